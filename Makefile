@@ -1,0 +1,39 @@
+# make run: set up and compare the policies on the built-in scenario.  make test: set up, lint, type-check, test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup run test lint types unit bench lock clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvsim needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,notebooks]'
+	@touch $@
+
+run: setup
+	$(BIN)/kvsim compare
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest -n 2
+
+test: lint types unit
+
+bench: setup
+	$(BIN)/python -m pytest benchmarks --benchmark-only
+
+lock: setup
+	@{ echo "# Exact versions that the tests passed with; 'make setup' installs them. Refresh with 'make lock'."; $(BIN)/pip freeze --exclude-editable; } > constraints.txt
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
