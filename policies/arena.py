@@ -1,0 +1,138 @@
+"""An arena: one array of cells, each with a position and the set of sequences that see it.
+
+The bookkeeping of llama.cpp's unified cache (``llama-kv-cache.cpp``), shared by every layout that places single
+cells. Sets of sequences are interned, so that removing, sharing or keeping a sequence is one table look-up
+over the whole array, however many cells are shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from policies.free_runs import FreeRuns
+from policies.vocabulary import CellMap, IntArray
+
+FOREVER = np.iinfo(np.int64).max
+"""A position after every other: the end of an open range."""
+
+
+class Arena:
+    """``size`` cells, a search position ``head``, and what each cell holds."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.head = 0
+        """Where the next search for free cells begins."""
+        self.position: IntArray = np.full(size, -1, dtype=np.int64)
+        """Shape (size,): position of the cell's token, -1 where it is empty."""
+        self.owner: IntArray = np.zeros(size, dtype=np.int64)
+        """Shape (size,): index into ``sets`` of the sequences that see the cell; 0 is the empty set."""
+        self.sets: list[frozenset[int]] = [frozenset()]
+        self._set_index: dict[frozenset[int], int] = {frozenset(): 0}
+        self.free = FreeRuns(size)
+
+    @property
+    def used(self) -> int:
+        """Cells that hold a token."""
+        return self.size - self.free.total
+
+    @property
+    def top(self) -> int:
+        """One past the highest used cell."""
+        return self.free.top
+
+    def set_of(self, seqs: Iterable[int]) -> int:
+        """The index of a set of sequences, new if it has not been seen before."""
+        key = frozenset(seqs)
+        index = self._set_index.get(key)
+        if index is None:
+            index = self._set_index[key] = len(self.sets)
+            self.sets.append(key)
+        return index
+
+    def put(self, cells: IntArray, seqs: Iterable[int], start: int) -> None:
+        """Write positions ``start, start + 1, ...`` of ``seqs`` into ``cells``, which are free."""
+        self.position[cells] = np.arange(start, start + len(cells))
+        self.owner[cells] = self.set_of(seqs)
+
+    def cells_of(self, seq: int) -> tuple[IntArray, IntArray]:
+        """Cells of a sequence in order of position, and those positions; both of shape (n,)."""
+        cells = np.flatnonzero(self._seen_by(seq))
+        positions = self.position[cells]
+        order = np.argsort(positions, kind="stable")
+        return cells[order], positions[order]
+
+    def remove(self, seq: int, start: int = 0, stop: int = FOREVER) -> IntArray:
+        """Take positions ``[start, stop)`` from a sequence (every sequence, if negative).
+
+        Returns the cells that are empty now, ascending.
+        """
+        inside = self._between(start, stop)
+        if seq < 0:
+            inside &= self.owner[: self.top] > 0
+            return self._relabel(inside, lambda _: frozenset())
+        return self._relabel(inside & self._seen_by(seq), lambda seqs: seqs - {seq})
+
+    def keep(self, seq: int) -> IntArray:
+        """Empty every cell that the sequence does not see, and leave the rest to it alone."""
+        return self._relabel(self.owner[: self.top] > 0, lambda seqs: seqs & {seq})
+
+    def share(self, src: int, dst: int, start: int = 0, stop: int = FOREVER) -> None:
+        """Let ``dst`` see the cells that hold positions ``[start, stop)`` of ``src``: nothing is copied."""
+        self._relabel(self._between(start, stop) & self._seen_by(src), lambda seqs: seqs | {dst})
+
+    def shift(self, seq: int, start: int, stop: int, delta: int) -> tuple[IntArray, IntArray]:
+        """Add ``delta`` to positions ``[start, stop)`` of a sequence; a negative result frees the cell.
+
+        Returns the cells whose position changed and those that are empty now, both ascending.
+        """
+        changed = np.flatnonzero(self._between(start, stop) & self._seen_by(seq))
+        self.position[changed] += delta
+        gone = changed[self.position[changed] < 0]
+        self._clear(gone)
+        return changed, gone
+
+    def clear(self) -> None:
+        """Empty every cell and return the head to the start."""
+        self.position[:] = -1
+        self.owner[:] = 0
+        self.free = FreeRuns(self.size)
+        self.head = 0
+
+    def cell_map(self) -> CellMap:
+        """A copy of the whole state, cell by cell."""
+        return CellMap(self.position.copy(), tuple(self.sets[i] for i in self.owner.tolist()))
+
+    def _between(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        position = self.position[: self.top]
+        return (position >= start) & (position < stop)
+
+    def _seen_by(self, seq: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        sees = np.fromiter((seq in s for s in self.sets), dtype=bool, count=len(self.sets))
+        return np.asarray(sees[self.owner[: self.top]])
+
+    def _relabel(
+        self,
+        which: np.ndarray[tuple[int], np.dtype[np.bool_]],
+        change: Callable[[frozenset[int]], frozenset[int]],
+    ) -> IntArray:
+        """Give the cells in ``which`` (a mask) the set that ``change`` makes of theirs; return those left empty."""
+        cells = np.flatnonzero(which)
+        if len(cells) == 0:
+            return cells
+        old = self.owner[cells]
+        table = np.zeros(len(self.sets), dtype=np.int64)
+        for index in np.unique(old).tolist():
+            table[index] = self.set_of(change(self.sets[index]))
+        new = table[old]
+        self.owner[cells] = new
+        gone: IntArray = cells[new == 0]
+        self._clear(gone)
+        return gone
+
+    def _clear(self, cells: IntArray) -> None:
+        self.position[cells] = -1
+        self.owner[cells] = 0
+        self.free.release(cells)

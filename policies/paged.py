@@ -1,0 +1,138 @@
+"""Paged memory: fixed blocks of cells, and for each sequence a table of the blocks it holds.
+
+Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (SOSP 2023);
+the order in which blocks are handed out and returned is that of vLLM 0.33.0's ``BlockPool`` without prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from policies.free_runs import runs_of
+from policies.policy import CacheConfig, Policy
+from policies.reads import gather_reads, masked_reads, padded_span
+from policies.vocabulary import CellMap, Chunk, IntArray, MicroBatch, NoSlot, Reads, Usage, View, split
+
+
+class BlockPool:
+    """Blocks ``1 .. n - 1``; block 0 is the null block and never handed out."""
+
+    def __init__(self, n_blocks: int):
+        self.n_blocks = n_blocks
+        self._free = deque(range(1, n_blocks))
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self, n: int) -> list[int]:
+        """The next ``n`` blocks, which must be there."""
+        return [self._free.popleft() for _ in range(n)]
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Return blocks to the front of the queue, so that ``blocks[0]`` is the next handed out."""
+        self._free.extendleft(reversed(blocks))
+
+    def free_blocks(self) -> IntArray:
+        """The free blocks, ascending."""
+        return np.sort(np.fromiter(self._free, dtype=np.int64, count=len(self._free)))
+
+
+class PagedPolicy(Policy):
+    """A block table for each sequence; a token's cell follows from its position."""
+
+    def __init__(self, name: str, config: CacheConfig):
+        n_blocks = config.cells // config.block_size
+        if n_blocks < 2:
+            raise ValueError(
+                f"{config.cells} cells make {n_blocks} blocks of {config.block_size}; at least 2 are needed,"
+                " since block 0 is never handed out"
+            )
+        self.name = name
+        self.block_size = config.block_size
+        self.arena_cells = n_blocks * config.block_size
+        self.capacity = self.arena_cells - config.block_size
+        self.kernel = config.kernel or "gather"
+        self.pool = BlockPool(n_blocks)
+        self._n_ubatch = config.n_ubatch
+        self._pad = config.pad
+        self._tables: dict[int, list[int]] = {}
+        self._lengths: dict[int, int] = {}
+        self._stored = 0
+
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+        """Append blocks to the tables where the new tokens need them: all of them, or none."""
+        needs = [(c, self._blocks(c.start + c.n) - len(self._tables.get(c.seq, ()))) for c in step]
+        need = sum(max(n, 0) for _, n in needs)
+        if need > len(self.pool):
+            raise NoSlot(f"the step needs {need} blocks of {self.block_size} cells, {len(self.pool)} are free")
+        for chunk, n in needs:
+            self._tables.setdefault(chunk.seq, []).extend(self.pool.take(max(n, 0)))
+        return tuple(self._place(chunks, views) for chunks in split(step, self._n_ubatch))
+
+    def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
+        """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
+        length = self._lengths.get(seq, 0)
+        if start >= length:
+            return
+        if stop is not None and stop < length:
+            raise ValueError(f"a block table gives up its tail only: [{start}, {stop}) of {length} tokens")
+        table, keep = self._tables[seq], self._blocks(start)
+        self.pool.release(table[: keep - 1 : -1] if keep else table[::-1])
+        self._stored -= length - start
+        if start == 0:
+            del self._tables[seq], self._lengths[seq]
+        else:
+            del table[keep:]
+            self._lengths[seq] = start
+
+    def usage(self) -> Usage:
+        """Read off the tables; any free block serves any sequence."""
+        free = len(self.pool) * self.block_size
+        starts, ends = runs_of(self.pool.free_blocks())
+        largest = int((ends - starts).max(initial=0)) * self.block_size
+        return Usage(self.capacity, self._stored, self.capacity - free, free, len(starts), largest, self._top())
+
+    def occupancy(self) -> CellMap:
+        """Laid out from the tables."""
+        position = np.full(self.arena_cells, -1, dtype=np.int64)
+        owners: list[frozenset[int]] = [frozenset()] * self.arena_cells
+        for seq, length in self._lengths.items():
+            cells = self._cells(seq, 0, length)
+            position[cells] = np.arange(length)
+            for cell in cells.tolist():
+                owners[cell] = owners[cell] | {seq}
+        return CellMap(position, tuple(owners))
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def _cells(self, seq: int, start: int, stop: int) -> IntArray:
+        positions = np.arange(start, stop)
+        table = np.array(self._tables[seq], dtype=np.int64)
+        return np.asarray(table[positions // self.block_size] * self.block_size + positions % self.block_size)
+
+    def _top(self) -> int:
+        top_block = max((max(table) for table in self._tables.values() if table), default=-1)
+        return (top_block + 1) * self.block_size
+
+    def _place(self, chunks: tuple[Chunk, ...], views: bool) -> MicroBatch:
+        parts = []
+        for seq, start, n in chunks:
+            parts.append(self._cells(seq, start, start + n))
+            self._lengths[seq] = start + n
+            self._stored += n
+        seen = (
+            tuple(View(self._cells(seq, 0, start + n), np.arange(start + n)) for seq, start, n in chunks)
+            if views
+            else ()
+        )
+        return MicroBatch(chunks, np.concatenate(parts), self._reads(chunks), views=seen)
+
+    def _reads(self, chunks: Sequence[Chunk]) -> Reads:
+        if self.kernel == "masked":
+            return masked_reads(chunks, padded_span(self._top(), self._pad, self.arena_cells))
+        blocks = np.array([self._blocks(start + n) for _, start, n in chunks], dtype=np.int64)
+        return gather_reads(chunks, blocks)

@@ -1,0 +1,203 @@
+"""The words that travel between the rooms: chunks in, micro-batches out.
+
+A *cell* is room for one token's K and V in all layers. Counts are in cells or tokens, never bytes or seconds:
+a policy knows neither the model nor the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+"""Cells, positions or counts; int64 throughout, so that no cache is too large."""
+
+
+class Chunk(NamedTuple):
+    """What is to be run for one sequence in one step: ``n`` tokens from position ``start``."""
+
+    seq: int
+    start: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """What is known of a sequence when it starts, in tokens."""
+
+    prompt_tokens: int
+    """Length of the prompt."""
+    max_tokens: int
+    """The most positions that the sequence can ever hold: a server's limit for one sequence."""
+    final_tokens: int
+    """Positions that it will hold when it ends. Only clairvoyant policies may look at it."""
+
+
+class View(NamedTuple):
+    """The cells that attention may see for one chunk, in order of position (own tokens included)."""
+
+    cells: IntArray
+    """Shape (n,), cell indices."""
+    positions: IntArray
+    """Shape (n,), the rotary position of each cell's token, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Runs of cells to copy, ordered so that applying them one after another is safe.
+
+    Each run may overlap itself (as ``memmove`` allows); a later run never reads what an earlier one overwrote
+    unless it means the new content.
+    """
+
+    src: IntArray
+    """Shape (n_runs,), first cell read."""
+    dst: IntArray
+    """Shape (n_runs,), first cell written."""
+    length: IntArray
+    """Shape (n_runs,), cells in the run."""
+
+    @property
+    def n_runs(self) -> int:
+        """Number of runs."""
+        return len(self.length)
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells copied."""
+        return int(self.length.sum())
+
+    def apply(self, array: NDArray[np.generic], axis: int = 0) -> None:
+        """Carry out the moves on ``array``, in place; ``axis`` is the one indexed by cell."""
+        rows = np.moveaxis(array, axis, 0)
+        for src, dst, n in zip(self.src.tolist(), self.dst.tolist(), self.length.tolist(), strict=True):
+            if src < dst + n and dst < src + n:
+                rows[dst : dst + n] = rows[src : src + n].copy()
+            else:
+                rows[dst : dst + n] = rows[src : src + n]
+
+    @staticmethod
+    def from_runs(runs: Iterable[tuple[int, int, int]]) -> Moves:
+        """Moves from ``(src, dst, length)`` triples, in order."""
+        table = np.array(list(runs), dtype=np.int64).reshape(-1, 3)
+        return Moves(table[:, 0], table[:, 1], table[:, 2])
+
+
+_EMPTY = np.zeros(0, dtype=np.int64)
+NO_MOVES = Moves(_EMPTY, _EMPTY, _EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What attention touches for one micro-batch; arrays of shape (n_chunks,), int64."""
+
+    tokens: IntArray
+    """Query tokens of the chunk."""
+    scanned: IntArray
+    """Cells that the kernel computes scores for, for each of those tokens."""
+    useful: IntArray
+    """Cells of those whose token the sequence can see at the end of the chunk."""
+    runs: IntArray
+    """Contiguous pieces that the scanned cells lie in (blocks, for a block table)."""
+    span: int
+    """Cells that the kernel reads at least once for the whole micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward pass: at most ``n_ubatch`` tokens with a cell for each, and what to move before it."""
+
+    chunks: tuple[Chunk, ...]
+    cells: IntArray
+    """Shape (n_tokens,): the cell of each token, in chunk order."""
+    reads: Reads
+    moves: Moves = NO_MOVES
+    views: tuple[View, ...] = ()
+    """One for each chunk, filled only where the caller asked: a real engine needs them, a clock does not."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in this forward pass."""
+        return len(self.cells)
+
+
+class NoSlot(Exception):
+    """There is no room for the step. The policy's state is as it was, but for what ``done`` lists."""
+
+    def __init__(self, message: str, done: Sequence[MicroBatch] = ()):
+        super().__init__(message)
+        self.done = tuple(done)
+        """Micro-batches already placed and kept: empty unless the engine reproduced keeps them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How full and how broken up the cache is, in cells."""
+
+    capacity: int
+    stored: int
+    """Cells that hold a token."""
+    allocated: int
+    """Cells that no other sequence can take: stored, or reserved and still empty."""
+    placeable: int
+    """The most tokens that one micro-batch could be given now."""
+    free_runs: int
+    largest_free_run: int
+    span: int
+    """One past the highest stored cell: what attention over all cells must read."""
+
+    @property
+    def free(self) -> int:
+        """Cells that nobody holds."""
+        return self.capacity - self.allocated
+
+    @property
+    def utilization(self) -> float:
+        """Share of the cells that hold a token."""
+        return self.stored / self.capacity
+
+    @property
+    def external_fragmentation(self) -> float:
+        """Share of the free cells that one request could not be given although they are free."""
+        return 1.0 - self.placeable / self.free if self.free > 0 else 0.0
+
+    @property
+    def internal_fragmentation(self) -> float:
+        """Share of the allocated cells that hold no token."""
+        return 1.0 - self.stored / self.allocated if self.allocated > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CellMap:
+    """The whole cache, cell by cell: for pictures, tests and comparisons with real engines."""
+
+    position: IntArray
+    """Shape (n_cells,): the token's position, -1 where the cell holds none."""
+    owners: tuple[frozenset[int], ...] = field(repr=False)
+    """The sequences that see each cell; empty where the cell holds no token."""
+
+    def first_owner(self) -> IntArray:
+        """Shape (n_cells,): the smallest sequence id of each cell, -1 where it holds no token."""
+        return np.array([min(o, default=-1) for o in self.owners], dtype=np.int64)
+
+
+def split(step: Sequence[Chunk], n_ubatch: int) -> list[tuple[Chunk, ...]]:
+    """Cut a step into micro-batches of at most ``n_ubatch`` tokens, in order, as llama.cpp does."""
+    batches: list[tuple[Chunk, ...]] = []
+    current: list[Chunk] = []
+    room = n_ubatch
+    for seq, start, n in step:
+        while n > 0:
+            take = min(n, room)
+            current.append(Chunk(seq, start, take))
+            start, n, room = start + take, n - take, room - take
+            if room == 0:
+                batches.append(tuple(current))
+                current, room = [], n_ubatch
+    if current:
+        batches.append(tuple(current))
+    return batches
