@@ -1,0 +1,46 @@
+"""Opening trace files: plain or gzipped text, row by row, with errors that a user can act on."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from workloads.request import WorkloadError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """The file as UTF-8 text (with or without a byte order mark), unpacked if it is gzip.
+
+    Whether it is gzip is read off its first bytes, not its name. Raises ``WorkloadError`` for whatever is wrong
+    with the file, also while it is being read.
+    """
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == _GZIP_MAGIC
+        if path.suffix == ".gz" and not packed:
+            raise WorkloadError(f"{path}: named .gz but not gzip data; rename it, or compress it with gzip")
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+            if packed
+            else path.open(encoding="utf-8-sig", newline="")
+        ) as text:
+            yield text
+    except FileNotFoundError:
+        raise WorkloadError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise WorkloadError(f"{path}: is a directory; a trace file is expected") from None
+    except PermissionError:
+        raise WorkloadError(f"{path}: not readable (permission denied)") from None
+    except UnicodeDecodeError as e:
+        raise WorkloadError(
+            f"{path}: not UTF-8 text (byte {e.object[e.start]:#04x}); a CSV trace is expected"
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+        raise WorkloadError(f"{path}: damaged gzip data ({e})") from None

@@ -1,0 +1,65 @@
+"""Generated workloads: arrivals from a renewal process, or users in a closed loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.lengths import Lengths
+from workloads.request import Request
+from workloads.streams import stream
+
+Gaps = Callable[[np.random.Generator, int], np.ndarray[tuple[int], np.dtype[np.float64]]]
+"""Draws n gaps between arrivals, in seconds; shape (n,)."""
+
+_PAGE = 4096
+"""Requests drawn at a time. Part of what a seed means: another value would give other requests."""
+
+
+def poisson_gaps(rate: float) -> Gaps:
+    """Exponential gaps: ``rate`` requests/s, coefficient of variation 1."""
+    return lambda rng, n: rng.exponential(1.0 / rate, n)
+
+
+def gamma_gaps(rate: float, cv: float) -> Gaps:
+    """Gamma gaps with mean ``1 / rate`` seconds and coefficient of variation ``cv``: above 1 is bursty."""
+    shape = 1.0 / cv**2
+    return lambda rng, n: rng.gamma(shape, 1.0 / (rate * shape), n)
+
+
+def no_gaps(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Everything arrives at once, at time 0."""
+    return np.zeros(n)
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """``n_requests`` requests with independent gaps and lengths, drawn page by page as they are asked for."""
+
+    seed: int
+    n_requests: int
+    gaps: Gaps
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    users: int | None = None
+    """Closed loop: the gaps are the users' think times."""
+
+    def __iter__(self) -> Iterator[Request]:
+        arrivals = stream(self.seed, "arrivals")
+        prompts = stream(self.seed, "prompt-lengths")
+        outputs = stream(self.seed, "output-lengths")
+        now, closed = 0.0, self.users is not None
+        for first in range(0, self.n_requests, _PAGE):
+            n = min(_PAGE, self.n_requests - first)
+            gaps = self.gaps(arrivals, n)
+            rows = zip(
+                gaps.tolist(),
+                self.prompt_tokens.draw(prompts, n).tolist(),
+                self.output_tokens.draw(outputs, n).tolist(),
+                strict=True,
+            )
+            for i, (gap, prompt, output) in enumerate(rows, first):
+                now += gap
+                yield Request(i, 0.0 if closed else now, prompt, output, gap if closed else 0.0)
