@@ -1,0 +1,179 @@
+"""Measuring the real engine, and fitting a machine profile to what was measured."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from kvsim import machine
+from kvsim.costs import KNOTS, MachineInfo, MoveSample, Profile, Range, Sample, digest, fit
+from kvsim.errors import UserError
+from kvsim.model import SHAPES
+from policies import Chunk, Kernel, MicroBatch, Moves, View
+from policies.reads import gather_reads, masked_reads
+from real_engine import Engine, Transformer
+from workloads import stream
+
+Report = Callable[[float], None]
+"""Called with the share of the work that is done."""
+
+_CELLS = 4096
+"""Cells of the cache measured on."""
+_RUN_LENGTHS = (1, 4, 16, 64)
+"""Cells that lie together, of sequences read by ``gather``."""
+_CONFIGURATIONS = 140
+"""Forward passes of different sizes, for each kernel."""
+_MOVES = 40
+_ROUNDS = (3, 40)
+"""The fewest and the most times that each is measured."""
+
+
+@dataclass(slots=True)
+class _Trial:
+    run: Callable[[], float]
+    seconds: list[float]
+
+
+def calibrate(
+    model: str = "tiny", *, seconds: float = 20.0, name: str = "calibrated", report: Report | None = None
+) -> Profile:
+    """Measure the real engine for about ``seconds`` and fit a profile.
+
+    Forward passes of random sizes under each kernel, and copies of random runs, are measured by turns, round
+    after round, so that a slow moment of the machine falls on all alike; the median over the rounds counts. The
+    first round warms up and is thrown away.
+    """
+    if model not in SHAPES:
+        raise UserError(f"no model called {model!r}; there are {', '.join(SHAPES)}")
+    rng = stream(0, "calibration")
+    weights = Transformer.random(SHAPES[model], seed=0)
+    passes: list[tuple[Kernel, MicroBatch, _Trial]] = []
+    for kernel in get_args(Kernel):
+        engine = Engine(weights, _CELLS, kernel, seed=0)
+        for _ in range(_CONFIGURATIONS):
+            batch = _random_pass(kernel, rng)
+            passes.append((kernel, batch, _Trial(_timed_pass(engine, batch), [])))
+    moves: list[tuple[Moves, _Trial]] = []
+    for _ in range(_MOVES):
+        runs = _random_moves(rng)
+        moves.append((runs, _Trial(_timed_moves(engine, runs), [])))
+
+    load_before = machine.load()
+    trials = [trial for _, _, trial in passes] + [trial for _, trial in moves]
+    with machine.measuring() as watch:
+        _measure(trials, seconds, rng, report)
+    samples = [_sample(kernel, batch, float(np.median(t.seconds))) for kernel, batch, t in passes]
+    move_samples = [MoveSample(runs=m.n_runs, cells=m.n_cells, seconds=float(np.median(t.seconds))) for m, t in moves]
+    fitted = fit(samples, move_samples, stream(0, "calibration fit"))
+    return Profile(
+        name=name,
+        model=model,
+        measured=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        machine=MachineInfo(
+            processor=machine.processor(),
+            cores=os.cpu_count() or 1,
+            blas=machine.blas(),
+            threads=1,
+            system=f"{platform.system()} {platform.release()}",
+            python=platform.python_version(),
+            numpy=np.__version__,
+            load_before=load_before,
+            load_after=machine.load(),
+            cpu_share=watch.cpu_share,
+        ),
+        matmul_knots=KNOTS,
+        tokens=Range(low=min(s.tokens for s in samples), high=max(s.tokens for s in samples)),
+        cells=Range(low=min(s.cells for s in samples), high=max(s.cells for s in samples)),
+        samples=len(samples) + len(move_samples),
+        digest=digest(samples, move_samples),
+        **dict(fitted),
+    )
+
+
+def _measure(trials: list[_Trial], seconds: float, rng: np.random.Generator, report: Report | None) -> None:
+    for trial in trials:
+        trial.run()
+    began = time.perf_counter()
+    fewest, most = _ROUNDS
+    for done in range(most):
+        share = (time.perf_counter() - began) / seconds
+        if done >= fewest and share >= 1:
+            return
+        for index in rng.permutation(len(trials)):
+            trials[index].seconds.append(trials[index].run())
+        if report is not None:
+            report(min(max(share, done / most), 1.0))
+
+
+def _random_pass(kernel: Kernel, rng: np.random.Generator) -> MicroBatch:
+    """A forward pass like those that servers run: decodes, prompt chunks, or both."""
+    decodes = int(rng.choice([0, 1, 2, 4, 8, 12, 16]))
+    lengths = [1] * decodes
+    if decodes == 0 or rng.random() < 0.4:
+        lengths += [max(2, round(2 ** rng.uniform(1, 8))) for _ in range(rng.integers(1, 4))]
+    while sum(lengths) > 512:
+        lengths.pop()
+    span = _CELLS if rng.random() < 0.1 else round(2 ** rng.uniform(5, 12))
+    top = -(-max(span, sum(lengths)) // 64) * 64
+    shares = rng.dirichlet(np.ones(len(lengths))) * (top - sum(lengths))
+    run_length = int(rng.choice(_RUN_LENGTHS))
+    cells = _blockwise(rng, top, run_length)
+    views, chunks, at = [], [], 0
+    for seq, (n, share) in enumerate(zip(lengths, shares.tolist(), strict=True)):
+        size = n + int(share)
+        views.append(View(cells[at : at + size], np.arange(size)))
+        chunks.append(Chunk(seq, size - n, n))
+        at += size
+    placed = np.concatenate([view.cells[-n:] for view, n in zip(views, lengths, strict=True)])
+    if kernel == "masked":
+        reads = masked_reads(chunks, top)
+    else:
+        reads = gather_reads(chunks, np.array([-(-len(v.cells) // run_length) for v in views]))
+    return MicroBatch(tuple(chunks), placed, reads, views=tuple(views))
+
+
+def _blockwise(rng: np.random.Generator, n: int, block: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Cells ``[0, n)`` with their blocks in random order; ``block`` divides ``n``."""
+    return (rng.permutation(n // block)[:, None] * block + np.arange(block)).reshape(-1)
+
+
+def _random_moves(rng: np.random.Generator) -> Moves:
+    runs, length = int(2 ** rng.uniform(0, 7)), int(2 ** rng.uniform(0, 6))
+    length = max(1, min(length, _CELLS // (2 * runs)))
+    src = np.sort(rng.choice(_CELLS // (2 * length), runs, replace=False)) * length + _CELLS // 2
+    return Moves(src, np.arange(runs) * length, np.full(runs, length))
+
+
+def _timed_pass(engine: Engine, batch: MicroBatch) -> Callable[[], float]:
+    # One token more than the chunk reaches, so that nothing is appended and every repeat is alike.
+    texts = {seq: [7] * (start + n + 1) for seq, start, n in batch.chunks}
+
+    def run() -> float:
+        engine.tokens = texts
+        return engine.forward(batch)
+
+    return run
+
+
+def _timed_moves(engine: Engine, moves: Moves) -> Callable[[], float]:
+    return lambda: engine.move(moves)
+
+
+def _sample(kernel: Kernel, batch: MicroBatch, seconds: float) -> Sample:
+    reads = batch.reads
+    return Sample(
+        kernel=kernel,
+        tokens=batch.n_tokens,
+        token_cells=int(reads.tokens @ reads.scanned),
+        cells=reads.span,
+        chunks=len(batch.chunks),
+        runs=int(reads.runs.sum()),
+        seconds=seconds,
+    )

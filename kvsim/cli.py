@@ -1,0 +1,233 @@
+"""The command line. Exit codes: 0 done, 1 a check failed, 2 the user's input is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvsim import show
+from kvsim.comparison import compare as compare_policies
+from kvsim.costs import load_profile
+from kvsim.errors import UserError
+from kvsim.progress import RunProgress
+from kvsim.scenario import Scenario, builtin_names, load
+from kvsim.simulation import run as run_scenario
+from policies import available
+from workloads import WorkloadError
+
+app = typer.Typer(
+    name="kvsim",
+    help="Which KV-cache allocation policy, with which settings, will serve my traffic on my machine, and why?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+scenario_app = typer.Typer(help="Look at scenarios.", no_args_is_help=True)
+app.add_typer(scenario_app, name="scenario")
+
+ScenarioName = Annotated[str, typer.Argument(metavar="SCENARIO", help="A built-in scenario or a TOML file.")]
+Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.", min=0)]
+Requests = Annotated[int | None, typer.Option(help="Run this many requests at most.", min=1)]
+ProfileName = Annotated[str | None, typer.Option("--profile", help="A shipped machine profile or a profile file.")]
+Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="May be given several times.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@app.command()
+def run(
+    scenario: ScenarioName = "chat",
+    policy: Annotated[str | None, typer.Option("--policy", "-p", help="Replace the scenario's policy.")] = None,
+    seed: Seed = None,
+    requests: Requests = None,
+    profile: ProfileName = None,
+    as_json: Json = False,
+) -> None:
+    """Run one scenario under one policy."""
+    loaded = _load(scenario, seed, requests, profile)
+    with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
+        result = run_scenario(loaded, policy, progress=progress)
+    if as_json:
+        _print_json(result.summary)
+    else:
+        described = load_profile(loaded.machine.profile, loaded.folder).describe()
+        show.run(Console(), result, described)
+    _warn(result.warnings)
+
+
+@app.command()
+def compare(
+    scenario: ScenarioName = "chat",
+    policy: Policies = None,
+    seed: Seed = None,
+    requests: Requests = None,
+    profile: ProfileName = None,
+    out: Annotated[Path, typer.Option(help="Where the picture and the tables go.")] = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Run one scenario under several policies (all of them by default) and compare."""
+    loaded = _load(scenario, seed, requests, profile)
+    with RunProgress(loaded.name, loaded.build_workload().n_requests) as progress:
+        comparison = compare_policies(loaded, policy, progress=progress)
+    if as_json:
+        _print_json(comparison.to_dict())
+    else:
+        show.comparison(Console(), comparison)
+        written = comparison.save(out / loaded.name)
+        typer.echo(f"\nSaved {', '.join(path.name for path in written)} in {written[0].parent}/")
+    _warn(comparison.warnings)
+
+
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Option(help="The model to measure: a built-in name.")] = "tiny",
+    seconds: Annotated[float, typer.Option(help="How long to measure.", min=1, max=3600)] = 20.0,
+    out: Annotated[Path | None, typer.Option(help="The profile file to write; by default MODEL.profile.json.")] = None,
+    force: Annotated[bool, typer.Option(help="Save even what was measured on a busy machine.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure the real engine on this machine and write a machine profile."""
+    from kvsim.calibration import calibrate as measure
+    from kvsim.machine import BUSY_BELOW
+
+    target = out or Path(f"{model}.profile.json")
+    with RunProgress(f"measuring {model}", 100) as progress:
+        profile = measure(model, seconds=seconds, name=target.name.split(".")[0], report=progress.share)
+    if profile.machine.cpu_share < BUSY_BELOW and not force:
+        raise typer.Exit(
+            _fail(
+                f"not saved: the machine is busy, the measurement got {profile.machine.cpu_share:.0%} of its core; "
+                "try again when it is quiet, or give --force",
+                1,
+            )
+        )
+    try:
+        profile.save(target)
+    except OSError as e:
+        raise UserError(f"{target}: cannot write: {e.strerror}") from None
+    if as_json:
+        _print_json(profile.model_dump(mode="json"))
+    else:
+        show.profile(Console(), profile)
+        typer.echo(f"\nSaved {target}. Use it with: kvsim compare --profile {target}")
+
+
+@app.command()
+def validate(
+    scenario: ScenarioName = "chat",
+    model: Annotated[str | None, typer.Option(help="Replace the scenario's model.")] = None,
+    policy: Policies = None,
+    seed: Seed = None,
+    requests: Annotated[int, typer.Option(help="Shorten the scenario to this many requests.", min=1)] = 60,
+    profile: ProfileName = None,
+    calibration_seconds: Annotated[float, typer.Option(help="How long to calibrate.", min=1, max=3600)] = 20.0,
+    as_json: Json = False,
+) -> None:
+    """Run a scenario on the real engine, and hold the prediction against what was measured.
+
+    Calibrates first, unless a profile of this machine is given.
+    """
+    from kvsim.calibration import calibrate as measure
+    from kvsim.validation import ScheduleMismatch
+    from kvsim.validation import validate as check
+
+    loaded = _load(scenario, seed, None, None)
+    if model is not None:
+        loaded = load(loaded, model__name=model)
+    with RunProgress("calibrating", 100) as progress:
+        if profile is not None:
+            fitted = load_profile(profile)
+        else:
+            fitted = measure(loaded.model.name, seconds=calibration_seconds, report=progress.share)
+        total = min(requests, loaded.build_workload().n_requests)
+        try:
+            validation = check(
+                loaded,
+                fitted,
+                policy,
+                requests=requests,
+                progress=progress,
+                announce=lambda name: progress.begin(f"running {name}", total),
+            )
+        except ScheduleMismatch as e:
+            raise typer.Exit(_fail(str(e), 1)) from None
+    if as_json:
+        _print_json(validation.to_dict())
+    else:
+        show.validation(Console(), validation)
+    if validation.busy:
+        _warn(["the machine was busy during a real run; these figures cannot be trusted"])
+
+
+@app.command()
+def policies(as_json: Json = False) -> None:
+    """List the policies that are installed."""
+    known = {name: (factory.__doc__ or "").strip().splitlines()[0] for name, factory in available().items()}
+    if as_json:
+        _print_json(known)
+    else:
+        show.names(Console(), known)
+
+
+@scenario_app.command("show")
+def scenario_show(scenario: ScenarioName, as_json: Json = False) -> None:
+    """Print a scenario whole, with every default filled in."""
+    loaded = load(scenario)
+    if as_json:
+        _print_json(loaded.model_dump(mode="json"))
+    else:
+        typer.echo(loaded.to_toml(), nl=False)
+
+
+@scenario_app.command("list")
+def scenario_list() -> None:
+    """List the built-in scenarios."""
+    for name in builtin_names():
+        typer.echo(name)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one line and exit code 2."""
+    try:
+        app()
+    except (UserError, WorkloadError) as e:
+        sys.exit(_fail(str(e), 2))
+    except KeyboardInterrupt:
+        sys.exit(_fail("interrupted", 130))
+    except BrokenPipeError:
+        # Whoever read our output has had enough; nothing more can be said to them.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _load(scenario: str, seed: int | None, requests: int | None, profile: str | None) -> Scenario:
+    changes: dict[str, Any] = {}
+    loaded = load(scenario)
+    if seed is not None:
+        changes["seed"] = seed
+    if requests is not None:
+        changes["workload__limit" if loaded.workload.kind == "azure" else "workload__requests"] = requests
+    if profile is not None:
+        # A path on the command line starts here, not at the scenario's folder.
+        changes["machine__profile"] = str(Path(profile).resolve()) if Path(profile).is_file() else profile
+    return load(loaded, **changes)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=1, allow_nan=False))
+
+
+def _warn(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(f"warning: {line}", err=True)
+
+
+def _fail(message: str, code: int) -> int:
+    for line in message.splitlines():
+        typer.echo(f"kvsim: {line}", err=True)
+    return code

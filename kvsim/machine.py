@@ -1,0 +1,71 @@
+"""What machine this is, and how much of it we get."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
+
+BUSY_BELOW = 0.9
+"""A measurement that got a smaller share of its core's time than this is not to be trusted."""
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Wall and processor seconds of the block that ``measuring`` wrapped, set when it ends."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def cpu_share(self) -> float:
+        """Processor seconds per wall second and thread: below 1, others had the core."""
+        return min(self.cpu_s / self.wall_s, 1.0) if self.wall_s > 0 else 1.0
+
+
+@contextmanager
+def measuring() -> Iterator[Stopwatch]:
+    """One BLAS thread for the block, and what the block took.
+
+    One thread, since on a shared machine a second one is sometimes there and sometimes not.
+    """
+    watch = Stopwatch()
+    with threadpool_limits(1):
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            yield watch
+        finally:
+            watch.wall_s = time.perf_counter() - wall
+            watch.cpu_s = time.process_time() - cpu
+
+
+def processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # Not Linux: the platform's own word has to do.
+    return platform.processor() or platform.machine()
+
+
+def blas() -> str:
+    """Name and version of the BLAS that NumPy uses."""
+    np.ones((2, 2)) @ np.ones((2, 2))
+    for library in threadpool_info():
+        if library.get("user_api") == "blas":
+            return f"{library.get('internal_api')} {library.get('version')}"
+    return "unknown BLAS"
+
+
+def load() -> float:
+    """Runnable processes averaged over the last minute; 0 where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -1,0 +1,179 @@
+"""What is recorded while the server runs, and what is made of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvsim.job import Job
+from policies import MicroBatch, Usage
+
+Progress = Callable[[int, float], None]
+"""Called with the number of requests ended and the simulated time in seconds."""
+
+_QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+_MEANS = ("utilization", "external_fragmentation", "internal_fragmentation")
+
+
+class Recorder:
+    """Collects requests, forward passes and cache samples; times in seconds of the simulated clock."""
+
+    def __init__(self, progress: Progress | None = None, digest: bool = False):
+        self.failed_allocations = 0
+        self.batch_splits = 0
+        self.moved_cells = 0
+        self.move_runs = 0
+        self.admissions: list[int] = []
+        """Requests taken in at each of the server's turns."""
+        self.jobs: list[Job] = []
+        """In the order in which they ended."""
+        self.passes: list[tuple[float, float, int, int, int, int]] = []
+        """Of each forward pass: start, seconds, tokens, chunks, scores computed, cells read."""
+        self.samples: list[tuple[float, Usage]] = []
+        """The state of the cache from each time on."""
+        self._progress = progress
+        self._digest = hashlib.blake2b(digest_size=16) if digest else None
+
+    def forward(self, start_s: float, seconds: float, batch: MicroBatch) -> None:
+        """A forward pass has been run."""
+        reads, moves = batch.reads, batch.moves
+        scores = int(reads.tokens @ reads.scanned)
+        self.passes.append((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
+        if moves.n_runs:
+            self.moved_cells += moves.n_cells
+            self.move_runs += moves.n_runs
+        if self._digest is not None:
+            for array in (np.array(batch.chunks), batch.cells, moves.src, moves.dst, moves.length):
+                self._digest.update(array.tobytes())
+
+    def cache(self, now: float, usage: Usage) -> None:
+        """From ``now`` on the cache is in this state."""
+        self.samples.append((now, usage))
+
+    def finish(self, job: Job) -> None:
+        """A request has ended, well or not."""
+        self.jobs.append(job)
+        if self._progress is not None:
+            self._progress(len(self.jobs), job.finished_s)
+
+    @property
+    def schedule_digest(self) -> str:
+        """A hash of every chunk, cell and move in order: equal for runs that decided the same."""
+        assert self._digest is not None, "the recorder was not asked for a digest"
+        return self._digest.hexdigest()
+
+    def requests_table(self) -> pd.DataFrame:
+        """One row for each request, in order of its number; times in seconds."""
+        rows = [
+            (
+                job.request.id,
+                job.status,
+                job.arrival_s,
+                job.started_s,
+                job.first_token_s,
+                job.finished_s,
+                job.request.prompt_tokens,
+                job.generated,
+                job.truncated,
+                job.error,
+            )
+            for job in self.jobs
+        ]
+        names = ["id", "status", "arrival_s", "started_s", "first_token_s", "finished_s"]
+        table = pd.DataFrame(rows, columns=[*names, "prompt_tokens", "output_tokens", "truncated", "error"])
+        table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
+        table["e2e_s"] = table["finished_s"] - table["arrival_s"]
+        several = table["output_tokens"] > 1
+        spread = table["finished_s"] - table["first_token_s"]
+        table["tpot_s"] = spread.where(several) / (table["output_tokens"] - 1).where(several)
+        return table.sort_values("id", ignore_index=True)
+
+    def cache_table(self) -> pd.DataFrame:
+        """The state of the cache over time: one row for each change, valid until the next."""
+        rows = [
+            (
+                time,
+                u.stored,
+                u.allocated,
+                u.free,
+                u.span,
+                u.free_runs,
+                u.largest_free_run,
+                u.utilization,
+                u.external_fragmentation,
+                u.internal_fragmentation,
+            )
+            for time, u in self.samples
+        ]
+        names = ["time_s", "stored", "allocated", "free", "span", "free_runs", "largest_free_run", *_MEANS]
+        table = pd.DataFrame(rows, columns=names)
+        return table.drop_duplicates("time_s", keep="last", ignore_index=True)
+
+    def passes_table(self) -> pd.DataFrame:
+        """One row for each forward pass."""
+        return pd.DataFrame(self.passes, columns=["start_s", "seconds", "tokens", "chunks", "scores", "cells_read"])
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run: the figures, and the tables that they were made of."""
+
+    scenario: Any
+    """The ``Scenario``."""
+    policy: str
+    summary: dict[str, Any]
+    """The object that ``--json`` prints; its schema is in the README."""
+    requests: pd.DataFrame = field(repr=False)
+    cache: pd.DataFrame = field(repr=False)
+    passes: pd.DataFrame = field(repr=False)
+    warnings: tuple[str, ...] = ()
+    """Where the prediction went beyond what the profile measured, a line each."""
+
+
+def summarize(recorder: Recorder, requests: pd.DataFrame, cache: pd.DataFrame, cell_bytes: float) -> dict[str, Any]:
+    """The figures of a run; times in seconds, NaN-free: what cannot be said is None."""
+    completed = requests[requests["status"] == "completed"]
+    begin = requests["arrival_s"].min()
+    makespan = float(requests["finished_s"].max() - begin) if len(requests) else 0.0
+    tokens = int(completed["output_tokens"].sum())
+    prompt_tokens = int(completed["prompt_tokens"].sum())
+    return {
+        "requests": len(requests),
+        "completed": len(completed),
+        "failed": int((requests["status"] == "failed").sum()),
+        "truncated": int(completed["truncated"].sum()),
+        "output_tokens": tokens,
+        "prompt_tokens": prompt_tokens,
+        "makespan_s": makespan,
+        "throughput_tokens_per_s": tokens / makespan if makespan > 0 else None,
+        **{name: _distribution(completed[name]) for name in ("ttft_s", "tpot_s", "e2e_s")},
+        "cache": {
+            **{f"{name}_mean": _time_mean(cache, name, begin) for name in _MEANS},
+            "failed_allocations": recorder.failed_allocations,
+            "batch_splits": recorder.batch_splits,
+            "moved_cells": recorder.moved_cells,
+            "moved_bytes": int(recorder.moved_cells * cell_bytes),
+        },
+        "forward_passes": len(recorder.passes),
+    }
+
+
+def _distribution(values: pd.Series[float]) -> dict[str, float | None]:
+    known = values.dropna().to_numpy(dtype=float)
+    if len(known) == 0:
+        return dict.fromkeys(("mean", *_QUANTILES))
+    quantiles = np.quantile(known, list(_QUANTILES.values())).tolist()
+    return {"mean": float(known.mean()), **dict(zip(_QUANTILES, quantiles, strict=True))}
+
+
+def _time_mean(cache: pd.DataFrame, name: str, begin: float) -> float | None:
+    """Mean over time from the first arrival to the last change, each state weighted by how long it lasted."""
+    times = np.maximum(cache["time_s"].to_numpy(dtype=float), begin)
+    if len(times) < 2 or times[-1] <= times[0]:
+        return None
+    return float(np.average(cache[name].to_numpy(dtype=float)[:-1], weights=np.diff(times)))

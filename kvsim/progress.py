@@ -1,0 +1,70 @@
+"""Progress of long runs: on a terminal only, and only after two seconds."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+_AFTER_S = 2.0
+_EVERY_S = 0.1
+
+
+class RunProgress:
+    """A line on the terminal's error stream: requests done, simulated time, speed. Silent elsewhere.
+
+    Use as a context manager; pass the object itself as a run's ``progress``.
+    """
+
+    def __init__(self, title: str, total: int):
+        self.title = title
+        self._total = total
+        self._began = self._shown = time.perf_counter()
+        console = Console(stderr=True)
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[detail]}"),
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+            )
+        self._task = self._bar.add_task(title, total=total, detail="") if self._bar else None
+        self._live = False
+
+    def begin(self, title: str, total: int | None = None) -> None:
+        """The next run begins."""
+        self.title, self._began = title, time.perf_counter()
+        self._total = self._total if total is None else total
+
+    def __call__(self, done: int, simulated_s: float) -> None:
+        """``done`` requests have ended at that simulated time."""
+        now = time.perf_counter()
+        speed = done / max(now - self._began, 1e-9)
+        self._show(now, done, f"requests, {simulated_s:,.1f} s simulated, {speed:,.0f} requests/s")
+
+    def share(self, done: float) -> None:
+        """That share of the work, between 0 and 1, is done."""
+        self._show(time.perf_counter(), round(100 * done), "%")
+
+    def _show(self, now: float, done: int, detail: str) -> None:
+        if self._bar is None or self._task is None or now - self._shown < (_EVERY_S if self._live else _AFTER_S):
+            return
+        if not self._live:
+            self._bar.start()
+            self._live = True
+        self._shown = now
+        self._bar.update(self._task, description=self.title, completed=done, total=self._total, detail=detail)
+
+    def __enter__(self) -> RunProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None and self._live:
+            self._bar.stop()

@@ -1,0 +1,410 @@
+"""A scenario: everything that a run depends on, read from one TOML file."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+import workloads
+from kvsim.errors import UserError
+from kvsim.model import SHAPES, ModelShape
+from policies import CacheConfig, Kernel, SequencePlan
+from workloads.lengths import MAX_TOKENS
+
+
+class Section(BaseModel):
+    """Refuses unknown keys, infinities and wrong types: a misspelt key must not pass for a default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class FixedLengths(Section):
+    """Always ``value`` tokens."""
+
+    kind: Literal["fixed"]
+    value: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Fixed(self.value)
+
+
+class LognormalLengths(Section):
+    """exp(normal(mu, sigma)) tokens, held within [min, max]."""
+
+    kind: Literal["lognormal"]
+    mu: Annotated[float, Field(ge=-20, le=20)]
+    sigma: Annotated[float, Field(ge=0, le=10)]
+    min: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 1
+    max: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LognormalLengths:
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"max ({self.max}) is below min ({self.min})")
+        return self
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Lognormal(self.mu, self.sigma, self.min, self.max)
+
+
+AnyLengths = Annotated[FixedLengths | LognormalLengths, Discriminator("kind")]
+
+_CHAT_PROMPT = LognormalLengths(kind="lognormal", mu=4.2, sigma=0.9, min=4, max=400)
+_CHAT_OUTPUT = LognormalLengths(kind="lognormal", mu=4.0, sigma=0.8, min=1, max=300)
+
+
+class Generated(Section):
+    """What all generated workloads have."""
+
+    requests: PositiveInt = 400
+    """How many."""
+    prompt_tokens: AnyLengths = _CHAT_PROMPT
+    output_tokens: AnyLengths = _CHAT_OUTPUT
+
+    def _synthetic(self, seed: int, gaps: workloads.Gaps, users: int | None = None) -> workloads.Workload:
+        return workloads.Synthetic(
+            seed, self.requests, gaps, self.prompt_tokens.build(), self.output_tokens.build(), users
+        )
+
+
+class PoissonWorkload(Generated):
+    """Independent arrivals, ``rate`` requests/s."""
+
+    kind: Literal["poisson"]
+    rate: PositiveFloat = 20.0
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.poisson_gaps(self.rate))
+
+
+class GammaWorkload(Generated):
+    """Bursty arrivals: gamma gaps with coefficient of variation ``cv``."""
+
+    kind: Literal["gamma"]
+    rate: PositiveFloat = 20.0
+    cv: Annotated[float, Field(gt=0, le=100)] = 3.0
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.gamma_gaps(self.rate, self.cv))
+
+
+class BatchWorkload(Generated):
+    """Everything arrives at time 0."""
+
+    kind: Literal["batch"]
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.no_gaps)
+
+
+class ClosedLoopWorkload(Generated):
+    """``users`` users; each sends, waits for the answer, thinks (exponential, mean ``think_s``), sends again."""
+
+    kind: Literal["closed-loop"]
+    users: PositiveInt = 8
+    think_s: NonNegativeFloat = 0.0
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        gaps = workloads.poisson_gaps(1 / self.think_s) if self.think_s else workloads.no_gaps
+        return self._synthetic(seed, gaps, self.users)
+
+
+class AzureWorkload(Section):
+    """A trace of the Azure LLM inference data set, plain or gzipped."""
+
+    kind: Literal["azure"]
+    path: str
+    """Relative paths start at the scenario file's folder."""
+    limit: PositiveInt | None = None
+    rate_scale: PositiveFloat = 1.0
+    start_s: NonNegativeFloat = 0.0
+    stop_s: PositiveFloat | None = None
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream; reads the whole file once to check it."""
+        path = folder / Path(self.path).expanduser()
+        return workloads.AzureTrace(path, self.limit, self.rate_scale, self.start_s, self.stop_s)
+
+
+_WORKLOAD_KINDS = ("poisson", "gamma", "batch", "closed-loop", "azure")
+
+
+def _workload_kind(value: Any) -> str:
+    kind = value.get("kind", "poisson") if isinstance(value, dict) else getattr(value, "kind", "poisson")
+    return kind if isinstance(kind, str) else repr(kind)
+
+
+AnyWorkload = Annotated[
+    Annotated[PoissonWorkload, Tag("poisson")]
+    | Annotated[GammaWorkload, Tag("gamma")]
+    | Annotated[BatchWorkload, Tag("batch")]
+    | Annotated[ClosedLoopWorkload, Tag("closed-loop")]
+    | Annotated[AzureWorkload, Tag("azure")],
+    Discriminator(_workload_kind),
+]
+
+
+def _known_shape(name: str) -> str:
+    if name not in SHAPES:
+        raise ValueError(f"no model called {name!r}; there are {', '.join(SHAPES)}")
+    return name
+
+
+class ModelSection(Section):
+    """Which transformer is served."""
+
+    name: Annotated[str, AfterValidator(_known_shape)] = "tiny"
+
+    @property
+    def shape(self) -> ModelShape:
+        """Its shape."""
+        return SHAPES[self.name]
+
+
+class ServerSection(Section):
+    """How requests are batched."""
+
+    scheduler: Literal["llama-server"] = "llama-server"
+    slots: PositiveInt = 8
+    """Sequences served at the same time (llama-server's ``--parallel``)."""
+    n_batch: PositiveInt = 256
+    """The most tokens in one step (``--batch-size``)."""
+    n_ubatch: PositiveInt = 128
+    """The most tokens in one forward pass (``--ubatch-size``)."""
+    slot_context: PositiveInt | None = None
+    """The most tokens in one slot; by default the cells of the cache shared out over the slots."""
+    keep_idle_slots: bool = True
+    """A finished slot keeps its cells until the slot is used again or purged, as llama-server's prompt cache does."""
+
+
+class CacheSection(Section):
+    """The KV cache and the policy that hands out its cells."""
+
+    policy: str = "contiguous"
+    cells: Annotated[int, Field(ge=1, le=2**31)] = 2048
+    """Room for that many tokens (``--ctx-size``)."""
+    block_size: PositiveInt = 16
+    """Cells in a block, for paged layouts."""
+    pad: PositiveInt = 32
+    """The masked kernel reads a multiple of this many cells."""
+    kernel: Kernel | None = None
+    """How attention reads the cache; by default the policy's own way."""
+
+
+class MachineSection(Section):
+    """Whose speed is predicted."""
+
+    profile: str = "default"
+    """A shipped profile's name, or the path of one that ``kvsim calibrate`` wrote."""
+
+
+class Scenario(Section):
+    """Everything that a run depends on."""
+
+    name: str = "unnamed"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    workload: AnyWorkload = PoissonWorkload(kind="poisson")
+    model: ModelSection = ModelSection()
+    server: ServerSection = ServerSection()
+    cache: CacheSection = CacheSection()
+    machine: MachineSection = MachineSection()
+    folder: Annotated[Path, Field(exclude=True, repr=False)] = Path()
+    """Where relative paths start; not part of the file."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_kind(cls, data: Any) -> Any:
+        """A workload without a kind is Poisson."""
+        if isinstance(data, dict) and isinstance(data.get("workload"), dict):
+            return {**data, "workload": {"kind": "poisson", **data["workload"]}}
+        return data
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scenario:
+        if self.slot_context > self.cache.cells:
+            raise ValueError(f"server.slot_context ({self.slot_context}) exceeds cache.cells ({self.cache.cells})")
+        if self.slot_context < 2:
+            raise ValueError(
+                f"cache.cells ({self.cache.cells}) shared out over server.slots ({self.server.slots}) leaves "
+                f"{self.slot_context} tokens a slot; at least 2 are needed"
+            )
+        return self
+
+    @property
+    def slot_context(self) -> int:
+        """The most tokens in one slot."""
+        return self.server.slot_context or self.cache.cells // self.server.slots
+
+    def cache_config(self) -> CacheConfig:
+        """What policies are built from."""
+        return CacheConfig(
+            cells=self.cache.cells,
+            n_ubatch=self.server.n_ubatch,
+            sequences=self.server.slots,
+            max_tokens=self.slot_context,
+            block_size=self.cache.block_size,
+            pad=self.cache.pad,
+            kernel=self.cache.kernel,
+        )
+
+    def build_workload(self) -> workloads.Workload:
+        """The request stream; raises ``WorkloadError`` where a trace cannot be read."""
+        return self.workload.build(self.seed, self.folder)
+
+    def plan_of(self, request: workloads.Request) -> SequencePlan:
+        """What the server knows of a request's sequence when it starts it."""
+        # The last token generated is never run, so it takes no cell.
+        final = min(request.prompt_tokens + request.output_tokens - 1, self.slot_context)
+        return SequencePlan(request.prompt_tokens, self.slot_context, final)
+
+    def to_toml(self) -> str:
+        """The scenario as a file, every default filled in."""
+        table = self.model_dump(mode="json")
+        table["server"]["slot_context"] = self.slot_context
+        unset = [f"{a}.{b}" for a, keys in table.items() if isinstance(keys, dict) for b in keys if keys[b] is None]
+        text = tomli_w.dumps(_without_none(table))
+        return text + (f"\n# not set: {', '.join(unset)}\n" if unset else "")
+
+
+def builtin_names() -> list[str]:
+    """The scenarios that ship with the package."""
+    return sorted(p.name.removesuffix(".toml") for p in _builtin_folder().iterdir() if p.name.endswith(".toml"))
+
+
+def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scenario:
+    """A scenario from a built-in name, a TOML file or a table.
+
+    ``changes`` are keys to replace, with dots as double underscores (``workload__requests=10``). Raises
+    ``UserError`` with a line for each fault.
+    """
+    if isinstance(source, Scenario):
+        data, label, folder = source.model_dump(), source.name, source.folder
+    elif isinstance(source, dict):
+        data, label, folder = source, str(source.get("name", "scenario")), Path()
+    else:
+        data, label, folder = _read(source)
+    for key, value in changes.items():
+        _set(data, key.split("__"), value)
+    return _validated(data, label, folder)
+
+
+def _validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
+    if "folder" in data:
+        data = {k: v for k, v in data.items() if k != "folder"} if isinstance(data["folder"], Path) else data
+        if "folder" in data:
+            raise UserError(f"{label}: folder: unknown key")
+    try:
+        return Scenario.model_validate({**data, "folder": folder})
+    except ValidationError as e:
+        raise UserError("\n".join(_explain(label, error) for error in e.errors())) from None
+
+
+def _read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
+    name = str(source)
+    builtin = _builtin_folder() / f"{name}.toml"
+    if name in builtin_names():
+        return {"name": name, **tomllib.loads(builtin.read_text(encoding="utf-8"))}, name, Path()
+    path = Path(source)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        known = ", ".join(builtin_names())
+        raise UserError(f"{name}: no such file, and not a built-in scenario ({known})") from None
+    except OSError as e:
+        raise UserError(f"{name}: cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name}: not UTF-8 text; a TOML file is expected") from None
+    except tomllib.TOMLDecodeError as e:
+        raise UserError(f"{name}: not TOML: {e}") from None
+    return {"name": path.stem, **data}, name, path.parent
+
+
+def _builtin_folder() -> Any:
+    return resources.files("kvsim") / "scenarios"
+
+
+def _set(data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    *parents, last = keys
+    for key in parents:
+        data[key] = dict(data.get(key) or {})
+        data = data[key]
+    data[last] = value
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def _explain(label: str, error: ErrorDetails) -> str:
+    """One line for one fault: the file, the key, what is wrong, what is accepted."""
+    # Union members and tags appear in the location; the user knows only keys.
+    tags = {*_WORKLOAD_KINDS, "fixed", "lognormal"}
+    location = [str(part) for part in error["loc"] if part not in tags]
+    key = ".".join(location) or "scenario"
+    given = error.get("input")
+    if error["type"] == "extra_forbidden":
+        known = _accepted_keys(error["loc"])
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "accepted: " + ", ".join(known)
+        return f"{label}: {key}: unknown key; {hint}"
+    if error["type"] == "union_tag_invalid":
+        return f"{label}: {key}.kind: unknown kind {error['ctx']['tag']!r}; accepted: {error['ctx']['expected_tags']}"
+    if error["type"] == "union_tag_not_found":
+        return f'{label}: {key}.kind: missing; a table with kind = "fixed" or "lognormal" is expected'
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if error["type"] in ("missing", "value_error"):
+        return f"{label}: {key}: {message}"
+    shown = repr(given)
+    return f"{label}: {key}: {message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
+
+
+def _accepted_keys(location: Iterable[str | int]) -> list[str]:
+    """The keys that the table holding ``location`` accepts."""
+    sections: dict[str, type[Section]] = {
+        "poisson": PoissonWorkload,
+        "gamma": GammaWorkload,
+        "batch": BatchWorkload,
+        "closed-loop": ClosedLoopWorkload,
+        "azure": AzureWorkload,
+        "fixed": FixedLengths,
+        "lognormal": LognormalLengths,
+        "model": ModelSection,
+        "server": ServerSection,
+        "cache": CacheSection,
+        "machine": MachineSection,
+    }
+    section: type[Section] = Scenario
+    for part in list(location)[:-1]:
+        section = sections.get(str(part), section)
+    return [key for key in section.model_fields if key != "folder"]

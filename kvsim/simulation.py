@@ -1,0 +1,85 @@
+"""One run of one scenario under one policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import simpy
+
+from kvsim.backend import Backend, SimulatedBackend
+from kvsim.costs import CostModel, load_profile
+from kvsim.errors import UserError
+from kvsim.metrics import Progress, Recorder, Result, summarize
+from kvsim.scenario import Scenario, load
+from kvsim.scheduler import LlamaServer
+from kvsim.server import Server, send
+from policies import Policy, PolicyFactory, available
+
+
+def build_policy(scenario: Scenario, policy: str | PolicyFactory | None = None) -> Policy:
+    """The policy that the scenario names, or another by name or factory. Raises ``UserError``."""
+    choice = policy if policy is not None else scenario.cache.policy
+    if isinstance(choice, str):
+        known = available()
+        if choice not in known:
+            raise UserError(f"no policy called {choice!r}; there are {', '.join(known)}")
+        choice = known[choice]
+    try:
+        return choice(scenario.cache_config())
+    except ValueError as e:
+        raise UserError(f"{scenario.name}: cache: {e}") from None
+
+
+def build_costs(scenario: Scenario, policy: Policy) -> CostModel:
+    """The cost model of the scenario's profile, checked to speak of its model and the policy's kernel."""
+    costs = CostModel(load_profile(scenario.machine.profile, scenario.folder))
+    costs.check(scenario.model.name, policy.kernel)
+    return costs
+
+
+def run(
+    scenario: Scenario | str | Path, policy: str | PolicyFactory | None = None, *, progress: Progress | None = None
+) -> Result:
+    """Run a scenario (or the one of that name or file) with predicted step times, under its own policy or another.
+
+    Raises ``UserError`` and ``WorkloadError``.
+    """
+    scenario = load(scenario)
+    chosen = build_policy(scenario, policy)
+    costs = build_costs(scenario, chosen)
+    recorder = Recorder(progress)
+    result = drive(scenario, chosen, SimulatedBackend(costs, chosen.kernel), recorder, costs.profile.name)
+    warnings = tuple(costs.warnings())
+    return Result(
+        result.scenario, result.policy, result.summary, result.requests, result.cache, result.passes, warnings
+    )
+
+
+def drive(
+    scenario: Scenario,
+    policy: Policy,
+    backend: Backend,
+    recorder: Recorder,
+    profile: str | None,
+    admissions: Sequence[int] | None = None,
+) -> Result:
+    """Run the scenario on any backend, to the end. ``admissions``: see ``Server``."""
+    began = time.perf_counter()
+    env = simpy.Environment()
+    scheduler = LlamaServer(scenario, policy, backend, recorder)
+    server = Server(env, scheduler, policy, backend, recorder, admissions)
+    recorder.cache(0.0, policy.usage())
+    env.process(send(env, server, scenario.build_workload()))
+    env.run(until=env.process(server.run()))
+    requests, cache = recorder.requests_table(), recorder.cache_table()
+    summary = {
+        "scenario": scenario.name,
+        "policy": policy.name,
+        "seed": scenario.seed,
+        **summarize(recorder, requests, cache, scenario.model.shape.cell_bytes()),
+        "profile": profile,
+        "wall_s": time.perf_counter() - began,
+    }
+    return Result(scenario, policy.name, summary, requests, cache, recorder.passes_table())
