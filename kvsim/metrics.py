@@ -28,8 +28,6 @@ class Recorder:
         self.batch_splits = 0
         self.moved_cells = 0
         self.move_runs = 0
-        self.admissions: list[int] = []
-        """Requests taken in at each of the server's turns."""
         self.jobs: list[Job] = []
         """In the order in which they ended."""
         self.passes: list[tuple[float, float, int, int, int, int]] = []

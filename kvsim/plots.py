@@ -46,11 +46,10 @@ def comparison_figure(comparison: Comparison) -> Figure:
             ylim=(-0.02, 1.02),
         )
         handles, labels = used.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
-        figure.supxlabel(comparison.profile, fontsize=8, color="0.4")
-        figure.suptitle(
-            f"{comparison.scenario.name}: {len(results[0].requests)} requests, seed {comparison.scenario.seed}"
-        )
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
+        asked = f"{comparison.scenario.name}: {len(results[0].requests)} requests, seed {comparison.scenario.seed}"
+        figure.suptitle(asked + "\n", fontsize=14)
+        figure.text(0.5, 0.955, comparison.profile, ha="center", fontsize=8, color="0.4")
     return figure
 
 

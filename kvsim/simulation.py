@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import simpy
 
+from kvsim.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.backend import Backend, SimulatedBackend
 from kvsim.costs import CostModel, load_profile
 from kvsim.errors import UserError
 from kvsim.metrics import Progress, Recorder, Result, summarize
 from kvsim.scenario import Scenario, load
 from kvsim.scheduler import LlamaServer
-from kvsim.server import Server, send
+from kvsim.server import Server
 from policies import Policy, PolicyFactory, available
 
 
@@ -50,11 +52,8 @@ def run(
     chosen = build_policy(scenario, policy)
     costs = build_costs(scenario, chosen)
     recorder = Recorder(progress)
-    result = drive(scenario, chosen, SimulatedBackend(costs, chosen.kernel), recorder, costs.profile.name)
-    warnings = tuple(costs.warnings())
-    return Result(
-        result.scenario, result.policy, result.summary, result.requests, result.cache, result.passes, warnings
-    )
+    result, _ = drive(scenario, chosen, SimulatedBackend(costs, chosen.kernel), recorder, costs.profile.name)
+    return replace(result, warnings=tuple(costs.warnings()))
 
 
 def drive(
@@ -63,16 +62,23 @@ def drive(
     backend: Backend,
     recorder: Recorder,
     profile: str | None,
-    admissions: Sequence[int] | None = None,
-) -> Result:
-    """Run the scenario on any backend, to the end. ``admissions``: see ``Server``."""
+    script: Sequence[Turn] | None = None,
+) -> tuple[Result, Sequence[Turn]]:
+    """Run the scenario on any backend, to the end; returns also the script of what each turn took in.
+
+    With a ``script``, its requests come instead of the scenario's workload (see ``arrivals.Script``).
+    """
     began = time.perf_counter()
     env = simpy.Environment()
+    inbox = Inbox(env)
+    arrivals: Arrivals = inbox
+    if script is None:
+        env.process(send(env, inbox, scenario.build_workload()))
+    else:
+        arrivals = Script(env, script)
     scheduler = LlamaServer(scenario, policy, backend, recorder)
-    server = Server(env, scheduler, policy, backend, recorder, admissions)
     recorder.cache(0.0, policy.usage())
-    env.process(send(env, server, scenario.build_workload()))
-    env.run(until=env.process(server.run()))
+    env.run(until=env.process(Server(env, arrivals, scheduler, policy, backend, recorder).run()))
     requests, cache = recorder.requests_table(), recorder.cache_table()
     summary = {
         "scenario": scenario.name,
@@ -82,4 +88,5 @@ def drive(
         "profile": profile,
         "wall_s": time.perf_counter() - began,
     }
-    return Result(scenario, policy.name, summary, requests, cache, recorder.passes_table())
+    result = Result(scenario, policy.name, summary, requests, cache, recorder.passes_table())
+    return result, inbox.script if script is None else script

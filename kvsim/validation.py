@@ -80,9 +80,8 @@ def validate(
 ) -> Validation:
     """Run the scenario (its first ``requests``) on the real engine, then predict the same schedule.
 
-    The real run decides by its own clock what has arrived at each turn; the predicted run is held to those
-    admissions, so both take the same decisions and place the same cells (checked), and differ only in how long
-    each step took. A request's predicted latency still begins at its own arrival.
+    The real run decides by its own clock what has arrived at each turn; the predicted run follows its script, so
+    both take the same decisions and place the same cells (checked), and differ only in how long each step took.
     """
     scenario = _shortened(load(scenario), requests)
     model = Transformer.random(SHAPES[scenario.model.name], scenario.seed)
@@ -98,11 +97,11 @@ def validate(
         engine = Engine(model, policy.arena_cells, policy.kernel, scenario.seed)
         measured = Recorder(progress, digest=True)
         with machine.measuring() as watch:
-            real = drive(scenario, policy, engine, measured, None)
+            real, script = drive(scenario, policy, engine, measured, None)
         again = build_policy(scenario, choice)
         predicted = Recorder(digest=True)
         backend = SimulatedBackend(costs, again.kernel)
-        simulated = drive(scenario, again, backend, predicted, profile.name, measured.admissions)
+        simulated, _ = drive(scenario, again, backend, predicted, profile.name, script)
         if predicted.schedule_digest != measured.schedule_digest:
             raise ScheduleMismatch(f"{policy.name}: the predicted run placed other cells than the real one")
         schedules[policy.name], shares[policy.name] = measured.schedule_digest, watch.cpu_share

@@ -1,0 +1,129 @@
+"""How requests reach the server: live from clients, or by the script of an earlier run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import simpy
+
+from kvsim.job import Job
+from workloads import Request, Workload
+
+Process = Generator[simpy.Event, None, None]
+Wait = Generator[simpy.Event, None, Sequence[Job] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn of the server took in, told relative to the steps around it rather than by the clock."""
+
+    idle_s: float
+    """Seconds that the server had waited with nothing to do."""
+    arrived: tuple[tuple[Request, float], ...]
+    """The requests, and how much of the step before had passed when each arrived, between 0 and 1."""
+
+
+class Arrivals(Protocol):
+    """Where the server gets its requests."""
+
+    def next(self, busy: bool, step_began_s: float) -> Wait:
+        """Jobs for the next turn; waits while there is nothing to do. None: nothing more will come.
+
+        ``busy``: the last turn ran a step, begun at ``step_began_s``, and there may be more to do.
+        """
+        ...
+
+
+class Inbox:
+    """Live arrivals; keeps a script of what each turn took in."""
+
+    def __init__(self, env: simpy.Environment):
+        self._env = env
+        self._jobs: deque[Job] = deque()
+        self._closed = False
+        self._news = env.event()
+        self.script: list[Turn] = []
+
+    def submit(self, request: Request, *, notify: bool = False) -> Job:
+        """A request arrives now. With ``notify``, its ``done`` event will be triggered when it has ended."""
+        job = Job(request, self._env.now, self._env.event() if notify else None)
+        self._jobs.append(job)
+        self._wake()
+        return job
+
+    def close(self) -> None:
+        """Nothing more will arrive."""
+        self._closed = True
+        self._wake()
+
+    def next(self, busy: bool, step_began_s: float) -> Wait:
+        """All that has arrived by now."""
+        env, since = self._env, self._env.now
+        while not busy and not self._jobs:
+            if self._closed:
+                return None
+            yield self._news
+        idle = env.now - since
+        took = since - step_began_s
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        shares = [(min(job.arrival_s - step_began_s, took) / took if took > 0 else 1.0) for job in jobs]
+        self.script.append(Turn(idle, tuple((job.request, share) for job, share in zip(jobs, shares, strict=True))))
+        return jobs
+
+    def _wake(self) -> None:
+        news, self._news = self._news, self._env.event()
+        news.succeed()
+
+
+class Script:
+    """Replays the turns of an earlier run, whose steps may have taken other times.
+
+    A request arrives when the same share of the same step has passed, so each takes part in the same steps, and
+    what one step took longer or shorter is not charged to requests that came after it.
+    """
+
+    def __init__(self, env: simpy.Environment, turns: Iterable[Turn]):
+        self._env = env
+        self._turns = iter(turns)
+
+    def next(self, busy: bool, step_began_s: float) -> Wait:
+        """The jobs that the scripted turn took in."""
+        turn = next(self._turns, None)
+        if turn is None:
+            return None
+        step_ended_s = self._env.now
+        if turn.idle_s > 0:
+            yield self._env.timeout(turn.idle_s)
+        jobs = []
+        for request, share in turn.arrived:
+            during = step_began_s + share * (step_ended_s - step_began_s)
+            jobs.append(Job(request, during if share < 1 else self._env.now))
+        return jobs
+
+
+def send(env: simpy.Environment, inbox: Inbox, workload: Workload) -> Process:
+    """Clients: every request at its arrival time, or in a closed loop whenever one of the users is ready."""
+    if workload.users is None:
+        for request in workload:
+            wait = request.arrival_s - env.now
+            if wait > 0:
+                yield env.timeout(wait)
+            inbox.submit(request)
+    else:
+        requests = iter(workload)
+        users = [env.process(_user(env, inbox, requests)) for _ in range(workload.users)]
+        yield env.all_of(users)
+    inbox.close()
+
+
+def _user(env: simpy.Environment, inbox: Inbox, requests: Iterator[Request]) -> Process:
+    for request in requests:
+        if request.think_s > 0:
+            yield env.timeout(request.think_s)
+        answer = inbox.submit(request, notify=True).done
+        assert answer is not None
+        yield answer
