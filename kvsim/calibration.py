@@ -28,11 +28,11 @@ _CELLS = 4096
 """Cells of the cache measured on."""
 _RUN_LENGTHS = (1, 4, 16, 64)
 """Cells that lie together, of sequences read by ``gather``."""
-_CONFIGURATIONS = 200
-"""Forward passes of different sizes, for each kernel."""
+_CONFIGURATIONS = (40, 200)
+"""The fewest and the most forward passes of different sizes, for each kernel; as many as 8 a second."""
 _MOVES = 40
-_ROUNDS = (3, 40)
-"""The fewest and the most times that each is measured."""
+_MOST_ROUNDS = 40
+"""The most times that each is measured."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ def calibrate(
     passes: list[tuple[Kernel, MicroBatch, _Trial]] = []
     for kernel in get_args(Kernel):
         engine = Engine(weights, _CELLS, kernel, seed=0)
-        for _ in range(_CONFIGURATIONS):
+        for _ in range(min(max(int(8 * seconds), _CONFIGURATIONS[0]), _CONFIGURATIONS[1])):
             batch = _random_pass(kernel, rng)
             passes.append((kernel, batch, _Trial(_timed_pass(engine, batch), [])))
     moves: list[tuple[Moves, _Trial]] = []
@@ -98,17 +98,16 @@ def calibrate(
 
 def _measure(trials: list[_Trial], seconds: float, rng: np.random.Generator, report: Report | None) -> None:
     began = time.perf_counter()
-    fewest, most = _ROUNDS
-    for done in range(most):
+    for done in range(_MOST_ROUNDS):
         share = (time.perf_counter() - began) / seconds
-        if done >= fewest and share >= 1:
+        if done > 0 and share >= 1:
             return
         for index in rng.permutation(len(trials)):
             # In a server, too, a step mostly follows one much like it: the first of a pair finds cold caches.
             trials[index].run()
             trials[index].seconds.append(trials[index].run())
         if report is not None:
-            report(min(max(share, done / most), 1.0))
+            report(min(max(share, done / _MOST_ROUNDS), 1.0))
 
 
 def _random_pass(kernel: Kernel, rng: np.random.Generator) -> MicroBatch:

@@ -32,8 +32,8 @@ FORMAT = 1
 
 FloatArray = NDArray[np.float64]
 
-KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Batch sizes in tokens between which ``matmul`` is linear; the first and last segments extend outwards."""
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Batch sizes in tokens between which ``matmul`` is linear; it is 0 for one token, and the last slope goes on."""
 
 ATTENTION_TERMS = ("per_token_cell_s", "per_cell_s", "per_chunk_s", "per_run_s")
 """Seconds for each: score (token times cell scanned), cell read, chunk, and contiguous run read."""
@@ -104,6 +104,7 @@ class Profile(_Record):
     """Date, ISO 8601."""
     machine: MachineInfo
     base_s: Coefficient
+    """A forward pass of one token, but for its attention."""
     matmul_knots: tuple[int, ...]
     matmul_slopes_s: tuple[Coefficient, ...]
     """Seconds per further token in each segment between knots."""

@@ -1,0 +1,98 @@
+"""The truth test: whatever the policy does with the cells, the text is what no cache at all would give."""
+
+import numpy as np
+import pytest
+
+from kvsim.metrics import Recorder
+from kvsim.model import SHAPES
+from kvsim.simulation import build_policy, drive
+from policies import Chunk, Moves
+from real_engine import Engine, Transformer, generate_without_cache
+from tests.worlds import scenario
+
+MODEL = Transformer.random(SHAPES["tiny"], seed=5)
+WORLD = scenario(
+    seed=5,
+    workload={
+        "kind": "poisson",
+        "rate": 300.0,
+        "requests": 14,
+        "prompt_tokens": {"kind": "lognormal", "mu": 2.5, "sigma": 0.6, "max": 40},
+        "output_tokens": {"kind": "lognormal", "mu": 2.0, "sigma": 0.5, "max": 16},
+    },
+    server__slots=4,
+    server__n_batch=24,
+    server__n_ubatch=16,
+    cache__cells=160,
+)
+
+
+def serve_for_real(policy, engine):
+    recorder = Recorder()
+    drive(WORLD, policy, engine, recorder, None)
+    completed = [job for job in recorder.jobs if job.status == "completed"]
+    assert len(completed) >= 10
+    return completed
+
+
+def wrong_texts(jobs, engine):
+    wrong = 0
+    for job in jobs:
+        prompt = engine.prompt(job.request)
+        said = engine.texts[job.request.id][len(prompt) : len(prompt) + job.generated]
+        assert len(said) == job.generated
+        wrong += said != generate_without_cache(MODEL, prompt, job.generated)
+    return wrong
+
+
+@pytest.mark.parametrize("kernel", ["masked", "gather"])
+@pytest.mark.parametrize("name", ["contiguous", "paged"])
+def test_text_equals_cacheless_recomputation(name, kernel):
+    world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update={"kernel": kernel})})
+    policy = build_policy(world, name)
+    engine = Engine(MODEL, policy.arena_cells, policy.kernel, WORLD.seed)
+    assert wrong_texts(serve_for_real(policy, engine), engine) == 0
+
+
+def test_a_policy_that_names_wrong_cells_garbles_the_text():
+    """The control: the truth test must be able to fail."""
+    policy = build_policy(WORLD, "paged")
+    engine = Engine(MODEL, policy.arena_cells, policy.kernel, WORLD.seed)
+    place = policy.allocate
+
+    def swap_two_cells(step, *, views=False):
+        batches = place(step, views=views)
+        for batch in batches:
+            for view in batch.views:
+                view.cells[:2] = view.cells[1::-1].copy() if len(view.cells) > 2 else view.cells[:2]
+        return batches
+
+    policy.allocate = swap_two_cells
+    assert wrong_texts(serve_for_real(policy, engine), engine) > 0
+
+
+def test_moves_copy_keys_and_values_even_where_runs_overlap():
+    engine = Engine(MODEL, 12, "gather", seed=0)
+    rng = np.random.default_rng(1)
+    engine.keys[:] = rng.standard_normal(engine.keys.shape)
+    engine.values[:] = rng.standard_normal(engine.values.shape)
+    keys, values = engine.keys.copy(), engine.values.copy()
+    engine.move(Moves.from_runs([(3, 1, 5), (10, 6, 2)]))
+    for cell, came_from in {1: 3, 2: 4, 3: 5, 4: 6, 5: 7, 6: 10, 7: 11, 0: 0, 11: 11}.items():
+        assert (engine.keys[:, :, cell] == keys[:, :, came_from]).all()
+        assert (engine.values[:, :, cell] == values[:, :, came_from]).all()
+
+
+def test_kernels_agree_on_the_same_cells():
+    """Both ways of reading the cache give the same logits but for rounding."""
+    logits = {}
+    for kernel in ("masked", "gather"):
+        world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update={"kernel": kernel})})
+        policy = build_policy(world, "contiguous")
+        engine = Engine(MODEL, policy.arena_cells, kernel, seed=0)
+        rng = np.random.default_rng(2)
+        for step in ([Chunk(0, 0, 12)], [Chunk(0, 12, 1), Chunk(1, 0, 9)], [Chunk(0, 13, 1), Chunk(1, 9, 1)]):
+            for batch in policy.allocate(step, views=True):
+                last = engine.run(rng.integers(0, 1024, batch.n_tokens), batch)
+        logits[kernel] = last
+    assert np.allclose(logits["masked"], logits["gather"], atol=1e-4)

@@ -1,0 +1,54 @@
+"""Who may know whom: the dependencies that the architecture forbids."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FACES = {"cli.py", "calibration.py", "validation.py"}
+
+
+def imported(path):
+    """Top-level packages that a file imports, at any depth, but for type checking."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("policies", {"kvsim", "real_engine", "workloads", "simpy"}),
+        ("workloads", {"kvsim", "real_engine", "policies", "simpy"}),
+        ("real_engine", {"simpy"}),
+        ("kvsim", {"real_engine"}),
+    ],
+)
+def test_nobody_imports_upward(package, forbidden):
+    files = [p for p in (ROOT / package).rglob("*.py") if not (package == "kvsim" and p.name in FACES)]
+    assert files
+    for path in files:
+        assert not imported(path) & forbidden, f"{path.name} imports {imported(path) & forbidden}"
+
+
+def test_the_simulation_runs_without_the_engine():
+    """Importing the core pulls in no part of the real engine."""
+    import subprocess
+    import sys
+
+    code = "import sys, kvsim, kvsim.simulation; sys.exit(any(m.startswith('real_engine') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,78 @@
+"""Two stopwatches, one schedule."""
+
+import math
+
+import pytest
+
+import kvsim
+from kvsim.arrivals import Turn
+from kvsim.costs import load_profile
+from kvsim.metrics import Recorder
+from kvsim.scenario import load
+from kvsim.simulation import build_policy, drive
+from kvsim.validation import validate
+from tests.worlds import GivenTimes
+from workloads import Request
+
+WORLD = load("chat", workload__requests=40, workload__rate=30.0)
+
+
+@pytest.mark.parametrize("name", ["contiguous", "paged"])
+def test_a_script_gives_the_same_schedule_whatever_steps_take(name):
+    runs = []
+    script = None
+    for seconds in (lambda b: 0.01 + 1e-4 * b.n_tokens, lambda b: 0.5, lambda b: 1e-5 * b.reads.span):
+        recorder = Recorder(digest=True)
+        result, script = drive(WORLD, build_policy(WORLD, name), GivenTimes(seconds), recorder, None, script)
+        runs.append((recorder.schedule_digest, result.summary["completed"]))
+    assert len(set(runs)) == 1
+
+
+def test_a_replay_with_the_same_times_gives_the_same_latencies():
+    def times(batch):
+        return 0.01 + 1e-4 * batch.n_tokens
+
+    live, script = drive(WORLD, build_policy(WORLD), GivenTimes(times), Recorder(), None)
+    again, _ = drive(WORLD, build_policy(WORLD), GivenTimes(times), Recorder(), None, script)
+    for measure in ("ttft_s", "tpot_s", "e2e_s"):
+        for statistic, value in live.summary[measure].items():
+            assert math.isclose(again.summary[measure][statistic], value, rel_tol=1e-9)
+
+
+def test_without_a_script_other_times_give_another_schedule():
+    """The control: the digest tells schedules apart."""
+    digests = set()
+    for step in (0.002, 0.05):
+        recorder = Recorder(digest=True)
+        drive(WORLD, build_policy(WORLD), GivenTimes(lambda _, s=step: s), recorder, None)
+        digests.add(recorder.schedule_digest)
+    assert len(digests) == 2
+
+
+def test_a_request_arrives_when_the_same_share_of_the_step_has_passed():
+    """The second comes when a quarter of the first's only step is over, however long that takes."""
+    script = [
+        Turn(3.0, ((Request(0, 3.0, 4, 1), 1.0),)),
+        Turn(0.0, ((Request(1, 3.25, 4, 1), 0.25),)),
+        Turn(0.0, ()),
+    ]
+    result, _ = drive(WORLD, build_policy(WORLD), GivenTimes(lambda _: 8.0), Recorder(), None, script)
+    assert result.requests["arrival_s"].tolist() == [3.0, 5.0]
+    assert result.requests["finished_s"].tolist() == [11.0, 19.0]
+
+
+def test_validation_reports_every_policy_and_measure():
+    validation = validate("chat", load_profile("default"), requests=8)
+    assert set(validation.table["policy"]) == {"contiguous", "paged"}
+    assert len(validation.table) == 2 * (3 * 4 + 1)
+    assert (validation.table["measured"] > 0).all()
+    error = validation.table["predicted"] / validation.table["measured"] - 1
+    assert (validation.table["error"] == error).all()
+
+
+def test_calibration_measures_this_machine():
+    profile = kvsim.calibrate("tiny", seconds=1)
+    assert profile.base_s.value > 0
+    assert profile.kernels["masked"].per_token_cell_s.value > 0
+    assert 0 < profile.held_out_error_median < 1
+    assert profile.machine.processor

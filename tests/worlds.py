@@ -1,0 +1,73 @@
+"""Small worlds for tests: scenarios, backends with given step times, and runs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from kvsim.arrivals import Inbox, send
+from kvsim.job import Job
+from kvsim.metrics import Recorder
+from kvsim.scenario import Scenario, load
+from kvsim.scheduler import LlamaServer
+from kvsim.server import Server
+from kvsim.simulation import build_policy
+from policies import MicroBatch, Moves, Policy
+from workloads import Request, Workload
+
+
+@dataclass
+class GivenTimes:
+    """A backend whose passes take what a function of them says; keeps them."""
+
+    seconds: Callable[[MicroBatch], float] = lambda _: 1.0
+    wants_views: bool = False
+    passes: list[MicroBatch] = field(default_factory=list)
+
+    def begin(self, seq: int, request: Request) -> None:
+        pass
+
+    def forward(self, batch: MicroBatch) -> float:
+        self.passes.append(batch)
+        return self.seconds(batch)
+
+    def move(self, moves: Moves) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A workload of given requests: (arrival, prompt tokens, output tokens)."""
+
+    rows: Sequence[tuple[float, int, int]]
+    users: int | None = None
+
+    @property
+    def n_requests(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (Request(i, at, prompt, output) for i, (at, prompt, output) in enumerate(self.rows))
+
+
+def scenario(**keys: Any) -> Scenario:
+    """The default scenario with keys changed, as in ``load``."""
+    return load({}, **keys)
+
+
+def serve(
+    world: Scenario, workload: Workload, backend: GivenTimes | None = None, policy: Policy | None = None
+) -> tuple[Recorder, dict[int, Job]]:
+    """Run a workload to the end; the recorder and the jobs by request number."""
+    env = simpy.Environment()
+    recorder = Recorder()
+    policy = policy or build_policy(world)
+    backend = backend or GivenTimes()
+    inbox = Inbox(env)
+    env.process(send(env, inbox, workload))
+    scheduler = LlamaServer(world, policy, backend, recorder)
+    env.run(until=env.process(Server(env, inbox, scheduler, policy, backend, recorder).run()))
+    return recorder, {job.request.id: job for job in recorder.jobs}
