@@ -1,0 +1,71 @@
+"""The notebooks run from top to bottom, are saved with their outputs, and use the public interface alone."""
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+from nbclient import NotebookClient
+
+import kvsim
+
+OURS = {"kvsim", "policies", "workloads", "real_engine", "tests", "benchmarks"}
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def kinds(cell):
+    """What a cell put out: names of streams and types of results, in order."""
+    return [output.get("name") or sorted(output.get("data", {})) for output in cell.outputs]
+
+
+def private_imports(source):
+    """What a cell imports of ours that is not public."""
+    found = []
+    for node in ast.walk(ast.parse(TransformerManager().transform_cell(source))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in OURS]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in found if name not in {"kvsim", *(f"kvsim.{name}" for name in kvsim.__all__)}]
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@each_notebook
+def test_a_notebook_runs_and_was_saved_with_its_outputs(path, tmp_path):
+    saved, fresh = nbformat.read(path, as_version=4), nbformat.read(path, as_version=4)
+    NotebookClient(fresh, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    assert [kinds(cell) for cell in code_cells(saved)] == [kinds(cell) for cell in code_cells(fresh)]
+    assert [cell.execution_count for cell in code_cells(saved)] == list(range(1, len(code_cells(saved)) + 1))
+
+
+@each_notebook
+def test_a_notebook_tells_nothing_of_the_machine_s_folders_or_clock(path):
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        assert "execution" not in cell.metadata
+        for output in cell.outputs:
+            shown = [output.get("text", ""), *(v for k, v in output.get("data", {}).items() if k.startswith("text/"))]
+            assert not re.search(r"/(home|root|tmp|Users|var)/|[A-Z]:\\", "\n".join(shown))
+
+
+@each_notebook
+def test_a_notebook_imports_the_public_interface_alone(path):
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        assert private_imports(cell.source) == []
+
+
+def test_private_imports_are_found():
+    """The control: what the notebooks must not do is recognised, and what they may do is let pass."""
+    source = (
+        "%matplotlib inline\nimport kvsim, pandas\nimport kvsim.costs\nfrom kvsim import load, plots\nimport policies"
+    )
+    assert private_imports(source) == ["kvsim.costs", "kvsim.plots", "policies"]
