@@ -135,7 +135,7 @@ WRONG_VALUES = {
     ),
     "unknown model": ('[model]\nname = "gpt"', "model.name: no model called 'gpt'; there are tiny, small"),
     "unknown scheduler": ('[server]\nscheduler = "fair"', "server.scheduler: input should be 'llama-server'"),
-    "unknown kernel": ('[cache]\nkernel = "flash"', "cache.kernel: input should be 'masked' or 'gather'"),
+    "unknown kernel": ('[cache]\nkernel = "magic"', "cache.kernel: input should be 'masked'"),
     "slot larger than the cache": (
         "[server]\nslot_context = 4096",
         "scenario: server.slot_context (4096) exceeds cache.cells (2048)",
