@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvsim.costs import CostModel
-from policies import Kernel, MicroBatch, Moves
+from policies import Group, Kernel, MicroBatch, Moves
 from workloads import Request
 
 
@@ -19,8 +20,12 @@ class Backend(Protocol):
         """A request takes the sequence ``seq``, which holds nothing."""
         ...
 
+    def discard(self, seq: int, start: int, stop: int) -> None:
+        """The sequence forgets positions ``[start, stop)``; those behind move up (context shift)."""
+        ...
+
     def forward(self, batch: MicroBatch) -> float:
-        """Seconds that the micro-batch takes, its moves included."""
+        """Seconds that the micro-batch takes, its moves and rotations included."""
         ...
 
     def move(self, moves: Moves) -> float:
@@ -33,16 +38,26 @@ class SimulatedBackend:
 
     wants_views = False
 
-    def __init__(self, costs: CostModel, kernel: Kernel):
+    def __init__(self, costs: CostModel, kernel: Kernel, groups: Sequence[Group]):
         self.costs = costs
         self._kernel = kernel
+        self._groups = groups
 
     def begin(self, seq: int, request: Request) -> None:
         """Nothing to do: a prediction needs no content."""
 
+    def discard(self, seq: int, start: int, stop: int) -> None:
+        """Nothing to do."""
+
     def forward(self, batch: MicroBatch) -> float:
         """Predicted seconds."""
-        return self.costs.forward(batch, self._kernel) + self.move(batch.moves)
+        seconds = self.costs.forward(batch, self._kernel, self._groups)
+        for place, group in zip(batch.places, self._groups, strict=True):
+            if place.moves.n_runs:
+                seconds += group.share * self.costs.moves(place.moves)
+            if len(place.shift.cells):
+                seconds += group.share * self.costs.shift(place.shift)
+        return seconds
 
     def move(self, moves: Moves) -> float:
         """Predicted seconds."""

@@ -13,11 +13,11 @@ from typing import get_args
 import numpy as np
 
 from kvsim import machine
-from kvsim.costs import KNOTS, MachineInfo, MoveSample, Profile, Range, Sample, digest, fit
+from kvsim.costs import KNOTS, MachineInfo, MoveSample, Profile, Range, Sample, ShiftSample, digest, fit
 from kvsim.errors import UserError
 from kvsim.model import SHAPES
-from policies import Chunk, Kernel, MicroBatch, Moves, View
-from policies.reads import gather_reads, masked_reads
+from policies import Chunk, Group, Kernel, MicroBatch, Moves, Place, Shift, View
+from policies.reads import reads_of
 from real_engine import Engine, Transformer
 from workloads import stream
 
@@ -31,6 +31,7 @@ _RUN_LENGTHS = (1, 4, 16, 64)
 _CONFIGURATIONS = (40, 200)
 """The fewest and the most forward passes of different sizes, for each kernel; as many as 8 a second."""
 _MOVES = 40
+_SHIFTS = 12
 _MOST_ROUNDS = 40
 """The most times that each is measured."""
 
@@ -55,7 +56,7 @@ def calibrate(
     weights = Transformer.random(SHAPES[model], seed=0)
     passes: list[tuple[Kernel, MicroBatch, _Trial]] = []
     for kernel in get_args(Kernel):
-        engine = Engine(weights, _CELLS, kernel, seed=0)
+        engine = Engine(weights, (Group(_CELLS),), kernel, seed=0)
         for _ in range(min(max(int(8 * seconds), _CONFIGURATIONS[0]), _CONFIGURATIONS[1])):
             batch = _random_pass(kernel, rng)
             passes.append((kernel, batch, _Trial(_timed_pass(engine, batch), [])))
@@ -64,13 +65,18 @@ def calibrate(
         runs = _random_moves(rng)
         moves.append((runs, _Trial(_timed_moves(engine, runs), [])))
 
+    shifts: list[tuple[int, _Trial]] = []
+    for n in np.unique((2 ** rng.uniform(0, 11, _SHIFTS)).astype(int)).tolist():
+        shifts.append((n, _Trial(_timed_shift(engine, n), [])))
+
     load_before = machine.load()
-    trials = [trial for _, _, trial in passes] + [trial for _, trial in moves]
+    trials = [trial for _, _, trial in passes] + [trial for _, trial in moves] + [trial for _, trial in shifts]
     with machine.measuring() as watch:
         _measure(trials, seconds, rng, report)
     samples = [_sample(kernel, batch, float(np.median(t.seconds))) for kernel, batch, t in passes]
     move_samples = [MoveSample(runs=m.n_runs, cells=m.n_cells, seconds=float(np.median(t.seconds))) for m, t in moves]
-    fitted = fit(samples, move_samples, stream(0, "calibration fit"))
+    shift_samples = [ShiftSample(cells=n, seconds=float(np.median(t.seconds))) for n, t in shifts]
+    fitted = fit(samples, move_samples, shift_samples, stream(0, "calibration fit"))
     return Profile(
         name=name,
         model=model,
@@ -90,8 +96,8 @@ def calibrate(
         matmul_knots=KNOTS,
         tokens=Range(low=min(s.tokens for s in samples), high=max(s.tokens for s in samples)),
         cells=Range(low=min(s.cells for s in samples), high=max(s.cells for s in samples)),
-        samples=len(samples) + len(move_samples),
-        digest=digest(samples, move_samples),
+        samples=len(trials),
+        digest=digest(samples, move_samples, shift_samples),
         **dict(fitted),
     )
 
@@ -123,18 +129,17 @@ def _random_pass(kernel: Kernel, rng: np.random.Generator) -> MicroBatch:
     shares = rng.dirichlet(np.ones(len(lengths))) * (top - sum(lengths))
     run_length = int(rng.choice(_RUN_LENGTHS))
     cells = _blockwise(rng, top, run_length)
-    views, chunks, at = [], [], 0
+    views: list[View] = []
+    chunks: list[Chunk] = []
+    at = 0
     for seq, (n, share) in enumerate(zip(lengths, shares.tolist(), strict=True)):
         size = n + int(share)
         views.append(View(cells[at : at + size], np.arange(size)))
         chunks.append(Chunk(seq, size - n, n))
         at += size
     placed = np.concatenate([view.cells[-n:] for view, n in zip(views, lengths, strict=True)])
-    if kernel == "masked":
-        reads = masked_reads(chunks, top)
-    else:
-        reads = gather_reads(chunks, np.array([-(-len(v.cells) // run_length) for v in views]))
-    return MicroBatch(tuple(chunks), placed, reads, views=tuple(views))
+    reads = reads_of(kernel, chunks, lambda seq: views[seq].cells, top)
+    return MicroBatch(tuple(chunks), (Place(placed, reads, views=tuple(views)),))
 
 
 def _blockwise(rng: np.random.Generator, n: int, block: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -151,7 +156,7 @@ def _random_moves(rng: np.random.Generator) -> Moves:
 
 def _timed_pass(engine: Engine, batch: MicroBatch) -> Callable[[], float]:
     # One token more than the chunk reaches, so that nothing is appended and every repeat is alike.
-    texts = {seq: [7] * (start + n + 1) for seq, start, n in batch.chunks}
+    texts = {c.seq: [7] * (c.start + c.n + 1) for c in batch.chunks}
 
     def run() -> float:
         engine.tokens = texts
@@ -162,6 +167,10 @@ def _timed_pass(engine: Engine, batch: MicroBatch) -> Callable[[], float]:
 
 def _timed_moves(engine: Engine, moves: Moves) -> Callable[[], float]:
     return lambda: engine.move(moves)
+
+
+def _timed_shift(engine: Engine, n: int) -> Callable[[], float]:
+    return lambda: engine.rotate(Shift(np.arange(n), np.ones(n, dtype=np.int64)))
 
 
 def _sample(kernel: Kernel, batch: MicroBatch, seconds: float) -> Sample:

@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scipy.optimize import nnls
 
 from kvsim.errors import UserError
-from policies import Kernel, MicroBatch, Moves
+from policies import Group, Kernel, MicroBatch, Moves, RelativeCosts, Shift
 
-FORMAT = 1
+FORMAT = 2
 """Version of the profile file."""
 
 FloatArray = NDArray[np.float64]
@@ -110,6 +110,8 @@ class Profile(_Record):
     """Seconds per further token in each segment between knots."""
     kernels: dict[Kernel, Attention]
     moves: CopyCost
+    shift_per_cell_s: Coefficient
+    """To rotate the key of one cell in all layers (K-shift)."""
     tokens: Range
     """Tokens in a forward pass that were measured."""
     cells: Range
@@ -178,21 +180,23 @@ class CostModel:
         self.most_tokens = 0
         self.most_cells = 0
 
-    def forward(self, batch: MicroBatch, kernel: Kernel) -> float:
-        """Seconds of one forward pass, moves not included."""
-        n, reads = batch.n_tokens, batch.reads
+    def forward(self, batch: MicroBatch, kernel: Kernel, groups: Sequence[Group] = (Group(0),)) -> float:
+        """Seconds of one forward pass, moves and rotations not included."""
+        n = batch.n_tokens
         self.most_tokens = max(self.most_tokens, n)
-        self.most_cells = max(self.most_cells, reads.span)
         score, cell, chunk, run = self._attention[kernel]
         most = len(self._forward) - 1
-        matmul = self._forward[min(n, most)] + self._tail_slope * max(n - most, 0)
-        return float(
-            matmul
-            + score * int(reads.tokens @ reads.scanned)
-            + cell * reads.span
-            + chunk * len(reads.tokens)
-            + run * int(reads.runs.sum())
-        )
+        seconds = self._forward[min(n, most)] + self._tail_slope * max(n - most, 0)
+        for place, group in zip(batch.places, groups, strict=True):
+            reads = place.reads
+            self.most_cells = max(self.most_cells, reads.span)
+            seconds += group.share * (
+                score * int(reads.tokens @ reads.scanned)
+                + cell * reads.span
+                + chunk * len(reads.tokens)
+                + run * int(reads.runs.sum())
+            )
+        return float(seconds)
 
     def moves(self, moves: Moves) -> float:
         """Seconds to carry out a compaction."""
@@ -200,6 +204,15 @@ class CostModel:
             return 0.0
         cost = self.profile.moves
         return cost.per_run_s.value * moves.n_runs + cost.per_cell_s.value * moves.n_cells
+
+    def shift(self, shift: Shift) -> float:
+        """Seconds to rotate keys."""
+        return self.profile.shift_per_cell_s.value * len(shift.cells)
+
+    def relative(self, kernel: Kernel) -> RelativeCosts:
+        """What an adaptive trigger weighs, in seconds."""
+        moves = self.profile.moves
+        return RelativeCosts(self._attention[kernel][0], moves.per_run_s.value, moves.per_cell_s.value)
 
     def check(self, model: str, kernel: Kernel) -> None:
         """Raise ``UserError`` unless the profile speaks of this model and kernel."""
@@ -245,6 +258,13 @@ class MoveSample(_Record):
     seconds: float
 
 
+class ShiftSample(_Record):
+    """One measured rotation of keys."""
+
+    cells: int
+    seconds: float
+
+
 class Fit(_Record):
     """Fitted coefficients with their held-out error; the part of a profile that is computed."""
 
@@ -252,12 +272,18 @@ class Fit(_Record):
     matmul_slopes_s: tuple[Coefficient, ...]
     kernels: dict[Kernel, Attention]
     moves: CopyCost
+    shift_per_cell_s: Coefficient
     held_out_samples: int
     held_out_error_median: float
     held_out_error_p95: float
 
 
-def fit(samples: Sequence[Sample], moves: Sequence[MoveSample], rng: np.random.Generator) -> Fit:
+def fit(
+    samples: Sequence[Sample],
+    moves: Sequence[MoveSample],
+    shifts: Sequence[ShiftSample],
+    rng: np.random.Generator,
+) -> Fit:
     """Fit all coefficients with non-negative least squares on relative errors.
 
     A third of the samples is held out to report the error; the coefficients then come from all of them, and
@@ -283,20 +309,23 @@ def fit(samples: Sequence[Sample], moves: Sequence[MoveSample], rng: np.random.G
     move_design = np.array([[m.runs, m.cells] for m in moves], dtype=float)
     mv, ml, mh = _with_intervals(move_design, np.array([m.seconds for m in moves]), rng)
     per_run, per_cell = (Coefficient(value=mv[i], low=ml[i], high=mh[i]) for i in (0, 1))
+    shift_design = np.array([[s.cells] for s in shifts], dtype=float)
+    sv, sl, sh = _with_intervals(shift_design, np.array([s.seconds for s in shifts]), rng)
     return Fit(
         base_s=coefficients[0],
         matmul_slopes_s=tuple(coefficients[1 : 1 + n_slopes]),
         kernels=attention,
         moves=CopyCost(per_run_s=per_run, per_cell_s=per_cell),
+        shift_per_cell_s=Coefficient(value=sv[0], low=sl[0], high=sh[0]),
         held_out_samples=len(held),
         held_out_error_median=float(np.median(error)),
         held_out_error_p95=float(np.quantile(error, 0.95)),
     )
 
 
-def digest(samples: Sequence[Sample], moves: Sequence[MoveSample]) -> str:
+def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Sequence[ShiftSample]) -> str:
     """SHA-256 of the raw measurements."""
-    raw = json.dumps([s.model_dump() for s in (*samples, *moves)], sort_keys=True)
+    raw = json.dumps([s.model_dump() for s in (*samples, *moves, *shifts)], sort_keys=True)
     return hashlib.sha256(raw.encode()).hexdigest()
 
 

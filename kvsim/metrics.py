@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kvsim.job import Job
-from policies import MicroBatch, Usage
+from policies import MicroBatch, Moves, Usage
 
 Progress = Callable[[int, float], None]
 """Called with the number of requests ended and the simulated time in seconds."""
@@ -28,6 +28,7 @@ class Recorder:
         self.batch_splits = 0
         self.moved_cells = 0
         self.move_runs = 0
+        self.compactions = 0
         self.jobs: list[Job] = []
         """In the order in which they ended."""
         self.passes: list[tuple[float, float, int, int, int, int]] = []
@@ -39,15 +40,25 @@ class Recorder:
 
     def forward(self, start_s: float, seconds: float, batch: MicroBatch) -> None:
         """A forward pass has been run."""
-        reads, moves = batch.reads, batch.moves
+        reads = batch.reads
         scores = int(reads.tokens @ reads.scanned)
         self.passes.append((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
+        for place in batch.places:
+            self.moved(place.moves)
+            if self._digest is not None:
+                self._digest.update(place.cells.tobytes())
+        if self._digest is not None:
+            self._digest.update(repr(batch.chunks).encode())
+
+    def moved(self, moves: Moves) -> None:
+        """A compaction has been carried out."""
         if moves.n_runs:
+            self.compactions += 1
             self.moved_cells += moves.n_cells
             self.move_runs += moves.n_runs
-        if self._digest is not None:
-            for array in (np.array(batch.chunks), batch.cells, moves.src, moves.dst, moves.length):
-                self._digest.update(array.tobytes())
+            if self._digest is not None:
+                for array in (moves.src, moves.dst, moves.length):
+                    self._digest.update(array.tobytes())
 
     def cache(self, now: float, usage: Usage) -> None:
         """From ``now`` on the cache is in this state."""

@@ -52,7 +52,9 @@ def run(
     chosen = build_policy(scenario, policy)
     costs = build_costs(scenario, chosen)
     recorder = Recorder(progress)
-    result, _ = drive(scenario, chosen, SimulatedBackend(costs, chosen.kernel), recorder, costs.profile.name)
+    result, _ = drive(
+        scenario, chosen, SimulatedBackend(costs, chosen.kernel, chosen.groups), recorder, costs.profile.name
+    )
     return replace(result, warnings=tuple(costs.warnings()))
 
 

@@ -94,13 +94,13 @@ def validate(
         costs.check(scenario.model.name, policy.kernel)
         if announce is not None:
             announce(policy.name)
-        engine = Engine(model, policy.arena_cells, policy.kernel, scenario.seed)
+        engine = Engine(model, policy.groups, policy.kernel, scenario.seed)
         measured = Recorder(progress, digest=True)
         with machine.measuring() as watch:
             real, script = drive(scenario, policy, engine, measured, None)
         again = build_policy(scenario, choice)
         predicted = Recorder(digest=True)
-        backend = SimulatedBackend(costs, again.kernel)
+        backend = SimulatedBackend(costs, again.kernel, again.groups)
         simulated, _ = drive(scenario, again, backend, predicted, profile.name, script)
         if predicted.schedule_digest != measured.schedule_digest:
             raise ScheduleMismatch(f"{policy.name}: the predicted run placed other cells than the real one")

@@ -3,17 +3,21 @@
 Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engine``.
 """
 
-from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory
+from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
 from policies.presets import available
+from policies.triggers import RelativeCosts
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
     Chunk,
+    Group,
     MicroBatch,
     Moves,
     NoSlot,
+    Place,
     Reads,
     SequencePlan,
+    Shift,
     Usage,
     View,
 )
@@ -23,14 +27,19 @@ __all__ = [
     "CacheConfig",
     "CellMap",
     "Chunk",
+    "Group",
     "Kernel",
     "MicroBatch",
     "Moves",
     "NoSlot",
+    "Place",
     "Policy",
     "PolicyFactory",
     "Reads",
+    "RelativeCosts",
     "SequencePlan",
+    "Shift",
+    "Unsupported",
     "Usage",
     "View",
     "available",

@@ -2,17 +2,18 @@
 
 The bookkeeping of llama.cpp's unified cache (``llama-kv-cache.cpp``), shared by every layout that places single
 cells. Sets of sequences are interned, so that removing, sharing or keeping a sequence is one table look-up
-over the whole array, however many cells are shared.
+over the whole array, however many cells are shared. What an engine must still do, copies and rotations of keys, is
+kept until somebody asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from policies.free_runs import FreeRuns
-from policies.vocabulary import CellMap, IntArray
+from policies.vocabulary import NO_SHIFT, CellMap, IntArray, Moves, Shift
 
 FOREVER = np.iinfo(np.int64).max
 """A position after every other: the end of an open range."""
@@ -32,6 +33,8 @@ class Arena:
         self.sets: list[frozenset[int]] = [frozenset()]
         self._set_index: dict[frozenset[int], int] = {frozenset(): 0}
         self.free = FreeRuns(size)
+        self._owed: list[Moves] = []
+        self._turned: IntArray | None = None
 
     @property
     def used(self) -> int:
@@ -56,6 +59,8 @@ class Arena:
         """Write positions ``start, start + 1, ...`` of ``seqs`` into ``cells``, which are free."""
         self.position[cells] = np.arange(start, start + len(cells))
         self.owner[cells] = self.set_of(seqs)
+        if self._turned is not None:
+            self._turned[cells] = 0
 
     def cells_of(self, seq: int) -> tuple[IntArray, IntArray]:
         """Cells of a sequence in order of position, and those positions; both of shape (n,)."""
@@ -90,9 +95,84 @@ class Arena:
         """
         changed = np.flatnonzero(self._between(start, stop) & self._seen_by(seq))
         self.position[changed] += delta
+        self._turn(changed, delta)
         gone = changed[self.position[changed] < 0]
         self._clear(gone)
         return changed, gone
+
+    def divide(self, seq: int, start: int, stop: int, divisor: int) -> IntArray:
+        """Divide positions ``[start, stop)`` of a sequence, rounding down; returns the cells, ascending."""
+        changed = np.flatnonzero(self._between(start, stop) & self._seen_by(seq))
+        divided = self.position[changed] // divisor
+        self._turn(changed, divided - self.position[changed])
+        self.position[changed] = divided
+        return changed
+
+    def last_position(self, seq: int) -> int:
+        """The highest position of a sequence; -1 if it holds none."""
+        return int(self.position[: self.top][self._seen_by(seq)].max(initial=-1))
+
+    def first_position(self, seq: int) -> int:
+        """The lowest position of a sequence; -1 if it holds none."""
+        held = self.position[: self.top][self._seen_by(seq)]
+        return int(held.min()) if len(held) else -1
+
+    def sequences(self) -> list[int]:
+        """All sequences that hold cells, ascending."""
+        present = np.unique(self.owner[: self.top])
+        return sorted(frozenset().union(*(self.sets[i] for i in present.tolist())))
+
+    def compact(self, plan: Moves) -> None:
+        """Move tokens: each run's cells end up where the plan says, and the cells they left are empty."""
+        if plan.n_runs == 0:
+            return
+        plan.carry(self.position, -1)
+        plan.carry(self.owner, 0)
+        if self._turned is not None:
+            plan.carry(self._turned, 0)
+        self.free.rebuild(self.owner > 0)
+        self._owed.append(plan)
+
+    def settle(self) -> tuple[Moves, Shift]:
+        """The moves, and then the rotations of keys, that an engine has not been told of yet."""
+        moves, shift = Moves.join(self._owed), NO_SHIFT
+        self._owed = []
+        if self._turned is not None:
+            cells = np.flatnonzero((self._turned != 0) & (self.owner > 0))
+            shift, self._turned = Shift(cells, self._turned[cells]), None
+        return moves, shift
+
+    def unsettle(self, settled: Sequence[tuple[Moves, Shift]]) -> None:
+        """Owe again what ``settle`` had given out, in that order, since it will not be carried out."""
+        later, turned = self._owed, np.zeros(self.size, dtype=np.int64)
+        self._owed = []
+        for moves, shift in settled:
+            moves.carry(turned, 0)
+            turned[shift.cells] += shift.deltas
+            if moves.n_runs:
+                self._owed.append(moves)
+        for moves in later:
+            moves.carry(turned, 0)
+        self._owed += later
+        if turned.any():
+            self._turned = turned if self._turned is None else self._turned + turned
+
+    def save(self, cells: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """What ``restore`` needs to make ``cells`` what they are now."""
+        return cells, self.position[cells], self.owner[cells]
+
+    def restore(self, saved: tuple[IntArray, IntArray, IntArray]) -> None:
+        """Make the saved cells what they were."""
+        cells, position, owner = saved
+        now, then = self.owner[cells] > 0, owner > 0
+        self.position[cells] = position
+        self.owner[cells] = owner
+        self.free.release(cells[now & ~then])
+        self.free.take_cells(cells[then & ~now])
+
+    def vacate(self, cells: IntArray) -> None:
+        """Empty ``cells``, all of them used."""
+        self._clear(cells)
 
     def clear(self) -> None:
         """Empty every cell and return the head to the start."""
@@ -100,10 +180,17 @@ class Arena:
         self.owner[:] = 0
         self.free = FreeRuns(self.size)
         self.head = 0
+        self._turned = None
 
     def cell_map(self) -> CellMap:
         """A copy of the whole state, cell by cell."""
         return CellMap(self.position.copy(), tuple(self.sets[i] for i in self.owner.tolist()))
+
+    def _turn(self, cells: IntArray, deltas: int | IntArray) -> None:
+        if len(cells):
+            if self._turned is None:
+                self._turned = np.zeros(self.size, dtype=np.int64)
+            self._turned[cells] += deltas
 
     def _between(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         position = self.position[: self.top]

@@ -74,6 +74,12 @@ class FreeRuns:
             self.ends.insert(i, start)
         self.total -= n
 
+    def rebuild(self, used: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+        """Start anew from a mask of the cells that are not free; shape (size,)."""
+        cells = np.flatnonzero(~used)
+        starts, ends = runs_of(cells)
+        self.starts, self.ends, self.total = starts.tolist(), ends.tolist(), len(cells)
+
     def take_cells(self, cells: IntArray) -> None:
         """Remove ``cells``, distinct and all free, in any order."""
         starts, ends = runs_of(np.sort(cells))

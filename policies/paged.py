@@ -13,8 +13,20 @@ import numpy as np
 
 from policies.free_runs import runs_of
 from policies.policy import CacheConfig, Policy
-from policies.reads import gather_reads, masked_reads, padded_span
-from policies.vocabulary import CellMap, Chunk, IntArray, MicroBatch, NoSlot, Reads, Usage, View, split
+from policies.reads import padded_span, reads_of, table_reads
+from policies.vocabulary import (
+    CellMap,
+    Chunk,
+    Group,
+    IntArray,
+    MicroBatch,
+    NoSlot,
+    Place,
+    Reads,
+    Usage,
+    View,
+    split,
+)
 
 
 class BlockPool:
@@ -52,8 +64,9 @@ class PagedPolicy(Policy):
             )
         self.name = name
         self.block_size = config.block_size
-        self.arena_cells = n_blocks * config.block_size
-        self.capacity = self.arena_cells - config.block_size
+        self._cells_in_all = n_blocks * config.block_size
+        self.groups = (Group(self._cells_in_all),)
+        self.capacity = self._cells_in_all - config.block_size
         self.kernel = config.kernel or "gather"
         self.pool = BlockPool(n_blocks)
         self._n_ubatch = config.n_ubatch
@@ -95,10 +108,14 @@ class PagedPolicy(Policy):
         largest = int((ends - starts).max(initial=0)) * self.block_size
         return Usage(self.capacity, self._stored, self.capacity - free, free, len(starts), largest, self._top())
 
-    def occupancy(self) -> CellMap:
+    def sequences(self) -> list[int]:
+        """Those with a table."""
+        return sorted(self._tables)
+
+    def occupancy(self, group: int = 0) -> CellMap:
         """Laid out from the tables."""
-        position = np.full(self.arena_cells, -1, dtype=np.int64)
-        owners: list[frozenset[int]] = [frozenset()] * self.arena_cells
+        position = np.full(self._cells_in_all, -1, dtype=np.int64)
+        owners: list[frozenset[int]] = [frozenset()] * self._cells_in_all
         for seq, length in self._lengths.items():
             cells = self._cells(seq, 0, length)
             position[cells] = np.arange(length)
@@ -120,19 +137,22 @@ class PagedPolicy(Policy):
 
     def _place(self, chunks: tuple[Chunk, ...], views: bool) -> MicroBatch:
         parts = []
-        for seq, start, n in chunks:
+        for seq, start, n, _ in chunks:
             parts.append(self._cells(seq, start, start + n))
             self._lengths[seq] = start + n
             self._stored += n
         seen = (
-            tuple(View(self._cells(seq, 0, start + n), np.arange(start + n)) for seq, start, n in chunks)
+            tuple(View(self._cells(seq, 0, start + n), np.arange(start + n)) for seq, start, n, _ in chunks)
             if views
             else ()
         )
-        return MicroBatch(chunks, np.concatenate(parts), self._reads(chunks), views=seen)
+        return MicroBatch(chunks, (Place(np.concatenate(parts), self._reads(chunks), views=seen),))
 
     def _reads(self, chunks: Sequence[Chunk]) -> Reads:
-        if self.kernel == "masked":
-            return masked_reads(chunks, padded_span(self._top(), self._pad, self.arena_cells))
-        blocks = np.array([self._blocks(start + n) for _, start, n in chunks], dtype=np.int64)
-        return gather_reads(chunks, blocks)
+        ends = [chunk.start + chunk.n for chunk in chunks]
+        if self.kernel == "gather":
+            blocks = np.array([self._blocks(end) for end in ends], dtype=np.int64)
+            return table_reads(chunks, np.array(ends, dtype=np.int64), blocks)
+        span = padded_span(self._top(), self._pad, self._cells_in_all)
+        lengths = {chunk.seq: end for chunk, end in zip(chunks, ends, strict=True)}
+        return reads_of(self.kernel, chunks, lambda seq: self._cells(seq, 0, lengths[seq]), span)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from policies.cell_policy import CellPolicy
 from policies.paged import PagedPolicy
 from policies.policy import CacheConfig, Policy, PolicyFactory
+from policies.unified import UnifiedPolicy
 
 ENTRY_POINT_GROUP = "kvsim.policies"
 
@@ -16,7 +16,7 @@ def contiguous(config: CacheConfig) -> Policy:
 
     llama.cpp of 2024 without defragmentation.
     """
-    return CellPolicy("contiguous", config, kernel="masked")
+    return UnifiedPolicy("contiguous", config)
 
 
 def paged(config: CacheConfig) -> Policy:

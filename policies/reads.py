@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from policies.free_runs import runs_of
+from policies.policy import Kernel
 from policies.vocabulary import Chunk, IntArray, Reads
+
+TILE = 64
+"""Cells in a tile of the ``tiled`` kernel."""
 
 
 def padded_span(top: int, pad: int, size: int) -> int:
@@ -14,19 +19,33 @@ def padded_span(top: int, pad: int, size: int) -> int:
     return min(size, max(pad, -(-top // pad) * pad))
 
 
-def masked_reads(chunks: Sequence[Chunk], span: int) -> Reads:
-    """Every token is scored against all ``span`` cells, used or not."""
-    tokens, useful = _tokens_and_ends(chunks)
+def reads_of(kernel: Kernel, chunks: Sequence[Chunk], cells_of: Callable[[int], IntArray], span: int) -> Reads:
+    """The reads of a micro-batch whose sequences' cells ``cells_of`` gives; ``span`` as by ``padded_span``.
+
+    ``masked`` scores every token against all ``span`` cells, used or not; ``gather`` against its sequence's own;
+    ``tiled`` against all cells of the tiles that hold one of them; ``sliced`` against all from the lowest of them
+    to the highest.
+    """
     n = len(chunks)
-    return Reads(tokens, np.full(n, span, dtype=np.int64), useful, np.ones(n, dtype=np.int64), span)
+    tokens = np.array([chunk.n for chunk in chunks], dtype=np.int64)
+    if kernel == "masked":
+        useful = np.array([chunk.start + chunk.n for chunk in chunks], dtype=np.int64)
+        return Reads(tokens, np.full(n, span, dtype=np.int64), useful, np.ones(n, dtype=np.int64), span)
+    rows = np.array([(len(cells), *_scanned(kernel, cells)) for cells in map(cells_of, (c.seq for c in chunks))])
+    return Reads(tokens, rows[:, 1], rows[:, 0], rows[:, 2], int(rows[:, 1].sum()))
 
 
-def gather_reads(chunks: Sequence[Chunk], runs: IntArray) -> Reads:
-    """Every token is scored against its own sequence's cells, which lie in ``runs`` pieces; shape (n_chunks,)."""
-    tokens, useful = _tokens_and_ends(chunks)
-    return Reads(tokens, useful, useful, runs, int(useful.sum()))
+def table_reads(chunks: Sequence[Chunk], lengths: IntArray, runs: IntArray) -> Reads:
+    """Reads of sequences that are found through a table and hold ``lengths`` cells in ``runs`` pieces each."""
+    tokens = np.array([chunk.n for chunk in chunks], dtype=np.int64)
+    return Reads(tokens, lengths, lengths, runs, int(lengths.sum()))
 
 
-def _tokens_and_ends(chunks: Sequence[Chunk]) -> tuple[IntArray, IntArray]:
-    table = np.array(chunks, dtype=np.int64)
-    return table[:, 2], table[:, 1] + table[:, 2]
+def _scanned(kernel: Kernel, cells: IntArray) -> tuple[int, int]:
+    """Cells scanned and the pieces they lie in."""
+    if kernel == "gather":
+        return len(cells), len(runs_of(np.sort(cells))[0])
+    if kernel == "tiled":
+        tiles = np.unique(cells // TILE)
+        return len(tiles) * TILE, len(runs_of(tiles)[0])
+    return int(cells.max() - cells.min()) + 1, 1

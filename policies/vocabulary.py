@@ -23,6 +23,13 @@ class Chunk(NamedTuple):
     seq: int
     start: int
     n: int
+    also: tuple[int, ...] = ()
+    """Further sequences that see the same tokens."""
+
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        """All sequences that see the tokens."""
+        return (self.seq, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,26 @@ class Moves:
             else:
                 rows[dst : dst + n] = rows[src : src + n]
 
+    def carry(self, array: NDArray[np.generic], empty: int) -> None:
+        """Like ``apply`` on a one-dimensional array, but what is left behind becomes ``empty``."""
+        for src, dst, n in zip(self.src.tolist(), self.dst.tolist(), self.length.tolist(), strict=True):
+            moved = array[src : src + n].copy()
+            array[src : src + n] = empty
+            array[dst : dst + n] = moved
+
+    @staticmethod
+    def join(parts: Sequence[Moves]) -> Moves:
+        """All moves, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return NO_MOVES
+        return Moves(
+            np.concatenate([m.src for m in parts]),
+            np.concatenate([m.dst for m in parts]),
+            np.concatenate([m.length for m in parts]),
+        )
+
     @staticmethod
     def from_runs(runs: Iterable[tuple[int, int, int]]) -> Moves:
         """Moves from ``(src, dst, length)`` triples, in order."""
@@ -92,8 +119,21 @@ NO_MOVES = Moves(_EMPTY, _EMPTY, _EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
+class Shift:
+    """Cells whose token changed its position: a real engine must rotate their keys on (llama.cpp's K-shift)."""
+
+    cells: IntArray
+    """Shape (n,)."""
+    deltas: IntArray
+    """Shape (n,), how many positions to rotate each by."""
+
+
+NO_SHIFT = Shift(_EMPTY, _EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
 class Reads:
-    """What attention touches for one micro-batch; arrays of shape (n_chunks,), int64."""
+    """What attention touches for one micro-batch in one cache group; arrays of shape (n_chunks,), int64."""
 
     tokens: IntArray
     """Query tokens of the chunk."""
@@ -108,21 +148,59 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """One forward pass: at most ``n_ubatch`` tokens with a cell for each, and what to move before it."""
+class Place:
+    """A micro-batch in one cache group: what to do to it first, and where the tokens go."""
 
-    chunks: tuple[Chunk, ...]
     cells: IntArray
     """Shape (n_tokens,): the cell of each token, in chunk order."""
     reads: Reads
     moves: Moves = NO_MOVES
+    """Cells to copy before the pass."""
+    shift: Shift = NO_SHIFT
+    """Keys to rotate after that, before the pass."""
     views: tuple[View, ...] = ()
     """One for each chunk, filled only where the caller asked: a real engine needs them, a clock does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One of the caches that lie side by side: each layer of the model belongs to one of them."""
+
+    cells: int
+    """Cells that an engine must make room for."""
+    window: int | None = None
+    """Tokens that attention looks back, itself included; None: all."""
+    share: float = 1.0
+    """Share of the model's layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward pass: at most ``n_ubatch`` tokens, with a cell for each in every cache group."""
+
+    chunks: tuple[Chunk, ...]
+    places: tuple[Place, ...]
+    """One for each cache group."""
 
     @property
     def n_tokens(self) -> int:
         """Tokens in this forward pass."""
-        return len(self.cells)
+        return len(self.places[0].cells)
+
+    @property
+    def cells(self) -> IntArray:
+        """Cells of the first group."""
+        return self.places[0].cells
+
+    @property
+    def reads(self) -> Reads:
+        """Reads of the first group."""
+        return self.places[0].reads
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Views of the first group."""
+        return self.places[0].views
 
 
 class NoSlot(Exception):
@@ -190,10 +268,10 @@ def split(step: Sequence[Chunk], n_ubatch: int) -> list[tuple[Chunk, ...]]:
     batches: list[tuple[Chunk, ...]] = []
     current: list[Chunk] = []
     room = n_ubatch
-    for seq, start, n in step:
+    for seq, start, n, also in step:
         while n > 0:
             take = min(n, room)
-            current.append(Chunk(seq, start, take))
+            current.append(Chunk(seq, start, take, also))
             start, n, room = start + take, n - take, room - take
             if room == 0:
                 batches.append(tuple(current))

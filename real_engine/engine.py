@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
-from policies import Kernel, MicroBatch, Moves
+from policies import Chunk, Group, Kernel, MicroBatch, Moves, Shift, View
+from policies.reads import TILE
 from real_engine import kernels
-from real_engine.model import Floats, Ints, Transformer
+from real_engine.model import Floats, Ints, Transformer, rotary_table, rotate
 from workloads import Request, stream
 
 
 class Engine:
     """A transformer over K and V arrays that are indexed by cell.
 
-    Placements and moves are applied as the policy gave them; what is computed is right only if they are.
+    Placements, moves and rotations are applied as the policy gave them; what is computed is right only if they are.
     """
 
     wants_views = True
 
-    def __init__(self, model: Transformer, n_cells: int, kernel: Kernel, seed: int):
+    def __init__(self, model: Transformer, groups: Sequence[Group], kernel: Kernel, seed: int):
         self.model = model
         self.kernel = kernel
         self.tokens: dict[int, list[int]] = {}
-        """Of each sequence: its prompt and what it has generated so far."""
+        """Of each sequence: the tokens at its positions, prompt and what it has generated so far."""
         self.texts: dict[int, list[int]] = {}
         """Of each request number: prompt and output of whoever began last; kept after the end."""
+        self._request_of: dict[int, int] = {}
         self._seed = seed
+        self._groups = tuple(groups)
         s = model.shape
-        shape = (s.n_layers, s.n_kv_heads, n_cells, s.d_head)
-        self.keys: Floats = np.zeros(shape, dtype=np.float32)
-        """Shape (n_layers, n_kv_heads, n_cells, d_head), rotated by the positions of their tokens."""
-        self.values: Floats = np.zeros(shape, dtype=np.float32)
+        self.group_of = layer_groups(s.n_layers, groups)
+        """Of each layer: the number of its cache group."""
+        sizes = [-(-groups[g].cells // TILE) * TILE for g in self.group_of]
+        self.keys: list[Floats] = [np.zeros((s.n_kv_heads, n, s.d_head), dtype=np.float32) for n in sizes]
+        """Of each layer: shape (n_kv_heads, cells of its group rounded up to whole tiles, d_head), rotated by the
+        positions of their tokens."""
+        self.values: list[Floats] = [np.zeros_like(keys) for keys in self.keys]
 
     def prompt(self, request: Request) -> list[int]:
         """The request's prompt: random token ids, the same in every run with this seed."""
@@ -41,61 +48,110 @@ class Engine:
 
     def begin(self, seq: int, request: Request) -> None:
         """The sequence starts with the request's prompt."""
-        self.tokens[seq] = self.texts[request.id] = self.prompt(request)
+        self.tokens[seq] = self.prompt(request)
+        self.texts[request.id] = list(self.tokens[seq])
+        self._request_of[seq] = request.id
+
+    def discard(self, seq: int, start: int, stop: int) -> None:
+        """Forget the tokens at positions ``[start, stop)``; those behind move up (context shift)."""
+        del self.tokens[seq][start:stop]
 
     def forward(self, batch: MicroBatch) -> float:
         """Run the pass and return its seconds; where a chunk ends its sequence, greedily append a token."""
         began = time.perf_counter()
-        self._apply(batch.moves)
+        for group, place in enumerate(batch.places):
+            self._apply(place.moves, group)
+            self._rotate(place.shift, group)
         tokens = np.array(
-            [t for seq, start, n in batch.chunks for t in self.tokens[seq][start : start + n]], dtype=np.int64
+            [t for c in batch.chunks for t in self.tokens[c.seq][c.start : c.start + c.n]], dtype=np.int64
         )
         logits = self.run(tokens, batch)
-        for (seq, start, n), best in zip(batch.chunks, logits.argmax(axis=1).tolist(), strict=True):
-            if start + n == len(self.tokens[seq]):
-                self.tokens[seq].append(best)
+        for chunk, best in zip(batch.chunks, logits.argmax(axis=1).tolist(), strict=True):
+            text = self.tokens[chunk.seq]
+            if chunk.start + chunk.n == len(text):
+                text.append(best)
+                self.texts[self._request_of[chunk.seq]].append(best)
         return time.perf_counter() - began
 
     def move(self, moves: Moves) -> float:
-        """Carry out the moves and return their seconds."""
+        """Carry out moves in the first group and return their seconds."""
         began = time.perf_counter()
-        self._apply(moves)
+        self._apply(moves, 0)
+        return time.perf_counter() - began
+
+    def rotate(self, shift: Shift) -> float:
+        """Rotate keys in the first group and return the seconds."""
+        began = time.perf_counter()
+        self._rotate(shift, 0)
         return time.perf_counter() - began
 
     def run(self, tokens: Ints, batch: MicroBatch) -> Floats:
         """Logits after the last token of each chunk; shape (n_chunks, vocabulary)."""
-        positions = np.concatenate([v.positions[-c.n :] for c, v in zip(batch.chunks, batch.views, strict=True)])
+        views = batch.views
+        positions = np.concatenate([v.positions[-c.n :] for c, v in zip(batch.chunks, views, strict=True)])
         outputs = np.cumsum([chunk.n for chunk in batch.chunks]) - 1
-        if self.kernel == "masked":
-            mask = kernels.causal_mask(batch.chunks, batch.views, batch.reads.span)
+        selections = [
+            kernels.select(self.kernel, batch.chunks, place.views, place.reads.span, group.window)
+            for place, group in zip(batch.places, self._groups, strict=True)
+        ]
 
         def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-            keys, values = self.keys[layer], self.values[layer]
-            keys[:, batch.cells] = k.transpose(1, 0, 2)
-            values[:, batch.cells] = v.transpose(1, 0, 2)
-            if self.kernel == "masked":
-                return kernels.masked(q, keys, values, mask)
-            return kernels.gather(q, keys, values, batch.chunks, batch.views)
+            group = self.group_of[layer]
+            keys, values, cells = self.keys[layer], self.values[layer], batch.places[group].cells
+            keys[:, cells] = k.transpose(1, 0, 2)
+            values[:, cells] = v.transpose(1, 0, 2)
+            return kernels.attend(q, keys, values, selections[group])
 
         return self.model.forward(tokens, positions, outputs, attend)
 
-    def _apply(self, moves: Moves) -> None:
+    def _apply(self, moves: Moves, group: int) -> None:
         if moves.n_runs:
-            moves.apply(self.keys, axis=2)
-            moves.apply(self.values, axis=2)
+            for layer, own in enumerate(self.group_of):
+                if own == group:
+                    moves.apply(self.keys[layer], axis=1)
+                    moves.apply(self.values[layer], axis=1)
+
+    def _rotate(self, shift: Shift, group: int) -> None:
+        """Rotate keys on, for tokens whose position has changed (llama.cpp's K-shift)."""
+        if len(shift.cells):
+            shape = self.model.shape
+            cos, sin = rotary_table(shift.deltas, shape.d_head, shape.rope_base)
+            for layer, own in enumerate(self.group_of):
+                if own == group:
+                    keys = self.keys[layer][:, shift.cells].transpose(1, 0, 2)
+                    self.keys[layer][:, shift.cells] = rotate(keys, cos, sin).transpose(1, 0, 2)
 
 
-def generate_without_cache(model: Transformer, prompt: list[int], n: int) -> list[int]:
-    """``n`` greedy tokens, everything recomputed from scratch for each: what every policy must agree with."""
+def layer_groups(n_layers: int, groups: Sequence[Group]) -> tuple[int, ...]:
+    """Of each layer its cache group, spread evenly by the groups' shares of the layers."""
+    given = [0] * len(groups)
+    chosen = []
+    for layer in range(n_layers):
+        owed = [group.share * (layer + 1) - given[i] for i, group in enumerate(groups)]
+        chosen.append(max(range(len(groups)), key=lambda i: owed[i]))
+        given[chosen[-1]] += 1
+    return tuple(chosen)
+
+
+def generate_without_cache(
+    model: Transformer, prompt: list[int], n: int, groups: Sequence[Group] = (Group(0),)
+) -> list[int]:
+    """``n`` greedy tokens, everything recomputed from scratch for each: what every policy must agree with.
+
+    Of ``groups`` only windows and shares matter.
+    """
     text = list(prompt)
+    group_of = layer_groups(model.shape.n_layers, groups)
     for _ in range(n):
-        tokens = np.array(text, dtype=np.int64)
         everything = np.arange(len(text))
-        hidden = np.triu(np.full((len(text), len(text)), -np.inf, dtype=np.float32), k=1)
+        chunks, views = (Chunk(0, 0, len(text)),), (View(everything, everything),)
+        selections = [kernels.select("sliced", chunks, views, 0, group.window) for group in groups]
 
-        def attend(layer: int, q: Floats, k: Floats, v: Floats, mask: Floats = hidden) -> Floats:
-            return kernels.masked(q, k.transpose(1, 0, 2), v.transpose(1, 0, 2), mask)
+        def attend(
+            layer: int, q: Floats, k: Floats, v: Floats, selections: list[tuple[kernels.Selection, ...]] = selections
+        ) -> Floats:
+            return kernels.attend(q, k.transpose(1, 0, 2), v.transpose(1, 0, 2), selections[group_of[layer]])
 
-        logits = model.forward(tokens, everything, everything[-1:], attend)
+        logits = model.forward(np.array(text, dtype=np.int64), everything, everything[-1:], attend)
         text.append(int(logits[0].argmax()))
     return text[len(prompt) :]

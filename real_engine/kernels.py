@@ -1,66 +1,109 @@
-"""Attention over a cache indexed by cell: one function for each way of reading it.
+"""Attention over a cache indexed by cell: one way of reading it for each kernel.
 
-All take q of shape (n_tokens, n_heads, d_head) and one layer's K and V of shape (n_kv_heads, n_cells, d_head),
-float32, and return an array of q's shape.
+``select`` says once for a pass what each kernel reads and what must be hidden; ``attend`` then works layer by layer on
+q of shape (n_tokens, n_heads, d_head) and that layer's K and V of shape (n_kv_heads, n_cells, d_head), float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from policies import Chunk, View
-from real_engine.model import Floats
+from policies import Chunk, Kernel, View
+from policies.free_runs import runs_of
+from policies.reads import TILE
+from real_engine.model import Floats, Ints
+
+_NOWHERE = np.iinfo(np.int64).max
+"""The position of a cell that is not the sequence's own: after every token."""
 
 
-def causal_mask(chunks: Sequence[Chunk], views: Sequence[View], span: int) -> Floats:
-    """What each token may see of cells ``[0, span)``: 0, or minus infinity; shape (n_tokens, span)."""
-    rows = []
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What some rows of a pass attend to."""
+
+    rows: slice
+    """Their tokens."""
+    pieces: tuple[tuple[slice | Ints, Floats | None], ...]
+    """Cells, and what to add to the scores of rows against them: 0 or minus infinity, shape (n_rows, n_cells);
+    None where nothing is hidden. The softmax runs over all pieces together."""
+
+
+def select(
+    kernel: Kernel, chunks: Sequence[Chunk], views: Sequence[View], span: int, window: int | None = None
+) -> tuple[Selection, ...]:
+    """What each token of a pass reads. ``span`` is for ``masked``; ``window``: tokens looked back, itself included."""
+    if kernel == "masked":
+        hidden = []
+        for chunk, view in zip(chunks, views, strict=True):
+            position = np.full(span, _NOWHERE)
+            position[view.cells] = view.positions
+            bias = _bias(position, _own(chunk, view), window)
+            hidden.append(np.zeros((chunk.n, span), dtype=np.float32) if bias is None else bias)
+        return (Selection(slice(None), ((slice(0, span), np.concatenate(hidden)),)),)
+    found, at = [], 0
     for chunk, view in zip(chunks, views, strict=True):
-        position = np.full(span, np.iinfo(np.int64).max)
-        position[view.cells] = view.positions
-        own = view.positions[len(view.positions) - chunk.n :]
-        rows.append(np.where(position[None, :] <= own[:, None], np.float32(0), np.float32(-np.inf)))
-    return np.concatenate(rows)
-
-
-def masked(q: Floats, keys: Floats, values: Floats, mask: Floats) -> Floats:
-    """Score every token against all cells of the span, used or not, and mask afterwards."""
-    n, span = mask.shape
-    grouped, shape = _by_kv_head(q, keys.shape[0])
-    scores = grouped @ keys[:, :span].transpose(0, 2, 1)
-    scores.reshape(keys.shape[0], n, -1, span)[...] += mask[None, :, None, :]
-    return _ungroup(_softmax(scores) @ values[:, :span], shape)
-
-
-def gather(q: Floats, keys: Floats, values: Floats, chunks: Sequence[Chunk], views: Sequence[View]) -> Floats:
-    """For each chunk, copy its sequence's cells together and score against those alone."""
-    out = np.empty_like(q)
-    at = 0
-    for chunk, view in zip(chunks, views, strict=True):
-        own = slice(at, at + chunk.n)
-        grouped, shape = _by_kv_head(q[own], keys.shape[0])
-        scores = grouped @ keys[:, view.cells].transpose(0, 2, 1)
-        if chunk.n > 1:
-            hidden = view.positions[None, :] > view.positions[len(view.positions) - chunk.n :, None]
-            by_token = scores.reshape(keys.shape[0], chunk.n, -1, len(view.cells))
-            by_token[...] += np.where(hidden, np.float32(-np.inf), np.float32(0))[None, :, None, :]
-        out[own] = _ungroup(_softmax(scores) @ values[:, view.cells], shape)
+        rows, own = slice(at, at + chunk.n), _own(chunk, view)
         at += chunk.n
+        if kernel == "gather":
+            found.append(Selection(rows, ((view.cells, _bias(view.positions, own, window)),)))
+            continue
+        if kernel == "sliced":
+            starts, ends = np.array([view.cells.min()]), np.array([view.cells.max() + 1])
+        else:
+            tile_starts, tile_ends = runs_of(np.unique(view.cells // TILE))
+            starts, ends = tile_starts * TILE, tile_ends * TILE
+        pieces = []
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            position = np.full(end - start, _NOWHERE)
+            inside = (view.cells >= start) & (view.cells < end)
+            position[view.cells[inside] - start] = view.positions[inside]
+            pieces.append((slice(start, end), _bias(position, own, window)))
+        found.append(Selection(rows, tuple(pieces)))
+    return tuple(found)
+
+
+def attend(q: Floats, keys: Floats, values: Floats, selections: Sequence[Selection]) -> Floats:
+    """Softmax attention of every row over its selection; an array of q's shape."""
+    n_kv, d = keys.shape[0], q.shape[2]
+    out = np.empty_like(q)
+    for selection in selections:
+        part = q[selection.rows]
+        n, heads, _ = part.shape
+        by_token = (part * np.float32(1 / np.sqrt(d))).reshape(n, n_kv, heads // n_kv, d)
+        grouped = by_token.transpose(1, 0, 2, 3).reshape(n_kv, -1, d)
+        if len(selection.pieces) == 1:
+            cells, bias = selection.pieces[0]
+            result = _softmax(_scores(grouped, keys, cells, bias)) @ values[:, cells]
+        else:
+            result = _running(grouped, keys, values, selection)
+        out[selection.rows] = result.reshape(n_kv, n, -1, d).transpose(1, 0, 2, 3).reshape(n, heads, d)
     return out
 
 
-def _by_kv_head(q: Floats, n_kv: int) -> tuple[Floats, tuple[int, int, int]]:
-    """Queries scaled and laid out (n_kv_heads, n_tokens * heads per kv head, d_head)."""
-    n, heads, d = q.shape
-    grouped = (q * np.float32(1 / np.sqrt(d))).reshape(n, n_kv, heads // n_kv, d)
-    return grouped.transpose(1, 0, 2, 3).reshape(n_kv, -1, d), (n, heads, d)
+def _own(chunk: Chunk, view: View) -> Ints:
+    """Positions of the chunk's own tokens: the last of its view."""
+    return view.positions[len(view.positions) - chunk.n :]
 
 
-def _ungroup(out: Floats, shape: tuple[int, int, int]) -> Floats:
-    n, heads, d = shape
-    return out.reshape(out.shape[0], n, -1, d).transpose(1, 0, 2, 3).reshape(n, heads, d)
+def _bias(position: Ints, own: Ints, window: int | None) -> Floats | None:
+    hidden = position[None, :] > own[:, None]
+    if window is not None:
+        hidden |= own[:, None] - position[None, :] >= window
+    if not hidden.any():
+        return None
+    return np.where(hidden, np.float32(-np.inf), np.float32(0))
+
+
+def _scores(grouped: Floats, keys: Floats, cells: slice | Ints, bias: Floats | None) -> Floats:
+    """Shape (n_kv_heads, n_rows * heads per kv head, n_cells)."""
+    scores: Floats = grouped @ keys[:, cells].transpose(0, 2, 1)
+    if bias is not None:
+        n, span = bias.shape
+        scores.reshape(len(keys), n, -1, span)[...] += bias[None, :, None, :]
+    return scores
 
 
 def _softmax(scores: Floats) -> Floats:
@@ -68,3 +111,21 @@ def _softmax(scores: Floats) -> Floats:
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
     return scores
+
+
+def _running(grouped: Floats, keys: Floats, values: Floats, selection: Selection) -> Floats:
+    """Piece by piece with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867)."""
+    peak: Floats = np.full((*grouped.shape[:2], 1), -3e38, dtype=np.float32)
+    total = np.zeros_like(peak)
+    result = np.zeros_like(grouped)
+    for cells, bias in selection.pieces:
+        scores = _scores(grouped, keys, cells, bias)
+        higher = np.maximum(peak, scores.max(axis=-1, keepdims=True))
+        scores -= higher
+        np.exp(scores, out=scores)
+        rescale = np.exp(peak - higher)
+        result = result * rescale + scores @ values[:, cells]
+        total = total * rescale + scores.sum(axis=-1, keepdims=True)
+        peak = higher
+    result /= total
+    return result

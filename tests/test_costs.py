@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from kvsim.costs import KNOTS, CostModel, MoveSample, Sample, fit, load_profile
+from kvsim.costs import KNOTS, CostModel, MoveSample, Sample, ShiftSample, fit, load_profile
 from kvsim.errors import UserError
 from kvsim.scenario import load
 from kvsim.simulation import build_policy, run
-from policies import NO_MOVES, Chunk, MicroBatch, Moves
-from policies.reads import gather_reads, masked_reads
+from policies import NO_MOVES, Chunk, MicroBatch, Moves, Place
+from policies.reads import reads_of
 
 BASE, PER_TOKEN, PER_SCORE, PER_CHUNK, PER_RUN, PER_CELL = 1e-3, 5e-5, 1e-7, 2e-5, 4e-6, 8e-7
 
@@ -38,7 +38,8 @@ def known_samples(rng, n=400, noise=0.0):
     for _ in range(50):
         runs, cells = int(rng.integers(1, 50)), int(rng.integers(50, 2000))
         moves.append(MoveSample(runs=runs, cells=cells, seconds=PER_RUN * runs + PER_CELL * cells))
-    return samples, moves
+    shifts = [ShiftSample(cells=n, seconds=PER_CELL * n) for n in (1, 10, 100)]
+    return samples, moves, shifts
 
 
 def test_the_fit_recovers_known_costs():
@@ -50,6 +51,7 @@ def test_the_fit_recovers_known_costs():
         assert fitted.kernels[kernel].per_chunk_s.value == pytest.approx(PER_CHUNK, rel=1e-3)
     assert fitted.moves.per_run_s.value == pytest.approx(PER_RUN)
     assert fitted.moves.per_cell_s.value == pytest.approx(PER_CELL)
+    assert fitted.shift_per_cell_s.value == pytest.approx(PER_CELL)
 
 
 def test_noise_shows_in_the_intervals_and_in_the_held_out_error():
@@ -61,8 +63,7 @@ def test_noise_shows_in_the_intervals_and_in_the_held_out_error():
 
 def test_no_coefficient_is_negative():
     rng = np.random.default_rng(3)
-    samples, moves = known_samples(rng, n=60, noise=0.5)
-    fitted = fit(samples, moves, rng)
+    fitted = fit(*known_samples(rng, n=60, noise=0.5), rng)
     values = [fitted.base_s, *fitted.matmul_slopes_s, fitted.moves.per_run_s, fitted.moves.per_cell_s]
     assert all(0 <= c.low <= c.value <= c.high for c in values)
 
@@ -75,7 +76,7 @@ def shipped():
 def test_prediction_is_the_sum_of_its_parts(shipped):
     costs = CostModel(shipped)
     chunks = (Chunk(0, 100, 1), Chunk(1, 0, 30))
-    reads = masked_reads(chunks, 512)
+    reads = reads_of("masked", chunks, lambda seq: np.arange(101), 512)
     slopes, a = shipped.matmul_slopes_s, shipped.kernels["masked"]
     matmul = sum(
         s.value * (min(31, high) - low) for s, low, high in zip(slopes, KNOTS, KNOTS[1:], strict=False) if low < 31
@@ -88,7 +89,7 @@ def test_prediction_is_the_sum_of_its_parts(shipped):
         + a.per_chunk_s.value * 2
         + a.per_run_s.value * 2
     )
-    batch = MicroBatch(chunks, np.arange(31), reads)
+    batch = MicroBatch(chunks, (Place(np.arange(31), reads),))
     assert costs.forward(batch, "masked") == pytest.approx(expected, rel=1e-12)
 
 
@@ -97,7 +98,8 @@ def test_more_tokens_never_cost_less_even_beyond_the_table(shipped):
 
     def seconds(n):
         chunks = (Chunk(0, 0, n),)
-        return costs.forward(MicroBatch(chunks, np.arange(n), gather_reads(chunks, np.array([1]))), "gather")
+        reads = reads_of("gather", chunks, lambda seq: np.arange(n), n)
+        return costs.forward(MicroBatch(chunks, (Place(np.arange(n), reads),)), "gather")
 
     times = [seconds(n) for n in (1, 2, 3, 7, 64, 511, 512, 513, 1024, 1025, 3000)]
     assert times == sorted(times)

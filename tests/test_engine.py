@@ -6,7 +6,7 @@ import pytest
 from kvsim.metrics import Recorder
 from kvsim.model import SHAPES
 from kvsim.simulation import build_policy, drive
-from policies import Chunk, Moves
+from policies import Chunk, Group, Moves
 from real_engine import Engine, Transformer, generate_without_cache
 from tests.worlds import scenario
 
@@ -45,19 +45,19 @@ def wrong_texts(jobs, engine):
     return wrong
 
 
-@pytest.mark.parametrize("kernel", ["masked", "gather"])
+@pytest.mark.parametrize("kernel", ["masked", "tiled", "gather", "sliced"])
 @pytest.mark.parametrize("name", ["contiguous", "paged"])
 def test_text_equals_cacheless_recomputation(name, kernel):
     world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update={"kernel": kernel})})
     policy = build_policy(world, name)
-    engine = Engine(MODEL, policy.arena_cells, policy.kernel, WORLD.seed)
+    engine = Engine(MODEL, policy.groups, policy.kernel, WORLD.seed)
     assert wrong_texts(serve_for_real(policy, engine), engine) == 0
 
 
 def test_a_policy_that_names_wrong_cells_garbles_the_text():
     """The control: the truth test must be able to fail."""
     policy = build_policy(WORLD, "paged")
-    engine = Engine(MODEL, policy.arena_cells, policy.kernel, WORLD.seed)
+    engine = Engine(MODEL, policy.groups, policy.kernel, WORLD.seed)
     place = policy.allocate
 
     def swap_two_cells(step, *, views=False):
@@ -72,27 +72,28 @@ def test_a_policy_that_names_wrong_cells_garbles_the_text():
 
 
 def test_moves_copy_keys_and_values_even_where_runs_overlap():
-    engine = Engine(MODEL, 12, "gather", seed=0)
+    engine = Engine(MODEL, [Group(12)], "gather", seed=0)
     rng = np.random.default_rng(1)
-    engine.keys[:] = rng.standard_normal(engine.keys.shape)
-    engine.values[:] = rng.standard_normal(engine.values.shape)
-    keys, values = engine.keys.copy(), engine.values.copy()
+    for array in (*engine.keys, *engine.values):
+        array[:] = rng.standard_normal(array.shape)
+    keys, values = np.stack(engine.keys), np.stack(engine.values)
     engine.move(Moves.from_runs([(3, 1, 5), (10, 6, 2)]))
     for cell, came_from in {1: 3, 2: 4, 3: 5, 4: 6, 5: 7, 6: 10, 7: 11, 0: 0, 11: 11}.items():
-        assert (engine.keys[:, :, cell] == keys[:, :, came_from]).all()
-        assert (engine.values[:, :, cell] == values[:, :, came_from]).all()
+        assert (np.stack(engine.keys)[:, :, cell] == keys[:, :, came_from]).all()
+        assert (np.stack(engine.values)[:, :, cell] == values[:, :, came_from]).all()
 
 
 def test_kernels_agree_on_the_same_cells():
-    """Both ways of reading the cache give the same logits but for rounding."""
+    """All ways of reading the cache give the same logits but for rounding."""
     logits = {}
-    for kernel in ("masked", "gather"):
+    for kernel in ("masked", "tiled", "gather", "sliced"):
         world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update={"kernel": kernel})})
         policy = build_policy(world, "contiguous")
-        engine = Engine(MODEL, policy.arena_cells, kernel, seed=0)
+        engine = Engine(MODEL, policy.groups, kernel, seed=0)
         rng = np.random.default_rng(2)
         for step in ([Chunk(0, 0, 12)], [Chunk(0, 12, 1), Chunk(1, 0, 9)], [Chunk(0, 13, 1), Chunk(1, 9, 1)]):
             for batch in policy.allocate(step, views=True):
                 last = engine.run(rng.integers(0, 1024, batch.n_tokens), batch)
         logits[kernel] = last
-    assert np.allclose(logits["masked"], logits["gather"], atol=1e-4)
+    for kernel in ("tiled", "gather", "sliced"):
+        assert np.allclose(logits["masked"], logits[kernel], atol=1e-4)

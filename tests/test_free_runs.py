@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.arena import Arena
-from policies.contiguous import find_run
 from policies.free_runs import FreeRuns
+from policies.search import find_run, find_scattered, start_of_search
 
 SIZE = 60
 
@@ -66,7 +65,21 @@ def find_cell_by_cell(used, head, n):
 )
 def test_search_by_runs_equals_search_by_cells(used, head, n):
     head = min(head, len(used) - 1)
-    arena = Arena(len(used))
-    arena.free.take_cells(np.flatnonzero(used))
-    arena.head = head
-    assert (find_run(arena, n), arena.head) == find_cell_by_cell(used, head, n)
+    free = FreeRuns(len(used))
+    free.take_cells(np.flatnonzero(used))
+    assert find_run(free, start_of_search(head, sum(used), n), n) == find_cell_by_cell(used, head, n)
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=SIZE),
+    st.integers(0, SIZE),
+    st.integers(1, SIZE + 2),
+)
+def test_scattered_search_takes_free_cells_round_from_the_head(used, head, n):
+    size = len(used)
+    free = FreeRuns(size)
+    free.take_cells(np.flatnonzero(used))
+    order = [(head + i) % size for i in range(size)] if head < size else list(range(size))
+    expected = [cell for cell in order if not used[cell]][:n]
+    found = find_scattered(free, head, n)
+    assert (found is None) if len(expected) < n else (found.tolist() == expected)

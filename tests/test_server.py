@@ -8,7 +8,7 @@ from tests.worlds import GivenTimes, Listed, scenario, serve
 
 
 def log_of(backend):
-    return [[tuple(chunk) for chunk in batch.chunks] for batch in backend.passes]
+    return [[tuple(chunk)[:3] for chunk in batch.chunks] for batch in backend.passes]
 
 
 def test_a_request_takes_one_prefill_and_a_decode_for_each_further_token():

@@ -30,6 +30,9 @@ class GivenTimes:
     def begin(self, seq: int, request: Request) -> None:
         pass
 
+    def discard(self, seq: int, start: int, stop: int) -> None:
+        pass
+
     def forward(self, batch: MicroBatch) -> float:
         self.passes.append(batch)
         return self.seconds(batch)

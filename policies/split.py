@@ -1,0 +1,438 @@
+"""Several caches and streams, micro-batches planned ahead: the cache of llama.cpp since mid-2025.
+
+A *group* is a cache that some of the model's layers use: one, or two for models with a sliding window in some layers
+(iSWA). A *stream* is an independent cache within a group: one for all sequences (unified), or one for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.arena import FOREVER, Arena
+from policies.compactors import Compactor
+from policies.free_runs import FreeRuns, runs_of
+from policies.policy import CacheConfig, Kernel, Policy
+from policies.reads import padded_span, reads_of
+from policies.search import find_run, find_scattered, start_of_search
+from policies.triggers import Facts, Trigger
+from policies.vocabulary import (
+    NO_MOVES,
+    CellMap,
+    Chunk,
+    Group,
+    IntArray,
+    MicroBatch,
+    Moves,
+    NoSlot,
+    Place,
+    Reads,
+    Shift,
+    Usage,
+    View,
+    split,
+)
+
+
+class Rejected(ValueError):
+    """The batch itself is invalid: positions that do not continue a sequence, or sequences that do not agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """One cache group."""
+
+    size: int
+    """Cells in each stream."""
+    pad: int = 256
+    """The span is rounded up to a multiple of this many cells."""
+    window: int | None = None
+    """Tokens that attention looks back, itself included; cells that fell out of it are used again."""
+    share: float = 1.0
+    """Share of the model's layers."""
+
+
+Slot = tuple[int, tuple[Chunk, ...], IntArray]
+"""A stream, the chunks of a micro-batch that go there, and a cell for each of their tokens."""
+
+
+class SplitPolicy(Policy):
+    """Plans every micro-batch of a step before it takes any: a step that does not fit changes nothing.
+
+    (Nearly nothing: two flaws of the original are reproduced, see ``_undo`` and ``_take``.)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: CacheConfig,
+        caches: Sequence[CacheSpec],
+        *,
+        n_streams: int = 1,
+        contiguous: bool = False,
+        compactor: Compactor | None = None,
+        trigger: Trigger | None = None,
+        kernel: Kernel = "masked",
+    ):
+        self.name = name
+        self.kernel = config.kernel or kernel
+        self.caches = tuple(caches)
+        self.arenas = tuple(tuple(Arena(spec.size) for _ in range(n_streams)) for spec in caches)
+        """Indexed by group, then by stream."""
+        self.capacity = caches[0].size * n_streams
+        self.groups = tuple(Group(spec.size * n_streams, spec.window, spec.share) for spec in caches)
+        self.trigger = trigger or Trigger()
+        self.wants_compaction = False
+        self.attended: set[int] = set()
+        """Spans (llama.cpp's ``n_kv``) of the last step's micro-batches in all groups."""
+        self._n_streams = n_streams
+        self._copies: list[list[Moves]] = [[] for _ in caches]
+        """Of each group: copies between streams that an engine has not been told of yet."""
+        self._contiguous = contiguous
+        self._compactor = compactor
+        self._n_ubatch = config.n_ubatch
+
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+        """Check, plan, and place; raises ``Rejected`` besides ``NoSlot``."""
+        self._check(step)
+        self.update(sum(chunk.n for chunk in step))
+        plan = self._plan(step)
+        if plan is None and self.trigger.on_failure and self.compact().n_runs:
+            plan = self._plan(step)
+        if plan is None:
+            free = sum(arena.free.total for arena in self.arenas[0])
+            n = sum(chunk.n for chunk in step)
+            raise NoSlot(f"no room for {n} tokens: {free} of {self.capacity} cells are free")
+        self.attended = set()
+        return tuple(self._place(batch, views) for batch in plan)
+
+    def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
+        """Empty the sequence's cells (every sequence's, if negative) in all groups."""
+        for _, arena in self._arenas_of(seq):
+            gone = arena.remove(seq, start, FOREVER if stop is None else stop)
+            if len(gone):
+                arena.head = min(arena.head, int(gone[0]))
+
+    def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
+        """Share cells within a stream; between streams copy a whole sequence, cell for cell."""
+        end = FOREVER if stop is None else stop
+        for (group, source), (_, target) in zip(self._arenas_of(src), self._arenas_of(dst), strict=True):
+            if source is target:
+                source.share(src, dst, start, end)
+            else:
+                if start > 0 or (end + 1 < source.size and stop is not None):
+                    raise ValueError(f"between streams only whole sequences are copied, not [{start}, {stop})")
+                self._copy_stream(group, source, target, src, dst)
+
+    def keep(self, seq: int) -> None:
+        """Empty all other cells of the sequence's stream."""
+        for _, arena in self._arenas_of(seq):
+            gone = arena.keep(seq)
+            if len(gone):
+                arena.head = min(arena.head, int(gone[0]))
+
+    def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
+        """Add to the positions; the next search begins at the first cell freed, else at 0."""
+        end = FOREVER if stop is None else stop
+        if delta == 0 or start == end:
+            return
+        for _, arena in self._arenas_of(seq):
+            _, gone = arena.shift(seq, start, end, delta)
+            arena.head = int(gone[0]) if len(gone) else 0
+
+    def divide(self, seq: int, start: int, stop: int | None, divisor: int) -> None:
+        """Divide positions ``[start, stop)`` (llama.cpp's ``seq_div``)."""
+        end = FOREVER if stop is None else stop
+        if divisor != 1 and start != end:
+            for _, arena in self._arenas_of(seq):
+                arena.divide(seq, start, end, divisor)
+
+    def clear(self) -> None:
+        """Empty everything."""
+        for arenas in self.arenas:
+            for arena in arenas:
+                arena.clear()
+
+    def update(self, tokens: int = 0) -> None:
+        """Compact if that was asked for, or if the trigger says so."""
+        arena = self.arenas[0][0]
+        if self._compactor is not None and self._n_streams == 1:
+            pad = self.caches[0].pad
+            facts = Facts(arena.used, arena.top, padded_span(arena.top, pad, arena.size), pad, tokens)
+            if self.trigger.before(facts, self._moves_of_first):
+                self.wants_compaction = True
+        if self.wants_compaction:
+            self.wants_compaction = False
+            self.compact()
+
+    def compact(self) -> Moves:
+        """One pass over every group, where there is one stream; returns the first group's moves."""
+        if self._compactor is None or self._n_streams > 1:
+            return NO_MOVES
+        plans = [self._compactor(arenas[0]) for arenas in self.arenas]
+        for arenas, plan in zip(self.arenas, plans, strict=True):
+            if plan.n_runs:
+                arenas[0].compact(plan)
+                arenas[0].head = 0
+        return max(plans, key=lambda plan: plan.n_runs)
+
+    def sequences(self) -> list[int]:
+        """Read off the arenas of all groups."""
+        return sorted({seq for arenas in self.arenas for arena in arenas for seq in arena.sequences()})
+
+    def usage(self) -> Usage:
+        """Read off the free runs of the first group."""
+        arenas = self.arenas[0]
+        used = sum(arena.used for arena in arenas)
+        largest = max(arena.free.largest for arena in arenas)
+        placeable = largest if self._contiguous else max(arena.free.total for arena in arenas)
+        runs = sum(len(arena.free) for arena in arenas)
+        top = max(i * arena.size + arena.top if arena.used else 0 for i, arena in enumerate(arenas))
+        return Usage(self.capacity, used, used, placeable, runs, largest, top)
+
+    def occupancy(self, group: int = 0) -> CellMap:
+        """The streams one after another."""
+        maps = [arena.cell_map() for arena in self.arenas[group]]
+        return CellMap(np.concatenate([m.position for m in maps]), tuple(o for m in maps for o in m.owners))
+
+    def _moves_of_first(self) -> Moves:
+        return NO_MOVES if self._compactor is None else self._compactor(self.arenas[0][0])
+
+    def _stream_of(self, seq: int) -> int:
+        return seq if self._n_streams > 1 else 0
+
+    def _arenas_of(self, seq: int) -> list[tuple[int, Arena]]:
+        """A sequence's arena in each group (all arenas, if negative), with the group's number."""
+        if seq < 0:
+            return [(g, arena) for g, arenas in enumerate(self.arenas) for arena in arenas]
+        return [(g, arenas[self._stream_of(seq)]) for g, arenas in enumerate(self.arenas)]
+
+    def _check(self, step: Sequence[Chunk]) -> None:
+        """``llama_batch_allocr::init``: every sequence goes on where it ends, and coupled sequences agree."""
+        next_position: dict[int, int] = {}
+        together: dict[int, set[int]] = {}
+        for chunk in step:
+            for seq in chunk.seqs:
+                arena = self.arenas[-1][self._stream_of(seq)]
+                held = arena.last_position(seq)
+                expected = next_position.get(seq, held + 1 if held >= 0 else chunk.start)
+                if chunk.start != expected:
+                    raise Rejected(f"sequence {seq} ends at {expected - 1}, its next chunk starts at {chunk.start}")
+                next_position[seq] = chunk.start + chunk.n
+                together[seq] = together.get(seq, set(chunk.seqs)) & set(chunk.seqs)
+                if not together[seq]:
+                    raise Rejected(f"sequence {seq} belongs to incompatible sets of sequences")
+            for seq in chunk.also:
+                first, other = (self.arenas[-1][self._stream_of(s)] for s in (chunk.seq, seq))
+                ends = (first.first_position(chunk.seq), first.last_position(chunk.seq))
+                if ends != (other.first_position(seq), other.last_position(seq)):
+                    raise Rejected(f"sequence {chunk.seq} is coupled to {seq}, but they have diverged")
+
+    def _plan(self, step: Sequence[Chunk]) -> list[tuple[tuple[Chunk, ...], list[list[Slot]]]] | None:
+        """Micro-batches with their slots in every group; None if they do not fit."""
+        attempts = []
+        if self._n_streams == 1:
+            attempts.append(split(step, self._n_ubatch))
+        if self._n_streams > 1 or len(self.caches) > 1:
+            attempts.append(split_equal(step, self._n_ubatch, sequential=self._n_streams > 1))
+        for batches in attempts:
+            by_group = []
+            for group in range(len(self.caches)):
+                slots = self._prepare(group, batches)
+                if slots is None:
+                    break
+                by_group.append(slots)
+            else:
+                return [(batch, [slots[i] for slots in by_group]) for i, batch in enumerate(batches)]
+        return None
+
+    def _prepare(self, group: int, batches: Sequence[tuple[Chunk, ...]]) -> list[list[Slot]] | None:
+        """Find and take slots one micro-batch after another, then undo it all (``prepare``)."""
+        arenas = self.arenas[group]
+        found: list[list[Slot]] = []
+        undo = []
+        for batch in batches:
+            slots = self._find(group, batch)
+            if slots is None:
+                break
+            heads = [arena.head for arena in arenas]
+            undo.append((slots, heads, [arenas[stream].save(cells) for stream, _, cells in slots]))
+            found.append(slots)
+            for slot in slots:
+                self._take(group, slot)
+        for slots, heads, saved in reversed(undo):
+            self._undo(arenas, slots, heads, saved)
+        return found if len(found) == len(batches) else None
+
+    @staticmethod
+    def _undo(
+        arenas: Sequence[Arena],
+        slots: Sequence[Slot],
+        heads: Sequence[int],
+        saved: Sequence[tuple[IntArray, IntArray, IntArray]],
+    ) -> None:
+        """As the original, the head is restored by the k-th stream of the micro-batch, not by stream number."""
+        for k, (stream, _, _) in enumerate(slots):
+            arenas[stream].restore(saved[k])
+            arenas[stream].head = heads[k]
+
+    def _find(self, group: int, batch: Sequence[Chunk]) -> list[Slot] | None:
+        by_stream: dict[int, list[Chunk]] = {}
+        for chunk in batch:
+            by_stream.setdefault(self._stream_of(chunk.seq), []).append(chunk)
+        slots: list[Slot] = []
+        for stream, chunks in by_stream.items():
+            arena = self.arenas[group][stream]
+            n = sum(chunk.n for chunk in chunks)
+            window = self.caches[group].window
+            usable = arena.free if window is None else _usable(arena, window)
+            head = start_of_search(arena.head, arena.used, n)
+            if self._contiguous:
+                first, _ = find_run(usable, head, n)
+                cells = None if first is None else np.arange(first, first + n)
+            else:
+                cells = find_scattered(usable, head, n)
+            if cells is None:
+                return None
+            slots.append((stream, tuple(chunks), cells))
+        return slots
+
+    def _take(self, group: int, slot: Slot) -> None:
+        """Put the tokens in (``apply_ubatch``).
+
+        Where a cell that left the window is overwritten, all that its sequence holds up to that position goes too,
+        so that what is left has no gap. As the original, a plan that fails does not bring that back.
+        """
+        stream, chunks, cells = slot
+        arena = self.arenas[group][stream]
+        overwritten = cells[arena.owner[cells] > 0]
+        lost: dict[int, int] = {}
+        for cell in overwritten.tolist():
+            (seq,) = arena.sets[arena.owner[cell]]
+            lost[seq] = max(lost.get(seq, -1), int(arena.position[cell]))
+        arena.vacate(overwritten)
+        arena.free.take_cells(cells)
+        at = 0
+        for chunk in chunks:
+            arena.put(cells[at : at + chunk.n], chunk.seqs, chunk.start)
+            at += chunk.n
+        for seq, last in lost.items():
+            first = arena.first_position(seq)
+            if 0 <= first <= last:
+                arena.remove(seq, first, last + 1)
+        arena.head = int(cells[-1]) + 1
+
+    def _place(self, planned: tuple[tuple[Chunk, ...], list[list[Slot]]], views: bool) -> MicroBatch:
+        chunks, by_group = planned
+        places = []
+        for group, slots in enumerate(by_group):
+            spec, arenas = self.caches[group], self.arenas[group]
+            for slot in slots:
+                self._take(group, slot)
+            moves, shift = arenas[0].settle() if self._n_streams == 1 else self._settle_streams(group)
+            cells = np.concatenate([cells + stream * spec.size for stream, _, cells in slots])
+            span = max(padded_span(arenas[stream].top, spec.pad, spec.size) for stream, _, _ in slots)
+            self.attended.add(span)
+            reads = self._reads(group, chunks, span, len(slots))
+            seen = tuple(self._view(group, chunk) for chunk in chunks) if views else ()
+            places.append(Place(cells, reads, moves, shift, seen))
+        return MicroBatch(chunks, tuple(places))
+
+    def _reads(self, group: int, chunks: Sequence[Chunk], span: int, n_streams: int) -> Reads:
+        reads = reads_of(self.kernel, chunks, lambda seq: self._arena(group, seq).cells_of(seq)[0], span)
+        window = self.caches[group].window
+        useful = reads.useful if window is None else np.minimum(reads.useful, window + reads.tokens - 1)
+        whole = span * n_streams if self.kernel == "masked" else reads.span
+        return Reads(reads.tokens, reads.scanned, useful, reads.runs, whole)
+
+    def _view(self, group: int, chunk: Chunk) -> View:
+        cells, positions = self._arena(group, chunk.seq).cells_of(chunk.seq)
+        return View(cells + self._stream_of(chunk.seq) * self.caches[group].size, positions)
+
+    def _arena(self, group: int, seq: int) -> Arena:
+        return self.arenas[group][self._stream_of(seq)]
+
+    def _settle_streams(self, group: int) -> tuple[Moves, Shift]:
+        """What is owed in all streams of a group, in the group's own cell numbers."""
+        size = self.caches[group].size
+        moves, cells, deltas = [], [], []
+        for stream, arena in enumerate(self.arenas[group]):
+            own, shift = arena.settle()
+            offset = stream * size
+            if own.n_runs:
+                moves.append(Moves(own.src + offset, own.dst + offset, own.length))
+            cells.append(shift.cells + offset)
+            deltas.append(shift.deltas)
+        copies, self._copies[group] = self._copies[group], []
+        return Moves.join([*copies, *moves]), Shift(np.concatenate(cells), np.concatenate(deltas))
+
+    def _copy_stream(self, group: int, source: Arena, target: Arena, src: int, dst: int) -> None:
+        """Same cells, another stream (``seq_cp`` between streams); whatever the target held is gone."""
+        cells, positions = source.cells_of(src)
+        target.clear()
+        target.free.take_cells(cells)
+        for cell, position in zip(cells.tolist(), positions.tolist(), strict=True):
+            target.put(np.array([cell]), (dst,), position)
+        target.head = source.head
+        starts, ends = runs_of(np.sort(cells))
+        size = self.caches[group].size
+        offset_from, offset_to = self._stream_of(src) * size, self._stream_of(dst) * size
+        self._copies[group].append(Moves(starts + offset_from, starts + offset_to, ends - starts))
+
+
+def _usable(arena: Arena, window: int) -> FreeRuns:
+    """Free cells, and those of one sequence alone whose token its next one will not see any more."""
+    last = np.full(len(arena.sets), -1, dtype=np.int64)
+    np.maximum.at(last, arena.owner, arena.position)
+    alone = np.fromiter((len(s) == 1 for s in arena.sets), dtype=bool, count=len(arena.sets))
+    newest = last.copy()
+    for index in np.unique(arena.owner).tolist():
+        if alone[index]:
+            (seq,) = arena.sets[index]
+            newest[index] = max(int(last[i]) for i, s in enumerate(arena.sets) if seq in s)
+    out = alone[arena.owner] & (newest[arena.owner] + 1 - arena.position >= window)
+    usable = FreeRuns(arena.size)
+    usable.rebuild((arena.owner > 0) & ~out)
+    return usable
+
+
+def split_equal(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -> list[tuple[Chunk, ...]]:
+    """Micro-batches in which every sequence gives equally many tokens (``llama_batch_allocr::split_equal``).
+
+    ``sequential``: only runs of consecutive sequence ids go together.
+    """
+    left = [(chunk, 0) for chunk in step]
+    batches: list[tuple[Chunk, ...]] = []
+    while left:
+        chosen: list[tuple[int, ...]] = []
+        for chunk, _ in left:
+            overlaps = any(set(chunk.seqs) & set(seqs) for seqs in chosen)
+            follows = not sequential or not chosen or chunk.seq == chosen[-1][0] + 1
+            if not overlaps and follows:
+                chosen.append(chunk.seqs)
+                if len(chosen) > n_ubatch:
+                    break
+        have = [sum(c.n - done for c, done in left if c.seqs == seqs) for seqs in chosen]
+        give = min(*have, max(1, n_ubatch // len(chosen))) if chosen else 0
+        batch: list[Chunk] = []
+        for seqs in chosen:
+            need = give
+            for i, (chunk, done) in enumerate(left):
+                if chunk.seqs == seqs and need > 0 and done < chunk.n:
+                    n = min(need, chunk.n - done)
+                    _append(batch, Chunk(chunk.seq, chunk.start + done, n, chunk.also))
+                    left[i] = (chunk, done + n)
+                    need -= n
+        left = [(chunk, done) for chunk, done in left if done < chunk.n]
+        batches.append(tuple(batch))
+    return batches
+
+
+def _append(batch: list[Chunk], chunk: Chunk) -> None:
+    """Add a chunk, as part of the last one where it continues that."""
+    if batch and batch[-1].seqs == chunk.seqs and batch[-1].start + batch[-1].n == chunk.start:
+        chunk = Chunk(chunk.seq, batch[-1].start, batch[-1].n + chunk.n, chunk.also)
+        batch.pop()
+    batch.append(chunk)

@@ -1,0 +1,156 @@
+"""Triggers: when to compact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from policies.vocabulary import Moves
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a trigger may look at: counts of cells and tokens, never a clock."""
+
+    used: int
+    """Cells that hold a token."""
+    top: int
+    """One past the highest of them."""
+    span: int
+    """``top`` rounded up to the kernel's padding: what attention over all cells reads."""
+    pad: int
+    tokens: int
+    """Tokens of the step."""
+
+
+class Trigger:
+    """Never. The other triggers override what they need."""
+
+    on_failure = False
+    """Compact when a step finds no room, and try once more before giving up."""
+    when_idle = False
+    """Compact while the server has nothing to do, a slice at a time."""
+
+    def before(self, facts: Facts, plan: Callable[[], Moves]) -> bool:
+        """Whether to compact before this step. ``plan`` tells which moves that would take."""
+        return False
+
+    def after(self, facts: Facts) -> bool:
+        """Whether to compact before the next step, asked when a step has been placed."""
+        return False
+
+
+class OnFailure(Trigger):
+    """Only when a step finds no room (llama.cpp b5589 to b6244: ``init_batch`` tries once more)."""
+
+    on_failure = True
+
+
+class Idle(Trigger):
+    """Only while no request waits or runs; an arrival cuts it short between two slices."""
+
+    when_idle = True
+
+
+Formula = Literal["b2278", "b2422", "b4875", "b6170"]
+"""llama.cpp's measures of fragmentation, by the build that they are taken from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold(Trigger):
+    """When the fragmentation ratio exceeds ``threshold`` (``defrag_thold``), by one of llama.cpp's formulas.
+
+    ``b4875`` (b4666 to b4880) asks after a step and compacts before the next; ``b6170`` (b5589 to b6244) asks
+    before a step, without padding the span. Both leave caches alone that reach below 2,048 cells; the older
+    ``b2422`` does so for none, and ``b2278`` below 128. In single precision, as the original.
+    """
+
+    threshold: float
+    formula: Formula = "b2422"
+    on_failure: bool = False
+
+    def before(self, facts: Facts, plan: Callable[[], Moves]) -> bool:
+        """Asked by ``b6170`` only."""
+        if self.formula != "b6170":
+            return False
+        return facts.top >= 2048 and self._exceeds(facts.used + facts.pad, facts.top)
+
+    def after(self, facts: Facts) -> bool:
+        """Asked by all others."""
+        if self.formula == "b4875":
+            return facts.span >= 2048 and self._exceeds(facts.used + facts.pad, facts.span)
+        if self.formula == "b2422":
+            return self._exceeds(facts.used, facts.span)
+        if self.formula == "b2278":
+            return facts.span >= 128 and self._exceeds(facts.used + facts.tokens, facts.span)
+        return False
+
+    def _exceeds(self, filled: int, span: int) -> bool:
+        if self.threshold <= 0 or span == 0:
+            return False
+        ratio = max(np.float32(0), np.float32(1) - np.float32(filled) / np.float32(span))
+        return bool(ratio > np.float32(self.threshold))
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeCosts:
+    """What attention and moves cost, in any one unit: only their ratios matter."""
+
+    score: float
+    """One query token scored against one cell."""
+    run: float
+    """One run moved."""
+    cell: float
+    """One cell moved."""
+
+
+@dataclass(slots=True)
+class Adaptive(Trigger):
+    """When the attention that compaction would save, over a horizon learned on the way, costs more than the moves.
+
+    The saving of one step is (its tokens) x (cells above the packed span) x (cost of a score). How many steps it
+    lasts is not known ahead: holes come back as sequences end. So the trigger learns it: after a compaction it
+    counts the steps until the holes have come back to what they were when it compacted, and keeps an
+    exponentially weighted mean of these counts, the horizon H. Holes grow back about evenly, so half of them are
+    missing on average over those steps, and compacting saves H / 2 steps' worth. It is due when
+
+        tokens x holes x score x H / 2  >  run x runs + cell x cells
+
+    with runs and cells counted on the actual plan. A step that finds no room always compacts.
+    """
+
+    costs: RelativeCosts
+    horizon: float = 64.0
+    """Steps; the first guess, then what has been learned."""
+    weight: float = 0.2
+    """Of the newest observation."""
+    on_failure: bool = field(default=True, init=False)
+    when_idle: bool = field(default=False, init=False)
+    _steps: int = field(default=0, init=False)
+    _target: int = field(default=0, init=False)
+    """Holes at the last compaction; 0 while none is being observed."""
+
+    def before(self, facts: Facts, plan: Callable[[], Moves]) -> bool:
+        """Weigh the saving against the cost of the plan; plans only where moving one run could pay."""
+        holes = facts.span - min(facts.span, -(-facts.used // facts.pad) * facts.pad)
+        self._learn(holes)
+        saving = facts.tokens * holes * self.costs.score * self.horizon / 2
+        if saving <= self.costs.run + self.costs.cell:
+            return False
+        moves = plan()
+        if moves.n_runs == 0 or saving <= self.costs.run * moves.n_runs + self.costs.cell * moves.n_cells:
+            return False
+        self._steps, self._target = 0, holes
+        return True
+
+    def _learn(self, holes: int) -> None:
+        if self._target == 0:
+            return
+        self._steps += 1
+        # Holes that never come back: the observation grows until it is learned as a long horizon.
+        if holes >= self._target or self._steps >= 8 * self.horizon:
+            self.horizon += self.weight * (self._steps - self.horizon)
+            self._target = 0
