@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,25 +14,29 @@ from workloads import Request, Workload
 
 Process = Generator[simpy.Event, None, None]
 Wait = Generator[simpy.Event, None, Sequence[Job] | None]
+IdleWork = Callable[[], float]
+"""Does a slice of what can be done while nothing else is to be done; its seconds, 0 when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What one turn of the server took in, told relative to the steps around it rather than by the clock."""
 
+    slices: int
+    """Slices of idle work that the server had done, having nothing else to do."""
     idle_s: float
-    """Seconds that the server had waited with nothing to do."""
+    """Seconds that it had then waited with nothing to do at all."""
     arrived: tuple[tuple[Request, float], ...]
-    """The requests, and how much of the step before had passed when each arrived, between 0 and 1."""
+    """The requests, and how much of the last step or slice had passed when each arrived, between 0 and 1."""
 
 
 class Arrivals(Protocol):
     """Where the server gets its requests."""
 
-    def next(self, busy: bool, step_began_s: float) -> Wait:
+    def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
         """Jobs for the next turn; waits while there is nothing to do. None: nothing more will come.
 
-        ``busy``: the last turn ran a step, begun at ``step_began_s``, and there may be more to do.
+        ``busy``: the last turn ran a step, begun at ``began_s``, and there may be more to do.
         """
         ...
 
@@ -59,19 +63,27 @@ class Inbox:
         self._closed = True
         self._wake()
 
-    def next(self, busy: bool, step_began_s: float) -> Wait:
-        """All that has arrived by now."""
-        env, since = self._env, self._env.now
+    def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
+        """All that has arrived by now; while nothing has, one slice of idle work after another."""
+        env, slices = self._env, 0
+        while not busy and not self._jobs:
+            began = env.now
+            seconds = 0.0 if self._closed else idle()
+            if seconds <= 0:
+                break
+            slices, began_s = slices + 1, began
+            yield env.timeout(seconds)
+        since = env.now
         while not busy and not self._jobs:
             if self._closed:
                 return None
             yield self._news
-        idle = env.now - since
-        took = since - step_began_s
+        took = since - began_s
         jobs = list(self._jobs)
         self._jobs.clear()
-        shares = [(min(job.arrival_s - step_began_s, took) / took if took > 0 else 1.0) for job in jobs]
-        self.script.append(Turn(idle, tuple((job.request, share) for job, share in zip(jobs, shares, strict=True))))
+        shares = [min(job.arrival_s - began_s, took) / took if took > 0 else 1.0 for job in jobs]
+        arrived = tuple((job.request, share) for job, share in zip(jobs, shares, strict=True))
+        self.script.append(Turn(slices, env.now - since, arrived))
         return jobs
 
     def _wake(self) -> None:
@@ -90,18 +102,21 @@ class Script:
         self._env = env
         self._turns = iter(turns)
 
-    def next(self, busy: bool, step_began_s: float) -> Wait:
-        """The jobs that the scripted turn took in."""
-        turn = next(self._turns, None)
+    def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
+        """The jobs that the scripted turn took in, after as many slices of idle work as it did."""
+        env, turn = self._env, next(self._turns, None)
         if turn is None:
             return None
-        step_ended_s = self._env.now
+        for _ in range(turn.slices):
+            began_s = env.now
+            yield env.timeout(idle())
+        ended_s = env.now
         if turn.idle_s > 0:
-            yield self._env.timeout(turn.idle_s)
+            yield env.timeout(turn.idle_s)
         jobs = []
         for request, share in turn.arrived:
-            during = step_began_s + share * (step_ended_s - step_began_s)
-            jobs.append(Job(request, during if share < 1 else self._env.now))
+            during = began_s + share * (ended_s - began_s)
+            jobs.append(Job(request, during if share < 1 else env.now))
         return jobs
 
 

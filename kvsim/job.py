@@ -26,6 +26,8 @@ class Job:
     """Tokens whose K and V are in the cache."""
     generated: int = 0
     """Output tokens so far."""
+    discarded: int = 0
+    """Tokens forgotten by context shifts."""
     truncated: bool = False
     """Ended early because its slot's context was full."""
     started_s: float = float("nan")
@@ -34,8 +36,8 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """Tokens known: prompt and output."""
-        return self.request.prompt_tokens + self.generated
+        """Tokens known and not forgotten: prompt and output."""
+        return self.request.prompt_tokens + self.generated - self.discarded
 
     @property
     def prefilled(self) -> bool:

@@ -11,30 +11,44 @@ import numpy as np
 import pandas as pd
 
 from kvsim.job import Job
-from policies import MicroBatch, Moves, Usage
+from policies import MicroBatch, Moves, Policy, Usage
+from policies.vocabulary import IntArray
 
 Progress = Callable[[int, float], None]
 """Called with the number of requests ended and the simulated time in seconds."""
 
 _QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
-_MEANS = ("utilization", "external_fragmentation", "internal_fragmentation")
+_SHARES = ("utilization", "external_fragmentation", "internal_fragmentation")
+_COUNTS = ("stored", "allocated", "free", "span", "free_runs", "largest_free_run")
+_FRAMES = 400
+"""A film of the cells keeps between half as many pictures and as many."""
 
 
 class Recorder:
     """Collects requests, forward passes and cache samples; times in seconds of the simulated clock."""
 
-    def __init__(self, progress: Progress | None = None, digest: bool = False):
+    def __init__(self, progress: Progress | None = None, *, digest: bool = False, film: bool = False):
         self.failed_allocations = 0
         self.batch_splits = 0
         self.moved_cells = 0
         self.move_runs = 0
         self.compactions = 0
+        self.context_shifts = 0
         self.jobs: list[Job] = []
         """In the order in which they ended."""
         self.passes: list[tuple[float, float, int, int, int, int]] = []
         """Of each forward pass: start, seconds, tokens, chunks, scores computed, cells read."""
         self.samples: list[tuple[float, Usage]] = []
         """The state of the cache from each time on."""
+        self.scores = 0
+        """Scores computed by attention, in the first cache group."""
+        self.useful_scores = 0
+        """Those of them against a cell that the sequence can see."""
+        self.frames: list[tuple[float, IntArray]] = []
+        """Pictures of the cells: time, and the owner of each cell of the first group (-1: none)."""
+        self._film = film
+        self._frame_every = 1
+        self._steps = 0
         self._progress = progress
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
 
@@ -42,6 +56,8 @@ class Recorder:
         """A forward pass has been run."""
         reads = batch.reads
         scores = int(reads.tokens @ reads.scanned)
+        self.scores += scores
+        self.useful_scores += int(reads.tokens @ reads.useful)
         self.passes.append((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
         for place in batch.places:
             self.moved(place.moves)
@@ -63,6 +79,17 @@ class Recorder:
     def cache(self, now: float, usage: Usage) -> None:
         """From ``now`` on the cache is in this state."""
         self.samples.append((now, usage))
+
+    def film(self, now: float, policy: Policy) -> None:
+        """Take a picture of the cells at every so many steps, at fewer the longer the run."""
+        if not self._film:
+            return
+        if self._steps % self._frame_every == 0:
+            self.frames.append((now, policy.occupancy().first_owner()))
+            if len(self.frames) == _FRAMES:
+                self.frames = self.frames[::2]
+                self._frame_every *= 2
+        self._steps += 1
 
     def finish(self, job: Job) -> None:
         """A request has ended, well or not."""
@@ -119,7 +146,7 @@ class Recorder:
             )
             for time, u in self.samples
         ]
-        names = ["time_s", "stored", "allocated", "free", "span", "free_runs", "largest_free_run", *_MEANS]
+        names = ["time_s", *_COUNTS, *_SHARES]
         table = pd.DataFrame(rows, columns=names)
         return table.drop_duplicates("time_s", keep="last", ignore_index=True)
 
@@ -140,6 +167,8 @@ class Result:
     requests: pd.DataFrame = field(repr=False)
     cache: pd.DataFrame = field(repr=False)
     passes: pd.DataFrame = field(repr=False)
+    frames: tuple[tuple[float, IntArray], ...] = field(default=(), repr=False)
+    """Pictures of the cells, where they were asked for: time, and the owner of each cell (-1: none)."""
     warnings: tuple[str, ...] = ()
     """Where the prediction went beyond what the profile measured, a line each."""
 
@@ -162,12 +191,20 @@ def summarize(recorder: Recorder, requests: pd.DataFrame, cache: pd.DataFrame, c
         "throughput_tokens_per_s": tokens / makespan if makespan > 0 else None,
         **{name: _distribution(completed[name]) for name in ("ttft_s", "tpot_s", "e2e_s")},
         "cache": {
-            **{f"{name}_mean": _time_mean(cache, name, begin) for name in _MEANS},
+            **{f"{name}_mean": _time_mean(cache, name, begin) for name in _SHARES},
+            "stored_cells_mean": _time_mean(cache, "stored", begin),
+            "span_cells_mean": _time_mean(cache, "span", begin),
+            "free_runs_mean": _time_mean(cache, "free_runs", begin),
+            "largest_free_run_mean": _time_mean(cache, "largest_free_run", begin),
+            "scored_useful": recorder.useful_scores / recorder.scores if recorder.scores else None,
             "failed_allocations": recorder.failed_allocations,
             "batch_splits": recorder.batch_splits,
+            "compactions": recorder.compactions,
+            "move_runs": recorder.move_runs,
             "moved_cells": recorder.moved_cells,
             "moved_bytes": int(recorder.moved_cells * cell_bytes),
         },
+        "context_shifts": recorder.context_shifts,
         "forward_passes": len(recorder.passes),
     }
 

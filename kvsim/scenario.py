@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from pydantic import (
     Discriminator,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Tag,
@@ -28,7 +30,7 @@ from pydantic_core import ErrorDetails
 import workloads
 from kvsim.errors import UserError
 from kvsim.model import SHAPES, ModelShape
-from policies import CacheConfig, Kernel, SequencePlan
+from policies import CacheConfig, Kernel, RelativeCosts, SequencePlan
 from workloads.lengths import MAX_TOKENS
 
 
@@ -199,6 +201,9 @@ class ServerSection(Section):
     """The most tokens in one forward pass (``--ubatch-size``)."""
     slot_context: PositiveInt | None = None
     """The most tokens in one slot; by default the cells of the cache shared out over the slots."""
+    context_shift: bool = False
+    """A full slot forgets half of what comes after its first ``n_keep`` tokens and goes on, instead of ending."""
+    n_keep: NonNegativeInt = 0
     keep_idle_slots: bool = True
     """A finished slot keeps its cells until the slot is used again or purged, as llama-server's prompt cache does."""
 
@@ -211,6 +216,18 @@ class CacheSection(Section):
     """Room for that many tokens (``--ctx-size``)."""
     block_size: PositiveInt = 16
     """Cells in a block, for paged layouts."""
+    chunk_size: PositiveInt = 64
+    """Cells in a chunk, for the chunked layout."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Fragmentation ratio above which threshold triggers compact (``--defrag-thold``)."""
+    window: Annotated[int, Field(ge=2)] = 256
+    """Tokens that a ring or a sliding window keeps for each sequence."""
+    sinks: NonNegativeInt = 4
+    """First tokens of each sequence that a ring never overwrites."""
+    unified: bool = True
+    """One cache for all slots (``--kv-unified``), or an equal share for each, where the policy knows both."""
+    sort_batch: bool = False
+    """Split regions: place the longest sequences of a batch first."""
     pad: PositiveInt = 32
     """The masked kernel reads a multiple of this many cells."""
     kernel: Kernel | None = None
@@ -261,17 +278,16 @@ class Scenario(Section):
         """The most tokens in one slot."""
         return self.server.slot_context or self.cache.cells // self.server.slots
 
-    def cache_config(self) -> CacheConfig:
-        """What policies are built from."""
-        return CacheConfig(
-            cells=self.cache.cells,
+    def cache_config(self, costs: RelativeCosts | None = None) -> CacheConfig:
+        """What policies are built from; ``costs`` are for those that weigh moves against attention."""
+        config = CacheConfig(
             n_ubatch=self.server.n_ubatch,
             sequences=self.server.slots,
             max_tokens=self.slot_context,
-            block_size=self.cache.block_size,
-            pad=self.cache.pad,
-            kernel=self.cache.kernel,
+            n_layers=self.model.shape.n_layers,
+            **self.cache.model_dump(exclude={"policy"}),
         )
+        return config if costs is None else replace(config, costs=costs)
 
     def build_workload(self) -> workloads.Workload:
         """The request stream; raises ``WorkloadError`` where a trace cannot be read."""

@@ -168,11 +168,27 @@ class LlamaServer:
         job.generated += 1
         if job.generated == 1:
             job.first_token_s = now
-        full = job.tokens > self._scenario.slot_context
+        full = job.tokens > self._scenario.slot_context and not self._policy.endless
+        if full and job.generated < job.request.output_tokens and self._scenario.server.context_shift:
+            full = not self._shift_context(slot, job)
         if job.generated == job.request.output_tokens or full:
             job.truncated = job.generated < job.request.output_tokens
             self._end(job, now)
             self._leave(slot, keep=self._scenario.server.keep_idle_slots)
+
+    def _shift_context(self, slot: Slot, job: Job) -> bool:
+        """Forget half of what follows the first ``n_keep`` tokens; False where that would forget nothing."""
+        keep = min(self._scenario.server.n_keep, job.computed - 1)
+        discard = (job.computed - keep) // 2
+        if discard == 0:
+            return False
+        self._policy.free(slot.id, keep, keep + discard)
+        self._policy.shift(slot.id, keep + discard, None, -discard)
+        self._backend.discard(slot.id, keep, keep + discard)
+        job.computed -= discard
+        job.discarded += discard
+        self._recorder.context_shifts += 1
+        return True
 
     def _end(self, job: Job, now: float, error: str = "") -> None:
         job.status, job.error, job.finished_s = ("failed" if error else "completed"), error, now

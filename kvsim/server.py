@@ -37,7 +37,7 @@ class Server:
         env, scheduler = self._env, self._scheduler
         busy, began = False, env.now
         while True:
-            jobs = yield from self._arrivals.next(busy, began)
+            jobs = yield from self._arrivals.next(busy, began, self._idle)
             if jobs is None:
                 return
             for job in jobs:
@@ -47,6 +47,15 @@ class Server:
             if step:
                 yield from self._step(step)
             self._recorder.cache(env.now, self._policy.usage())
+
+    def _idle(self) -> float:
+        """Let the policy tidy a slice of the cache while there is nothing else to do; its seconds."""
+        moves = self._policy.idle()
+        if moves.n_runs == 0:
+            return 0.0
+        self._recorder.moved(moves)
+        self._recorder.cache(self._env.now, self._policy.usage())
+        return self._backend.move(moves)
 
     def _step(self, step: Sequence[Chunk]) -> Process:
         """Place the step, run it, let the time pass, and tell the scheduler how it went."""
@@ -63,6 +72,7 @@ class Server:
             seconds += took
         if seconds > 0:
             recorder.cache(env.now, self._policy.usage())
+            recorder.film(env.now, self._policy)
             yield env.timeout(seconds)
         if refusal is None:
             self._scheduler.commit(step, env.now)

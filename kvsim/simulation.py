@@ -20,38 +20,46 @@ from kvsim.server import Server
 from policies import Policy, PolicyFactory, available
 
 
-def build_policy(scenario: Scenario, policy: str | PolicyFactory | None = None) -> Policy:
-    """The policy that the scenario names, or another by name or factory. Raises ``UserError``."""
+def build_policy(
+    scenario: Scenario, policy: str | PolicyFactory | None = None, costs: CostModel | None = None
+) -> Policy:
+    """The policy that the scenario names, or another by name or factory. Raises ``UserError``.
+
+    ``costs`` tell adaptive triggers what attention and moves cost; without them they assume round figures.
+    """
     choice = policy if policy is not None else scenario.cache.policy
     if isinstance(choice, str):
         known = available()
         if choice not in known:
             raise UserError(f"no policy called {choice!r}; there are {', '.join(known)}")
         choice = known[choice]
+    relative = None if costs is None else costs.relative(scenario.cache.kernel or "masked")
     try:
-        return choice(scenario.cache_config())
+        built = choice(scenario.cache_config(relative))
     except ValueError as e:
         raise UserError(f"{scenario.name}: cache: {e}") from None
-
-
-def build_costs(scenario: Scenario, policy: Policy) -> CostModel:
-    """The cost model of the scenario's profile, checked to speak of its model and the policy's kernel."""
-    costs = CostModel(load_profile(scenario.machine.profile, scenario.folder))
-    costs.check(scenario.model.name, policy.kernel)
-    return costs
+    if scenario.server.context_shift and not built.endless and type(built).shift is Policy.shift:
+        raise UserError(f"{scenario.name}: server.context_shift: policy {built.name!r} cannot shift positions")
+    if costs is not None:
+        costs.check(scenario.model.name, built.kernel)
+    return built
 
 
 def run(
-    scenario: Scenario | str | Path, policy: str | PolicyFactory | None = None, *, progress: Progress | None = None
+    scenario: Scenario | str | Path,
+    policy: str | PolicyFactory | None = None,
+    *,
+    progress: Progress | None = None,
+    film: bool = False,
 ) -> Result:
     """Run a scenario (or the one of that name or file) with predicted step times, under its own policy or another.
 
-    Raises ``UserError`` and ``WorkloadError``.
+    ``film`` keeps pictures of the cells. Raises ``UserError`` and ``WorkloadError``.
     """
     scenario = load(scenario)
-    chosen = build_policy(scenario, policy)
-    costs = build_costs(scenario, chosen)
-    recorder = Recorder(progress)
+    costs = CostModel(load_profile(scenario.machine.profile, scenario.folder))
+    chosen = build_policy(scenario, policy, costs)
+    recorder = Recorder(progress, film=film)
     result, _ = drive(
         scenario, chosen, SimulatedBackend(costs, chosen.kernel, chosen.groups), recorder, costs.profile.name
     )
@@ -90,5 +98,5 @@ def drive(
         "profile": profile,
         "wall_s": time.perf_counter() - began,
     }
-    result = Result(scenario, policy.name, summary, requests, cache, recorder.passes_table())
+    result = Result(scenario, policy.name, summary, requests, cache, recorder.passes_table(), tuple(recorder.frames))
     return result, inbox.script if script is None else script

@@ -89,16 +89,15 @@ def validate(
     schedules: dict[str, str] = {}
     shares: dict[str, float] = {}
     for choice in policies if policies is not None else list(available()):
-        policy = build_policy(scenario, choice)
         costs = CostModel(profile)
-        costs.check(scenario.model.name, policy.kernel)
+        policy = build_policy(scenario, choice, costs)
         if announce is not None:
             announce(policy.name)
         engine = Engine(model, policy.groups, policy.kernel, scenario.seed)
         measured = Recorder(progress, digest=True)
         with machine.measuring() as watch:
             real, script = drive(scenario, policy, engine, measured, None)
-        again = build_policy(scenario, choice)
+        again = build_policy(scenario, choice, costs)
         predicted = Recorder(digest=True)
         backend = SimulatedBackend(costs, again.kernel, again.groups)
         simulated, _ = drive(scenario, again, backend, predicted, profile.name, script)

@@ -135,12 +135,16 @@ class Arena:
 
     def settle(self) -> tuple[Moves, Shift]:
         """The moves, and then the rotations of keys, that an engine has not been told of yet."""
-        moves, shift = Moves.join(self._owed), NO_SHIFT
-        self._owed = []
+        shift = NO_SHIFT
         if self._turned is not None:
             cells = np.flatnonzero((self._turned != 0) & (self.owner > 0))
             shift, self._turned = Shift(cells, self._turned[cells]), None
-        return moves, shift
+        return self.settle_moves(), shift
+
+    def settle_moves(self) -> Moves:
+        """The moves alone: rotations may wait until the keys are read."""
+        moves, self._owed = Moves.join(self._owed), []
+        return moves
 
     def unsettle(self, settled: Sequence[tuple[Moves, Shift]]) -> None:
         """Owe again what ``settle`` had given out, in that order, since it will not be carried out."""

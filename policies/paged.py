@@ -1,18 +1,22 @@
 """Paged memory: fixed blocks of cells, and for each sequence a table of the blocks it holds.
 
-Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (SOSP 2023);
+``paged``: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (SOSP 2023);
 the order in which blocks are handed out and returned is that of vLLM 0.33.0's ``BlockPool`` without prefix cache.
+``chunked``: the same with larger pieces and the lowest free one first, as engines do that keep a list of chunks for
+each sequence and share none (MLC-LLM, TGI).
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from policies.free_runs import runs_of
-from policies.policy import CacheConfig, Policy
+from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of, table_reads
 from policies.vocabulary import (
     CellMap,
@@ -29,22 +33,39 @@ from policies.vocabulary import (
 )
 
 
-class BlockPool:
-    """Blocks ``1 .. n - 1``; block 0 is the null block and never handed out."""
+class Pool(Protocol):
+    """Hands out blocks by number."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, n: int) -> list[int]:
+        """The next ``n`` blocks, which must be there."""
+        ...
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take blocks back."""
+        ...
+
+    def free_blocks(self) -> IntArray:
+        """The free blocks, ascending."""
+        ...
+
+
+class BlockQueue:
+    """Blocks ``1 .. n - 1`` in vLLM's order; block 0 is the null block and never handed out."""
 
     def __init__(self, n_blocks: int):
-        self.n_blocks = n_blocks
         self._free = deque(range(1, n_blocks))
 
     def __len__(self) -> int:
         return len(self._free)
 
     def take(self, n: int) -> list[int]:
-        """The next ``n`` blocks, which must be there."""
+        """From the front."""
         return [self._free.popleft() for _ in range(n)]
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Return blocks to the front of the queue, so that ``blocks[0]`` is the next handed out."""
+        """To the front, so that ``blocks[0]`` is the next handed out."""
         self._free.extendleft(reversed(blocks))
 
     def free_blocks(self) -> IntArray:
@@ -52,23 +73,43 @@ class BlockPool:
         return np.sort(np.fromiter(self._free, dtype=np.int64, count=len(self._free)))
 
 
+class LowestFirst:
+    """Blocks ``0 .. n - 1``, always the lowest free one."""
+
+    def __init__(self, n_blocks: int):
+        self._free = list(range(n_blocks))
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self, n: int) -> list[int]:
+        """The lowest."""
+        return [heapq.heappop(self._free) for _ in range(n)]
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """In any order."""
+        for block in blocks:
+            heapq.heappush(self._free, block)
+
+    def free_blocks(self) -> IntArray:
+        """The free blocks, ascending."""
+        return np.sort(np.array(self._free, dtype=np.int64))
+
+
 class PagedPolicy(Policy):
     """A block table for each sequence; a token's cell follows from its position."""
 
-    def __init__(self, name: str, config: CacheConfig):
-        n_blocks = config.cells // config.block_size
-        if n_blocks < 2:
-            raise ValueError(
-                f"{config.cells} cells make {n_blocks} blocks of {config.block_size}; at least 2 are needed,"
-                " since block 0 is never handed out"
-            )
+    def __init__(self, name: str, config: CacheConfig, *, block_size: int, null_block: bool, kernel: Kernel = "gather"):
+        n_blocks, reserved = config.cells // block_size, int(null_block)
+        if n_blocks <= reserved:
+            why = ", and block 0 is never handed out" if null_block else ""
+            raise ValueError(f"{config.cells} cells make {n_blocks} blocks of {block_size}{why}")
         self.name = name
-        self.block_size = config.block_size
-        self._cells_in_all = n_blocks * config.block_size
-        self.groups = (Group(self._cells_in_all),)
-        self.capacity = self._cells_in_all - config.block_size
-        self.kernel = config.kernel or "gather"
-        self.pool = BlockPool(n_blocks)
+        self.block_size = block_size
+        self.groups = (Group(n_blocks * block_size),)
+        self.capacity = (n_blocks - reserved) * block_size
+        self.kernel = config.kernel or kernel
+        self.pool: Pool = BlockQueue(n_blocks) if null_block else LowestFirst(n_blocks)
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
         self._tables: dict[int, list[int]] = {}
@@ -91,7 +132,7 @@ class PagedPolicy(Policy):
         if start >= length:
             return
         if stop is not None and stop < length:
-            raise ValueError(f"a block table gives up its tail only: [{start}, {stop}) of {length} tokens")
+            raise Unsupported(f"{self.name}: a block table gives up its tail only, not [{start}, {stop}) of {length}")
         table, keep = self._tables[seq], self._blocks(start)
         self.pool.release(table[: keep - 1 : -1] if keep else table[::-1])
         self._stored -= length - start
@@ -114,8 +155,8 @@ class PagedPolicy(Policy):
 
     def occupancy(self, group: int = 0) -> CellMap:
         """Laid out from the tables."""
-        position = np.full(self._cells_in_all, -1, dtype=np.int64)
-        owners: list[frozenset[int]] = [frozenset()] * self._cells_in_all
+        position = np.full(self.groups[0].cells, -1, dtype=np.int64)
+        owners: list[frozenset[int]] = [frozenset()] * self.groups[0].cells
         for seq, length in self._lengths.items():
             cells = self._cells(seq, 0, length)
             position[cells] = np.arange(length)
@@ -153,6 +194,6 @@ class PagedPolicy(Policy):
         if self.kernel == "gather":
             blocks = np.array([self._blocks(end) for end in ends], dtype=np.int64)
             return table_reads(chunks, np.array(ends, dtype=np.int64), blocks)
-        span = padded_span(self._top(), self._pad, self._cells_in_all)
+        span = padded_span(self._top(), self._pad, self.groups[0].cells)
         lengths = {chunk.seq: end for chunk, end in zip(chunks, ends, strict=True)}
         return reads_of(self.kernel, chunks, lambda seq: self._cells(seq, 0, lengths[seq]), span)

@@ -2,31 +2,287 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+from policies import llamacpp
+from policies.compactors import pack
 from policies.paged import PagedPolicy
 from policies.policy import CacheConfig, Policy, PolicyFactory
+from policies.regions import GrowingPolicy, OraclePolicy, ReservedPolicy, RingPolicy
+from policies.split import CacheSpec, SplitPolicy
+from policies.split_regions import SplitRegionsPolicy
+from policies.triggers import Adaptive, Idle, OnFailure
 from policies.unified import UnifiedPolicy
 
 ENTRY_POINT_GROUP = "kvsim.policies"
 
-
-def contiguous(config: CacheConfig) -> Policy:
-    """One run of cells for each micro-batch, first fit from a moving head; nothing is ever moved.
-
-    llama.cpp of 2024 without defragmentation.
-    """
-    return UnifiedPolicy("contiguous", config)
+_TODAY_PAD = 256
 
 
-def paged(config: CacheConfig) -> Policy:
-    """Fixed blocks and a block table for each sequence, no prefix cache. vLLM."""
-    return PagedPolicy("paged", config)
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A policy by name; calling it builds one."""
+
+    name: str
+    summary: str
+    layout: str
+    compactor: str
+    trigger: str
+    kernel: str
+    parameters: tuple[str, ...]
+    """Keys of the scenario's ``[cache]`` section that it heeds."""
+    source: str
+    build: Callable[[str, CacheConfig], Policy]
+
+    def __call__(self, config: CacheConfig) -> Policy:
+        """A new policy with an empty cache. Raises ``ValueError`` where the configuration cannot be."""
+        return self.build(self.name, config)
+
+
+def _fill_holes(name: str, config: CacheConfig) -> Policy:
+    compactor = llamacpp.limited_fill_holes(8192, config.n_layers)
+    return UnifiedPolicy(name, config, compactor=compactor, trigger=OnFailure())
+
+
+def _packed(name: str, config: CacheConfig) -> Policy:
+    return UnifiedPolicy(name, config, compactor=pack, trigger=OnFailure())
+
+
+def _adaptive(name: str, config: CacheConfig) -> Policy:
+    return UnifiedPolicy(name, config, compactor=pack, trigger=Adaptive(config.costs))
+
+
+def _idle(name: str, config: CacheConfig) -> Policy:
+    return UnifiedPolicy(name, config, compactor=pack, trigger=Idle())
+
+
+def _llamacpp_2024(name: str, config: CacheConfig) -> Policy:
+    return llamacpp.early_2025(name, config, threshold=config.threshold)
+
+
+def _streams(name: str, config: CacheConfig) -> Policy:
+    size = config.cells // config.sequences
+    if size < 1:
+        raise ValueError(f"{config.cells} cells cannot be shared out over {config.sequences} streams")
+    return SplitPolicy(name, config, [CacheSpec(size, min(_TODAY_PAD, size))], n_streams=config.sequences)
+
+
+def _llamacpp_today(name: str, config: CacheConfig) -> Policy:
+    if not config.unified:
+        return _streams(name, config)
+    return SplitPolicy(name, config, [CacheSpec(config.cells, _TODAY_PAD)])
+
+
+def _sliding_window(name: str, config: CacheConfig) -> Policy:
+    streams = 1 if config.unified else config.sequences
+    size = config.cells // streams
+    window = llamacpp.window_size(size, config.window, config.n_ubatch, config.sequences, unified=config.unified)
+    caches = [
+        CacheSpec(size, _TODAY_PAD, share=0.5),
+        CacheSpec(window, _TODAY_PAD, window=config.window, share=0.5),
+    ]
+    return SplitPolicy(name, config, caches, n_streams=streams)
+
+
+def _paged(name: str, config: CacheConfig) -> Policy:
+    return PagedPolicy(name, config, block_size=config.block_size, null_block=True)
+
+
+def _chunked(name: str, config: CacheConfig) -> Policy:
+    return PagedPolicy(name, config, block_size=config.chunk_size, null_block=False)
+
+
+_RUN = "one run of cells for each micro-batch, first fit from a moving head"
+_NONE, _NEVER = "none", "never"
+_FULL = "full: everything packed to the low end, each sequence contiguous and in order"
+_HOLES = "fill-holes: the last cells fill the holes below, a limited number of runs at a time"
+
+PRESETS = (
+    Preset(
+        "contiguous",
+        "contiguous slots, nothing is ever moved",
+        _RUN,
+        _NONE,
+        _NEVER,
+        "masked",
+        ("pad",),
+        "llama.cpp b4666 to b4880, llama_kv_cache_find_slot",
+        lambda name, config: UnifiedPolicy(name, config),
+    ),
+    Preset(
+        "fill-holes",
+        "contiguous slots; when a step finds no room, the tail fills the holes",
+        _RUN,
+        _HOLES,
+        "on failed allocation",
+        "masked",
+        ("pad",),
+        "llama.cpp's defragmentation (pull request 3228, rewritten in b2278)",
+        _fill_holes,
+    ),
+    Preset(
+        "full-compaction",
+        "contiguous slots; when a step finds no room, everything is packed to one end",
+        _RUN,
+        _FULL,
+        "on failed allocation",
+        "masked",
+        ("pad",),
+        "llama.cpp issue 13497",
+        _packed,
+    ),
+    Preset(
+        "paged",
+        "fixed blocks and a block table for each sequence, no prefix cache",
+        "blocks from a free queue, block 0 never handed out",
+        _NONE,
+        _NEVER,
+        "gather",
+        ("block_size",),
+        "Kwon et al., PagedAttention (SOSP 2023); vLLM 0.33.0's block order",
+        _paged,
+    ),
+    Preset(
+        "ring",
+        "a window of cells for each sequence, the oldest overwritten, the first tokens kept",
+        "one region of `window` cells for each sequence, written round and round behind its `sinks`",
+        _NONE,
+        _NEVER,
+        "sliced",
+        ("window", "sinks"),
+        "Xiao et al., attention sinks (arXiv 2309.17453)",
+        RingPolicy,
+    ),
+    Preset(
+        "adaptive",
+        "contiguous slots; packed whenever the attention saved should outweigh the moves",
+        _RUN,
+        _FULL,
+        "adaptive: predicted saving over a learned horizon against predicted cost; and on failed allocation",
+        "masked",
+        ("pad",),
+        "ours; the rule stands in policies/triggers.py",
+        _adaptive,
+    ),
+    Preset(
+        "llama.cpp-2024",
+        "llama.cpp as it was with defragmentation by threshold",
+        _RUN + "; micro-batches that were placed stay placed when a later one finds no room",
+        _HOLES,
+        "threshold on 1 - (used + pad) / span, for spans of 2,048 cells and more",
+        "masked",
+        ("pad", "threshold"),
+        "llama.cpp b4666 to b4880; defrag_thold 0.1 is its tools' default since b4065",
+        _llamacpp_2024,
+    ),
+    Preset(
+        "llama.cpp-today",
+        "llama.cpp as it is: any free cells, nothing is ever moved",
+        "scattered: any free cells, once round from a moving head; one cache, or one for each slot (`unified`)",
+        _NONE,
+        _NEVER,
+        "masked",
+        ("unified",),
+        "llama.cpp since b6975, llama_kv_cache::find_slot",
+        _llamacpp_today,
+    ),
+    Preset(
+        "streams",
+        "an equal share of the cells for each slot, scattered within it",
+        "as llama.cpp-today without a unified cache",
+        _NONE,
+        _NEVER,
+        "masked",
+        (),
+        "llama.cpp pull request 14363 (split KV cache, high-throughput mode)",
+        _streams,
+    ),
+    Preset(
+        "sliding-window",
+        "half of the layers see a window only, and keep it in a cache of their own",
+        "scattered, in a full and a window cache side by side; cells that left the window are used again",
+        _NONE,
+        _NEVER,
+        "masked",
+        ("window", "unified"),
+        "llama.cpp since b5554, llama_kv_cache_iswa (pull request 13194)",
+        _sliding_window,
+    ),
+    Preset(
+        "hf-reserved",
+        "room for the longest possible sequence, up front",
+        "one region of a slot's whole context for each sequence, first fit",
+        _NONE,
+        _NEVER,
+        "sliced",
+        (),
+        "Hugging Face transformers, StaticCache",
+        ReservedPolicy,
+    ),
+    Preset(
+        "growing",
+        "one buffer for each sequence, doubled and copied when it is full",
+        "one region for each sequence, a power of two, first fit",
+        "none (growth copies)",
+        _NEVER,
+        "sliced",
+        (),
+        "dynamic caches that concatenate, with capacity doubled",
+        GrowingPolicy,
+    ),
+    Preset(
+        "chunked",
+        "a list of chunks for each sequence, none shared",
+        "chunks of `chunk_size` cells, the lowest free one first",
+        _NONE,
+        _NEVER,
+        "gather",
+        ("chunk_size",),
+        "MLC-LLM's and TGI's per-sequence lists of chunks",
+        _chunked,
+    ),
+    Preset(
+        "split-regions",
+        "prompts from the low end, generated tokens from the high end",
+        "prompts: the first run that fits, else the lowest free cells; generated tokens: the highest free cells",
+        _NONE,
+        _NEVER,
+        "tiled",
+        ("sort_batch",),
+        "ours",
+        SplitRegionsPolicy,
+    ),
+    Preset(
+        "idle-compaction",
+        "contiguous slots; packed while nothing waits or runs, a slice at a time",
+        _RUN,
+        _FULL,
+        "idle: an arrival cuts it short between two slices",
+        "masked",
+        ("pad",),
+        "ours",
+        _idle,
+    ),
+    Preset(
+        "oracle",
+        "knows every length ahead; never moves, never wastes: the bound for the others",
+        "one region of just the sequence's final length, best fit",
+        _NONE,
+        _NEVER,
+        "sliced",
+        (),
+        "ours, after Belady's idea of an offline optimum",
+        OraclePolicy,
+    ),
+)
+"""All of ours; the six core presets come first."""
 
 
 def available() -> dict[str, PolicyFactory]:
     """Every policy that is installed, by name: our own first, then others' in order of name."""
-    found: dict[str, PolicyFactory] = {"contiguous": contiguous, "paged": paged}
+    found: dict[str, PolicyFactory] = {preset.name: preset for preset in PRESETS}
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
         if point.name not in found:
             found[point.name] = point.load()

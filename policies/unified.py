@@ -174,7 +174,7 @@ class UnifiedPolicy(Policy):
         if moves.n_runs:
             self.arena.compact(moves)
             self.arena.head = min(self.arena.head, self.arena.free.starts[0])
-        return self.arena.settle()[0]
+        return self.arena.settle_moves()
 
     def sequences(self) -> list[int]:
         """Read off the arena."""
