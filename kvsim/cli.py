@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,12 +13,14 @@ from rich.console import Console
 
 from kvsim import show
 from kvsim.comparison import compare as compare_policies
+from kvsim.comparison import writable
+from kvsim.conformance import conform_llamacpp
 from kvsim.costs import load_profile
 from kvsim.errors import UserError
 from kvsim.progress import RunProgress
 from kvsim.scenario import Scenario, builtin_names, load
 from kvsim.simulation import run as run_scenario
-from policies import available
+from policies import PolicyFactory, Preset, available
 from workloads import WorkloadError
 
 app = typer.Typer(
@@ -33,8 +34,8 @@ scenario_app = typer.Typer(help="Look at scenarios.", no_args_is_help=True)
 app.add_typer(scenario_app, name="scenario")
 
 ScenarioName = Annotated[str, typer.Argument(metavar="SCENARIO", help="A built-in scenario or a TOML file.")]
-Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.", min=0)]
-Requests = Annotated[int | None, typer.Option(help="Run this many requests at most.", min=1)]
+Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.")]
+Requests = Annotated[int | None, typer.Option(help="Run this many requests at most.")]
 ProfileName = Annotated[str | None, typer.Option("--profile", help="A shipped machine profile or a profile file.")]
 Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="May be given several times.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -57,7 +58,7 @@ def run(
         _print_json(result.summary)
     else:
         described = load_profile(loaded.machine.profile, loaded.folder).describe()
-        show.run(Console(), result, described)
+        show.run(_console(), result, described)
     _warn(result.warnings)
 
 
@@ -73,14 +74,17 @@ def compare(
 ) -> None:
     """Run one scenario under several policies (all of them by default) and compare."""
     loaded = _load(scenario, seed, requests, profile)
-    with RunProgress(loaded.name, loaded.build_workload().n_requests) as progress:
-        comparison = compare_policies(loaded, policy, progress=progress)
+    if not as_json:
+        writable(out / loaded.name)
+    runs = len(policy) if policy else len(available())
+    with RunProgress(loaded.name, runs * loaded.build_workload().n_requests) as progress:
+        comparison = compare_policies(loaded, policy, progress=progress, film=not as_json)
     if as_json:
         _print_json(comparison.to_dict())
     else:
-        show.comparison(Console(), comparison)
+        show.comparison(_console(), comparison)
         written = comparison.save(out / loaded.name)
-        typer.echo(f"\nSaved {', '.join(path.name for path in written)} in {written[0].parent}/")
+        typer.echo(f"\nSaved comparison.png, cells.png and {len(written) - 2} more files in {written[0].parent}/")
     _warn(comparison.warnings)
 
 
@@ -114,7 +118,7 @@ def calibrate(
     if as_json:
         _print_json(profile.model_dump(mode="json"))
     else:
-        show.profile(Console(), profile)
+        show.profile(_console(), profile)
         typer.echo(f"\nSaved {target}. Use it with: kvsim compare --profile {target}")
 
 
@@ -160,19 +164,71 @@ def validate(
     if as_json:
         _print_json(validation.to_dict())
     else:
-        show.validation(Console(), validation)
+        show.validation(_console(), validation)
     if validation.busy:
         _warn(["the machine was busy during a real run; these figures cannot be trusted"])
 
 
 @app.command()
-def policies(as_json: Json = False) -> None:
-    """List the policies that are installed."""
-    known = {name: (factory.__doc__ or "").strip().splitlines()[0] for name, factory in available().items()}
+def conform(
+    engine: Annotated[str, typer.Argument(help="Whose recordings they are: llamacpp.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Recordings, JSONL, plain or gzip.")],
+    as_json: Json = False,
+) -> None:
+    """Replay recorded runs of a real engine on our policies, and compare the whole state after every operation."""
+    if engine != "llamacpp":
+        raise UserError(f"no recordings of {engine!r} can be read; there are llamacpp")
+    found = [conform_llamacpp(file) for file in files]
+    agreed = all(a.first is None for a in found)
     if as_json:
-        _print_json(known)
+        _print_json({"engine": engine, "agree": agreed, "files": [a.to_dict() for a in found]})
     else:
-        show.names(Console(), known)
+        show.agreements(_console(), found)
+    if not agreed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def policies(
+    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the policies that are installed, or explain one."""
+    known = available()
+    if name is None:
+        lines = {key: _summary(factory) for key, factory in known.items()}
+        if as_json:
+            _print_json(lines)
+        else:
+            show.names(_console(), lines)
+        return
+    if name not in known:
+        raise UserError(f"no policy called {name!r}; there are {', '.join(known)}")
+    preset = known[name]
+    if not isinstance(preset, Preset):
+        build, unsaid = preset, "not said"
+        preset = Preset(
+            name=name,
+            summary=_summary(build),
+            layout=unsaid,
+            compactor=unsaid,
+            trigger=unsaid,
+            kernel=unsaid,
+            parameters=(),
+            source=f"plug-in {build!r}",
+            build=lambda _, config: build(config),
+        )
+    if as_json:
+        fields = ("name", "summary", "layout", "compactor", "trigger", "kernel", "parameters", "source")
+        _print_json({field: getattr(preset, field) for field in fields})
+    else:
+        show.preset(_console(), preset)
+
+
+def _summary(factory: PolicyFactory) -> str:
+    if isinstance(factory, Preset):
+        return factory.summary
+    return next(iter((factory.__doc__ or "a plug-in that says nothing of itself").strip().splitlines()))
 
 
 @scenario_app.command("show")
@@ -198,11 +254,6 @@ def main() -> None:
         app()
     except (UserError, WorkloadError) as e:
         sys.exit(_fail(str(e), 2))
-    except KeyboardInterrupt:
-        sys.exit(_fail("interrupted", 130))
-    except BrokenPipeError:
-        # Whoever read our output has had enough; nothing more can be said to them.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _load(scenario: str, seed: int | None, requests: int | None, profile: str | None) -> Scenario:
@@ -216,6 +267,11 @@ def _load(scenario: str, seed: int | None, requests: int | None, profile: str | 
         # A path on the command line starts here, not at the scenario's folder.
         changes["machine__profile"] = str(Path(profile).resolve()) if Path(profile).is_file() else profile
     return load(loaded, **changes)
+
+
+def _console() -> Console:
+    """As wide as the terminal; a file or a pipe gets room for whole tables."""
+    return Console() if sys.stdout.isatty() else Console(width=140)
 
 
 def _print_json(value: Any) -> None:

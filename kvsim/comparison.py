@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import joblib
 import pandas as pd
 
 from kvsim.costs import load_profile
@@ -19,6 +20,10 @@ from policies import PolicyFactory, available
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_WORTH_PROCESSES = 1000
+"""Requests to simulate in all, from which on it is worth starting processes."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,9 @@ class Comparison:
     @property
     def table(self) -> pd.DataFrame:
         """One row for each policy; times in seconds, shares between 0 and 1."""
-        return pd.DataFrame([_row(result.summary) for result in self.results]).set_index("policy")
+        table = pd.DataFrame([_row(result.summary) for result in self.results]).set_index("policy")
+        table["e2e_mean_over_oracle"] = pd.Series(against_oracle(self.results), dtype=float)
+        return table
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -47,6 +54,7 @@ class Comparison:
             "seed": self.scenario.seed,
             "profile": self.results[0].summary["profile"],
             "wall_s": sum(result.summary["wall_s"] for result in self.results),
+            "e2e_mean_over_oracle": against_oracle(self.results) or None,
             "policies": [result.summary for result in self.results],
         }
 
@@ -56,11 +64,18 @@ class Comparison:
 
         return comparison_figure(self)
 
+    def plot_cells(self) -> Figure:
+        """The cells of every policy over time, side by side, where the run kept pictures of them."""
+        from kvsim.plots import cell_maps_figure
+
+        return cell_maps_figure(self.results)
+
     def save(self, folder: str | Path) -> list[Path]:
-        """Write the picture, the tables and the scenario; returns the files. Raises ``UserError``."""
-        target = Path(folder)
+        """Write the pictures, the tables and the scenario; returns the files. Raises ``UserError``."""
+        from kvsim.plots import cell_maps_figure
+
+        target = writable(folder)
         try:
-            target.mkdir(parents=True, exist_ok=True)
             written = [target / "comparison.json", target / "comparison.csv", target / "scenario.toml"]
             written[0].write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
             self.table.to_csv(written[1])
@@ -70,6 +85,13 @@ class Comparison:
                 result.requests.to_csv(written[-1], index=False)
             written.append(target / "comparison.png")
             self.plot().savefig(written[-1], dpi=130)
+            filmed = [result for result in self.results if result.frames]
+            if filmed:
+                written.append(target / "cells.png")
+                cell_maps_figure(filmed).savefig(written[-1], dpi=110)
+            for result in filmed:
+                written.append(target / f"cells-{result.policy}.png")
+                cell_maps_figure([result]).savefig(written[-1], dpi=110)
         except OSError as e:
             raise UserError(f"{target}: cannot write results: {e.strerror}") from None
         return written
@@ -80,14 +102,64 @@ def compare(
     policies: Sequence[str | PolicyFactory] | None = None,
     *,
     progress: Progress | None = None,
+    film: bool = True,
 ) -> Comparison:
-    """Run the scenario under each policy (all that are installed, by default): same requests, same arrivals."""
+    """Run the scenario under each policy (all that are installed, by default): same requests, same arrivals.
+
+    ``film`` keeps pictures of the cells. Raises ``UserError`` and ``WorkloadError``.
+    """
     scenario = load(scenario)
     chosen = list(policies) if policies is not None else list(available())
     if not chosen:
         raise UserError(f"no policies to compare; there are {', '.join(available())}")
-    results = tuple(run(scenario, policy, progress=progress) for policy in chosen)
+    unknown = [policy for policy in chosen if isinstance(policy, str) and policy not in available()]
+    if unknown:
+        raise UserError(f"no policy called {unknown[0]!r}; there are {', '.join(available())}")
+    results = tuple(_run_all(scenario, chosen, progress, film))
     return Comparison(scenario, results, load_profile(scenario.machine.profile, scenario.folder).describe())
+
+
+def _run_all(
+    scenario: Scenario, policies: Sequence[str | PolicyFactory], progress: Progress | None, film: bool
+) -> Iterator[Result]:
+    """One after another where there is little to do, else on all cores; the results are the same."""
+    n_requests = scenario.build_workload().n_requests
+    ended = 0
+    if n_requests * len(policies) < _WORTH_PROCESSES:
+        for policy in policies:
+            yield run(scenario, policy, film=film, progress=_counting_on(progress, ended))
+            ended += n_requests
+        return
+    jobs = (joblib.delayed(run)(scenario, policy, film=film) for policy in policies)
+    for result in joblib.Parallel(n_jobs=-1, return_as="generator")(jobs):
+        ended += n_requests
+        if progress is not None:
+            progress(ended, float(result.cache["time_s"].iloc[-1]))
+        yield result
+
+
+def _counting_on(progress: Progress | None, ended: int) -> Progress | None:
+    """Progress that counts from ``ended`` requests on."""
+    if progress is None:
+        return None
+    return lambda done, simulated_s: progress(ended + done, simulated_s)
+
+
+def writable(folder: str | Path) -> Path:
+    """The folder, made if it is not there. Raises ``UserError`` where that cannot be."""
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as e:
+        raise UserError(f"{target}: cannot write results: {getattr(e, 'strerror', None) or e}") from None
+    return target
+
+
+def against_oracle(results: Sequence[Result]) -> dict[str, float]:
+    """Of each policy: its mean end-to-end latency over the oracle's, where both are known and the oracle ran."""
+    means = {result.policy: result.summary["e2e_s"]["mean"] for result in results}
+    bound = means.get("oracle")
+    return {policy: mean / bound for policy, mean in means.items() if mean is not None} if bound else {}
 
 
 def _row(summary: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from scipy.optimize import nnls
 
 from kvsim.errors import UserError
@@ -124,6 +124,15 @@ class Profile(_Record):
     digest: str
     """SHA-256 of the raw measurements."""
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Profile:
+        knots = self.matmul_knots
+        if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or knots[0] < 1 or knots[-1] > 2**20:
+            raise ValueError("matmul_knots must be two or more batch sizes, rising, from 1 to 2**20")
+        if len(self.matmul_slopes_s) != len(knots) - 1:
+            raise ValueError(f"matmul_slopes_s must be {len(knots) - 1}, one between each two of matmul_knots")
+        return self
+
     def describe(self) -> str:
         """One line for reports: which profile, of which machine."""
         m = self.machine
@@ -146,7 +155,7 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
             text = shipped.read_text(encoding="utf-8")
         else:
             text = (folder / Path(name).expanduser()).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError, RuntimeError):
         known = sorted(
             p.name.removesuffix(".json")
             for p in (resources.files("kvsim") / "profiles").iterdir()
@@ -157,8 +166,11 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
         profile = Profile.model_validate_json(text)
     except ValidationError as e:
         first = e.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise UserError(f"{name}: not a machine profile: {where}: {first['msg'].lower()}") from None
+        where = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        if first["type"] != "value_error":
+            said = f"{where or 'file'}: {said.lower()}"
+        raise UserError(f"{name}: not a machine profile: {said}") from None
     if profile.format != FORMAT:
         raise UserError(f"{name}: profile format {profile.format}; this version reads format {FORMAT}")
     return profile

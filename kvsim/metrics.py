@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from kvsim.job import Job
 from policies import MicroBatch, Moves, Policy, Usage
-from policies.vocabulary import IntArray
 
 Progress = Callable[[int, float], None]
 """Called with the number of requests ended and the simulated time in seconds."""
+
+Frame = tuple[float, NDArray[np.int16]]
+"""A picture of the cells: time in seconds, and the sequence in each cell of the first group (-1: none)."""
 
 _QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _SHARES = ("utilization", "external_fragmentation", "internal_fragmentation")
@@ -44,8 +47,7 @@ class Recorder:
         """Scores computed by attention, in the first cache group."""
         self.useful_scores = 0
         """Those of them against a cell that the sequence can see."""
-        self.frames: list[tuple[float, IntArray]] = []
-        """Pictures of the cells: time, and the owner of each cell of the first group (-1: none)."""
+        self.frames: list[Frame] = []
         self._film = film
         self._frame_every = 1
         self._steps = 0
@@ -85,7 +87,7 @@ class Recorder:
         if not self._film:
             return
         if self._steps % self._frame_every == 0:
-            self.frames.append((now, policy.occupancy().first_owner()))
+            self.frames.append((now, policy.occupancy().first_owner().astype(np.int16)))
             if len(self.frames) == _FRAMES:
                 self.frames = self.frames[::2]
                 self._frame_every *= 2
@@ -167,8 +169,8 @@ class Result:
     requests: pd.DataFrame = field(repr=False)
     cache: pd.DataFrame = field(repr=False)
     passes: pd.DataFrame = field(repr=False)
-    frames: tuple[tuple[float, IntArray], ...] = field(default=(), repr=False)
-    """Pictures of the cells, where they were asked for: time, and the owner of each cell (-1: none)."""
+    frames: tuple[Frame, ...] = field(default=(), repr=False)
+    """Pictures of the cells, where they were asked for."""
     warnings: tuple[str, ...] = ()
     """Where the prediction went beyond what the profile measured, a line each."""
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from kvsim.metrics import Result
 
 if TYPE_CHECKING:
     from kvsim.comparison import Comparison
@@ -17,7 +22,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
     """Four panels: TTFT and end-to-end latency as distributions; cells used and fragmentation over time."""
     results = comparison.results
     names = [result.policy for result in results]
-    colours = dict(zip(names, sns.color_palette("colorblind", len(names)), strict=True))
+    colours = dict(zip(names, _colours(len(names)), strict=True))
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
         figure = Figure(figsize=(12, 8), layout="constrained")
         (ttft, e2e), (used, holes) = figure.subplots(2, 2)
@@ -28,7 +33,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
         for axis, measure, title in ((ttft, "ttft_s", "Time to first token"), (e2e, "e2e_s", "End-to-end latency")):
             if len(requests):
                 sns.ecdfplot(requests, x=measure, hue="policy", palette=colours, ax=axis, legend=False)
-            axis.set(title=title, xlabel="seconds", ylabel="share of requests")
+            axis.set(title=title, xlabel="seconds", ylabel="share of completed requests")
             axis.set_xlim(left=0)
         for result in results:
             cache, colour = result.cache, colours[result.policy]
@@ -47,10 +52,58 @@ def comparison_figure(comparison: Comparison) -> Figure:
         )
         handles, labels = used.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
-        asked = f"{comparison.scenario.name}: {len(results[0].requests)} requests, seed {comparison.scenario.seed}"
+        scenario, n_requests = comparison.scenario, len(results[0].requests)
+        asked = f"{scenario.name}: {n_requests} requests, {scenario.cache.cells} cells, seed {scenario.seed}"
         figure.suptitle(asked + "\n", fontsize=14)
         figure.text(0.5, 0.955, comparison.profile, ha="center", fontsize=8, color="0.4")
     return figure
+
+
+def _colours(n: int) -> list[tuple[float, float, float]]:
+    return list(sns.color_palette("colorblind" if n <= 10 else "husl", n))
+
+
+def cell_maps_figure(results: Sequence[Result]) -> Figure:
+    """For each policy its cells across and time down, a colour for each sequence, white where a cell is free."""
+    columns = min(len(results), 4)
+    rows = -(-len(results) // columns)
+    with mpl.rc_context(sns.plotting_context("notebook" if len(results) == 1 else "paper")):
+        size = (9, 6) if len(results) == 1 else (3.6 * columns, 2.9 * rows)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for axis in axes.flat[len(results) :]:
+            axis.set_visible(False)
+        for axis, result in zip(axes.flat, results, strict=False):
+            picture, end = _picture(result)
+            axis.imshow(picture, aspect="auto", interpolation="nearest", extent=(0, result.frames[0][1].size, end, 0))
+            summary = result.summary["cache"]
+            fragmented = summary["external_fragmentation_mean"]
+            note = (
+                "" if fragmented is None else f"fragmentation {fragmented:.0%}, moved {summary['moved_cells']:,} cells"
+            )
+            axis.set_title(f"{result.policy}\n{note}", fontsize=9 if len(results) > 1 else 12)
+            axis.tick_params(labelsize=7 if len(results) > 1 else 10)
+        figure.supxlabel("cell", fontsize=10)
+        figure.supylabel("simulated seconds", fontsize=10)
+        title = "Who holds which cell: a colour for each slot, white is free"
+        figure.suptitle(f"{results[0].summary['scenario']}: {title}", fontsize=12)
+    return figure
+
+
+def _picture(result: Result, rows: int = 500, columns: int = 1024) -> tuple[NDArray[np.float64], float]:
+    """Pixels of shape (rows, at most columns, 3), and the time of the lower edge in seconds.
+
+    A row shows the state at its time; where several cells share a pixel, one of them is shown.
+    """
+    times = np.array([time for time, _ in result.frames])
+    end = float(result.cache["time_s"].iloc[-1]) or 1.0
+    shown = np.searchsorted(times, (np.arange(rows) + 0.5) * end / rows, side="right") - 1
+    frames = np.stack([owner for _, owner in result.frames])[np.maximum(shown, 0)]
+    frames[shown < 0] = -1
+    picked = np.linspace(0, frames.shape[1] - 1, min(columns, frames.shape[1])).astype(int)
+    owners = frames[:, picked]
+    palette = np.array([(1.0, 1.0, 1.0), *sns.color_palette("husl", max(int(owners.max()) + 1, 1))])
+    return palette[owners + 1], end
 
 
 def _smooth(times: pd.Series[float], values: pd.Series[float], points: int = 300) -> pd.Series[float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
+import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -30,7 +32,7 @@ from pydantic_core import ErrorDetails
 import workloads
 from kvsim.errors import UserError
 from kvsim.model import SHAPES, ModelShape
-from policies import CacheConfig, Kernel, RelativeCosts, SequencePlan
+from policies import CacheConfig, Kernel, RelativeCosts
 from workloads.lengths import MAX_TOKENS
 
 
@@ -95,7 +97,7 @@ class PoissonWorkload(Generated):
     """Independent arrivals, ``rate`` requests/s."""
 
     kind: Literal["poisson"]
-    rate: PositiveFloat = 20.0
+    rate: Annotated[float, Field(ge=1e-6, le=1e9)] = 20.0
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
         """The request stream."""
@@ -106,8 +108,8 @@ class GammaWorkload(Generated):
     """Bursty arrivals: gamma gaps with coefficient of variation ``cv``."""
 
     kind: Literal["gamma"]
-    rate: PositiveFloat = 20.0
-    cv: Annotated[float, Field(gt=0, le=100)] = 3.0
+    rate: Annotated[float, Field(ge=1e-6, le=1e9)] = 20.0
+    cv: Annotated[float, Field(ge=0.01, le=100)] = 3.0
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
         """The request stream."""
@@ -144,17 +146,17 @@ class AzureWorkload(Section):
     path: str
     """Relative paths start at the scenario file's folder."""
     limit: PositiveInt | None = None
-    rate_scale: PositiveFloat = 1.0
+    rate_scale: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
     start_s: NonNegativeFloat = 0.0
     stop_s: PositiveFloat | None = None
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
         """The request stream; reads the whole file once to check it."""
-        path = folder / Path(self.path).expanduser()
+        try:
+            path = folder / Path(self.path).expanduser()
+        except RuntimeError as e:
+            raise workloads.WorkloadError(f"{self.path}: no such file ({e})") from None
         return workloads.AzureTrace(path, self.limit, self.rate_scale, self.start_s, self.stop_s)
-
-
-_WORKLOAD_KINDS = ("poisson", "gamma", "batch", "closed-loop", "azure")
 
 
 def _workload_kind(value: Any) -> str:
@@ -170,6 +172,12 @@ AnyWorkload = Annotated[
     | Annotated[AzureWorkload, Tag("azure")],
     Discriminator(_workload_kind),
 ]
+
+
+def _file_name(name: str) -> str:
+    if not re.fullmatch(r"[^\W.][\w .+=@-]{0,99}", name):
+        raise ValueError(f"{name!r} cannot name a folder; letters, digits, spaces and . _ + = @ - are accepted")
+    return name
 
 
 def _known_shape(name: str) -> str:
@@ -199,7 +207,7 @@ class ServerSection(Section):
     """The most tokens in one step (``--batch-size``)."""
     n_ubatch: PositiveInt = 128
     """The most tokens in one forward pass (``--ubatch-size``)."""
-    slot_context: PositiveInt | None = None
+    slot_context: Annotated[int, Field(ge=2)] | None = None
     """The most tokens in one slot; by default the cells of the cache shared out over the slots."""
     context_shift: bool = False
     """A full slot forgets half of what comes after its first ``n_keep`` tokens and goes on, instead of ending."""
@@ -212,7 +220,7 @@ class CacheSection(Section):
     """The KV cache and the policy that hands out its cells."""
 
     policy: str = "contiguous"
-    cells: Annotated[int, Field(ge=1, le=2**31)] = 2048
+    cells: Annotated[int, Field(ge=2, le=2**31)] = 4096
     """Room for that many tokens (``--ctx-size``)."""
     block_size: PositiveInt = 16
     """Cells in a block, for paged layouts."""
@@ -244,7 +252,8 @@ class MachineSection(Section):
 class Scenario(Section):
     """Everything that a run depends on."""
 
-    name: str = "unnamed"
+    name: Annotated[str, AfterValidator(_file_name)] = "unnamed"
+    """Also the folder that results go to."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     workload: AnyWorkload = PoissonWorkload(kind="poisson")
     model: ModelSection = ModelSection()
@@ -293,15 +302,13 @@ class Scenario(Section):
         """The request stream; raises ``WorkloadError`` where a trace cannot be read."""
         return self.workload.build(self.seed, self.folder)
 
-    def plan_of(self, request: workloads.Request) -> SequencePlan:
-        """What the server knows of a request's sequence when it starts it."""
-        # The last token generated is never run, so it takes no cell.
-        final = min(request.prompt_tokens + request.output_tokens - 1, self.slot_context)
-        return SequencePlan(request.prompt_tokens, self.slot_context, final)
-
     def to_toml(self) -> str:
         """The scenario as a file, every default filled in."""
         table = self.model_dump(mode="json")
+        for section, key in (("workload", "path"), ("machine", "profile")):
+            # A file is named in full, so that the scenario can be run from anywhere.
+            if key in table[section] and (self.folder / table[section][key]).is_file():
+                table[section][key] = str((self.folder / table[section][key]).resolve())
         table["server"]["slot_context"] = self.slot_context
         unset = [f"{a}.{b}" for a, keys in table.items() if isinstance(keys, dict) for b in keys if keys[b] is None]
         text = tomli_w.dumps(_without_none(table))
@@ -325,8 +332,9 @@ def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scen
         data, label, folder = source, str(source.get("name", "scenario")), Path()
     else:
         data, label, folder = _read(source)
+    data = copy.deepcopy(data)
     for key, value in changes.items():
-        _set(data, key.split("__"), value)
+        _set(label, data, key.split("__"), value)
     return _validated(data, label, folder)
 
 
@@ -346,30 +354,31 @@ def _read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
     builtin = _builtin_folder() / f"{name}.toml"
     if name in builtin_names():
         return {"name": name, **tomllib.loads(builtin.read_text(encoding="utf-8"))}, name, Path()
-    path = Path(source)
     try:
+        path = Path(source)
         data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         known = ", ".join(builtin_names())
         raise UserError(f"{name}: no such file, and not a built-in scenario ({known})") from None
     except OSError as e:
-        raise UserError(f"{name}: cannot be read: {e.strerror}") from None
+        raise UserError(f"{name}: cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError:
         raise UserError(f"{name}: not UTF-8 text; a TOML file is expected") from None
-    except tomllib.TOMLDecodeError as e:
-        raise UserError(f"{name}: not TOML: {e}") from None
-    return {"name": path.stem, **data}, name, path.parent
+    except ValueError as e:  # TOMLDecodeError, an integer beyond Python's limit, or a path that cannot be
+        raise UserError(f"{name!a}: not TOML: {e}".replace("'", "", 2)) from None
+    return {"name": re.sub(r"[^\w+=@-]", "_", path.stem) or "unnamed", **data}, name, path.parent
 
 
 def _builtin_folder() -> Any:
     return resources.files("kvsim") / "scenarios"
 
 
-def _set(data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def _set(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     *parents, last = keys
-    for key in parents:
-        data[key] = dict(data.get(key) or {})
-        data = data[key]
+    for depth, key in enumerate(parents, 1):
+        data = data.setdefault(key, {})
+        if not isinstance(data, dict):
+            raise UserError(f"{label}: {'.'.join(keys[:depth])}: not a table, so it has no key {keys[depth]!r}")
     data[last] = value
 
 
@@ -383,10 +392,8 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
 
 def _explain(label: str, error: ErrorDetails) -> str:
     """One line for one fault: the file, the key, what is wrong, what is accepted."""
-    # Union members and tags appear in the location; the user knows only keys.
-    tags = {*_WORKLOAD_KINDS, "fixed", "lognormal"}
-    location = [str(part) for part in error["loc"] if part not in tags]
-    key = ".".join(location) or "scenario"
+    location = _without_tags(error["loc"])
+    key = ".".join(part if part.isprintable() else repr(part) for part in location) or "scenario"
     given = error.get("input")
     if error["type"] == "extra_forbidden":
         known = _accepted_keys(error["loc"])
@@ -397,6 +404,8 @@ def _explain(label: str, error: ErrorDetails) -> str:
         return f"{label}: {key}.kind: unknown kind {error['ctx']['tag']!r}; accepted: {error['ctx']['expected_tags']}"
     if error["type"] == "union_tag_not_found":
         return f'{label}: {key}.kind: missing; a table with kind = "fixed" or "lognormal" is expected'
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{label}: {key}: a table is expected, got {given!r:.60}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if error["type"] in ("missing", "value_error"):
@@ -405,22 +414,37 @@ def _explain(label: str, error: ErrorDetails) -> str:
     return f"{label}: {key}: {message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
 
 
-def _accepted_keys(location: Iterable[str | int]) -> list[str]:
+def _without_tags(location: Sequence[str | int]) -> list[str]:
+    """A fault's keys. Which kind of workload or of lengths was meant stands among them; the user knows only keys."""
+    parts = [str(part) for part in location]
+    if parts[:1] == ["workload"] and len(parts) > 1:
+        del parts[1]
+        if len(parts) > 2 and parts[1] in ("prompt_tokens", "output_tokens"):
+            del parts[2]
+    return parts
+
+
+def _accepted_keys(location: Sequence[str | int]) -> list[str]:
     """The keys that the table holding ``location`` accepts."""
-    sections: dict[str, type[Section]] = {
+    section: type[Section] = Scenario
+    kinds: dict[str, type[Section]] = {
         "poisson": PoissonWorkload,
         "gamma": GammaWorkload,
         "batch": BatchWorkload,
         "closed-loop": ClosedLoopWorkload,
         "azure": AzureWorkload,
-        "fixed": FixedLengths,
-        "lognormal": LognormalLengths,
-        "model": ModelSection,
-        "server": ServerSection,
-        "cache": CacheSection,
-        "machine": MachineSection,
     }
-    section: type[Section] = Scenario
-    for part in list(location)[:-1]:
-        section = sections.get(str(part), section)
+    parts = [str(part) for part in location]
+    if len(parts) > 2 and parts[0] == "workload":
+        section = kinds[parts[1]]
+        if len(parts) > 4:
+            section = FixedLengths if parts[3] == "fixed" else LognormalLengths
+    elif len(parts) > 1:
+        sections: dict[str, type[Section]] = {
+            "model": ModelSection,
+            "server": ServerSection,
+            "cache": CacheSection,
+            "machine": MachineSection,
+        }
+        section = sections[parts[0]]
     return [key for key in section.model_fields if key != "folder"]

@@ -11,7 +11,7 @@ from kvsim.backend import Backend
 from kvsim.job import Job
 from kvsim.metrics import Recorder
 from kvsim.scenario import Scenario
-from policies import Chunk, NoSlot, Policy
+from policies import Chunk, NoSlot, Policy, SequencePlan
 
 
 class Scheduler(Protocol):
@@ -59,6 +59,8 @@ class LlamaServer:
         self.slots = [Slot(i) for i in range(scenario.server.slots)]
         self.waiting: deque[Job] = deque()
         self._scenario = scenario
+        self._context = min(scenario.slot_context, policy.longest)
+        """The most tokens in a slot."""
         self._policy = policy
         self._backend = backend
         self._recorder = recorder
@@ -70,11 +72,10 @@ class LlamaServer:
 
     def submit(self, job: Job, now: float) -> None:
         """Refuse a prompt that no slot can hold; queue all others."""
-        context = self._scenario.slot_context
-        if job.request.prompt_tokens >= context:
+        if job.request.prompt_tokens >= self._context:
             reason = (
                 f"the request exceeds the available context size: {job.request.prompt_tokens} prompt tokens, "
-                f"{context} in a slot"
+                f"{self._context} in a slot"
             )
             self._end(job, now, reason)
         else:
@@ -118,6 +119,7 @@ class LlamaServer:
             self._recorder.batch_splits += 1
         elif not self._purge_one():
             self._pending.clear()
+            self._limit = self._scenario.server.n_batch
             for slot in self.slots:
                 if slot.job is not None:
                     self._end(slot.job, now, "Context size has been exceeded.")
@@ -130,7 +132,7 @@ class LlamaServer:
             if slot is None:
                 return
             job = self.waiting[0]
-            plan = self._scenario.plan_of(job.request)
+            plan = self._plan(job)
             self._clear(slot)
             while not self._policy.admits(plan):
                 if self._purge_one():
@@ -147,6 +149,11 @@ class LlamaServer:
                 job.status, job.started_s = "running", now
                 self._policy.open(slot.id, plan)
                 self._backend.begin(slot.id, job.request)
+
+    def _plan(self, job: Job) -> SequencePlan:
+        """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""
+        final = min(job.request.prompt_tokens + job.request.output_tokens - 1, self._context)
+        return SequencePlan(job.request.prompt_tokens, self._context, final)
 
     def _new_batch(self) -> list[Chunk]:
         jobs = [(slot.id, slot.job) for slot in self.slots if slot.job is not None]
@@ -168,7 +175,7 @@ class LlamaServer:
         job.generated += 1
         if job.generated == 1:
             job.first_token_s = now
-        full = job.tokens > self._scenario.slot_context and not self._policy.endless
+        full = job.tokens > self._context and not self._policy.endless
         if full and job.generated < job.request.output_tokens and self._scenario.server.context_shift:
             full = not self._shift_context(slot, job)
         if job.generated == job.request.output_tokens or full:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from kvsim.comparison import Comparison
+from kvsim.comparison import Comparison, against_oracle
+from kvsim.conformance import Agreement, Disagreement
 from kvsim.costs import ATTENTION_TERMS, Coefficient, Profile
 from kvsim.metrics import Result
+from policies import Preset
 
 if TYPE_CHECKING:
     from kvsim.validation import Validation
@@ -43,7 +48,7 @@ def run(console: Console, result: Result, profile: str) -> None:
 
 
 def comparison(console: Console, compared: Comparison) -> None:
-    """A column for each policy: readable at any width that shows the names."""
+    """Two tables with a row for each policy: what users feel, and what the cache did."""
     summaries = [result.summary for result in compared.results]
     first = summaries[0]
     console.print(
@@ -51,25 +56,42 @@ def comparison(console: Console, compared: Comparison) -> None:
         f"{compared.scenario.server.slots} slots, seed {compared.scenario.seed}",
         highlight=False,
     )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("policy")
+    bound = against_oracle(compared.results)
+    users = [
+        [
+            s["policy"],
+            f"{s['completed']:,}",
+            f"{s['failed']:,}",
+            _number(s["throughput_tokens_per_s"]),
+            *(_milliseconds(s[key][x]) for key in _LATENCIES for x in ("p50", "p95", "p99")),
+            f"{bound[s['policy']]:.2f}" if s["policy"] in bound else "–",
+        ]
+        for s in summaries
+    ]
+    quantiles = [f"{name}\n{x}" for name in ("TTFT", "TPOT", "e2e") for x in ("P50", "P95", "P99")]
+    _print_rows(console, ["policy", "ok", "failed", "tokens\n/s", *quantiles, "e2e mean\n/ oracle"], users)
+    caches = []
     for s in summaries:
-        table.add_column(s["policy"], justify="right")
-    table.add_row("completed / failed", *(f"{s['completed']:,} / {s['failed']:,}" for s in summaries))
-    table.add_row("throughput, output tokens/s", *(_number(s["throughput_tokens_per_s"]) for s in summaries))
-    for key, name in _LATENCIES.items():
-        for statistic in ("p50", "p95", "p99"):
-            table.add_row(f"{name} {statistic.upper()}", *(_seconds(s[key][statistic]) for s in summaries))
-    for key, name in (
-        ("utilization_mean", "cache used"),
-        ("external_fragmentation_mean", "external fragmentation"),
-        ("internal_fragmentation_mean", "internal fragmentation"),
-    ):
-        table.add_row(name, *(_share(s["cache"][key]) for s in summaries))
-    table.add_row("failed allocations", *(f"{s['cache']['failed_allocations']:,}" for s in summaries))
-    table.add_row("batch splits", *(f"{s['cache']['batch_splits']:,}" for s in summaries))
-    table.add_row("bytes moved", *(_bytes(s["cache"]["moved_bytes"]) for s in summaries))
-    console.print(table)
+        c = s["cache"]
+        caches.append(
+            [
+                s["policy"],
+                _share(c["utilization_mean"]),
+                _share(c["external_fragmentation_mean"]),
+                _share(c["internal_fragmentation_mean"]),
+                _number(c["free_runs_mean"]),
+                _number(c["largest_free_run_mean"]),
+                _share(c["scored_useful"]),
+                f"{c['failed_allocations']:,}",
+                f"{c['batch_splits']:,}",
+                f"{c['compactions']:,}",
+                _bytes(c["moved_bytes"]),
+            ]
+        )
+    heads = ["cache\nused", "external\nfragm.", "internal\nfragm.", "free\nruns", "largest\nrun", "attended\nuseful"]
+    heads += ["failed\nalloc.", "batch\nsplits", "compac-\ntions", "bytes\nmoved"]
+    _print_rows(console, ["policy", *heads], caches)
+    console.print("TTFT, TPOT and end-to-end (e2e) latency in milliseconds, of completed requests", style="dim")
     console.print(compared.profile, style="dim", highlight=False)
 
 
@@ -129,6 +151,131 @@ def names(console: Console, described: dict[str, str]) -> None:
     for name, line in described.items():
         table.add_row(f"[bold]{name}[/]", line)
     console.print(table)
+
+
+def agreements(console: Console, found: Sequence[Agreement]) -> None:
+    """Agreement of each recording, and of the first disagreement both cell maps side by side."""
+    table = _table("recording", "era", "agree/total")
+    for a in found:
+        colour = "green" if a.first is None else "red"
+        table.add_row(a.file, a.era, f"[{colour}]{a.agree}/{a.total}[/]")
+    total, agree = sum(a.total for a in found), sum(a.agree for a in found)
+    if len(found) > 1:
+        table.add_row("in all", "", f"{agree}/{total}")
+    console.print(table)
+    for a in found:
+        if a.first is not None:
+            _disagreement(console, a.file, a.first)
+
+
+def _disagreement(console: Console, file: str, d: Disagreement) -> None:
+    console.print(f"\n[bold]{file}[/], record {d.record}: {json.dumps(d.operation)}", highlight=False)
+    table = _table("field", "recorded", "ours")
+    for name in d.fields:
+        if not name.endswith("map"):
+            table.add_row(name, str(d.recorded[name]), str(d.ours.get(name)))
+    if table.row_count:
+        console.print(table)
+    for name in d.fields:
+        if name.endswith("map"):
+            _both_maps(console, name, d.recorded[name], d.ours.get(name) or [])
+
+
+def _both_maps(console: Console, name: str, recorded: list[list[Any]], ours: list[list[Any]]) -> None:
+    """Rows of 32 cells, the recording left and ours right; a digit or letter for each sequence, red where they part."""
+    width = 32
+    left, right = _cells(recorded), _cells(ours)
+    end = max([*left, *right], default=0) + 1
+    table = _table(name, "recorded", "ours")
+    for start in range(0, end, width):
+        cells = range(start, min(start + width, end))
+        row = []
+        for own, other in ((left, right), (right, left)):
+            text = Text()
+            for cell in cells:
+                holds = own.get(cell)
+                symbol = "·" if holds is None else _SYMBOLS[holds[0][0] % len(_SYMBOLS)]
+                text.append(symbol, style="bold white on red" if holds != other.get(cell) else _style(holds))
+            row.append(text)
+        if any(left.get(cell) != right.get(cell) for cell in cells):
+            table.add_row(str(start), *row)
+    console.print(table)
+    parted = [cell for cell in range(end) if left.get(cell) != right.get(cell)]
+    for cell in parted[:4]:
+        console.print(
+            f"  cell {cell}: recorded {_says(left.get(cell))}, ours {_says(right.get(cell))}", highlight=False
+        )
+    if len(parted) > 4:
+        console.print(f"  and {len(parted) - 4} more cells", highlight=False)
+
+
+_SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_Held = tuple[tuple[int, ...], int]
+
+
+def _cells(runs: list[list[Any]]) -> dict[int, _Held]:
+    """Sequences and position of each used cell."""
+    return {first + i: (tuple(seqs), position + i) for first, length, seqs, position in runs for i in range(length)}
+
+
+def _style(holds: _Held | None) -> str:
+    return "dim" if holds is None else f"color({1 + holds[0][0] % 6})"
+
+
+def _says(holds: _Held | None) -> str:
+    if holds is None:
+        return "nothing"
+    return f"position {holds[1]} of sequence {', '.join(map(str, holds[0]))}"
+
+
+def preset(console: Console, p: Preset) -> None:
+    """One policy: its four choices, parameters, source."""
+    console.print(f"[bold]{p.name}[/]: {p.summary}", highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    heeds = ", ".join(f"cache.{key}" for key in p.parameters) or "none"
+    for name, value in (
+        ("layout", p.layout),
+        ("compactor", p.compactor),
+        ("trigger", p.trigger),
+        ("storage", "f32"),
+        ("attention", p.kernel),
+        ("parameters", f"cache.cells; {heeds}" if p.parameters else "cache.cells"),
+        ("source", p.source),
+    ):
+        table.add_row(f"[bold]{name}[/]", value)
+    console.print(table)
+
+
+def _print_rows(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, cut into as many below one another as the width asks for, each with the first column."""
+    widths = [
+        max(*(len(line) for line in head.split("\n")), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)
+    ]
+    at = 1
+    while at < len(heads):
+        end, room = at, console.width - widths[0]
+        while end < len(heads) and (room >= widths[end] + 2 or end == at):
+            room -= widths[end] + 2
+            end += 1
+        table = _table(heads[0], *heads[at:end])
+        for row in rows:
+            table.add_row(row[0], *row[at:end])
+        console.print(table)
+        console.print()
+        at = end
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i, head in enumerate(columns):
+        table.add_column(head, justify="right" if i else "left")
+    return table
+
+
+def _milliseconds(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{1000 * value:,.0f}" if value >= 0.1 else f"{1000 * value:.3g}"
 
 
 def _seconds(value: Any) -> str:

@@ -4,7 +4,7 @@ Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engi
 """
 
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
-from policies.presets import available
+from policies.presets import Preset, available
 from policies.triggers import RelativeCosts
 from policies.vocabulary import (
     NO_MOVES,
@@ -35,6 +35,7 @@ __all__ = [
     "Place",
     "Policy",
     "PolicyFactory",
+    "Preset",
     "Reads",
     "RelativeCosts",
     "SequencePlan",

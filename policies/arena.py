@@ -46,6 +46,12 @@ class Arena:
         """One past the highest used cell."""
         return self.free.top
 
+    @property
+    def above(self) -> int:
+        """Used cells at or above the ``used``-th: the fewest that packing must move."""
+        used = self.used
+        return int(np.count_nonzero(self.owner[used : self.top]))
+
     def set_of(self, seqs: Iterable[int]) -> int:
         """The index of a set of sequences, new if it has not been seen before."""
         key = frozenset(seqs)

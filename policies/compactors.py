@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -82,72 +84,106 @@ def _order(source: IntArray, size: int) -> Moves:
     """Moves that bring cell ``source[i]`` to ``i`` for all i, in an order that overwrites nothing still needed."""
     target = np.arange(len(source))
     wrong = source != target
-    pending = _runs(source[wrong], target[wrong])
-    needed = np.zeros(size, dtype=bool)
-    needed[source[wrong]] = True
-    done: list[tuple[int, int, int]] = []
-    while pending:
-        blocked: list[tuple[int, int, int]] = []
-        for src, dst, n in pending:
-            needed[src : src + n] = False
-            if needed[dst : dst + n].any():
-                needed[src : src + n] = True
-                blocked.append((src, dst, n))
-            else:
-                done.append((src, dst, n))
-        if len(blocked) == len(pending):
-            blocked, progress = _split(blocked, needed, done)
-            if not progress:
-                if len(source) == size:
+    return _Ordering(_runs(source[wrong], target[wrong]), len(source), size).solve()
+
+
+class _Ordering:
+    """Runs become ready when none of their target cells is still to be read by another run."""
+
+    def __init__(self, runs: list[tuple[int, int, int]], packed: int, size: int):
+        self._runs = runs
+        self._packed = packed
+        self._size = size
+        self._reader: IntArray = np.full(size, -1, dtype=np.int64)
+        """Of each cell: the run that has yet to read it."""
+        self._writer: IntArray = np.full(size, -1, dtype=np.int64)
+        """Of each cell: the run that has yet to write it."""
+        for i, (src, dst, n) in enumerate(runs):
+            self._reader[src : src + n] = i
+            self._writer[dst : dst + n] = i
+        self._blocking = [self._blocked_cells(i) for i in range(len(runs))]
+        self._left = set(range(len(runs)))
+        self._done: list[tuple[int, int, int]] = []
+
+    def solve(self) -> Moves:
+        """Emit ready runs until all are done; where none is ready, split one or set one aside."""
+        ready = deque(i for i, blocking in enumerate(self._blocking) if blocking == 0)
+        while self._left:
+            while ready:
+                self._emit(ready.popleft(), ready)
+            if self._left and not self._split(ready):
+                if self._packed == self._size:
                     return NO_MOVES  # A full cache in cycles: no cell to turn round in, and no space to win.
-                _set_aside(blocked, needed, done, len(source), size)
-        pending = blocked
-    return Moves.from_runs(done)
+                self._set_aside(ready)
+        return Moves.from_runs(self._done)
 
+    def _blocked_cells(self, i: int) -> int:
+        _, dst, n = self._runs[i]
+        readers = self._reader[dst : dst + n]
+        return int(np.count_nonzero((readers >= 0) & (readers != i)))
 
-def _split(
-    blocked: list[tuple[int, int, int]],
-    needed: np.ndarray[tuple[int], np.dtype[np.bool_]],
-    done: list[tuple[int, int, int]],
-) -> tuple[list[tuple[int, int, int]], bool]:
-    """Move those parts of blocked runs whose target is free now; what is left, and whether there was any."""
-    left: list[tuple[int, int, int]] = []
-    progress = False
-    for src, dst, n in blocked:
-        clear = ~needed[dst : dst + n]
-        edges = np.flatnonzero(np.diff(clear)) + 1
-        for a, b in zip([0, *edges.tolist()], [*edges.tolist(), n], strict=True):
-            part = (src + a, dst + a, b - a)
-            # An earlier part of this pass may have freed the target, but never taken it.
-            if clear[a]:
-                done.append(part)
-                needed[src + a : src + b] = False
-                progress = True
-            else:
-                left.append(part)
-    return left, progress
+    def _emit(self, i: int, ready: deque[int]) -> None:
+        src, dst, n = self._runs[i]
+        self._done.append((src, dst, n))
+        self._left.remove(i)
+        self._writer[dst : dst + n] = -1
+        self._read(src, n, i, ready)
 
+    def _read(self, src: int, n: int, i: int, ready: deque[int]) -> None:
+        """Run ``i`` has read these cells: whoever waits to write them is blocked by fewer."""
+        self._reader[src : src + n] = -1
+        waiting = self._writer[src : src + n]
+        for other, cells in zip(*np.unique(waiting[waiting >= 0], return_counts=True), strict=True):
+            if other != i:
+                self._blocking[other] -= int(cells)
+                if self._blocking[other] == 0:
+                    ready.append(int(other))
 
-def _set_aside(
-    blocked: list[tuple[int, int, int]],
-    needed: np.ndarray[tuple[int], np.dtype[np.bool_]],
-    done: list[tuple[int, int, int]],
-    packed: int,
-    size: int,
-) -> None:
-    """Break a cycle: copy the shortest run (or as much as fits) beyond the packed cells, to be brought back."""
-    free_starts, free_ends = runs_of(np.flatnonzero(~needed[packed:size]) + packed)
-    widest = int((free_ends - free_starts).argmax())
-    aside, room = int(free_starts[widest]), int(free_ends[widest] - free_starts[widest])
-    index = min(range(len(blocked)), key=lambda i: blocked[i][2])
-    src, dst, n = blocked.pop(index)
-    part = min(n, room)
-    done.append((src, aside, part))
-    needed[src : src + part] = False
-    needed[aside : aside + part] = True
-    blocked.append((aside, dst, part))
-    if part < n:
-        blocked.append((src + part, dst + part, n - part))
+    def _split(self, ready: deque[int]) -> bool:
+        """Cut some run where part of its target is clear; False if there is none: only cycles are left."""
+        for i in sorted(self._left):
+            src, dst, n = self._runs[i]
+            clear = self._reader[dst : dst + n] < 0
+            if not clear.any():
+                continue
+            edges = [0, *(np.flatnonzero(np.diff(clear)) + 1).tolist(), n]
+            parts = [self._replace(i, k == 0, (src + a, dst + a, b - a)) for k, (a, b) in enumerate(pairwise(edges))]
+            for part in parts:
+                # Counted again now that all are known: a run does not block itself, but its parts one another.
+                self._blocking[part] = self._blocked_cells(part)
+                if self._blocking[part] == 0:
+                    ready.append(part)
+            return True
+        return False
+
+    def _set_aside(self, ready: deque[int]) -> None:
+        """Break a cycle: copy the shortest run (or as much as fits) beyond the packed cells, to be brought back."""
+        starts, ends = runs_of(np.flatnonzero(self._reader[self._packed :] < 0) + self._packed)
+        widest = int((ends - starts).argmax())
+        aside, room = int(starts[widest]), int(ends[widest] - starts[widest])
+        i = min(sorted(self._left), key=lambda run: self._runs[run][2])
+        src, dst, n = self._runs[i]
+        part = min(n, room)
+        if part < n:
+            self._replace(i, False, (src + part, dst + part, n - part))
+        self._done.append((src, aside, part))
+        self._replace(i, True, (aside, dst, part))
+        self._read(src, part, i, ready)
+
+    def _replace(self, i: int, reuse: bool, run: tuple[int, int, int]) -> int:
+        """Run ``i``, or a new one, becomes ``run``; its number."""
+        if reuse:
+            self._runs[i] = run
+        else:
+            i = len(self._runs)
+            self._runs.append(run)
+            self._blocking.append(0)
+            self._left.add(i)
+        src, dst, n = run
+        self._reader[src : src + n] = i
+        self._writer[dst : dst + n] = i
+        self._blocking[i] = self._blocked_cells(i)
+        return i
 
 
 def _runs(source: IntArray, target: IntArray) -> list[tuple[int, int, int]]:

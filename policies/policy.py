@@ -82,6 +82,11 @@ class Policy(ABC):
     endless: bool = False
     """Whether a sequence may go on for ever in a bounded number of cells, forgetting its oldest tokens."""
 
+    @property
+    def longest(self) -> int:
+        """The most tokens that one sequence can ever hold here."""
+        return self.capacity
+
     def open(self, seq: int, plan: SequencePlan) -> None:  # noqa: B027  (most policies look at no plan)
         """A sequence is about to start; it holds nothing yet."""
 

@@ -13,7 +13,7 @@ from policies.policy import CacheConfig, Policy, PolicyFactory
 from policies.regions import GrowingPolicy, OraclePolicy, ReservedPolicy, RingPolicy
 from policies.split import CacheSpec, SplitPolicy
 from policies.split_regions import SplitRegionsPolicy
-from policies.triggers import Adaptive, Idle, OnFailure
+from policies.triggers import Adaptive, Idle, OnFailure, Threshold
 from policies.unified import UnifiedPolicy
 
 ENTRY_POINT_GROUP = "kvsim.policies"
@@ -56,6 +56,10 @@ def _adaptive(name: str, config: CacheConfig) -> Policy:
 
 def _idle(name: str, config: CacheConfig) -> Policy:
     return UnifiedPolicy(name, config, compactor=pack, trigger=Idle())
+
+
+def _threshold(name: str, config: CacheConfig) -> Policy:
+    return UnifiedPolicy(name, config, compactor=pack, trigger=Threshold(config.threshold, on_failure=True))
 
 
 def _llamacpp_2024(name: str, config: CacheConfig) -> Policy:
@@ -253,6 +257,17 @@ PRESETS = (
         ("sort_batch",),
         "ours",
         SplitRegionsPolicy,
+    ),
+    Preset(
+        "threshold-compaction",
+        "contiguous slots; packed whenever the fragmentation ratio exceeds a threshold",
+        _RUN,
+        _FULL,
+        "threshold on 1 - used / span; and on failed allocation",
+        "masked",
+        ("pad", "threshold"),
+        "llama.cpp b2422's ratio, issue 13497's target",
+        _threshold,
     ),
     Preset(
         "idle-compaction",

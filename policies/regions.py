@@ -67,8 +67,11 @@ class RegionPolicy(Policy):
         raise Unsupported(f"{self.name}: a region of {region.size} cells cannot hold {need} tokens")
 
     def open(self, seq: int, plan: SequencePlan) -> None:
-        """Remember what is known of the sequence."""
+        """Remember what is known of the sequence, and take its first region if there is one."""
         self._plans[seq] = plan
+        if seq not in self._regions and self.admits(plan):
+            size = self.size_at_start(plan)
+            self._regions[seq] = Region(self._take(size), size)
 
     def admits(self, plan: SequencePlan) -> bool:
         """Whether some free run is large enough for the sequence's first region."""
@@ -90,7 +93,7 @@ class RegionPolicy(Policy):
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Drop the tail from ``start``; with everything gone the region is free."""
         region = self._regions.get(seq)
-        if region is None or start >= region.length:
+        if region is None or start >= max(region.length, 1):
             return
         if stop is not None and stop < region.length:
             raise Unsupported(f"{self.name}: only a sequence's tail can go, not [{start}, {stop})")

@@ -82,7 +82,7 @@ class SplitPolicy(Policy):
         self.arenas = tuple(tuple(Arena(spec.size) for _ in range(n_streams)) for spec in caches)
         """Indexed by group, then by stream."""
         self.capacity = caches[0].size * n_streams
-        self.groups = tuple(Group(spec.size * n_streams, spec.window, spec.share) for spec in caches)
+        self.groups = tuple(Group(spec.size * n_streams, spec.window, spec.share, n_streams) for spec in caches)
         self.trigger = trigger or Trigger()
         self.wants_compaction = False
         self.attended: set[int] = set()
@@ -93,6 +93,11 @@ class SplitPolicy(Policy):
         self._contiguous = contiguous
         self._compactor = compactor
         self._n_ubatch = config.n_ubatch
+
+    @property
+    def longest(self) -> int:
+        """A stream of the first group."""
+        return self.caches[0].size
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Check, plan, and place; raises ``Rejected`` besides ``NoSlot``."""
@@ -160,7 +165,8 @@ class SplitPolicy(Policy):
         arena = self.arenas[0][0]
         if self._compactor is not None and self._n_streams == 1:
             pad = self.caches[0].pad
-            facts = Facts(arena.used, arena.top, padded_span(arena.top, pad, arena.size), pad, tokens)
+            span = padded_span(arena.top, pad, arena.size)
+            facts = Facts(arena.used, arena.top, span, pad, tokens, arena.above)
             if self.trigger.before(facts, self._moves_of_first):
                 self.wants_compaction = True
         if self.wants_compaction:

@@ -24,6 +24,8 @@ class Facts:
     pad: int
     tokens: int
     """Tokens of the step."""
+    above: int
+    """Used cells at or above the ``used``-th: the fewest that any compaction must move."""
 
 
 class Trigger:
@@ -107,6 +109,9 @@ class RelativeCosts:
     """One cell moved."""
 
 
+_ASK_AGAIN = 32
+
+
 @dataclass(slots=True)
 class Adaptive(Trigger):
     """When the attention that compaction would save, over a horizon learned on the way, costs more than the moves.
@@ -119,7 +124,9 @@ class Adaptive(Trigger):
 
         tokens x holes x score x H / 2  >  run x runs + cell x cells
 
-    with runs and cells counted on the actual plan. A step that finds no room always compacts.
+    with runs and cells counted on the actual plan. It is planned only where the fewest cells that any plan must move
+    do not already cost more; a plan that was too dear is not made again for 32 steps unless the saving exceeds it. A
+    step that finds no room always compacts.
     """
 
     costs: RelativeCosts
@@ -132,18 +139,27 @@ class Adaptive(Trigger):
     _steps: int = field(default=0, init=False)
     _target: int = field(default=0, init=False)
     """Holes at the last compaction; 0 while none is being observed."""
+    _refused: float = field(default=0.0, init=False)
+    """What the last plan would have cost, if it was too dear."""
+    _since: int = field(default=0, init=False)
+    """Steps since then."""
 
     def before(self, facts: Facts, plan: Callable[[], Moves]) -> bool:
         """Weigh the saving against the cost of the plan; plans only where moving one run could pay."""
         holes = facts.span - min(facts.span, -(-facts.used // facts.pad) * facts.pad)
         self._learn(holes)
         saving = facts.tokens * holes * self.costs.score * self.horizon / 2
-        if saving <= self.costs.run + self.costs.cell:
+        self._since += 1
+        if saving <= self.costs.run + self.costs.cell * facts.above:
+            return False
+        if saving <= self._refused and self._since < _ASK_AGAIN:
             return False
         moves = plan()
-        if moves.n_runs == 0 or saving <= self.costs.run * moves.n_runs + self.costs.cell * moves.n_cells:
+        cost = self.costs.run * moves.n_runs + self.costs.cell * moves.n_cells
+        if moves.n_runs == 0 or saving <= cost:
+            self._refused, self._since = cost, 0
             return False
-        self._steps, self._target = 0, holes
+        self._steps, self._target, self._refused = 0, holes, 0.0
         return True
 
     def _learn(self, holes: int) -> None:

@@ -194,7 +194,7 @@ class UnifiedPolicy(Policy):
     def _facts(self, tokens: int) -> Facts:
         arena = self.arena
         span = padded_span(arena.top, self._pad, arena.size)
-        return Facts(arena.used, arena.top, span, self._pad, tokens)
+        return Facts(arena.used, arena.top, span, self._pad, tokens, arena.above)
 
     def _plan(self) -> Moves:
         return NO_MOVES if self._compactor is None else self._compactor(self.arena)

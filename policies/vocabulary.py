@@ -172,6 +172,8 @@ class Group:
     """Tokens that attention looks back, itself included; None: all."""
     share: float = 1.0
     """Share of the model's layers."""
+    streams: int = 1
+    """Independent caches of equal size that its cells are divided into, one after another."""
 
 
 @dataclass(frozen=True, slots=True)

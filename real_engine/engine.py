@@ -91,7 +91,7 @@ class Engine:
         positions = np.concatenate([v.positions[-c.n :] for c, v in zip(batch.chunks, views, strict=True)])
         outputs = np.cumsum([chunk.n for chunk in batch.chunks]) - 1
         selections = [
-            kernels.select(self.kernel, batch.chunks, place.views, place.reads.span, group.window)
+            kernels.select(self.kernel, batch.chunks, place.views, int(place.reads.scanned.max()), group)
             for place, group in zip(batch.places, self._groups, strict=True)
         ]
 
@@ -145,7 +145,7 @@ def generate_without_cache(
     for _ in range(n):
         everything = np.arange(len(text))
         chunks, views = (Chunk(0, 0, len(text)),), (View(everything, everything),)
-        selections = [kernels.select("sliced", chunks, views, 0, group.window) for group in groups]
+        selections = [kernels.select("sliced", chunks, views, 0, group) for group in groups]
 
         def attend(
             layer: int, q: Floats, k: Floats, v: Floats, selections: list[tuple[kernels.Selection, ...]] = selections

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies import Chunk, Kernel, View
+from policies import Chunk, Group, Kernel, View
 from policies.free_runs import runs_of
 from policies.reads import TILE
 from real_engine.model import Floats, Ints
@@ -32,10 +32,11 @@ class Selection:
 
 
 def select(
-    kernel: Kernel, chunks: Sequence[Chunk], views: Sequence[View], span: int, window: int | None = None
+    kernel: Kernel, chunks: Sequence[Chunk], views: Sequence[View], span: int, group: Group
 ) -> tuple[Selection, ...]:
-    """What each token of a pass reads. ``span`` is for ``masked``; ``window``: tokens looked back, itself included."""
-    if kernel == "masked":
+    """What each token of a pass reads. ``span``, cells of each stream, is for ``masked``."""
+    window = group.window
+    if kernel == "masked" and group.streams == 1:
         hidden = []
         for chunk, view in zip(chunks, views, strict=True):
             position = np.full(span, _NOWHERE)
@@ -47,6 +48,13 @@ def select(
     for chunk, view in zip(chunks, views, strict=True):
         rows, own = slice(at, at + chunk.n), _own(chunk, view)
         at += chunk.n
+        if kernel == "masked":
+            size = group.cells // group.streams
+            first = int(view.cells[0]) // size * size
+            position = np.full(span, _NOWHERE)
+            position[view.cells - first] = view.positions
+            found.append(Selection(rows, ((slice(first, first + span), _bias(position, own, window)),)))
+            continue
         if kernel == "gather":
             found.append(Selection(rows, ((view.cells, _bias(view.positions, own, window)),)))
             continue

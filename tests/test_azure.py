@@ -179,6 +179,16 @@ def test_what_is_not_a_file_is_refused(tmp_path):
         AzureTrace(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["trace.csv/inside-a-file.csv", "long" * 100, "a\0b"], ids=["not a folder", "long", "nul"]
+)
+def test_a_path_that_can_name_no_file_is_refused(tmp_path, name):
+    (tmp_path / "trace.csv").write_bytes(lines(*ROWS))
+    with pytest.raises(WorkloadError) as fault:
+        AzureTrace(tmp_path / name)
+    message_of(fault)
+
+
 def prompts_and_arrivals(trace):
     return {request.prompt_tokens: request.arrival_s for request in trace}
 
@@ -195,6 +205,13 @@ def test_the_limit_counts_within_the_window(read):
     assert prompts_and_arrivals(read(every_ten_seconds(12), limit=2)) == {100: 0.0, 101: 10.0}
     assert prompts_and_arrivals(read(every_ten_seconds(12), start_s=100, limit=1)) == {110: 0.0}
     assert read(every_ten_seconds(12), limit=99).n_requests == 12
+
+
+def test_the_whole_file_is_checked_whatever_is_kept_of_it(read):
+    content = every_ten_seconds(12) + b"2024-05-10 00:02:00,NaN,5\n"
+    for options in ({"limit": 2}, {"stop_s": 30.0}):
+        with pytest.raises(WorkloadError, match=r"row 13: ContextTokens 'NaN'"):
+            read(content, **options)
 
 
 def test_rate_scale_divides_times_after_the_window_is_cut(read):

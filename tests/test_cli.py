@@ -93,8 +93,9 @@ def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
         assert table.loc[summary["policy"], "ttft_p95_s"] == pytest.approx(summary["ttft_s"]["p95"])
         assert len(pd.read_csv(folder / f"requests-{summary['policy']}.csv")) == 40
     assert load(folder / "scenario.toml").workload.requests == 40
-    for file in folder.iterdir():
-        assert file.name in printed
+    assert f"{len(list(folder.iterdir())) - 2} more files in kept/chat/" in printed
+    for name in ("cells.png", "cells-paged.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 MISTAKES = {
@@ -108,6 +109,9 @@ MISTAKES = {
     "unknown profile": (("run", "--profile", "magic"), "magic: no profile file there, and none shipped of that name"),
     "unknown model": (("calibrate", "--model", "gpt"), "no model called 'gpt'; there are tiny, small"),
     "no JSON": (("run", "--profile", "nan.csv"), "nan.csv: not a machine profile: file: invalid json"),
+    "out is a file": (("compare", "--requests", "5", "--out", "nan.csv"), "nan.csv/chat: cannot write results: "),
+    "name that leads out of the folder": (("compare", "outside.toml", *BOTH, "--out", "kept"), "outside.toml: name: "),
+    "profile of nobody": (("run", "--profile", "~no-such-user/p.json"), "~no-such-user/p.json: no profile file there"),
     "half a profile": (("run", "--profile", "half.json"), "half.json: not a machine profile: name: field required"),
 }
 GIVEN_FILES = {
@@ -115,6 +119,7 @@ GIVEN_FILES = {
     "negative.toml": "[workload]\nrate = -8.0\n",
     "nan.toml": '[workload]\nkind = "azure"\npath = "nan.csv"\n',
     "lost.toml": '[workload]\nkind = "azure"\npath = "lost.csv"\n',
+    "outside.toml": 'name = "../outside"\n[workload]\nrequests = 5\n',
     "nan.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,4\n2023-11-16 18:15:47,NaN,4\n",
     "half.json": '{"format": 1}',
 }
@@ -125,6 +130,13 @@ def test_a_mistake_is_answered_in_one_line(kvsim, tmp_path, command, answer):
     for name, text in GIVEN_FILES.items():
         (tmp_path / name).write_text(text)
     assert answer in complaint(kvsim(*command))
+
+
+@pytest.mark.parametrize("change", [{"matmul_knots": []}, {"matmul_knots": [1]}, {"matmul_slopes_s": []}], ids=str)
+def test_a_profile_that_does_not_fit_together_is_refused(kvsim, tmp_path, change):
+    broken = load_profile("default").model_dump(mode="json") | change
+    (tmp_path / "broken.json").write_text(json.dumps(broken))
+    assert "broken.json: not a machine profile: matmul" in complaint(kvsim("run", "--profile", "broken.json"))
 
 
 def test_a_scenario_that_is_shown_loads_again(kvsim, tmp_path):

@@ -53,7 +53,7 @@ def test_the_written_file_names_every_key_even_those_not_set():
     text = load("identical", workload__prompt_tokens={"kind": "lognormal", "mu": 1.0, "sigma": 1.0}).to_toml()
     sections = tomllib.loads(text)
     assert set(sections) == {"name", "seed", "workload", "model", "server", "cache", "machine"}
-    assert sections["server"]["slot_context"] == 2048 // 8
+    assert sections["server"]["slot_context"] == 4096 // 8
     assert "max" not in sections["workload"]["prompt_tokens"]
     assert text.endswith("# not set: cache.kernel\n")
 
@@ -86,6 +86,12 @@ def test_changes_replace_keys_and_nothing_else():
     assert load(changed, **back) == chat == load("chat")
 
 
+def test_a_table_is_left_as_it_was():
+    table = {"cache": {"cells": 2048}}
+    assert load(table, cache__cells=4096, seed=3).cache.cells == 4096
+    assert table == {"cache": {"cells": 2048}}
+
+
 WRONG_KEYS = {
     "misspelt key": ("[workload]\nraet = 3", "workload.raet: unknown key; did you mean 'rate'?"),
     "misspelt section": ("[wrkload]\nrate = 3", "wrkload: unknown key; did you mean 'workload'?"),
@@ -95,21 +101,27 @@ WRONG_KEYS = {
     ),
     "key of another kind": ("[workload]\nusers = 3", "workload.users: unknown key; accepted: requests, "),
     "unlike any": ("[server]\nzzz = 3", "server.zzz: unknown key; accepted: scheduler, slots, n_batch, n_ubatch, "),
+    "named like a kind of workload": ("[server]\nbatch = 3", "server.batch: unknown key; did you mean 'n_batch'?"),
+    "section named like one": ('[azure]\npath = "x"', "azure: unknown key; accepted: name, seed, workload, "),
+    "newline in a key": ('"a\\nb" = 3', "'a\\nb': unknown key"),
     "internal": ('folder = "."', "folder: unknown key"),
 }
 WRONG_VALUES = {
-    "negative rate": ("[workload]\nrate = -1.0", "workload.rate: input should be greater than 0, got -1.0"),
-    "zero rate": ("[workload]\nrate = 0", "workload.rate: input should be greater than 0, got 0"),
+    "negative rate": (
+        "[workload]\nrate = -1.0",
+        "workload.rate: input should be greater than or equal to 0.000001, got -1.0",
+    ),
+    "zero rate": ("[workload]\nrate = 0", "workload.rate: input should be greater than or equal to 0.000001, got 0"),
     "nan rate": ("[workload]\nrate = nan", "workload.rate: input should be a finite number, got nan"),
     "infinite rate": ("[workload]\nrate = inf", "workload.rate: input should be a finite number, got inf"),
     "text for a number": ('[workload]\nrate = "8"', "workload.rate: input should be a valid number, got '8'"),
     "fraction of a request": ("[workload]\nrequests = 2.5", "workload.requests: input should be a valid integer"),
     "true for a number": ("seed = true", "seed: input should be a valid integer, got True"),
     "date for a number": ("seed = 2024-05-10", "seed: input should be a valid integer"),
-    "number for a table": ("cache = 5", "cache: input should be a valid dictionary"),
-    "array of tables": ("[[workload]]\nrate = 3", "workload: input should be a valid dictionary"),
+    "number for a table": ("cache = 5", "cache: a table is expected, got 5"),
+    "array of tables": ("[[workload]]\nrate = 3", "workload: a table is expected, got ["),
     "long text": (f'seed = "{"x" * 999}"', f"seed: input should be a valid integer, got '{'x' * 56}..."),
-    "cv": ('[workload]\nkind = "gamma"\ncv = 0.0', "workload.cv: input should be greater than 0"),
+    "cv": ('[workload]\nkind = "gamma"\ncv = 0.0', "workload.cv: input should be greater than or equal to 0.01"),
     "users": ('[workload]\nkind = "closed-loop"\nusers = 0', "workload.users: input should be greater than 0"),
     "no path": ('[workload]\nkind = "azure"', "workload.path: field required"),
     "window": ('[workload]\nkind = "azure"\npath = "x"\nstop_s = 0', "workload.stop_s: input should be greater"),
@@ -120,7 +132,7 @@ WRONG_VALUES = {
         "workload.prompt_tokens.kind: unknown kind 'pareto'; accepted: 'fixed', 'lognormal'",
     ),
     "lengths without kind": ("[workload]\nprompt_tokens = { value = 3 }", "workload.prompt_tokens.kind: missing"),
-    "lengths as a number": ("[workload]\noutput_tokens = 3", "workload.output_tokens: input should be"),
+    "lengths as a number": ("[workload]\noutput_tokens = 3", "workload.output_tokens: a table is expected, got 3"),
     "missing mu": (
         '[workload]\nprompt_tokens = { kind = "lognormal", sigma = 1.0 }',
         "workload.prompt_tokens.mu: field required",
@@ -137,12 +149,19 @@ WRONG_VALUES = {
     "unknown scheduler": ('[server]\nscheduler = "fair"', "server.scheduler: input should be 'llama-server'"),
     "unknown kernel": ('[cache]\nkernel = "magic"', "cache.kernel: input should be 'masked'"),
     "slot larger than the cache": (
-        "[server]\nslot_context = 4096",
-        "scenario: server.slot_context (4096) exceeds cache.cells (2048)",
+        "[server]\nslot_context = 8192",
+        "scenario: server.slot_context (8192) exceeds cache.cells (4096)",
     ),
-    "empty slot": ("[server]\nslot_context = 0", "server.slot_context: input should be greater than 0, got 0"),
-    "too many slots": ("[server]\nslots = 2048", "scenario: cache.cells (2048) shared out over server.slots (2048)"),
+    "empty slot": (
+        "[server]\nslot_context = 0",
+        "server.slot_context: input should be greater than or equal to 2, got 0",
+    ),
+    "slot of one token": ("[server]\nslot_context = 1", "server.slot_context: "),
+    "variation that divides by zero": ('[workload]\nkind = "gamma"\ncv = 1e-200', "workload.cv: "),
+    "rate that leaves infinite gaps": ("[workload]\nrate = 1e-320", "workload.rate: "),
+    "too many slots": ("[server]\nslots = 4096", "scenario: cache.cells (4096) shared out over server.slots (4096)"),
     "negative seed": ("seed = -1", "seed: input should be greater than or equal to 0, got -1"),
+    "integer longer than Python converts": (f"seed = {'1' * 5000}", "not TOML: "),
     "not TOML": ("[work", "not TOML: "),
     "key twice": ("seed = 1\nseed = 2", "not TOML: "),
     "not UTF-8": (b'name = "caf\xe9"', "not UTF-8 text"),
@@ -175,8 +194,20 @@ def test_a_folder_is_no_scenario(tmp_path):
 def test_a_wrong_change_is_answered_like_a_wrong_file():
     with pytest.raises(UserError, match=r"^chat: cache\.cels: unknown key; did you mean 'cells'\?$"):
         load("chat", cache__cels=4096)
-    with pytest.raises(UserError, match=r"^chat: workload\.rate: input should be greater than 0, got -1$"):
+    with pytest.raises(
+        UserError, match=r"^chat: workload\.rate: input should be greater than or equal to 0\.000001, got -1$"
+    ):
         load("chat", workload__rate=-1)
+
+
+def test_a_change_below_what_is_no_table_is_refused():
+    with pytest.raises(UserError, match=r"^chat: cache\.cells"):
+        load("chat", cache__cells__blocks=4)
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    with pytest.raises(UserError):
+        load("a\0b")
 
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
@@ -189,6 +220,19 @@ def test_a_relative_trace_starts_at_the_scenario_s_folder(write, tmp_path, monke
     monkeypatch.chdir(tmp_path / "elsewhere")
     for scenario in (load(path), load(load(path), seed=2), load("../mine.toml")):
         assert [request.prompt_tokens for request in scenario.build_workload()] == [374]
+
+
+def test_a_written_scenario_finds_its_trace_from_another_folder(write):
+    path = write('[workload]\nkind = "azure"\npath = "day.csv"\n')
+    write(TRACE, "day.csv")
+    again = load(write(load(path).to_toml(), "results/scenario.toml"))
+    assert again.build_workload().n_requests == 1
+
+
+def test_a_trace_in_the_home_of_nobody_is_refused(write):
+    scenario = load(write('[workload]\nkind = "azure"\npath = "~no-such-user/day.csv"\n'))
+    with pytest.raises(WorkloadError, match="~no-such-user"):
+        scenario.build_workload()
 
 
 def test_an_absolute_trace_stays_where_it_is(write):

@@ -11,13 +11,14 @@ from kvsim.metrics import Recorder
 from kvsim.scenario import load
 from kvsim.simulation import build_policy, drive
 from kvsim.validation import validate
+from policies import available
 from tests.worlds import GivenTimes
 from workloads import Request
 
 WORLD = load("chat", workload__requests=40, workload__rate=30.0)
 
 
-@pytest.mark.parametrize("name", ["contiguous", "paged"])
+@pytest.mark.parametrize("name", ["contiguous", "paged", "idle-compaction", "adaptive", "sliding-window"])
 def test_a_script_gives_the_same_schedule_whatever_steps_take(name):
     runs = []
     script = None
@@ -52,9 +53,9 @@ def test_without_a_script_other_times_give_another_schedule():
 def test_a_request_arrives_when_the_same_share_of_the_step_has_passed():
     """The second comes when a quarter of the first's only step is over, however long that takes."""
     script = [
-        Turn(3.0, ((Request(0, 3.0, 4, 1), 1.0),)),
-        Turn(0.0, ((Request(1, 3.25, 4, 1), 0.25),)),
-        Turn(0.0, ()),
+        Turn(0, 3.0, ((Request(0, 3.0, 4, 1), 1.0),)),
+        Turn(0, 0.0, ((Request(1, 3.25, 4, 1), 0.25),)),
+        Turn(0, 0.0, ()),
     ]
     result, _ = drive(WORLD, build_policy(WORLD), GivenTimes(lambda _: 8.0), Recorder(), None, script)
     assert result.requests["arrival_s"].tolist() == [3.0, 5.0]
@@ -62,9 +63,9 @@ def test_a_request_arrives_when_the_same_share_of_the_step_has_passed():
 
 
 def test_validation_reports_every_policy_and_measure():
-    validation = validate("chat", load_profile("default"), requests=8)
-    assert set(validation.table["policy"]) == {"contiguous", "paged"}
-    assert len(validation.table) == 2 * (3 * 4 + 1)
+    validation = validate("chat", load_profile("default"), requests=6)
+    assert set(validation.table["policy"]) == set(available())
+    assert len(validation.table) == len(available()) * (3 * 4 + 1)
     assert (validation.table["measured"] > 0).all()
     error = validation.table["predicted"] / validation.table["measured"] - 1
     assert (validation.table["error"] == error).all()

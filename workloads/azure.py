@@ -41,7 +41,8 @@ class AzureTrace:
     n_requests: int = field(init=False)
 
     def __post_init__(self) -> None:
-        count = sum(1 for _ in self)
+        inside = sum(1 for seconds, _, _ in self._rows() if self._keeps(seconds))
+        count = inside if self.limit is None else min(inside, self.limit)
         if count == 0:
             raise WorkloadError(f"{self.path}: no requests{' in the window' if self._windowed() else ''}")
         object.__setattr__(self, "n_requests", count)
@@ -49,12 +50,15 @@ class AzureTrace:
     def __iter__(self) -> Iterator[Request]:
         kept = 0
         for seconds, prompt, output in self._rows():
-            if seconds < self.start_s:
+            if not self._keeps(seconds):
                 continue
-            if (self.stop_s is not None and seconds >= self.stop_s) or kept == self.limit:
+            if kept == self.limit:
                 return
             yield Request(kept, (seconds - self.start_s) / self.rate_scale, prompt, output)
             kept += 1
+
+    def _keeps(self, seconds: float) -> bool:
+        return seconds >= self.start_s and (self.stop_s is None or seconds < self.stop_s)
 
     def _windowed(self) -> bool:
         return self.start_s > 0 or self.stop_s is not None

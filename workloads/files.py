@@ -32,15 +32,19 @@ def open_text(path: Path) -> Iterator[TextIO]:
             else path.open(encoding="utf-8-sig", newline="")
         ) as text:
             yield text
+    except WorkloadError:
+        raise
     except FileNotFoundError:
         raise WorkloadError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise WorkloadError(f"{path}: is a directory; a trace file is expected") from None
-    except PermissionError:
-        raise WorkloadError(f"{path}: not readable (permission denied)") from None
     except UnicodeDecodeError as e:
         raise WorkloadError(
             f"{path}: not UTF-8 text (byte {e.object[e.start]:#04x}); a CSV trace is expected"
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as e:
         raise WorkloadError(f"{path}: damaged gzip data ({e})") from None
+    except OSError as e:
+        raise WorkloadError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except ValueError as e:
+        raise WorkloadError(f"{str(path)!r}: cannot be a path: {e}") from None

@@ -9,7 +9,7 @@ import numpy as np
 
 IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-MAX_TOKENS = 10**9
+MAX_TOKENS = 10**7
 """No request is longer; a longer one in a trace is a damaged row."""
 
 

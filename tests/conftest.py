@@ -1,0 +1,11 @@
+"""One BLAS thread for each test process: several processes with several threads each would fight over the cores."""
+
+import os
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the commands that tests start
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+np.ones((2, 2)) @ np.ones((2, 2))  # loads the library, so that there is something to limit
+threadpool_limits(1)
