@@ -6,7 +6,7 @@ import pytest
 from kvsim.metrics import Recorder
 from kvsim.model import SHAPES
 from kvsim.simulation import build_policy, drive
-from policies import Chunk, Group, Moves
+from policies import Chunk, Group, Moves, available
 from real_engine import Engine, Transformer, generate_without_cache
 from tests.worlds import scenario
 
@@ -27,6 +27,19 @@ WORLD = scenario(
 )
 
 
+def compacted_at_random(policy, rng):
+    """The policy, made to compact before a fifth of its steps; the moves come with the next micro-batch."""
+    place, moved = policy.allocate, []
+
+    def allocate(step, *, views=False):
+        if rng.random() < 0.2:
+            moved.append(policy.compact().n_cells)
+        return place(step, views=views)
+
+    policy.allocate = allocate
+    return moved
+
+
 def serve_for_real(policy, engine):
     recorder = Recorder()
     drive(WORLD, policy, engine, recorder, None)
@@ -35,13 +48,13 @@ def serve_for_real(policy, engine):
     return completed
 
 
-def wrong_texts(jobs, engine):
+def wrong_texts(jobs, engine, groups=()):
     wrong = 0
     for job in jobs:
         prompt = engine.prompt(job.request)
         said = engine.texts[job.request.id][len(prompt) : len(prompt) + job.generated]
         assert len(said) == job.generated
-        wrong += said != generate_without_cache(MODEL, prompt, job.generated)
+        wrong += said != generate_without_cache(MODEL, prompt, job.generated, groups or [Group(0)])
     return wrong
 
 
@@ -52,6 +65,27 @@ def test_text_equals_cacheless_recomputation(name, kernel):
     policy = build_policy(world, name)
     engine = Engine(MODEL, policy.groups, policy.kernel, WORLD.seed)
     assert wrong_texts(serve_for_real(policy, engine), engine) == 0
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_policy_tells_the_truth_with_compaction_at_random_moments(name):
+    # A ring that never overwrites is to say what anyone says; a sliding window is to be narrower than the texts.
+    window = 64 if name == "ring" else 20
+    world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update={"window": window, "cells": 256})})
+    policy = build_policy(world, name)
+    moved = compacted_at_random(policy, np.random.default_rng(3))
+    engine = Engine(MODEL, policy.groups, policy.kernel, WORLD.seed)
+    assert wrong_texts(serve_for_real(policy, engine), engine, policy.groups) == 0
+    if name in ("fill-holes", "full-compaction", "adaptive", "threshold-compaction", "idle-compaction"):
+        assert sum(moved) > 0, "nothing was put to the test"
+
+
+def test_a_move_that_is_not_carried_out_garbles_the_text():
+    policy = build_policy(WORLD, "full-compaction")
+    compacted_at_random(policy, np.random.default_rng(3))
+    engine = Engine(MODEL, policy.groups, policy.kernel, WORLD.seed)
+    engine._apply = lambda moves, group: None
+    assert wrong_texts(serve_for_real(policy, engine), engine) > 0
 
 
 def test_a_policy_that_names_wrong_cells_garbles_the_text():

@@ -127,3 +127,21 @@ def test_allocate_raises_no_slot_and_changes_nothing():
         assert before[1] == after[1]
         assert before[0].owners == after[0].owners
         assert (before[0].position == after[0].position).all()
+
+
+def test_a_full_slot_forgets_half_of_what_follows_the_tokens_it_keeps():
+    """Slot of 16: full at position 16; keeps 4, forgets 6 of the other 12, and goes on from position 10."""
+    world = scenario(cache__cells=32, server__slots=2, server__slot_context=16, server__context_shift=True)
+    world = world.model_copy(update={"server": world.server.model_copy(update={"n_keep": 4})})
+    backend = GivenTimes()
+    recorder, jobs = serve(world, Listed([(0.0, 14, 9)]), backend, build_policy(world, "contiguous"))
+    assert log_of(backend)[:4] == [[(0, 0, 14)], [(0, 14, 1)], [(0, 15, 1)], [(0, 10, 1)]]
+    shift = backend.passes[3].places[0].shift
+    assert shift.deltas.tolist() == [-6] * 6, "positions 10 to 15 became 4 to 9"
+    assert (jobs[0].generated, jobs[0].truncated, recorder.context_shifts) == (9, False, 1)
+
+
+def test_a_ring_never_fills():
+    world = scenario(server__slots=2, server__slot_context=16, cache__cells=32, cache__window=16, cache__sinks=2)
+    _, jobs = serve(world, Listed([(0.0, 10, 60)]), policy=build_policy(world, "ring"))
+    assert (jobs[0].generated, jobs[0].truncated) == (60, False)
