@@ -75,6 +75,7 @@ def calibrate(
         _measure(trials, seconds, rng, report)
     samples = [_sample(kernel, batch, float(np.median(t.seconds))) for kernel, batch, t in passes]
     move_samples = [MoveSample(runs=m.n_runs, cells=m.n_cells, seconds=float(np.median(t.seconds))) for m, t in moves]
+    scanned = [int(batch.reads.scanned.max()) for _, batch, _ in passes]
     shift_samples = [ShiftSample(cells=n, seconds=float(np.median(t.seconds))) for n, t in shifts]
     fitted = fit(samples, move_samples, shift_samples, stream(0, "calibration fit"))
     return Profile(
@@ -95,7 +96,7 @@ def calibrate(
         ),
         matmul_knots=KNOTS,
         tokens=Range(low=min(s.tokens for s in samples), high=max(s.tokens for s in samples)),
-        cells=Range(low=min(s.cells for s in samples), high=max(s.cells for s in samples)),
+        cells=Range(low=min(scanned), high=max(scanned)),
         samples=len(trials),
         digest=digest(samples, move_samples, shift_samples),
         **dict(fitted),

@@ -115,7 +115,7 @@ class Profile(_Record):
     tokens: Range
     """Tokens in a forward pass that were measured."""
     cells: Range
-    """Cells read that were measured."""
+    """Cells that one token was scored against, as far as was measured."""
     samples: int
     held_out_samples: int
     held_out_error_median: float
@@ -201,7 +201,7 @@ class CostModel:
         seconds = self._forward[min(n, most)] + self._tail_slope * max(n - most, 0)
         for place, group in zip(batch.places, groups, strict=True):
             reads = place.reads
-            self.most_cells = max(self.most_cells, reads.span)
+            self.most_cells = max(self.most_cells, int(reads.scanned.max()))
             seconds += group.share * (
                 score * int(reads.tokens @ reads.scanned)
                 + cell * reads.span
@@ -245,7 +245,9 @@ class CostModel:
                 f"a forward pass had {self.most_tokens} tokens; the profile was measured up to {p.tokens.high}"
             )
         if self.most_cells > p.cells.high:
-            found.append(f"attention read {self.most_cells} cells; the profile was measured up to {p.cells.high}")
+            found.append(
+                f"tokens were scored against {self.most_cells} cells; the profile was measured up to {p.cells.high}"
+            )
         return found
 
 

@@ -60,9 +60,10 @@ def processor() -> str:
 def blas() -> str:
     """Name and version of the BLAS that NumPy uses."""
     np.ones((2, 2)) @ np.ones((2, 2))
-    for library in threadpool_info():
-        if library.get("user_api") == "blas":
-            return f"{library.get('internal_api')} {library.get('version')}"
+    loaded = [library for library in threadpool_info() if library.get("user_api") == "blas"]
+    # SciPy may have loaded another one of its own.
+    for library in sorted(loaded, key=lambda library: "numpy" not in str(library.get("filepath"))):
+        return f"{library.get('internal_api')} {library.get('version')}"
     return "unknown BLAS"
 
 

@@ -208,7 +208,7 @@ class ServerSection(Section):
     n_ubatch: PositiveInt = 128
     """The most tokens in one forward pass (``--ubatch-size``)."""
     slot_context: Annotated[int, Field(ge=2)] | None = None
-    """The most tokens in one slot; by default the cells of the cache shared out over the slots."""
+    """The most tokens in one slot; by default all cells of a unified cache, an equal share of a divided one."""
     context_shift: bool = False
     """A full slot forgets half of what comes after its first ``n_keep`` tokens and goes on, instead of ending."""
     n_keep: NonNegativeInt = 0
@@ -220,7 +220,7 @@ class CacheSection(Section):
     """The KV cache and the policy that hands out its cells."""
 
     policy: str = "contiguous"
-    cells: Annotated[int, Field(ge=2, le=2**31)] = 4096
+    cells: Annotated[int, Field(ge=2, le=2**31)] = 16384
     """Room for that many tokens (``--ctx-size``)."""
     block_size: PositiveInt = 16
     """Cells in a block, for paged layouts."""
@@ -285,7 +285,9 @@ class Scenario(Section):
     @property
     def slot_context(self) -> int:
         """The most tokens in one slot."""
-        return self.server.slot_context or self.cache.cells // self.server.slots
+        if self.server.slot_context is not None:
+            return self.server.slot_context
+        return self.cache.cells if self.cache.unified else self.cache.cells // self.server.slots
 
     def cache_config(self, costs: RelativeCosts | None = None) -> CacheConfig:
         """What policies are built from; ``costs`` are for those that weigh moves against attention."""

@@ -281,6 +281,8 @@ def _milliseconds(value: Any) -> str:
 def _seconds(value: Any) -> str:
     if value is None:
         return "–"
+    if value >= 100:
+        return f"{value:,.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= scale or unit == "µs":
             return f"{value / scale:.3g} {unit}"

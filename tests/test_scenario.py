@@ -53,7 +53,7 @@ def test_the_written_file_names_every_key_even_those_not_set():
     text = load("identical", workload__prompt_tokens={"kind": "lognormal", "mu": 1.0, "sigma": 1.0}).to_toml()
     sections = tomllib.loads(text)
     assert set(sections) == {"name", "seed", "workload", "model", "server", "cache", "machine"}
-    assert sections["server"]["slot_context"] == 4096 // 8
+    assert sections["server"]["slot_context"] == 16384
     assert "max" not in sections["workload"]["prompt_tokens"]
     assert text.endswith("# not set: cache.kernel\n")
 
@@ -149,8 +149,8 @@ WRONG_VALUES = {
     "unknown scheduler": ('[server]\nscheduler = "fair"', "server.scheduler: input should be 'llama-server'"),
     "unknown kernel": ('[cache]\nkernel = "magic"', "cache.kernel: input should be 'masked'"),
     "slot larger than the cache": (
-        "[server]\nslot_context = 8192",
-        "scenario: server.slot_context (8192) exceeds cache.cells (4096)",
+        "[server]\nslot_context = 32768",
+        "scenario: server.slot_context (32768) exceeds cache.cells (16384)",
     ),
     "empty slot": (
         "[server]\nslot_context = 0",
@@ -159,7 +159,10 @@ WRONG_VALUES = {
     "slot of one token": ("[server]\nslot_context = 1", "server.slot_context: "),
     "variation that divides by zero": ('[workload]\nkind = "gamma"\ncv = 1e-200', "workload.cv: "),
     "rate that leaves infinite gaps": ("[workload]\nrate = 1e-320", "workload.rate: "),
-    "too many slots": ("[server]\nslots = 4096", "scenario: cache.cells (4096) shared out over server.slots (4096)"),
+    "too many slots": (
+        "[server]\nslots = 16384\n[cache]\nunified = false",
+        "scenario: cache.cells (16384) shared out over server.slots (16384)",
+    ),
     "negative seed": ("seed = -1", "seed: input should be greater than or equal to 0, got -1"),
     "integer longer than Python converts": (f"seed = {'1' * 5000}", "not TOML: "),
     "not TOML": ("[work", "not TOML: "),
