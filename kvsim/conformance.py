@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import UserError
-from policies import CacheConfig, Chunk, NoSlot
+from policies import CacheConfig, Chunk, NoSlot, Unsupported
 from policies.arena import Arena
 from policies.llamacpp import early_2025, mid_2025, today
 from policies.split import CacheSpec, Rejected, SplitPolicy
@@ -83,18 +83,24 @@ def conform_llamacpp(path: str | Path) -> Agreement:
                 operation: dict[str, Any] = {k: record[k] for k in ("op", "batch", "args") if k in record}
                 first = Disagreement(total, operation, differ, recorded, ours)
             total += 1
-    except (KeyError, TypeError, IndexError, AttributeError) as e:
+    except UserError:
+        raise
+    except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError) as e:
         raise UserError(f"{source}: line {number}: not a record of a llama.cpp run ({type(e).__name__}: {e})") from None
-    except ValueError as e:
+    except (ValueError, Unsupported) as e:
         raise UserError(f"{source}: line {number}: {e}") from None
     return Agreement(source.name, str(header[1]["era"]), agree, total, first)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = 0
     try:
-        packed = path.open("rb").read(2) == b"\x1f\x8b"
+        try:
+            with path.open("rb") as raw:
+                packed = raw.read(2) == b"\x1f\x8b"
+        except ValueError as e:
+            raise UserError(f"{path}: cannot be read: {e}") from None
         with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as text:
-            number = 0
             for line in text:
                 number += 1
                 if line.strip():
@@ -102,24 +108,31 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     if not isinstance(value, dict):
                         raise UserError(f"{path}: line {number}: a JSON object is expected")
                     yield number, value
-    except json.JSONDecodeError as e:
-        raise UserError(f"{path}: line {number}: not JSON: {e.msg}") from None
+    except UserError:
+        raise
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text; a recording (JSONL, plain or gzip) is expected") from None
-    except (EOFError, zlib.error) as e:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
         raise UserError(f"{path}: damaged gzip data ({e})") from None
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except json.JSONDecodeError as e:
+        raise UserError(f"{path}: line {number}: not JSON: {e.msg}") from None
+    except (ValueError, RecursionError) as e:
+        # A number of thousands of digits, or brackets without end.
+        raise UserError(f"{path}: line {number}: not JSON: {e}") from None
 
 
 def _policy(header: dict[str, Any]) -> LlamaPolicy:
     """The preset of the recording's era, with its parameters."""
-    era, n_layers = header["era"], int(header["n_layer"])
+    era, n_layers = header["era"], _count(header, "n_layer")
+    if era not in ("A", "M", "B"):
+        raise ValueError(f"era {era!r} is unknown; there are A (b4666 to b4880), M (b5589 to b6244), B (since b6975)")
     config = CacheConfig(
-        cells=int(header["n_cells"]),
-        n_ubatch=int(header["n_ubatch"]),
-        sequences=int(header["n_seq_max"]),
-        pad=int(header.get("n_pad", 256)),
+        cells=_count(header, "n_cells"),
+        n_ubatch=_count(header, "n_ubatch"),
+        sequences=_count(header, "n_seq_max"),
+        pad=_count(header, "n_pad") if "n_pad" in header else 256,
         n_layers=n_layers,
     )
     threshold = float(header["defrag_thold"])
@@ -141,9 +154,14 @@ def _policy(header: dict[str, Any]) -> LlamaPolicy:
             n_streams=streams,
             contiguous=not header["set_rows"],
         )
-    if era == "B":
-        return today("llama.cpp", config, caches, n_streams=streams)
-    raise UserError(f"era {era!r} is unknown; there are A (b4666 to b4880), M (b5589 to b6244) and B (since b6975)")
+    return today("llama.cpp", config, caches, n_streams=streams)
+
+
+def _count(header: dict[str, Any], key: str) -> int:
+    value = header[key]
+    if not isinstance(value, int) or not 1 <= value <= 2**31:
+        raise ValueError(f"{key} is {value!r:.40}; a whole number from 1 to 2**31 is expected")
+    return value
 
 
 def _perform(policy: LlamaPolicy, record: dict[str, Any]) -> int:
@@ -170,7 +188,7 @@ def _perform(policy: LlamaPolicy, record: dict[str, Any]) -> int:
         "update": policy.update,
     }
     if record["op"] not in operations:
-        raise UserError(f"operation {record['op']!r} is unknown; there are decode, {', '.join(operations)}")
+        raise ValueError(f"operation {record['op']!r} is unknown; there are decode, {', '.join(operations)}")
     operations[record["op"]](*args)
     return 0
 

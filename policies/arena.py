@@ -9,6 +9,7 @@ kept until somebody asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,18 @@ from policies.vocabulary import NO_SHIFT, CellMap, IntArray, Moves, Shift
 
 FOREVER = np.iinfo(np.int64).max
 """A position after every other: the end of an open range."""
+
+
+class Saved(NamedTuple):
+    """Some cells and what they held; arrays of shape (n,)."""
+
+    cells: IntArray
+    position: IntArray
+    owner: IntArray
+    turned: IntArray
+    """How far each cell's key had still to be rotated."""
+    last: dict[int, int]
+    """Highest positions that were known."""
 
 
 class Arena:
@@ -35,6 +48,8 @@ class Arena:
         self.free = FreeRuns(size)
         self._owed: list[Moves] = []
         self._turned: IntArray | None = None
+        self._last: dict[int, int] = {}
+        """Highest positions, of the sequences for which they are known."""
 
     @property
     def used(self) -> int:
@@ -63,8 +78,12 @@ class Arena:
 
     def put(self, cells: IntArray, seqs: Iterable[int], start: int) -> None:
         """Write positions ``start, start + 1, ...`` of ``seqs`` into ``cells``, which are free."""
+        seqs = tuple(seqs)
         self.position[cells] = np.arange(start, start + len(cells))
         self.owner[cells] = self.set_of(seqs)
+        for seq in seqs:
+            if seq in self._last:
+                self._last[seq] = max(self._last[seq], start + len(cells) - 1)
         if self._turned is not None:
             self._turned[cells] = 0
 
@@ -101,7 +120,8 @@ class Arena:
         """
         changed = np.flatnonzero(self._between(start, stop) & self._seen_by(seq))
         self.position[changed] += delta
-        self._turn(changed, delta)
+        self._last.clear()
+        self.turn(changed, delta)
         gone = changed[self.position[changed] < 0]
         self._clear(gone)
         return changed, gone
@@ -110,13 +130,16 @@ class Arena:
         """Divide positions ``[start, stop)`` of a sequence, rounding down; returns the cells, ascending."""
         changed = np.flatnonzero(self._between(start, stop) & self._seen_by(seq))
         divided = self.position[changed] // divisor
-        self._turn(changed, divided - self.position[changed])
+        self.turn(changed, divided - self.position[changed])
         self.position[changed] = divided
+        self._last.clear()
         return changed
 
     def last_position(self, seq: int) -> int:
         """The highest position of a sequence; -1 if it holds none."""
-        return int(self.position[: self.top][self._seen_by(seq)].max(initial=-1))
+        if seq not in self._last:
+            self._last[seq] = int(self.position[: self.top][self._seen_by(seq)].max(initial=-1))
+        return self._last[seq]
 
     def first_position(self, seq: int) -> int:
         """The lowest position of a sequence; -1 if it holds none."""
@@ -167,22 +190,27 @@ class Arena:
         if turned.any():
             self._turned = turned if self._turned is None else self._turned + turned
 
-    def save(self, cells: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    def save(self, cells: IntArray) -> Saved:
         """What ``restore`` needs to make ``cells`` what they are now."""
-        return cells, self.position[cells], self.owner[cells]
+        turned = np.zeros_like(cells) if self._turned is None else self._turned[cells]
+        return Saved(cells, self.position[cells], self.owner[cells], turned, self._last.copy())
 
-    def restore(self, saved: tuple[IntArray, IntArray, IntArray]) -> None:
+    def restore(self, saved: Saved) -> None:
         """Make the saved cells what they were."""
-        cells, position, owner = saved
-        now, then = self.owner[cells] > 0, owner > 0
-        self.position[cells] = position
-        self.owner[cells] = owner
+        cells, self._last = saved.cells, saved.last
+        now, then = self.owner[cells] > 0, saved.owner > 0
+        self.position[cells] = saved.position
+        self.owner[cells] = saved.owner
+        if self._turned is not None:
+            self._turned[cells] = saved.turned
         self.free.release(cells[now & ~then])
         self.free.take_cells(cells[then & ~now])
 
     def vacate(self, cells: IntArray) -> None:
         """Empty ``cells``, all of them used."""
-        self._clear(cells)
+        if len(cells):
+            self._last.clear()
+            self._clear(cells)
 
     def clear(self) -> None:
         """Empty every cell and return the head to the start."""
@@ -191,12 +219,14 @@ class Arena:
         self.free = FreeRuns(self.size)
         self.head = 0
         self._turned = None
+        self._last.clear()
 
     def cell_map(self) -> CellMap:
         """A copy of the whole state, cell by cell."""
         return CellMap(self.position.copy(), tuple(self.sets[i] for i in self.owner.tolist()))
 
-    def _turn(self, cells: IntArray, deltas: int | IntArray) -> None:
+    def turn(self, cells: IntArray, deltas: int | IntArray) -> None:
+        """Remember that the keys in ``cells`` must be rotated on by ``deltas`` positions."""
         if len(cells):
             if self._turned is None:
                 self._turned = np.zeros(self.size, dtype=np.int64)
@@ -219,6 +249,7 @@ class Arena:
         cells = np.flatnonzero(which)
         if len(cells) == 0:
             return cells
+        self._last.clear()
         old = self.owner[cells]
         table = np.zeros(len(self.sets), dtype=np.int64)
         for index in np.unique(old).tolist():

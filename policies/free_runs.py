@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -56,6 +57,15 @@ class FreeRuns:
     def index_after(self, cell: int) -> int:
         """Index of the first run that ends after ``cell``; ``len(self)`` if there is none."""
         return bisect_right(self.ends, cell)
+
+    def index_before(self, cell: int) -> int:
+        """Index of the last run that starts before ``cell``; -1 if there is none."""
+        return bisect_left(self.starts, cell) - 1
+
+    def first_of(self, n: int, index: int) -> int | None:
+        """Index of the first run of at least ``n`` cells from ``index`` on."""
+        lengths = map(int.__sub__, islice(self.ends, index, None), islice(self.starts, index, None))
+        return next((i for i, length in enumerate(lengths, index) if length >= n), None)
 
     def take(self, start: int, n: int) -> None:
         """Remove cells ``[start, start + n)``, which must lie in one run."""

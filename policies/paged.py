@@ -118,6 +118,8 @@ class PagedPolicy(Policy):
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
+        if any(chunk.also for chunk in step):
+            raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
         needs = [(c, self._blocks(c.start + c.n) - len(self._tables.get(c.seq, ()))) for c in step]
         need = sum(max(n, 0) for _, n in needs)
         if need > len(self.pool):
@@ -129,7 +131,7 @@ class PagedPolicy(Policy):
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
         length = self._lengths.get(seq, 0)
-        if start >= length:
+        if start >= length or (stop is not None and stop <= start):
             return
         if stop is not None and stop < length:
             raise Unsupported(f"{self.name}: a block table gives up its tail only, not [{start}, {stop}) of {length}")

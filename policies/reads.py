@@ -19,17 +19,20 @@ def padded_span(top: int, pad: int, size: int) -> int:
     return min(size, max(pad, -(-top // pad) * pad))
 
 
-def reads_of(kernel: Kernel, chunks: Sequence[Chunk], cells_of: Callable[[int], IntArray], span: int) -> Reads:
+def reads_of(
+    kernel: Kernel, chunks: Sequence[Chunk], cells_of: Callable[[int], IntArray], span: int, most: int | None = None
+) -> Reads:
     """The reads of a micro-batch whose sequences' cells ``cells_of`` gives; ``span`` as by ``padded_span``.
 
     ``masked`` scores every token against all ``span`` cells, used or not; ``gather`` against its sequence's own;
     ``tiled`` against all cells of the tiles that hold one of them; ``sliced`` against all from the lowest of them
-    to the highest.
+    to the highest. ``most``: tokens that a sequence can see at most.
     """
     n = len(chunks)
     tokens = np.array([chunk.n for chunk in chunks], dtype=np.int64)
     if kernel == "masked":
         useful = np.array([chunk.start + chunk.n for chunk in chunks], dtype=np.int64)
+        useful = useful if most is None else np.minimum(useful, most)
         return Reads(tokens, np.full(n, span, dtype=np.int64), useful, np.ones(n, dtype=np.int64), span)
     rows = np.array([(len(cells), *_scanned(kernel, cells)) for cells in map(cells_of, (c.seq for c in chunks))])
     return Reads(tokens, rows[:, 1], rows[:, 0], rows[:, 2], int(rows[:, 1].sum()))

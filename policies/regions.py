@@ -41,6 +41,8 @@ class Region:
 class RegionPolicy(Policy):
     """Positions follow cells: a sequence's token ``i`` lies in the ``i``-th cell of its region."""
 
+    _most: int | None = None
+    """Tokens that a sequence can see at most; None: all of its own."""
     best_fit = False
     """Take the smallest free run that is large enough, instead of the first."""
 
@@ -79,12 +81,14 @@ class RegionPolicy(Policy):
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Take or grow regions where needed: all of them, or none."""
+        if any(chunk.also for chunk in step):
+            raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
         self._make_room(step)
         batches = []
         for chunks in split(step, self._n_ubatch):
             cells = np.concatenate([self._write(chunk) for chunk in chunks])
             span = padded_span(self._top(), self._pad, self.capacity)
-            reads = reads_of(self.kernel, chunks, lambda seq: self._cells(seq), span)
+            reads = reads_of(self.kernel, chunks, lambda seq: self._cells(seq), span, self._most)
             moves, self._owed = Moves.join(self._owed), []
             seen = tuple(self._view(chunk.seq) for chunk in chunks) if views else ()
             batches.append(MicroBatch(chunks, (Place(cells, reads, moves, self._shift(chunks), seen),)))
@@ -93,7 +97,7 @@ class RegionPolicy(Policy):
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Drop the tail from ``start``; with everything gone the region is free."""
         region = self._regions.get(seq)
-        if region is None or start >= max(region.length, 1):
+        if region is None or start >= max(region.length, 1) or (stop is not None and stop <= start):
             return
         if stop is not None and stop < region.length:
             raise Unsupported(f"{self.name}: only a sequence's tail can go, not [{start}, {stop})")
@@ -195,7 +199,7 @@ class RegionPolicy(Policy):
         return NO_SHIFT
 
     def _top(self) -> int:
-        return max((r.start + self._held(r) for r in self._regions.values()), default=0)
+        return max((r.start + self._held(r) for r in self._regions.values() if r.length), default=0)
 
 
 class ReservedPolicy(RegionPolicy):
@@ -253,6 +257,7 @@ class RingPolicy(RegionPolicy):
     def __init__(self, name: str, config: CacheConfig):
         super().__init__(name, config)
         self.window = min(config.window, config.max_tokens, config.cells)
+        self._most = self.window
         self.sinks = min(config.sinks, self.window - 1)
         self._n_ubatch = min(config.n_ubatch, self.window - self.sinks)
         self._limit = max(config.max_tokens, self.window)

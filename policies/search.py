@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from policies.free_runs import FreeRuns
@@ -30,20 +32,43 @@ def find_run(free: FreeRuns, head: int, n: int) -> tuple[int | None, int]:
             head = 0
             continue
         i = free.index_after(head)
-        start = free.starts[i] if i < len(free) else size
-        if start <= head:
-            end = free.ends[i]
-            if end - head >= n:
-                return head, head
-            step = end - head + 1
+        inside = i < len(free) and free.starts[i] <= head
+        if inside and free.ends[i] - head >= n:
+            return head, head
+        wide = free.first_of(n, i + 1 if inside else i)
+        goal = size if wide is None else free.starts[wide]
+        if tested + goal - head < size:
+            # Nothing on the way is wide enough, nor is the search given up before: go there at once.
+            tested += goal - head
+            head = goal
         else:
-            # Among used cells the original advances one at a time; it stops early at the end of the array
-            # (last start that fits: size - n) or of its patience.
-            step = min(start - head, size - n + 1 - head, max(size - tested, 1))
+            return None, _where_it_stops(free, head, tested, n)
+
+
+def _where_it_stops(free: FreeRuns, head: int, tested: int, n: int) -> int:
+    """The head that a search is left with which finds nothing before it has tested as many cells as there are.
+
+    It steps past one used cell at a time, or past a run and the used cell behind it.
+    """
+    size = free.size
+    before = free.index_before(head + size - tested)
+    if before >= 0 and head < free.starts[before] <= size - n:
+        # The last run on the way: until there it would only go from hole to hole.
+        tested, head = tested + free.starts[before] - head, free.starts[before]
+    while True:
+        if head + n > size:
+            tested += size - head
+            head = 0
+            continue
+        i = free.index_after(head)
+        start = free.starts[i] if i < len(free) else size
+        # Among used cells it stops early at the last start that fits (size - n), or when its patience ends.
+        among_used = min(start - head, size - n + 1 - head, max(size - tested, 1))
+        step = free.ends[i] - head + 1 if start <= head else among_used
         head += step
         tested += step
         if tested >= size:
-            return None, head
+            return head
 
 
 def find_scattered(free: FreeRuns, head: int, n: int) -> IntArray | None:
@@ -55,12 +80,13 @@ def find_scattered(free: FreeRuns, head: int, n: int) -> IntArray | None:
         return None
     pieces: list[IntArray] = []
     first = free.index_after(head)
-    order = [*range(first, len(free)), *range(min(first + 1, len(free)))]
-    for turn, i in enumerate(order):
+    count = len(free)
+    # The run that the head lies in comes twice: its end first, its beginning last.
+    for turn, i in enumerate(chain(range(first, count), range(min(first + 1, count)))):
         start, end = free.starts[i], free.ends[i]
-        if turn == 0 and first < len(free):
+        if turn == 0 and first < count:
             start = max(start, head)
-        elif turn == len(order) - 1 and i == first:
+        elif i == first:
             end = min(end, head)
         if end > start:
             pieces.append(np.arange(start, min(end, start + n)))

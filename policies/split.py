@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.arena import FOREVER, Arena
+from policies.arena import FOREVER, Arena, Saved
 from policies.compactors import Compactor
 from policies.free_runs import FreeRuns, runs_of
-from policies.policy import CacheConfig, Kernel, Policy
+from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of
 from policies.search import find_run, find_scattered, start_of_search
 from policies.triggers import Facts, Trigger
@@ -123,12 +123,16 @@ class SplitPolicy(Policy):
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
         """Share cells within a stream; between streams copy a whole sequence, cell for cell."""
         end = FOREVER if stop is None else stop
-        for (group, source), (_, target) in zip(self._arenas_of(src), self._arenas_of(dst), strict=True):
+        pairs = list(zip(self._arenas_of(src), self._arenas_of(dst), strict=True))
+        for (_, source), (_, target) in pairs:
+            if source is not target and (start > 0 or (stop is not None and end + 1 < source.size)):
+                raise Unsupported(
+                    f"{self.name}: between streams only whole sequences are copied, not [{start}, {stop})"
+                )
+        for (group, source), (_, target) in pairs:
             if source is target:
                 source.share(src, dst, start, end)
             else:
-                if start > 0 or (end + 1 < source.size and stop is not None):
-                    raise ValueError(f"between streams only whole sequences are copied, not [{start}, {stop})")
                 self._copy_stream(group, source, target, src, dst)
 
     def keep(self, seq: int) -> None:
@@ -174,7 +178,7 @@ class SplitPolicy(Policy):
             self.compact()
 
     def compact(self) -> Moves:
-        """One pass over every group, where there is one stream; returns the first group's moves."""
+        """One pass over every group, where there is one stream; returns the moves of the group that has most."""
         if self._compactor is None or self._n_streams > 1:
             return NO_MOVES
         plans = [self._compactor(arenas[0]) for arenas in self.arenas]
@@ -220,6 +224,8 @@ class SplitPolicy(Policy):
         next_position: dict[int, int] = {}
         together: dict[int, set[int]] = {}
         for chunk in step:
+            if chunk.also and self._n_streams > 1:
+                raise Rejected(f"sequences {chunk.seqs} are coupled, which needs a unified cache")
             for seq in chunk.seqs:
                 arena = self.arenas[-1][self._stream_of(seq)]
                 held = arena.last_position(seq)
@@ -277,7 +283,7 @@ class SplitPolicy(Policy):
         arenas: Sequence[Arena],
         slots: Sequence[Slot],
         heads: Sequence[int],
-        saved: Sequence[tuple[IntArray, IntArray, IntArray]],
+        saved: Sequence[Saved],
     ) -> None:
         """As the original, the head is restored by the k-th stream of the micro-batch, not by stream number."""
         for k, (stream, _, _) in enumerate(slots):
@@ -381,6 +387,7 @@ class SplitPolicy(Policy):
         target.free.take_cells(cells)
         for cell, position in zip(cells.tolist(), positions.tolist(), strict=True):
             target.put(np.array([cell]), (dst,), position)
+        target.turn(cells, source.save(cells).turned)
         target.head = source.head
         starts, ends = runs_of(np.sort(cells))
         size = self.caches[group].size

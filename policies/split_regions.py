@@ -22,7 +22,7 @@ class SplitRegionsPolicy(UnifiedPolicy):
     tokens take the highest free cells. ``CacheConfig.sort_batch`` places the longest sequences of a batch first."""
 
     def __init__(self, name: str, config: CacheConfig):
-        super().__init__(name, config, find=self._find_cells, kernel="tiled")
+        super().__init__(name, config, find=self._find_cells, anywhere=True, kernel="tiled")
         self._prompts: dict[int, int] = {}
         self._sort = config.sort_batch
 

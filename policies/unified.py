@@ -10,7 +10,7 @@ from policies.arena import FOREVER, Arena
 from policies.compactors import Compactor
 from policies.policy import CacheConfig, Kernel, Policy
 from policies.reads import padded_span, reads_of
-from policies.search import find_run, find_scattered, start_of_search
+from policies.search import find_run, start_of_search
 from policies.triggers import Facts, Trigger
 from policies.vocabulary import (
     NO_MOVES,
@@ -41,15 +41,10 @@ def contiguous(arena: Arena, chunks: Sequence[Chunk]) -> IntArray | None:
     return None if first is None else np.arange(first, first + n)
 
 
-def scattered(arena: Arena, chunks: Sequence[Chunk]) -> IntArray | None:
-    """Any free cells, going round from the head."""
-    n = sum(chunk.n for chunk in chunks)
-    return find_scattered(arena.free, start_of_search(arena.head, arena.used, n), n)
-
-
 class UnifiedPolicy(Policy):
     """An arena, a search, and a compactor with its trigger. The bookkeeping is that of llama.cpp b4666 to b4880.
 
+    ``anywhere``: the search takes any free cells, so that all of them can be had at once.
     ``keeps_partial``: when a later micro-batch of a step finds no room, keep what earlier ones took, as llama.cpp
     did; otherwise take it all back.
     """
@@ -60,6 +55,7 @@ class UnifiedPolicy(Policy):
         config: CacheConfig,
         *,
         find: Find = contiguous,
+        anywhere: bool = False,
         compactor: Compactor | None = None,
         trigger: Trigger | None = None,
         kernel: Kernel = "masked",
@@ -77,6 +73,7 @@ class UnifiedPolicy(Policy):
         """llama.cpp's ``n_kv``: the span of the last micro-batch that was placed."""
         self._compactor = compactor
         self._find = find
+        self._anywhere = anywhere
         self._keeps_partial = keeps_partial
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
@@ -184,7 +181,7 @@ class UnifiedPolicy(Policy):
         """Read off the free runs."""
         arena, free = self.arena, self.arena.free
         largest = free.largest
-        placeable = free.total if self._find is scattered else largest
+        placeable = free.total if self._anywhere else largest
         return Usage(arena.size, arena.used, arena.used, placeable, len(free), largest, arena.top)
 
     def occupancy(self, group: int = 0) -> CellMap:
@@ -212,7 +209,8 @@ class UnifiedPolicy(Policy):
     def _take_back(self, done: Sequence[MicroBatch]) -> None:
         for batch in done:
             for chunk in batch.chunks:
-                self.arena.remove(chunk.seq, chunk.start, chunk.start + chunk.n)
+                for seq in chunk.seqs:
+                    self.arena.remove(seq, chunk.start, chunk.start + chunk.n)
         self.arena.unsettle([(batch.places[0].moves, batch.places[0].shift) for batch in done])
 
     def _micro_batch(self, chunks: tuple[Chunk, ...], cells: IntArray, views: bool) -> MicroBatch:

@@ -1,7 +1,7 @@
 """Free runs against a plain array of cells."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.free_runs import FreeRuns
@@ -58,6 +58,7 @@ def find_cell_by_cell(used, head, n):
             return None, head
 
 
+@settings(max_examples=600)
 @given(
     st.lists(st.booleans(), min_size=1, max_size=SIZE),
     st.integers(0, SIZE),
@@ -83,3 +84,18 @@ def test_scattered_search_takes_free_cells_round_from_the_head(used, head, n):
     expected = [cell for cell in order if not used[cell]][:n]
     found = find_scattered(free, head, n)
     assert (found is None) if len(expected) < n else (found.tolist() == expected)
+
+
+def test_searches_that_fail_leave_the_head_where_the_original_does():
+    """Full enough that most searches fail: drawn at random, since shrinking seeks the empty cases."""
+    rng = np.random.default_rng(4)
+    failed = 0
+    for _ in range(3000):
+        used = (rng.random(rng.integers(2, 64)) < rng.choice([0.3, 0.6, 0.9])).tolist()
+        head, n = int(rng.integers(len(used))), int(rng.integers(1, len(used) + 1))
+        free = FreeRuns(len(used))
+        free.take_cells(np.flatnonzero(used))
+        found = find_run(free, start_of_search(head, sum(used), n), n)
+        assert found == find_cell_by_cell(used, head, n)
+        failed += found[0] is None
+    assert failed > 1000
