@@ -15,7 +15,7 @@ from kvsim import show
 from kvsim.comparison import compare as compare_policies
 from kvsim.comparison import writable
 from kvsim.conformance import conform_llamacpp
-from kvsim.costs import load_profile
+from kvsim.costs import is_shipped, load_profile
 from kvsim.errors import UserError
 from kvsim.progress import RunProgress
 from kvsim.scenario import Scenario, builtin_names, load
@@ -84,7 +84,9 @@ def compare(
     else:
         show.comparison(_console(), comparison)
         written = comparison.save(out / loaded.name)
-        typer.echo(f"\nSaved comparison.png, cells.png and {len(written) - 2} more files in {written[0].parent}/")
+        pictures = [path.name for path in written if path.name in ("comparison.png", "cells.png")]
+        others = len(written) - len(pictures)
+        typer.echo(f"\nSaved {', '.join(pictures)} and {others} more files in {written[0].parent}/")
     _warn(comparison.warnings)
 
 
@@ -265,7 +267,8 @@ def _load(scenario: str, seed: int | None, requests: int | None, profile: str | 
         changes["workload__limit" if loaded.workload.kind == "azure" else "workload__requests"] = requests
     if profile is not None:
         # A path on the command line starts here, not at the scenario's folder.
-        changes["machine__profile"] = str(Path(profile).resolve()) if Path(profile).is_file() else profile
+        own_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
+        changes["machine__profile"] = str(Path(profile).resolve()) if own_file else profile
     return load(loaded, **changes)
 
 

@@ -15,7 +15,7 @@ from kvsim.costs import load_profile
 from kvsim.errors import UserError
 from kvsim.metrics import Progress, Result
 from kvsim.scenario import Scenario, load
-from kvsim.simulation import run
+from kvsim.simulation import build_policy, run
 from policies import PolicyFactory, available
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class Comparison:
     results: tuple[Result, ...]
     profile: str
     """One line: which machine profile the times come from, and where it was measured."""
+    left_out: tuple[str, ...] = ()
+    """Policies that cannot serve the scenario, and why, a line each."""
 
     @property
     def table(self) -> pd.DataFrame:
@@ -44,8 +46,9 @@ class Comparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Where predictions went beyond what the profile measured."""
-        return tuple(f"{r.policy}: {line}" for r in self.results for line in r.warnings)
+        """Policies left out, and where predictions went beyond what the profile measured."""
+        beyond = (f"{r.policy}: {line}" for r in self.results for line in r.warnings)
+        return (*self.left_out, *beyond)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -109,14 +112,35 @@ def compare(
     ``film`` keeps pictures of the cells. Raises ``UserError`` and ``WorkloadError``.
     """
     scenario = load(scenario)
-    chosen = list(policies) if policies is not None else list(available())
-    if not chosen:
-        raise UserError(f"no policies to compare; there are {', '.join(available())}")
-    unknown = [policy for policy in chosen if isinstance(policy, str) and policy not in available()]
-    if unknown:
-        raise UserError(f"no policy called {unknown[0]!r}; there are {', '.join(available())}")
+    chosen, left_out = choose(scenario, policies)
     results = tuple(_run_all(scenario, chosen, progress, film))
-    return Comparison(scenario, results, load_profile(scenario.machine.profile, scenario.folder).describe())
+    profile = load_profile(scenario.machine.profile, scenario.folder)
+    return Comparison(scenario, results, profile.describe(), left_out)
+
+
+def choose(
+    scenario: Scenario, policies: Sequence[str | PolicyFactory] | None
+) -> tuple[list[str | PolicyFactory], tuple[str, ...]]:
+    """The policies named, each once, or all that are installed and can serve the scenario; and who was left out.
+
+    Raises ``UserError`` where one that was named cannot serve it, or none can.
+    """
+    named = list(dict.fromkeys(available() if policies is None else policies))
+    can: list[str | PolicyFactory] = []
+    left_out: list[str] = []
+    for policy in named:
+        try:
+            build_policy(scenario, policy)
+        except UserError as e:
+            if policies is not None:
+                raise
+            left_out.append(f"left out {policy}: {e}")
+        else:
+            can.append(policy)
+    if not can:
+        why = left_out[0] if left_out else f"there are {', '.join(available())}"
+        raise UserError(f"no policies to compare; {why}")
+    return can, tuple(left_out)
 
 
 def _run_all(

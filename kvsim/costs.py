@@ -147,11 +147,16 @@ class Profile(_Record):
         path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
+def is_shipped(name: str) -> bool:
+    """Whether a profile of that name ships with the package; it comes before any file of that name."""
+    return "/" not in name and "\0" not in name and (resources.files("kvsim") / "profiles" / f"{name}.json").is_file()
+
+
 def load_profile(name: str, folder: Path = Path()) -> Profile:
     """A shipped profile by name, or one from a file. Raises ``UserError``."""
     shipped = resources.files("kvsim") / "profiles" / f"{name}.json"
     try:
-        if "/" not in name and shipped.is_file():
+        if is_shipped(name):
             text = shipped.read_text(encoding="utf-8")
         else:
             text = (folder / Path(name).expanduser()).read_text(encoding="utf-8")
@@ -221,8 +226,10 @@ class CostModel:
         """Seconds to rotate keys."""
         return self.profile.shift_per_cell_s.value * len(shift.cells)
 
-    def relative(self, kernel: Kernel) -> RelativeCosts:
-        """What an adaptive trigger weighs, in seconds."""
+    def relative(self, kernel: Kernel) -> RelativeCosts | None:
+        """What an adaptive trigger weighs, in seconds; None if the profile does not know the kernel."""
+        if kernel not in self._attention:
+            return None
         moves = self.profile.moves
         return RelativeCosts(self._attention[kernel][0], moves.per_run_s.value, moves.per_cell_s.value)
 

@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 import workloads
+from kvsim.costs import is_shipped
 from kvsim.errors import UserError
 from kvsim.model import SHAPES, ModelShape
 from policies import CacheConfig, Kernel, RelativeCosts
@@ -131,7 +132,7 @@ class ClosedLoopWorkload(Generated):
 
     kind: Literal["closed-loop"]
     users: PositiveInt = 8
-    think_s: NonNegativeFloat = 0.0
+    think_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
         """The request stream."""
@@ -201,7 +202,7 @@ class ServerSection(Section):
     """How requests are batched."""
 
     scheduler: Literal["llama-server"] = "llama-server"
-    slots: PositiveInt = 8
+    slots: Annotated[int, Field(ge=1, le=2**14)] = 8
     """Sequences served at the same time (llama-server's ``--parallel``)."""
     n_batch: PositiveInt = 256
     """The most tokens in one step (``--batch-size``)."""
@@ -220,7 +221,7 @@ class CacheSection(Section):
     """The KV cache and the policy that hands out its cells."""
 
     policy: str = "contiguous"
-    cells: Annotated[int, Field(ge=2, le=2**31)] = 16384
+    cells: Annotated[int, Field(ge=2, le=2**24)] = 16384
     """Room for that many tokens (``--ctx-size``)."""
     block_size: PositiveInt = 16
     """Cells in a block, for paged layouts."""
@@ -275,6 +276,10 @@ class Scenario(Section):
     def _fits(self) -> Scenario:
         if self.slot_context > self.cache.cells:
             raise ValueError(f"server.slot_context ({self.slot_context}) exceeds cache.cells ({self.cache.cells})")
+        if self.server.context_shift and self.server.n_keep > self.slot_context - 2:
+            raise ValueError(
+                f"server.n_keep ({self.server.n_keep}) leaves nothing to forget of {self.slot_context} tokens in a slot"
+            )
         if self.slot_context < 2:
             raise ValueError(
                 f"cache.cells ({self.cache.cells}) shared out over server.slots ({self.server.slots}) leaves "
@@ -304,12 +309,18 @@ class Scenario(Section):
         """The request stream; raises ``WorkloadError`` where a trace cannot be read."""
         return self.workload.build(self.seed, self.folder)
 
+    def _file(self, name: str) -> bool:
+        try:
+            return (self.folder / name).is_file()
+        except (OSError, ValueError):
+            return False
+
     def to_toml(self) -> str:
         """The scenario as a file, every default filled in."""
         table = self.model_dump(mode="json")
         for section, key in (("workload", "path"), ("machine", "profile")):
             # A file is named in full, so that the scenario can be run from anywhere.
-            if key in table[section] and (self.folder / table[section][key]).is_file():
+            if key in table[section] and not is_shipped(table[section][key]) and self._file(table[section][key]):
                 table[section][key] = str((self.folder / table[section][key]).resolve())
         table["server"]["slot_context"] = self.slot_context
         unset = [f"{a}.{b}" for a, keys in table.items() if isinstance(keys, dict) for b in keys if keys[b] is None]
@@ -366,6 +377,8 @@ def _read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
         raise UserError(f"{name}: cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError:
         raise UserError(f"{name}: not UTF-8 text; a TOML file is expected") from None
+    except RecursionError:
+        raise UserError(f"{name}: not TOML: nested too deeply") from None
     except ValueError as e:  # TOMLDecodeError, an integer beyond Python's limit, or a path that cannot be
         raise UserError(f"{name!a}: not TOML: {e}".replace("'", "", 2)) from None
     return {"name": re.sub(r"[^\w+=@-]", "_", path.stem) or "unnamed", **data}, name, path.parent
@@ -395,7 +408,7 @@ def _without_none(table: dict[str, Any]) -> dict[str, Any]:
 def _explain(label: str, error: ErrorDetails) -> str:
     """One line for one fault: the file, the key, what is wrong, what is accepted."""
     location = _without_tags(error["loc"])
-    key = ".".join(part if part.isprintable() else repr(part) for part in location) or "scenario"
+    key = ".".join(part if part and part.isprintable() else repr(part) for part in location) or "scenario"
     given = error.get("input")
     if error["type"] == "extra_forbidden":
         known = _accepted_keys(error["loc"])

@@ -140,8 +140,9 @@ class LlamaServer:
                 if any(s.job is not None for s in self.slots):
                     return
                 self.waiting.popleft()
-                held = f"{self._policy.capacity} cells in an empty cache"
-                self._end(job, now, f"the request can never be placed: up to {plan.max_tokens} tokens, {held}")
+                sizes = f"{plan.prompt_tokens} prompt tokens, up to {plan.max_tokens} in all"
+                held = f"an empty cache of {self._policy.capacity} cells"
+                self._end(job, now, f"{self._policy.name} can never place the request ({sizes}) in {held}")
                 break
             else:
                 self.waiting.popleft()

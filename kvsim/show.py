@@ -135,7 +135,8 @@ def validation(console: Console, v: Validation) -> None:
             pair = (_seconds(row["predicted"]), _seconds(row["measured"]))
         else:
             measure, pair = "output tokens/s", (_number(row["predicted"]), _number(row["measured"]))
-        table.add_row(policy, measure, *pair, f"{row['error']:+.1%}", end_section=row["measure"] not in _LATENCIES)
+        error = "–" if row["error"] != row["error"] else f"{row['error']:+.1%}"
+        table.add_row(policy, measure, *pair, error, end_section=row["measure"] not in _LATENCIES)
     console.print(table)
     console.print(
         "Both runs placed the same cells: schedule "

@@ -12,12 +12,13 @@ import pandas as pd
 
 from kvsim import machine
 from kvsim.backend import SimulatedBackend
+from kvsim.comparison import choose
 from kvsim.costs import CostModel, Profile
 from kvsim.metrics import Progress, Recorder
 from kvsim.model import SHAPES
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import build_policy, drive
-from policies import PolicyFactory, available
+from policies import PolicyFactory
 from real_engine import Engine, Transformer
 
 _MEASURES = ("ttft_s", "tpot_s", "e2e_s")
@@ -88,7 +89,7 @@ def validate(
     rows: list[tuple[str, str, str, float | None, float | None]] = []
     schedules: dict[str, str] = {}
     shares: dict[str, float] = {}
-    for choice in policies if policies is not None else list(available()):
+    for choice in choose(scenario, policies)[0]:
         costs = CostModel(profile)
         policy = build_policy(scenario, choice, costs)
         if announce is not None:

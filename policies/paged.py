@@ -175,8 +175,15 @@ class PagedPolicy(Policy):
         return np.asarray(table[positions // self.block_size] * self.block_size + positions % self.block_size)
 
     def _top(self) -> int:
-        top_block = max((max(table) for table in self._tables.values() if table), default=-1)
-        return (top_block + 1) * self.block_size
+        """One past the highest cell that holds a token: in full blocks the last, else as far as it is filled."""
+        size, top = self.block_size, 0
+        for seq, table in self._tables.items():
+            full, rest = divmod(self._lengths.get(seq, 0), size)
+            if rest:
+                top = max(top, table[full] * size + rest)
+            if full:
+                top = max(top, (max(table[:full]) + 1) * size)
+        return top
 
     def _place(self, chunks: tuple[Chunk, ...], views: bool) -> MicroBatch:
         parts = []

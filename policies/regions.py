@@ -222,10 +222,10 @@ class GrowingPolicy(RegionPolicy):
 
     def grown(self, region: Region, need: int) -> int:
         """Twice the size, or more where that is not enough."""
-        return max(2 * region.size, self._power(need))
+        return max(min(2 * region.size, self.capacity), self._power(need))
 
     def _power(self, tokens: int) -> int:
-        return max(self.least, 1 << (tokens - 1).bit_length())
+        return max(min(max(self.least, 1 << (tokens - 1).bit_length()), self.capacity), tokens)
 
 
 class OraclePolicy(RegionPolicy):

@@ -224,7 +224,7 @@ class Usage:
     allocated: int
     """Cells that no other sequence can take: stored, or reserved and still empty."""
     placeable: int
-    """The most tokens that one micro-batch could be given now."""
+    """The most tokens that one sequence could be given in one micro-batch now."""
     free_runs: int
     largest_free_run: int
     span: int

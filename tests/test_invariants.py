@@ -273,14 +273,13 @@ class CacheMachine(RuleBasedStateMachine):
     def usage_counts_the_cells(self):
         policy, usage = self.policy, self.policy.usage()
         used = np.array([bool(of) for of in policy.occupancy().owners])
-        block = getattr(policy, "block_size", 1)
         assert usage.capacity == policy.capacity <= policy.groups[0].cells
         assert usage.stored == used.sum() <= usage.allocated
         assert usage.free + usage.allocated == usage.capacity
         assert 0 <= usage.external_fragmentation <= 1
         assert 0 <= usage.largest_free_run <= usage.free
         top = int(np.flatnonzero(used).max(initial=-1)) + 1
-        assert usage.span == -(-top // block) * block
+        assert usage.span == top
         if usage.stored == usage.allocated and policy.capacity == policy.groups[0].cells:
             free_runs = [run for stream in np.split(used, self.streams) for run in lengths_of_runs(~stream)]
             assert (usage.free_runs, usage.largest_free_run) == (len(free_runs), max(free_runs, default=0))
