@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -18,45 +19,89 @@ if TYPE_CHECKING:
     from kvsim.comparison import Comparison
 
 
+_LINES = 8
+"""The most policies whose lines can be told apart in one panel."""
+
+
 def comparison_figure(comparison: Comparison) -> Figure:
-    """Four panels: TTFT and end-to-end latency as distributions; cells used and fragmentation over time."""
+    """Four panels: TTFT and end-to-end latency as distributions; cells used and fragmentation over time.
+
+    Up to eight policies are drawn as lines, more as a row each.
+    """
     results = comparison.results
-    names = [result.policy for result in results]
-    colours = dict(zip(names, _colours(len(names)), strict=True))
-    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
-        figure = Figure(figsize=(12, 8), layout="constrained")
+    few = len(results) <= _LINES
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook" if few else "paper")}):
+        figure = Figure(figsize=(12, 8) if few else (13, 1.5 + 0.5 * len(results)), layout="constrained")
         (ttft, e2e), (used, holes) = figure.subplots(2, 2)
-        requests = pd.concat(
-            [r.requests[r.requests["status"] == "completed"].assign(policy=r.policy) for r in results],
-            ignore_index=True,
-        )
-        for axis, measure, title in ((ttft, "ttft_s", "Time to first token"), (e2e, "e2e_s", "End-to-end latency")):
-            if len(requests):
-                sns.ecdfplot(requests, x=measure, hue="policy", palette=colours, ax=axis, legend=False)
-            axis.set(title=title, xlabel="seconds", ylabel="share of completed requests")
-            axis.set_xlim(left=0)
-        for result in results:
-            cache, colour = result.cache, colours[result.policy]
-            capacity = cache["allocated"] + cache["free"]
-            for axis, share in ((used, cache["stored"] / capacity), (holes, cache["external_fragmentation"])):
-                smooth = _smooth(cache["time_s"], share)
-                axis.plot(smooth.index, smooth, color=colour, label=result.policy, linewidth=1.4)
-        used.set(
-            title="Cells that hold a token", xlabel="simulated seconds", ylabel="share of the cache", ylim=(0, 1.02)
-        )
-        holes.set(
-            title="External fragmentation",
-            xlabel="simulated seconds",
-            ylabel="share of free cells out of reach",
-            ylim=(-0.02, 1.02),
-        )
-        handles, labels = used.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
+        draw_latency, draw_share = (_ecdf, _lines) if few else (_ranges, _heat)
+        draw_latency(ttft, results, "ttft_s", "Time to first token")
+        draw_latency(e2e, results, "e2e_s", "End-to-end latency")
+        draw_share(used, results, "utilization", "Cells that hold a token, share of the cache")
+        draw_share(holes, results, "external_fragmentation", "External fragmentation, share of free cells out of reach")
+        if few:
+            handles, labels = used.get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
         scenario, n_requests = comparison.scenario, len(results[0].requests)
         asked = f"{scenario.name}: {n_requests} requests, {scenario.cache.cells} cells, seed {scenario.seed}"
         figure.suptitle(asked + "\n", fontsize=14)
         figure.text(0.5, 0.955, comparison.profile, ha="center", fontsize=8, color="0.4")
     return figure
+
+
+def _ecdf(axis: Axes, results: Sequence[Result], measure: str, title: str) -> None:
+    completed = pd.concat(
+        [r.requests[r.requests["status"] == "completed"].assign(policy=r.policy) for r in results], ignore_index=True
+    )
+    if len(completed):
+        palette = dict(zip((r.policy for r in results), _colours(len(results)), strict=True))
+        sns.ecdfplot(completed, x=measure, hue="policy", palette=palette, ax=axis, legend=False)
+    axis.set(title=title, xlabel="seconds", ylabel="share of completed requests")
+    axis.set_xlim(left=0)
+
+
+def _ranges(axis: Axes, results: Sequence[Result], measure: str, title: str) -> None:
+    """P50, P95 and P99 on a line for each policy, on a logarithmic axis."""
+    for row, result in enumerate(results):
+        quantiles = [result.summary[measure][x] for x in ("p50", "p95", "p99")]
+        if None in quantiles:
+            continue
+        axis.plot(quantiles, [row] * 3, color="0.6", linewidth=1.2, zorder=1)
+        for value, marker, colour in zip(quantiles, "o|x", sns.color_palette("colorblind", 3), strict=True):
+            axis.scatter(value, row, marker=marker, color=colour, s=36, zorder=2)
+    axis.set(title=f"{title}: P50 (dot), P95 (bar), P99 (cross)", xlabel="seconds", xscale="log")
+    axis.set_yticks(range(len(results)), [result.policy for result in results])
+    axis.invert_yaxis()
+
+
+def _lines(axis: Axes, results: Sequence[Result], share: str, title: str) -> None:
+    for result, colour in zip(results, _colours(len(results)), strict=True):
+        smooth = _smooth(result.cache["time_s"], result.cache[share])
+        axis.plot(smooth.index, smooth, color=colour, label=result.policy, linewidth=1.4)
+    axis.set(title=title, xlabel="simulated seconds", ylabel="share", ylim=(-0.02, 1.02))
+
+
+def _heat(axis: Axes, results: Sequence[Result], share: str, title: str, columns: int = 200) -> None:
+    """A row for each policy, time across, dark where the share is high."""
+    end = max(float(result.cache["time_s"].iloc[-1]) for result in results) or 1.0
+    at = (np.arange(columns) + 0.5) * end / columns
+    rows = np.full((len(results), columns), np.nan)
+    for row, result in enumerate(results):
+        smooth = _smooth(result.cache["time_s"], result.cache[share], columns)
+        lasts = at <= float(result.cache["time_s"].iloc[-1])
+        rows[row, lasts] = np.interp(at[lasts], smooth.index.to_numpy(dtype=float), smooth.to_numpy())
+    image = axis.imshow(
+        rows,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, end, len(results) - 0.5, -0.5),
+        vmin=0,
+        vmax=1,
+        cmap="rocket_r",
+    )
+    axis.set(title=title, xlabel="simulated seconds")
+    axis.set_yticks(range(len(results)), [result.policy for result in results])
+    axis.grid(visible=False)
+    axis.figure.colorbar(image, ax=axis, shrink=0.9)
 
 
 def _colours(n: int) -> list[tuple[float, float, float]]:
