@@ -30,7 +30,8 @@ unit: setup
 test: lint types unit
 
 bench: setup
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+	$(BIN)/python -m pytest benchmarks --benchmark-only -s
+	$(BIN)/python -m benchmarks.thresholds
 
 lock: setup
 	@{ echo "# Exact versions that the tests passed with; 'make setup' installs them. Refresh with 'make lock'."; $(BIN)/pip freeze --exclude-editable; } > constraints.txt
