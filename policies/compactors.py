@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -44,8 +44,9 @@ def pack(arena: Arena) -> Moves:
     """Everything at the low end, each sequence contiguous and in order of position.
 
     The layout that llama.cpp issue 13497 asks for. Cells that several sequences share are packed once, as a
-    sequence of their own. Of the orders in which the sequences could lie, those by first cell, by middle cell and
-    by the offset that would leave most of them in place are tried, and the one that moves fewest cells is taken;
+    sequence of their own. Of the orders in which the sequences could lie, those by first cell, by middle cell, by the
+    offset that would leave most of them in place, and the first with gaps filled by sequences from the end are tried,
+    and the one that moves fewest cells is taken;
     every cell is moved once at most, but for cycles, of which one run is moved aside first.
     """
     top = arena.top
@@ -58,8 +59,9 @@ def pack(arena: Arena) -> Moves:
     sequences = np.split(cells[order], bounds)
     best: IntArray | None = None
     fewest = len(cells) + 1
-    for rank in (_first_cell, _middle_cell, _best_offset):
-        source = np.concatenate(sorted(sequences, key=rank))
+    orders = [sorted(sequences, key=rank) for rank in (_first_cell, _middle_cell, _best_offset)]
+    for ordered in (*orders, _filling_gaps(orders[0])):
+        source = np.concatenate(ordered)
         moved = int(np.count_nonzero(source != np.arange(len(source))))
         if moved < fewest:
             best, fewest = source, moved
@@ -78,6 +80,18 @@ def _middle_cell(sequence: IntArray) -> float:
 def _best_offset(sequence: IntArray) -> float:
     offsets, counts = np.unique(sequence - np.arange(len(sequence)), return_counts=True)
     return float(offsets[counts.argmax()])
+
+
+def _filling_gaps(sequences: Sequence[IntArray]) -> list[IntArray]:
+    """By first cell, but where there is a gap before the next sequence, the last that fits goes there first."""
+    left, ordered, at = deque(sequences), list[IntArray](), 0
+    while left:
+        gap = int(left[0].min()) - at
+        fits = next((i for i in range(len(left) - 1, 0, -1) if len(left[i]) <= gap), 0)
+        ordered.append(left[fits])
+        del left[fits]
+        at += len(ordered[-1])
+    return ordered
 
 
 def _order(source: IntArray, size: int) -> Moves:

@@ -191,3 +191,13 @@ def test_the_sequence_that_is_in_place_stays_there():
 
 def test_an_empty_cache_is_tidy():
     assert pack(Arena(8)).n_runs == fill_holes(Arena(8), 45).n_runs == 0
+
+
+def test_packing_fills_a_gap_with_a_sequence_from_the_end_rather_than_sliding_all():
+    arena = Arena(80)
+    for seq, start in ((1, 20), (2, 40)):
+        cells = np.arange(start, start + 20)
+        arena.free.take_cells(cells)
+        arena.put(cells, (seq,), 0)
+    moves = pack(arena)
+    assert [part.tolist() for part in (moves.src, moves.dst, moves.length)] == [[40], [0], [20]]
