@@ -62,7 +62,7 @@ class CacheConfig:
     """For adaptive triggers."""
 
 
-class Unsupported(NotImplementedError):
+class Unsupported(Exception):
     """The layout has no such operation; the message says why."""
 
 

@@ -343,7 +343,7 @@ class SplitPolicy(Policy):
             spec, arenas = self.caches[group], self.arenas[group]
             for slot in slots:
                 self._take(group, slot)
-            moves, shift = arenas[0].settle() if self._n_streams == 1 else self._settle_streams(group)
+            moves, shift = self._settle(group)
             cells = np.concatenate([cells + stream * spec.size for stream, _, cells in slots])
             span = max(padded_span(arenas[stream].top, spec.pad, spec.size) for stream, _, _ in slots)
             self.attended.add(span)
@@ -366,7 +366,7 @@ class SplitPolicy(Policy):
     def _arena(self, group: int, seq: int) -> Arena:
         return self.arenas[group][self._stream_of(seq)]
 
-    def _settle_streams(self, group: int) -> tuple[Moves, Shift]:
+    def _settle(self, group: int) -> tuple[Moves, Shift]:
         """What is owed in all streams of a group, in the group's own cell numbers."""
         size = self.caches[group].size
         moves, cells, deltas = [], [], []
