@@ -93,7 +93,24 @@ class Range(_Record):
     high: int
 
 
-class Profile(_Record):
+class Fit(_Record):
+    """What is computed from the measurements: the costs, and how well they predict what was held out."""
+
+    base_s: Coefficient
+    """A forward pass of one token, but for its attention."""
+    matmul_slopes_s: tuple[Coefficient, ...]
+    """Seconds per further token in each segment between knots."""
+    kernels: dict[Kernel, Attention]
+    moves: CopyCost
+    shift_per_cell_s: Coefficient
+    """To rotate the key of one cell in all layers (K-shift)."""
+    held_out_samples: int
+    held_out_error_median: float
+    """Median relative error over the samples that were not used in the fit."""
+    held_out_error_p95: float
+
+
+class Profile(Fit):
     """A machine profile: the fitted costs of one model on one machine."""
 
     format: int = FORMAT
@@ -103,24 +120,13 @@ class Profile(_Record):
     measured: str
     """Date, ISO 8601."""
     machine: MachineInfo
-    base_s: Coefficient
-    """A forward pass of one token, but for its attention."""
     matmul_knots: tuple[int, ...]
-    matmul_slopes_s: tuple[Coefficient, ...]
-    """Seconds per further token in each segment between knots."""
-    kernels: dict[Kernel, Attention]
-    moves: CopyCost
-    shift_per_cell_s: Coefficient
-    """To rotate the key of one cell in all layers (K-shift)."""
+    """Batch sizes in tokens between which the cost of matrix work is linear."""
     tokens: Range
     """Tokens in a forward pass that were measured."""
     cells: Range
     """Cells that one token was scored against, as far as was measured."""
     samples: int
-    held_out_samples: int
-    held_out_error_median: float
-    """Median relative error over the samples that were not used in the fit."""
-    held_out_error_p95: float
     digest: str
     """SHA-256 of the raw measurements."""
 
@@ -284,19 +290,6 @@ class ShiftSample(_Record):
 
     cells: int
     seconds: float
-
-
-class Fit(_Record):
-    """Fitted coefficients with their held-out error; the part of a profile that is computed."""
-
-    base_s: Coefficient
-    matmul_slopes_s: tuple[Coefficient, ...]
-    kernels: dict[Kernel, Attention]
-    moves: CopyCost
-    shift_per_cell_s: Coefficient
-    held_out_samples: int
-    held_out_error_median: float
-    held_out_error_p95: float
 
 
 def fit(
