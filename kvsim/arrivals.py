@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import simpy
@@ -121,13 +122,23 @@ class Script:
 
 
 def send(env: simpy.Environment, inbox: Inbox, workload: Workload) -> Process:
-    """Clients: every request at its arrival time, or in a closed loop whenever one of the users is ready."""
+    """Clients: every request at its arrival time, or in a closed loop whenever one of the users is ready.
+
+    Of a session, the first turn comes at its arrival time, the others when their user has read and thought.
+    """
     if workload.users is None:
-        for request in workload:
-            wait = request.arrival_s - env.now
+        talks = []
+        for _, turns in groupby(workload, key=_belongs):
+            first, *later = turns
+            wait = first.arrival_s - env.now
             if wait > 0:
                 yield env.timeout(wait)
-            inbox.submit(request)
+            if first.session is None:
+                inbox.submit(first)
+            else:
+                talks.append(env.process(_talk(env, inbox, _asked(inbox, first), later)))
+        if talks:
+            yield env.all_of(talks)
     else:
         requests = iter(workload)
         users = [env.process(_user(env, inbox, requests)) for _ in range(workload.users)]
@@ -135,10 +146,26 @@ def send(env: simpy.Environment, inbox: Inbox, workload: Workload) -> Process:
     inbox.close()
 
 
+def _belongs(request: Request) -> tuple[int | None, int | None]:
+    """Equal for the requests of one session; a request without session stands alone."""
+    return request.session, request.id if request.session is None else None
+
+
+def _talk(env: simpy.Environment, inbox: Inbox, answer: simpy.Event, later: Sequence[Request]) -> Process:
+    """The rest of a session: each turn ``think_s`` after the one before it has ended, well or not."""
+    yield answer
+    yield from _user(env, inbox, iter(later))
+
+
 def _user(env: simpy.Environment, inbox: Inbox, requests: Iterator[Request]) -> Process:
     for request in requests:
         if request.think_s > 0:
             yield env.timeout(request.think_s)
-        answer = inbox.submit(request, notify=True).done
-        assert answer is not None
-        yield answer
+        yield _asked(inbox, request)
+
+
+def _asked(inbox: Inbox, request: Request) -> simpy.Event:
+    """Submits the request; what is triggered when it has ended."""
+    answer = inbox.submit(request, notify=True).done
+    assert answer is not None
+    return answer

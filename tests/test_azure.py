@@ -1,15 +1,14 @@
 """The Azure trace reader: what a trace may look like, what each fault is called, and the real files."""
 
 import gzip
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.traces import SHARED, check_verdict, manifest, message_of, needs_shared
 from workloads import AzureTrace, Request, WorkloadError
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -23,8 +22,6 @@ REQUESTS = [
     Request(1, 4.314579, 396, 109),
     Request(2, 4.541977, 879, 55),
 ]
-SHARED = Path(__file__).parent.parent.parent / "shared" / "traces"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/traces, which is not here")
 
 
 def lines(*rows, end="\n"):
@@ -45,13 +42,6 @@ def read(tmp_path):
         return AzureTrace(path, **options)
 
     return write_and_read
-
-
-def message_of(fault):
-    """The one line that a WorkloadError says."""
-    message = str(fault.value)
-    assert len(message.splitlines()) == 1
-    return message
 
 
 WAYS_TO_WRITE_IT = {
@@ -275,24 +265,10 @@ def test_any_bytes_are_read_or_refused(any_path, content, packed, cut):
         assert all(r.prompt_tokens >= 1 and r.output_tokens >= 1 for r in requests)
 
 
-def manifest():
-    """The malformed and the odd files in this schema, as their manifest describes them."""
-    path = SHARED / "bad" / "manifest.json"
-    entries = json.loads(path.read_text(encoding="utf-8"))["files"] if path.is_file() else []
-    return {entry["file"]: entry for entry in entries if entry["schema"] == "azure"}
-
-
 @needs_shared
-@pytest.mark.parametrize("entry", manifest().values(), ids=manifest())
+@pytest.mark.parametrize("entry", manifest("azure").values(), ids=manifest("azure"))
 def test_the_shared_files_are_judged_as_their_manifest_says(entry):
-    path = SHARED / "bad" / entry["file"]
-    if entry["strict_verdict"] == "accept":
-        assert len(list(AzureTrace(path))) == entry["expected_rows_if_accepted"]
-        return
-    with pytest.raises(WorkloadError) as fault:
-        AzureTrace(path)
-    where = f"{path}: " if entry["bad_row"] is None else f"{path}: row {entry['bad_row']}: "
-    assert message_of(fault).startswith(where)
+    check_verdict(AzureTrace, entry)
 
 
 @needs_shared

@@ -10,61 +10,24 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from workloads.files import open_text
 from workloads.lengths import MAX_TOKENS
-from workloads.request import Request, WorkloadError
+from workloads.request import WorkloadError
+from workloads.traces import Row, Trace
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?")
 
 
-@dataclass(frozen=True, slots=True)
-class AzureTrace:
-    """The requests of a trace file, read as they are asked for; the whole file is checked at the start.
+class AzureTrace(Trace):
+    """The requests of one of these files."""
 
-    Raises ``WorkloadError`` for the first thing that is wrong, with its data row counted from 1.
-    """
+    __slots__ = ()
 
-    path: Path
-    limit: int | None = None
-    """Keep this many requests at most."""
-    rate_scale: float = 1.0
-    """Divide all times by this: 2 doubles the rate and keeps the burstiness."""
-    start_s: float = 0.0
-    stop_s: float | None = None
-    """Keep the requests of ``[start_s, stop_s)``, in the trace's own seconds from its first request."""
-    users: None = field(default=None, init=False)
-    n_requests: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        inside = sum(1 for seconds, _, _ in self._rows() if self._keeps(seconds))
-        count = inside if self.limit is None else min(inside, self.limit)
-        if count == 0:
-            raise WorkloadError(f"{self.path}: no requests{' in the window' if self._windowed() else ''}")
-        object.__setattr__(self, "n_requests", count)
-
-    def __iter__(self) -> Iterator[Request]:
-        kept = 0
-        for seconds, prompt, output in self._rows():
-            if not self._keeps(seconds):
-                continue
-            if kept == self.limit:
-                return
-            yield Request(kept, (seconds - self.start_s) / self.rate_scale, prompt, output)
-            kept += 1
-
-    def _keeps(self, seconds: float) -> bool:
-        return seconds >= self.start_s and (self.stop_s is None or seconds < self.stop_s)
-
-    def _windowed(self) -> bool:
-        return self.start_s > 0 or self.stop_s is not None
-
-    def _rows(self) -> Iterator[tuple[float, int, int]]:
-        """Seconds since the first row, prompt tokens, output tokens."""
+    def _rows(self) -> Iterator[Row]:
         with open_text(self.path) as text:
             rows = csv.reader(text, strict=True)
             try:
@@ -85,7 +48,7 @@ class AzureTrace:
                     ticks_before = ticks
                     prompt = _parse_tokens(where, "ContextTokens", row[columns[1]])
                     output = _parse_tokens(where, "GeneratedTokens", row[columns[2]])
-                    yield (ticks - origin) / 1e9, prompt, output
+                    yield Row((ticks - origin) / 1e9, prompt, output)
             except csv.Error as e:
                 raise WorkloadError(f"{self.path}: line {rows.line_num}: not CSV ({e})") from None
 

@@ -40,7 +40,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise WorkloadError(f"{path}: is a directory; a trace file is expected") from None
     except UnicodeDecodeError as e:
         raise WorkloadError(
-            f"{path}: not UTF-8 text (byte {e.object[e.start]:#04x}); a CSV trace is expected"
+            f"{path}: not UTF-8 text (byte {e.object[e.start]:#04x}); a trace is expected, CSV or JSONL"
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as e:
         raise WorkloadError(f"{path}: damaged gzip data ({e})") from None

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+_OUTPUTS = 1 << 48
+"""Sources from here on are what requests answer."""
+
+
+class Segment(NamedTuple):
+    """A stretch of text, told by where it comes from: equal segments are equal tokens, all others differ."""
+
+    source: int
+    """Number of a text: a system prompt, a user's message, an answer; from 0 to 2**48 - 1 but for answers."""
+    start: int
+    """Offset of the first token in that text."""
+    n: int
+    """Tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +33,24 @@ class Request:
     output_tokens: int
     """Tokens that it will generate, the first of them at the end of prefill; at least 1."""
     think_s: float = 0.0
-    """Closed loop only: seconds that the user waits before sending it."""
+    """Closed loops and later turns of a session: seconds that the user waits before sending it."""
+    content: tuple[Segment, ...] = ()
+    """What the prompt says, at least ``prompt_tokens`` tokens of it; empty: something that no other request says."""
+    session: int | None = None
+    """The conversation that it belongs to; its turns follow one another in the stream, each sent ``think_s`` after
+    the one before has been answered."""
+    priority: int = 0
+    """The smaller, the more urgent, where the scheduler heeds it."""
+
+    @property
+    def answer(self) -> Segment:
+        """What it will say; a later prompt that quotes it begins its prefix with this segment."""
+        return answer_of(self.id, self.output_tokens)
+
+
+def answer_of(request: int, tokens: int) -> Segment:
+    """The first ``tokens`` tokens that the request of that number answers."""
+    return Segment(_OUTPUTS + request, 0, tokens)
 
 
 class Workload(Protocol):
