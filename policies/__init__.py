@@ -3,6 +3,8 @@
 Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engine``.
 """
 
+from policies.content import NOTHING, Content
+from policies.eviction import EVICTIONS, Eviction, FreeOrder
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
 from policies.presets import Preset, available
 from policies.triggers import RelativeCosts
@@ -18,15 +20,21 @@ from policies.vocabulary import (
     Reads,
     SequencePlan,
     Shift,
+    Transfer,
     Usage,
     View,
 )
 
 __all__ = [
+    "EVICTIONS",
+    "NOTHING",
     "NO_MOVES",
     "CacheConfig",
     "CellMap",
     "Chunk",
+    "Content",
+    "Eviction",
+    "FreeOrder",
     "Group",
     "Kernel",
     "MicroBatch",
@@ -40,6 +48,7 @@ __all__ = [
     "RelativeCosts",
     "SequencePlan",
     "Shift",
+    "Transfer",
     "Unsupported",
     "Usage",
     "View",

@@ -1,167 +1,361 @@
 """Paged memory: fixed blocks of cells, and for each sequence a table of the blocks it holds.
 
-``paged``: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (SOSP 2023);
-the order in which blocks are handed out and returned is that of vLLM 0.33.0's ``BlockPool`` without prefix cache.
-``chunked``: the same with larger pieces and the lowest free one first, as engines do that keep a list of chunks for
-each sequence and share none (MLC-LLM, TGI).
+``paged``: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (SOSP 2023),
+with the prefix cache and the allocation rules of vLLM 0.33.0's ``KVCacheManager``.
+``chunked``: larger pieces, the lowest free one first, and nothing is found again, as engines do that keep a list of
+chunks for each sequence (MLC-LLM, TGI).
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
 import numpy as np
 
+from policies.blocks import NULL, BlockPool
+from policies.content import NOTHING, Content, Key
+from policies.eviction import FreeBlocks, Future, Keys
 from policies.free_runs import runs_of
+from policies.host import HostTier, TransferLog
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of, table_reads
 from policies.vocabulary import (
+    NO_MOVES,
     CellMap,
     Chunk,
     Group,
     IntArray,
     MicroBatch,
+    Moves,
     NoSlot,
     Place,
     Reads,
+    SequencePlan,
+    Transfer,
     Usage,
     View,
     split,
 )
 
 
-class Pool(Protocol):
-    """Hands out blocks by number."""
+class Paged:
+    """One sequence: its blocks, and how far they are filled."""
 
-    def __len__(self) -> int: ...
+    __slots__ = ("content", "length", "named", "prompt", "reserved", "skipped", "table")
 
-    def take(self, n: int) -> list[int]:
-        """The next ``n`` blocks, which must be there."""
-        ...
-
-    def release(self, blocks: Sequence[int]) -> None:
-        """Take blocks back."""
-        ...
-
-    def free_blocks(self) -> IntArray:
-        """The free blocks, ascending."""
-        ...
-
-
-class BlockQueue:
-    """Blocks ``1 .. n - 1`` in vLLM's order; block 0 is the null block and never handed out."""
-
-    def __init__(self, n_blocks: int):
-        self._free = deque(range(1, n_blocks))
-
-    def __len__(self) -> int:
-        return len(self._free)
-
-    def take(self, n: int) -> list[int]:
-        """From the front."""
-        return [self._free.popleft() for _ in range(n)]
-
-    def release(self, blocks: Sequence[int]) -> None:
-        """To the front, so that ``blocks[0]`` is the next handed out."""
-        self._free.extendleft(reversed(blocks))
-
-    def free_blocks(self) -> IntArray:
-        """The free blocks, ascending."""
-        return np.sort(np.fromiter(self._free, dtype=np.int64, count=len(self._free)))
-
-
-class LowestFirst:
-    """Blocks ``0 .. n - 1``, always the lowest free one."""
-
-    def __init__(self, n_blocks: int):
-        self._free = list(range(n_blocks))
-
-    def __len__(self) -> int:
-        return len(self._free)
-
-    def take(self, n: int) -> list[int]:
-        """The lowest."""
-        return [heapq.heappop(self._free) for _ in range(n)]
-
-    def release(self, blocks: Sequence[int]) -> None:
-        """In any order."""
-        for block in blocks:
-            heapq.heappush(self._free, block)
-
-    def free_blocks(self) -> IntArray:
-        """The free blocks, ascending."""
-        return np.sort(np.array(self._free, dtype=np.int64))
+    def __init__(self, content: Content, prompt: int = 0):
+        self.content = content
+        self.prompt = prompt
+        """Tokens of its prompt."""
+        self.table: list[int] = []
+        """A block for every ``block_size`` positions; ``NULL`` where a window has moved on."""
+        self.length = 0
+        """Tokens placed."""
+        self.reserved = 0
+        """Tokens for which room was set aside by a ``reserve`` whose chunk is still to be placed."""
+        self.named = 0
+        """Blocks from the first that have been given their key."""
+        self.skipped = 0
+        """Blocks from the first that are ``NULL``."""
 
 
 class PagedPolicy(Policy):
-    """A block table for each sequence; a token's cell follows from its position."""
+    """A block table for each sequence; a token's cell follows from its position.
 
-    def __init__(self, name: str, config: CacheConfig, *, block_size: int, null_block: bool, kernel: Kernel = "gather"):
+    ``null_block``: block 0 is never handed out, as in vLLM. ``prefix_cache``: full blocks are found again by their
+    content, from the moment they are scheduled. ``watermark``: blocks that a waiting sequence must leave free while
+    others run. ``window``: attention of all layers looks back that many tokens, and blocks behind are given up;
+    ``tail_only``: then only the last window of a prompt can be found again (vLLM's retention interval of 0).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: CacheConfig,
+        *,
+        block_size: int,
+        free: Callable[[range, Keys], FreeBlocks],
+        null_block: bool = True,
+        prefix_cache: bool = False,
+        window: int | None = None,
+        tail_only: bool = False,
+        future: Future | None = None,
+        kernel: Kernel = "gather",
+    ):
         n_blocks, reserved = config.cells // block_size, int(null_block)
         if n_blocks <= reserved:
             why = ", and block 0 is never handed out" if null_block else ""
             raise ValueError(f"{config.cells} cells make {n_blocks} blocks of {block_size}{why}")
+        host_blocks = config.host_cells // block_size
         self.name = name
         self.block_size = block_size
-        self.groups = (Group(n_blocks * block_size),)
+        self.groups = (Group(n_blocks * block_size, window=window, host_cells=host_blocks * block_size),)
         self.capacity = (n_blocks - reserved) * block_size
         self.kernel = config.kernel or kernel
-        self.pool: Pool = BlockQueue(n_blocks) if null_block else LowestFirst(n_blocks)
+        self.pool = BlockPool(n_blocks, free, first=reserved)
+        self.prefix_cache = prefix_cache
+        self.window = window
+        self._window_blocks = -(-((window or 0) - 1) // block_size)
+        """Blocks that the token behind them can see."""
+        self._most_blocks = n_blocks if window is None else -(-(window - 1 + config.n_ubatch) // block_size) + 1
+        """That a sequence ever holds at once."""
+        self._tail_only = tail_only
+        self.host = HostTier(host_blocks) if host_blocks else None
+        if self.host is not None:
+            self.pool.on_evict = self._keep
+        self.tables: dict[int, Paged] = {}
+        """Of each sequence that was opened or holds blocks."""
+        self._watermark = int(config.watermark * n_blocks)
+        self._max_tokens = config.max_tokens
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
-        self._tables: dict[int, list[int]] = {}
-        self._lengths: dict[int, int] = {}
+        self._future = future
+        self._found: dict[int, list[int]] = {}
+        """What ``match`` found for a sequence: blocks, and ``~slot`` for those in the host tier."""
+        self._log = TransferLog(block_size)
+        self._swapped: dict[int, tuple[Paged, list[int]]] = {}
+        """By ticket: a sequence that was swapped out, and its slots."""
+        self._tickets = count()
+        self._copies: list[tuple[int, int, int]] = []
+        """Copies on write that an engine has yet to make: from cell, to cell, cells."""
+        self._fill = array("i", bytes(4 * n_blocks))
+        """Of each block in use: tokens in it that a sequence can see."""
         self._stored = 0
+
+    def open(self, seq: int, plan: SequencePlan) -> None:
+        """Tells what the sequence will say; what it holds already must agree with that."""
+        if self._future is not None:
+            self._future.advance(plan.request)
+        held = self.tables.get(seq)
+        if held is None:
+            self.tables[seq] = Paged(plan.content, plan.prompt_tokens)
+        else:
+            held.content, held.prompt = plan.content, plan.prompt_tokens
+
+    def refusal(self, plan: SequencePlan) -> str | None:
+        """Whether all blocks together are too few."""
+        need, have = min(self._blocks(plan.final_tokens), self._most_blocks), self.pool.n - self.pool.first
+        if need <= have:
+            return None
+        sizes = f"{plan.prompt_tokens} prompt tokens, {plan.final_tokens} in all"
+        return f"the request needs {need} blocks of {self.block_size} cells ({sizes}), the cache has {have}"
+
+    def match(self, seq: int, content: Content, tokens: int) -> int:
+        """Tokens of the longest prefix that is cached, here or in the host tier; always fewer than ``tokens``."""
+        if not self.prefix_cache:
+            return 0
+        keys = content.keys(self.block_size, (tokens - 1) // self.block_size)
+        if self.window is not None:
+            found = self._window_match(keys)
+        else:
+            found = self.pool.leading(keys)
+            if self.host is not None:
+                self._continue_in_host(found, keys)
+        self._found[seq] = found
+        return len(found) * self.block_size
+
+    def found(self, seq: int) -> list[int]:
+        """The blocks that ``match`` found last for the sequence; ``~slot`` for those in the host tier."""
+        return self._found.get(seq, [])
+
+    def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False, ahead: int = 0, in_flight: int = 0) -> bool:
+        """vLLM's ``allocate_slots``: blocks up to the end of the chunk, and keys for those that it fills."""
+        seq, start, n, _ = chunk
+        s = self.tables.get(seq)
+        if s is None:
+            s = self.tables[seq] = Paged(NOTHING)
+        table, size = s.table, self.block_size
+        found = self._found.get(seq, []) if start and not table else []
+        if start > len(table) * size + len(found) * size:
+            raise ValueError(f"{self.name}: sequence {seq} holds no token before position {start}")
+        if self.window is not None:
+            self._skip(s, start - in_flight)
+        free = len(self.pool.free) - (self._watermark if waits else 0)
+        more, extra = self._missing(s, found, start, min(start + n + ahead, self._max_tokens))
+        if whole and min(self._blocks(whole), self._most_blocks) - len(table) - len(found) + extra > free:
+            return False
+        if more + extra > free:
+            return False
+        if found:
+            self._attach(s, found)
+            del self._found[seq]
+        if n and start // size < len(table):
+            self._own(s, start // size)
+        if more:
+            table += self.pool.take(more)
+        if self.prefix_cache:
+            self._name(s, min(start + n, s.content.n) // size)
+        s.reserved = start + n
+        return True
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
         if any(chunk.also for chunk in step):
-            raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
-        needs = [(c, self._blocks(c.start + c.n) - len(self._tables.get(c.seq, ()))) for c in step]
-        need = sum(max(n, 0) for _, n in needs)
-        if need > len(self.pool):
-            raise NoSlot(f"the step needs {need} blocks of {self.block_size} cells, {len(self.pool)} are free")
-        for chunk, n in needs:
-            self._tables.setdefault(chunk.seq, []).extend(self.pool.take(max(n, 0)))
-        return tuple(self._place(chunks, views) for chunks in split(step, self._n_ubatch))
+            raise Unsupported(f"{self.name}: a chunk for several sequences at once; copy the sequence instead")
+        need, free = self._need(step), len(self.pool.free)
+        if need > free:
+            raise NoSlot(f"the step needs {need} blocks of {self.block_size} cells, {free} are free")
+        for chunk in step:
+            if not self._is_reserved(chunk) and not self.reserve(chunk):
+                raise AssertionError(f"{self.name}: blocks that were counted are not there")
+        first = Moves.from_runs(self._copies) if self._copies else NO_MOVES
+        transfers = self._log.settle()
+        self._copies = []
+        batches = []
+        for chunks in split(step, self._n_ubatch):
+            batches.append(self._place(chunks, first, transfers, views))
+            first, transfers = NO_MOVES, ()
+        return tuple(batches)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
-        length = self._lengths.get(seq, 0)
-        if start >= length or (stop is not None and stop <= start):
+        s = self.tables.get(seq)
+        if s is None or (stop is not None and stop <= start):
             return
-        if stop is not None and stop < length:
-            raise Unsupported(f"{self.name}: a block table gives up its tail only, not [{start}, {stop}) of {length}")
-        table, keep = self._tables[seq], self._blocks(start)
-        self.pool.release(table[: keep - 1 : -1] if keep else table[::-1])
-        self._stored -= length - start
-        if start == 0:
-            del self._tables[seq], self._lengths[seq]
-        else:
-            del table[keep:]
-            self._lengths[seq] = start
+        if start == 0 and (stop is None or stop >= s.length):
+            self._release(s, 0)
+            del self.tables[seq]
+            return
+        if start >= s.length:
+            return
+        if stop is not None and stop < s.length:
+            raise Unsupported(f"{self.name}: a block table gives up its tail only, not [{start}, {stop}) of {s.length}")
+        if start <= s.skipped * self.block_size:
+            raise Unsupported(
+                f"{self.name}: what comes before position {s.skipped * self.block_size} has been given up"
+            )
+        self._release(s, self._blocks(start))
+        s.length, s.reserved = start, 0
+        s.named = min(s.named, start // self.block_size)
+        s.content = s.content.head(start)
+        if start % self.block_size:
+            self._refill(s.table[-1])
+
+    def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
+        """Share the blocks; whoever appends to a shared one that is not full gets a copy of it then."""
+        source, target = self.tables.get(src), self.tables.get(dst)
+        if src == dst or source is None:
+            return
+        stop = source.length if stop is None else min(stop, source.length)
+        if stop <= start:
+            return
+        if start > 0 or (target is not None and target.table):
+            raise Unsupported(
+                f"{self.name}: only the beginning of a sequence can be shared, with one that holds nothing"
+            )
+        if stop <= source.skipped * self.block_size:
+            raise Unsupported(f"{self.name}: the window has moved past position {stop}")
+        copied = self.tables[dst] = Paged(source.content.head(stop))
+        copied.table = source.table[: self._blocks(stop)]
+        copied.length, copied.skipped = stop, source.skipped
+        copied.named = min(source.named, stop // self.block_size)
+        self.pool.share(copied.table[copied.skipped :])
+
+    def keeps(self, seq: int, n: int) -> int:
+        """All of them, unless the window has moved on."""
+        s = self.tables.get(seq)
+        return 0 if s is None or s.skipped else min(n, s.length)
+
+    def swap_out(self, seq: int) -> int | None:
+        """Copy the sequence's blocks to the host tier and give them up."""
+        s = self.tables[seq]
+        slots = None if self.host is None or s.skipped else self.host.hold(len(s.table))
+        if slots is None:
+            return None
+        for block, slot in zip(s.table, slots, strict=True):
+            self._log.add(block, slot, to_host=True)
+        left = Paged(s.content)
+        left.length, left.named = s.length, min(s.named, s.length // self.block_size)
+        ticket = next(self._tickets)
+        self._swapped[ticket] = left, slots
+        self.free(seq)
+        return ticket
+
+    def swap_in(self, seq: int, ticket: int, *, waits: bool = False) -> int | None:
+        """Bring a sequence back under this number; the tokens it holds, None where there is no room."""
+        left, slots = self._swapped[ticket]
+        assert self.host is not None
+        keys = left.content.keys(self.block_size, left.named)
+        here = [self.pool.find(key) for key in keys] + [None] * (len(slots) - len(keys))
+        idle = sum(1 for block in here if block is not None and self.pool.refs[block] == 0)
+        need = here.count(None) + idle + (self._watermark if waits else 0)
+        if need > len(self.pool.free):
+            return None
+        del self._swapped[ticket]
+        self.pool.touch(block for block in here if block is not None)
+        fresh = iter(self.pool.take(here.count(None)))
+        for at, (block, slot) in enumerate(zip(here, slots, strict=True)):
+            left.table.append(next(fresh) if block is None else block)
+            if block is None:
+                self._log.add(left.table[-1], slot, to_host=False)
+            self._fill_up(left.table[-1], min(self.block_size, left.length - at * self.block_size))
+        self.host.release(slots)
+        left.named = 0
+        self.tables[seq] = left
+        if self.prefix_cache:
+            self._name(left, min(left.length, left.content.n) // self.block_size)
+        return left.length
+
+    def forget_swapped(self, ticket: int) -> None:
+        """A sequence that was swapped out will not come back."""
+        assert self.host is not None
+        self.host.release(self._swapped.pop(ticket)[1])
+
+    def fetch(self, content: Content, tokens: int) -> int:
+        """Bring a prefix from the host tier into free blocks, ahead of its use; blocks brought."""
+        if self.host is None or not self.prefix_cache or self.window is not None:
+            return 0
+        keys = content.keys(self.block_size, (tokens - 1) // self.block_size)
+        found = self.pool.leading(keys)
+        self._continue_in_host(found, keys)
+        wanted = sum(1 for block in found if block < 0)
+        idle = sum(1 for block in found if block >= 0 and self.pool.refs[block] == 0)
+        most = len(self.pool.free) - idle - self._watermark
+        if wanted > most:
+            found, wanted = [], 0
+        if wanted:
+            s = Paged(content)
+            self._attach(s, found)
+            self._name(s, len(found))
+            self._release(s, 0)
+        return wanted
+
+    def settle_transfers(self) -> tuple[Transfer, ...]:
+        """Copies between the tiers that no micro-batch has carried yet."""
+        return self._log.settle()
 
     def usage(self) -> Usage:
-        """Read off the tables; any free block serves any sequence."""
-        free = len(self.pool) * self.block_size
-        starts, ends = runs_of(self.pool.free_blocks())
-        largest = int((ends - starts).max(initial=0)) * self.block_size
-        return Usage(self.capacity, self._stored, self.capacity - free, free, len(starts), largest, self._top())
+        """Read off the blocks; any free block serves any sequence."""
+        pool, size = self.pool, self.block_size
+        free = len(pool.free) * size
+        unused = np.flatnonzero(np.frombuffer(pool.refs, dtype=np.int32)[pool.first :] == 0)
+        starts, ends = runs_of(unused)
+        largest = int((ends - starts).max(initial=0)) * size
+        return Usage(
+            self.capacity,
+            self._stored,
+            self.capacity - free,
+            free,
+            len(starts),
+            largest,
+            self._top(),
+            pool.n_idle * size,
+        )
 
     def sequences(self) -> list[int]:
-        """Those with a table."""
-        return sorted(self._tables)
+        """Those with a block."""
+        return sorted(seq for seq, s in self.tables.items() if s.table)
 
     def occupancy(self, group: int = 0) -> CellMap:
         """Laid out from the tables."""
         position = np.full(self.groups[0].cells, -1, dtype=np.int64)
         owners: list[frozenset[int]] = [frozenset()] * self.groups[0].cells
-        for seq, length in self._lengths.items():
-            cells = self._cells(seq, 0, length)
-            position[cells] = np.arange(length)
+        for seq, s in self.tables.items():
+            first = s.skipped * self.block_size
+            cells = self._cells(s, first, s.length)
+            position[cells] = np.arange(first, s.length)
             for cell in cells.tolist():
                 owners[cell] = owners[cell] | {seq}
         return CellMap(position, tuple(owners))
@@ -169,40 +363,215 @@ class PagedPolicy(Policy):
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def _cells(self, seq: int, start: int, stop: int) -> IntArray:
+    def _is_reserved(self, chunk: Chunk) -> bool:
+        s = self.tables.get(chunk.seq)
+        return s is not None and s.reserved == chunk.start + chunk.n > s.length
+
+    def _missing(self, s: Paged, found: Sequence[int], start: int, stop: int) -> tuple[int, int]:
+        """Blocks to append so that the table reaches ``stop``; and others that leave the free ones for it:
+        what was found and nobody holds, and the copy of a shared block that is about to be written."""
+        refs, table = self.pool.refs, s.table
+        more = max(self._blocks(stop) - len(table) - len(found), 0)
+        if found:
+            return more, sum(1 for block in found if block < 0 or (block >= self.pool.first and refs[block] == 0))
+        at = start // self.block_size
+        return more, int(stop > start and s.named <= at < len(table) and refs[table[at]] > 1)
+
+    def _need(self, step: Sequence[Chunk]) -> int:
+        """Free blocks that the whole step takes. Counts twice what two sequences have found and nobody holds."""
+        need = 0
+        leaving: dict[int, int] = {}
+        for chunk in step:
+            if self._is_reserved(chunk):
+                continue
+            seq, start, n, _ = chunk
+            s = self.tables.get(seq) or Paged(NOTHING)
+            if self.window is not None:
+                self._skip(s, start)
+            found = self._found.get(seq, []) if start and not s.table else []
+            more, extra = self._missing(s, found, start, min(start + n, self._max_tokens))
+            if extra and not found:
+                # The last holder of a shared block writes into it; those before it take a copy.
+                block = s.table[start // self.block_size]
+                leaving[block] = leaving.get(block, 0) + 1
+                extra = int(leaving[block] < self.pool.refs[block])
+            need += more + extra
+        return need
+
+    def _continue_in_host(self, found: list[int], keys: Sequence[Key]) -> None:
+        """Follow a prefix that ends on the device into the host tier, and back where it goes on there."""
+        assert self.host is not None
+        for key in keys[len(found) :]:
+            block = self.pool.find(key)
+            if block is None:
+                slot = self.host.find(key)
+                if slot is None:
+                    return
+                block = ~slot
+            found.append(block)
+
+    def _window_match(self, keys: Sequence[Key]) -> list[int]:
+        """The last cached blocks in a row that fill a window, with nothing before them; else the leading ones."""
+        run: list[int] = []
+        for at in range(len(keys) - 1, -1, -1):
+            block = self.pool.find(keys[at])
+            if block is None:
+                run = []
+                continue
+            run.append(block)
+            if len(run) >= self._window_blocks:
+                return [NULL] * at + run[::-1]
+        return run[::-1]
+
+    def _attach(self, s: Paged, found: Sequence[int]) -> None:
+        """Begin a table with what was found, bringing in what lies in the host tier."""
+        keys = s.content.keys(self.block_size, len(found))
+        away = [at for at, block in enumerate(found) if block < 0]
+        s.skipped = next((at for at, block in enumerate(found) if block != NULL), 0) if self.window else 0
+        blocks = list(found)
+        self.pool.touch(block for block in found[s.skipped :] if block >= 0)
+        if away:
+            assert self.host is not None
+            slots = self.host.pin([keys[at] for at in away])
+            for at, slot, block in zip(away, slots, self.pool.take(len(away)), strict=True):
+                self._log.add(block, slot, to_host=False)
+                self.pool.store(block, keys[at])
+                blocks[at] = block
+            self.host.unpin([keys[at] for at in away], slots)
+        for block in blocks[s.skipped :]:
+            self._fill_up(block, self.block_size)
+        s.table += blocks
+        s.length = len(blocks) * self.block_size
+        s.named = len(blocks)
+
+    def _own(self, s: Paged, at: int) -> None:
+        """Before a block is written: a copy of it if others hold it; and it is no longer what it was cached as.
+
+        Who found this sequence's own block, cached since it was scheduled, waits for just what is to be written.
+        """
+        block = s.table[at]
+        if at < s.named:
+            return
+        if self.pool.refs[block] > 1:
+            new = self.pool.take(1)[0]
+            filled = s.length - at * self.block_size
+            if filled > 0:
+                self._copies.append((block * self.block_size, new * self.block_size, filled))
+                self._fill_up(new, filled)
+            s.table[at] = new
+            self.pool.release((block,))
+            self._refill(block)
+        elif self.pool.keys[block] is not None:
+            self.pool.forget(block)
+
+    def _name(self, s: Paged, upto: int) -> None:
+        """Let the first ``upto`` blocks be found."""
+        if upto <= s.named:
+            return
+        keys, pool = s.content.keys(self.block_size, upto), self.pool
+        first, last = max(s.named, s.skipped), upto
+        if self._tail_only and self.window is not None:
+            end = (s.prompt - 1) // self.block_size
+            first, last = max(first, end - self._window_blocks), min(upto, end)
+        for at in range(first, last):
+            if pool.keys[s.table[at]] is None:
+                pool.store(s.table[at], keys[at])
+        s.named = upto
+
+    def _skip(self, s: Paged, tokens: int) -> None:
+        """Give up the blocks that no token from position ``tokens`` on can see, the last of them first."""
+        assert self.window is not None
+        past = min(max(tokens - self.window + 1, 0) // self.block_size, len(s.table))
+        if past > s.skipped:
+            gone = s.table[s.skipped : past]
+            s.table[s.skipped : past] = [NULL] * len(gone)
+            s.skipped = past
+            self._empty(self.pool.release(gone[::-1]))
+
+    def _release(self, s: Paged, keep: int) -> None:
+        """Give up all blocks but the first ``keep``, the last first. Keys of blocks that were never written go."""
+        gone = s.table[max(keep, s.skipped) :]
+        del s.table[keep:]
+        for at in range(s.length // self.block_size, s.named):
+            block = s.table[at] if at < keep else gone[at - max(keep, s.skipped)]
+            if self.pool.refs[block] == 1:
+                self.pool.forget(block)
+        gone.reverse()
+        self._empty(self.pool.release(gone))
+
+    def _empty(self, blocks: Iterable[int]) -> None:
+        """Nobody holds these blocks any more."""
+        fill = self._fill
+        for block in blocks:
+            self._stored -= fill[block]
+            fill[block] = 0
+        if self._copies:
+            lost = {block * self.block_size for block in blocks}
+            self._copies = [run for run in self._copies if run[1] not in lost]
+
+    def _fill_up(self, block: int, tokens: int) -> None:
+        """At least that many tokens of the block can be seen."""
+        if tokens > self._fill[block]:
+            self._stored += tokens - self._fill[block]
+            self._fill[block] = tokens
+
+    def _refill(self, block: int) -> None:
+        """Count anew what can be seen of a block that somebody has given up in part."""
+        size, most = self.block_size, 0
+        for s in self.tables.values():
+            if block in s.table[-2:]:
+                at = len(s.table) - 1 if s.table[-1] == block else len(s.table) - 2
+                most = max(most, min(size, s.length - at * size))
+            elif block in s.table:
+                most = size
+        self._stored += most - self._fill[block]
+        self._fill[block] = most
+
+    def _cells(self, s: Paged, start: int, stop: int) -> IntArray:
+        size = self.block_size
+        if stop - start == 1:
+            return np.array([s.table[start // size] * size + start % size], dtype=np.int64)
         positions = np.arange(start, stop)
-        table = np.array(self._tables[seq], dtype=np.int64)
-        return np.asarray(table[positions // self.block_size] * self.block_size + positions % self.block_size)
+        first = start // size
+        table = np.array(s.table[first : self._blocks(stop)], dtype=np.int64)
+        return np.asarray(table[positions // size - first] * size + positions % size)
 
     def _top(self) -> int:
-        """One past the highest cell that holds a token: in full blocks the last, else as far as it is filled."""
-        size, top = self.block_size, 0
-        for seq, table in self._tables.items():
-            full, rest = divmod(self._lengths.get(seq, 0), size)
-            if rest:
-                top = max(top, table[full] * size + rest)
-            if full:
-                top = max(top, (max(table[:full]) + 1) * size)
-        return top
+        """One past the highest cell that holds a token."""
+        filled = np.flatnonzero(np.frombuffer(self._fill, dtype=np.int32))
+        return int(filled[-1]) * self.block_size + self._fill[int(filled[-1])] if len(filled) else 0
 
-    def _place(self, chunks: tuple[Chunk, ...], views: bool) -> MicroBatch:
-        parts = []
+    def _place(
+        self, chunks: tuple[Chunk, ...], copies: Moves, transfers: tuple[Transfer, ...], views: bool
+    ) -> MicroBatch:
+        size, parts = self.block_size, []
         for seq, start, n, _ in chunks:
-            parts.append(self._cells(seq, start, start + n))
-            self._lengths[seq] = start + n
-            self._stored += n
-        seen = (
-            tuple(View(self._cells(seq, 0, start + n), np.arange(start + n)) for seq, start, n, _ in chunks)
-            if views
-            else ()
-        )
-        return MicroBatch(chunks, (Place(np.concatenate(parts), self._reads(chunks), views=seen),))
+            s = self.tables[seq]
+            end = start + n
+            parts.append(self._cells(s, start, end))
+            s.length, s.reserved = end, 0
+            for at in range(start // size, self._blocks(end)):
+                self._fill_up(s.table[at], min(size, end - at * size))
+        seen = tuple(self._view(c.seq) for c in chunks) if views else ()
+        place = Place(np.concatenate(parts), self._reads(chunks), copies, views=seen, transfers=transfers)
+        return MicroBatch(chunks, (place,))
+
+    def _view(self, seq: int) -> View:
+        s = self.tables[seq]
+        first = s.skipped * self.block_size
+        return View(self._cells(s, first, s.length), np.arange(first, s.length))
 
     def _reads(self, chunks: Sequence[Chunk]) -> Reads:
-        ends = [chunk.start + chunk.n for chunk in chunks]
+        held = [self.tables[chunk.seq] for chunk in chunks]
         if self.kernel == "gather":
-            blocks = np.array([self._blocks(end) for end in ends], dtype=np.int64)
-            return table_reads(chunks, np.array(ends, dtype=np.int64), blocks)
+            lengths = np.array([s.length - s.skipped * self.block_size for s in held], dtype=np.int64)
+            return table_reads(chunks, lengths, -(-lengths // self.block_size))
         span = padded_span(self._top(), self._pad, self.groups[0].cells)
-        lengths = {chunk.seq: end for chunk, end in zip(chunks, ends, strict=True)}
-        return reads_of(self.kernel, chunks, lambda seq: self._cells(seq, 0, lengths[seq]), span)
+        return reads_of(self.kernel, chunks, lambda seq: self._view(seq).cells, span)
+
+    def _keep(self, block: int, key: Key) -> None:
+        """A cached block is about to be handed out: let the host tier have it, if it has room."""
+        assert self.host is not None
+        slot = self.host.keep(key)
+        if slot is not None:
+            self._log.add(block, slot, to_host=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from policies.content import Content
+from policies.eviction import Eviction, FreeOrder
 from policies.triggers import RelativeCosts
 from policies.vocabulary import (
     NO_MOVES,
@@ -16,6 +18,7 @@ from policies.vocabulary import (
     MicroBatch,
     Moves,
     SequencePlan,
+    Transfer,
     Usage,
 )
 
@@ -58,6 +61,18 @@ class CacheConfig:
     """Layers of the model: llama.cpp's limit of runs in one defragmentation depends on them."""
     sort_batch: bool = False
     """Split regions: place the longest sequences of a batch first."""
+    prefix_cache: bool = True
+    """Paged: full blocks are found again by their content."""
+    eviction: Eviction = "lru"
+    """Paged: which cached block is forgotten first."""
+    free_order: FreeOrder = "0.33.0"
+    """Paged: the version of vLLM whose order of free blocks is kept."""
+    watermark: float = 0.0
+    """Paged: share of the blocks that a waiting sequence must leave free while others run."""
+    host_cells: int = 0
+    """Paged: cells of a tier in host memory for what is evicted or swapped out."""
+    future: Callable[[], Iterable[tuple[Content, int]]] | None = None
+    """For clairvoyant eviction: of every request in order what it says, and how many tokens its prompt has."""
     costs: RelativeCosts = field(default_factory=lambda: RelativeCosts(score=1.0, run=50.0, cell=8.0))
     """For adaptive triggers."""
 
@@ -79,6 +94,8 @@ class Policy(ABC):
     groups: tuple[Group, ...]
     """The caches side by side; one, but for models with a sliding window in some layers."""
     kernel: Kernel
+    block_size: int = 1
+    """Cells that are handed out together."""
     endless: bool = False
     """Whether a sequence may go on for ever in a bounded number of cells, forgetting its oldest tokens."""
 
@@ -93,6 +110,53 @@ class Policy(ABC):
     def admits(self, plan: SequencePlan) -> bool:
         """Whether such a sequence may start now, or should wait. llama.cpp never makes one wait."""
         return True
+
+    def refusal(self, plan: SequencePlan) -> str | None:
+        """Why such a sequence could not be served even if it had the cache to itself, with the sizes; or None."""
+        if self.endless or plan.final_tokens <= self.longest:
+            return None
+        sizes = f"{plan.prompt_tokens} prompt tokens, {plan.final_tokens} in all"
+        return f"the request needs {plan.final_tokens} cells ({sizes}), a sequence can have {self.longest}"
+
+    def match(self, seq: int, content: Content, tokens: int) -> int:
+        """How many of the first ``tokens`` tokens of a text are cached already for a sequence that holds nothing.
+
+        They are the sequence's own as soon as a chunk that starts behind them has been reserved.
+        """
+        return 0
+
+    def keeps(self, seq: int, n: int) -> int:
+        """With how many of its first ``n`` tokens a sequence could go on if the rest were freed: ``n``, or 0 where
+        the layout cannot give up a tail, or has given up what they would have to see."""
+        return 0
+
+    def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False) -> bool:
+        """Set room aside for a chunk that the next ``allocate`` will place; False if there is none.
+
+        ``whole``: that many tokens of the sequence must fit as well. ``waits``: it holds nothing yet, and others run.
+        Layouts that place whole micro-batches cannot say; they answer True, and refuse when they are asked to place.
+        """
+        return True
+
+    def swap_out(self, seq: int) -> int | None:
+        """Move a sequence to the host tier; a ticket, or None where there is no such tier or no room in it."""
+        return None
+
+    def swap_in(self, seq: int, ticket: int, *, waits: bool = False) -> int | None:
+        """Bring a sequence back under this number; the tokens that it holds, or None where there is no room."""
+        raise Unsupported(f"{self.name}: there is no host tier")
+
+    def forget_swapped(self, ticket: int) -> None:
+        """A sequence that was swapped out will not come back."""
+        raise Unsupported(f"{self.name}: there is no host tier")
+
+    def fetch(self, content: Content, tokens: int) -> int:
+        """Bring a text's prefix from the host tier into free cells, ahead of its use; pieces brought."""
+        return 0
+
+    def settle_transfers(self) -> tuple[Transfer, ...]:
+        """Copies between the tiers that no micro-batch has carried yet; they are then owed no more."""
+        return ()
 
     @abstractmethod
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:

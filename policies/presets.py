@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import entry_points
 
 from policies import llamacpp
 from policies.compactors import pack
+from policies.eviction import Future, LowestFirst, free_blocks
 from policies.paged import PagedPolicy
 from policies.policy import CacheConfig, Policy, PolicyFactory
 from policies.regions import GrowingPolicy, OraclePolicy, ReservedPolicy, RingPolicy
@@ -90,14 +92,41 @@ def _sliding_window(name: str, config: CacheConfig) -> Policy:
     return SplitPolicy(name, config, caches, n_streams=streams)
 
 
-def _paged(name: str, config: CacheConfig) -> Policy:
-    return PagedPolicy(name, config, block_size=config.block_size, null_block=True)
+def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
+    future = None
+    if config.eviction == "belady" and config.future is not None:
+        size = config.block_size
+        future = Future(content.keys(size, (prompt - 1) // size) for content, prompt in config.future())
+    return PagedPolicy(
+        name,
+        config,
+        block_size=config.block_size,
+        free=partial(free_blocks, config.eviction, order=config.free_order, future=future),
+        prefix_cache=config.prefix_cache,
+        window=window,
+        future=future,
+    )
+
+
+def _paged_window(name: str, config: CacheConfig) -> Policy:
+    return _paged(name, replace(config, host_cells=0), config.window)
+
+
+def _vllm(name: str, config: CacheConfig) -> Policy:
+    return _paged(name, replace(config, prefix_cache=True, eviction="lru", free_order="0.33.0", host_cells=0))
 
 
 def _chunked(name: str, config: CacheConfig) -> Policy:
-    return PagedPolicy(name, config, block_size=config.chunk_size, null_block=False)
+    return PagedPolicy(
+        name,
+        replace(config, watermark=0.0, host_cells=0),
+        block_size=config.chunk_size,
+        free=lambda blocks, _: LowestFirst(blocks),
+        null_block=False,
+    )
 
 
+_BLOCKS = "blocks from a free queue, block 0 never handed out; full ones are shared by whoever begins alike"
 _RUN = "one run of cells for each micro-batch, first fit from a moving head"
 _NONE, _NEVER = "none", "never"
 _FULL = "full: everything packed to the low end, each sequence contiguous and in order"
@@ -139,13 +168,13 @@ PRESETS = (
     ),
     Preset(
         "paged",
-        "fixed blocks and a block table for each sequence, no prefix cache",
-        "blocks from a free queue, block 0 never handed out",
+        "fixed blocks, a block table for each sequence, and a prefix cache of full blocks",
+        _BLOCKS,
         _NONE,
         _NEVER,
         "gather",
-        ("block_size",),
-        "Kwon et al., PagedAttention (SOSP 2023); vLLM 0.33.0's block order",
+        ("block_size", "prefix_cache", "eviction", "free_order", "watermark", "host_cells"),
+        "Kwon et al., PagedAttention (SOSP 2023); vLLM 0.33.0's KVCacheManager and BlockPool",
         _paged,
     ),
     Preset(
@@ -235,6 +264,28 @@ PRESETS = (
         (),
         "dynamic caches that concatenate, with capacity doubled",
         GrowingPolicy,
+    ),
+    Preset(
+        "vllm",
+        "paged as vLLM 0.33.0 has it, prefix cache and all",
+        _BLOCKS,
+        _NONE,
+        _NEVER,
+        "gather",
+        ("block_size", "watermark"),
+        "vLLM 0.33.0, vllm/v1/core; recorded runs agree block for block",
+        _vllm,
+    ),
+    Preset(
+        "paged-window",
+        "paged, for models all of whose layers look back `window` tokens only",
+        "blocks from a free queue; those that the window has left are given up at once",
+        _NONE,
+        _NEVER,
+        "gather",
+        ("block_size", "window", "prefix_cache", "eviction", "free_order", "watermark"),
+        "vLLM 0.33.0, SlidingWindowManager",
+        _paged_window,
     ),
     Preset(
         "chunked",

@@ -188,6 +188,14 @@ class SplitPolicy(Policy):
                 arenas[0].head = 0
         return max(plans, key=lambda plan: plan.n_runs)
 
+    def keeps(self, seq: int, n: int) -> int:
+        """Any beginning, unless a window has overwritten what the next token would see (llama-server's ``pos_min``)."""
+        for group, arena in self._arenas_of(seq):
+            window = self.caches[group].window
+            if window is not None and not 0 <= arena.first_position(seq) <= max(n - window, 0):
+                return 0
+        return n
+
     def sequences(self) -> list[int]:
         """Read off the arenas of all groups."""
         return sorted({seq for arenas in self.arenas for arena in arenas for seq in arena.sequences()})

@@ -173,6 +173,10 @@ class UnifiedPolicy(Policy):
             self.arena.head = min(self.arena.head, self.arena.free.starts[0])
         return self.arena.settle_moves()
 
+    def keeps(self, seq: int, n: int) -> int:
+        """Any beginning of a sequence can be kept."""
+        return n
+
     def sequences(self) -> list[int]:
         """Read off the arena."""
         return self.arena.sequences()

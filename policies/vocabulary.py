@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.content import NOTHING, Content
+
 IntArray = NDArray[np.int64]
 """Cells, positions or counts; int64 throughout, so that no cache is too large."""
 
@@ -42,6 +44,10 @@ class SequencePlan:
     """The most positions that the sequence can ever hold: a server's limit for one sequence."""
     final_tokens: int
     """Positions that it will hold when it ends. Only clairvoyant policies may look at it."""
+    content: Content = NOTHING
+    """What it says and will say. Only what has been run may be found by others."""
+    request: int = -1
+    """Its request's number in the workload. Only clairvoyant policies may look at it."""
 
 
 class View(NamedTuple):
@@ -131,6 +137,19 @@ class Shift:
 NO_SHIFT = Shift(_EMPTY, _EMPTY)
 
 
+class Transfer(NamedTuple):
+    """A run of cells to copy between the cache and the host tier behind it."""
+
+    to_host: bool
+    """Out of the cache, or back into it."""
+    cell: int
+    """First cell of the cache."""
+    host: int
+    """First cell of the host tier."""
+    n: int
+    """Cells."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reads:
     """What attention touches for one micro-batch in one cache group; arrays of shape (n_chunks,), int64."""
@@ -160,6 +179,8 @@ class Place:
     """Keys to rotate after that, before the pass."""
     views: tuple[View, ...] = ()
     """One for each chunk, filled only where the caller asked: a real engine needs them, a clock does not."""
+    transfers: tuple[Transfer, ...] = ()
+    """Copies to and from the host tier, in order, before everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +195,8 @@ class Group:
     """Share of the model's layers."""
     streams: int = 1
     """Independent caches of equal size that its cells are divided into, one after another."""
+    host_cells: int = 0
+    """Cells of the host tier behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +252,8 @@ class Usage:
     largest_free_run: int
     span: int
     """One past the highest stored cell: what attention over all cells must read."""
+    cached: int = 0
+    """Free cells that still hold a prefix which may be asked for again."""
 
     @property
     def free(self) -> int:

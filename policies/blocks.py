@@ -1,0 +1,145 @@
+"""A pool of blocks with reference counts and a cache of what they hold: vLLM's ``BlockPool``.
+
+The order and the rules are those of vLLM 0.33.0 (``vllm/v1/core/block_pool.py``).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+
+from policies.content import Key
+from policies.eviction import FreeBlocks, Keys
+
+NULL = 0
+"""The block that stands for none in a block table."""
+
+
+class BlockPool:
+    """Blocks ``first .. n - 1``, free or in use by one or more sequences; full ones may be found by their key.
+
+    Several blocks may hold the same; the one cached first is found.
+    """
+
+    def __init__(self, n: int, free: Callable[[range, Keys], FreeBlocks], *, first: int = 1):
+        self.n = n
+        self.first = first
+        self.keys: Keys = [None] * n
+        """Of each block: its key, while it can be found by it."""
+        self.refs = array("i", bytes(4 * n))
+        """Of each block: how many sequences hold it."""
+        self.free = free(range(first, n), self.keys)
+        self.on_evict: Callable[[int, Key], None] | None = None
+        """Called before a cached block is handed out for something else."""
+        self.n_idle = 0
+        """Free blocks that can be found."""
+        self._found: dict[Key, int | dict[int, None]] = {}
+        """By key the block, or the blocks in the order in which they were cached."""
+
+    @property
+    def n_cached(self) -> int:
+        """Different keys that can be found."""
+        return len(self._found)
+
+    def take(self, n: int) -> list[int]:
+        """Hand out ``n`` blocks with one reference each; what they held can no longer be found."""
+        blocks = self.free.take(n)
+        refs, keys, on_evict = self.refs, self.keys, self.on_evict
+        for block in blocks:
+            key = keys[block]
+            if key is not None:
+                if on_evict is not None:
+                    on_evict(block, key)
+                self._drop(block, key)
+                self.n_idle -= 1
+            refs[block] = 1
+        return blocks
+
+    def find(self, key: Key) -> int | None:
+        """The block that holds this, or None."""
+        found = self._found.get(key)
+        return next(iter(found)) if isinstance(found, dict) else found
+
+    def leading(self, keys: Iterable[Key]) -> list[int]:
+        """The blocks that hold these, up to the first that is not there."""
+        blocks = []
+        found = self._found
+        for key in keys:
+            block = found.get(key)
+            if block is None:
+                break
+            blocks.append(next(iter(block)) if isinstance(block, dict) else block)
+        return blocks
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One more sequence holds each of these cached blocks, which may be free."""
+        refs, keys, free = self.refs, self.keys, self.free
+        for block in blocks:
+            if refs[block] == 0:
+                free.remove(block)
+                self.n_idle -= 1
+            refs[block] += 1
+            key = keys[block]
+            if key is not None:
+                free.hit(block, key)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more sequence holds each of these blocks, which are in use."""
+        for block in blocks:
+            self.refs[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> list[int]:
+        """One sequence fewer holds each; returns those that nobody holds now, in order."""
+        refs, keys, gone = self.refs, self.keys, []
+        for block in blocks:
+            refs[block] -= 1
+            if refs[block] == 0:
+                gone.append(block)
+                self.n_idle += keys[block] is not None
+        self.free.release(gone)
+        return gone
+
+    def store(self, block: int, key: Key) -> None:
+        """The block is full; it can be found from now on."""
+        self.keys[block] = key
+        found = self._found.get(key)
+        if found is None:
+            self._found[key] = block
+        elif isinstance(found, int):
+            self._found[key] = {found: None, block: None}
+        else:
+            found[block] = None
+        self.free.stored(block, key)
+
+    def forget(self, block: int) -> None:
+        """The block can no longer be found, whoever holds it. It counts as evicted."""
+        key = self.keys[block]
+        if key is not None:
+            if self.on_evict is not None:
+                self.on_evict(block, key)
+            self._drop(block, key)
+            if self.refs[block] == 0:
+                self.n_idle -= 1
+                self.free.forget(block)
+
+    def forget_all(self) -> bool:
+        """Forget what every block holds; False, and nothing happens, while any is in use (vLLM's reset)."""
+        if len(self.free) != self.n - self.first:
+            return False
+        for block, key in enumerate(self.keys):
+            if key is not None:
+                self.keys[block] = None
+                self.free.forget(block)
+        self._found.clear()
+        self.n_idle = 0
+        return True
+
+    def _drop(self, block: int, key: Key) -> None:
+        self.keys[block] = None
+        found = self._found[key]
+        if isinstance(found, int):
+            del self._found[key]
+            return
+        del found[block]
+        if len(found) == 1:
+            self._found[key] = next(iter(found))
