@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvsim.costs import CostModel
-from policies import Group, Kernel, MicroBatch, Moves
+from policies import Group, Kernel, MicroBatch, Moves, Transfer
 from workloads import Request
 
 
@@ -16,8 +16,8 @@ class Backend(Protocol):
     wants_views: bool
     """Whether micro-batches must say which cells attention may see."""
 
-    def begin(self, seq: int, request: Request) -> None:
-        """A request takes the sequence ``seq``, which holds nothing."""
+    def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
+        """A request takes the sequence ``seq``; ``again``: it was preempted, and goes on with what it has said."""
         ...
 
     def discard(self, seq: int, start: int, stop: int) -> None:
@@ -32,6 +32,10 @@ class Backend(Protocol):
         """Seconds that the moves take."""
         ...
 
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
+        """Seconds that copies to and from the host tier take."""
+        ...
+
 
 class SimulatedBackend:
     """Predicts from a cost model."""
@@ -43,7 +47,7 @@ class SimulatedBackend:
         self._kernel = kernel
         self._groups = groups
 
-    def begin(self, seq: int, request: Request) -> None:
+    def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
         """Nothing to do: a prediction needs no content."""
 
     def discard(self, seq: int, start: int, stop: int) -> None:
@@ -57,8 +61,14 @@ class SimulatedBackend:
                 seconds += group.share * self.costs.moves(place.moves)
             if len(place.shift.cells):
                 seconds += group.share * self.costs.shift(place.shift)
+            if place.transfers:
+                seconds += group.share * self.transfer(place.transfers)
         return seconds
 
     def move(self, moves: Moves) -> float:
         """Predicted seconds."""
         return self.costs.moves(moves)
+
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
+        """Predicted seconds."""
+        return self.costs.transfers(transfers)

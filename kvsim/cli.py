@@ -14,7 +14,7 @@ from rich.console import Console
 from kvsim import show
 from kvsim.comparison import compare as compare_policies
 from kvsim.comparison import writable
-from kvsim.conformance import conform_llamacpp
+from kvsim.conformance import ENGINES
 from kvsim.costs import is_shipped, load_profile
 from kvsim.errors import UserError
 from kvsim.progress import RunProgress
@@ -35,7 +35,7 @@ app.add_typer(scenario_app, name="scenario")
 
 ScenarioName = Annotated[str, typer.Argument(metavar="SCENARIO", help="A built-in scenario or a TOML file.")]
 Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.")]
-Requests = Annotated[int | None, typer.Option(help="Run this many requests at most.")]
+Requests = Annotated[int | None, typer.Option(help="Run this many requests (of sessions: conversations) at most.")]
 ProfileName = Annotated[str | None, typer.Option("--profile", help="A shipped machine profile or a profile file.")]
 Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="May be given several times.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -173,14 +173,14 @@ def validate(
 
 @app.command()
 def conform(
-    engine: Annotated[str, typer.Argument(help="Whose recordings they are: llamacpp.")],
+    engine: Annotated[str, typer.Argument(help=f"Whose recordings they are: {' or '.join(ENGINES)}.")],
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Recordings, JSONL, plain or gzip.")],
     as_json: Json = False,
 ) -> None:
     """Replay recorded runs of a real engine on our policies, and compare the whole state after every operation."""
-    if engine != "llamacpp":
-        raise UserError(f"no recordings of {engine!r} can be read; there are llamacpp")
-    found = [conform_llamacpp(file) for file in files]
+    if engine not in ENGINES:
+        raise UserError(f"no recordings of {engine!r} can be read; there are {', '.join(ENGINES)}")
+    found = [ENGINES[engine](file) for file in files]
     agreed = all(a.first is None for a in found)
     if as_json:
         _print_json({"engine": engine, "agree": agreed, "files": [a.to_dict() for a in found]})
@@ -264,7 +264,7 @@ def _load(scenario: str, seed: int | None, requests: int | None, profile: str | 
     if seed is not None:
         changes["seed"] = seed
     if requests is not None:
-        changes["workload__limit" if loaded.workload.kind == "azure" else "workload__requests"] = requests
+        changes[f"workload__{loaded.workload.count_key}"] = requests
     if profile is not None:
         # A path on the command line starts here, not at the scenario's folder.
         own_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()

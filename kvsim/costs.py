@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from scipy.optimize import nnls
 
 from kvsim.errors import UserError
-from policies import Group, Kernel, MicroBatch, Moves, RelativeCosts, Shift
+from policies import Group, Kernel, MicroBatch, Moves, RelativeCosts, Shift, Transfer
 
 FORMAT = 2
 """Version of the profile file."""
@@ -187,11 +188,26 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
     return profile
 
 
-class CostModel:
-    """Predicts seconds from a profile, and remembers when it was asked beyond what was measured."""
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """The way between the cache and the host tier, where it is given rather than measured."""
 
-    def __init__(self, profile: Profile):
+    bytes_per_s: float
+    latency_s: float
+    """Of each run of cells."""
+    cell_bytes: float
+    """K and V of one token in all layers."""
+
+
+class CostModel:
+    """Predicts seconds from a profile, and remembers when it was asked beyond what was measured.
+
+    Without a ``link``, a copy to or from the host tier costs what the profile measured for one inside the cache.
+    """
+
+    def __init__(self, profile: Profile, link: HostLink | None = None):
         self.profile = profile
+        self._link = link
         knots = profile.matmul_knots
         slopes = [c.value for c in profile.matmul_slopes_s]
         most = 1 + 2 * max(knots)
@@ -231,6 +247,14 @@ class CostModel:
     def shift(self, shift: Shift) -> float:
         """Seconds to rotate keys."""
         return self.profile.shift_per_cell_s.value * len(shift.cells)
+
+    def transfers(self, transfers: Sequence[Transfer]) -> float:
+        """Seconds to copy runs of cells between the cache and the host tier, one after another."""
+        cells = sum(transfer.n for transfer in transfers)
+        if self._link is not None:
+            return self._link.latency_s * len(transfers) + cells * self._link.cell_bytes / self._link.bytes_per_s
+        cost = self.profile.moves
+        return cost.per_run_s.value * len(transfers) + cost.per_cell_s.value * cells
 
     def relative(self, kernel: Kernel) -> RelativeCosts | None:
         """What an adaptive trigger weighs, in seconds; None if the profile does not know the kernel."""

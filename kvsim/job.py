@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import simpy
 
+from policies import Content
 from workloads import Request
 
-Status = Literal["waiting", "running", "completed", "failed"]
+Status = Literal["waiting", "running", "preempted", "completed", "failed"]
+
+_PRIVATE = 1 << 50
+"""Sources from here on are prompts that nobody else has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +32,22 @@ class Job:
     """Output tokens so far."""
     discarded: int = 0
     """Tokens forgotten by context shifts."""
+    seat: int = -1
+    """The sequence that it has while it runs."""
+    preemptions: int = 0
+    """How often it had to give up its cells."""
+    furthest: int = 0
+    """The most tokens that it ever had computed."""
+    cached: int = 0
+    """Tokens that it found in the prefix cache or in a kept slot, when it first started."""
+    ticket: int | None = None
+    """By which it can be swapped in again."""
+    content: Content = field(init=False)
+    """What it says: the prompt and the whole answer."""
+
+    def __post_init__(self) -> None:
+        self.content = content_of(self.request)
+
     truncated: bool = False
     """Ended early because its slot's context was full."""
     started_s: float = float("nan")
@@ -40,6 +60,20 @@ class Job:
         return self.request.prompt_tokens + self.generated - self.discarded
 
     @property
+    def ended(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.status in ("completed", "failed")
+
+    @property
     def prefilled(self) -> bool:
         """Whether it generates: its first token is out."""
         return self.generated > 0
+
+
+def content_of(request: Request) -> Content:
+    """A request's prompt and, behind it, its answer."""
+    prompt = request.prompt_tokens
+    private = (_PRIVATE + request.id, 0, prompt)
+    content = Content(request.content).head(prompt) if request.content else Content((private,))
+    content.extend(request.answer)
+    return content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kvsim.job import Job
-from policies import MicroBatch, Moves, Policy, Usage
+from policies import MicroBatch, Moves, Policy, Transfer, Usage
 
 Progress = Callable[[int, float], None]
 """Called with the number of requests ended and the simulated time in seconds."""
@@ -23,6 +23,7 @@ Frame = tuple[float, NDArray[np.int16]]
 _QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _SHARES = ("utilization", "external_fragmentation", "internal_fragmentation")
 _COUNTS = ("stored", "allocated", "free", "span", "free_runs", "largest_free_run")
+_REQUEST_COUNTS = ("prompt_tokens", "output_tokens", "truncated", "cached_tokens", "preemptions")
 _FRAMES = 400
 """A film of the cells keeps between half as many pictures and as many."""
 
@@ -37,6 +38,15 @@ class Recorder:
         self.move_runs = 0
         self.compactions = 0
         self.context_shifts = 0
+        self.preemptions = 0
+        self.recomputed_tokens = 0
+        """Computed once more because a preemption had thrown them away."""
+        self.prefix_looked_up = 0
+        """Tokens of all sequences when they started."""
+        self.prefix_found = 0
+        """Those of them that were in the cache already."""
+        self.to_host_cells = 0
+        self.from_host_cells = 0
         self.jobs: list[Job] = []
         """In the order in which they ended."""
         self.passes: list[tuple[float, float, int, int, int, int]] = []
@@ -63,6 +73,7 @@ class Recorder:
         self.passes.append((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
         for place in batch.places:
             self.moved(place.moves)
+            self.transferred(place.transfers)
             if self._digest is not None:
                 self._digest.update(place.cells.tobytes())
         if self._digest is not None:
@@ -77,6 +88,27 @@ class Recorder:
             if self._digest is not None:
                 for array in (moves.src, moves.dst, moves.length):
                     self._digest.update(array.tobytes())
+
+    def begun(self, job: Job, held: int) -> None:
+        """A job takes a sequence that holds ``held`` of its tokens."""
+        if job.preemptions == 0:
+            job.cached = held
+            self.prefix_looked_up += job.tokens
+            self.prefix_found += held
+        else:
+            self.recomputed_tokens += max(job.furthest - held, 0)
+
+    def preempted(self, job: Job) -> None:
+        """A job has given up its sequence."""
+        self.preemptions += 1
+
+    def transferred(self, transfers: Sequence[Transfer]) -> None:
+        """Copies between the cache and the host tier have been carried out."""
+        for transfer in transfers:
+            if transfer.to_host:
+                self.to_host_cells += transfer.n
+            else:
+                self.from_host_cells += transfer.n
 
     def cache(self, now: float, usage: Usage) -> None:
         """From ``now`` on the cache is in this state."""
@@ -118,12 +150,14 @@ class Recorder:
                 job.request.prompt_tokens,
                 job.generated,
                 job.truncated,
+                job.cached,
+                job.preemptions,
                 job.error,
             )
             for job in self.jobs
         ]
         names = ["id", "status", "arrival_s", "started_s", "first_token_s", "finished_s"]
-        table = pd.DataFrame(rows, columns=[*names, "prompt_tokens", "output_tokens", "truncated", "error"])
+        table = pd.DataFrame(rows, columns=[*names, *_REQUEST_COUNTS, "error"])
         table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
         table["e2e_s"] = table["finished_s"] - table["arrival_s"]
         several = table["output_tokens"] > 1
@@ -207,6 +241,17 @@ def summarize(recorder: Recorder, requests: pd.DataFrame, cache: pd.DataFrame, c
             "moved_bytes": int(recorder.moved_cells * cell_bytes),
         },
         "context_shifts": recorder.context_shifts,
+        "preemptions": recorder.preemptions,
+        "recomputed_tokens": recorder.recomputed_tokens,
+        "prefix": {
+            "tokens": recorder.prefix_looked_up,
+            "found": recorder.prefix_found,
+            "hit_rate": recorder.prefix_found / recorder.prefix_looked_up if recorder.prefix_looked_up else None,
+        },
+        "host": {
+            "bytes_out": int(recorder.to_host_cells * cell_bytes),
+            "bytes_in": int(recorder.from_host_cells * cell_bytes),
+        },
         "forward_passes": len(recorder.passes),
     }
 

@@ -6,11 +6,11 @@ import copy
 import difflib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import (
@@ -25,6 +25,7 @@ from pydantic import (
     PositiveInt,
     Tag,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
@@ -32,8 +33,9 @@ from pydantic_core import ErrorDetails
 import workloads
 from kvsim.costs import is_shipped
 from kvsim.errors import UserError
+from kvsim.job import content_of
 from kvsim.model import SHAPES, ModelShape
-from policies import CacheConfig, Kernel, RelativeCosts
+from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
 from workloads.lengths import MAX_TOKENS
 
 
@@ -81,8 +83,10 @@ _CHAT_OUTPUT = LognormalLengths(kind="lognormal", mu=4.0, sigma=0.8, min=1, max=
 
 
 class Generated(Section):
-    """What all generated workloads have."""
+    """What all generated workloads of single requests have."""
 
+    count_key: ClassVar[str] = "requests"
+    """The key that says how many."""
     requests: PositiveInt = 400
     """How many."""
     prompt_tokens: AnyLengths = _CHAT_PROMPT
@@ -140,10 +144,11 @@ class ClosedLoopWorkload(Generated):
         return self._synthetic(seed, gaps, self.users)
 
 
-class AzureWorkload(Section):
-    """A trace of the Azure LLM inference data set, plain or gzipped."""
+class TraceWorkload(Section):
+    """What all traces have."""
 
-    kind: Literal["azure"]
+    count_key: ClassVar[str] = "limit"
+    """The key that says how many requests at most."""
     path: str
     """Relative paths start at the scenario file's folder."""
     limit: PositiveInt | None = None
@@ -151,13 +156,82 @@ class AzureWorkload(Section):
     start_s: NonNegativeFloat = 0.0
     stop_s: PositiveFloat | None = None
 
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream; reads the whole file once to check it."""
+    def _read(self, reader: type[workloads.Trace], folder: Path) -> workloads.Workload:
         try:
             path = folder / Path(self.path).expanduser()
         except RuntimeError as e:
             raise workloads.WorkloadError(f"{self.path}: no such file ({e})") from None
-        return workloads.AzureTrace(path, self.limit, self.rate_scale, self.start_s, self.stop_s)
+        return reader(path, self.limit, self.rate_scale, self.start_s, self.stop_s)
+
+
+class AzureWorkload(TraceWorkload):
+    """A trace of the Azure LLM inference data set, plain or gzipped."""
+
+    kind: Literal["azure"]
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream; reads the whole file once to check it."""
+        return self._read(workloads.AzureTrace, folder)
+
+
+class MooncakeWorkload(TraceWorkload):
+    """A trace of Mooncake, plain or gzipped; it says which prompts share which blocks."""
+
+    kind: Literal["mooncake"]
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream; reads the whole file once to check it."""
+        return self._read(workloads.MooncakeTrace, folder)
+
+
+class SessionsWorkload(Section):
+    """Conversations of several turns under shared system prompts; see ``workloads.Sessions``."""
+
+    count_key: ClassVar[str] = "sessions"
+    """The key that says how many conversations, each of at least one request."""
+    kind: Literal["sessions"]
+    rate: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
+    """New sessions/s."""
+    cv: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """Of the gamma gaps between them: 1 is Poisson, above is bursty."""
+    sessions: Annotated[int, Field(ge=1, le=10**7)] = 100
+    turns: AnyLengths = LognormalLengths(kind="lognormal", mu=1.2, sigma=0.6, min=1, max=20)
+    """Requests in a session, 1000 at most: a longer draw is cut."""
+    system_prompts: Annotated[int, Field(ge=0, le=10**6)] = 4
+    """How many there are to share; 0: none."""
+    system_tokens: AnyLengths = FixedLengths(kind="fixed", value=200)
+    popularity: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Zipf's exponent: the k-th system prompt is chosen in proportion to ``k ** -popularity``."""
+    user_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=3.2, sigma=0.6, min=1, max=200)
+    output_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=3.7, sigma=0.6, min=1, max=300)
+    think_s: Annotated[float, Field(ge=0, le=1e9)] = 2.0
+    """Mean seconds between an answer and the next message, exponential."""
+    max_context: Annotated[int, Field(ge=2)] | None = None
+    """A session ends before the first further turn whose prompt and output would exceed this many tokens."""
+
+    @field_validator("turns")
+    @classmethod
+    def _bounded(cls, turns: FixedLengths | LognormalLengths) -> FixedLengths | LognormalLengths:
+        most = turns.value if isinstance(turns, FixedLengths) else max(turns.min, turns.max or 1)
+        if most > workloads.MAX_TURNS:
+            raise ValueError(f"{most} turns; at most {workloads.MAX_TURNS} are accepted")
+        return turns
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return workloads.Sessions(
+            seed,
+            self.sessions,
+            workloads.gamma_gaps(self.rate, self.cv),
+            self.turns.build(),
+            self.system_prompts,
+            self.system_tokens.build(),
+            self.popularity,
+            self.user_tokens.build(),
+            self.output_tokens.build(),
+            self.think_s,
+            self.max_context,
+        )
 
 
 def _workload_kind(value: Any) -> str:
@@ -170,7 +244,9 @@ AnyWorkload = Annotated[
     | Annotated[GammaWorkload, Tag("gamma")]
     | Annotated[BatchWorkload, Tag("batch")]
     | Annotated[ClosedLoopWorkload, Tag("closed-loop")]
-    | Annotated[AzureWorkload, Tag("azure")],
+    | Annotated[AzureWorkload, Tag("azure")]
+    | Annotated[MooncakeWorkload, Tag("mooncake")]
+    | Annotated[SessionsWorkload, Tag("sessions")],
     Discriminator(_workload_kind),
 ]
 
@@ -201,13 +277,13 @@ class ModelSection(Section):
 class ServerSection(Section):
     """How requests are batched."""
 
-    scheduler: Literal["llama-server"] = "llama-server"
+    scheduler: Literal["llama-server", "vllm", "static"] = "llama-server"
     slots: Annotated[int, Field(ge=1, le=2**14)] = 8
-    """Sequences served at the same time (llama-server's ``--parallel``)."""
+    """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``)."""
     n_batch: PositiveInt = 256
-    """The most tokens in one step (``--batch-size``)."""
+    """The most tokens in one step (``--batch-size``, ``--max-num-batched-tokens``)."""
     n_ubatch: PositiveInt = 128
-    """The most tokens in one forward pass (``--ubatch-size``)."""
+    """The most tokens in one forward pass (``--ubatch-size``). Under ``vllm`` each step is one pass."""
     slot_context: Annotated[int, Field(ge=2)] | None = None
     """The most tokens in one slot; by default all cells of a unified cache, an equal share of a divided one."""
     context_shift: bool = False
@@ -215,6 +291,21 @@ class ServerSection(Section):
     n_keep: NonNegativeInt = 0
     keep_idle_slots: bool = True
     """A finished slot keeps its cells until the slot is used again or purged, as llama-server's prompt cache does."""
+    slot_similarity: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of a prompt that a kept slot must begin with to be chosen for it (``--slot-prompt-similarity``)."""
+    chunked_prefill: bool = True
+    """vllm: a prompt may be computed in several steps."""
+    long_prefill_threshold: NonNegativeInt = 0
+    """vllm: the most tokens of one prompt in one step; 0: ``n_batch``."""
+    reserve_full: bool = True
+    """vllm: a request starts only when all its tokens so far fit."""
+    order: Literal["fcfs", "priority"] = "fcfs"
+    """vllm: who goes first, and who is preempted last."""
+    preemption: Literal["recompute", "swap"] = "recompute"
+    """vllm: a preempted request computes its tokens once more, or is kept in the host tier (``cache.host_cells``)."""
+    prefetch: Literal["none", "on-resume", "predictive"] = "none"
+    """What is brought back from the host tier ahead of its use: nothing; the prefix of a request that waits; also
+    that of a session's next turn, when it is expected."""
 
 
 class CacheSection(Section):
@@ -241,6 +332,16 @@ class CacheSection(Section):
     """The masked kernel reads a multiple of this many cells."""
     kernel: Kernel | None = None
     """How attention reads the cache; by default the policy's own way."""
+    prefix_cache: bool = True
+    """Paged: full blocks are found again by their content (``--enable-prefix-caching``)."""
+    eviction: Eviction = "lru"
+    """Paged: which cached block is forgotten first."""
+    free_order: FreeOrder = "0.33.0"
+    """Paged: the version of vLLM whose order of free blocks is kept."""
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Paged: share of the blocks that a waiting request must leave free while others run."""
+    host_cells: Annotated[int, Field(ge=0, le=2**26)] = 0
+    """Paged: room for that many tokens in host memory, for blocks that are evicted or swapped out."""
 
 
 class MachineSection(Section):
@@ -248,6 +349,10 @@ class MachineSection(Section):
 
     profile: str = "default"
     """A shipped profile's name, or the path of one that ``kvsim calibrate`` wrote."""
+    host_gb_s: PositiveFloat | None = None
+    """Bandwidth to the host tier, 10**9 bytes/s; by default what the profile measured for copies inside the cache."""
+    host_latency_s: NonNegativeFloat = 0.0
+    """Seconds before each run of cells on the way to or from the host tier; only with ``host_gb_s``."""
 
 
 class Scenario(Section):
@@ -297,13 +402,19 @@ class Scenario(Section):
     def cache_config(self, costs: RelativeCosts | None = None) -> CacheConfig:
         """What policies are built from; ``costs`` are for those that weigh moves against attention."""
         config = CacheConfig(
-            n_ubatch=self.server.n_ubatch,
+            n_ubatch=self.server.n_batch if self.server.scheduler == "vllm" else self.server.n_ubatch,
             sequences=self.server.slots,
             max_tokens=self.slot_context,
             n_layers=self.model.shape.n_layers,
+            future=self._future,
             **self.cache.model_dump(exclude={"policy"}),
         )
         return config if costs is None else replace(config, costs=costs)
+
+    def _future(self) -> Iterator[tuple[Content, int]]:
+        """All requests to come: what each says, and its prompt's tokens. Only clairvoyant policies ask."""
+        for request in self.build_workload():
+            yield content_of(request), request.prompt_tokens
 
     def build_workload(self) -> workloads.Workload:
         """The request stream; raises ``WorkloadError`` where a trace cannot be read."""
@@ -434,7 +545,7 @@ def _without_tags(location: Sequence[str | int]) -> list[str]:
     parts = [str(part) for part in location]
     if parts[:1] == ["workload"] and len(parts) > 1:
         del parts[1]
-        if len(parts) > 2 and parts[1] in ("prompt_tokens", "output_tokens"):
+        if len(parts) > 2 and parts[1] in ("prompt_tokens", "output_tokens", "turns", "system_tokens", "user_tokens"):
             del parts[2]
     return parts
 
@@ -448,6 +559,8 @@ def _accepted_keys(location: Sequence[str | int]) -> list[str]:
         "batch": BatchWorkload,
         "closed-loop": ClosedLoopWorkload,
         "azure": AzureWorkload,
+        "mooncake": MooncakeWorkload,
+        "sessions": SessionsWorkload,
     }
     parts = [str(part) for part in location]
     if len(parts) > 2 and parts[0] == "workload":

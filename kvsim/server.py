@@ -9,7 +9,7 @@ import simpy
 from kvsim.arrivals import Arrivals, Process
 from kvsim.backend import Backend
 from kvsim.metrics import Recorder
-from kvsim.scheduler import Scheduler
+from kvsim.schedulers import Scheduler
 from policies import Chunk, NoSlot, Policy
 
 

@@ -11,11 +11,11 @@ import simpy
 
 from kvsim.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.backend import Backend, SimulatedBackend
-from kvsim.costs import CostModel, load_profile
+from kvsim.costs import CostModel, HostLink, Profile, load_profile
 from kvsim.errors import UserError
 from kvsim.metrics import Progress, Recorder, Result, summarize
 from kvsim.scenario import Scenario, load
-from kvsim.scheduler import LlamaServer
+from kvsim.schedulers import SCHEDULERS
 from kvsim.server import Server
 from policies import Policy, PolicyFactory, available
 
@@ -45,6 +45,14 @@ def build_policy(
     return built
 
 
+def cost_model(scenario: Scenario, profile: Profile) -> CostModel:
+    """What predicts the scenario's times."""
+    machine, cell_bytes = scenario.machine, scenario.model.shape.cell_bytes()
+    if machine.host_gb_s is None:
+        return CostModel(profile)
+    return CostModel(profile, HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, cell_bytes))
+
+
 def run(
     scenario: Scenario | str | Path,
     policy: str | PolicyFactory | None = None,
@@ -57,7 +65,7 @@ def run(
     ``film`` keeps pictures of the cells. Raises ``UserError`` and ``WorkloadError``.
     """
     scenario = load(scenario)
-    costs = CostModel(load_profile(scenario.machine.profile, scenario.folder))
+    costs = cost_model(scenario, load_profile(scenario.machine.profile, scenario.folder))
     chosen = build_policy(scenario, policy, costs)
     recorder = Recorder(progress, film=film)
     result, _ = drive(
@@ -86,7 +94,7 @@ def drive(
         env.process(send(env, inbox, scenario.build_workload()))
     else:
         arrivals = Script(env, script)
-    scheduler = LlamaServer(scenario, policy, backend, recorder)
+    scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
     recorder.cache(0.0, policy.usage())
     env.run(until=env.process(Server(env, arrivals, scheduler, policy, backend, recorder).run()))
     requests, cache = recorder.requests_table(), recorder.cache_table()

@@ -13,11 +13,11 @@ import pandas as pd
 from kvsim import machine
 from kvsim.backend import SimulatedBackend
 from kvsim.comparison import choose
-from kvsim.costs import CostModel, Profile
+from kvsim.costs import Profile
 from kvsim.metrics import Progress, Recorder
 from kvsim.model import SHAPES
 from kvsim.scenario import Scenario, load
-from kvsim.simulation import build_policy, drive
+from kvsim.simulation import build_policy, cost_model, drive
 from policies import PolicyFactory
 from real_engine import Engine, Transformer
 
@@ -90,7 +90,7 @@ def validate(
     schedules: dict[str, str] = {}
     shares: dict[str, float] = {}
     for choice in choose(scenario, policies)[0]:
-        costs = CostModel(profile)
+        costs = cost_model(scenario, profile)
         policy = build_policy(scenario, choice, costs)
         if announce is not None:
             announce(policy.name)
@@ -119,6 +119,6 @@ def validate(
 def _shortened(scenario: Scenario, requests: int | None) -> Scenario:
     if requests is None:
         return scenario
-    key = "limit" if scenario.workload.kind == "azure" else "requests"
+    key = scenario.workload.count_key
     now = getattr(scenario.workload, key)
     return load(scenario, **{f"workload__{key}": requests if now is None else min(now, requests)})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies import Chunk, Group, Kernel, MicroBatch, Moves, Shift, View
+from policies import Chunk, Group, Kernel, MicroBatch, Moves, Shift, Transfer, View
 from policies.reads import TILE
 from real_engine import kernels
 from real_engine.model import Floats, Ints, Transformer, rotary_table, rotate
@@ -36,20 +36,25 @@ class Engine:
         self.group_of = layer_groups(s.n_layers, groups)
         """Of each layer: the number of its cache group."""
         sizes = [-(-groups[g].cells // TILE) * TILE for g in self.group_of]
+        hosts = [groups[g].host_cells for g in self.group_of]
         self.keys: list[Floats] = [np.zeros((s.n_kv_heads, n, s.d_head), dtype=np.float32) for n in sizes]
         """Of each layer: shape (n_kv_heads, cells of its group rounded up to whole tiles, d_head), rotated by the
         positions of their tokens."""
         self.values: list[Floats] = [np.zeros_like(keys) for keys in self.keys]
+        self.host_keys: list[Floats] = [np.zeros((s.n_kv_heads, n, s.d_head), dtype=np.float32) for n in hosts]
+        """Of each layer: the host tier, shape (n_kv_heads, its cells, d_head)."""
+        self.host_values: list[Floats] = [np.zeros_like(keys) for keys in self.host_keys]
 
     def prompt(self, request: Request) -> list[int]:
         """The request's prompt: random token ids, the same in every run with this seed."""
         rng = stream(self._seed, f"prompt {request.id}")
         return [int(t) for t in rng.integers(0, self.model.shape.vocabulary, request.prompt_tokens)]
 
-    def begin(self, seq: int, request: Request) -> None:
-        """The sequence starts with the request's prompt."""
-        self.tokens[seq] = self.prompt(request)
-        self.texts[request.id] = list(self.tokens[seq])
+    def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
+        """The sequence starts with the request's prompt; ``again``: and with what it has said so far."""
+        if not again:
+            self.texts[request.id] = self.prompt(request)
+        self.tokens[seq] = list(self.texts[request.id])
         self._request_of[seq] = request.id
 
     def discard(self, seq: int, start: int, stop: int) -> None:
@@ -60,6 +65,7 @@ class Engine:
         """Run the pass and return its seconds; where a chunk ends its sequence, greedily append a token."""
         began = time.perf_counter()
         for group, place in enumerate(batch.places):
+            self._transfer(place.transfers, group)
             self._apply(place.moves, group)
             self._rotate(place.shift, group)
         tokens = np.array(
@@ -77,6 +83,12 @@ class Engine:
         """Carry out moves in the first group and return their seconds."""
         began = time.perf_counter()
         self._apply(moves, 0)
+        return time.perf_counter() - began
+
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
+        """Copy between the first group and its host tier, and return the seconds."""
+        began = time.perf_counter()
+        self._transfer(transfers, 0)
         return time.perf_counter() - began
 
     def rotate(self, shift: Shift) -> float:
@@ -103,6 +115,18 @@ class Engine:
             return kernels.attend(q, keys, values, selections[group])
 
         return self.model.forward(tokens, positions, outputs, attend)
+
+    def _transfer(self, transfers: Sequence[Transfer], group: int) -> None:
+        for to_host, cell, host, n in transfers:
+            for layer, own in enumerate(self.group_of):
+                if own != group:
+                    continue
+                for here, there in ((self.keys, self.host_keys), (self.values, self.host_values)):
+                    near, far = here[layer][:, cell : cell + n], there[layer][:, host : host + n]
+                    if to_host:
+                        far[...] = near
+                    else:
+                        near[...] = far
 
     def _apply(self, moves: Moves, group: int) -> None:
         if moves.n_runs:

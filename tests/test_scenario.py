@@ -55,7 +55,7 @@ def test_the_written_file_names_every_key_even_those_not_set():
     assert set(sections) == {"name", "seed", "workload", "model", "server", "cache", "machine"}
     assert sections["server"]["slot_context"] == 16384
     assert "max" not in sections["workload"]["prompt_tokens"]
-    assert text.endswith("# not set: cache.kernel\n")
+    assert text.endswith("# not set: cache.kernel, machine.host_gb_s\n")
 
 
 def test_a_file_may_say_nothing(write):

@@ -12,10 +12,10 @@ from kvsim.arrivals import Inbox, send
 from kvsim.job import Job
 from kvsim.metrics import Recorder
 from kvsim.scenario import Scenario, load
-from kvsim.scheduler import LlamaServer
+from kvsim.schedulers import SCHEDULERS
 from kvsim.server import Server
 from kvsim.simulation import build_policy
-from policies import MicroBatch, Moves, Policy
+from policies import MicroBatch, Moves, Policy, Transfer
 from workloads import Request, Workload
 
 
@@ -27,7 +27,7 @@ class GivenTimes:
     wants_views: bool = False
     passes: list[MicroBatch] = field(default_factory=list)
 
-    def begin(self, seq: int, request: Request) -> None:
+    def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
         pass
 
     def discard(self, seq: int, start: int, stop: int) -> None:
@@ -38,6 +38,9 @@ class GivenTimes:
         return self.seconds(batch)
 
     def move(self, moves: Moves) -> float:
+        return 0.0
+
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
         return 0.0
 
 
@@ -71,6 +74,6 @@ def serve(
     backend = backend or GivenTimes()
     inbox = Inbox(env)
     env.process(send(env, inbox, workload))
-    scheduler = LlamaServer(world, policy, backend, recorder)
+    scheduler = SCHEDULERS[world.server.scheduler](world, policy, backend, recorder)
     env.run(until=env.process(Server(env, inbox, scheduler, policy, backend, recorder).run()))
     return recorder, {job.request.id: job for job in recorder.jobs}

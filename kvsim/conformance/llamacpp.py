@@ -2,137 +2,51 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kvsim.errors import UserError
-from policies import CacheConfig, Chunk, NoSlot, Unsupported
+from kvsim.conformance.recordings import Record, State, whole_number
+from policies import CacheConfig, Chunk, NoSlot
 from policies.arena import Arena
 from policies.llamacpp import early_2025, mid_2025, today
 from policies.split import CacheSpec, Rejected, SplitPolicy
 from policies.unified import UnifiedPolicy
 
 LlamaPolicy = UnifiedPolicy | SplitPolicy
-State = dict[str, Any]
-"""What is compared: field by field, as in the recording."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disagreement:
-    """The first record whose state is not ours."""
+class LlamaCppReplay:
+    """Operations of a llama.cpp context (decode, seq_rm, ...) on the preset of its era."""
 
-    record: int
-    """Its number in the file, the first after the header being 0."""
-    operation: dict[str, Any]
-    fields: tuple[str, ...]
-    recorded: State
-    ours: State
+    def __init__(self, header: Record):
+        if "era" not in header:
+            raise ValueError("not a recording's header; a JSON object with 'era' is expected")
+        self.era = str(header["era"])
+        self._policy = _policy(header)
 
+    def perform(self, record: Record) -> tuple[State, State]:
+        """Carry out one operation; the recorded state after it, and ours in the same fields."""
+        returned = _perform(self._policy, record)
+        recorded = _recorded(record)
+        return recorded, {k: v for k, v in _state(self._policy, returned).items() if k in recorded}
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How far one recording and our policy agree."""
-
-    file: str
-    era: str
-    agree: int
-    """Records whose every compared field is ours. After the first that is not, those that follow may suffer."""
-    total: int
-    first: Disagreement | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object that ``--json`` prints."""
-        found: dict[str, Any] = {"file": self.file, "era": self.era, "agree": self.agree, "total": self.total}
-        if self.first is not None:
-            found["first_disagreement"] = {
-                "record": self.first.record,
-                "operation": self.first.operation,
-                "fields": list(self.first.fields),
-                "recorded": self.first.recorded,
-                "ours": self.first.ours,
-            }
-        return found
+    def operation(self, record: Record) -> dict[str, Any]:
+        """What was done, with its arguments."""
+        return {k: record[k] for k in ("op", "batch", "args") if k in record}
 
 
-def conform_llamacpp(path: str | Path) -> Agreement:
-    """Replay one recording. Raises ``UserError`` where the file is not one."""
-    source = Path(path)
-    lines = _lines(source)
-    header = next(lines, None)
-    if header is None or "era" not in header[1]:
-        raise UserError(f"{source}: line 1: not a recording's header; a JSON object with 'era' is expected")
-    number = 1
-    try:
-        policy = _policy(header[1])
-        agree = total = 0
-        first: Disagreement | None = None
-        for number, record in lines:  # noqa: B007  (used where the loop fails)
-            returned = _perform(policy, record)
-            recorded = _recorded(record)
-            ours = {k: v for k, v in _state(policy, returned).items() if k in recorded}
-            differ = tuple(key for key in recorded if recorded[key] != ours.get(key))
-            agree += not differ
-            if differ and first is None:
-                operation: dict[str, Any] = {k: record[k] for k in ("op", "batch", "args") if k in record}
-                first = Disagreement(total, operation, differ, recorded, ours)
-            total += 1
-    except UserError:
-        raise
-    except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError) as e:
-        raise UserError(f"{source}: line {number}: not a record of a llama.cpp run ({type(e).__name__}: {e})") from None
-    except (ValueError, Unsupported) as e:
-        raise UserError(f"{source}: line {number}: {e}") from None
-    return Agreement(source.name, str(header[1]["era"]), agree, total, first)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
-    try:
-        try:
-            with path.open("rb") as raw:
-                packed = raw.read(2) == b"\x1f\x8b"
-        except ValueError as e:
-            raise UserError(f"{path}: cannot be read: {e}") from None
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as text:
-            for line in text:
-                number += 1
-                if line.strip():
-                    value = json.loads(line)
-                    if not isinstance(value, dict):
-                        raise UserError(f"{path}: line {number}: a JSON object is expected")
-                    yield number, value
-    except UserError:
-        raise
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text; a recording (JSONL, plain or gzip) is expected") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
-        raise UserError(f"{path}: damaged gzip data ({e})") from None
-    except OSError as e:
-        raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except json.JSONDecodeError as e:
-        raise UserError(f"{path}: line {number}: not JSON: {e.msg}") from None
-    except (ValueError, RecursionError) as e:
-        # A number of thousands of digits, or brackets without end.
-        raise UserError(f"{path}: line {number}: not JSON: {e}") from None
-
-
-def _policy(header: dict[str, Any]) -> LlamaPolicy:
+def _policy(header: Record) -> LlamaPolicy:
     """The preset of the recording's era, with its parameters."""
-    era, n_layers = header["era"], _count(header, "n_layer")
+    era, n_layers = header["era"], whole_number(header, "n_layer")
     if era not in ("A", "M", "B"):
         raise ValueError(f"era {era!r} is unknown; there are A (b4666 to b4880), M (b5589 to b6244), B (since b6975)")
     config = CacheConfig(
-        cells=_count(header, "n_cells"),
-        n_ubatch=_count(header, "n_ubatch"),
-        sequences=_count(header, "n_seq_max"),
-        pad=_count(header, "n_pad") if "n_pad" in header else 256,
+        cells=whole_number(header, "n_cells"),
+        n_ubatch=whole_number(header, "n_ubatch"),
+        sequences=whole_number(header, "n_seq_max"),
+        pad=whole_number(header, "n_pad", 256),
         n_layers=n_layers,
     )
     threshold = float(header["defrag_thold"])
@@ -157,14 +71,7 @@ def _policy(header: dict[str, Any]) -> LlamaPolicy:
     return today("llama.cpp", config, caches, n_streams=streams)
 
 
-def _count(header: dict[str, Any], key: str) -> int:
-    value = header[key]
-    if not isinstance(value, int) or not 1 <= value <= 2**31:
-        raise ValueError(f"{key} is {value!r:.40}; a whole number from 1 to 2**31 is expected")
-    return value
-
-
-def _perform(policy: LlamaPolicy, record: dict[str, Any]) -> int:
+def _perform(policy: LlamaPolicy, record: Record) -> int:
     """Carry out one operation; the code that decode returns, 0 for all others."""
     if record["op"] == "decode":
         step = [Chunk(seqs[0], pos, n, tuple(seqs[1:])) for seqs, pos, n in record["batch"]]
@@ -197,7 +104,7 @@ def _end(position: int) -> int | None:
     return None if position < 0 else position
 
 
-def _recorded(record: dict[str, Any]) -> State:
+def _recorded(record: Record) -> State:
     """The fields of a record that are compared."""
     state: State = {"ret": record["ret"]} if record["op"] == "decode" else {}
     if "caches" in record:

@@ -1,37 +1,17 @@
-"""Schedulers: which tokens run in the next step, and what happens when they find no room."""
+"""llama-server's scheduler: slots that keep what they held, and a batch that is halved when it finds no room."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvsim.backend import Backend
 from kvsim.job import Job
 from kvsim.metrics import Recorder
 from kvsim.scenario import Scenario
-from policies import Chunk, NoSlot, Policy, SequencePlan
-
-
-class Scheduler(Protocol):
-    """Composes steps. Knows jobs and the policy; of time only what it is told, for the record."""
-
-    def submit(self, job: Job, now: float) -> None:
-        """A request has arrived."""
-        ...
-
-    def compose(self, now: float) -> Sequence[Chunk]:
-        """The chunks to run next; empty when there is nothing to do."""
-        ...
-
-    def commit(self, chunks: Sequence[Chunk], now: float) -> None:
-        """These chunks have run."""
-        ...
-
-    def no_slot(self, reason: NoSlot, now: float) -> None:
-        """The policy had no room for what was composed last."""
-        ...
+from kvsim.schedulers.base import Desk
+from policies import NOTHING, Chunk, Content, NoSlot, Policy
 
 
 @dataclass(slots=True)
@@ -42,28 +22,29 @@ class Slot:
     job: Job | None = None
     kept: bool = False
     """Idle, but its cells still hold the last request's tokens."""
+    content: Content = NOTHING
+    """What those say."""
     last_used: int = 0
     """Turn of a counter, not time: the smallest was used longest ago."""
 
 
-class LlamaServer:
+class LlamaServer(Desk):
     """llama-server's ``update_slots`` (llama.cpp, ``tools/server``).
 
     A batch is one token for each generating slot, then prompt tokens, slot by slot, up to ``n_batch``. It is run
     in pieces of at most ``n_batch`` tokens. When a piece finds no room, half of it is tried; a single token that
     finds none purges an idle slot; if none is left, every request in a slot fails. The original halves
     ``n_batch`` itself and so may try the same small piece several times; we halve the piece.
+
+    A request gets the idle slot whose kept tokens share the longest prefix with its prompt, if that is more than
+    ``slot_prompt_similarity`` of it, and computes only the rest (``get_available_slot``, ``cache_prompt``); else the
+    slot used longest ago, whose tokens are forgotten.
     """
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
+        super().__init__(scenario, policy, backend, recorder)
         self.slots = [Slot(i) for i in range(scenario.server.slots)]
         self.waiting: deque[Job] = deque()
-        self._scenario = scenario
-        self._context = min(scenario.slot_context, policy.longest)
-        """The most tokens in a slot."""
-        self._policy = policy
-        self._backend = backend
-        self._recorder = recorder
         self._pending: deque[Chunk] = deque()
         """What is left of the batch."""
         self._limit = scenario.server.n_batch
@@ -126,14 +107,14 @@ class LlamaServer:
                     self._leave(slot, keep=False)
 
     def _launch(self, now: float) -> None:
-        """Seat waiting requests in idle slots, the one used longest ago first."""
+        """Seat waiting requests in idle slots."""
         while self.waiting:
-            slot = min((s for s in self.slots if s.job is None), key=lambda s: s.last_used, default=None)
+            job = self.waiting[0]
+            slot, held = self._choose(job)
             if slot is None:
                 return
-            job = self.waiting[0]
             plan = self._plan(job)
-            self._clear(slot)
+            held = self._trim(slot, held)
             while not self._policy.admits(plan):
                 if self._purge_one():
                     continue
@@ -141,20 +122,41 @@ class LlamaServer:
                     return
                 self.waiting.popleft()
                 sizes = f"{plan.prompt_tokens} prompt tokens, up to {plan.max_tokens} in all"
-                held = f"an empty cache of {self._policy.capacity} cells"
-                self._end(job, now, f"{self._policy.name} can never place the request ({sizes}) in {held}")
+                empty = f"an empty cache of {self._policy.capacity} cells"
+                self._end(job, now, f"{self._policy.name} can never place the request ({sizes}) in {empty}")
                 break
             else:
                 self.waiting.popleft()
-                slot.job = job
-                job.status, job.started_s = "running", now
+                held, slot.kept = held if slot.kept else 0, False
+                if not held:
+                    held = self._policy.match(slot.id, job.content, job.tokens)
                 self._policy.open(slot.id, plan)
-                self._backend.begin(slot.id, job.request)
+                if held and not self._policy.reserve(Chunk(slot.id, held, 0)):
+                    held = 0
+                slot.job = job
+                self._start(slot.id, job, held, now)
 
-    def _plan(self, job: Job) -> SequencePlan:
-        """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""
-        final = min(job.request.prompt_tokens + job.request.output_tokens - 1, self._context)
-        return SequencePlan(job.request.prompt_tokens, self._context, final)
+    def _choose(self, job: Job) -> tuple[Slot | None, int]:
+        """The idle slot for a job, and the tokens of its prompt that the slot's kept ones begin with."""
+        idle = [slot for slot in self.slots if slot.job is None]
+        if not idle:
+            return None, 0
+        prompt = job.request.prompt_tokens
+        prefixes = [slot.content.common_prefix(job.content) if slot.kept else 0 for slot in idle]
+        best = max(range(len(idle)), key=prefixes.__getitem__)
+        if prefixes[best] <= self._scenario.server.slot_similarity * prompt:
+            best = min(range(len(idle)), key=lambda i: idle[i].last_used)
+        return idle[best], min(prefixes[best], prompt - 1)
+
+    def _trim(self, slot: Slot, held: int) -> int:
+        """Forget what the slot keeps but its first ``held`` tokens; how many are left."""
+        held = self._policy.keeps(slot.id, held) if held else 0
+        if held:
+            self._policy.free(slot.id, held)
+            slot.content = slot.content.head(held)
+        else:
+            self._clear(slot)
+        return held
 
     def _new_batch(self) -> list[Chunk]:
         jobs = [(slot.id, slot.job) for slot in self.slots if slot.job is not None]
@@ -173,10 +175,7 @@ class LlamaServer:
             self._pending.appendleft(Chunk(first.seq, first.start + n, first.n - n))
 
     def _emit(self, slot: Slot, job: Job, now: float) -> None:
-        job.generated += 1
-        if job.generated == 1:
-            job.first_token_s = now
-        full = job.tokens > self._context and not self._policy.endless
+        full = self._say(job, now)
         if full and job.generated < job.request.output_tokens and self._scenario.server.context_shift:
             full = not self._shift_context(slot, job)
         if job.generated == job.request.output_tokens or full:
@@ -193,19 +192,16 @@ class LlamaServer:
         self._policy.free(slot.id, keep, keep + discard)
         self._policy.shift(slot.id, keep + discard, None, -discard)
         self._backend.discard(slot.id, keep, keep + discard)
+        job.content = job.content.without(keep, keep + discard)
         job.computed -= discard
         job.discarded += discard
         self._recorder.context_shifts += 1
         return True
 
-    def _end(self, job: Job, now: float, error: str = "") -> None:
-        job.status, job.error, job.finished_s = ("failed" if error else "completed"), error, now
-        self._recorder.finish(job)
-        if job.done is not None:
-            job.done.succeed()
-
     def _leave(self, slot: Slot, keep: bool) -> None:
         self._turn += 1
+        assert slot.job is not None, "an empty slot is left"
+        slot.content = slot.job.content.head(slot.job.computed)
         slot.job, slot.kept, slot.last_used = None, True, self._turn
         if not keep:
             self._clear(slot)
@@ -213,7 +209,7 @@ class LlamaServer:
     def _clear(self, slot: Slot) -> None:
         if slot.kept:
             self._policy.free(slot.id)
-            slot.kept = False
+            slot.kept, slot.content = False, NOTHING
 
     def _purge_one(self) -> bool:
         """Empty the first idle slot that keeps cells; False if there is none."""

@@ -1,0 +1,72 @@
+"""What schedulers share: the protocol that the server speaks with them, and a request's way in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvsim.backend import Backend
+from kvsim.job import Job
+from kvsim.metrics import Recorder
+from kvsim.scenario import Scenario
+from policies import Chunk, NoSlot, Policy, SequencePlan
+
+
+class Scheduler(Protocol):
+    """Composes steps. Knows jobs and the policy; of time only what it is told, for the record."""
+
+    def submit(self, job: Job, now: float) -> None:
+        """A request has arrived."""
+        ...
+
+    def compose(self, now: float) -> Sequence[Chunk]:
+        """The chunks to run next; empty when there is nothing to do. Raises ``Livelock``."""
+        ...
+
+    def commit(self, chunks: Sequence[Chunk], now: float) -> None:
+        """These chunks have run."""
+        ...
+
+    def no_slot(self, reason: NoSlot, now: float) -> None:
+        """The policy had no room for what was composed last. Raises ``Livelock``."""
+        ...
+
+
+class Desk:
+    """Where requests are let in and seen off; schedulers build on it."""
+
+    def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
+        self._scenario = scenario
+        self._policy = policy
+        self._backend = backend
+        self._recorder = recorder
+        self._context = min(scenario.slot_context, policy.longest)
+        """The most tokens in a sequence."""
+
+    def _plan(self, job: Job) -> SequencePlan:
+        """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""
+        prompt = job.request.prompt_tokens
+        final = min(prompt + job.request.output_tokens - 1, self._context)
+        return SequencePlan(prompt, self._context, final, job.content, job.request.id)
+
+    def _start(self, seq: int, job: Job, held: int, now: float) -> None:
+        """The job takes a sequence that has been opened, and of which ``held`` tokens are in the cache already."""
+        again = job.status == "preempted"
+        job.status, job.seat, job.computed = "running", seq, held
+        if not again:
+            job.started_s = now
+        self._recorder.begun(job, held)
+        self._backend.begin(seq, job.request, again=again)
+
+    def _say(self, job: Job, now: float) -> bool:
+        """The job has computed all it had, and says one more token; whether its sequence is now full."""
+        job.generated += 1
+        if job.generated == 1:
+            job.first_token_s = now
+        return job.tokens > self._context and not self._policy.endless
+
+    def _end(self, job: Job, now: float, error: str = "") -> None:
+        job.status, job.error, job.finished_s = ("failed" if error else "completed"), error, now
+        self._recorder.finish(job)
+        if job.done is not None:
+            job.done.succeed()

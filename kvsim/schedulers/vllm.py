@@ -1,0 +1,299 @@
+"""vLLM's scheduler: a token budget, running requests first, preemption when the cache is full."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from kvsim.backend import Backend
+from kvsim.errors import Livelock
+from kvsim.job import Job
+from kvsim.metrics import Recorder
+from kvsim.scenario import Scenario
+from kvsim.schedulers.base import Desk
+from policies import Chunk, NoSlot, Policy
+
+CANCELLED = "cancelled"
+_PATIENCE = 1000
+"""Steps in which no request gets further than ever before, after which it is looked whether any still can."""
+
+
+class Queue(Protocol):
+    """Waiting requests."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Job]: ...
+
+    def add(self, job: Job) -> None:
+        """A new one."""
+        ...
+
+    def put_back(self, job: Job) -> None:
+        """One that was preempted."""
+        ...
+
+    def first(self) -> Job:
+        """Whose turn it is."""
+        ...
+
+    def remove(self, job: Job) -> None:
+        """It waits no longer."""
+        ...
+
+
+class FirstCome:
+    """In order of arrival; who was preempted goes first."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+    def add(self, job: Job) -> None:
+        """To the back."""
+        self._jobs.append(job)
+
+    def put_back(self, job: Job) -> None:
+        """To the front."""
+        self._jobs.appendleft(job)
+
+    def first(self) -> Job:
+        """The front."""
+        return self._jobs[0]
+
+    def remove(self, job: Job) -> None:
+        """Nearly always the first."""
+        if self._jobs[0] is job:
+            self._jobs.popleft()
+        else:
+            self._jobs.remove(job)
+
+
+class MostUrgent:
+    """By priority, and by arrival among equals."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, float, int, Job]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Job]:
+        return (entry[-1] for entry in sorted(self._heap))
+
+    def add(self, job: Job) -> None:
+        """To its place."""
+        heapq.heappush(self._heap, (*urgency(job), job.request.id, job))
+
+    def put_back(self, job: Job) -> None:
+        """To its place."""
+        self.add(job)
+
+    def first(self) -> Job:
+        """The most urgent."""
+        return self._heap[0][-1]
+
+    def remove(self, job: Job) -> None:
+        """Nearly always the first."""
+        if self._heap[0][-1] is job:
+            heapq.heappop(self._heap)
+        else:
+            self._heap = [entry for entry in self._heap if entry[-1] is not job]
+            heapq.heapify(self._heap)
+
+
+def urgency(job: Job) -> tuple[int, float]:
+    """The smaller, the more urgent."""
+    return job.request.priority, job.arrival_s
+
+
+class Vllm(Desk):
+    """``Scheduler.schedule`` of vLLM 0.33.0, for any policy.
+
+    A step has at most ``n_batch`` tokens. Running requests come first, each with all that it still has to compute;
+    for one that finds no room the last of the running (or the least urgent) is preempted. Then, if nobody was, those
+    that wait, in order, as long as there are seats, tokens and room. Policies that cannot set room aside are asked to
+    place the whole step; if they refuse, the last running request is preempted and the step composed anew.
+    """
+
+    def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
+        super().__init__(scenario, policy, backend, recorder)
+        server = scenario.server
+        self.running: list[Job] = []
+        self.waiting: Queue = MostUrgent() if server.order == "priority" else FirstCome()
+        self._budget = server.n_batch
+        self._threshold = server.long_prefill_threshold or server.n_batch
+        self._chunked = server.chunked_prefill
+        self._whole = server.reserve_full
+        self._by_priority = server.order == "priority"
+        self._swaps = server.preemption == "swap"
+        self._seats = list(range(server.slots - 1, -1, -1))
+        self._at: dict[int, Job] = {}
+        """Who has which seat."""
+        self._stalled = 0
+        """Steps since a request last got further than ever before."""
+
+    def submit(self, job: Job, now: float) -> None:
+        """Refuse what could never be served; queue all others."""
+        error = self._never(job)
+        if error is not None:
+            self._end(job, now, error)
+        else:
+            self.waiting.add(job)
+
+    def cancel(self, job: Job, now: float) -> None:
+        """The client has gone."""
+        if job.status == "running":
+            self._leave(job)
+        else:
+            self.waiting.remove(job)
+            self._forget_swapped(job)
+        self._end(job, now, CANCELLED)
+
+    def compose(self, now: float) -> Sequence[Chunk]:
+        """Running requests, then waiting ones."""
+        if not self.running and not self.waiting:
+            return ()
+        step: dict[int, Chunk] = {}
+        if self._serve_running(step):
+            self._admit_waiting(step, now)
+        if not step and not self.running:
+            raise self._livelock(now)
+        return list(step.values())
+
+    def commit(self, chunks: Sequence[Chunk], now: float) -> None:
+        """Count the tokens; emit one for whoever has computed all it had; finish what has said enough."""
+        self._stalled += 1
+        for chunk in chunks:
+            job = self._at[chunk.seq]
+            job.computed += chunk.n
+            if job.computed > job.furthest:
+                job.furthest, self._stalled = job.computed, 0
+            if job.computed == job.tokens:
+                self._emit(job, now)
+        if self._stalled and self._stalled % _PATIENCE == 0:
+            jobs = [*self.running, *self.waiting]
+            if self._stalled > sum(job.tokens for job in jobs):
+                raise self._livelock(now)
+
+    def no_slot(self, reason: NoSlot, now: float) -> None:
+        """Preempt the last of the running; alone, it cannot be served."""
+        self._recorder.failed_allocations += 1
+        if reason.done:
+            self.commit([chunk for batch in reason.done for chunk in batch.chunks], now)
+        if len(self.running) > 1:
+            self._preempt(self._victim())
+        elif self.running and self.running[0].computed:
+            self._preempt(self.running[0])
+        else:
+            raise self._livelock(now, str(reason))
+
+    def _never(self, job: Job) -> str | None:
+        """Why the request can never be served."""
+        request = job.request
+        if request.prompt_tokens >= self._context:
+            return (
+                f"the request exceeds the longest sequence: {request.prompt_tokens} prompt tokens, "
+                f"{self._context} in a sequence"
+            )
+        if not self._chunked and request.prompt_tokens > self._budget:
+            return f"{request.prompt_tokens} prompt tokens exceed n_batch ({self._budget}), and prefill is not chunked"
+        return self._policy.refusal(self._plan(job))
+
+    def _serve_running(self, step: dict[int, Chunk]) -> bool:
+        """A chunk for each running request; False where one had to be preempted."""
+        budget, at, preempted = self._budget, 0, False
+        reserve, running = self._policy.reserve, self.running
+        while at < len(running) and budget > 0:
+            job = running[at]
+            n = min(job.tokens - job.computed, self._threshold, budget, self._context - 1 - job.computed)
+            if n <= 0:
+                at += 1
+                continue
+            chunk = Chunk(job.seat, job.computed, n)
+            while not reserve(chunk):
+                victim = self._victim()
+                if victim.seat in step:
+                    budget += step.pop(victim.seat).n
+                    at -= 1
+                preempted = True
+                self._preempt(victim)
+                if victim is job:
+                    break
+            else:
+                step[job.seat] = chunk
+                budget -= n
+                at += 1
+        self._left = budget
+        return not preempted
+
+    def _admit_waiting(self, step: dict[int, Chunk], now: float) -> None:
+        """Chunks for waiting requests, in order, until one finds no room."""
+        budget = self._left
+        while self.waiting and budget > 0 and self._seats:
+            job, seat, others = self.waiting.first(), self._seats[-1], bool(self.running)
+            plan = self._plan(job)
+            if job.ticket is not None:
+                held = self._policy.swap_in(seat, job.ticket, waits=others)
+                if held is None:
+                    return
+                job.ticket = None
+            else:
+                if not self._policy.admits(plan):
+                    return
+                held = self._policy.match(seat, job.content, job.tokens)
+            n = min(job.tokens - held, self._threshold if others else budget)
+            if n > budget and not self._chunked:
+                return
+            chunk = Chunk(seat, held, min(n, budget))
+            self._policy.open(seat, plan)
+            if not self._policy.reserve(chunk, whole=job.tokens if self._whole else 0, waits=others):
+                self._policy.free(seat)
+                return
+            self.waiting.remove(job)
+            self.running.append(job)
+            self._at[self._seats.pop()] = job
+            self._start(seat, job, held, now)
+            step[seat] = chunk
+            budget -= chunk.n
+
+    def _victim(self) -> Job:
+        return max(self.running, key=urgency) if self._by_priority else self.running[-1]
+
+    def _preempt(self, job: Job) -> None:
+        """It gives up its cells, and waits until there is room again."""
+        job.ticket = self._policy.swap_out(job.seat) if self._swaps and job.computed else None
+        self._leave(job)
+        self._recorder.preempted(job)
+        job.status, job.computed = "preempted", 0
+        job.preemptions += 1
+        self.waiting.put_back(job)
+
+    def _emit(self, job: Job, now: float) -> None:
+        # Unlike llama-server, vLLM also counts the token that was only just generated.
+        full = self._say(job, now) or (job.tokens == self._context and not self._policy.endless)
+        if job.generated == job.request.output_tokens or full:
+            job.truncated = job.generated < job.request.output_tokens
+            self._leave(job)
+            self._end(job, now)
+
+    def _leave(self, job: Job) -> None:
+        self.running.remove(job)
+        self._policy.free(job.seat)
+        del self._at[job.seat]
+        self._seats.append(job.seat)
+
+    def _forget_swapped(self, job: Job) -> None:
+        if job.ticket is not None:
+            self._policy.forget_swapped(job.ticket)
+            job.ticket = None
+
+    def _livelock(self, now: float, reason: str = "") -> Livelock:
+        return Livelock(now, [*self.running, *self.waiting], self._policy, reason)
