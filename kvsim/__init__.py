@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.comparison import Comparison, compare
 from kvsim.costs import Profile, load_profile
-from kvsim.errors import UserError
+from kvsim.errors import Livelock, UserError
 from kvsim.metrics import Result
+from kvsim.prefix_cache import PrefixStudy, prefix_cache
 from kvsim.scenario import Scenario, builtin_names, load
 from kvsim.simulation import run
 
@@ -22,6 +23,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Comparison",
+    "Livelock",
+    "PrefixStudy",
     "Profile",
     "Result",
     "Scenario",
@@ -32,6 +35,7 @@ __all__ = [
     "compare",
     "load",
     "load_profile",
+    "prefix_cache",
     "run",
     "validate",
 ]

@@ -13,14 +13,15 @@ from rich.console import Console
 
 from kvsim import show
 from kvsim.comparison import compare as compare_policies
-from kvsim.comparison import writable
 from kvsim.conformance import ENGINES
 from kvsim.costs import is_shipped, load_profile
 from kvsim.errors import UserError
+from kvsim.prefix_cache import prefix_cache as study_prefixes
 from kvsim.progress import RunProgress
-from kvsim.scenario import Scenario, builtin_names, load
+from kvsim.results import writable
+from kvsim.scenario import Scenario, builtin_names, load, mooncake
 from kvsim.simulation import run as run_scenario
-from policies import PolicyFactory, Preset, available
+from policies import EVICTIONS, Eviction, PolicyFactory, Preset, available
 from workloads import WorkloadError
 
 app = typer.Typer(
@@ -88,6 +89,51 @@ def compare(
         others = len(written) - len(pictures)
         typer.echo(f"\nSaved {', '.join(pictures)} and {others} more files in {written[0].parent}/")
     _warn(comparison.warnings)
+
+
+@app.command("prefix-cache")
+def prefix_cache(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO|TRACE", help="A scenario, or a Mooncake trace.")],
+    eviction: Annotated[
+        list[str] | None, typer.Option("--eviction", "-e", help="May be given several times; by default all.")
+    ] = None,
+    blocks: Annotated[str | None, typer.Option(help="Cache sizes in blocks, with commas between them.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens in a block, if not the scenario's.", min=1)] = None,
+    requests: Requests = None,
+    out: Annotated[Path, typer.Option(help="Where the picture and the table go.")] = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """How often a prefix cache would hit, by its size and by what it forgets first."""
+    trace = scenario.endswith((".jsonl", ".jsonl.gz"))
+    loaded = _load(mooncake(scenario) if trace else scenario, None, requests, None)
+    sizes = None if blocks is None else _numbers("--blocks", blocks)
+    chosen = [_eviction(name) for name in eviction] if eviction else None
+    if not as_json:
+        writable(out / loaded.name)
+    with RunProgress(loaded.name, 100) as progress:
+        study = study_prefixes(loaded, chosen, sizes, block_size=block_size, progress=progress.share)
+    if as_json:
+        _print_json(study.to_dict())
+    else:
+        show.prefixes(_console(), study)
+        written = study.save(out / loaded.name)
+        typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {written[0].parent}/")
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(1 <= n <= 2**28 for n in numbers):
+        raise UserError(f"{option}: {text!r}: whole numbers from 1 to 2**28 with commas between them are accepted")
+    return numbers
+
+
+def _eviction(name: str) -> Eviction:
+    if name not in EVICTIONS:
+        raise UserError(f"--eviction: there is no {name!r}; there are {', '.join(EVICTIONS)}")
+    return name
 
 
 @app.command()
@@ -258,7 +304,7 @@ def main() -> None:
         sys.exit(_fail(str(e), 2))
 
 
-def _load(scenario: str, seed: int | None, requests: int | None, profile: str | None) -> Scenario:
+def _load(scenario: str | Scenario, seed: int | None, requests: int | None, profile: str | None) -> Scenario:
     changes: dict[str, Any] = {}
     loaded = load(scenario)
     if seed is not None:

@@ -12,8 +12,9 @@ import joblib
 import pandas as pd
 
 from kvsim.costs import load_profile
-from kvsim.errors import UserError
+from kvsim.errors import Livelock, UserError
 from kvsim.metrics import Progress, Result
+from kvsim.results import writable
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import build_policy, run
 from policies import PolicyFactory, available
@@ -113,9 +114,13 @@ def compare(
     """
     scenario = load(scenario)
     chosen, left_out = choose(scenario, policies)
-    results = tuple(_run_all(scenario, chosen, progress, film))
+    ran = list(_run_all(scenario, chosen, progress, film))
+    results = tuple(result for result in ran if isinstance(result, Result))
+    stuck = tuple(f"left out {reason}" for reason in ran if isinstance(reason, str))
+    if not results:
+        raise UserError("\n".join(stuck))
     profile = load_profile(scenario.machine.profile, scenario.folder)
-    return Comparison(scenario, results, profile.describe(), left_out)
+    return Comparison(scenario, results, profile.describe(), left_out + stuck)
 
 
 def choose(
@@ -145,21 +150,33 @@ def choose(
 
 def _run_all(
     scenario: Scenario, policies: Sequence[str | PolicyFactory], progress: Progress | None, film: bool
-) -> Iterator[Result]:
-    """One after another where there is little to do, else on all cores; the results are the same."""
+) -> Iterator[Result | str]:
+    """One after another where there is little to do, else on all cores; the results are the same.
+
+    In place of the result of a run that could not go on: the reason.
+    """
     n_requests = scenario.build_workload().n_requests
     ended = 0
     if n_requests * len(policies) < _WORTH_PROCESSES:
         for policy in policies:
-            yield run(scenario, policy, film=film, progress=_counting_on(progress, ended))
+            yield _attempt(scenario, policy, film, _counting_on(progress, ended))
             ended += n_requests
         return
-    jobs = (joblib.delayed(run)(scenario, policy, film=film) for policy in policies)
+    jobs = (joblib.delayed(_attempt)(scenario, policy, film) for policy in policies)
     for result in joblib.Parallel(n_jobs=-1, return_as="generator")(jobs):
         ended += n_requests
         if progress is not None:
-            progress(ended, float(result.cache["time_s"].iloc[-1]))
+            progress(ended, 0.0 if isinstance(result, str) else float(result.cache["time_s"].iloc[-1]))
         yield result
+
+
+def _attempt(
+    scenario: Scenario, policy: str | PolicyFactory, film: bool, progress: Progress | None = None
+) -> Result | str:
+    try:
+        return run(scenario, policy, film=film, progress=progress)
+    except Livelock as e:
+        return str(e)
 
 
 def _counting_on(progress: Progress | None, ended: int) -> Progress | None:
@@ -167,16 +184,6 @@ def _counting_on(progress: Progress | None, ended: int) -> Progress | None:
     if progress is None:
         return None
     return lambda done, simulated_s: progress(ended + done, simulated_s)
-
-
-def writable(folder: str | Path) -> Path:
-    """The folder, made if it is not there. Raises ``UserError`` where that cannot be."""
-    target = Path(folder)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as e:
-        raise UserError(f"{target}: cannot write results: {getattr(e, 'strerror', None) or e}") from None
-    return target
 
 
 def against_oracle(results: Sequence[Result]) -> dict[str, float]:
@@ -192,4 +199,5 @@ def _row(summary: dict[str, Any]) -> dict[str, Any]:
     for measure in ("ttft_s", "tpot_s", "e2e_s"):
         for statistic, value in summary[measure].items():
             flat[f"{measure.removesuffix('_s')}_{statistic}_s"] = value
+    flat |= {"prefix_hit_rate": summary["prefix"]["hit_rate"], "preemptions": summary["preemptions"]}
     return {**flat, **summary["cache"]}

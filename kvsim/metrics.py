@@ -47,6 +47,9 @@ class Recorder:
         """Those of them that were in the cache already."""
         self.to_host_cells = 0
         self.from_host_cells = 0
+        self.prefetched_cells = 0
+        self.prefetch_wait_s = 0.0
+        """That steps waited for what was already on its way."""
         self.jobs: list[Job] = []
         """In the order in which they ended."""
         self.passes: list[tuple[float, float, int, int, int, int]] = []
@@ -102,9 +105,10 @@ class Recorder:
         """A job has given up its sequence."""
         self.preemptions += 1
 
-    def transferred(self, transfers: Sequence[Transfer]) -> None:
-        """Copies between the cache and the host tier have been carried out."""
+    def transferred(self, transfers: Sequence[Transfer], *, ahead: bool = False) -> None:
+        """Copies between the cache and the host tier have been carried out; ``ahead`` of their use, or for a step."""
         for transfer in transfers:
+            self.prefetched_cells += transfer.n if ahead and not transfer.to_host else 0
             if transfer.to_host:
                 self.to_host_cells += transfer.n
             else:
@@ -251,6 +255,8 @@ def summarize(recorder: Recorder, requests: pd.DataFrame, cache: pd.DataFrame, c
         "host": {
             "bytes_out": int(recorder.to_host_cells * cell_bytes),
             "bytes_in": int(recorder.from_host_cells * cell_bytes),
+            "bytes_prefetched": int(recorder.prefetched_cells * cell_bytes),
+            "prefetch_wait_s": recorder.prefetch_wait_s,
         },
         "forward_passes": len(recorder.passes),
     }

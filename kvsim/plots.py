@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
+import matplotlib.ticker
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -17,6 +18,7 @@ from kvsim.metrics import Result
 
 if TYPE_CHECKING:
     from kvsim.comparison import Comparison
+    from kvsim.prefix_cache import PrefixStudy
 
 
 _LINES = 8
@@ -149,6 +151,61 @@ def _picture(result: Result, rows: int = 500, columns: int = 1024) -> tuple[NDAr
     owners = frames[:, picked]
     palette = np.array([(1.0, 1.0, 1.0), *sns.color_palette("husl", max(int(owners.max()) + 1, 1))])
     return palette[owners + 1], end
+
+
+def prefix_figure(study: PrefixStudy) -> Figure:
+    """Hit rate over cache size, a line for each eviction policy; the infinite cache and the working set marked."""
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
+        figure = Figure(figsize=(10, 6), layout="constrained")
+        axis = figure.subplots()
+        names = list(dict.fromkeys(study.table["eviction"]))
+        palette = dict(zip(names, _colours(len(names)), strict=True))
+        sns.lineplot(
+            study.table,
+            x="blocks",
+            y="hit_rate",
+            hue="eviction",
+            style="eviction",
+            markers=True,
+            dashes=False,
+            palette=palette,
+            markersize=7,
+            ax=axis,
+        )
+        axis.axhline(study.infinite, color="0.35", linestyle="--", linewidth=1.2)
+        axis.annotate(
+            f"infinite cache: {study.infinite:.1%}",
+            (0.01, study.infinite),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 5),
+            textcoords="offset points",
+            color="0.35",
+        )
+        top = max(study.infinite, float(study.table["hit_rate"].max()))
+        axis.set(
+            xscale="log",
+            ylim=(0, 1.12 * top or 1),
+            ylabel="share of the prompts' blocks that are found",
+            xlabel=f"cache size, blocks of {study.block_size} tokens",
+        )
+        for at, (eviction, blocks) in enumerate((e, n) for e, n in study.knees.items() if e in ("lru", "belady")):
+            axis.axvline(blocks, color=palette[eviction], linestyle=":", linewidth=1.6)
+            axis.annotate(
+                f"working set of {eviction}:\n{blocks:,} blocks",
+                (blocks, 0.02 + 0.09 * at),
+                xycoords=("data", "axes fraction"),
+                xytext=(-6, 0),
+                textcoords="offset points",
+                ha="right",
+                fontsize=10,
+                color=palette[eviction],
+            )
+        axis.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
+        axis.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda n, _: f"{n:,.0f}"))
+        axis.legend(title="forgets first by", loc="lower right", frameon=True)
+        title = f"{study.scenario}: prefix hits of {study.requests:,} requests, {study.references:,} blocks asked for"
+        axis.set_title(title)
+    return figure
 
 
 def _smooth(times: pd.Series[float], values: pd.Series[float], points: int = 300) -> pd.Series[float]:

@@ -385,6 +385,12 @@ class Scenario(Section):
             raise ValueError(
                 f"server.n_keep ({self.server.n_keep}) leaves nothing to forget of {self.slot_context} tokens in a slot"
             )
+        if self.server.scheduler != "vllm" and self.server.preemption == "swap":
+            raise ValueError(f"server.preemption: only the scheduler vllm swaps, not {self.server.scheduler}")
+        if self.server.preemption == "swap" and not self.cache.host_cells:
+            raise ValueError("server.preemption: there is nowhere to swap to; give cache.host_cells")
+        if self.server.prefetch != "none" and not self.cache.host_cells:
+            raise ValueError("server.prefetch: there is nothing to bring back from; give cache.host_cells")
         if self.slot_context < 2:
             raise ValueError(
                 f"cache.cells ({self.cache.cells}) shared out over server.slots ({self.server.slots}) leaves "
@@ -460,6 +466,12 @@ def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scen
     for key, value in changes.items():
         _set(label, data, key.split("__"), value)
     return _validated(data, label, folder)
+
+
+def mooncake(path: str) -> Scenario:
+    """A Mooncake trace in the trace's own blocks, all else by default. Raises ``UserError``."""
+    name = re.sub(r"[^\w+=@-]", "_", Path(path).name.split(".")[0]) or "mooncake"
+    return load({"name": name, "workload": {"kind": "mooncake", "path": path}, "cache": {"block_size": 512}})
 
 
 def _validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:

@@ -9,6 +9,7 @@ import simpy
 from kvsim.arrivals import Arrivals, Process
 from kvsim.backend import Backend
 from kvsim.metrics import Recorder
+from kvsim.prefetch import Prefetcher
 from kvsim.schedulers import Scheduler
 from policies import Chunk, NoSlot, Policy
 
@@ -24,6 +25,7 @@ class Server:
         policy: Policy,
         backend: Backend,
         recorder: Recorder,
+        prefetcher: Prefetcher,
     ):
         self._env = env
         self._arrivals = arrivals
@@ -31,6 +33,7 @@ class Server:
         self._policy = policy
         self._backend = backend
         self._recorder = recorder
+        self._prefetcher = prefetcher
 
     def run(self) -> Process:
         """The server's turns."""
@@ -41,11 +44,15 @@ class Server:
             if jobs is None:
                 return
             for job in jobs:
+                self._prefetcher.arrived(job)
                 scheduler.submit(job, env.now)
             step = scheduler.compose(env.now)
             busy, began = bool(step), env.now
             if step:
                 yield from self._step(step)
+            for job in scheduler.ended:
+                self._prefetcher.ended(job)
+            scheduler.ended.clear()
             self._recorder.cache(env.now, self._policy.usage())
 
     def _idle(self) -> float:
@@ -65,7 +72,10 @@ class Server:
             batches = self._policy.allocate(step, views=backend.wants_views)
         except NoSlot as reason:
             refusal, batches = reason, reason.done
-        seconds = 0.0
+        self._prefetcher.look_after(self._scheduler.waiting)
+        seconds = self._prefetcher.wait_s(self._scheduler.started)
+        self._scheduler.started.clear()
+        recorder.prefetch_wait_s += seconds
         for batch in batches:
             took = backend.forward(batch)
             recorder.forward(env.now + seconds, took, batch)

@@ -14,6 +14,7 @@ from kvsim.comparison import Comparison, against_oracle
 from kvsim.conformance import Agreement, Disagreement
 from kvsim.costs import ATTENTION_TERMS, Coefficient, Profile
 from kvsim.metrics import Result
+from kvsim.prefix_cache import PrefixStudy
 from policies import Preset
 
 if TYPE_CHECKING:
@@ -44,6 +45,20 @@ def run(console: Console, result: Result, profile: str) -> None:
         f"{_bytes(c['moved_bytes'])} moved",
         highlight=False,
     )
+    if s["prefix"]["found"] or s["preemptions"]:
+        console.print(
+            f"prefixes: {_share(s['prefix']['hit_rate'])} of the tokens were in the cache already; "
+            f"{s['preemptions']:,} preemptions, {s['recomputed_tokens']:,} tokens computed once more",
+            highlight=False,
+        )
+    host = s["host"]
+    if host["bytes_out"] or host["bytes_in"]:
+        console.print(
+            f"host tier: {_bytes(host['bytes_out'])} out, {_bytes(host['bytes_in'])} back, "
+            f"{_bytes(host['bytes_prefetched'])} of them ahead of their use; steps waited "
+            f"{_seconds(host['prefetch_wait_s'])} for what was on its way",
+            highlight=False,
+        )
     console.print(profile, style="dim", highlight=False)
 
 
@@ -86,10 +101,12 @@ def comparison(console: Console, compared: Comparison) -> None:
                 f"{c['batch_splits']:,}",
                 f"{c['compactions']:,}",
                 _bytes(c["moved_bytes"]),
+                _share(s["prefix"]["hit_rate"]),
+                f"{s['preemptions']:,}",
             ]
         )
     heads = ["cache\nused", "external\nfragm.", "internal\nfragm.", "free\nruns", "largest\nrun", "attended\nuseful"]
-    heads += ["failed\nalloc.", "batch\nsplits", "compac-\ntions", "bytes\nmoved"]
+    heads += ["failed\nalloc.", "batch\nsplits", "compac-\ntions", "bytes\nmoved", "prefix\nhits", "preemp-\ntions"]
     _print_rows(console, ["policy", *heads], caches)
     console.print("TTFT, TPOT and end-to-end (e2e) latency in milliseconds, of completed requests", style="dim")
     console.print(compared.profile, style="dim", highlight=False)
@@ -152,6 +169,31 @@ def names(console: Console, described: dict[str, str]) -> None:
     for name, line in described.items():
         table.add_row(f"[bold]{name}[/]", line)
     console.print(table)
+
+
+def prefixes(console: Console, study: PrefixStudy) -> None:
+    """Hit rates, a row for each cache size and a column for each eviction policy."""
+    names = list(dict.fromkeys(study.table["eviction"]))
+    rates = study.table.pivot(index="blocks", columns="eviction", values="hit_rate")[names]
+    table = _table("blocks", "tokens", *names, *(["lru of belady"] if {"lru", "belady"} <= set(names) else []))
+    for blocks, row in rates.iterrows():
+        n = int(str(blocks))
+        cells = [f"{n:,}", f"{n * study.block_size:,}", *(f"{row[name]:.1%}" for name in names)]
+        if {"lru", "belady"} <= set(names):
+            cells.append(f"{row['lru'] / row['belady']:.0%}" if row["belady"] > 0 else "–")
+        table.add_row(*cells)
+    console.print(table)
+    knees = ", ".join(f"{eviction} {n:,}" for eviction, n in study.knees.items())
+    console.print(
+        f"{study.requests:,} requests ask for {study.references:,} blocks of {study.block_size} tokens, "
+        f"{study.distinct:,} of them different; infinite cache {study.infinite:.1%}",
+        highlight=False,
+    )
+    if knees:
+        console.print(f"working set, where the curve turns flat, in blocks: {knees}", highlight=False)
+    console.print(
+        f"{study.lookups_per_s:,.0f} blocks looked up per second of processor time", style="dim", highlight=False
+    )
 
 
 def agreements(console: Console, found: Sequence[Agreement]) -> None:
@@ -298,7 +340,7 @@ def _share(value: Any) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
-def _bytes(value: int) -> str:
+def _bytes(value: float) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= scale:
             return f"{value / scale:.3g} {unit}"

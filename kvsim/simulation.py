@@ -14,6 +14,7 @@ from kvsim.backend import Backend, SimulatedBackend
 from kvsim.costs import CostModel, HostLink, Profile, load_profile
 from kvsim.errors import UserError
 from kvsim.metrics import Progress, Recorder, Result, summarize
+from kvsim.prefetch import Prefetcher
 from kvsim.scenario import Scenario, load
 from kvsim.schedulers import SCHEDULERS
 from kvsim.server import Server
@@ -95,8 +96,9 @@ def drive(
     else:
         arrivals = Script(env, script)
     scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
+    prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
     recorder.cache(0.0, policy.usage())
-    env.run(until=env.process(Server(env, arrivals, scheduler, policy, backend, recorder).run()))
+    env.run(until=env.process(Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher).run()))
     requests, cache = recorder.requests_table(), recorder.cache_table()
     summary = {
         "scenario": scenario.name,

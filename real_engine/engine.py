@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,9 @@ class Engine:
         """Of each sequence: the tokens at its positions, prompt and what it has generated so far."""
         self.texts: dict[int, list[int]] = {}
         """Of each request number: prompt and output of whoever began last; kept after the end."""
-        self._request_of: dict[int, int] = {}
+        self.best: dict[int, list[int]] = {}
+        """Of each request number: the likeliest token wherever it has said one."""
+        self._request_of: dict[int, Request] = {}
         self._seed = seed
         self._groups = tuple(groups)
         s = model.shape
@@ -46,7 +49,10 @@ class Engine:
         self.host_values: list[Floats] = [np.zeros_like(keys) for keys in self.host_keys]
 
     def prompt(self, request: Request) -> list[int]:
-        """The request's prompt: random token ids, the same in every run with this seed."""
+        """The request's prompt: random token ids, the same in every run with this seed; equal where segments are."""
+        if request.content:
+            tokens = [self._text(*segment) for segment in request.content]
+            return [int(t) for t in np.concatenate(tokens)[: request.prompt_tokens]]
         rng = stream(self._seed, f"prompt {request.id}")
         return [int(t) for t in rng.integers(0, self.model.shape.vocabulary, request.prompt_tokens)]
 
@@ -54,15 +60,20 @@ class Engine:
         """The sequence starts with the request's prompt; ``again``: and with what it has said so far."""
         if not again:
             self.texts[request.id] = self.prompt(request)
+            self.best[request.id] = []
         self.tokens[seq] = list(self.texts[request.id])
-        self._request_of[seq] = request.id
+        self._request_of[seq] = request
 
     def discard(self, seq: int, start: int, stop: int) -> None:
         """Forget the tokens at positions ``[start, stop)``; those behind move up (context shift)."""
         del self.tokens[seq][start:stop]
 
     def forward(self, batch: MicroBatch) -> float:
-        """Run the pass and return its seconds; where a chunk ends its sequence, greedily append a token."""
+        """Run the pass and return its seconds; where a chunk ends its sequence, append a token.
+
+        It is the likeliest one, unless others may quote the answer, as the next turn of a session does: then its text
+        is given by the request, so that what is shared does not depend on rounding.
+        """
         began = time.perf_counter()
         for group, place in enumerate(batch.places):
             self._transfer(place.transfers, group)
@@ -75,8 +86,12 @@ class Engine:
         for chunk, best in zip(batch.chunks, logits.argmax(axis=1).tolist(), strict=True):
             text = self.tokens[chunk.seq]
             if chunk.start + chunk.n == len(text):
-                text.append(best)
-                self.texts[self._request_of[chunk.seq]].append(best)
+                request = self._request_of[chunk.seq]
+                said = self.best[request.id]
+                token = int(self._text(request.answer.source, len(said), 1)[0]) if request.content else best
+                said.append(best)
+                text.append(token)
+                self.texts[request.id].append(token)
         return time.perf_counter() - began
 
     def move(self, moves: Moves) -> float:
@@ -115,6 +130,14 @@ class Engine:
             return kernels.attend(q, keys, values, selections[group])
 
         return self.model.forward(tokens, positions, outputs, attend)
+
+    def _text(self, source: int, start: int, n: int) -> Ints:
+        """Tokens of a text by its number: a mixing function (splitmix64) of the text, the place and the seed."""
+        x = np.arange(start, start + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x += np.uint64(zlib.crc32(f"{self._seed} {source}".encode()) << 32)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((x ^ (x >> np.uint64(31))) % np.uint64(self.model.shape.vocabulary)).astype(np.int64)
 
     def _transfer(self, transfers: Sequence[Transfer], group: int) -> None:
         for to_host, cell, host, n in transfers:
@@ -157,25 +180,31 @@ def layer_groups(n_layers: int, groups: Sequence[Group]) -> tuple[int, ...]:
     return tuple(chosen)
 
 
+def best_without_cache(
+    model: Transformer, text: list[int], prompt: int, groups: Sequence[Group] = (Group(0),)
+) -> list[int]:
+    """The likeliest token behind each of ``text[prompt - 1 : -1]``, computed in one pass over all of it.
+
+    What an engine that was given its answers must have found likeliest, wherever their cells came from. Of ``groups``
+    only windows and shares matter.
+    """
+    everything = np.arange(len(text) - 1)
+    chunks, views = (Chunk(0, 0, len(everything)),), (View(everything, everything),)
+    selections = [kernels.select("sliced", chunks, views, 0, group) for group in groups]
+    group_of = layer_groups(model.shape.n_layers, groups)
+
+    def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+        return kernels.attend(q, k.transpose(1, 0, 2), v.transpose(1, 0, 2), selections[group_of[layer]])
+
+    logits = model.forward(np.array(text[:-1], dtype=np.int64), everything, everything[prompt - 1 :], attend)
+    return [int(t) for t in logits.argmax(axis=1)]
+
+
 def generate_without_cache(
     model: Transformer, prompt: list[int], n: int, groups: Sequence[Group] = (Group(0),)
 ) -> list[int]:
-    """``n`` greedy tokens, everything recomputed from scratch for each: what every policy must agree with.
-
-    Of ``groups`` only windows and shares matter.
-    """
+    """``n`` greedy tokens, everything recomputed from scratch for each: what every policy must agree with."""
     text = list(prompt)
-    group_of = layer_groups(model.shape.n_layers, groups)
     for _ in range(n):
-        everything = np.arange(len(text))
-        chunks, views = (Chunk(0, 0, len(text)),), (View(everything, everything),)
-        selections = [kernels.select("sliced", chunks, views, 0, group) for group in groups]
-
-        def attend(
-            layer: int, q: Floats, k: Floats, v: Floats, selections: list[tuple[kernels.Selection, ...]] = selections
-        ) -> Floats:
-            return kernels.attend(q, k.transpose(1, 0, 2), v.transpose(1, 0, 2), selections[group_of[layer]])
-
-        logits = model.forward(np.array(text, dtype=np.int64), everything, everything[-1:], attend)
-        text.append(int(logits[0].argmax()))
+        text += best_without_cache(model, [*text, 0], len(text), groups)
     return text[len(prompt) :]

@@ -5,9 +5,10 @@ import pytest
 
 from kvsim.metrics import Recorder
 from kvsim.model import SHAPES
+from kvsim.scenario import load
 from kvsim.simulation import build_policy, drive
 from policies import Chunk, Group, Moves, available
-from real_engine import Engine, Transformer, generate_without_cache
+from real_engine import Engine, Transformer, best_without_cache, generate_without_cache
 from tests.worlds import scenario
 
 MODEL = Transformer.random(SHAPES["tiny"], seed=5)
@@ -40,9 +41,9 @@ def compacted_at_random(policy, rng):
     return moved
 
 
-def serve_for_real(policy, engine):
+def serve_for_real(policy, engine, world=WORLD):
     recorder = Recorder()
-    drive(WORLD, policy, engine, recorder, None)
+    drive(world, policy, engine, recorder, None)
     completed = [job for job in recorder.jobs if job.status == "completed"]
     assert len(completed) >= 10
     return completed
@@ -131,3 +132,80 @@ def test_kernels_agree_on_the_same_cells():
         logits[kernel] = last
     for kernel in ("tiled", "gather", "sliced"):
         assert np.allclose(logits["masked"], logits[kernel], atol=1e-4)
+
+
+TALK = scenario(
+    seed=6,
+    workload={
+        "kind": "sessions",
+        "sessions": 12,
+        "rate": 400.0,
+        "turns": {"kind": "fixed", "value": 4},
+        "system_prompts": 2,
+        "system_tokens": {"kind": "fixed", "value": 19},
+        "user_tokens": {"kind": "fixed", "value": 5},
+        "output_tokens": {"kind": "lognormal", "mu": 1.8, "sigma": 0.4, "max": 12},
+        "think_s": 0.002,
+    },
+    server__slots=5,
+    server__n_batch=24,
+    server__n_ubatch=16,
+    cache={"policy": "paged", "cells": 200, "block_size": 4},
+)
+
+
+def talk(**keys):
+    """Run the sessions for real; what was found in the cache, and how many answers are not what they should be."""
+    world = load(TALK, **keys)
+    policy = build_policy(world)
+    engine = Engine(MODEL, policy.groups, policy.kernel, world.seed)
+    recorder = Recorder()
+    drive(world, policy, engine, recorder, None)
+    assert len(recorder.jobs) == 48
+    wrong = 0
+    for job in recorder.jobs:
+        assert job.status == "completed", job.error
+        text = engine.prompt(job.request) + engine.texts[job.request.id][job.request.prompt_tokens :]
+        assert text[: len(engine.texts[job.request.id])] == engine.texts[job.request.id]
+        wrong += engine.best[job.request.id] != best_without_cache(
+            MODEL, text, job.request.prompt_tokens, policy.groups
+        )
+    return recorder, wrong
+
+
+@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu", "sieve", "belady"])
+def test_shared_blocks_hold_what_their_finders_say(eviction):
+    recorder, wrong = talk(server__scheduler="vllm", cache__eviction=eviction, cache__cells=120)
+    assert wrong == 0
+    assert recorder.prefix_found > 0
+    assert recorder.preemptions > 0
+
+
+@pytest.mark.parametrize("prefetch", ["none", "on-resume", "predictive"])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_blocks_come_back_whole_from_the_host_tier(preemption, prefetch):
+    recorder, wrong = talk(
+        server__scheduler="vllm",
+        server__preemption=preemption,
+        server__prefetch=prefetch,
+        cache__cells=120,
+        cache__host_cells=400,
+    )
+    assert wrong == 0
+    assert min(recorder.to_host_cells, recorder.from_host_cells, recorder.preemptions) > 0
+    assert (recorder.prefetched_cells > 0) == (prefetch != "none")
+
+
+@pytest.mark.parametrize("policy", ["paged", "contiguous", "llama.cpp-today", "full-compaction", "sliding-window"])
+def test_a_kept_slot_goes_on_from_the_longest_common_prefix(policy):
+    recorder, wrong = talk(cache__policy=policy, cache__cells=600, cache__window=64)
+    assert wrong == 0
+    assert recorder.prefix_found > 0
+
+
+@pytest.mark.parametrize("policy", ["paged", "paged-window", "contiguous", "growing"])
+@pytest.mark.parametrize("scheduler", ["vllm", "static"])
+def test_every_scheduler_tells_the_truth(scheduler, policy):
+    cells = 320 if policy == "growing" else 200
+    _, wrong = talk(server__scheduler=scheduler, cache__policy=policy, cache__cells=cells, cache__window=30)
+    assert wrong == 0

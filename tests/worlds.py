@@ -11,6 +11,7 @@ import simpy
 from kvsim.arrivals import Inbox, send
 from kvsim.job import Job
 from kvsim.metrics import Recorder
+from kvsim.prefetch import Prefetcher
 from kvsim.scenario import Scenario, load
 from kvsim.schedulers import SCHEDULERS
 from kvsim.server import Server
@@ -75,5 +76,6 @@ def serve(
     inbox = Inbox(env)
     env.process(send(env, inbox, workload))
     scheduler = SCHEDULERS[world.server.scheduler](world, policy, backend, recorder)
-    env.run(until=env.process(Server(env, inbox, scheduler, policy, backend, recorder).run()))
+    prefetcher = Prefetcher(env, world.server.prefetch, policy, backend, recorder)
+    env.run(until=env.process(Server(env, inbox, scheduler, policy, backend, recorder, prefetcher).run()))
     return recorder, {job.request.id: job for job in recorder.jobs}

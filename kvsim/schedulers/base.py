@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from kvsim.backend import Backend
@@ -14,6 +14,16 @@ from policies import Chunk, NoSlot, Policy, SequencePlan
 
 class Scheduler(Protocol):
     """Composes steps. Knows jobs and the policy; of time only what it is told, for the record."""
+
+    started: list[Job]
+    """Who was seated since the server last emptied this list."""
+    ended: list[Job]
+    """Who has ended since the server last emptied this list."""
+
+    @property
+    def waiting(self) -> Iterable[Job]:
+        """Who waits, the next first."""
+        ...
 
     def submit(self, job: Job, now: float) -> None:
         """A request has arrived."""
@@ -42,6 +52,8 @@ class Desk:
         self._recorder = recorder
         self._context = min(scenario.slot_context, policy.longest)
         """The most tokens in a sequence."""
+        self.started: list[Job] = []
+        self.ended: list[Job] = []
 
     def _plan(self, job: Job) -> SequencePlan:
         """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""
@@ -55,6 +67,7 @@ class Desk:
         job.status, job.seat, job.computed = "running", seq, held
         if not again:
             job.started_s = now
+        self.started.append(job)
         self._recorder.begun(job, held)
         self._backend.begin(seq, job.request, again=again)
 
@@ -67,6 +80,7 @@ class Desk:
 
     def _end(self, job: Job, now: float, error: str = "") -> None:
         job.status, job.error, job.finished_s = ("failed" if error else "completed"), error, now
+        self.ended.append(job)
         self._recorder.finish(job)
         if job.done is not None:
             job.done.succeed()

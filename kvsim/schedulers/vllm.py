@@ -137,6 +137,8 @@ class Vllm(Desk):
         self._seats = list(range(server.slots - 1, -1, -1))
         self._at: dict[int, Job] = {}
         """Who has which seat."""
+        self._crowded = False
+        """Whether a step found no room and nobody has ended since: then nobody is let in."""
         self._stalled = 0
         """Steps since a request last got further than ever before."""
 
@@ -162,7 +164,7 @@ class Vllm(Desk):
         if not self.running and not self.waiting:
             return ()
         step: dict[int, Chunk] = {}
-        if self._serve_running(step):
+        if self._serve_running(step) and not (self._crowded and self.running):
             self._admit_waiting(step, now)
         if not step and not self.running:
             raise self._livelock(now)
@@ -170,30 +172,34 @@ class Vllm(Desk):
 
     def commit(self, chunks: Sequence[Chunk], now: float) -> None:
         """Count the tokens; emit one for whoever has computed all it had; finish what has said enough."""
-        self._stalled += 1
         for chunk in chunks:
             job = self._at[chunk.seq]
             job.computed += chunk.n
             if job.computed > job.furthest:
-                job.furthest, self._stalled = job.computed, 0
+                job.furthest, self._stalled = job.computed, -1
             if job.computed == job.tokens:
                 self._emit(job, now)
-        if self._stalled and self._stalled % _PATIENCE == 0:
-            jobs = [*self.running, *self.waiting]
-            if self._stalled > sum(job.tokens for job in jobs):
-                raise self._livelock(now)
+        self._watch(now)
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """Preempt the last of the running; alone, it cannot be served."""
         self._recorder.failed_allocations += 1
         if reason.done:
             self.commit([chunk for batch in reason.done for chunk in batch.chunks], now)
-        if len(self.running) > 1:
-            self._preempt(self._victim())
-        elif self.running and self.running[0].computed:
-            self._preempt(self.running[0])
-        else:
+        if len(self.running) == 1 and self.running[0].computed == 0:
             raise self._livelock(now, str(reason))
+        self._preempt(self._victim())
+        self._crowded = True
+        self._watch(now)
+
+    def _watch(self, now: float) -> None:
+        """One step more. When all that is known could have been computed anew since a request last got further than
+        ever, none ever will."""
+        self._stalled += 1
+        if self._stalled and self._stalled % _PATIENCE == 0:
+            jobs = [*self.running, *self.waiting]
+            if self._stalled > sum(job.tokens for job in jobs):
+                raise self._livelock(now)
 
     def _never(self, job: Job) -> str | None:
         """Why the request can never be served."""
@@ -283,6 +289,7 @@ class Vllm(Desk):
             job.truncated = job.generated < job.request.output_tokens
             self._leave(job)
             self._end(job, now)
+            self._crowded = False
 
     def _leave(self, job: Job) -> None:
         self.running.remove(job)
