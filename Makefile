@@ -32,6 +32,7 @@ test: lint types unit
 bench: setup
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
+	$(BIN)/python -m benchmarks.paged
 
 lock: setup
 	@{ echo "# Exact versions that the tests passed with; 'make setup' installs them. Refresh with 'make lock'."; $(BIN)/pip freeze --exclude-editable; } > constraints.txt

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any, Generic, TypeVar
 
 from kvsim.conformance.recordings import Record, Replay, State, whole_number
+from kvsim.errors import Livelock
 from kvsim.job import Job
 from kvsim.metrics import Recorder
 from kvsim.scenario import Scenario, load
@@ -271,7 +272,7 @@ class Unchecked(Vllm):
 
     def __init__(self, scenario: Scenario, policy: Spy, recorder: Recorder, max_tokens: int):
         super().__init__(scenario, policy, NoTime(), recorder)
-        self._context = max_tokens
+        self._context, self._limit = max_tokens, max_tokens - 1
 
     def _never(self, job: Job) -> str | None:
         return None
@@ -283,6 +284,8 @@ class SchedulerReplay:
     def __init__(self, header: Record):
         effective = header["effective"]
         self.era = f"{header['vllm']}, scheduler"
+        if effective["async_scheduling"]:
+            self.era += ", asynchronous (ours is not)"
         max_tokens = whole_number(header, "max_model_len", ENDLESS)
         self._told = Told(header, max_tokens, Spy)
         policy = self._policy = self._told.policy
@@ -311,7 +314,11 @@ class SchedulerReplay:
         for name in record.get("abort", ()):
             if not self._jobs[name].ended:
                 scheduler.cancel(self._jobs[name], 0.0)
-        step = list(scheduler.compose(0.0))
+        try:
+            step = list(scheduler.compose(0.0))
+        except Livelock:
+            # The original schedules nothing, and waits.
+            step = []
         tables = {chunk.seq: list(policy.tables[chunk.seq].table) for chunk in step}
         of = {chunk.seq: names[policy.tables[chunk.seq].content] for chunk in step}
         said = {name: job.generated for name, job in self._jobs.items()}

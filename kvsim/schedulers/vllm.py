@@ -137,6 +137,8 @@ class Vllm(Desk):
         self._seats = list(range(server.slots - 1, -1, -1))
         self._at: dict[int, Job] = {}
         """Who has which seat."""
+        self._limit = 1 << 62 if policy.endless else self._context - 1
+        """Tokens of a sequence that are ever computed."""
         self._crowded = False
         """Whether a step found no room and nobody has ended since: then nobody is let in."""
         self._stalled = 0
@@ -166,7 +168,7 @@ class Vllm(Desk):
         step: dict[int, Chunk] = {}
         if self._serve_running(step) and not (self._crowded and self.running):
             self._admit_waiting(step, now)
-        if not step and not self.running:
+        if not step:
             raise self._livelock(now)
         return list(step.values())
 
@@ -219,7 +221,7 @@ class Vllm(Desk):
         reserve, running = self._policy.reserve, self.running
         while at < len(running) and budget > 0:
             job = running[at]
-            n = min(job.tokens - job.computed, self._threshold, budget, self._context - 1 - job.computed)
+            n = min(job.tokens - job.computed, self._threshold, budget, self._limit - job.computed)
             if n <= 0:
                 at += 1
                 continue
