@@ -14,6 +14,7 @@ from kvsim import machine
 from kvsim.backend import SimulatedBackend
 from kvsim.comparison import choose
 from kvsim.costs import Profile
+from kvsim.errors import UserError
 from kvsim.metrics import Progress, Recorder
 from kvsim.model import SHAPES
 from kvsim.scenario import Scenario, load
@@ -83,8 +84,13 @@ def validate(
 
     The real run decides by its own clock what has arrived at each turn; the predicted run follows its script, so
     both take the same decisions and place the same cells (checked), and differ only in how long each step took.
+    Raises ``UserError`` where the scenario's decisions depend on more than that.
     """
     scenario = _shortened(load(scenario), requests)
+    if scenario.server.prefetch == "predictive":
+        raise UserError(
+            f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
+        )
     model = Transformer.random(SHAPES[scenario.model.name], scenario.seed)
     rows: list[tuple[str, str, str, float | None, float | None]] = []
     schedules: dict[str, str] = {}
