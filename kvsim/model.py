@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Storage = Literal["f32"]
-"""How K and V are kept: 4 bytes a number."""
+Storage = Literal["f32", "f16", "q8_0", "q4_0"]
+"""How K and V are kept; the last two are llama.cpp's, blocks of 32 numbers with a scale of 2 bytes."""
 
-BYTES_PER_NUMBER: dict[Storage, float] = {"f32": 4.0}
+BYTES_PER_NUMBER: dict[Storage, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvsim.model import Storage
 from policies import Chunk, Group, Kernel, MicroBatch, Moves, Shift, Transfer, View
 from policies.reads import TILE
 from real_engine import kernels
 from real_engine.model import Floats, Ints, Transformer, rotary_table, rotate
+from real_engine.storage import store
 from workloads import Request, stream
 
 
@@ -23,7 +25,16 @@ class Engine:
 
     wants_views = True
 
-    def __init__(self, model: Transformer, groups: Sequence[Group], kernel: Kernel, seed: int):
+    def __init__(
+        self,
+        model: Transformer,
+        groups: Sequence[Group],
+        kernel: Kernel,
+        seed: int,
+        *,
+        type_k: Storage = "f32",
+        type_v: Storage = "f32",
+    ):
         self.model = model
         self.kernel = kernel
         self.tokens: dict[int, list[int]] = {}
@@ -40,13 +51,12 @@ class Engine:
         """Of each layer: the number of its cache group."""
         sizes = [-(-groups[g].cells // TILE) * TILE for g in self.group_of]
         hosts = [groups[g].host_cells for g in self.group_of]
-        self.keys: list[Floats] = [np.zeros((s.n_kv_heads, n, s.d_head), dtype=np.float32) for n in sizes]
-        """Of each layer: shape (n_kv_heads, cells of its group rounded up to whole tiles, d_head), rotated by the
-        positions of their tokens."""
-        self.values: list[Floats] = [np.zeros_like(keys) for keys in self.keys]
-        self.host_keys: list[Floats] = [np.zeros((s.n_kv_heads, n, s.d_head), dtype=np.float32) for n in hosts]
-        """Of each layer: the host tier, shape (n_kv_heads, its cells, d_head)."""
-        self.host_values: list[Floats] = [np.zeros_like(keys) for keys in self.host_keys]
+        self.keys = [store(type_k, s, n) for n in sizes]
+        """Of each layer: the keys in the cells of its group, rounded up to whole tiles; rotated by their positions."""
+        self.values = [store(type_v, s, n) for n in sizes]
+        self.host_keys = [store(type_k, s, n) for n in hosts]
+        """Of each layer: the host tier."""
+        self.host_values = [store(type_v, s, n) for n in hosts]
 
     def prompt(self, request: Request) -> list[int]:
         """The request's prompt: random token ids, the same in every run with this seed; equal where segments are."""
@@ -125,9 +135,9 @@ class Engine:
         def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
             group = self.group_of[layer]
             keys, values, cells = self.keys[layer], self.values[layer], batch.places[group].cells
-            keys[:, cells] = k.transpose(1, 0, 2)
-            values[:, cells] = v.transpose(1, 0, 2)
-            return kernels.attend(q, keys, values, selections[group])
+            keys.write(cells, k.transpose(1, 0, 2))
+            values.write(cells, v.transpose(1, 0, 2))
+            return kernels.attend(q, keys.read, values.read, k.shape[1], selections[group])
 
         return self.model.forward(tokens, positions, outputs, attend)
 
@@ -145,18 +155,18 @@ class Engine:
                 if own != group:
                     continue
                 for here, there in ((self.keys, self.host_keys), (self.values, self.host_values)):
-                    near, far = here[layer][:, cell : cell + n], there[layer][:, host : host + n]
-                    if to_host:
-                        far[...] = near
-                    else:
-                        near[...] = far
+                    for near, far in zip(here[layer].arrays, there[layer].arrays, strict=True):
+                        if to_host:
+                            far[:, host : host + n] = near[:, cell : cell + n]
+                        else:
+                            near[:, cell : cell + n] = far[:, host : host + n]
 
     def _apply(self, moves: Moves, group: int) -> None:
         if moves.n_runs:
             for layer, own in enumerate(self.group_of):
                 if own == group:
-                    moves.apply(self.keys[layer], axis=1)
-                    moves.apply(self.values[layer], axis=1)
+                    for array in (*self.keys[layer].arrays, *self.values[layer].arrays):
+                        moves.apply(array, axis=1)
 
     def _rotate(self, shift: Shift, group: int) -> None:
         """Rotate keys on, for tokens whose position has changed (llama.cpp's K-shift)."""
@@ -165,8 +175,8 @@ class Engine:
             cos, sin = rotary_table(shift.deltas, shape.d_head, shape.rope_base)
             for layer, own in enumerate(self.group_of):
                 if own == group:
-                    keys = self.keys[layer][:, shift.cells].transpose(1, 0, 2)
-                    self.keys[layer][:, shift.cells] = rotate(keys, cos, sin).transpose(1, 0, 2)
+                    keys = self.keys[layer].read(shift.cells).transpose(1, 0, 2)
+                    self.keys[layer].write(shift.cells, rotate(keys, cos, sin).transpose(1, 0, 2))
 
 
 def layer_groups(n_layers: int, groups: Sequence[Group]) -> tuple[int, ...]:
@@ -194,7 +204,10 @@ def best_without_cache(
     group_of = layer_groups(model.shape.n_layers, groups)
 
     def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        return kernels.attend(q, k.transpose(1, 0, 2), v.transpose(1, 0, 2), selections[group_of[layer]])
+        keys, values = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
+        return kernels.attend(
+            q, lambda cells: keys[:, cells], lambda cells: values[:, cells], len(keys), selections[group_of[layer]]
+        )
 
     logits = model.forward(np.array(text[:-1], dtype=np.int64), everything, everything[prompt - 1 :], attend)
     return [int(t) for t in logits.argmax(axis=1)]

@@ -1,12 +1,12 @@
 """Attention over a cache indexed by cell: one way of reading it for each kernel.
 
 ``select`` says once for a pass what each kernel reads and what must be hidden; ``attend`` then works layer by layer on
-q of shape (n_tokens, n_heads, d_head) and that layer's K and V of shape (n_kv_heads, n_cells, d_head), float32.
+q of shape (n_tokens, n_heads, d_head) and what it reads of that layer's K and V, float32 whatever they are kept as.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,9 @@ from policies import Chunk, Group, Kernel, View
 from policies.free_runs import runs_of
 from policies.reads import TILE
 from real_engine.model import Floats, Ints
+
+Read = Callable[[slice | Ints], Floats]
+"""K or V of some cells of a layer, shape (n_kv_heads, n_cells, d_head), float32."""
 
 _NOWHERE = np.iinfo(np.int64).max
 """The position of a cell that is not the sequence's own: after every token."""
@@ -73,9 +76,9 @@ def select(
     return tuple(found)
 
 
-def attend(q: Floats, keys: Floats, values: Floats, selections: Sequence[Selection]) -> Floats:
-    """Softmax attention of every row over its selection; an array of q's shape."""
-    n_kv, d = keys.shape[0], q.shape[2]
+def attend(q: Floats, keys: Read, values: Read, n_kv: int, selections: Sequence[Selection]) -> Floats:
+    """Softmax attention of every row over its selection, with ``n_kv`` heads of keys; an array of q's shape."""
+    d = q.shape[2]
     out = np.empty_like(q)
     for selection in selections:
         part = q[selection.rows]
@@ -84,7 +87,7 @@ def attend(q: Floats, keys: Floats, values: Floats, selections: Sequence[Selecti
         grouped = by_token.transpose(1, 0, 2, 3).reshape(n_kv, -1, d)
         if len(selection.pieces) == 1:
             cells, bias = selection.pieces[0]
-            result = _softmax(_scores(grouped, keys, cells, bias)) @ values[:, cells]
+            result = _softmax(_scores(grouped, keys, cells, bias)) @ values(cells)
         else:
             result = _running(grouped, keys, values, selection)
         out[selection.rows] = result.reshape(n_kv, n, -1, d).transpose(1, 0, 2, 3).reshape(n, heads, d)
@@ -105,12 +108,12 @@ def _bias(position: Ints, own: Ints, window: int | None) -> Floats | None:
     return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
 
-def _scores(grouped: Floats, keys: Floats, cells: slice | Ints, bias: Floats | None) -> Floats:
+def _scores(grouped: Floats, keys: Read, cells: slice | Ints, bias: Floats | None) -> Floats:
     """Shape (n_kv_heads, n_rows * heads per kv head, n_cells)."""
-    scores: Floats = grouped @ keys[:, cells].transpose(0, 2, 1)
+    scores: Floats = grouped @ keys(cells).transpose(0, 2, 1)
     if bias is not None:
         n, span = bias.shape
-        scores.reshape(len(keys), n, -1, span)[...] += bias[None, :, None, :]
+        scores.reshape(len(grouped), n, -1, span)[...] += bias[None, :, None, :]
     return scores
 
 
@@ -121,7 +124,7 @@ def _softmax(scores: Floats) -> Floats:
     return scores
 
 
-def _running(grouped: Floats, keys: Floats, values: Floats, selection: Selection) -> Floats:
+def _running(grouped: Floats, keys: Read, values: Read, selection: Selection) -> Floats:
     """Piece by piece with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867)."""
     peak: Floats = np.full((*grouped.shape[:2], 1), -3e38, dtype=np.float32)
     total = np.zeros_like(peak)
@@ -132,7 +135,7 @@ def _running(grouped: Floats, keys: Floats, values: Floats, selection: Selection
         scores -= higher
         np.exp(scores, out=scores)
         rescale = np.exp(peak - higher)
-        result = result * rescale + scores @ values[:, cells]
+        result = result * rescale + scores @ values(cells)
         total = total * rescale + scores.sum(axis=-1, keepdims=True)
         peak = higher
     result /= total
