@@ -12,6 +12,7 @@ from kvsim.model import Storage
 from policies import Chunk, Group, Kernel, MicroBatch, Moves, Shift, Transfer, View
 from policies.reads import TILE
 from real_engine import kernels
+from real_engine.copies import CopyKernel, carry_out
 from real_engine.model import Floats, Ints, Transformer, rotary_table, rotate
 from real_engine.storage import store
 from workloads import Request, stream
@@ -34,6 +35,7 @@ class Engine:
         *,
         type_k: Storage = "f32",
         type_v: Storage = "f32",
+        copies: CopyKernel = "slices",
     ):
         self.model = model
         self.kernel = kernel
@@ -46,6 +48,7 @@ class Engine:
         self._request_of: dict[int, Request] = {}
         self._seed = seed
         self._groups = tuple(groups)
+        self._copies = copies
         s = model.shape
         self.group_of = layer_groups(s.n_layers, groups)
         """Of each layer: the number of its cache group."""
@@ -163,10 +166,9 @@ class Engine:
 
     def _apply(self, moves: Moves, group: int) -> None:
         if moves.n_runs:
-            for layer, own in enumerate(self.group_of):
-                if own == group:
-                    for array in (*self.keys[layer].arrays, *self.values[layer].arrays):
-                        moves.apply(array, axis=1)
+            layers = [layer for layer, own in enumerate(self.group_of) if own == group]
+            kept = [kept for layer in layers for kept in (self.keys[layer], self.values[layer])]
+            carry_out(self._copies, [array for one in kept for array in one.arrays], moves)
 
     def _rotate(self, shift: Shift, group: int) -> None:
         """Rotate keys on, for tokens whose position has changed (llama.cpp's K-shift)."""
