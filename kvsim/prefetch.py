@@ -13,6 +13,7 @@ from kvsim.backend import Backend
 from kvsim.job import Job
 from kvsim.metrics import Recorder
 from policies import Content, Policy
+from policies.content import Key
 
 Mode = Literal["none", "on-resume", "predictive"]
 
@@ -38,8 +39,8 @@ class Prefetcher:
         self._backend = backend
         self._recorder = recorder
         self._channel_free_s = 0.0
-        self._ready_s: dict[int, float] = {}
-        """By request (or, before it has come, by session as ``~session``): when what was fetched for it is there."""
+        self._on_the_way: list[tuple[float, frozenset[Key]]] = []
+        """When each fetch will be there, and what it brings."""
         self._looked_after: set[int] = set()
         """Requests for which nothing more is to be fetched."""
         self._answered: dict[int, float] = {}
@@ -54,13 +55,10 @@ class Prefetcher:
         answered = self._answered.pop(session, None)
         if answered is not None:
             self._pauses = [*self._pauses[1 - _PAUSES :], job.arrival_s - answered]
-        if ~session in self._ready_s:
-            self._ready_s[job.request.id] = self._ready_s.pop(~session)
 
     def ended(self, job: Job) -> None:
         """A request has ended; its session's next turn may begin with all that was said."""
         self._looked_after.discard(job.request.id)
-        self._ready_s.pop(job.request.id, None)
         session = job.request.session
         if self._mode == "predictive" and session is not None:
             self._answered[session] = self._env.now
@@ -75,24 +73,31 @@ class Prefetcher:
         for _, job in zip(range(_AHEAD), waiting, strict=False):
             if job.request.id not in self._looked_after and job.ticket is None:
                 self._looked_after.add(job.request.id)
-                self._fetch(job.request.id, job.content, job.tokens)
+                self._fetch(job.content, job.tokens)
 
     def wait_s(self, started: Iterable[Job]) -> float:
-        """Seconds until all is there that was fetched for these."""
-        ready = [self._ready_s.pop(job.request.id, 0.0) for job in started]
-        return max([0.0, *(time - self._env.now for time in ready)])
+        """Seconds until all is there that these have found and that is still on its way."""
+        now, size = self._env.now, self._policy.block_size
+        self._on_the_way = [(ready, keys) for ready, keys in self._on_the_way if ready > now]
+        if not self._on_the_way:
+            return 0.0
+        found: set[Key] = set()
+        for job in started:
+            found.update(job.content.keys(size, job.computed // size))
+        return max([0.0, *(ready - now for ready, keys in self._on_the_way if keys & found)])
 
     def _expect(self, session: int, content: Content, answered_s: float, pause_s: float) -> Process:
         yield self._env.timeout(pause_s)
         if self._answered.get(session) == answered_s:
             # One token more than has been said: the next message.
-            self._fetch(~session, content, content.n + 1)
+            self._fetch(content, content.n + 1)
 
-    def _fetch(self, whose: int, content: Content, tokens: int) -> None:
-        if not self._policy.fetch(content, tokens):
+    def _fetch(self, content: Content, tokens: int) -> None:
+        brought = self._policy.fetch(content, tokens)
+        if not brought:
             return
         transfers = self._policy.settle_transfers()
         seconds = self._backend.transfer(transfers)
         self._recorder.transferred(transfers, ahead=True)
         self._channel_free_s = max(self._channel_free_s, self._env.now) + seconds
-        self._ready_s[whose] = self._channel_free_s
+        self._on_the_way.append((self._channel_free_s, frozenset(brought)))

@@ -46,14 +46,18 @@ class Server:
             for job in jobs:
                 self._prefetcher.arrived(job)
                 scheduler.submit(job, env.now)
+            self._tell_who_ended()
             step = scheduler.compose(env.now)
             busy, began = bool(step), env.now
             if step:
                 yield from self._step(step)
-            for job in scheduler.ended:
-                self._prefetcher.ended(job)
-            scheduler.ended.clear()
+            self._tell_who_ended()
             self._recorder.cache(env.now, self._policy.usage())
+
+    def _tell_who_ended(self) -> None:
+        for job in self._scheduler.ended:
+            self._prefetcher.ended(job)
+        self._scheduler.ended.clear()
 
     def _idle(self) -> float:
         """Let the policy tidy a slice of the cache while there is nothing else to do; its seconds."""

@@ -111,11 +111,11 @@ class BlockPool:
             found[block] = None
         self.free.stored(block, key)
 
-    def forget(self, block: int) -> None:
-        """The block can no longer be found, whoever holds it. It counts as evicted."""
+    def forget(self, block: int, *, evicted: bool = True) -> None:
+        """The block can no longer be found, whoever holds it. Not ``evicted``: it never held what its key says."""
         key = self.keys[block]
         if key is not None:
-            if self.on_evict is not None:
+            if evicted and self.on_evict is not None:
                 self.on_evict(block, key)
             self._drop(block, key)
             if self.refs[block] == 0:

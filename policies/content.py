@@ -77,6 +77,7 @@ class Content:
         if block_size != self._block_size:
             self._block_size, self._keys, self._at, self._inside = block_size, [], 0, 0
         keys = self._keys
+        n = max(n, 0)
         wanted = min(n, self.n // block_size)
         while len(keys) < wanted:
             source, start, long = self._pieces[self._at]

@@ -225,20 +225,27 @@ class Future:
 
 
 class NextUse:
-    """By how soon it will be asked for (Belady)."""
+    """By how soon it will be asked for (Belady); a copy of a block that is found in its stead never will."""
 
-    def __init__(self, future: Future):
+    def __init__(self, future: Future, keys: Keys):
         self._future = future
+        self._keys = keys
+        self._copies: dict[Key, list[int]] = {}
+        """The blocks that were cached under a key, in order; the first that still is will be found."""
 
     def stored(self, block: int, key: Key) -> None:
-        """The past does not matter."""
+        """Behind those that were cached before."""
+        self._copies.setdefault(key, []).append(block)
 
     def hit(self, block: int, key: Key) -> None:
         """The past does not matter."""
 
     def of(self, block: int, key: Key) -> int:
         """The sooner, the more."""
-        return -self._future.next_use(key)
+        copies = self._copies[key]
+        while self._keys[copies[0]] != key:
+            copies.pop(0)
+        return -self._future.next_use(key) if copies[0] == block else -NEVER
 
 
 class Ranked:
@@ -410,5 +417,5 @@ def free_blocks(
     if eviction == "belady" and future is None:
         raise ValueError("eviction 'belady' must know which requests will come; no workload was given")
     ranks: dict[str, Callable[[], Rank]] = {"fifo": Birth, "lfu": Uses}
-    rank = NextUse(future) if future is not None and eviction == "belady" else ranks[eviction]()
+    rank = NextUse(future, keys) if future is not None and eviction == "belady" else ranks[eviction]()
     return Ranked(blocks, keys, rank)

@@ -119,10 +119,13 @@ class PagedPolicy(Policy):
         """By ticket: a sequence that was swapped out, and its slots."""
         self._tickets = count()
         self._copies: list[tuple[int, int, int]] = []
-        """Copies on write that an engine has yet to make: from cell, to cell, cells."""
+        """Copies on write that an engine has yet to make: from cell, to cell, cells. Their sources are held until
+        then, so that nothing else is written there."""
         self._fill = array("i", bytes(4 * n_blocks))
         """Of each block in use: tokens in it that a sequence can see."""
         self._stored = 0
+        self._torn: set[int] = set()
+        """Blocks that one of their holders sees a part of only."""
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Tells what the sequence will say; what it holds already must agree with that."""
@@ -168,6 +171,9 @@ class PagedPolicy(Policy):
             s = self.tables[seq] = Paged(NOTHING)
         table, size = s.table, self.block_size
         found = self._found.get(seq, []) if start and not table else []
+        if found and not self._still_there(s, found):
+            del self._found[seq]
+            return False
         if start > len(table) * size + len(found) * size:
             raise ValueError(f"{self.name}: sequence {seq} holds no token before position {start}")
         if self.window is not None:
@@ -194,15 +200,19 @@ class PagedPolicy(Policy):
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: a chunk for several sequences at once; copy the sequence instead")
+        if not step:
+            return ()
         need, free = self._need(step), len(self.pool.free)
         if need > free:
             raise NoSlot(f"the step needs {need} blocks of {self.block_size} cells, {free} are free")
-        for chunk in step:
+        # Before anything is handed out, what was found is taken hold of.
+        for chunk in sorted(step, key=lambda chunk: chunk.seq not in self._found):
             if not self._is_reserved(chunk) and not self.reserve(chunk):
                 raise AssertionError(f"{self.name}: blocks that were counted are not there")
         first = Moves.from_runs(self._copies) if self._copies else NO_MOVES
         transfers = self._log.settle()
-        self._copies = []
+        copied, self._copies = self._copies, []
+        self._empty(self.pool.release([src // self.block_size for src, _, _ in copied]))
         batches = []
         for chunks in split(step, self._n_ubatch):
             batches.append(self._place(chunks, first, transfers, views))
@@ -231,6 +241,7 @@ class PagedPolicy(Policy):
         s.named = min(s.named, start // self.block_size)
         s.content = s.content.head(start)
         if start % self.block_size:
+            self._torn.add(s.table[-1])
             self._refill(s.table[-1])
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
@@ -247,11 +258,15 @@ class PagedPolicy(Policy):
             )
         if stop <= source.skipped * self.block_size:
             raise Unsupported(f"{self.name}: the window has moved past position {stop}")
-        copied = self.tables[dst] = Paged(source.content.head(stop))
+        copied = self.tables[dst] = target or Paged(NOTHING)
+        if copied.content.common_prefix(source.content) < min(stop, source.content.n):
+            copied.content = source.content.head(stop)
         copied.table = source.table[: self._blocks(stop)]
         copied.length, copied.skipped = stop, source.skipped
         copied.named = min(source.named, stop // self.block_size)
         self.pool.share(copied.table[copied.skipped :])
+        if stop % self.block_size:
+            self._torn.add(copied.table[-1])
 
     def keeps(self, seq: int, n: int) -> int:
         """All of them, unless the window has moved on."""
@@ -264,7 +279,11 @@ class PagedPolicy(Policy):
         slots = None if self.host is None or s.skipped else self.host.hold(len(s.table))
         if slots is None:
             return None
+        sources = {dst // self.block_size: src // self.block_size for src, dst, _ in self._copies}
         for block, slot in zip(s.table, slots, strict=True):
+            # Of a block that is yet to be copied, the original goes.
+            while block in sources:
+                block = sources[block]
             self._log.add(block, slot, to_host=True)
         left = Paged(s.content)
         left.length, left.named = s.length, min(s.named, s.length // self.block_size)
@@ -273,14 +292,15 @@ class PagedPolicy(Policy):
         self.free(seq)
         return ticket
 
-    def swap_in(self, seq: int, ticket: int, *, waits: bool = False) -> int | None:
+    def swap_in(self, seq: int, ticket: int, upto: int = 0, *, waits: bool = False) -> int | None:
         """Bring a sequence back under this number; the tokens it holds, None where there is no room."""
         left, slots = self._swapped[ticket]
         assert self.host is not None
         keys = left.content.keys(self.block_size, left.named)
         here = [self.pool.find(key) for key in keys] + [None] * (len(slots) - len(keys))
         idle = sum(1 for block in here if block is not None and self.pool.refs[block] == 0)
-        need = here.count(None) + idle + (self._watermark if waits else 0)
+        more = max(self._blocks(upto) - len(slots), 0)
+        need = here.count(None) + idle + more + (self._watermark if waits else 0)
         if need > len(self.pool.free):
             return None
         del self._swapped[ticket]
@@ -303,24 +323,21 @@ class PagedPolicy(Policy):
         assert self.host is not None
         self.host.release(self._swapped.pop(ticket)[1])
 
-    def fetch(self, content: Content, tokens: int) -> int:
-        """Bring a prefix from the host tier into free blocks, ahead of its use; blocks brought."""
+    def fetch(self, content: Content, tokens: int) -> list[Key]:
+        """Bring a prefix from the host tier into free blocks, all of it or nothing; the keys of the blocks brought."""
         if self.host is None or not self.prefix_cache or self.window is not None:
-            return 0
+            return []
         keys = content.keys(self.block_size, (tokens - 1) // self.block_size)
         found = self.pool.leading(keys)
         self._continue_in_host(found, keys)
-        wanted = sum(1 for block in found if block < 0)
+        brought = [key for key, block in zip(keys, found, strict=False) if block < 0]
         idle = sum(1 for block in found if block >= 0 and self.pool.refs[block] == 0)
-        most = len(self.pool.free) - idle - self._watermark
-        if wanted > most:
-            found, wanted = [], 0
-        if wanted:
-            s = Paged(content)
-            self._attach(s, found)
-            self._name(s, len(found))
-            self._release(s, 0)
-        return wanted
+        if not brought or len(brought) > len(self.pool.free) - idle - self._watermark:
+            return []
+        s = Paged(content)
+        self._attach(s, found)
+        self._release(s, 0)
+        return brought
 
     def settle_transfers(self) -> tuple[Transfer, ...]:
         """Copies between the tiers that no micro-batch has carried yet."""
@@ -375,7 +392,7 @@ class PagedPolicy(Policy):
         if found:
             return more, sum(1 for block in found if block < 0 or (block >= self.pool.first and refs[block] == 0))
         at = start // self.block_size
-        return more, int(stop > start and s.named <= at < len(table) and refs[table[at]] > 1)
+        return more, int(stop > start and s.named <= at < len(table) and self._holders(table[at]) > 1)
 
     def _need(self, step: Sequence[Chunk]) -> int:
         """Free blocks that the whole step takes. Counts twice what two sequences have found and nobody holds."""
@@ -389,14 +406,26 @@ class PagedPolicy(Policy):
             if self.window is not None:
                 self._skip(s, start)
             found = self._found.get(seq, []) if start and not s.table else []
+            if found and not self._still_there(s, found):
+                del self._found[seq]
+                raise NoSlot(f"what sequence {seq} had found has been handed out since")
             more, extra = self._missing(s, found, start, min(start + n, self._max_tokens))
             if extra and not found:
                 # The last holder of a shared block writes into it; those before it take a copy.
                 block = s.table[start // self.block_size]
                 leaving[block] = leaving.get(block, 0) + 1
-                extra = int(leaving[block] < self.pool.refs[block])
+                extra = int(leaving[block] < self._holders(block))
             need += more + extra
         return need
+
+    def _still_there(self, s: Paged, found: Sequence[int]) -> bool:
+        """Whether what was found can still be had: others may have been given room since."""
+        keys, cached = s.content.keys(self.block_size, len(found)), self.pool.keys
+        return all(
+            cached[block] == key if block >= 0 else self.host is not None and self.host.find(key) == ~block
+            for block, key in zip(found, keys, strict=False)
+            if block != NULL
+        )
 
     def _continue_in_host(self, found: list[int], keys: Sequence[Key]) -> None:
         """Follow a prefix that ends on the device into the host tier, and back where it goes on there."""
@@ -444,6 +473,12 @@ class PagedPolicy(Policy):
         s.length = len(blocks) * self.block_size
         s.named = len(blocks)
 
+    def _holders(self, block: int) -> int:
+        """Sequences that hold a block."""
+        if not self._copies:
+            return self.pool.refs[block]
+        return self.pool.refs[block] - sum(src == block * self.block_size for src, _, _ in self._copies)
+
     def _own(self, s: Paged, at: int) -> None:
         """Before a block is written: a copy of it if others hold it; and it is no longer what it was cached as.
 
@@ -452,14 +487,15 @@ class PagedPolicy(Policy):
         block = s.table[at]
         if at < s.named:
             return
-        if self.pool.refs[block] > 1:
+        if self._holders(block) > 1:
             new = self.pool.take(1)[0]
             filled = s.length - at * self.block_size
+            s.table[at] = new
             if filled > 0:
                 self._copies.append((block * self.block_size, new * self.block_size, filled))
                 self._fill_up(new, filled)
-            s.table[at] = new
-            self.pool.release((block,))
+            else:
+                self.pool.release((block,))
             self._refill(block)
         elif self.pool.keys[block] is not None:
             self.pool.forget(block)
@@ -487,17 +523,20 @@ class PagedPolicy(Policy):
             s.table[s.skipped : past] = [NULL] * len(gone)
             s.skipped = past
             self._empty(self.pool.release(gone[::-1]))
+            for block in self._torn.intersection(gone):
+                self._refill(block)
 
     def _release(self, s: Paged, keep: int) -> None:
         """Give up all blocks but the first ``keep``, the last first. Keys of blocks that were never written go."""
         gone = s.table[max(keep, s.skipped) :]
+        for at in range(max(s.length // self.block_size, s.skipped), s.named):
+            if self.pool.refs[s.table[at]] == 1:
+                self.pool.forget(s.table[at], evicted=False)
         del s.table[keep:]
-        for at in range(s.length // self.block_size, s.named):
-            block = s.table[at] if at < keep else gone[at - max(keep, s.skipped)]
-            if self.pool.refs[block] == 1:
-                self.pool.forget(block)
         gone.reverse()
         self._empty(self.pool.release(gone))
+        for block in self._torn.intersection(gone):
+            self._refill(block)
 
     def _empty(self, blocks: Iterable[int]) -> None:
         """Nobody holds these blocks any more."""
@@ -505,9 +544,15 @@ class PagedPolicy(Policy):
         for block in blocks:
             self._stored -= fill[block]
             fill[block] = 0
+        if self._torn:
+            self._torn.difference_update(blocks)
         if self._copies:
-            lost = {block * self.block_size for block in blocks}
-            self._copies = [run for run in self._copies if run[1] not in lost]
+            # A copy for nobody need not be made, and its source need not be held for it.
+            gone = {block * self.block_size for block in blocks}
+            sources = [src // self.block_size for src, dst, _ in self._copies if dst in gone]
+            self._copies = [run for run in self._copies if run[1] not in gone]
+            if sources:
+                self._empty(self.pool.release(sources))
 
     def _fill_up(self, block: int, tokens: int) -> None:
         """At least that many tokens of the block can be seen."""
@@ -516,14 +561,12 @@ class PagedPolicy(Policy):
             self._fill[block] = tokens
 
     def _refill(self, block: int) -> None:
-        """Count anew what can be seen of a block that somebody has given up in part."""
-        size, most = self.block_size, 0
+        """Count anew what can be seen of a block, when one of its holders has given up some or all of it."""
+        most = 0
         for s in self.tables.values():
-            if block in s.table[-2:]:
-                at = len(s.table) - 1 if s.table[-1] == block else len(s.table) - 2
-                most = max(most, min(size, s.length - at * size))
-            elif block in s.table:
-                most = size
+            if block in s.table:
+                at = s.table.index(block)
+                most = max(most, min(self.block_size, s.length - at * self.block_size))
         self._stored += most - self._fill[block]
         self._fill[block] = most
 

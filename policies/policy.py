@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from policies.content import Content
+from policies.content import Content, Key
 from policies.eviction import Eviction, FreeOrder
 from policies.triggers import RelativeCosts
 from policies.vocabulary import (
@@ -142,17 +142,18 @@ class Policy(ABC):
         """Move a sequence to the host tier; a ticket, or None where there is no such tier or no room in it."""
         return None
 
-    def swap_in(self, seq: int, ticket: int, *, waits: bool = False) -> int | None:
-        """Bring a sequence back under this number; the tokens that it holds, or None where there is no room."""
+    def swap_in(self, seq: int, ticket: int, upto: int = 0, *, waits: bool = False) -> int | None:
+        """Bring a sequence back under this number; the tokens that it holds, or None where there is no room for them,
+        or not for its tokens ``upto`` there as well."""
         raise Unsupported(f"{self.name}: there is no host tier")
 
     def forget_swapped(self, ticket: int) -> None:
         """A sequence that was swapped out will not come back."""
         raise Unsupported(f"{self.name}: there is no host tier")
 
-    def fetch(self, content: Content, tokens: int) -> int:
-        """Bring a text's prefix from the host tier into free cells, ahead of its use; pieces brought."""
-        return 0
+    def fetch(self, content: Content, tokens: int) -> Sequence[Key]:
+        """Bring a text's prefix from the host tier into free cells, ahead of its use; the keys of what was brought."""
+        return ()
 
     def settle_transfers(self) -> tuple[Transfer, ...]:
         """Copies between the tiers that no micro-batch has carried yet; they are then owed no more."""

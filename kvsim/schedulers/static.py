@@ -45,8 +45,9 @@ class Static(Desk):
             self.batch = []
             self._fill(now)
         live = [job for job in self.batch if job.status == "running"]
-        step = [Chunk(job.seat, job.computed, 1) for job in live if job.computed == job.tokens - 1]
-        room = self._scenario.server.n_batch - len(step)
+        room = self._scenario.server.n_batch
+        step = [Chunk(job.seat, job.computed, 1) for job in live if job.computed == job.tokens - 1][:room]
+        room -= len(step)
         for job in live:
             if job.computed < job.tokens - 1 and room > 0:
                 step.append(Chunk(job.seat, job.computed, min(job.tokens - job.computed, room)))

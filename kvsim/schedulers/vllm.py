@@ -129,7 +129,7 @@ class Vllm(Desk):
         self.running: list[Job] = []
         self.waiting: Queue = MostUrgent() if server.order == "priority" else FirstCome()
         self._budget = server.n_batch
-        self._threshold = server.long_prefill_threshold or server.n_batch
+        self._threshold = server.long_prefill_threshold
         self._chunked = server.chunked_prefill
         self._whole = server.reserve_full
         self._by_priority = server.order == "priority"
@@ -217,11 +217,11 @@ class Vllm(Desk):
 
     def _serve_running(self, step: dict[int, Chunk]) -> bool:
         """A chunk for each running request; False where one had to be preempted."""
-        budget, at, preempted = self._budget, 0, False
+        budget, at, preempted, threshold = self._budget, 0, False, self._most_of_one()
         reserve, running = self._policy.reserve, self.running
         while at < len(running) and budget > 0:
             job = running[at]
-            n = min(job.tokens - job.computed, self._threshold, budget, self._limit - job.computed)
+            n = min(job.tokens - job.computed, threshold, budget, self._limit - job.computed)
             if n <= 0:
                 at += 1
                 continue
@@ -244,12 +244,12 @@ class Vllm(Desk):
 
     def _admit_waiting(self, step: dict[int, Chunk], now: float) -> None:
         """Chunks for waiting requests, in order, until one finds no room."""
-        budget = self._left
+        budget, threshold = self._left, self._most_of_one()
         while self.waiting and budget > 0 and self._seats:
             job, seat, others = self.waiting.first(), self._seats[-1], bool(self.running)
             plan = self._plan(job)
             if job.ticket is not None:
-                held = self._policy.swap_in(seat, job.ticket, waits=others)
+                held = self._policy.swap_in(seat, job.ticket, job.tokens, waits=others)
                 if held is None:
                     return
                 job.ticket = None
@@ -257,7 +257,7 @@ class Vllm(Desk):
                 if not self._policy.admits(plan):
                     return
                 held = self._policy.match(seat, job.content, job.tokens)
-            n = min(job.tokens - held, self._threshold if others else budget)
+            n = min(job.tokens - held, threshold)
             if n > budget and not self._chunked:
                 return
             chunk = Chunk(seat, held, min(n, budget))
@@ -271,6 +271,11 @@ class Vllm(Desk):
             self._start(seat, job, held, now)
             step[seat] = chunk
             budget -= chunk.n
+
+    def _most_of_one(self) -> int:
+        """Tokens that one prompt may have of a step: a long one gives way to others, if there are any."""
+        alone = len(self.running) + len(self.waiting) == 1
+        return self._threshold if self._threshold and not alone else 1 << 62
 
     def _victim(self) -> Job:
         return max(self.running, key=urgency) if self._by_priority else self.running[-1]
