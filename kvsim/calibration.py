@@ -14,11 +14,10 @@ import numpy as np
 
 from kvsim import machine
 from kvsim.costs import KNOTS, MachineInfo, MoveSample, Profile, Range, Sample, ShiftSample, digest, fit
-from kvsim.errors import UserError
-from kvsim.model import SHAPES
+from kvsim.model import Storage
 from policies import Chunk, Group, Kernel, MicroBatch, Moves, Place, Shift, View
 from policies.reads import reads_of
-from real_engine import Engine, Transformer
+from real_engine import Engine, load_model
 from workloads import stream
 
 Report = Callable[[float], None]
@@ -43,20 +42,24 @@ class _Trial:
 
 
 def calibrate(
-    model: str = "tiny", *, seconds: float = 20.0, name: str = "calibrated", report: Report | None = None
+    model: str = "tiny",
+    *,
+    seconds: float = 20.0,
+    name: str = "calibrated",
+    type_k: Storage = "f32",
+    type_v: Storage = "f32",
+    report: Report | None = None,
 ) -> Profile:
-    """Measure the real engine for about ``seconds`` and fit a profile.
+    """Measure the real engine for about ``seconds`` and fit a profile for K and V kept as these types.
 
     Forward passes of random sizes under each kernel, and copies of random runs, are measured by turns, round
     after round, so that a slow moment of the machine falls on all alike; the median over the rounds counts.
     """
-    if model not in SHAPES:
-        raise UserError(f"no model called {model!r}; there are {', '.join(SHAPES)}")
     rng = stream(0, "calibration")
-    weights = Transformer.random(SHAPES[model], seed=0)
+    weights = load_model(model).transformer
     passes: list[tuple[Kernel, MicroBatch, _Trial]] = []
     for kernel in get_args(Kernel):
-        engine = Engine(weights, (Group(_CELLS),), kernel, seed=0)
+        engine = Engine(weights, (Group(_CELLS),), kernel, seed=0, type_k=type_k, type_v=type_v)
         for _ in range(min(max(int(8 * seconds), _CONFIGURATIONS[0]), _CONFIGURATIONS[1])):
             batch = _random_pass(kernel, rng)
             passes.append((kernel, batch, _Trial(_timed_pass(engine, batch), [])))
@@ -81,6 +84,8 @@ def calibrate(
     return Profile(
         name=name,
         model=model,
+        type_k=type_k,
+        type_v=type_v,
         measured=datetime.datetime.now(datetime.UTC).date().isoformat(),
         machine=MachineInfo(
             processor=machine.processor(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from kvsim.comparison import compare as compare_policies
 from kvsim.conformance import ENGINES
 from kvsim.costs import is_shipped, load_profile
 from kvsim.errors import UserError
+from kvsim.model import STORAGES, Storage
 from kvsim.prefix_cache import prefix_cache as study_prefixes
 from kvsim.progress import RunProgress
 from kvsim.results import writable
@@ -120,6 +122,12 @@ def prefix_cache(
         typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {written[0].parent}/")
 
 
+def _storage(option: str, name: str) -> Storage:
+    if name not in STORAGES:
+        raise UserError(f"{option}: there is no {name!r}; there are {', '.join(STORAGES)}")
+    return name
+
+
 def _numbers(option: str, text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -138,9 +146,11 @@ def _eviction(name: str) -> Eviction:
 
 @app.command()
 def calibrate(
-    model: Annotated[str, typer.Option(help="The model to measure: a built-in name.")] = "tiny",
+    model: Annotated[str, typer.Option(help="The model to measure: tiny, small, smollm2, or a GGUF file.")] = "tiny",
     seconds: Annotated[float, typer.Option(help="How long to measure.", min=1, max=3600)] = 20.0,
     out: Annotated[Path | None, typer.Option(help="The profile file to write; by default MODEL.profile.json.")] = None,
+    cache_type_k: Annotated[str, typer.Option(help=f"How keys are kept: {', '.join(STORAGES)}.")] = "f32",
+    cache_type_v: Annotated[str, typer.Option(help="How values are kept.")] = "f32",
     force: Annotated[bool, typer.Option(help="Save even what was measured on a busy machine.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -149,8 +159,10 @@ def calibrate(
     from kvsim.machine import BUSY_BELOW
 
     target = out or Path(f"{model}.profile.json")
+    types = {"type_k": _storage("--cache-type-k", cache_type_k), "type_v": _storage("--cache-type-v", cache_type_v)}
     with RunProgress(f"measuring {model}", 100) as progress:
-        profile = measure(model, seconds=seconds, name=target.name.split(".")[0], report=progress.share)
+        name = target.name.split(".")[0]
+        profile = measure(model, seconds=seconds, name=name, **types, report=progress.share)
     if profile.machine.cpu_share < BUSY_BELOW and not force:
         raise typer.Exit(
             _fail(
@@ -177,6 +189,10 @@ def validate(
     policy: Policies = None,
     seed: Seed = None,
     requests: Annotated[int, typer.Option(help="Shorten the scenario to this many requests.", min=1)] = 60,
+    repeat: Annotated[int, typer.Option(help="Run each policy this often, by turns.", min=1, max=1000)] = 1,
+    bound: Annotated[
+        float | None, typer.Option(help="Exit with 1 where end-to-end latency at P50 or P99 errs by more.", min=0)
+    ] = None,
     profile: ProfileName = None,
     calibration_seconds: Annotated[float, typer.Option(help="How long to calibrate.", min=1, max=3600)] = 20.0,
     as_json: Json = False,
@@ -196,7 +212,14 @@ def validate(
         if profile is not None:
             fitted = load_profile(profile)
         else:
-            fitted = measure(loaded.model.name, seconds=calibration_seconds, report=progress.share)
+            cache = loaded.cache
+            fitted = measure(
+                loaded.model.name,
+                seconds=calibration_seconds,
+                type_k=cache.type_k,
+                type_v=cache.type_v,
+                report=progress.share,
+            )
         total = min(requests, loaded.build_workload().n_requests)
         try:
             validation = check(
@@ -204,6 +227,7 @@ def validate(
                 fitted,
                 policy,
                 requests=requests,
+                repeats=repeat,
                 progress=progress,
                 announce=lambda name: progress.begin(f"running {name}", total),
             )
@@ -215,6 +239,48 @@ def validate(
         show.validation(_console(), validation)
     if validation.busy:
         _warn(["the machine was busy during a real run; these figures cannot be trusted"])
+    if bound is not None and not validation.worst <= bound:
+        raise typer.Exit(_fail(f"the largest error, {validation.worst:.1%}, is over the bound of {bound:.1%}", 1))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What the text begins with.")],
+    model: Annotated[str, typer.Option(help="A model with a vocabulary: smollm2, or a GGUF file.")] = "smollm2",
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Who hands out the cells.")] = "paged",
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens to say at most.", min=1)] = 64,
+    chat: Annotated[bool, typer.Option(help="Put the prompt as a question to an assistant.")] = False,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the draws, where the temperature is above 0.", min=0)] = 0,
+    weights: Annotated[str, typer.Option(help="How weights are kept: f32, f16, int8, mapped.")] = "f32",
+    cells: Annotated[int | None, typer.Option(help="Cells in the cache; by default as many as needed.", min=2)] = None,
+    cache_type_k: Annotated[str, typer.Option(help=f"How keys are kept: {', '.join(STORAGES)}.")] = "f32",
+    cache_type_v: Annotated[str, typer.Option(help="How values are kept.")] = "f32",
+    threads: Annotated[int, typer.Option(help="Threads of the matrix products.", min=1)] = 1,
+    as_json: Json = False,
+) -> None:
+    """Let the real engine write, on a cache under any policy."""
+    from real_engine.generate import answer
+
+    told = answer(
+        prompt,
+        model,
+        policy=policy,
+        n=tokens,
+        chat=chat,
+        temperature=temperature,
+        seed=seed,
+        weights=weights,
+        cells=cells,
+        type_k=_storage("--cache-type-k", cache_type_k),
+        type_v=_storage("--cache-type-v", cache_type_v),
+        threads=threads,
+        write=(lambda piece: None) if as_json else partial(typer.echo, nl=False),
+    )
+    if as_json:
+        _print_json(told.summary())
+    else:
+        typer.echo(f"\n\n{told.describe()}")
 
 
 @app.command()

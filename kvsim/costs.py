@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from scipy.optimize import nnls
 
 from kvsim.errors import UserError
+from kvsim.model import Storage
 from policies import Group, Kernel, MicroBatch, Moves, RelativeCosts, Shift, Transfer
 
 FORMAT = 2
@@ -118,6 +119,9 @@ class Profile(Fit):
     name: str
     model: str
     """Name of the model's shape."""
+    type_k: Storage = "f32"
+    type_v: Storage = "f32"
+    """How K and V were kept while it was measured."""
     measured: str
     """Date, ISO 8601."""
     machine: MachineInfo
@@ -144,7 +148,8 @@ class Profile(Fit):
         """One line for reports: which profile, of which machine."""
         m = self.machine
         return (
-            f"profile {self.name}: model {self.model}, measured {self.measured} on {m.processor}, "
+            f"profile {self.name}: model {self.model}, K in {self.type_k}, V in {self.type_v}, "
+            f"measured {self.measured} on {m.processor}, "
             f"{m.threads} of {m.cores} cores, {m.blas}"
         )
 
@@ -263,12 +268,18 @@ class CostModel:
         moves = self.profile.moves
         return RelativeCosts(self._attention[kernel][0], moves.per_run_s.value, moves.per_cell_s.value)
 
-    def check(self, model: str, kernel: Kernel) -> None:
-        """Raise ``UserError`` unless the profile speaks of this model and kernel."""
+    def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
+        """Raise ``UserError`` unless the profile speaks of this model, kernel and cache."""
         if model != self.profile.model:
             raise UserError(
                 f"profile {self.profile.name} was measured on model {self.profile.model!r}, the scenario serves "
                 f"{model!r}; measure one with: kvsim calibrate --model {model}"
+            )
+        kept = (self.profile.type_k, self.profile.type_v)
+        if (type_k, type_v) != kept:
+            raise UserError(
+                f"profile {self.profile.name} was measured with K in {kept[0]} and V in {kept[1]}; measure one with: "
+                f"kvsim calibrate --model {model} --cache-type-k {type_k} --cache-type-v {type_v}"
             )
         if kernel not in self._attention:
             known = ", ".join(self._attention)

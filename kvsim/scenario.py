@@ -34,7 +34,7 @@ import workloads
 from kvsim.costs import is_shipped
 from kvsim.errors import UserError
 from kvsim.job import content_of
-from kvsim.model import SHAPES, ModelShape
+from kvsim.model import ModelShape, Storage, shape_of
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
 from workloads.lengths import MAX_TOKENS
 
@@ -258,8 +258,7 @@ def _file_name(name: str) -> str:
 
 
 def _known_shape(name: str) -> str:
-    if name not in SHAPES:
-        raise ValueError(f"no model called {name!r}; there are {', '.join(SHAPES)}")
+    shape_of(name)
     return name
 
 
@@ -271,7 +270,7 @@ class ModelSection(Section):
     @property
     def shape(self) -> ModelShape:
         """Its shape."""
-        return SHAPES[self.name]
+        return shape_of(self.name)
 
 
 class ServerSection(Section):
@@ -332,6 +331,10 @@ class CacheSection(Section):
     """The masked kernel reads a multiple of this many cells."""
     kernel: Kernel | None = None
     """How attention reads the cache; by default the policy's own way."""
+    type_k: Storage = "f32"
+    """How keys are kept (``--cache-type-k``)."""
+    type_v: Storage = "f32"
+    """How values are kept (``--cache-type-v``)."""
     prefix_cache: bool = True
     """Paged: full blocks are found again by their content (``--enable-prefix-caching``)."""
     eviction: Eviction = "lru"
@@ -413,7 +416,7 @@ class Scenario(Section):
             max_tokens=self.slot_context,
             n_layers=self.model.shape.n_layers,
             future=self._future,
-            **self.cache.model_dump(exclude={"policy"}),
+            **self.cache.model_dump(exclude={"policy", "type_k", "type_v"}),
         )
         return config if costs is None else replace(config, costs=costs)
 
@@ -421,6 +424,11 @@ class Scenario(Section):
         """All requests to come: what each says, and its prompt's tokens. Only clairvoyant policies ask."""
         for request in self.build_workload():
             yield content_of(request), request.prompt_tokens
+
+    @property
+    def cell_bytes(self) -> float:
+        """Bytes of one cell: one token's K and V in all layers."""
+        return self.model.shape.cell_bytes(self.cache.type_k, self.cache.type_v)
 
     def build_workload(self) -> workloads.Workload:
         """The request stream; raises ``WorkloadError`` where a trace cannot be read."""
@@ -479,6 +487,10 @@ def _validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
         data = {k: v for k, v in data.items() if k != "folder"} if isinstance(data["folder"], Path) else data
         if "folder" in data:
             raise UserError(f"{label}: folder: unknown key")
+    model = data.get("model")
+    if isinstance(model, dict) and str(model.get("name", "")).endswith(".gguf"):
+        # As all paths in a scenario: from the file's folder on.
+        data = {**data, "model": {**model, "name": str(folder / str(model["name"]))}}
     try:
         return Scenario.model_validate({**data, "folder": folder})
     except ValidationError as e:

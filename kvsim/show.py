@@ -141,7 +141,9 @@ def profile(console: Console, p: Profile) -> None:
 def validation(console: Console, v: Validation) -> None:
     """Predicted, measured and error of each policy and measure."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in ("policy", "measure", "predicted", "measured", "error"):
+    several = v.repeats > 1
+    heads = ["policy", "measure", "predicted", "measured", *(["± run to run"] if several else []), "error"]
+    for head in [*heads, *(["over the repeats"] if several else [])]:
         table.add_column(head, justify="left" if head in ("policy", "measure") else "right")
     before = None
     for row in v.table.to_dict("records"):
@@ -153,13 +155,24 @@ def validation(console: Console, v: Validation) -> None:
         else:
             measure, pair = "output tokens/s", (_number(row["predicted"]), _number(row["measured"]))
         error = "–" if row["error"] != row["error"] else f"{row['error']:+.1%}"
-        table.add_row(policy, measure, *pair, error, end_section=row["measure"] not in _LATENCIES)
+        cells = [policy, measure, *pair, *([f"{row['spread']:.1%}"] if several else []), error]
+        if several:
+            cells.append(f"{row['low']:+.1%} to {row['high']:+.1%}")
+        table.add_row(*cells, end_section=row["measure"] not in _LATENCIES)
     console.print(table)
     console.print(
         "Both runs placed the same cells: schedule "
         + ", ".join(f"{policy} {digest[:8]}" for policy, digest in v.schedules.items()),
         highlight=False,
     )
+    tau, wrong = v.ranking
+    if tau is not None:
+        console.print(
+            f"Ranking of the policies by mean end-to-end latency: Kendall's tau {tau:.2f}, {wrong} pairs ranked "
+            "otherwise although they lie further apart than they spread",
+            highlight=False,
+        )
+    console.print(f"Largest error of end-to-end latency at P50 or P99: {v.worst:.1%}", highlight=False)
     console.print(v.profile.describe(), style="dim", highlight=False)
 
 

@@ -42,16 +42,16 @@ def build_policy(
     if scenario.server.context_shift and not built.endless and type(built).shift is Policy.shift:
         raise UserError(f"{scenario.name}: server.context_shift: policy {built.name!r} cannot shift positions")
     if costs is not None:
-        costs.check(scenario.model.name, built.kernel)
+        costs.check(scenario.model.name, built.kernel, scenario.cache.type_k, scenario.cache.type_v)
     return built
 
 
 def cost_model(scenario: Scenario, profile: Profile) -> CostModel:
     """What predicts the scenario's times."""
-    machine, cell_bytes = scenario.machine, scenario.model.shape.cell_bytes()
+    machine = scenario.machine
     if machine.host_gb_s is None:
         return CostModel(profile)
-    return CostModel(profile, HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, cell_bytes))
+    return CostModel(profile, HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, scenario.cell_bytes))
 
 
 def run(
@@ -104,7 +104,7 @@ def drive(
         "scenario": scenario.name,
         "policy": policy.name,
         "seed": scenario.seed,
-        **summarize(recorder, requests, cache, scenario.model.shape.cell_bytes()),
+        **summarize(recorder, requests, cache, scenario.cell_bytes),
         "profile": profile,
         "wall_s": time.perf_counter() - began,
     }

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from scipy.stats import kendalltau
 
 from kvsim import machine
 from kvsim.backend import SimulatedBackend
 from kvsim.comparison import choose
 from kvsim.costs import Profile
 from kvsim.errors import UserError
-from kvsim.metrics import Progress, Recorder
-from kvsim.model import SHAPES
+from kvsim.metrics import Progress, Recorder, Result
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import build_policy, cost_model, drive
 from policies import PolicyFactory
-from real_engine import Engine, Transformer
+from real_engine import Engine, Transformer, load_model
 
 _MEASURES = ("ttft_s", "tpot_s", "e2e_s")
 _STATISTICS = ("mean", "p50", "p95", "p99")
@@ -36,32 +37,64 @@ class Validation:
 
     scenario: Scenario
     profile: Profile
+    repeats: int
     table: pd.DataFrame
-    """Columns policy, measure, statistic, predicted, measured (seconds; tokens/s for throughput), error
-    (relative: predicted / measured - 1)."""
+    """Columns policy, measure, statistic; predicted, measured (seconds; tokens/s for throughput; medians over the
+    repeats); error (relative: predicted / measured - 1, the median over the repeats, each against its own
+    prediction); low, high (the errors' range over the repeats); spread (of the real run itself: half the range of
+    what was measured, over its median)."""
     schedules: dict[str, str]
-    """Of each policy: the digest of all placements and moves, the same in both runs."""
+    """Of each policy: the digest of all placements and moves of the first repeat, the same in both runs."""
+    moved_bytes: dict[str, int]
+    """Of each policy: bytes moved by the first repeat's real run, and by the predicted one."""
     cpu_share: dict[str, float]
-    """Of each policy: processor seconds per wall second of the real run."""
+    """Of each policy: processor seconds per wall second of the real runs, the least of the repeats."""
 
     @property
     def busy(self) -> bool:
         """Whether other work took so much of the machine that the figures cannot be trusted."""
         return min(self.cpu_share.values()) < machine.BUSY_BELOW
 
+    @property
+    def worst(self) -> float:
+        """The largest error of end-to-end latency at P50 or P99, over all policies; no sign."""
+        t = self.table
+        return float(t[(t["measure"] == "e2e_s") & t["statistic"].isin(["p50", "p99"])]["error"].abs().max())
+
+    @property
+    def ranking(self) -> tuple[float | None, int]:
+        """Kendall's tau between the policies' predicted and measured mean end-to-end latencies (None for fewer than
+        two policies), and how many pairs are ranked otherwise although they lie further apart than they spread."""
+        t = self.table
+        means = t[(t["measure"] == "e2e_s") & (t["statistic"] == "mean")]
+        if len(means) < 2:
+            return None, 0
+        rows = list(zip(means["predicted"], means["measured"], means["measured"] * means["spread"], strict=True))
+        wrong = sum(
+            (a[0] - b[0]) * (a[1] - b[1]) < 0 and abs(a[1] - b[1]) > a[2] + b[2] for a, b in combinations(rows, 2)
+        )
+        tau = float(kendalltau(means["predicted"], means["measured"]).statistic)
+        return (None if tau != tau else tau), wrong
+
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
+        tau, wrong = self.ranking
         return {
             "scenario": self.scenario.name,
             "seed": self.scenario.seed,
             "model": self.scenario.model.name,
             "profile": self.profile.name,
+            "repeats": self.repeats,
             "busy": self.busy,
+            "worst_e2e_error": self.worst,
+            "kendall_tau": tau,
+            "pairs_ranked_wrong": wrong,
             "policies": [
                 {
                     "policy": policy,
                     "schedule": digest,
                     "cpu_share": self.cpu_share[policy],
+                    "moved_bytes": self.moved_bytes[policy],
                     "measures": json.loads(
                         self.table[self.table["policy"] == policy].drop(columns="policy").to_json(orient="records")
                     ),
@@ -77,13 +110,15 @@ def validate(
     policies: Sequence[str | PolicyFactory] | None = None,
     *,
     requests: int | None = 60,
+    repeats: int = 1,
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> Validation:
     """Run the scenario (its first ``requests``) on the real engine, then predict the same schedule.
 
     The real run decides by its own clock what has arrived at each turn; the predicted run follows its script, so
-    both take the same decisions and place the same cells (checked), and differ only in how long each step took.
+    both take the same decisions and place the same cells (checked), and differ only in how long each step took. With
+    several ``repeats`` the policies take turns, round after round, so that a slow moment meets all of them.
     Raises ``UserError`` where the scenario's decisions depend on more than that.
     """
     scenario = _shortened(load(scenario), requests)
@@ -91,35 +126,71 @@ def validate(
         raise UserError(
             f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
         )
-    model = Transformer.random(SHAPES[scenario.model.name], scenario.seed)
+    model = load_model(scenario.model.name, scenario.seed).transformer
+    chosen = choose(scenario, policies)[0]
     rows: list[tuple[str, str, str, float | None, float | None]] = []
     schedules: dict[str, str] = {}
+    moved: dict[str, int] = {}
     shares: dict[str, float] = {}
-    for choice in choose(scenario, policies)[0]:
-        costs = cost_model(scenario, profile)
-        policy = build_policy(scenario, choice, costs)
-        if announce is not None:
-            announce(policy.name)
-        engine = Engine(model, policy.groups, policy.kernel, scenario.seed)
-        measured = Recorder(progress, digest=True)
-        with machine.measuring() as watch:
-            real, script = drive(scenario, policy, engine, measured, None)
-        again = build_policy(scenario, choice, costs)
-        predicted = Recorder(digest=True)
-        backend = SimulatedBackend(costs, again.kernel, again.groups)
-        simulated, _ = drive(scenario, again, backend, predicted, profile.name, script)
-        if predicted.schedule_digest != measured.schedule_digest:
-            raise ScheduleMismatch(f"{policy.name}: the predicted run placed other cells than the real one")
-        schedules[policy.name], shares[policy.name] = measured.schedule_digest, watch.cpu_share
-        for measure in _MEASURES:
-            for statistic in _STATISTICS:
-                pair = (simulated.summary[measure][statistic], real.summary[measure][statistic])
-                rows.append((policy.name, measure, statistic, *pair))
-        throughput = "throughput_tokens_per_s"
-        rows.append((policy.name, throughput, "mean", simulated.summary[throughput], real.summary[throughput]))
-    table = pd.DataFrame(rows, columns=["policy", "measure", "statistic", "predicted", "measured"])
-    table["error"] = table["predicted"] / table["measured"] - 1
-    return Validation(scenario, profile, table, schedules, shares)
+    for again in range(repeats):
+        for choice in chosen:
+            name, pair, digest, share = _both(scenario, profile, choice, model, progress, announce)
+            schedules.setdefault(name, digest)
+            moved.setdefault(name, pair[1].summary["cache"]["moved_bytes"])
+            shares[name] = min(share, shares.get(name, 1.0))
+            rows += [(name, *row) for row in _measures(*pair)]
+        if announce is not None and repeats > 1:
+            announce(f"repeat {again + 1} of {repeats} is done")
+    return Validation(scenario, profile, repeats, _summary(rows), schedules, moved, shares)
+
+
+def _both(
+    scenario: Scenario,
+    profile: Profile,
+    choice: str | PolicyFactory,
+    model: Transformer,
+    progress: Progress | None,
+    announce: Callable[[str], None] | None,
+) -> tuple[str, tuple[Result, Result], str, float]:
+    """One policy, predicted and real: its name, both results, the schedule's digest, the share of the processor."""
+    costs = cost_model(scenario, profile)
+    policy = build_policy(scenario, choice, costs)
+    if announce is not None:
+        announce(policy.name)
+    cache = scenario.cache
+    engine = Engine(model, policy.groups, policy.kernel, scenario.seed, type_k=cache.type_k, type_v=cache.type_v)
+    measured = Recorder(progress, digest=True)
+    with machine.measuring() as watch:
+        real, script = drive(scenario, policy, engine, measured, None)
+    again = build_policy(scenario, choice, costs)
+    predicted = Recorder(digest=True)
+    backend = SimulatedBackend(costs, again.kernel, again.groups)
+    simulated, _ = drive(scenario, again, backend, predicted, profile.name, script)
+    same_bytes = simulated.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]
+    if predicted.schedule_digest != measured.schedule_digest or not same_bytes:
+        raise ScheduleMismatch(f"{policy.name}: the predicted run placed other cells than the real one")
+    return policy.name, (simulated, real), measured.schedule_digest, watch.cpu_share
+
+
+def _measures(simulated: Result, real: Result) -> Iterator[tuple[str, str, float | None, float | None]]:
+    """Measure, statistic, predicted, measured."""
+    for measure in _MEASURES:
+        for statistic in _STATISTICS:
+            yield measure, statistic, simulated.summary[measure][statistic], real.summary[measure][statistic]
+    throughput = "throughput_tokens_per_s"
+    yield throughput, "mean", simulated.summary[throughput], real.summary[throughput]
+
+
+def _summary(rows: Sequence[tuple[str, str, str, float | None, float | None]]) -> pd.DataFrame:
+    """The repeats of each figure, put together."""
+    keys = ["policy", "measure", "statistic"]
+    each = pd.DataFrame(rows, columns=[*keys, "predicted", "measured"])
+    each["error"] = each["predicted"] / each["measured"] - 1
+    by = each.groupby(keys, sort=False)
+    table = by[["predicted", "measured", "error"]].median()
+    table["low"], table["high"] = by["error"].min(), by["error"].max()
+    table["spread"] = (by["measured"].max() - by["measured"].min()) / 2 / by["measured"].median()
+    return table.reset_index()
 
 
 def _shortened(scenario: Scenario, requests: int | None) -> Scenario:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.model import ModelShape
+from real_engine.weights import Matrix, WeightForm, pack
 from workloads import stream
 
 Floats = NDArray[np.float32]
@@ -24,14 +25,16 @@ rotated; the result has q's shape.
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer; matrices are (inputs, outputs), C-ordered."""
+    """Weights of one layer; norms of shape (d_model,)."""
 
     attention_norm: Floats
-    qkv: Floats
-    attention_out: Floats
+    qkv: Matrix
+    """From d_model to the heads of queries, of keys and of values, one after another."""
+    attention_out: Matrix
     ffn_norm: Floats
-    gate_up: Floats
-    down: Floats
+    gate_up: Matrix
+    """From d_model to twice d_ff: the gate, then what passes it."""
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +42,50 @@ class Transformer:
     """Weights and the forward pass; holds no cache."""
 
     shape: ModelShape
-    embedding: Floats
-    """Shape (vocabulary, d_model)."""
+    embedding: Matrix
+    """Shape (d_model, vocabulary): its rows are looked up. May be the same object as ``head``."""
     layers: tuple[Layer, ...]
     out_norm: Floats
-    head: Floats
+    head: Matrix
     """Shape (d_model, vocabulary)."""
 
     @staticmethod
-    def random(shape: ModelShape, seed: int) -> Transformer:
+    def random(shape: ModelShape, seed: int, weights: WeightForm = "f32") -> Transformer:
         """Seeded normal weights, scaled so that every layer changes the text that comes out."""
         rng = stream(seed, "weights")
 
-        def matrix(rows: int, columns: int, gain: float = 1.0) -> Floats:
-            weights: Floats = (rng.standard_normal((rows, columns)) * (gain / np.sqrt(rows))).astype(np.float32)
-            return weights
+        def normal(inputs: int, outputs: int, gain: float = 1.0) -> Floats:
+            drawn: Floats = (rng.standard_normal((inputs, outputs)) * (gain / np.sqrt(inputs))).astype(np.float32)
+            return drawn.T
+
+        def matrix(*parts: Floats) -> Matrix:
+            return pack(weights, parts[0].shape[1], sum(len(part) for part in parts), iter(parts))
 
         s = shape
         q, kv = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
         ones = np.ones(s.d_model, dtype=np.float32)
-        embedding = rng.standard_normal((s.vocabulary, s.d_model)).astype(np.float32)
+        embedding = matrix(rng.standard_normal((s.vocabulary, s.d_model)).astype(np.float32))
         layers = tuple(
             Layer(
                 attention_norm=ones,
                 # Queries and keys of twice the usual size: attention that picks out single tokens.
-                qkv=np.hstack([matrix(s.d_model, q + kv, 2.0), matrix(s.d_model, kv)]),
-                attention_out=matrix(q, s.d_model, 2.0),
+                qkv=matrix(normal(s.d_model, q + kv, 2.0), normal(s.d_model, kv)),
+                attention_out=matrix(normal(q, s.d_model, 2.0)),
                 ffn_norm=ones,
-                gate_up=matrix(s.d_model, 2 * s.d_ff),
-                down=matrix(s.d_ff, s.d_model),
+                gate_up=matrix(normal(s.d_model, 2 * s.d_ff)),
+                down=matrix(normal(s.d_ff, s.d_model)),
             )
             for _ in range(s.n_layers)
         )
-        return Transformer(s, embedding, layers, ones, matrix(s.d_model, s.vocabulary))
+        return Transformer(s, embedding, layers, ones, matrix(normal(s.d_model, s.vocabulary)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices, in memory or in the mapped file; one that is used twice counts once."""
+        own = [self.embedding, self.head]
+        for layer in self.layers:
+            own += [layer.qkv, layer.attention_out, layer.gate_up, layer.down]
+        return sum({id(matrix): matrix.nbytes for matrix in own}.values())
 
     def forward(self, tokens: Ints, positions: Ints, outputs: Ints, attend: Attend) -> Floats:
         """Logits, shape (len(outputs), vocabulary), for the rows ``outputs`` of the pass.
@@ -79,19 +93,18 @@ class Transformer:
         ``tokens`` and ``positions``: shape (n_tokens,).
         """
         s = self.shape
-        n, n_q, n_kv = len(tokens), s.n_heads * s.d_head, s.n_kv_heads * s.d_head
+        n, n_q, n_qk = len(tokens), s.n_heads * s.d_head, (s.n_heads + s.n_kv_heads) * s.d_head
         cos, sin = rotary_table(positions, s.d_head, s.rope_base)
-        x = self.embedding[tokens]
+        x = self.embedding.rows(tokens)
         for index, layer in enumerate(self.layers):
-            qkv = _rms_norm(x, layer.attention_norm, s.norm_epsilon) @ layer.qkv
-            q = rotate(qkv[:, :n_q].reshape(n, s.n_heads, s.d_head), cos, sin)
-            k = rotate(qkv[:, n_q : n_q + n_kv].reshape(n, s.n_kv_heads, s.d_head), cos, sin)
-            v = qkv[:, n_q + n_kv :].reshape(n, s.n_kv_heads, s.d_head)
-            x = x + attend(index, q, k, v).reshape(n, n_q) @ layer.attention_out
-            gate_up = _rms_norm(x, layer.ffn_norm, s.norm_epsilon) @ layer.gate_up
-            gate, up = gate_up[:, : s.d_ff], gate_up[:, s.d_ff :]
-            x = x + (gate / (1.0 + np.exp(-gate)) * up) @ layer.down
-        return np.asarray(_rms_norm(x[outputs], self.out_norm, s.norm_epsilon) @ self.head)
+            qkv = layer.qkv.apply(_rms_norm(x, layer.attention_norm, s.norm_epsilon))
+            qk = rotate(qkv[:, :n_qk].reshape(n, -1, s.d_head), cos, sin)
+            v = qkv[:, n_qk:].reshape(n, s.n_kv_heads, s.d_head)
+            seen = attend(index, qk[:, : s.n_heads], qk[:, s.n_heads :], v)
+            x += layer.attention_out.apply(seen.reshape(n, n_q))
+            gate_up = layer.gate_up.apply(_rms_norm(x, layer.ffn_norm, s.norm_epsilon))
+            x += layer.down.apply(_swish(gate_up[:, : s.d_ff], gate_up[:, s.d_ff :]))
+        return self.head.apply(_rms_norm(x[outputs], self.out_norm, s.norm_epsilon))
 
 
 def rotary_table(positions: Ints, d_head: int, base: float) -> tuple[Floats, Floats]:
@@ -109,4 +122,18 @@ def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
 
 
 def _rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
-    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * weight)
+    mean: Floats = np.vecdot(x, x)[:, None] / np.float32(x.shape[1])
+    scaled: Floats = x / np.sqrt(mean + np.float32(epsilon))
+    scaled *= weight
+    return scaled
+
+
+def _swish(gate: Floats, up: Floats) -> Floats:
+    """``gate / (1 + exp(-gate)) * up``, shape (n_tokens, d_ff)."""
+    # exp(80) is still a float32; a gate below -80 lets nothing through either way.
+    out: Floats = np.minimum(-gate, np.float32(80))
+    np.exp(out, out=out)
+    out += 1
+    np.divide(gate, out, out=out)
+    out *= up
+    return out

@@ -1,0 +1,233 @@
+"""Transformers from GGUF files of the llama architecture."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from numpy.typing import NDArray
+
+from kvsim.errors import UserError
+from kvsim.gguf_file import GgufHeader
+from kvsim.model import shape_in
+from real_engine.model import Floats, Ints, Layer, Transformer
+from real_engine.weights import Decoded, Matrix, WeightForm, pack, pieces
+
+_ACCEPTED = tuple(
+    GGMLQuantizationType[name]
+    for name in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+)
+"""Types of tensors that are decoded."""
+
+_BYTES = {"f32": 4.0, "f16": 2.0, "int8": 1.0, "mapped": 0.0}
+"""Of memory for each weight."""
+
+
+class Tensor:
+    """A matrix in the mapped file, in its own type."""
+
+    def __init__(self, name: str, kind: GGMLQuantizationType, data: NDArray[np.uint8], order: Ints | None = None):
+        """``data``: shape (outputs, bytes of a row). ``order``: shape (outputs,), the row that holds each output."""
+        self._name = name
+        self._kind = kind
+        self._data = data
+        self._order = order
+
+    @property
+    def outputs(self) -> int:
+        """Its rows."""
+        return len(self._data)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self._data.nbytes
+
+    def read(self, outputs: slice | Ints) -> Floats:
+        """The weights of these outputs, shape (their number, inputs). Raises ``UserError`` where they are none."""
+        data = self._data[outputs if self._order is None else self._order[outputs]]
+        with np.errstate(all="ignore"):
+            weights = _decode(np.ascontiguousarray(data), self._kind)
+        if not np.isfinite(weights).all():
+            raise UserError(f"{self._name}: damaged: not all of its weights are finite numbers")
+        return weights
+
+
+class Mapped(Decoded):
+    """Tensors that stay in the file; their outputs one after another."""
+
+    def __init__(self, inputs: int, tensors: Sequence[Tensor]):
+        super().__init__(inputs, sum(tensor.outputs for tensor in tensors))
+        self._tensors = tuple(tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file; how many of them are in memory is the system's choice."""
+        return sum(tensor.nbytes for tensor in self._tensors)
+
+    def rows(self, outputs: Ints) -> Floats:
+        """Decoded for the look-up; of a matrix of one tensor only, as tables of embeddings are."""
+        (tensor,) = self._tensors
+        return tensor.read(outputs)
+
+    def decode(self, piece: slice) -> Floats:
+        """Decoded by the ``gguf`` package."""
+        found, first = [], 0
+        for tensor in self._tensors:
+            start, stop = max(piece.start - first, 0), min(piece.stop - first, tensor.outputs)
+            if start < stop:
+                found.append(tensor.read(slice(start, stop)))
+            first += tensor.outputs
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def load_transformer(header: GgufHeader, form: WeightForm = "f32") -> Transformer:
+    """The transformer in a GGUF file, its weights in the given form.
+
+    Everything is checked before anything is allocated; what the file holds and we would not use is refused, since the
+    model would be another without it. Raises ``UserError``.
+    """
+    shape = shape_in(header)
+    file = _File(header)
+    s = shape
+    q, kv = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
+    planned: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (s.d_model, s.vocabulary),
+        "output_norm.weight": (s.d_model,),
+    }
+    if "output.weight" in header.tensors:
+        planned["output.weight"] = (s.d_model, s.vocabulary)
+    for i in range(s.n_layers):
+        planned |= {
+            f"blk.{i}.attn_norm.weight": (s.d_model,),
+            f"blk.{i}.attn_q.weight": (s.d_model, q),
+            f"blk.{i}.attn_k.weight": (s.d_model, kv),
+            f"blk.{i}.attn_v.weight": (s.d_model, kv),
+            f"blk.{i}.attn_output.weight": (q, s.d_model),
+            f"blk.{i}.ffn_norm.weight": (s.d_model,),
+            f"blk.{i}.ffn_gate.weight": (s.d_model, s.d_ff),
+            f"blk.{i}.ffn_up.weight": (s.d_model, s.d_ff),
+            f"blk.{i}.ffn_down.weight": (s.d_ff, s.d_model),
+        }
+    file.check(planned)
+    _check_memory(header.path, sum(math.prod(dims) for dims in planned.values()), form)
+
+    def matrix(*tensors: Tensor, inputs: int) -> Matrix:
+        mapped = Mapped(inputs, tensors)
+        if form == "mapped":
+            return mapped
+        return pack(form, inputs, mapped.outputs, (mapped.decode(piece) for piece in pieces(mapped.outputs, inputs)))
+
+    def layer(i: int) -> Layer:
+        block = f"blk.{i}"
+        return Layer(
+            attention_norm=file.vector(f"{block}.attn_norm.weight"),
+            qkv=matrix(
+                file.tensor(f"{block}.attn_q.weight", rotary_order(s.n_heads, s.d_head)),
+                file.tensor(f"{block}.attn_k.weight", rotary_order(s.n_kv_heads, s.d_head)),
+                file.tensor(f"{block}.attn_v.weight"),
+                inputs=s.d_model,
+            ),
+            attention_out=matrix(file.tensor(f"{block}.attn_output.weight"), inputs=q),
+            ffn_norm=file.vector(f"{block}.ffn_norm.weight"),
+            gate_up=matrix(
+                file.tensor(f"{block}.ffn_gate.weight"), file.tensor(f"{block}.ffn_up.weight"), inputs=s.d_model
+            ),
+            down=matrix(file.tensor(f"{block}.ffn_down.weight"), inputs=s.d_ff),
+        )
+
+    embedding = matrix(file.tensor("token_embd.weight"), inputs=s.d_model)
+    tied = "output.weight" not in planned
+    head = embedding if tied else matrix(file.tensor("output.weight"), inputs=s.d_model)
+    layers = tuple(layer(i) for i in range(s.n_layers))
+    return Transformer(shape, embedding, layers, file.vector("output_norm.weight"), head)
+
+
+def rotary_order(heads: int, d_head: int) -> Ints:
+    """Of each row of our queries or keys, the row of the file's; shape (heads * d_head,).
+
+    The file pairs neighbours, (0, 1), (2, 3), ..., and ``rotate`` pairs halves, (0, d_head / 2), ...; the pairs
+    themselves are the same, in the same order.
+    """
+    rows = np.arange(heads * d_head, dtype=np.int64).reshape(heads, d_head // 2, 2)
+    return np.asarray(rows.transpose(0, 2, 1).reshape(-1))
+
+
+def _decode(data: NDArray[np.uint8], kind: GGMLQuantizationType) -> Floats:
+    """Rows of bytes as float32."""
+    if kind == GGMLQuantizationType.F32:
+        return data.view(np.float32)
+    if kind == GGMLQuantizationType.F16:
+        return data.view(np.float16).astype(np.float32)
+    # Not quants.dequantize, which goes through the rows 16 at a time and takes twice as long.
+    return np.asarray(getattr(quants, kind.name).dequantize_rows(data))
+
+
+class _File:
+    """The mapped file, and its tensors by name."""
+
+    def __init__(self, header: GgufHeader):
+        self._header = header
+        self._data: NDArray[np.uint8] = np.asarray(np.memmap(header.path, dtype=np.uint8, mode="r"))
+
+    def check(self, planned: dict[str, tuple[int, ...]]) -> None:
+        """That the file holds these tensors and no others, of these dimensions, in types that are decoded."""
+        path, held = self._header.path, self._header.tensors
+        for name, dims in planned.items():
+            if name not in held:
+                raise UserError(f"{path}: tensor {name} is missing")
+            if held[name].dims != dims:
+                found, expected = (" x ".join(map(str, d)) for d in (held[name].dims, dims))
+                raise UserError(f"{path}: tensor {name} is {found}; {expected} is expected")
+            self._place(name)
+        for name in held:
+            if name not in planned:
+                raise UserError(f"{path}: tensor {name!r:.60} is not of a plain Llama; only those are accepted")
+
+    def vector(self, name: str) -> Floats:
+        """A tensor of one dimension, shape (n,)."""
+        (vector,) = self.tensor(name).read(slice(None)).copy()
+        return np.asarray(vector)
+
+    def tensor(self, name: str, order: Ints | None = None) -> Tensor:
+        """A tensor that has been checked."""
+        kind, start, rows, width = self._place(name)
+        data = self._data[start : start + rows * width].reshape(rows, width)
+        return Tensor(f"{self._header.path}: tensor {name}", kind, data, order)
+
+    def _place(self, name: str) -> tuple[GGMLQuantizationType, int, int, int]:
+        """Of a tensor: its type, its first byte, its rows, and the bytes of a row."""
+        path, info = self._header.path, self._header.tensors[name]
+        kind = next((kind for kind in _ACCEPTED if kind.value == info.kind), None)
+        if kind is None:
+            known = {t.value: t.name for t in GGMLQuantizationType}
+            accepted = ", ".join(t.name for t in _ACCEPTED)
+            found = known.get(info.kind, f"type {info.kind}")
+            raise UserError(f"{path}: tensor {name} is {found}; {accepted} are accepted")
+        numbers, size = GGML_QUANT_SIZES[kind]
+        if info.dims[0] % numbers:
+            raise UserError(f"{path}: tensor {name} has rows of {info.dims[0]}, no multiple of {kind.name}'s {numbers}")
+        rows, width = math.prod(info.dims[1:]), info.dims[0] // numbers * size
+        end = info.offset + rows * width
+        if end > self._header.size:
+            raise UserError(
+                f"{path}: cut short: tensor {name} ends at byte {end}, the file after {self._header.size} bytes"
+            )
+        return kind, info.offset, rows, width
+
+
+def _check_memory(path: Path, weights: int, form: WeightForm) -> None:
+    """Refuse what this machine could never hold."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return
+    there, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), weights * _BYTES[form]
+    if needed > there:
+        narrower = [name for name, size in _BYTES.items() if weights * size <= there]
+        raise UserError(
+            f"{path}: {form} weights take {needed / 1e9:.1f} GB, this machine has {there / 1e9:.1f} GB; "
+            f"weights that fit: {', '.join(narrower)}"
+        )

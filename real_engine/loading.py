@@ -1,0 +1,55 @@
+"""Models by name: random ones, SmolLM2, and GGUF files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UserError
+from kvsim.model import SHAPES, gguf_path
+from real_engine.model import Transformer
+from real_engine.weights import WEIGHT_FORMS
+
+if TYPE_CHECKING:
+    from real_engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A transformer, and what turns text into its tokens."""
+
+    transformer: Transformer = field(repr=False)
+    tokenizer: Tokenizer | None
+    """None for random models, and for files whose vocabulary is of a kind that is not understood."""
+    name: str
+    """As it was asked for."""
+    context: int | None = None
+    """Tokens that it was trained on at a time, where the file says so."""
+
+
+def load_model(name: str, seed: int = 0, weights: str = "f32") -> LoadedModel:
+    """Load a built-in shape with random weights drawn from ``seed``, ``smollm2``, or a GGUF file by its path.
+
+    ``weights``: a ``WeightForm``. Raises ``UserError``.
+    """
+    if weights not in WEIGHT_FORMS:
+        raise UserError(f"no weights {weights!r}; there are {', '.join(WEIGHT_FORMS)}")
+    path = gguf_path(name)
+    if path is None:
+        if weights == "mapped":
+            raise UserError(f"{name}: its weights are drawn, not read from a file that could be mapped")
+        return LoadedModel(Transformer.random(SHAPES[name], seed, weights), None, name)
+    # Imported when needed: both packages take a while, and random models do without.
+    from kvsim.gguf_file import read_header
+    from real_engine.gguf_model import load_transformer
+    from real_engine.tokenizer import read_tokenizer
+
+    header = read_header(path)
+    transformer = load_transformer(header, weights)
+    context = header.fields.get("llama.context_length")
+    return LoadedModel(
+        transformer,
+        read_tokenizer(header, transformer.shape.vocabulary),
+        name,
+        context if isinstance(context, int) else None,
+    )
