@@ -206,7 +206,7 @@ class PagedPolicy(Policy):
         if need > free:
             raise NoSlot(f"the step needs {need} blocks of {self.block_size} cells, {free} are free")
         # Before anything is handed out, what was found is taken hold of.
-        for chunk in sorted(step, key=lambda chunk: chunk.seq not in self._found):
+        for chunk in sorted(step, key=lambda chunk: not (chunk.start and self._found.get(chunk.seq))):
             if not self._is_reserved(chunk) and not self.reserve(chunk):
                 raise AssertionError(f"{self.name}: blocks that were counted are not there")
         first = Moves.from_runs(self._copies) if self._copies else NO_MOVES

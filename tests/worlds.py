@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
+import joblib
 import simpy
 
+from kvsim import cli
 from kvsim.arrivals import Inbox, send
 from kvsim.job import Job
 from kvsim.metrics import Recorder
@@ -45,6 +52,29 @@ class GivenTimes:
         return 0.0
 
 
+@dataclass
+class Diary(GivenTimes):
+    """Also writes down each pass as (request, first token, tokens), and what was copied between the tiers outside."""
+
+    steps: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    copies: list[Transfer] = field(default_factory=list)
+    """Between the tiers, by no pass: ahead of their use."""
+    copying: Callable[[Sequence[Transfer]], float] = lambda _: 0.0
+    """Seconds that such copies take."""
+    _seated: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
+        self._seated[seq] = request.id
+
+    def forward(self, batch: MicroBatch) -> float:
+        self.steps.append([(self._seated[chunk.seq], chunk.start, chunk.n) for chunk in batch.chunks])
+        return super().forward(batch)
+
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
+        self.copies += transfers
+        return self.copying(transfers)
+
+
 @dataclass(frozen=True)
 class Listed:
     """A workload of given requests: (arrival, prompt tokens, output tokens)."""
@@ -58,6 +88,21 @@ class Listed:
 
     def __iter__(self) -> Iterator[Request]:
         return (Request(i, at, prompt, output) for i, (at, prompt, output) in enumerate(self.rows))
+
+
+@dataclass(frozen=True)
+class Given:
+    """A workload of given requests, numbered from 0."""
+
+    requests: Sequence[Request]
+    users: int | None = None
+
+    @property
+    def n_requests(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
 
 
 def scenario(**keys: Any) -> Scenario:
@@ -79,3 +124,15 @@ def serve(
     prefetcher = Prefetcher(env, world.server.prefetch, policy, backend, recorder)
     env.run(until=env.process(Server(env, inbox, scheduler, policy, backend, recorder, prefetcher).run()))
     return recorder, {job.request.id: job for job in recorder.jobs}
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``kvsim`` with these arguments, run in this process and in no other one."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    argv = patch.object(sys, "argv", ["kvsim", *arguments])
+    with argv, redirect_stdout(out), redirect_stderr(err), joblib.parallel_config("sequential"):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
