@@ -34,7 +34,7 @@ FORMAT = 2
 
 FloatArray = NDArray[np.float64]
 
-KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 """Batch sizes in tokens between which ``matmul`` is linear; it is 0 for one token, and the last slope goes on."""
 
 ATTENTION_TERMS = ("per_token_cell_s", "per_cell_s", "per_chunk_s", "per_run_s")
