@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from kvsim.costs import KNOTS, CostModel, MoveSample, Sample, ShiftSample, fit, load_profile
+from kvsim.costs import CostModel, MoveSample, Sample, ShiftSample, fit, load_profile
 from kvsim.errors import UserError
 from kvsim.scenario import load
 from kvsim.simulation import build_policy, run
@@ -77,9 +77,9 @@ def test_prediction_is_the_sum_of_its_parts(shipped):
     costs = CostModel(shipped)
     chunks = (Chunk(0, 100, 1), Chunk(1, 0, 30))
     reads = reads_of("masked", chunks, lambda seq: np.arange(101), 512)
-    slopes, a = shipped.matmul_slopes_s, shipped.kernels["masked"]
+    slopes, knots, a = shipped.matmul_slopes_s, shipped.matmul_knots, shipped.kernels["masked"]
     matmul = sum(
-        s.value * (min(31, high) - low) for s, low, high in zip(slopes, KNOTS, KNOTS[1:], strict=False) if low < 31
+        s.value * (min(31, high) - low) for s, low, high in zip(slopes, knots, knots[1:], strict=False) if low < 31
     )
     expected = (
         shipped.base_s.value
