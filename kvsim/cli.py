@@ -110,8 +110,6 @@ def prefix_cache(
     loaded = _load(mooncake(scenario) if trace else scenario, None, requests, None)
     sizes = None if blocks is None else _numbers("--blocks", blocks)
     chosen = [_eviction(name) for name in eviction] if eviction else None
-    if not as_json:
-        writable(out / loaded.name)
     with RunProgress(loaded.name, 100) as progress:
         study = study_prefixes(loaded, chosen, sizes, block_size=block_size, progress=progress.share)
     if as_json:

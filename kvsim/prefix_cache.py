@@ -35,6 +35,8 @@ Prompts = list[list[Key]]
 
 _SIZES = 16
 """Cache sizes that are tried, spread evenly on a logarithmic scale, where none are given."""
+_TURN = 1e-9
+"""How far above the straight line, as a share of its height, a curve must rise to have a turn: more than rounding."""
 _SMALLEST = 0.002
 """The smallest of them, as a share of all different blocks."""
 
@@ -74,7 +76,7 @@ class PrefixStudy:
             if len(size) < 3 or rate[-1] <= rate[0]:
                 continue
             above = (rate - rate[0]) / (rate[-1] - rate[0]) - (size - size[0]) / (size[-1] - size[0])
-            if above.max() > 0:
+            if above.max() > _TURN:
                 found[cast(Eviction, eviction)] = int(size[above.argmax()])
         return found
 

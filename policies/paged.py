@@ -200,21 +200,25 @@ class PagedPolicy(Policy):
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: a chunk for several sequences at once; copy the sequence instead")
-        if not step:
-            return ()
         need, free = self._need(step), len(self.pool.free)
         if need > free:
             raise NoSlot(f"the step needs {need} blocks of {self.block_size} cells, {free} are free")
-        # Before anything is handed out, what was found is taken hold of.
-        for chunk in sorted(step, key=lambda chunk: not (chunk.start and self._found.get(chunk.seq))):
+        for chunk in step:
+            # Before anything is handed out, what was found is taken hold of.
+            if chunk.start and self._found.get(chunk.seq):
+                self.reserve(chunk._replace(n=0))
+        for chunk in step:
             if not self._is_reserved(chunk) and not self.reserve(chunk):
                 raise AssertionError(f"{self.name}: blocks that were counted are not there")
+        parts = split(step, self._n_ubatch)
+        if not parts:
+            return ()
         first = Moves.from_runs(self._copies) if self._copies else NO_MOVES
         transfers = self._log.settle()
         copied, self._copies = self._copies, []
         self._empty(self.pool.release([src // self.block_size for src, _, _ in copied]))
         batches = []
-        for chunks in split(step, self._n_ubatch):
+        for chunks in parts:
             batches.append(self._place(chunks, first, transfers, views))
             first, transfers = NO_MOVES, ()
         return tuple(batches)
@@ -530,7 +534,7 @@ class PagedPolicy(Policy):
         """Give up all blocks but the first ``keep``, the last first. Keys of blocks that were never written go."""
         gone = s.table[max(keep, s.skipped) :]
         for at in range(max(s.length // self.block_size, s.skipped), s.named):
-            if self.pool.refs[s.table[at]] == 1:
+            if self._holders(s.table[at]) == 1:
                 self.pool.forget(s.table[at], evicted=False)
         del s.table[keep:]
         gone.reverse()

@@ -1,4 +1,7 @@
-"""The command line as a user meets it: the installed program, its streams and its exit codes."""
+"""The command line as a user meets it: the installed program, its streams and its exit codes.
+
+Where only the answer matters, a command runs in this process, which is quicker.
+"""
 
 import json
 import os
@@ -11,12 +14,13 @@ import pytest
 
 from kvsim import load, load_profile
 from kvsim.scenario import builtin_names
+from tests.worlds import command
 
 PROGRAM = Path(sys.executable).parent / "kvsim"
 BOTH = ("--policy", "contiguous", "--policy", "paged")
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 SUMMARY_KEYS = {"scenario", "policy", "seed", "requests", "completed", "failed", "throughput_tokens_per_s", *LATENCIES}
-SUMMARY_KEYS |= {"cache", "profile", "wall_s"}
+SUMMARY_KEYS |= {"cache", "profile", "wall_s", "preemptions", "recomputed_tokens", "prefix", "host"}
 CACHE_KEYS = {"utilization_mean", "external_fragmentation_mean", "internal_fragmentation_mean", "failed_allocations"}
 CACHE_KEYS |= {"batch_splits", "moved_bytes", "moved_cells"}
 
@@ -30,6 +34,13 @@ def kvsim(tmp_path):
         return subprocess.run([PROGRAM, *arguments], cwd=tmp_path, env=quiet, capture_output=True, text=True)
 
     return run
+
+
+@pytest.fixture
+def within(tmp_path, monkeypatch):
+    """The same within this process."""
+    monkeypatch.chdir(tmp_path)
+    return command
 
 
 def succeeded(finished):
@@ -52,6 +63,8 @@ def check_summary(summary):
     assert summary["cache"].keys() >= CACHE_KEYS
     assert all(list(summary[latency]) == ["mean", "p50", "p95", "p99"] for latency in LATENCIES)
     assert summary["completed"] + summary["failed"] == summary["requests"]
+    assert list(summary["prefix"]) == ["tokens", "found", "hit_rate"]
+    assert list(summary["host"]) == ["bytes_out", "bytes_in", "bytes_prefetched", "prefetch_wait_s"]
 
 
 def test_run_prints_the_same_object_every_time(kvsim):
@@ -125,29 +138,281 @@ GIVEN_FILES = {
 }
 
 
+def give(folder, files):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
 @pytest.mark.parametrize(("command", "answer"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_answered_in_one_line(kvsim, tmp_path, command, answer):
-    for name, text in GIVEN_FILES.items():
-        (tmp_path / name).write_text(text)
+def test_a_mistake_is_answered_in_one_line(within, tmp_path, command, answer):
+    give(tmp_path, GIVEN_FILES)
+    assert answer in complaint(within(*command))
+
+
+def test_the_installed_program_answers_a_mistake_in_the_same_way(kvsim, tmp_path):
+    give(tmp_path, GIVEN_FILES)
+    command, answer = MISTAKES["misspelt key"]
     assert answer in complaint(kvsim(*command))
 
 
 @pytest.mark.parametrize("change", [{"matmul_knots": []}, {"matmul_knots": [1]}, {"matmul_slopes_s": []}], ids=str)
-def test_a_profile_that_does_not_fit_together_is_refused(kvsim, tmp_path, change):
+def test_a_profile_that_does_not_fit_together_is_refused(within, tmp_path, change):
     broken = load_profile("default").model_dump(mode="json") | change
     (tmp_path / "broken.json").write_text(json.dumps(broken))
-    assert "broken.json: not a machine profile: matmul" in complaint(kvsim("run", "--profile", "broken.json"))
+    assert "broken.json: not a machine profile: matmul" in complaint(within("run", "--profile", "broken.json"))
 
 
-def test_a_scenario_that_is_shown_loads_again(kvsim, tmp_path):
-    shown = succeeded(kvsim("scenario", "show", "chat"))
+# Schedulers, prefixes and the host tier
+
+
+SERVER_MISTAKES = {
+    "nowhere to swap to": (
+        'scheduler = "vllm"\npreemption = "swap"',
+        "scenario: server.preemption: there is nowhere to swap to; give cache.host_cells",
+    ),
+    "llama-server does not swap": (
+        'preemption = "swap"\n[cache]\nhost_cells = 64',
+        "scenario: server.preemption: only the scheduler vllm swaps, not llama-server",
+    ),
+    "static does not swap": (
+        'scheduler = "static"\npreemption = "swap"\n[cache]\nhost_cells = 64',
+        "scenario: server.preemption: only the scheduler vllm swaps, not static",
+    ),
+    "nothing to prefetch": (
+        'prefetch = "on-resume"',
+        "scenario: server.prefetch: there is nothing to bring back from; give cache.host_cells",
+    ),
+    "unknown scheduler": ('scheduler = "orca"', "server.scheduler: input should be 'llama-server', 'vllm' or 'static'"),
+    "unknown order": ('order = "fair"', "server.order: input should be 'fcfs' or 'priority', got 'fair'"),
+    "unknown preemption": ('preemption = "kill"', "server.preemption: input should be 'recompute' or 'swap'"),
+    "unknown prefetch": ('prefetch = "all"', "server.prefetch: input should be 'none', 'on-resume' or 'predictive'"),
+    "misspelt": ("long_prefil_threshold = 3", "did you mean 'long_prefill_threshold'?"),
+    "a similarity beyond all": ("slot_similarity = 1.5", "server.slot_similarity: input should be less than or equal"),
+    "all kept free": ("[cache]\nwatermark = 1.0", "cache.watermark: input should be less than 1, got 1.0"),
+    "unknown eviction": ('[cache]\neviction = "mru"', "cache.eviction: input should be 'lru', 'fifo', 'lfu', "),
+    "unknown order of free blocks": ('[cache]\nfree_order = "0.1"', "cache.free_order: input should be '0.33.0' or "),
+    "less than nothing in the host": ("[cache]\nhost_cells = -1", "cache.host_cells: input should be greater than or"),
+    "no room for a block": ('[cache]\npolicy = "paged"\ncells = 24', "24 cells make 1 blocks of 16, and block 0 is "),
+}
+
+
+@pytest.mark.parametrize(("keys", "answer"), SERVER_MISTAKES.values(), ids=SERVER_MISTAKES)
+def test_a_server_that_cannot_be_is_refused_in_one_line(within, tmp_path, keys, answer):
+    (tmp_path / "odd.toml").write_text(f"[server]\n{keys}\n")
+    said = complaint(within("run", "odd.toml"))
+    assert said.startswith("odd.toml: ") or said.startswith("odd: cache: ")
+    assert answer in said
+
+
+TIGHT = """
+name = "tight"
+[workload]
+kind = "sessions"
+sessions = 8
+rate = 100.0
+think_s = 0.2
+max_context = 480
+user_tokens = {kind = "fixed", value = 20}
+output_tokens = {kind = "fixed", value = 40}
+[server]
+scheduler = "vllm"
+slots = 4
+preemption = "swap"
+prefetch = "on-resume"
+reserve_full = false
+[cache]
+policy = "paged"
+cells = 640
+host_cells = 8192
+"""
+
+
+def test_run_tells_of_prefixes_preemptions_and_the_host_tier(within, tmp_path):
+    (tmp_path / "tight.toml").write_text(TIGHT)
+    told = json.loads(succeeded(within("run", "tight.toml", "--json")))
+    check_summary(told)
+    prefix, host = told["prefix"], told["host"]
+    assert 0 < prefix["found"] < prefix["tokens"]
+    assert prefix["hit_rate"] == prefix["found"] / prefix["tokens"]
+    assert told["preemptions"] > 0
+    assert 0 < host["bytes_prefetched"] < host["bytes_in"]
+    assert host["bytes_out"] > 0
+    printed = " ".join(succeeded(within("run", "tight.toml")).split())
+    share = f"prefixes: {prefix['hit_rate']:.1%} of the tokens were in the cache already"
+    again = f"{told['preemptions']} preemptions, {told['recomputed_tokens']} tokens computed once more"
+    assert f"{share}; {again}" in printed
+    assert f"host tier: {host['bytes_out'] / 1e6:.3g} MB out, {host['bytes_in'] / 1e6:.3g} MB back, " in printed
+    assert "of them ahead of their use; steps waited " in printed
+
+
+def test_run_does_not_tell_of_what_was_not_there(within):
+    printed = succeeded(within("run", "chat", "--requests", "5", "--policy", "paged"))
+    assert "prefixes:" not in printed
+    assert "host tier:" not in printed
+
+
+STUCK = """
+[workload]
+kind = "batch"
+requests = 3
+prompt_tokens = {kind = "fixed", value = 10}
+output_tokens = {kind = "fixed", value = 12}
+[server]
+scheduler = "vllm"
+[cache]
+cells = 24
+"""
+NO_PROGRESS = "growing: no progress after 0.0"
+
+
+def test_a_run_that_makes_no_progress_says_why(within, tmp_path):
+    (tmp_path / "stuck.toml").write_text(STUCK)
+    said = complaint(within("run", "stuck.toml", "--policy", "growing"))
+    assert said.startswith(NO_PROGRESS)
+    assert "8 of 24 cells are free; request 0 (10 prompt tokens, 7 generated) waits for 17, request 1 " in said
+
+
+def test_compare_leaves_out_who_makes_no_progress_and_says_so(within, tmp_path):
+    (tmp_path / "stuck.toml").write_text(STUCK)
+    three = ("--policy", "contiguous", "--policy", "growing", "--policy", "paged")
+    block = "block_size = 4\n"
+    (tmp_path / "stuck.toml").write_text(STUCK + block)
+    finished = within("compare", "stuck.toml", *three, "--json")
+    assert finished.returncode == 0
+    compared = json.loads(finished.stdout)
+    assert [summary["policy"] for summary in compared["policies"]] == ["contiguous", "paged"]
+    for summary in compared["policies"]:
+        check_summary(summary)
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith(f"warning: left out {NO_PROGRESS}")
+
+
+def test_compare_ends_where_nobody_makes_progress(within, tmp_path):
+    (tmp_path / "stuck.toml").write_text(STUCK)
+    said = complaint(within("compare", "stuck.toml", "--policy", "growing", "--json"))
+    assert said.startswith(f"left out {NO_PROGRESS}")
+
+
+def test_compare_shows_prefix_hits_and_preemptions(within, tmp_path):
+    (tmp_path / "tight.toml").write_text(TIGHT.replace('"swap"', '"recompute"'))
+    printed = succeeded(within("compare", "tight.toml", "--policy", "paged", "--policy", "chunked", "--out", "kept"))
+    table = pd.read_csv(tmp_path / "kept" / "tight" / "comparison.csv", index_col="policy")
+    assert table.loc["paged", "prefix_hit_rate"] > 0.3
+    assert table.loc["chunked", "prefix_hit_rate"] == 0
+    assert (table["preemptions"] > 0).all()
+    assert f"{table.loc['paged', 'prefix_hit_rate']:.1%}" in printed
+    assert "preemp-" in printed
+
+
+# kvsim prefix-cache
+
+
+def mooncake_rows(*prompts):
+    """A trace of prompts, each told by the ids of its blocks."""
+    keys = ({"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids} for ids in prompts)
+    return "".join(json.dumps(row) + "\n" for row in keys)
+
+
+TRACE = mooncake_rows([1, 2], [1, 3, 4], [1, 2])
+
+
+def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
+    (tmp_path / "some.prompts.jsonl").write_text(TRACE)
+    printed = succeeded(within("prefix-cache", "some.prompts.jsonl", "--blocks", "4,2", "-e", "belady", "-e", "lru"))
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert lines[:3] == [
+        "blocks tokens belady lru lru of belady",
+        "2 1,024 28.6% 28.6% 100%",
+        "4 2,048 42.9% 42.9% 100%",
+    ]
+    assert "3 requests ask for 7 blocks of 512 tokens, 4 of them different; infinite cache 42.9%" in lines
+    assert lines[-1] == "Saved prefix-cache.csv and prefix-cache.png in results/some/"
+    table = pd.read_csv(tmp_path / "results" / "some" / "prefix-cache.csv")
+    assert table["hits"].tolist() == [2, 3, 2, 3]
+    assert (tmp_path / "results" / "some" / "prefix-cache.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_study_as_one_object(kvsim, tmp_path):
+    """By the installed program, which may use other processes."""
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    told = json.loads(succeeded(kvsim("prefix-cache", "trace.jsonl", "--requests", "2", "--json")))
+    assert told.pop("lookups_per_s") > 0
+    runs = [(run["eviction"], run["blocks"], run["hits"]) for run in told.pop("runs")]
+    assert runs == [(name, n, 1) for name in ("lru", "fifo", "lfu", "sieve", "belady") for n in (3, 4)]
+    assert told == {
+        "scenario": "trace",
+        "block_size": 512,
+        "requests": 2,
+        "references": 5,
+        "distinct": 4,
+        "infinite_hit_rate": pytest.approx(0.2),
+        "knee_blocks": {},
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
+
+
+def test_a_scenario_can_be_studied(within, tmp_path):
+    (tmp_path / "tight.toml").write_text(TIGHT)
+    told = json.loads(succeeded(within("prefix-cache", "tight.toml", "--json", "-e", "lru", "--block-size", "4")))
+    assert (told["scenario"], told["block_size"]) == ("tight", 4)
+    rates = [run["hit_rate"] for run in told["runs"]]
+    assert rates[-1] == pytest.approx(told["infinite_hit_rate"])
+    assert 0.5 < rates[-1] < 1
+    assert {run["of_best"] for run in told["runs"]} == {None}
+
+
+BLOCKS = "whole numbers from 1 to 2**28 with commas between them are accepted"
+STUDY_MISTAKES = {
+    **{
+        f"blocks {text!r}": (("--blocks", text), f"--blocks: {text!r}: {BLOCKS}")
+        for text in ("", "0", "-1", "many", "1,,2", "1.5", "1;2", "268435457")
+    },
+    "unknown eviction": (("-e", "lru", "-e", "mru"), "--eviction: there is no 'mru'; there are lru, fifo, lfu, sieve"),
+    "no requests": (("--requests", "0"), "trace: workload.limit: input should be greater than 0, got 0"),
+}
+
+
+@pytest.mark.parametrize(("options", "answer"), STUDY_MISTAKES.values(), ids=STUDY_MISTAKES)
+def test_a_study_of_mistakes_writes_nothing(within, tmp_path, options, answer):
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    assert complaint(within("prefix-cache", "trace.jsonl", *options)).startswith(answer)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
+
+
+TRACE_MISTAKES = {
+    "malformed": ("odd.jsonl", "odd.jsonl: row 1: not JSON"),
+    "missing": ("lost.jsonl", "lost.jsonl: no such file"),
+    "not a trace": ("lost.toml", "lost.toml: no such file, and not a built-in scenario"),
+    "no full block": ("short.toml", "short: no prompt fills a block of 16 tokens; try a smaller block size"),
+}
+
+
+def complain_of_a_trace(within, tmp_path, name):
+    (tmp_path / "odd.jsonl").write_text("odd\n")
+    (tmp_path / "short.toml").write_text('[workload]\nprompt_tokens = {kind = "fixed", value = 15}\n')
+    return complaint(within("prefix-cache", name))
+
+
+@pytest.mark.parametrize(("name", "answer"), TRACE_MISTAKES.values(), ids=TRACE_MISTAKES)
+def test_what_cannot_be_studied_is_answered_in_one_line(within, tmp_path, name, answer):
+    assert complain_of_a_trace(within, tmp_path, name).startswith(answer)
+
+
+@pytest.mark.parametrize("name", ["odd.jsonl", "lost.jsonl", "short.toml"])
+def test_what_cannot_be_studied_leaves_no_folder(within, tmp_path, name):
+    complain_of_a_trace(within, tmp_path, name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.jsonl", "short.toml"]
+
+
+def test_a_scenario_that_is_shown_loads_again(within, tmp_path):
+    shown = succeeded(within("scenario", "show", "chat"))
     (tmp_path / "shown.toml").write_text(shown)
     assert load(tmp_path / "shown.toml").to_toml() == shown == load("chat").to_toml()
 
 
-def test_scenarios_and_policies_are_listed(kvsim):
-    assert succeeded(kvsim("scenario", "list")).split() == builtin_names()
-    described = json.loads(succeeded(kvsim("policies", "--json")))
+def test_scenarios_and_policies_are_listed(within):
+    assert succeeded(within("scenario", "list")).split() == builtin_names()
+    described = json.loads(succeeded(within("policies", "--json")))
     assert described.keys() >= {"contiguous", "paged"}
     assert all(line and "\n" not in line for line in described.values())
 

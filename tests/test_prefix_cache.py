@@ -134,7 +134,7 @@ def talks(draw, most=12):
     return tuple(prompts)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(prompts=talks(), n=st.integers(1, 9))
 def test_hits_are_those_of_a_cache_modelled_block_by_block(folder, prompts, n):
     found = study(folder, prompts, blocks=[n])
@@ -269,7 +269,6 @@ def test_the_working_set_is_where_a_curve_turns_flat():
     assert knees_of(straight, steep) == {"e1": 20}
 
 
-@pytest.mark.xfail(strict=True, reason="a rounding error above the chord passes for a turn")
 def test_a_straight_line_has_no_working_set():
     assert knees_of([(10, 0.1), (20, 0.2), (30, 0.3)]) == {}
 

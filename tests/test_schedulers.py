@@ -170,6 +170,16 @@ def test_the_least_urgent_is_preempted_even_when_it_is_already_part_of_the_step(
     assert each(story, "generated") == [6, 3]
 
 
+def test_what_a_preempted_request_had_of_the_step_is_there_for_others():
+    """Eight blocks, twelve tokens a step. 0 takes six of each; in the third step 1 needs a block and 0 must go.
+
+    Then there are eleven tokens left for 2 instead of five, and it may have six.
+    """
+    world = vllm(8, server__order="priority", server__n_batch=12, server__long_prefill_threshold=6)
+    story = tell(world, [urgent(0, 0.0, 30, 1, 5), urgent(1, 0.5, 4, 3, 1), urgent(2, 0.5, 8, 2, 2)])
+    assert story.steps[:3] == [[(0, 0, 12)], [(0, 12, 6), (1, 0, 4), (2, 0, 2)], [(1, 4, 1), (2, 2, 6)]]
+
+
 def test_who_is_the_least_urgent_gives_way_itself_and_those_behind_go_on():
     """0 needs a third block; 1 behind it is more urgent."""
     story = tell(vllm(4, server__order="priority"), [urgent(0, 0.0, 7, 4, 5), urgent(1, 0.5, 5, 5, 1)])
@@ -697,13 +707,13 @@ def check(seed, workload, server, cache):
     assert attempt(world, requests) == found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(st.integers(0, 999), st.one_of(poisson, sessions), server, cache)
 def test_every_request_ends_once_and_leaves_nothing_behind(seed, workload, server, cache):
     check(seed, workload, server, cache)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(
     st.integers(0, 999),
     sessions,
@@ -716,9 +726,9 @@ def test_the_same_where_blocks_come_and_go(seed, workload, server, cache):
 
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
 def test_two_runs_give_the_same_figures(scheduler):
-    world = load("chat", workload__requests=60, server__scheduler=scheduler, cache__policy="paged", cache__cells=1024)
+    world = load("chat", workload__requests=25, server__scheduler=scheduler, cache__policy="paged", cache__cells=1024)
     one, two = (run(world).summary for _ in range(2))
     assert one.pop("wall_s") > 0
     two.pop("wall_s")
     assert one == two
-    assert one["completed"] == 60
+    assert one["completed"] == 25

@@ -71,30 +71,41 @@ class Replay(Protocol):
         ...
 
 
+_NOT_A_RECORD = (KeyError, TypeError, IndexError, AttributeError, ArithmeticError)
+
+
 def conform(path: str | Path, start: Callable[[Record], Replay]) -> Agreement:
-    """Replay one recording, begun from its header line. Raises ``UserError`` where the file is not one."""
+    """Replay one recording, begun from its header line. Raises ``UserError`` where the file is not one.
+
+    Once ours has parted from the recording, what is asked of it may make no sense there; such records disagree too.
+    """
     source = Path(path)
     lines = read_lines(source)
     number, header = next(lines, (1, {}))
+    agree = total = 0
+    first: Disagreement | None = None
     try:
         replay = start(header)
-        agree = total = 0
-        first: Disagreement | None = None
         for number, record in lines:  # noqa: B007  (used where the loop fails)
             if record.get("type") == "footer":
                 continue
-            recorded, ours = replay.perform(record)
+            total += 1
+            try:
+                recorded, ours = replay.perform(record)
+            except (*_NOT_A_RECORD, ValueError, Unsupported):
+                if first is None:
+                    raise
+                continue
             differ = tuple(key for key in recorded if recorded[key] != ours.get(key))
             agree += not differ
             if differ and first is None:
-                first = Disagreement(total, replay.operation(record), differ, recorded, ours)
-            total += 1
-    except UserError:
-        raise
-    except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError) as e:
+                first = Disagreement(total - 1, replay.operation(record), differ, recorded, ours)
+    except _NOT_A_RECORD as e:
         raise UserError(f"{source}: line {number}: not a record of such a run ({type(e).__name__}: {e})") from None
     except (ValueError, Unsupported) as e:
-        raise UserError(f"{source}: line {number}: {e}") from None
+        if isinstance(e, UserError) and str(e).startswith(f"{source}: "):
+            raise
+        raise UserError(f"{source}: line {number}: {str(e).splitlines()[0]}") from None
     return Agreement(source.name, replay.era, agree, total, first)
 
 

@@ -108,8 +108,9 @@ COMMON = ("nf", "fqc", "fq", "st", "nc")
 
 
 def recorded_state(record: Record, fields: tuple[str, ...]) -> State:
-    """The record's own fields and those common to all."""
-    return {key: record[key] for key in (*fields, *COMMON) if key in record} | {"ev": record.get("ev", [])}
+    """The record's own fields and those common to all; of the latter the queue is not in every record."""
+    common = {key: record[key] for key in COMMON if key != "fq" or key in record}
+    return {key: record[key] for key in fields} | common | {"ev": record.get("ev", [])}
 
 
 class ManagerReplay:
@@ -277,6 +278,9 @@ class Unchecked(Vllm):
     def _never(self, job: Job) -> str | None:
         return None
 
+    def _watch(self, now: float) -> None:
+        """Waits as long as anyone looks."""
+
 
 class SchedulerReplay:
     """Steps of ``Scheduler`` on our own scheduler over the paged policy."""
@@ -334,7 +338,7 @@ class SchedulerReplay:
             "wait": [names[job.content] for job in scheduler.waiting],
             "calls": calls,
         }
-        recorded = recorded_state(record, tuple(ours))
+        recorded = recorded_state({"fin": [], **record}, tuple(ours))
         for name, table in record["tables"]:
             recorded[f"table {name}"] = table
         for seq, table in tables.items():

@@ -1,0 +1,409 @@
+"""vLLM's cache manager and scheduler, written down once more from their description, plainly and with no eye on speed.
+
+Random runs of them are recorded in the form of the recordings of the real ones. Nothing here comes from ``policies`` or
+``kvsim``: tokens are numbers, a block's name is a digest of its tokens, every search looks at everything.
+"""
+
+import hashlib
+import json
+import random
+import zlib
+
+
+def crc(value):
+    return zlib.crc32(json.dumps(value, separators=(",", ":")).encode())
+
+
+def token(seed, i):
+    x = (seed * 2654435761 + i * 40503 + i * i * 97 + 12345) % 2**32
+    x ^= x >> 15
+    return (x * 2246822519 % 2**32) >> 13 & 0x7FFF
+
+
+def text(*segments):
+    return [token(seed, start + k) for seed, start, n in segments for k in range(n)]
+
+
+def ceil(a, b):
+    return -(-a // b)
+
+
+class Pool:
+    """Blocks 1 to n - 1; the queue's first is handed out next."""
+
+    def __init__(self, n):
+        self.refs = [0] * n
+        self.ids = [None] * n
+        self.queue = list(range(1, n))
+        self.cached = []
+        """Blocks with an id, in the order in which they got it."""
+        self.evicted = []
+
+    def find(self, name):
+        return next((block for block in self.cached if self.ids[block] == name), None)
+
+    def take(self, n):
+        taken, self.queue = self.queue[:n], self.queue[n:]
+        for block in taken:
+            self.drop(block)
+            self.refs[block] = 1
+        return taken
+
+    def drop(self, block):
+        if self.ids[block] is not None:
+            self.evicted.append([block, self.ids[block]])
+            self.cached.remove(block)
+            self.ids[block] = None
+
+    def touch(self, blocks):
+        for block in blocks:
+            if self.refs[block] == 0:
+                self.queue.remove(block)
+            self.refs[block] += 1
+
+    def release(self, blocks):
+        gone = []
+        for block in blocks:
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                gone.append(block)
+        plain = [block for block in gone if self.ids[block] is None]
+        self.queue = plain + self.queue + [block for block in gone if self.ids[block] is not None]
+
+    def state(self):
+        blocks = [[refs, name or 0] for refs, name in zip(self.refs[1:], self.ids[1:], strict=True)]
+        state = {"nf": len(self.queue), "fq": list(self.queue), "fqc": crc(self.queue), "st": crc(blocks)}
+        state["nc"] = len({name for name in self.ids if name is not None})
+        if self.evicted:
+            state["ev"], self.evicted = self.evicted, []
+        return state
+
+
+class Manager:
+    """Block tables of requests, which are named by strings."""
+
+    def __init__(self, blocks, size, *, caching=True, watermark=0.0, window=None):
+        self.pool = Pool(blocks)
+        self.size = size
+        self.caching = caching
+        self.kept = int(watermark * blocks)
+        self.window = window
+        self.tokens = {}
+        self.tables = {}
+        self.named = {}
+        """Of each request: blocks from the first that have been given their ids."""
+
+    def names(self, request, n):
+        """Ids of its first n blocks."""
+        names, parent = [], "root"
+        for at in range(n):
+            block = self.tokens[request][at * self.size : (at + 1) * self.size]
+            digest = hashlib.blake2b(f"{parent}|{','.join(map(str, block))}".encode(), digest_size=6)
+            parent = digest.hexdigest()
+            names.append(parent)
+        return names
+
+    def lookup(self, request):
+        """The blocks found, and how many tokens they stand for."""
+        if not self.caching:
+            return []
+        found = [self.pool.find(name) for name in self.names(request, (len(self.tokens[request]) - 1) // self.size)]
+        if self.window is None:
+            first_miss = found.index(None) if None in found else len(found)
+            return found[:first_miss]
+        need, run = ceil(self.window - 1, self.size), 0
+        for at in range(len(found) - 1, -1, -1):
+            run = 0 if found[at] is None else run + 1
+            if run == need:
+                return [0] * at + found[at : at + need]
+        return found[:run]
+
+    def allocate(self, request, computed, new, hit, *, look=0, whole=False, others=False, running=False, most=10**9):
+        """The new blocks, or None where they do not fit. ``hit``: what the look-up before a first one found."""
+        table = self.tables.setdefault(request, [])
+        if self.window is not None:
+            # The token behind those that are computed sees no further back than this.
+            past = min(max(computed + self.size * len(hit) - self.window + 1, 0) // self.size, len(table))
+            out = [block for block in table[:past] if block]
+            table[:past] = [0] * past
+            self.pool.release(out[::-1])
+        kept = self.kept if others and not running else 0
+        leaving = sum(1 for block in hit if block and self.pool.refs[block] == 0)
+        free = len(self.pool.queue) - kept
+        start = computed + self.size * len(hit)
+        slots = min(start + new + look, most)
+
+        def missing(tokens):
+            return max(ceil(tokens, self.size) - len(table) - len(hit), 0)
+
+        if whole and missing(len(self.tokens[request])) + leaving > free:
+            return None
+        if missing(slots) + leaving > free:
+            return None
+        fresh = missing(slots)
+        self.pool.touch(block for block in hit if block)
+        if hit:
+            self.named[request] = len(hit)
+        taken = self.pool.take(fresh)
+        table += [*hit, *taken]
+        if self.caching:
+            full = min(start + new, len(self.tokens[request])) // self.size
+            names = self.names(request, full)
+            for at in range(self.named.get(request, 0), full):
+                if table[at] and self.pool.ids[table[at]] is None:
+                    self.pool.ids[table[at]] = names[at]
+                    self.pool.cached.append(table[at])
+            self.named[request] = max(full, self.named.get(request, 0))
+        return taken
+
+    def free(self, request):
+        self.pool.release([block for block in self.tables.pop(request, [])[::-1] if block])
+        self.named.pop(request, None)
+
+
+def prompts(rng, size):
+    """Segments: a beginning that others have as well, and something new."""
+    segments = []
+    if rng.random() < 0.7:
+        segments.append([100 + rng.randrange(3), 0, rng.choice([size, 2 * size + 1, 3 * size])])
+    segments.append([1000 + rng.randrange(10**6), 0, rng.randint(1, 3 * size)])
+    return segments
+
+
+def record_manager(
+    seed, ops=400, blocks=20, size=4, *, look=(0,), window=None, watermark=0.0, caching=True, full=False
+):
+    """A header and so many random calls."""
+    rng = random.Random(seed)
+    manager = Manager(blocks, size, caching=caching, watermark=watermark, window=window)
+    header = {"type": "header", "kind": "manager", "vllm": "a model", "num_blocks": blocks, "block_size": size}
+    header |= {"caching": caching, "watermark": watermark} | ({"window": window} if window else {})
+    records = [header]
+    computed, number = {}, 0
+
+    def note(op, **fields):
+        records.append({"op": op, **fields, "i": len(records) - 1, **manager.pool.state()})
+
+    def allocate(name, hit, first):
+        tokens = len(manager.tokens[name])
+        done = manager.size * len(hit) if first else computed[name]
+        new, ahead = rng.randint(1, tokens - done), rng.choice(look)
+        others = any(other != name for other in computed)
+        keys = {"nct": 0 if first else computed[name], "new": new, "hit": manager.size * len(hit), "look": ahead}
+        keys |= {"ff": full and first, "hs": others, "stt": int(not first), "first": first, "infl": 0}
+        out = manager.allocate(
+            name, keys["nct"], new, hit, look=ahead, whole=keys["ff"], others=others, running=not first
+        )
+        note("alloc", r=name, **keys, out=out, tbl=list(manager.tables[name]))
+        if out is not None:
+            computed[name] = done + new
+        elif first:
+            manager.free(name)
+            note("free", r=name)
+
+    while len(records) <= ops:
+        done = [name for name in computed if computed[name] == len(manager.tokens[name])]
+        begun = [name for name in computed if name not in done]
+        odds = {"new": 4, "go on": 6, "say": 9, "free": 1.5, "preempt": 0.5, "reset": 0.3, "evict": 0.3}
+        what = rng.choices(list(odds), list(odds.values()))[0]
+        if what == "new":
+            name, number = f"r{number}", number + 1
+            segments = prompts(rng, size)
+            manager.tokens[name] = text(*segments)
+            note("add", r=name, prompt=segments)
+            hit = manager.lookup(name)
+            note("lookup", r=name, hit=size * len(hit), blocks=hit)
+            allocate(name, hit, True)
+        elif what == "go on" and begun:
+            allocate(rng.choice(begun), [], False)
+        elif what == "say" and done:
+            name = rng.choice(done)
+            segment = [5000 + number, rng.randrange(99), rng.randint(1, 3)]
+            manager.tokens[name] += text(segment)
+            note("append", r=name, seg=segment)
+            allocate(name, [], False)
+        elif what in ("free", "preempt") and computed:
+            name = rng.choice(list(computed))
+            del computed[name]
+            manager.free(name)
+            note(what, r=name)
+        elif what == "reset":
+            ok = not any(manager.pool.refs)
+            if ok:
+                manager.pool.ids, manager.pool.cached = [None] * blocks, []
+            note("reset", ok=ok)
+        elif what == "evict":
+            ids = rng.sample(range(1, blocks), 2)
+            for block in ids:
+                manager.pool.drop(block)
+            note("evict", ids=ids)
+    return [*records, {"type": "footer", "ops": ops}]
+
+
+class Asked:
+    """A request in the scheduler."""
+
+    def __init__(self, name, segments, output, priority, arrival):
+        self.name, self.output, self.priority, self.arrival = name, output, priority, arrival
+        self.number = int(name[1:])
+        self.computed = self.said = 0
+        self.urgency = (priority, arrival)
+
+
+class Scheduler:
+    """Steps of a server, and what the manager was asked meanwhile."""
+
+    def __init__(
+        self, manager, *, budget, seats, most, priority=False, whole=True, chunked=True, threshold=0, careful=False
+    ):
+        """``careful``: unlike vLLM, blocks that a request was given in the step that preempts it lose their ids, since
+        what these say was never computed."""
+        self.careful = careful
+        self.manager, self.budget, self.seats, self.most = manager, budget, seats, most
+        self.priority, self.whole, self.chunked, self.threshold = priority, whole, chunked, threshold
+        self.running, self.waiting, self.calls = [], [], []
+
+    def known(self, request):
+        return len(self.manager.tokens[request.name])
+
+    def add(self, request, segments):
+        self.manager.tokens[request.name] = text(*segments)
+        self.waiting.append(request)
+        self.sort()
+
+    def sort(self):
+        if self.priority:
+            self.waiting.sort(key=lambda request: (*request.urgency, request.number))
+
+    def abort(self, request):
+        (self.running if request in self.running else self.waiting).remove(request)
+        self.end(request)
+
+    def end(self, request):
+        self.manager.free(request.name)
+        self.calls.append(["F", request.name])
+
+    def most_tokens(self):
+        """Of one request in a step: less than the budget, if there is another one."""
+        alone = len(self.running) + len(self.waiting) <= 1
+        return self.threshold if self.threshold and not alone else 10**9
+
+    def schedule(self):
+        """(request, tokens) in order."""
+        budget, limit, at, preempted, step = self.budget, self.most_tokens(), 0, False, {}
+        while at < len(self.running) and budget:
+            request = self.running[at]
+            n = min(self.known(request) - request.computed, limit, budget, self.most - 1 - request.computed)
+            out = None
+            while out is None:
+                out = self.manager.allocate(
+                    request.name, request.computed, n, [], others=len(self.running) > 1, running=True, most=self.most
+                )
+                self.calls.append(["A", request.name, request.computed, n, 0, out])
+                if out is None:
+                    preempted = True
+                    victim = max(self.running, key=lambda r: r.urgency) if self.priority else self.running[-1]
+                    if victim in step:
+                        budget += step.pop(victim)
+                        at -= 1
+                    self.running.remove(victim)
+                    if self.careful:
+                        self.forget_what_was_not_computed(victim)
+                    self.manager.free(victim.name)
+                    self.calls.append(["P", victim.name])
+                    victim.computed = 0
+                    self.waiting.insert(0, victim)
+                    self.sort()
+                    if victim is request:
+                        break
+            else:
+                step[request] = n
+                budget -= n
+                at += 1
+        while not preempted and self.waiting and budget and len(self.running) < self.seats:
+            request = self.waiting[0]
+            hit = self.manager.lookup(request.name)
+            self.calls.append(["L", request.name, len(hit) * self.manager.size, hit])
+            held = len(hit) * self.manager.size
+            n = min(self.known(request) - held, limit)
+            if n > budget and not self.chunked:
+                break
+            n = min(n, budget)
+            out = self.manager.allocate(
+                request.name, 0, n, hit, whole=self.whole, others=bool(self.running), most=self.most
+            )
+            self.calls.append(["A", request.name, 0, n, held, out])
+            if out is None:
+                break
+            self.running.append(self.waiting.pop(0))
+            request.computed = held
+            step[request] = n
+            budget -= n
+        return step
+
+    def forget_what_was_not_computed(self, request):
+        pool, size = self.manager.pool, self.manager.size
+        for at in range(request.computed // size, self.manager.named.get(request.name, 0)):
+            block = self.manager.tables[request.name][at]
+            if pool.refs[block] == 1 and pool.ids[block] is not None:
+                pool.cached.remove(block)
+                pool.ids[block] = None
+
+    def finish_step(self, step):
+        """Who says a token, and who has ended."""
+        emitted, ended = [], []
+        for request, n in step.items():
+            request.computed += n
+            if request.computed == self.known(request):
+                self.manager.tokens[request.name].append(token(3_000_000 + request.number, request.said))
+                request.said += 1
+                emitted.append(request.name)
+                if request.said == request.output or self.known(request) >= self.most:
+                    self.running.remove(request)
+                    self.end(request)
+                    ended.append(request.name)
+        return emitted, ended
+
+
+def record_scheduler(seed, steps=250, blocks=16, size=4, **keys):
+    """A header and so many steps, in which requests come and a few go before their time."""
+    rng = random.Random(seed)
+    own = {key: keys.pop(key) for key in ("caching", "watermark", "window") if key in keys}
+    keys = {"budget": 24, "seats": 5, "most": 10**6, **keys}
+    scheduler = Scheduler(Manager(blocks, size, **own), **keys)
+    header = {"type": "header", "kind": "scheduler", "vllm": "a model", "num_blocks": blocks, "block_size": size}
+    header |= {"caching": own.get("caching", True), "watermark": own.get("watermark", 0.0)}
+    header |= {"budget": keys["budget"], "max_seqs": keys["seats"], "max_model_len": keys["most"]}
+    header |= {"chunked": scheduler.chunked, "long_thr": scheduler.threshold}
+    header |= {"policy": "priority" if scheduler.priority else "fcfs"}
+    header |= {"window": own["window"]} if "window" in own else {}
+    header["effective"] = {"async_scheduling": False, "max_in_flight": keys["budget"], "reserve_full": scheduler.whole}
+    records, number, room = [header], 0, (blocks - 1) * size
+    for i in range(steps):
+        record = {"op": "step", "i": i}
+        if rng.random() < 0.4 and len(scheduler.waiting) < 4:
+            record["add"] = []
+            for _ in range(rng.randint(1, 2)):
+                segments = prompts(rng, size)
+                prompt = sum(n for _, _, n in segments)
+                output = rng.randint(1, max(1, min(room - prompt, 25)))
+                if prompt < min(keys["most"], room) and (scheduler.chunked or prompt <= keys["budget"]):
+                    row = [f"r{number}", segments, output, rng.randrange(3), float(number + 1)]
+                    scheduler.add(Asked(*row), segments)
+                    record["add"].append(row)
+                    number += 1
+        everyone = [*scheduler.running, *scheduler.waiting]
+        if everyone and rng.random() < 0.02:
+            gone = rng.choice(everyone)
+            scheduler.abort(gone)
+            record["abort"] = [gone.name]
+        step = scheduler.schedule()
+        record["nst"] = [[request.name, n] for request, n in step.items()]
+        tables = [[request.name, list(scheduler.manager.tables[request.name])] for request in step]
+        record["emit"], record["fin"] = scheduler.finish_step(step)
+        record["tables"] = [[name, table if rng.random() < 0.5 else crc(table)] for name, table in tables]
+        record["run"] = [request.name for request in scheduler.running]
+        record["wait"] = [request.name for request in scheduler.waiting]
+        record["calls"], scheduler.calls = scheduler.calls, []
+        records.append(record | scheduler.manager.pool.state())
+    return [*records, {"type": "footer", "steps": steps}]
