@@ -18,8 +18,9 @@ ROOT: Key = 0
 class Content:
     """The text of one sequence. It may grow at its end.
 
-    A block's key is Python's 64-bit hash of its parent's key and its pieces, chained as in vLLM (which hashes the
-    tokens themselves): of 10 million different blocks two get the same key with a probability of about 3e-6.
+    A block's key is Python's hash of its parent's key and its pieces, chained as in vLLM (which hashes the tokens
+    themselves). It has 61 good bits: of 10 million different blocks two get the same key with a probability of about
+    2e-5.
     """
 
     __slots__ = ("_at", "_block_size", "_inside", "_keys", "_pieces", "n")

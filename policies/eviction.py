@@ -16,7 +16,8 @@ from policies.content import Key
 Eviction = Literal["lru", "fifo", "lfu", "sieve", "belady"]
 """``lru``: the block released longest ago, as vLLM. ``fifo``: the one cached first. ``lfu``: the one hit least often,
 the longest released among equals. ``sieve``: Zhang et al., "SIEVE is Simpler than LRU" (NSDI 2024). ``belady``: the one
-whose next use is farthest in the future (Belady 1966), the best that any order can do; it must know that future."""
+whose next use is farthest in the future (Belady 1966); it must know that future. No order does better, but for a block
+now and then where prompts end with a full block, which is computed anew although it is cached."""
 
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 

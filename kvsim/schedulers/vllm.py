@@ -247,7 +247,7 @@ class Vllm(Desk):
         budget, threshold = self._left, self._most_of_one()
         while self.waiting and budget > 0 and self._seats:
             job, seat, others = self.waiting.first(), self._seats[-1], bool(self.running)
-            plan = self._plan(job)
+            plan, swapped = self._plan(job), job.ticket is not None
             if job.ticket is not None:
                 held = self._policy.swap_in(seat, job.ticket, job.tokens, waits=others)
                 if held is None:
@@ -258,7 +258,7 @@ class Vllm(Desk):
                     return
                 held = self._policy.match(seat, job.content, job.tokens)
             n = min(job.tokens - held, threshold)
-            if n > budget and not self._chunked:
+            if n > budget and not self._chunked and not swapped:
                 return
             chunk = Chunk(seat, held, min(n, budget))
             self._policy.open(seat, plan)
