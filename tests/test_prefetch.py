@@ -119,6 +119,31 @@ def test_whoever_needs_blocks_that_are_on_their_way_waits_for_them():
     assert jobs[5].finished_s == 12.0
 
 
+@pytest.mark.xfail(strict=True, reason="what is owed to a step that found no room goes with the next copies ahead")
+def test_a_step_that_found_no_room_still_makes_its_own_copies():
+    """4 finds one block in the host tier, and its step does not fit; then one is fetched ahead for 5, which waits.
+
+    The half step that follows must bring 4's block first.
+    """
+    requests = [
+        says(0, 0.0, (1, 0, 5)),
+        says(1, 2.0, (2, 0, 5)),
+        says(2, 4.0, (3, 0, 27)),  # drives both out
+        says(3, 6.0, (4, 0, 8), output=9),
+        says(4, 6.5, (1, 0, 4), (5, 0, 16)),
+        says(5, 6.5, (2, 0, 5)),
+    ]
+    keys = {"server__scheduler": "llama-server", "server__slots": 2, "server__keep_idle_slots": False}
+    diary, recorder, jobs = tell("on-resume", requests, blocks=7, **keys)
+    assert (jobs[4].cached, jobs[5].cached) == (4, 4)
+    assert recorder.batch_splits > 0
+    first = next(number for number, step in enumerate(diary.steps) if step[-1][0] == 4)
+    transfers = diary.passes[first].places[0].transfers
+    assert [transfer.n for transfer in transfers if not transfer.to_host] == [4]
+    assert [transfer.n for transfer in diary.copies if not transfer.to_host] == [4]
+    assert recorder.prefetched_cells == 4
+
+
 # Predictions, with nothing around them
 
 
