@@ -77,10 +77,10 @@ def compare(
 ) -> None:
     """Run one scenario under several policies (all of them by default) and compare."""
     loaded = _load(scenario, seed, requests, profile)
+    total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests
     if not as_json:
         writable(out / loaded.name)
-    runs = len(policy) if policy else len(available())
-    with RunProgress(loaded.name, runs * loaded.build_workload().n_requests) as progress:
+    with RunProgress(loaded.name, total) as progress:
         comparison = compare_policies(loaded, policy, progress=progress, film=not as_json)
     if as_json:
         _print_json(comparison.to_dict())

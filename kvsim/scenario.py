@@ -478,7 +478,7 @@ def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scen
 
 def mooncake(path: str) -> Scenario:
     """A Mooncake trace in the trace's own blocks, all else by default. Raises ``UserError``."""
-    name = re.sub(r"[^\w+=@-]", "_", Path(path).name.split(".")[0]) or "mooncake"
+    name = re.sub(r"\W", "_", Path(path).name.split(".")[0])[:100] or "mooncake"
     return load({"name": name, "workload": {"kind": "mooncake", "path": path}, "cache": {"block_size": 512}})
 
 

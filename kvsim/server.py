@@ -76,7 +76,9 @@ class Server:
             batches = self._policy.allocate(step, views=backend.wants_views)
         except NoSlot as reason:
             refusal, batches = reason, reason.done
-        self._prefetcher.look_after(self._scheduler.waiting)
+        if refusal is None:
+            # After a refusal, copies that the next try will make are still owed: they are not to go ahead with these.
+            self._prefetcher.look_after(self._scheduler.waiting)
         seconds = self._prefetcher.wait_s(self._scheduler.started)
         self._scheduler.started.clear()
         recorder.prefetch_wait_s += seconds

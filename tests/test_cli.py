@@ -404,14 +404,12 @@ def test_what_cannot_be_studied_leaves_no_folder(within, tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.jsonl", "short.toml"]
 
 
-@pytest.mark.xfail(strict=True, reason="the folder for the results is made before the trace is looked at")
 def test_what_cannot_be_compared_leaves_no_folder(within, tmp_path):
     give(tmp_path, GIVEN_FILES)
     assert "lost.csv: no such file" in complaint(within("compare", "lost.toml", *BOTH))
     assert {path.name for path in tmp_path.iterdir()} == set(GIVEN_FILES)
 
 
-@pytest.mark.xfail(strict=True, reason="the results' folder is named after it, and no folder's name may begin so")
 def test_a_trace_may_have_a_name_that_no_folder_can_have(within, tmp_path):
     (tmp_path / "+odd.jsonl").write_text(TRACE)
     assert json.loads(succeeded(within("prefix-cache", "+odd.jsonl", "--json")))["requests"] == 3

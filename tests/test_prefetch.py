@@ -119,7 +119,6 @@ def test_whoever_needs_blocks_that_are_on_their_way_waits_for_them():
     assert jobs[5].finished_s == 12.0
 
 
-@pytest.mark.xfail(strict=True, reason="what is owed to a step that found no room goes with the next copies ahead")
 def test_a_step_that_found_no_room_still_makes_its_own_copies():
     """4 finds one block in the host tier, and its step does not fit; then one is fetched ahead for 5, which waits.
 
