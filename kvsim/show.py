@@ -293,7 +293,7 @@ def preset(console: Console, p: Preset) -> None:
         ("layout", p.layout),
         ("compactor", p.compactor),
         ("trigger", p.trigger),
-        ("storage", "f32"),
+        ("storage", "any: cache.type_k, cache.type_v"),
         ("attention", p.kernel),
         ("parameters", f"cache.cells; {heeds}" if p.parameters else "cache.cells"),
         ("source", p.source),
