@@ -285,11 +285,16 @@ def test_a_preempted_request_finds_its_own_blocks_again():
 # vllm: what cannot be
 
 
-def test_what_no_sequence_can_hold_is_refused_before_it_starts():
-    story = tell(vllm(4), [(0.0, 16, 1), (0.0, 15, 1)])
-    reason = "the request exceeds the longest sequence: 16 prompt tokens, 16 in a sequence"
-    assert (story.jobs[0].status, story.jobs[0].error, story.jobs[0].finished_s) == ("failed", reason, 0.0)
-    assert story.jobs[1].status == "completed"
+@pytest.mark.parametrize("scheduler", ["vllm", "static"])
+def test_what_the_cache_could_never_hold_is_refused_before_it_starts(scheduler):
+    """Four blocks of four cells, whatever a sequence may have; the last token that is said takes no cell."""
+    world = vllm(4, server__scheduler=scheduler, server__slot_context=20)
+    story = tell(world, [(0.0, 10, 8), (0.0, 10, 7), (0.0, 20, 1)])
+    assert [story.jobs[i].status for i in range(3)] == ["failed", "completed", "failed"]
+    sizes = "(10 prompt tokens, 17 in all)"
+    assert story.jobs[0].error == f"the request needs 5 blocks of 4 cells {sizes}, the cache has 4"
+    assert story.jobs[2].error == "the request exceeds the longest sequence: 20 prompt tokens, 20 in a sequence"
+    assert story.jobs[0].finished_s == story.jobs[2].finished_s == 0.0
     assert story.recorder.failed_allocations == story.recorder.preemptions == 0
 
 

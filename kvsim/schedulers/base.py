@@ -50,7 +50,7 @@ class Desk:
         self._policy = policy
         self._backend = backend
         self._recorder = recorder
-        self._context = min(scenario.slot_context, policy.longest)
+        self._context = scenario.slot_context
         """The most tokens in a sequence."""
         self.started: list[Job] = []
         self.ended: list[Job] = []
