@@ -71,6 +71,20 @@ class BlockPool:
             blocks.append(next(iter(block)) if isinstance(block, dict) else block)
         return blocks
 
+    def trailing(self, keys: Sequence[Key], n: int) -> list[int]:
+        """The last ``n`` blocks in a row that are there, behind ``NULL`` for all before them: what a window needs to
+        see. Where there are no ``n`` in a row, the leading ones."""
+        run: list[int] = []
+        for at in range(len(keys) - 1, -1, -1):
+            block = self.find(keys[at])
+            if block is None:
+                run = []
+                continue
+            run.append(block)
+            if len(run) >= n:
+                return [NULL] * at + run[::-1]
+        return run[::-1]
+
     def touch(self, blocks: Iterable[int]) -> None:
         """One more sequence holds each of these cached blocks, which may be free."""
         refs, keys, free = self.refs, self.keys, self.free

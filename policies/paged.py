@@ -8,7 +8,6 @@ chunks for each sequence (MLC-LLM, TGI).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
@@ -17,6 +16,7 @@ import numpy as np
 from policies.blocks import NULL, BlockPool
 from policies.content import NOTHING, Content, Key
 from policies.eviction import FreeBlocks, Future, Keys
+from policies.fill import Fill
 from policies.free_runs import runs_of
 from policies.host import HostTier, TransferLog
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
@@ -121,11 +121,7 @@ class PagedPolicy(Policy):
         self._copies: list[tuple[int, int, int]] = []
         """Copies on write that an engine has yet to make: from cell, to cell, cells. Their sources are held until
         then, so that nothing else is written there."""
-        self._fill = array("i", bytes(4 * n_blocks))
-        """Of each block in use: tokens in it that a sequence can see."""
-        self._stored = 0
-        self._torn: set[int] = set()
-        """Blocks that one of their holders sees a part of only."""
+        self._fill = Fill(n_blocks, block_size)
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Tells what the sequence will say; what it holds already must agree with that."""
@@ -151,7 +147,7 @@ class PagedPolicy(Policy):
             return 0
         keys = content.keys(self.block_size, (tokens - 1) // self.block_size)
         if self.window is not None:
-            found = self._window_match(keys)
+            found = self.pool.trailing(keys, self._window_blocks)
         else:
             found = self.pool.leading(keys)
             if self.host is not None:
@@ -245,7 +241,7 @@ class PagedPolicy(Policy):
         s.named = min(s.named, start // self.block_size)
         s.content = s.content.head(start)
         if start % self.block_size:
-            self._torn.add(s.table[-1])
+            self._fill.torn.add(s.table[-1])
             self._refill(s.table[-1])
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
@@ -270,7 +266,7 @@ class PagedPolicy(Policy):
         copied.named = min(source.named, stop // self.block_size)
         self.pool.share(copied.table[copied.skipped :])
         if stop % self.block_size:
-            self._torn.add(copied.table[-1])
+            self._fill.torn.add(copied.table[-1])
 
     def keeps(self, seq: int, n: int) -> int:
         """All of them, unless the window has moved on."""
@@ -314,7 +310,7 @@ class PagedPolicy(Policy):
             left.table.append(next(fresh) if block is None else block)
             if block is None:
                 self._log.add(left.table[-1], slot, to_host=False)
-            self._fill_up(left.table[-1], min(self.block_size, left.length - at * self.block_size))
+            self._fill.raise_to(left.table[-1], min(self.block_size, left.length - at * self.block_size))
         self.host.release(slots)
         left.named = 0
         self.tables[seq] = left
@@ -356,12 +352,12 @@ class PagedPolicy(Policy):
         largest = int((ends - starts).max(initial=0)) * size
         return Usage(
             self.capacity,
-            self._stored,
+            self._fill.stored,
             self.capacity - free,
             free,
             len(starts),
             largest,
-            self._top(),
+            self._fill.top,
             pool.n_idle * size,
         )
 
@@ -443,19 +439,6 @@ class PagedPolicy(Policy):
                 block = ~slot
             found.append(block)
 
-    def _window_match(self, keys: Sequence[Key]) -> list[int]:
-        """The last cached blocks in a row that fill a window, with nothing before them; else the leading ones."""
-        run: list[int] = []
-        for at in range(len(keys) - 1, -1, -1):
-            block = self.pool.find(keys[at])
-            if block is None:
-                run = []
-                continue
-            run.append(block)
-            if len(run) >= self._window_blocks:
-                return [NULL] * at + run[::-1]
-        return run[::-1]
-
     def _attach(self, s: Paged, found: Sequence[int]) -> None:
         """Begin a table with what was found, bringing in what lies in the host tier."""
         keys = s.content.keys(self.block_size, len(found))
@@ -472,7 +455,7 @@ class PagedPolicy(Policy):
                 blocks[at] = block
             self.host.unpin([keys[at] for at in away], slots)
         for block in blocks[s.skipped :]:
-            self._fill_up(block, self.block_size)
+            self._fill.raise_to(block, self.block_size)
         s.table += blocks
         s.length = len(blocks) * self.block_size
         s.named = len(blocks)
@@ -497,7 +480,7 @@ class PagedPolicy(Policy):
             s.table[at] = new
             if filled > 0:
                 self._copies.append((block * self.block_size, new * self.block_size, filled))
-                self._fill_up(new, filled)
+                self._fill.raise_to(new, filled)
             else:
                 self.pool.release((block,))
             self._refill(block)
@@ -527,7 +510,7 @@ class PagedPolicy(Policy):
             s.table[s.skipped : past] = [NULL] * len(gone)
             s.skipped = past
             self._empty(self.pool.release(gone[::-1]))
-            for block in self._torn.intersection(gone):
+            for block in self._fill.torn.intersection(gone):
                 self._refill(block)
 
     def _release(self, s: Paged, keep: int) -> None:
@@ -539,17 +522,12 @@ class PagedPolicy(Policy):
         del s.table[keep:]
         gone.reverse()
         self._empty(self.pool.release(gone))
-        for block in self._torn.intersection(gone):
+        for block in self._fill.torn.intersection(gone):
             self._refill(block)
 
     def _empty(self, blocks: Iterable[int]) -> None:
         """Nobody holds these blocks any more."""
-        fill = self._fill
-        for block in blocks:
-            self._stored -= fill[block]
-            fill[block] = 0
-        if self._torn:
-            self._torn.difference_update(blocks)
+        self._fill.empty(blocks)
         if self._copies:
             # A copy for nobody need not be made, and its source need not be held for it.
             gone = {block * self.block_size for block in blocks}
@@ -558,12 +536,6 @@ class PagedPolicy(Policy):
             if sources:
                 self._empty(self.pool.release(sources))
 
-    def _fill_up(self, block: int, tokens: int) -> None:
-        """At least that many tokens of the block can be seen."""
-        if tokens > self._fill[block]:
-            self._stored += tokens - self._fill[block]
-            self._fill[block] = tokens
-
     def _refill(self, block: int) -> None:
         """Count anew what can be seen of a block, when one of its holders has given up some or all of it."""
         most = 0
@@ -571,8 +543,7 @@ class PagedPolicy(Policy):
             if block in s.table:
                 at = s.table.index(block)
                 most = max(most, min(self.block_size, s.length - at * self.block_size))
-        self._stored += most - self._fill[block]
-        self._fill[block] = most
+        self._fill.set_to(block, most)
 
     def _cells(self, s: Paged, start: int, stop: int) -> IntArray:
         size = self.block_size
@@ -582,11 +553,6 @@ class PagedPolicy(Policy):
         first = start // size
         table = np.array(s.table[first : self._blocks(stop)], dtype=np.int64)
         return np.asarray(table[positions // size - first] * size + positions % size)
-
-    def _top(self) -> int:
-        """One past the highest cell that holds a token."""
-        filled = np.flatnonzero(np.frombuffer(self._fill, dtype=np.int32))
-        return int(filled[-1]) * self.block_size + self._fill[int(filled[-1])] if len(filled) else 0
 
     def _place(
         self, chunks: tuple[Chunk, ...], copies: Moves, transfers: tuple[Transfer, ...], views: bool
@@ -598,7 +564,7 @@ class PagedPolicy(Policy):
             parts.append(self._cells(s, start, end))
             s.length, s.reserved = end, 0
             for at in range(start // size, self._blocks(end)):
-                self._fill_up(s.table[at], min(size, end - at * size))
+                self._fill.raise_to(s.table[at], min(size, end - at * size))
         seen = tuple(self._view(c.seq) for c in chunks) if views else ()
         place = Place(np.concatenate(parts), self._reads(chunks), copies, views=seen, transfers=transfers)
         return MicroBatch(chunks, (place,))
@@ -613,7 +579,7 @@ class PagedPolicy(Policy):
         if self.kernel == "gather":
             lengths = np.array([s.length - s.skipped * self.block_size for s in held], dtype=np.int64)
             return table_reads(chunks, lengths, -(-lengths // self.block_size))
-        span = padded_span(self._top(), self._pad, self.groups[0].cells)
+        span = padded_span(self._fill.top, self._pad, self.groups[0].cells)
         return reads_of(self.kernel, chunks, lambda seq: self._view(seq).cells, span)
 
     def _keep(self, block: int, key: Key) -> None:

@@ -1,0 +1,44 @@
+"""How far the blocks of a pool are filled: what can be seen of each by those who hold it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+import numpy as np
+
+
+class Fill:
+    """Tokens in each block that a sequence can see, and their sum."""
+
+    def __init__(self, n_blocks: int, block_size: int):
+        self.stored = 0
+        """Tokens in all blocks."""
+        self.torn: set[int] = set()
+        """Blocks that one of their holders sees a part of only: when another leaves, they must be counted anew."""
+        self._tokens = array("i", bytes(4 * n_blocks))
+        self._block_size = block_size
+
+    def raise_to(self, block: int, tokens: int) -> None:
+        """At least that many tokens of the block can be seen."""
+        if tokens > self._tokens[block]:
+            self.set_to(block, tokens)
+
+    def set_to(self, block: int, tokens: int) -> None:
+        """Just that many tokens of the block can be seen."""
+        self.stored += tokens - self._tokens[block]
+        self._tokens[block] = tokens
+
+    def empty(self, blocks: Iterable[int]) -> None:
+        """Nobody holds these blocks any more."""
+        for block in blocks:
+            self.stored -= self._tokens[block]
+            self._tokens[block] = 0
+        if self.torn:
+            self.torn.difference_update(blocks)
+
+    @property
+    def top(self) -> int:
+        """One past the highest cell that holds a token."""
+        filled = np.flatnonzero(np.frombuffer(self._tokens, dtype=np.int32))
+        return int(filled[-1]) * self._block_size + self._tokens[int(filled[-1])] if len(filled) else 0
