@@ -6,8 +6,9 @@ q of shape (n_tokens, n_heads, d_head) and what it reads of that layer's K and V
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,8 +20,18 @@ from real_engine.model import Floats, Ints
 Read = Callable[[slice | Ints], Floats]
 """K or V of some cells of a layer, shape (n_kv_heads, n_cells, d_head), float32."""
 
+BLOCK = 256
+"""Cells read at a time: what is copied or dequantised of them stays in the second-level cache until it is used, and
+products of a few rows with them are small enough for the BLAS to do without packing."""
+
+_WHOLE = 1 << 18
+"""The most scores that are kept until all blocks have been seen: 1 MB."""
+
 _NOWHERE = np.iinfo(np.int64).max
 """The position of a cell that is not the sequence's own: after every token."""
+
+
+Blocks = tuple[tuple[slice | Ints, Floats | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +40,9 @@ class Selection:
 
     rows: slice
     """Their tokens."""
-    pieces: tuple[tuple[slice | Ints, Floats | None], ...]
-    """Cells, and what to add to the scores of rows against them: 0 or minus infinity, shape (n_rows, n_cells);
-    None where nothing is hidden. The softmax runs over all pieces together."""
+    blocks: Blocks
+    """At most ``BLOCK`` cells each, and what to add to the scores of rows against them: 0 or minus infinity, shape
+    (n_rows, n_cells); None where nothing is hidden. The softmax runs over all blocks together."""
 
 
 def select(
@@ -46,7 +57,7 @@ def select(
             position[view.cells] = view.positions
             bias = _bias(position, _own(chunk, view), window)
             hidden.append(np.zeros((chunk.n, span), dtype=np.float32) if bias is None else bias)
-        return (Selection(slice(None), ((slice(0, span), np.concatenate(hidden)),)),)
+        return (Selection(slice(None), tuple(_cut(slice(0, span), np.concatenate(hidden)))),)
     found, at = [], 0
     for chunk, view in zip(chunks, views, strict=True):
         rows, own = slice(at, at + chunk.n), _own(chunk, view)
@@ -56,23 +67,23 @@ def select(
             first = int(view.cells[0]) // size * size
             position = np.full(span, _NOWHERE)
             position[view.cells - first] = view.positions
-            found.append(Selection(rows, ((slice(first, first + span), _bias(position, own, window)),)))
+            found.append(Selection(rows, tuple(_cut(slice(first, first + span), _bias(position, own, window)))))
             continue
         if kernel == "gather":
-            found.append(Selection(rows, ((view.cells, _bias(view.positions, own, window)),)))
+            found.append(Selection(rows, tuple(_cut(view.cells, _bias(view.positions, own, window)))))
             continue
         if kernel == "sliced":
             starts, ends = np.array([view.cells.min()]), np.array([view.cells.max() + 1])
         else:
             tile_starts, tile_ends = runs_of(np.unique(view.cells // TILE))
             starts, ends = tile_starts * TILE, tile_ends * TILE
-        pieces = []
+        blocks: list[tuple[slice | Ints, Floats | None]] = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             position = np.full(end - start, _NOWHERE)
             inside = (view.cells >= start) & (view.cells < end)
             position[view.cells[inside] - start] = view.positions[inside]
-            pieces.append((slice(start, end), _bias(position, own, window)))
-        found.append(Selection(rows, tuple(pieces)))
+            blocks += _cut(slice(start, end), _bias(position, own, window))
+        found.append(Selection(rows, tuple(blocks)))
     return tuple(found)
 
 
@@ -85,11 +96,9 @@ def attend(q: Floats, keys: Read, values: Read, n_kv: int, selections: Sequence[
         n, heads, _ = part.shape
         by_token = (part * np.float32(1 / np.sqrt(d))).reshape(n, n_kv, heads // n_kv, d)
         grouped = by_token.transpose(1, 0, 2, 3).reshape(n_kv, -1, d)
-        if len(selection.pieces) == 1:
-            cells, bias = selection.pieces[0]
-            result = _softmax(_scores(grouped, keys, cells, bias)) @ values(cells)
-        else:
-            result = _running(grouped, keys, values, selection)
+        scores = grouped.shape[0] * grouped.shape[1] * sum(_size(cells) for cells, _ in selection.blocks)
+        attended = _whole if scores <= _WHOLE or len(selection.blocks) == 1 else _running
+        result = attended(grouped, keys, values, selection.blocks)
         out[selection.rows] = result.reshape(n_kv, n, -1, d).transpose(1, 0, 2, 3).reshape(n, heads, d)
     return out
 
@@ -108,35 +117,60 @@ def _bias(position: Ints, own: Ints, window: int | None) -> Floats | None:
     return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
 
-def _scores(grouped: Floats, keys: Read, cells: slice | Ints, bias: Floats | None) -> Floats:
-    """Shape (n_kv_heads, n_rows * heads per kv head, n_cells)."""
-    scores: Floats = grouped @ keys(cells).transpose(0, 2, 1)
+def _cut(cells: slice | Ints, bias: Floats | None) -> Iterator[tuple[slice | Ints, Floats | None]]:
+    """The same, a block at a time."""
+    for start in range(0, _size(cells), BLOCK):
+        stop = min(start + BLOCK, _size(cells))
+        part = slice(cells.start + start, cells.start + stop) if isinstance(cells, slice) else cells[start:stop]
+        hidden = None if bias is None else bias[:, start:stop]
+        yield part, hidden if hidden is not None and hidden.any() else None
+
+
+def _size(cells: slice | Ints) -> int:
+    return int(cells.stop - cells.start) if isinstance(cells, slice) else len(cells)
+
+
+def _score(grouped: Floats, keys: Read, cells: slice | Ints, bias: Floats | None, out: Floats) -> None:
+    """Into ``out``, shape (n_kv_heads, n_rows * heads per kv head, n_cells)."""
+    np.matmul(grouped, keys(cells).transpose(0, 2, 1), out=out)
     if bias is not None:
-        n, span = bias.shape
-        scores.reshape(len(grouped), n, -1, span)[...] += bias[None, :, None, :]
-    return scores
+        # A view of a part of all scores, too: only the axis of rows is cut in two.
+        by_row = out.reshape(len(grouped), len(bias), -1, bias.shape[1], copy=False)
+        by_row += bias[None, :, None, :]
 
 
-def _softmax(scores: Floats) -> Floats:
+def _whole(grouped: Floats, keys: Read, values: Read, blocks: Blocks) -> Floats:
+    """All scores, one softmax, all values."""
+    stops = np.cumsum([_size(cells) for cells, _ in blocks]).tolist()
+    scores = np.empty((*grouped.shape[:2], stops[-1]), dtype=np.float32)
+    parts = [slice(start, stop) for start, stop in pairwise([0, *stops])]
+    for part, (cells, bias) in zip(parts, blocks, strict=True):
+        _score(grouped, keys, cells, bias, scores[:, :, part])
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
+    result: Floats = scores[:, :, parts[0]] @ values(blocks[0][0])
+    for part, (cells, _) in zip(parts[1:], blocks[1:], strict=True):
+        result += scores[:, :, part] @ values(cells)
+    result /= scores.sum(axis=-1, keepdims=True)
+    return result
 
 
-def _running(grouped: Floats, keys: Read, values: Read, selection: Selection) -> Floats:
-    """Piece by piece with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867)."""
+def _running(grouped: Floats, keys: Read, values: Read, blocks: Blocks) -> Floats:
+    """Block by block with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867)."""
     peak: Floats = np.full((*grouped.shape[:2], 1), -3e38, dtype=np.float32)
     total = np.zeros_like(peak)
     result = np.zeros_like(grouped)
-    for cells, bias in selection.pieces:
-        scores = _scores(grouped, keys, cells, bias)
+    for cells, bias in blocks:
+        scores = np.empty((*grouped.shape[:2], _size(cells)), dtype=np.float32)
+        _score(grouped, keys, cells, bias, scores)
         higher = np.maximum(peak, scores.max(axis=-1, keepdims=True))
         scores -= higher
         np.exp(scores, out=scores)
         rescale = np.exp(peak - higher)
-        result = result * rescale + scores @ values(cells)
-        total = total * rescale + scores.sum(axis=-1, keepdims=True)
+        result *= rescale
+        result += scores @ values(cells)
+        total *= rescale
+        total += scores.sum(axis=-1, keepdims=True)
         peak = higher
     result /= total
     return result
