@@ -5,49 +5,95 @@ The public interface: the same verbs as the command line, returning results back
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kvsim.comparison import Comparison, compare
-from kvsim.costs import Profile, load_profile
-from kvsim.errors import Livelock, UserError
-from kvsim.metrics import Result
-from kvsim.prefix_cache import PrefixStudy, prefix_cache
-from kvsim.scenario import Scenario, builtin_names, load
-from kvsim.simulation import run
-
 if TYPE_CHECKING:
-    from kvsim.calibration import calibrate
+    from kvsim.calibration import Calibration, calibrate
+    from kvsim.comparison import Comparison, compare
+    from kvsim.costs import Profile, load_profile
+    from kvsim.errors import Livelock, UserError
+    from kvsim.memory import MemoryReport, memory
+    from kvsim.metrics import Result
+    from kvsim.prefix_cache import PrefixStudy, prefix_cache
+    from kvsim.scenario import Scenario, builtin_names, load
+    from kvsim.simulation import run
     from kvsim.validation import Validation, validate
+    from real_engine.accuracy import Accuracy, accuracy
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accuracy",
+    "Calibration",
     "Comparison",
     "Livelock",
+    "MemoryReport",
     "PrefixStudy",
     "Profile",
     "Result",
     "Scenario",
     "UserError",
     "Validation",
+    "accuracy",
     "builtin_names",
     "calibrate",
     "compare",
     "load",
     "load_profile",
+    "memory",
     "prefix_cache",
     "run",
     "validate",
 ]
 
-_FACES = {"calibrate": "kvsim.calibration", "validate": "kvsim.validation", "Validation": "kvsim.validation"}
+_HOMES = {
+    "Accuracy": "real_engine.accuracy",
+    "Calibration": "kvsim.calibration",
+    "Comparison": "kvsim.comparison",
+    "Livelock": "kvsim.errors",
+    "MemoryReport": "kvsim.memory",
+    "PrefixStudy": "kvsim.prefix_cache",
+    "Profile": "kvsim.costs",
+    "Result": "kvsim.metrics",
+    "Scenario": "kvsim.scenario",
+    "UserError": "kvsim.errors",
+    "Validation": "kvsim.validation",
+    "accuracy": "real_engine.accuracy",
+    "builtin_names": "kvsim.scenario",
+    "calibrate": "kvsim.calibration",
+    "compare": "kvsim.comparison",
+    "load": "kvsim.scenario",
+    "load_profile": "kvsim.costs",
+    "memory": "kvsim.memory",
+    "prefix_cache": "kvsim.prefix_cache",
+    "run": "kvsim.simulation",
+    "validate": "kvsim.validation",
+}
+"""Of each public name its module. All are imported when first asked for: the core is spared the engine, and the engine,
+which needs errors and shapes alone, is spared pandas, SciPy and pydantic, which take more memory than all of it."""
 
 
 def __getattr__(name: str) -> Any:
-    """The faces that drive the real engine are imported when first asked for: the core does not need it."""
-    if name not in _FACES:
+    if name not in _HOMES:
         raise AttributeError(f"module 'kvsim' has no attribute {name!r}")
-    import importlib
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
 
-    module = importlib.import_module(_FACES[name])
-    return getattr(module, name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps the verbs: importing a submodule would put it in the place of the function that has its name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -13,8 +13,10 @@ from workloads import Request
 class Backend(Protocol):
     """What the server asks for durations. Never chooses a cell."""
 
-    wants_views: bool
-    """Whether micro-batches must say which cells attention may see."""
+    @property
+    def wants_views(self) -> bool:
+        """Whether micro-batches must say which cells attention may see."""
+        ...
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
         """A request takes the sequence ``seq``; ``again``: it was preempted, and goes on with what it has said."""
@@ -35,6 +37,38 @@ class Backend(Protocol):
     def transfer(self, transfers: Sequence[Transfer]) -> float:
         """Seconds that copies to and from the host tier take."""
         ...
+
+
+class Around:
+    """A backend around another, which it leaves to do everything; for those that want to look on."""
+
+    def __init__(self, inner: Backend):
+        self._inner = inner
+
+    @property
+    def wants_views(self) -> bool:
+        """As the inner one."""
+        return self._inner.wants_views
+
+    def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
+        """As the inner one."""
+        self._inner.begin(seq, request, again=again)
+
+    def discard(self, seq: int, start: int, stop: int) -> None:
+        """As the inner one."""
+        self._inner.discard(seq, start, stop)
+
+    def forward(self, batch: MicroBatch) -> float:
+        """As the inner one."""
+        return self._inner.forward(batch)
+
+    def move(self, moves: Moves) -> float:
+        """As the inner one."""
+        return self._inner.move(moves)
+
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
+        """As the inner one."""
+        return self._inner.transfer(transfers)
 
 
 class SimulatedBackend:

@@ -145,39 +145,52 @@ def _eviction(name: str) -> Eviction:
 @app.command()
 def calibrate(
     model: Annotated[str, typer.Option(help="The model to measure: tiny, small, smollm2, or a GGUF file.")] = "tiny",
-    seconds: Annotated[float, typer.Option(help="How long to measure.", min=1, max=3600)] = 20.0,
+    seconds: Annotated[float, typer.Option(help="How long to measure at most.", min=1, max=86400)] = 60.0,
     out: Annotated[Path | None, typer.Option(help="The profile file to write; by default MODEL.profile.json.")] = None,
     cache_type_k: Annotated[str, typer.Option(help=f"How keys are kept: {', '.join(STORAGES)}.")] = "f32",
     cache_type_v: Annotated[str, typer.Option(help="How values are kept.")] = "f32",
-    force: Annotated[bool, typer.Option(help="Save even what was measured on a busy machine.")] = False,
+    bound: Annotated[float | None, typer.Option(help="The largest median held-out error to save.", min=0)] = None,
+    force: Annotated[bool, typer.Option(help="Save whatever the error, and on a busy machine too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure the real engine on this machine and write a machine profile."""
-    from kvsim.calibration import calibrate as measure
-    from kvsim.machine import BUSY_BELOW
+    """Measure the real engine on this machine and write a machine profile.
 
-    target = out or Path(f"{model}.profile.json")
-    types = {"type_k": _storage("--cache-type-k", cache_type_k), "type_v": _storage("--cache-type-v", cache_type_v)}
-    with RunProgress(f"measuring {model}", 100) as progress:
-        name = target.name.split(".")[0]
-        profile = measure(model, seconds=seconds, name=name, **types, report=progress.share)
-    if profile.machine.cpu_share < BUSY_BELOW and not force:
-        raise typer.Exit(
-            _fail(
-                f"not saved: the machine is busy, the measurement got {profile.machine.cpu_share:.0%} of its core; "
-                "try again when it is quiet, or give --force",
-                1,
-            )
-        )
+    Measures until the intervals are tight or the time is over. Cut short, it goes on where it was when called again.
+    """
+    from kvsim.calibration import HELD_OUT_BOUND
+    from kvsim.calibration import calibrate as measure
+
+    target = out or Path(f"{Path(model).stem}.profile.json")
+    journal = writable(target.parent) / f"{target.name}.part"
+    name = target.name.split(".")[0]
+    types: dict[str, Any] = {
+        "type_k": _storage("--cache-type-k", cache_type_k),
+        "type_v": _storage("--cache-type-v", cache_type_v),
+    }
     try:
-        profile.save(target)
+        with RunProgress(f"measuring {model}", 100) as progress:
+            done = measure(model, seconds=seconds, name=name, **types, report=progress.share, journal=journal)
+    except KeyboardInterrupt:
+        raise typer.Exit(_fail(f"stopped; what is in {journal} counts when you calibrate again", 130)) from None
+    refusal = None if force else done.refusal(HELD_OUT_BOUND if bound is None else bound)
+    if refusal is not None:
+        if not done.busy:
+            refusal += f"; measure longer (what is in {journal} counts), or give --force"
+        else:
+            journal.unlink(missing_ok=True)  # Of no use to anyone.
+        raise typer.Exit(_fail(f"not saved: {refusal}", 1))
+    picture = target.with_name(f"{name}.calibration.png")
+    try:
+        done.profile.save(target)
+        done.plot().savefig(picture, dpi=120)
     except OSError as e:
         raise UserError(f"{target}: cannot write: {e.strerror}") from None
+    journal.unlink(missing_ok=True)
     if as_json:
-        _print_json(profile.model_dump(mode="json"))
+        _print_json(done.profile.model_dump(mode="json"))
     else:
-        show.profile(_console(), profile)
-        typer.echo(f"\nSaved {target}. Use it with: kvsim compare --profile {target}")
+        show.calibration(_console(), done)
+        typer.echo(f"\nSaved {target} and {picture.name}. Use it with: kvsim compare --profile {target}")
 
 
 @app.command()
@@ -192,7 +205,7 @@ def validate(
         float | None, typer.Option(help="Exit with 1 where end-to-end latency at P50 or P99 errs by more.", min=0)
     ] = None,
     profile: ProfileName = None,
-    calibration_seconds: Annotated[float, typer.Option(help="How long to calibrate.", min=1, max=3600)] = 20.0,
+    calibration_seconds: Annotated[float, typer.Option(help="How long to calibrate.", min=1, max=86400)] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Run a scenario on the real engine, and hold the prediction against what was measured.
@@ -217,7 +230,7 @@ def validate(
                 type_k=cache.type_k,
                 type_v=cache.type_v,
                 report=progress.share,
-            )
+            ).profile
         total = min(requests, loaded.build_workload().n_requests)
         try:
             validation = check(
@@ -279,6 +292,77 @@ def generate(
         _print_json(told.summary())
     else:
         typer.echo(f"\n\n{told.describe()}")
+
+
+@app.command()
+def accuracy(
+    model: Annotated[str, typer.Option(help="The model: smollm2, tiny, small, or a GGUF file.")] = "smollm2",
+    cache_type_k: Annotated[
+        list[str] | None, typer.Option(help=f"Keys as {', '.join(STORAGES)}; may be given several times.")
+    ] = None,
+    cache_type_v: Annotated[list[str] | None, typer.Option(help="Values likewise.")] = None,
+    weights: Annotated[str, typer.Option(help="How weights are kept: f32, f16, int8, mapped.")] = "f32",
+    tokens: Annotated[int | None, typer.Option(help="Read this much of the text at most.", min=2)] = None,
+    threads: Annotated[int, typer.Option(help="Threads of the matrix products.", min=1)] = 1,
+    as_json: Json = False,
+) -> None:
+    """What narrower K and V cost in accuracy: logits, likeliest tokens and perplexity beside f32.
+
+    Where types are given, every combination of them is tried.
+    """
+    from real_engine.accuracy import accuracy as measure
+
+    types_k = [_storage("--cache-type-k", name) for name in cache_type_k or ()]
+    types_v = [_storage("--cache-type-v", name) for name in cache_type_v or ()]
+    with RunProgress(f"reading with {model}", 100) as progress:
+        found = measure(
+            model, types_k, types_v, weights=weights, tokens=tokens, threads=threads, progress=progress.share
+        )
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        show.accuracy(_console(), found)
+
+
+@app.command()
+def memory(
+    model: Annotated[str, typer.Option(help="The model to load: small, tiny, smollm2, or a GGUF file.")] = "small",
+    remedy: Annotated[
+        list[str] | None, typer.Option("--remedy", "-r", help="May be given several times; by default all that suit.")
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Sequences at a time.")] = 4,
+    context: Annotated[int, typer.Option(help="Tokens that a slot could hold.")] = 2048,
+    tokens: Annotated[int, typer.Option("--tokens", "-n", help="Tokens that each slot holds in the end.")] = 256,
+    ubatch: Annotated[int, typer.Option(help="Tokens in a forward pass at most.")] = 128,
+    cache_type_k: Annotated[str, typer.Option(help=f"How keys are kept: {', '.join(STORAGES)}.")] = "f32",
+    cache_type_v: Annotated[str, typer.Option(help="How values are kept.")] = "f32",
+    out: Annotated[Path, typer.Option(help="Where the picture and the tables go.")] = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Where an engine's memory goes: a naive set-up, then one remedy on top of another, measured."""
+    from kvsim.memory import memory as measure
+
+    type_k, type_v = _storage("--cache-type-k", cache_type_k), _storage("--cache-type-v", cache_type_v)
+    target = out / f"memory-{Path(model).stem}"
+    with RunProgress(f"measuring {model}", 100) as progress:
+        report = measure(
+            model,
+            remedy,
+            slots=slots,
+            context=context,
+            tokens=tokens,
+            n_ubatch=ubatch,
+            type_k=type_k,
+            type_v=type_v,
+            ready=None if as_json else partial(writable, target),
+            progress=progress.share,
+        )
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        show.memory(_console(), report)
+        written = report.save(target)
+        typer.echo(f"\nSaved {', '.join(path.name for path in written)} in {target}/")
 
 
 @app.command()

@@ -2,17 +2,17 @@
 
 A forward pass of ``n`` tokens costs
 
-    base + matmul(n) + attention(kernel, reads) + moves
+    base(kernel) + matmul(n) + attention(kernel, reads) + moves
 
-where ``matmul`` is piecewise linear and never falls (a batched matrix product is not linear in its batch),
-attention is linear in what the kernel reads, and moves are charged by run first and by cell second. Every
+where ``matmul`` is piecewise linear and never falls (a batched matrix product is not linear in its batch). Attention
+costs, for each cell that is scanned, what the tokens cost that scan it together, again by a piecewise linear table that
+never falls, and something for each chunk and for each run. Moves are charged by run first and by cell second. Every
 coefficient is non-negative: no cost can be bought back.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -21,15 +21,14 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from scipy.optimize import nnls
 
 from kvsim.errors import UserError
 from kvsim.model import Storage
 from policies import Group, Kernel, MicroBatch, Moves, RelativeCosts, Shift, Transfer
 
-FORMAT = 2
+FORMAT = 3
 """Version of the profile file."""
 
 FloatArray = NDArray[np.float64]
@@ -37,17 +36,19 @@ FloatArray = NDArray[np.float64]
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 """Batch sizes in tokens between which ``matmul`` is linear; it is 0 for one token, and the last slope goes on."""
 
-ATTENTION_TERMS = ("per_token_cell_s", "per_cell_s", "per_chunk_s", "per_run_s")
-"""Seconds for each: score (token times cell scanned), cell read, chunk, and contiguous run read."""
+ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512)
+"""Numbers of tokens that scan the same cells together, between which the cost of a cell is linear."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """A part of a profile or of what it was fitted to: immutable, every key checked."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Coefficient(_Record):
+class Coefficient(Record):
     """A fitted number of seconds and its 95 % bootstrap interval."""
 
     value: Seconds
@@ -55,23 +56,29 @@ class Coefficient(_Record):
     high: Seconds
 
 
-class Attention(_Record):
-    """What one kernel costs; names as in ``ATTENTION_TERMS``."""
+class Attention(Record):
+    """What one kernel costs."""
 
-    per_token_cell_s: Coefficient
+    base_s: Coefficient
+    """A forward pass of one token, but for what it reads."""
     per_cell_s: Coefficient
+    """A cell that one token scans."""
+    further_token_s: tuple[Coefficient, ...]
+    """What the cell costs more for each further token that scans it together with the first, in each segment between
+    knots."""
     per_chunk_s: Coefficient
     per_run_s: Coefficient
+    """Each contiguous piece that is read; 0 for kernels that read one for each chunk."""
 
 
-class CopyCost(_Record):
+class CopyCost(Record):
     """What a compaction costs."""
 
     per_run_s: Coefficient
     per_cell_s: Coefficient
 
 
-class MachineInfo(_Record):
+class MachineInfo(Record):
     """Where and how a profile was measured."""
 
     processor: str
@@ -88,18 +95,16 @@ class MachineInfo(_Record):
     """Processor seconds per wall second during the measurement: below 1, others had the core."""
 
 
-class Range(_Record):
+class Range(Record):
     """The smallest and the largest value that was measured."""
 
     low: int
     high: int
 
 
-class Fit(_Record):
+class Fit(Record):
     """What is computed from the measurements: the costs, and how well they predict what was held out."""
 
-    base_s: Coefficient
-    """A forward pass of one token, but for its attention."""
     matmul_slopes_s: tuple[Coefficient, ...]
     """Seconds per further token in each segment between knots."""
     kernels: dict[Kernel, Attention]
@@ -108,7 +113,7 @@ class Fit(_Record):
     """To rotate the key of one cell in all layers (K-shift)."""
     held_out_samples: int
     held_out_error_median: float
-    """Median relative error over the samples that were not used in the fit."""
+    """Median relative error over the passes that were not used in the fit."""
     held_out_error_p95: float
 
 
@@ -127,21 +132,32 @@ class Profile(Fit):
     machine: MachineInfo
     matmul_knots: tuple[int, ...]
     """Batch sizes in tokens between which the cost of matrix work is linear."""
+    attention_knots: tuple[int, ...]
+    """Tokens that scan a cell together, between which its cost is linear."""
     tokens: Range
     """Tokens in a forward pass that were measured."""
     cells: Range
     """Cells that one token was scored against, as far as was measured."""
+    yardstick_s: tuple[Seconds, ...]
+    """Of a few passes that are always the same: by them, the machine's pace at another time is told."""
     samples: int
     digest: str
     """SHA-256 of the raw measurements."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Profile:
-        knots = self.matmul_knots
-        if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or knots[0] < 1 or knots[-1] > 2**20:
-            raise ValueError("matmul_knots must be two or more batch sizes, rising, from 1 to 2**20")
-        if len(self.matmul_slopes_s) != len(knots) - 1:
-            raise ValueError(f"matmul_slopes_s must be {len(knots) - 1}, one between each two of matmul_knots")
+        for name, knots in (("matmul_knots", self.matmul_knots), ("attention_knots", self.attention_knots)):
+            if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or knots[0] < 1 or knots[-1] > 2**20:
+                raise ValueError(f"{name} must be two or more numbers of tokens, rising, from 1 to 2**20")
+        if len(self.matmul_slopes_s) != len(self.matmul_knots) - 1:
+            expected = len(self.matmul_knots) - 1
+            raise ValueError(f"matmul_slopes_s must be {expected}, one between each two of matmul_knots")
+        for kernel, attention in self.kernels.items():
+            if len(attention.further_token_s) != len(self.attention_knots) - 1:
+                expected = len(self.attention_knots) - 1
+                raise ValueError(
+                    f"kernels.{kernel}.further_token_s must be {expected}, one between each two of attention_knots"
+                )
         return self
 
     def describe(self) -> str:
@@ -153,8 +169,9 @@ class Profile(Fit):
             f"{m.threads} of {m.cores} cores, {m.blas}"
         )
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the profile as JSON."""
+        path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
@@ -193,6 +210,36 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
     return profile
 
 
+def scans_together(kernel: Kernel, group: Group) -> bool:
+    """Whether all tokens of a pass scan the same cells; otherwise each chunk scans its own."""
+    return kernel == "masked" and group.streams == 1
+
+
+def segments(tokens: ArrayLike, knots: Sequence[int]) -> FloatArray:
+    """How many of ``tokens`` fall into each segment between knots, the last of which goes on for ever; shape
+    (len(tokens), len(knots) - 1)."""
+    given = np.asarray(tokens)
+    bounds = [(low, high) for low, high in pairwise(knots)]
+    bounds[-1] = (bounds[-1][0], np.iinfo(np.int64).max)
+    return np.stack([np.clip(given, low, high) - low for low, high in bounds], axis=-1).astype(float)
+
+
+class _Table:
+    """Seconds by number of tokens: linear between knots, from 1 token on."""
+
+    def __init__(self, first_s: float, slopes_s: Sequence[Coefficient], knots: Sequence[int]):
+        self._first = first_s
+        self._slopes = np.array([slope.value for slope in slopes_s])
+        self._knots = knots
+        self._known: dict[int, float] = {}
+
+    def at(self, tokens: int) -> float:
+        """Seconds for so many."""
+        if tokens not in self._known:
+            self._known[tokens] = self._first + float(segments([tokens], self._knots)[0] @ self._slopes)
+        return self._known[tokens]
+
+
 @dataclass(frozen=True, slots=True)
 class HostLink:
     """The way between the cache and the host tier, where it is given rather than measured."""
@@ -210,16 +257,20 @@ class CostModel:
     Without a ``link``, a copy to or from the host tier costs what the profile measured for one inside the cache.
     """
 
-    def __init__(self, profile: Profile, link: HostLink | None = None):
+    def __init__(self, profile: Profile, link: HostLink | None = None, pace: float = 1.0):
+        """``pace``: how long things take, over how long they took when the profile was measured."""
         self.profile = profile
         self._link = link
-        knots = profile.matmul_knots
-        slopes = [c.value for c in profile.matmul_slopes_s]
-        most = 1 + 2 * max(knots)
-        self._forward = profile.base_s.value + _segments(np.arange(most), knots) @ np.array(slopes)
-        self._tail_slope = slopes[-1]
+        self._pace = pace
+        self._forward = _Table(0.0, profile.matmul_slopes_s, profile.matmul_knots)
         self._attention = {
-            kernel: tuple(getattr(a, term).value for term in ATTENTION_TERMS) for kernel, a in profile.kernels.items()
+            kernel: (
+                _Table(a.per_cell_s.value, a.further_token_s, profile.attention_knots),
+                a.base_s.value,
+                a.per_chunk_s.value,
+                a.per_run_s.value,
+            )
+            for kernel, a in profile.kernels.items()
         }
         self.most_tokens = 0
         self.most_cells = 0
@@ -228,30 +279,29 @@ class CostModel:
         """Seconds of one forward pass, moves and rotations not included."""
         n = batch.n_tokens
         self.most_tokens = max(self.most_tokens, n)
-        score, cell, chunk, run = self._attention[kernel]
-        most = len(self._forward) - 1
-        seconds = self._forward[min(n, most)] + self._tail_slope * max(n - most, 0)
+        cell, base, chunk, run = self._attention[kernel]
+        seconds = self._forward.at(n)
         for place, group in zip(batch.places, groups, strict=True):
             reads = place.reads
             self.most_cells = max(self.most_cells, int(reads.scanned.max()))
-            seconds += group.share * (
-                score * int(reads.tokens @ reads.scanned)
-                + cell * reads.span
-                + chunk * len(reads.tokens)
-                + run * int(reads.runs.sum())
-            )
-        return float(seconds)
+            if scans_together(kernel, group):
+                attention = cell.at(n) * reads.span
+            else:
+                attention = sum(map(operator.mul, map(cell.at, reads.tokens.tolist()), reads.scanned.tolist()))
+            pieces = chunk * len(reads.tokens) + run * int(reads.runs.sum())
+            seconds += group.share * (base + attention + pieces)
+        return self._pace * seconds
 
     def moves(self, moves: Moves) -> float:
         """Seconds to carry out a compaction."""
         if moves.n_runs == 0:
             return 0.0
         cost = self.profile.moves
-        return cost.per_run_s.value * moves.n_runs + cost.per_cell_s.value * moves.n_cells
+        return self._pace * (cost.per_run_s.value * moves.n_runs + cost.per_cell_s.value * moves.n_cells)
 
     def shift(self, shift: Shift) -> float:
         """Seconds to rotate keys."""
-        return self.profile.shift_per_cell_s.value * len(shift.cells)
+        return self._pace * self.profile.shift_per_cell_s.value * len(shift.cells)
 
     def transfers(self, transfers: Sequence[Transfer]) -> float:
         """Seconds to copy runs of cells between the cache and the host tier, one after another."""
@@ -259,14 +309,14 @@ class CostModel:
         if self._link is not None:
             return self._link.latency_s * len(transfers) + cells * self._link.cell_bytes / self._link.bytes_per_s
         cost = self.profile.moves
-        return cost.per_run_s.value * len(transfers) + cost.per_cell_s.value * cells
+        return self._pace * (cost.per_run_s.value * len(transfers) + cost.per_cell_s.value * cells)
 
     def relative(self, kernel: Kernel) -> RelativeCosts | None:
         """What an adaptive trigger weighs, in seconds; None if the profile does not know the kernel."""
         if kernel not in self._attention:
             return None
         moves = self.profile.moves
-        return RelativeCosts(self._attention[kernel][0], moves.per_run_s.value, moves.per_cell_s.value)
+        return RelativeCosts(self._attention[kernel][0].at(1), moves.per_run_s.value, moves.per_cell_s.value)
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
         """Raise ``UserError`` unless the profile speaks of this model, kernel and cache."""
@@ -297,119 +347,3 @@ class CostModel:
                 f"tokens were scored against {self.most_cells} cells; the profile was measured up to {p.cells.high}"
             )
         return found
-
-
-class Sample(_Record):
-    """One measured forward pass: what it did and its median seconds."""
-
-    kernel: Kernel
-    tokens: int
-    token_cells: int
-    """Scores computed: tokens times cells scanned, summed over chunks."""
-    cells: int
-    chunks: int
-    runs: int
-    seconds: float
-
-
-class MoveSample(_Record):
-    """One measured compaction."""
-
-    runs: int
-    cells: int
-    seconds: float
-
-
-class ShiftSample(_Record):
-    """One measured rotation of keys."""
-
-    cells: int
-    seconds: float
-
-
-def fit(
-    samples: Sequence[Sample],
-    moves: Sequence[MoveSample],
-    shifts: Sequence[ShiftSample],
-    rng: np.random.Generator,
-) -> Fit:
-    """Fit all coefficients with non-negative least squares on relative errors.
-
-    A third of the samples is held out to report the error; the coefficients then come from all of them, and
-    their intervals from 200 bootstrap resamples.
-    """
-    kernels = tuple(sorted({s.kernel for s in samples}))
-    design, seconds = _design(samples, kernels), np.array([s.seconds for s in samples])
-    order = rng.permutation(len(samples))
-    held, kept = order[: len(order) // 3], order[len(order) // 3 :]
-    predicted = design[held] @ _solve(design[kept], seconds[kept])
-    error = np.abs(predicted - seconds[held]) / seconds[held]
-
-    value, low, high = _with_intervals(design, seconds, rng)
-    coefficients = [
-        Coefficient(value=v, low=lo, high=hi)
-        for v, lo, hi in zip(value.tolist(), low.tolist(), high.tolist(), strict=True)
-    ]
-    n_slopes, n_terms = len(KNOTS) - 1, len(ATTENTION_TERMS)
-    attention = {}
-    for i, kernel in enumerate(kernels):
-        first = 1 + n_slopes + i * n_terms
-        attention[kernel] = Attention(**dict(zip(ATTENTION_TERMS, coefficients[first : first + n_terms], strict=True)))
-    move_design = np.array([[m.runs, m.cells] for m in moves], dtype=float)
-    mv, ml, mh = _with_intervals(move_design, np.array([m.seconds for m in moves]), rng)
-    per_run, per_cell = (Coefficient(value=mv[i], low=ml[i], high=mh[i]) for i in (0, 1))
-    shift_design = np.array([[s.cells] for s in shifts], dtype=float)
-    sv, sl, sh = _with_intervals(shift_design, np.array([s.seconds for s in shifts]), rng)
-    return Fit(
-        base_s=coefficients[0],
-        matmul_slopes_s=tuple(coefficients[1 : 1 + n_slopes]),
-        kernels=attention,
-        moves=CopyCost(per_run_s=per_run, per_cell_s=per_cell),
-        shift_per_cell_s=Coefficient(value=sv[0], low=sl[0], high=sh[0]),
-        held_out_samples=len(held),
-        held_out_error_median=float(np.median(error)),
-        held_out_error_p95=float(np.quantile(error, 0.95)),
-    )
-
-
-def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Sequence[ShiftSample]) -> str:
-    """SHA-256 of the raw measurements."""
-    raw = json.dumps([s.model_dump() for s in (*samples, *moves, *shifts)], sort_keys=True)
-    return hashlib.sha256(raw.encode()).hexdigest()
-
-
-def _segments(tokens: NDArray[np.int64], knots: Sequence[int]) -> FloatArray:
-    """How many of ``tokens`` fall into each segment between knots; shape (len(tokens), len(knots) - 1)."""
-    bounds = [(low, high) for low, high in pairwise(knots)]
-    bounds[-1] = (bounds[-1][0], np.iinfo(np.int64).max)
-    columns = [np.clip(tokens, low, high) - low for low, high in bounds]
-    return np.stack(columns, axis=1).astype(float)
-
-
-def _design(samples: Sequence[Sample], kernels: Sequence[Kernel]) -> FloatArray:
-    ones = np.ones((len(samples), 1))
-    matmul = _segments(np.array([s.tokens for s in samples]), KNOTS)
-    blocks = []
-    for kernel in kernels:
-        rows = [[s.token_cells, s.cells, s.chunks, s.runs] if s.kernel == kernel else [0, 0, 0, 0] for s in samples]
-        blocks.append(np.array(rows, dtype=float))
-    return np.hstack([ones, matmul, *blocks])
-
-
-def _solve(design: FloatArray, seconds: FloatArray) -> FloatArray:
-    """Non-negative least squares on relative errors, columns scaled to the same size."""
-    weighted = design / seconds[:, None]
-    scale = np.linalg.norm(weighted, axis=0)
-    scale[scale == 0] = 1.0
-    solution, _ = nnls(weighted / scale, np.ones(len(seconds)))
-    return np.asarray(solution / scale)
-
-
-def _with_intervals(
-    design: FloatArray, seconds: FloatArray, rng: np.random.Generator, resamples: int = 200
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    value = _solve(design, seconds)
-    picks = rng.integers(0, len(seconds), (resamples, len(seconds)))
-    others = np.array([_solve(design[pick], seconds[pick]) for pick in picks])
-    low, high = np.quantile(others, [0.025, 0.975], axis=0)
-    return value, np.minimum(low, value), np.maximum(high, value)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kvsim.metrics import Result
 
 if TYPE_CHECKING:
+    from kvsim.calibration import Calibration
     from kvsim.comparison import Comparison
     from kvsim.prefix_cache import PrefixStudy
 
@@ -205,6 +206,65 @@ def prefix_figure(study: PrefixStudy) -> Figure:
         axis.legend(title="forgets first by", loc="lower right", frameon=True)
         title = f"{study.scenario}: prefix hits of {study.requests:,} requests, {study.references:,} blocks asked for"
         axis.set_title(title)
+    return figure
+
+
+def calibration_figure(calibration: Calibration) -> Figure:
+    """Predicted against measured time of every pass that was held out, and how the errors are distributed."""
+    held = calibration.held_out.assign(
+        error=calibration.held_out["predicted_s"] / calibration.held_out["measured_s"] - 1,
+        measured=np.where(calibration.held_out["mixed"], "in a running server", "by itself"),
+        ms=1e3 * calibration.held_out["measured_s"],
+        predicted_ms=1e3 * calibration.held_out["predicted_s"],
+    )
+    profile = calibration.profile
+    palette = dict(zip(sorted(profile.kernels), _colours(len(profile.kernels)), strict=True))
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
+        figure = Figure(figsize=(13, 6), layout="constrained")
+        against, errors = figure.subplots(1, 2, width_ratios=(3, 2))
+        ends = held[["ms", "predicted_ms"]].to_numpy()
+        ends = np.array([ends.min() * 0.9, ends.max() * 1.1])
+        against.plot(ends, ends, color="0.4", linewidth=1)
+        against.fill_between(ends, 0.9 * ends, 1.1 * ends, color="0.5", alpha=0.15, linewidth=0, label="within 10 %")
+        sns.scatterplot(
+            held,
+            x="ms",
+            y="predicted_ms",
+            hue="kernel",
+            style="measured",
+            palette=palette,
+            style_order=["by itself", "in a running server"],
+            s=22,
+            alpha=0.6,
+            linewidth=0,
+            ax=against,
+        )
+        against.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", xlim=ends, ylim=ends)
+        against.set_title("A forward pass that was not used in the fit")
+        for axis in (against.xaxis, against.yaxis):
+            axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda ms, _: f"{ms:g}"))
+        sns.boxplot(
+            held,
+            x="error",
+            y="kernel",
+            hue="measured",
+            hue_order=["by itself", "in a running server"],
+            order=sorted(profile.kernels),
+            whis=(5, 95),
+            showfliers=False,
+            palette=["0.75", "0.92"],
+            ax=errors,
+        )
+        errors.axvline(0, color="0.4", linewidth=1)
+        errors.set(xlabel="predicted over measured, less 1", ylabel="")
+        errors.set_title("Its error: median, quartiles, P5 to P95")
+        errors.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
+        errors.legend(title="", loc="best", frameon=True)
+        figure.suptitle(
+            f"{profile.model}, K in {profile.type_k}, V in {profile.type_v}: median error "
+            f"{profile.held_out_error_median:.1%}, P95 {profile.held_out_error_p95:.1%} "
+            f"over {profile.held_out_samples:,} passes"
+        )
     return figure
 
 

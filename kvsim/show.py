@@ -12,13 +12,16 @@ from rich.text import Text
 
 from kvsim.comparison import Comparison, against_oracle
 from kvsim.conformance import Agreement, Disagreement
-from kvsim.costs import ATTENTION_TERMS, Coefficient, Profile
+from kvsim.costs import Coefficient
 from kvsim.metrics import Result
 from kvsim.prefix_cache import PrefixStudy
 from policies import Preset
 
 if TYPE_CHECKING:
+    from kvsim.calibration import Calibration
+    from kvsim.memory import MemoryReport
     from kvsim.validation import Validation
+    from real_engine.accuracy import Accuracy
 
 _LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
 
@@ -112,8 +115,9 @@ def comparison(console: Console, compared: Comparison) -> None:
     console.print(compared.profile, style="dim", highlight=False)
 
 
-def profile(console: Console, p: Profile) -> None:
-    """The fitted coefficients with their intervals."""
+def calibration(console: Console, c: Calibration) -> None:
+    """The fitted coefficients with their intervals, and how well they predict."""
+    p = c.profile
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in ("cost", "value", "95 % interval"):
         table.add_column(head, justify="left" if head == "cost" else "right")
@@ -121,18 +125,28 @@ def profile(console: Console, p: Profile) -> None:
     def row(name: str, c: Coefficient) -> None:
         table.add_row(name, _seconds(c.value), f"{_seconds(c.low)} to {_seconds(c.high)}")
 
-    row("a forward pass", p.base_s)
     for low, high, slope in zip(p.matmul_knots, p.matmul_knots[1:], p.matmul_slopes_s, strict=False):
         row(f"a token more, {low} to {high} tokens", slope)
     for kernel, attention in p.kernels.items():
-        for term in ATTENTION_TERMS:
-            row(f"{kernel} attention, {term.removesuffix('_s').replace('_', ' ')}", getattr(attention, term))
+        row(f"{kernel} attention, a pass of one token", attention.base_s)
+        row(f"{kernel} attention, a cell for one token", attention.per_cell_s)
+        knots = p.attention_knots
+        for low, high, slope in zip(knots, knots[1:], attention.further_token_s, strict=False):
+            row(f"{kernel} attention, that cell for a token more, {low} to {high} tokens", slope)
+        row(f"{kernel} attention, a chunk", attention.per_chunk_s)
+        row(f"{kernel} attention, a run", attention.per_run_s)
     row("moves, per run", p.moves.per_run_s)
     row("moves, per cell", p.moves.per_cell_s)
     console.print(table)
     console.print(
         f"held-out error over {p.held_out_samples} forward passes: median {p.held_out_error_median:.1%}, "
         f"P95 {p.held_out_error_p95:.1%}",
+        highlight=False,
+    )
+    ended = "the intervals were tight" if c.tight else "the time was over"
+    before = f", {c.resumed} of them measured before" if c.resumed else ""
+    console.print(
+        f"{c.rounds} rounds{before}, until {ended}: half of the passes are known to ±{c.half_width:.1%} or better",
         highlight=False,
     )
     console.print(p.describe(), style="dim", highlight=False)
@@ -172,7 +186,15 @@ def validation(console: Console, v: Validation) -> None:
             "otherwise although they lie further apart than they spread",
             highlight=False,
         )
-    console.print(f"Largest error of end-to-end latency at P50 or P99: {v.worst:.1%}", highlight=False)
+    low, high = min(pace[0] for pace in v.pace.values()), max(pace[1] for pace in v.pace.values())
+    console.print(
+        f"Largest error of end-to-end latency at P50 or P99: {v.worst:.1%}. Passes took {low:.3f} to {high:.3f} of the "
+        f"time that they took in the calibration, and predictions are scaled by it; without that: "
+        f"{v.worst_unscaled:.1%}",
+        highlight=False,
+    )
+    if v.elsewhere:
+        console.print("The profile was measured on another processor than this one.", style="bold", highlight=False)
     console.print(v.profile.describe(), style="dim", highlight=False)
 
 
@@ -206,6 +228,61 @@ def prefixes(console: Console, study: PrefixStudy) -> None:
         console.print(f"working set, where the curve turns flat, in blocks: {knees}", highlight=False)
     console.print(
         f"{study.lookups_per_s:,.0f} blocks looked up per second of processor time", style="dim", highlight=False
+    )
+
+
+def accuracy(console: Console, found: Accuracy) -> None:
+    """A row for each pair of types."""
+    table = _table("K", "V", "bytes\nper cell", "logits\nRMSE", "top-1\nagreement", "perplexity", "perplexity\n/ f32")
+    for row in found.table.to_dict("records"):
+        table.add_row(
+            row["k"],
+            row["v"],
+            f"{row['cell_bytes']:,.0f}",
+            f"{row['logits_rmse']:.3g}",
+            f"{row['top1_agreement']:.1%}",
+            f"{row['perplexity']:,.3f}",
+            f"{row['perplexity_over_f32']:.4f}",
+        )
+    console.print(table)
+    console.print(
+        f"{found.model}, weights as {found.weights}, reads {found.tokens:,} tokens ({found.text}); "
+        f"perplexity with f32 {found.reference_perplexity:,.3f}",
+        style="dim",
+        highlight=False,
+    )
+
+
+def memory(console: Console, report: MemoryReport) -> None:
+    """A row for each set-up: what each part takes, and of what it needs; then what the columns mean."""
+    heads = [
+        "weights\n/ needed",
+        "cache\n/ needed",
+        "work\n/ needed",
+        "runtime",
+        "resident",
+        "peak",
+        "measured\n/ needed",
+    ]
+    table = _table("set-up", *heads, "with\nruntime")
+    for row in report.table.reset_index().to_dict("records"):
+        parts = [f"{_bytes(row[part])} / {_bytes(row[f'needed_{part}'])}" for part in ("weights", "cache", "work")]
+        sizes = [_bytes(row[key]) for key in ("runtime", "resident", "peak")]
+        table.add_row(row["setup"], *parts, *sizes, f"{row['ratio']:.2f}x", f"{row['ratio_with_runtime']:.2f}x")
+    console.print(table)
+    first, *_, last = report.table["ratio"]
+    one = report.setups["naive"]
+    console.print(
+        f"{report.model}: {one.slots} slots of {one.context:,} tokens, {one.tokens:,} held in each; "
+        f"from {first:.2f}x to {last:.2f}x of what is needed",
+        highlight=False,
+    )
+    console.print(
+        "needed: weights once, K and V of the tokens held, activations of the largest pass. measured / needed leaves "
+        "the runtime out;\nwith runtime: all that is resident over the same need. resident: at the peak of the run. "
+        "peak: while loading, too.",
+        style="dim",
+        highlight=False,
     )
 
 

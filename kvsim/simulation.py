@@ -46,12 +46,13 @@ def build_policy(
     return built
 
 
-def cost_model(scenario: Scenario, profile: Profile) -> CostModel:
-    """What predicts the scenario's times."""
+def cost_model(scenario: Scenario, profile: Profile, pace: float = 1.0) -> CostModel:
+    """What predicts the scenario's times, on a machine that is at that pace (see ``CostModel``)."""
     machine = scenario.machine
     if machine.host_gb_s is None:
-        return CostModel(profile)
-    return CostModel(profile, HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, scenario.cell_bytes))
+        return CostModel(profile, pace=pace)
+    link = HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, scenario.cell_bytes)
+    return CostModel(profile, link, pace)
 
 
 def run(

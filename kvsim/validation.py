@@ -1,4 +1,9 @@
-"""The same schedule under two stopwatches: what the engine took, and what was predicted."""
+"""The same schedule under two stopwatches: what the engine took, and what was predicted.
+
+A machine's pace changes by some percent from minute to minute. It is measured during every real run by passes that have
+nothing to do with the scenario (``calibration.yardstick``), and predictions are scaled by it; the errors of predictions
+that are not are reported beside.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,9 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 from kvsim import machine
+from kvsim.arrivals import Turn
 from kvsim.backend import SimulatedBackend
+from kvsim.calibration.yardstick import Paced, Yardstick
 from kvsim.comparison import choose
 from kvsim.costs import Profile
 from kvsim.errors import UserError
@@ -41,12 +48,15 @@ class Validation:
     table: pd.DataFrame
     """Columns policy, measure, statistic; predicted, measured (seconds; tokens/s for throughput; medians over the
     repeats); error (relative: predicted / measured - 1, the median over the repeats, each against its own
-    prediction); low, high (the errors' range over the repeats); spread (of the real run itself: half the range of
-    what was measured, over its median)."""
+    prediction); low, high (the errors' range over the repeats); unscaled (the error of predictions that know nothing
+    of the machine's pace); spread (of the real run itself: half the range of what was measured, over its median)."""
     schedules: dict[str, str]
     """Of each policy: the digest of all placements and moves of the first repeat, the same in both runs."""
     moved_bytes: dict[str, int]
     """Of each policy: bytes moved by the first repeat's real run, and by the predicted one."""
+    pace: dict[str, tuple[float, float]]
+    """Of each policy: the least and the most of the machine's pace over the repeats: how long passes took, over how
+    long they had taken while the profile was measured."""
     cpu_share: dict[str, float]
     """Of each policy: processor seconds per wall second of the real runs, the least of the repeats."""
 
@@ -58,8 +68,21 @@ class Validation:
     @property
     def worst(self) -> float:
         """The largest error of end-to-end latency at P50 or P99, over all policies; no sign."""
+        return self._worst("error")
+
+    @property
+    def worst_unscaled(self) -> float:
+        """The same of predictions that know nothing of the machine's pace."""
+        return self._worst("unscaled")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the profile was measured on another processor."""
+        return self.profile.machine.processor != machine.processor()
+
+    def _worst(self, error: str) -> float:
         t = self.table
-        return float(t[(t["measure"] == "e2e_s") & t["statistic"].isin(["p50", "p99"])]["error"].abs().max())
+        return float(t[(t["measure"] == "e2e_s") & t["statistic"].isin(["p50", "p99"])][error].abs().max())
 
     @property
     def ranking(self) -> tuple[float | None, int]:
@@ -87,6 +110,8 @@ class Validation:
             "repeats": self.repeats,
             "busy": self.busy,
             "worst_e2e_error": self.worst,
+            "worst_e2e_error_unscaled": self.worst_unscaled,
+            "profile_of_another_processor": self.elsewhere,
             "kendall_tau": tau,
             "pairs_ranked_wrong": wrong,
             "policies": [
@@ -94,6 +119,7 @@ class Validation:
                     "policy": policy,
                     "schedule": digest,
                     "cpu_share": self.cpu_share[policy],
+                    "pace": list(self.pace[policy]),
                     "moved_bytes": self.moved_bytes[policy],
                     "measures": json.loads(
                         self.table[self.table["policy"] == policy].drop(columns="policy").to_json(orient="records")
@@ -128,66 +154,106 @@ def validate(
         )
     model = load_model(scenario.model.name, scenario.seed).transformer
     chosen = choose(scenario, policies)[0]
-    rows: list[tuple[str, str, str, float | None, float | None]] = []
-    schedules: dict[str, str] = {}
-    moved: dict[str, int] = {}
-    shares: dict[str, float] = {}
+    yardstick = Yardstick(model, scenario.cache.type_k, scenario.cache.type_v)
+    rows: list[tuple[str, str, str, float | None, float | None, float | None]] = []
+    runs: dict[str, list[_Run]] = {}
     for again in range(repeats):
         for choice in chosen:
-            name, pair, digest, share = _both(scenario, profile, choice, model, progress, announce)
-            schedules.setdefault(name, digest)
-            moved.setdefault(name, pair[1].summary["cache"]["moved_bytes"])
-            shares[name] = min(share, shares.get(name, 1.0))
-            rows += [(name, *row) for row in _measures(*pair)]
+            done = _run(scenario, profile, choice, model, yardstick, progress, announce)
+            runs.setdefault(done.policy, []).append(done)
+            rows += [(done.policy, *row) for row in _measures(done)]
         if announce is not None and repeats > 1:
             announce(f"repeat {again + 1} of {repeats} is done")
-    return Validation(scenario, profile, repeats, _summary(rows), schedules, moved, shares)
+    return Validation(
+        scenario,
+        profile,
+        repeats,
+        _summary(rows),
+        schedules={policy: own[0].digest for policy, own in runs.items()},
+        moved_bytes={policy: own[0].real.summary["cache"]["moved_bytes"] for policy, own in runs.items()},
+        pace={policy: (min(r.pace for r in own), max(r.pace for r in own)) for policy, own in runs.items()},
+        cpu_share={policy: min(r.cpu_share for r in own) for policy, own in runs.items()},
+    )
 
 
-def _both(
+@dataclass(frozen=True)
+class _Run:
+    """A policy's real run, and two predictions of it."""
+
+    policy: str
+    real: Result
+    predicted: Result
+    unscaled: Result
+    """Predicted as if the machine's pace were that of the calibration."""
+    digest: str
+    pace: float
+    cpu_share: float
+
+
+def _run(
     scenario: Scenario,
     profile: Profile,
     choice: str | PolicyFactory,
     model: Transformer,
+    yardstick: Yardstick,
     progress: Progress | None,
     announce: Callable[[str], None] | None,
-) -> tuple[str, tuple[Result, Result], str, float]:
-    """One policy, predicted and real: its name, both results, the schedule's digest, the share of the processor."""
-    costs = cost_model(scenario, profile)
-    policy = build_policy(scenario, choice, costs)
+) -> _Run:
+    policy = build_policy(scenario, choice, cost_model(scenario, profile))
     if announce is not None:
         announce(policy.name)
     cache = scenario.cache
     engine = Engine(model, policy.groups, policy.kernel, scenario.seed, type_k=cache.type_k, type_v=cache.type_v)
-    measured = Recorder(progress, digest=True)
+    recorder = Recorder(progress, digest=True)
     with machine.measuring() as watch:
-        real, script = drive(scenario, policy, engine, measured, None)
-    again = build_policy(scenario, choice, costs)
-    predicted = Recorder(digest=True)
-    backend = SimulatedBackend(costs, again.kernel, again.groups)
-    simulated, _ = drive(scenario, again, backend, predicted, profile.name, script)
-    same_bytes = simulated.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]
-    if predicted.schedule_digest != measured.schedule_digest or not same_bytes:
+        real, script = drive(scenario, policy, Paced(engine, yardstick), recorder, None)
+    pace = yardstick.pace(profile.yardstick_s)
+    digest = recorder.schedule_digest
+    predicted, unscaled = (_predict(scenario, profile, choice, script, real, digest, scale) for scale in (pace, 1.0))
+    return _Run(policy.name, real, predicted, unscaled, digest, pace, watch.cpu_share)
+
+
+def _predict(
+    scenario: Scenario,
+    profile: Profile,
+    choice: str | PolicyFactory,
+    script: Sequence[Turn],
+    real: Result,
+    digest: str,
+    pace: float,
+) -> Result:
+    """The same schedule with predicted times. Raises ``ScheduleMismatch`` where it is not the same."""
+    costs = cost_model(scenario, profile, pace)
+    policy = build_policy(scenario, choice, costs)
+    recorder = Recorder(digest=True)
+    backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+    result, _ = drive(scenario, policy, backend, recorder, profile.name, script)
+    same_bytes = result.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]
+    if recorder.schedule_digest != digest or not same_bytes:
         raise ScheduleMismatch(f"{policy.name}: the predicted run placed other cells than the real one")
-    return policy.name, (simulated, real), measured.schedule_digest, watch.cpu_share
+    return result
 
 
-def _measures(simulated: Result, real: Result) -> Iterator[tuple[str, str, float | None, float | None]]:
-    """Measure, statistic, predicted, measured."""
+def _measures(run: _Run) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
+    """Measure, statistic, predicted, without the pace, measured."""
+    results = (run.predicted, run.unscaled, run.real)
     for measure in _MEASURES:
         for statistic in _STATISTICS:
-            yield measure, statistic, simulated.summary[measure][statistic], real.summary[measure][statistic]
+            predicted, unscaled, measured = (result.summary[measure][statistic] for result in results)
+            yield measure, statistic, predicted, unscaled, measured
     throughput = "throughput_tokens_per_s"
-    yield throughput, "mean", simulated.summary[throughput], real.summary[throughput]
+    predicted, unscaled, measured = (result.summary[throughput] for result in results)
+    yield throughput, "mean", predicted, unscaled, measured
 
 
-def _summary(rows: Sequence[tuple[str, str, str, float | None, float | None]]) -> pd.DataFrame:
+def _summary(rows: Sequence[tuple[str, str, str, float | None, float | None, float | None]]) -> pd.DataFrame:
     """The repeats of each figure, put together."""
     keys = ["policy", "measure", "statistic"]
-    each = pd.DataFrame(rows, columns=[*keys, "predicted", "measured"])
-    each["error"] = each["predicted"] / each["measured"] - 1
+    each = pd.DataFrame(rows, columns=[*keys, "predicted", "unscaled", "measured"])
+    for column, prediction in (("error", "predicted"), ("unscaled", "unscaled")):
+        each[column] = each[prediction] / each["measured"] - 1
     by = each.groupby(keys, sort=False)
-    table = by[["predicted", "measured", "error"]].median()
+    table = by[["predicted", "measured", "error", "unscaled"]].median()
     table["low"], table["high"] = by["error"].min(), by["error"].max()
     table["spread"] = (by["measured"].max() - by["measured"].min()) / 2 / by["measured"].median()
     return table.reset_index()

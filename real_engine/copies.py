@@ -1,4 +1,9 @@
-"""Three ways to carry out moves on K and V; all leave the same cells behind."""
+"""Three ways to carry out moves on K and V; all leave the same cells behind.
+
+Each works head by head: there a run of cells is one stretch of memory, which may be copied onto itself as it is. Across
+heads NumPy would have to take a run for one that overlaps itself, since its heads lie between one another's, and would
+copy it twice.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,22 @@ from numpy.typing import NDArray
 from policies import Moves
 
 Array = NDArray[np.generic]
-"""Shape (heads, cells, ...)."""
+"""Shape (heads, cells, ...), C-ordered."""
 
 CopyKernel = Literal["slices", "gather", "threads"]
-"""``slices``: one copy for each run and array, one run after another. ``gather``: all moved cells of an array read at
-once, then written. ``threads``: ``slices``, the heads shared out over the processor's cores."""
+"""``slices``: one copy for each run and head, one run after another; as fast as memory where runs are long. ``gather``:
+the moved cells of a head read through a table, a piece at a time, then written; everything is copied twice, but many
+short runs cost no more than a few long ones. ``threads``: ``slices``, the heads shared out over the processor's cores;
+for long runs."""
 
 COPY_KERNELS: tuple[CopyKernel, ...] = get_args(CopyKernel)
+
+_PIECE = 1 << 18
+"""Bytes that are gathered at a time: they stay in the second-level cache until they are written."""
+
+_Bytes = NDArray[np.uint8]
+_Runs = list[tuple[int, int, int]]
+"""``(source, target, length)`` in bytes."""
 
 
 def carry_out(kernel: CopyKernel, arrays: Sequence[Array], moves: Moves) -> None:
@@ -30,7 +44,12 @@ def carry_out(kernel: CopyKernel, arrays: Sequence[Array], moves: Moves) -> None
 
 def _by_slices(arrays: Sequence[Array], moves: Moves) -> None:
     for array in arrays:
-        moves.apply(array, axis=1)
+        runs = _runs(array, moves)
+        for head in _heads(array):
+            # A third less for each run than with an array of NumPy's.
+            stretch = head.data
+            for source, target, n in runs:
+                stretch[target : target + n] = stretch[source : source + n]
 
 
 def _by_gather(arrays: Sequence[Array], moves: Moves) -> None:
@@ -39,18 +58,54 @@ def _by_gather(arrays: Sequence[Array], moves: Moves) -> None:
     origin = np.arange(top)
     moves.apply(origin)
     moved = np.flatnonzero(origin != np.arange(top))
+    origin = origin[moved]
+    downward = bool((origin > moved).all())
     for array in arrays:
-        array[:, moved] = array[:, origin[moved]]
+        size = _cell_bytes(array)
+        # Where all cells move down, those of a piece are written below all that later ones read.
+        step = max(_PIECE // size, 1) if downward else len(moved)
+        buffer = np.empty(min(step, len(moved)), dtype=(np.void, size))
+        for head in _heads(array):
+            cells = head.view(buffer.dtype)
+            for start in range(0, len(moved), step):
+                source, target = origin[start : start + step], moved[start : start + step]
+                piece = buffer[: len(source)]
+                np.take(cells, source, out=piece, mode="clip")  # Which, unlike "raise", takes no buffer of its own.
+                first, end = int(target[0]), int(target[-1]) + 1
+                if end - first == len(target):
+                    cells[first:end] = piece
+                else:
+                    cells[target] = piece
 
 
 def _by_threads(arrays: Sequence[Array], moves: Moves) -> None:
+    heads = [(head, runs) for array in arrays for runs in [_runs(array, moves)] for head in _heads(array)]
     workers = os.cpu_count() or 1
-    parts: list[list[Array]] = [[] for _ in range(workers)]
-    for array in arrays:
-        for part, heads in zip(parts, np.array_split(np.arange(len(array)), workers), strict=True):
-            if len(heads):
-                part.append(array[heads[0] : heads[-1] + 1])
-    list(_pool(workers).map(lambda part: _by_slices(part, moves), parts))
+
+    def work(first: int) -> None:
+        for head, runs in heads[first::workers]:
+            # Unlike a memoryview an array lets go of the interpreter while it copies.
+            for source, target, n in runs:
+                head[target : target + n] = head[source : source + n]
+
+    list(_pool(workers).map(work, range(workers)))
+
+
+def _heads(array: Array) -> list[_Bytes]:
+    """Each head's cells as one stretch of bytes."""
+    return [head.reshape(-1, copy=False).view(np.uint8) for head in array]
+
+
+def _cell_bytes(array: Array) -> int:
+    """Bytes of a cell in one head."""
+    heads, cells = array.shape[:2]
+    return int(array.nbytes // (heads * cells))
+
+
+def _runs(array: Array, moves: Moves) -> _Runs:
+    size = _cell_bytes(array)
+    columns = ((column * size).tolist() for column in (moves.src, moves.dst, moves.length))
+    return list(zip(*columns, strict=True))
 
 
 @cache

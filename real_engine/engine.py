@@ -47,7 +47,7 @@ class Engine:
         """Of each request number: the likeliest token wherever it has said one."""
         self._request_of: dict[int, Request] = {}
         self._seed = seed
-        self._groups = tuple(groups)
+        self.groups = tuple(groups)
         self._copies = copies
         s = model.shape
         self.group_of = layer_groups(s.n_layers, groups)
@@ -132,7 +132,7 @@ class Engine:
         outputs = np.cumsum([chunk.n for chunk in batch.chunks]) - 1
         selections = [
             kernels.select(self.kernel, batch.chunks, place.views, int(place.reads.scanned.max()), group)
-            for place, group in zip(batch.places, self._groups, strict=True)
+            for place, group in zip(batch.places, self.groups, strict=True)
         ]
 
         def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:

@@ -24,8 +24,9 @@ BLOCK = 256
 """Cells read at a time: what is copied or dequantised of them stays in the second-level cache until it is used, and
 products of a few rows with them are small enough for the BLAS to do without packing."""
 
-_WHOLE = 1 << 18
-"""The most scores that are kept until all blocks have been seen: 1 MB."""
+_WHOLE = 16
+"""The most tokens whose scores are kept until all blocks have been seen. Not a number of scores: what a cell costs
+should depend on how many tokens scan it, not on how many cells there are."""
 
 _NOWHERE = np.iinfo(np.int64).max
 """The position of a cell that is not the sequence's own: after every token."""
@@ -96,8 +97,7 @@ def attend(q: Floats, keys: Read, values: Read, n_kv: int, selections: Sequence[
         n, heads, _ = part.shape
         by_token = (part * np.float32(1 / np.sqrt(d))).reshape(n, n_kv, heads // n_kv, d)
         grouped = by_token.transpose(1, 0, 2, 3).reshape(n_kv, -1, d)
-        scores = grouped.shape[0] * grouped.shape[1] * sum(_size(cells) for cells, _ in selection.blocks)
-        attended = _whole if scores <= _WHOLE or len(selection.blocks) == 1 else _running
+        attended = _whole if n <= _WHOLE or len(selection.blocks) == 1 else _running
         result = attended(grouped, keys, values, selection.blocks)
         out[selection.rows] = result.reshape(n_kv, n, -1, d).transpose(1, 0, 2, 3).reshape(n, heads, d)
     return out

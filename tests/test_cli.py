@@ -125,7 +125,10 @@ MISTAKES = {
     "out is a file": (("compare", "--requests", "5", "--out", "nan.csv"), "nan.csv/chat: cannot write results: "),
     "name that leads out of the folder": (("compare", "outside.toml", *BOTH, "--out", "kept"), "outside.toml: name: "),
     "profile of nobody": (("run", "--profile", "~no-such-user/p.json"), "~no-such-user/p.json: no profile file there"),
-    "half a profile": (("run", "--profile", "half.json"), "half.json: not a machine profile: base_s: field required"),
+    "half a profile": (
+        ("run", "--profile", "half.json"),
+        "half.json: not a machine profile: matmul_slopes_s: field required",
+    ),
 }
 GIVEN_FILES = {
     "misspelt.toml": "[workload]\nraet = 8.0\n",

@@ -1,71 +1,17 @@
-"""The cost model: what is fitted, what is predicted, and what is refused."""
+"""The cost model: what is predicted, and what is refused."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
-from kvsim.costs import CostModel, MoveSample, Sample, ShiftSample, fit, load_profile
+from kvsim.costs import CostModel, load_profile
 from kvsim.errors import UserError
 from kvsim.scenario import load
 from kvsim.simulation import build_policy, run
-from policies import NO_MOVES, Chunk, MicroBatch, Moves, Place
+from policies import NO_MOVES, Chunk, MicroBatch, Moves, Place, Shift
 from policies.reads import reads_of
-
-BASE, PER_TOKEN, PER_SCORE, PER_CHUNK, PER_RUN, PER_CELL = 1e-3, 5e-5, 1e-7, 2e-5, 4e-6, 8e-7
-
-
-def known_samples(rng, n=400, noise=0.0):
-    samples = []
-    for _ in range(n):
-        tokens, chunks = int(rng.integers(1, 400)), int(rng.integers(1, 9))
-        cells, runs = int(rng.integers(32, 4096)), int(rng.integers(1, 200))
-        scores = tokens * cells
-        seconds = BASE + PER_TOKEN * tokens + PER_SCORE * scores + PER_CHUNK * chunks
-        seconds *= 1 + noise * rng.standard_normal()
-        samples.append(
-            Sample(
-                kernel=rng.choice(["masked", "gather"]),
-                tokens=tokens,
-                token_cells=scores,
-                cells=cells,
-                chunks=chunks,
-                runs=runs,
-                seconds=seconds,
-            )
-        )
-    moves = []
-    for _ in range(50):
-        runs, cells = int(rng.integers(1, 50)), int(rng.integers(50, 2000))
-        moves.append(MoveSample(runs=runs, cells=cells, seconds=PER_RUN * runs + PER_CELL * cells))
-    shifts = [ShiftSample(cells=n, seconds=PER_CELL * n) for n in (1, 10, 100)]
-    return samples, moves, shifts
-
-
-def test_the_fit_recovers_known_costs():
-    fitted = fit(*known_samples(np.random.default_rng(1)), np.random.default_rng(2))
-    assert fitted.held_out_error_p95 < 1e-6
-    assert fitted.base_s.value == pytest.approx(BASE + PER_TOKEN, rel=1e-3)
-    for kernel in ("masked", "gather"):
-        assert fitted.kernels[kernel].per_token_cell_s.value == pytest.approx(PER_SCORE)
-        assert fitted.kernels[kernel].per_chunk_s.value == pytest.approx(PER_CHUNK, rel=1e-3)
-    assert fitted.moves.per_run_s.value == pytest.approx(PER_RUN)
-    assert fitted.moves.per_cell_s.value == pytest.approx(PER_CELL)
-    assert fitted.shift_per_cell_s.value == pytest.approx(PER_CELL)
-
-
-def test_noise_shows_in_the_intervals_and_in_the_held_out_error():
-    fitted = fit(*known_samples(np.random.default_rng(1), noise=0.05), np.random.default_rng(2))
-    score = fitted.kernels["masked"].per_token_cell_s
-    assert score.low < PER_SCORE < score.high
-    assert 0.02 < fitted.held_out_error_median < 0.06
-
-
-def test_no_coefficient_is_negative():
-    rng = np.random.default_rng(3)
-    fitted = fit(*known_samples(rng, n=60, noise=0.5), rng)
-    values = [fitted.base_s, *fitted.matmul_slopes_s, fitted.moves.per_run_s, fitted.moves.per_cell_s]
-    assert all(0 <= c.low <= c.value <= c.high for c in values)
 
 
 @pytest.fixture
@@ -73,24 +19,53 @@ def shipped():
     return load_profile("default")
 
 
+def along(slopes, knots, tokens):
+    """What a piecewise linear table adds up to."""
+    pieces = zip(slopes, knots[:-1], [*knots[1:-1], math.inf], strict=True)
+    return sum(slope.value * (min(tokens, high) - low) for slope, low, high in pieces if low < tokens)
+
+
 def test_prediction_is_the_sum_of_its_parts(shipped):
     costs = CostModel(shipped)
     chunks = (Chunk(0, 100, 1), Chunk(1, 0, 30))
     reads = reads_of("masked", chunks, lambda seq: np.arange(101), 512)
-    slopes, knots, a = shipped.matmul_slopes_s, shipped.matmul_knots, shipped.kernels["masked"]
-    matmul = sum(
-        s.value * (min(31, high) - low) for s, low, high in zip(slopes, knots, knots[1:], strict=False) if low < 31
-    )
+    a = shipped.kernels["masked"]
     expected = (
-        shipped.base_s.value
-        + matmul
-        + a.per_token_cell_s.value * 31 * 512
-        + a.per_cell_s.value * 512
+        a.base_s.value
+        + along(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
+        + 512 * (a.per_cell_s.value + along(a.further_token_s, shipped.attention_knots, 31))
         + a.per_chunk_s.value * 2
         + a.per_run_s.value * 2
     )
     batch = MicroBatch(chunks, (Place(np.arange(31), reads),))
     assert costs.forward(batch, "masked") == pytest.approx(expected, rel=1e-12)
+
+
+def test_chunks_that_scan_apart_are_charged_apart(shipped):
+    chunks = (Chunk(0, 100, 1), Chunk(1, 0, 30))
+    cells = {0: np.arange(101), 1: np.arange(200, 230)}
+    reads, a = reads_of("sliced", chunks, cells.__getitem__, 512), shipped.kernels["sliced"]
+    expected = (
+        a.base_s.value
+        + along(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
+        + 101 * a.per_cell_s.value
+        + 30 * (a.per_cell_s.value + along(a.further_token_s, shipped.attention_knots, 30))
+        + a.per_chunk_s.value * 2
+        + a.per_run_s.value * 2
+    )
+    batch = MicroBatch(chunks, (Place(np.arange(31), reads),))
+    assert CostModel(shipped).forward(batch, "sliced") == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_pace_scales_whatever_the_machine_does(shipped):
+    plain, slow = CostModel(shipped), CostModel(shipped, pace=1.25)
+    chunks = (Chunk(0, 0, 9),)
+    batch = MicroBatch(chunks, (Place(np.arange(9), reads_of("gather", chunks, lambda seq: np.arange(9), 9)),))
+    moves, shift = Moves.from_runs([(10, 0, 8)]), Shift(np.arange(3), np.ones(3, dtype=np.int64))
+    assert slow.forward(batch, "gather") == pytest.approx(1.25 * plain.forward(batch, "gather"))
+    assert slow.moves(moves) == pytest.approx(1.25 * plain.moves(moves))
+    assert slow.shift(shift) == pytest.approx(1.25 * plain.shift(shift))
+    assert slow.relative("gather") == plain.relative("gather")
 
 
 def test_more_tokens_never_cost_less_even_beyond_the_table(shipped):
@@ -134,7 +109,7 @@ def test_a_profile_survives_its_file(shipped, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"base_s": {"value": -1, "low": 0, "high": 0}}, "base_s.value"),
+        ({"shift_per_cell_s": {"value": -1, "low": 0, "high": 0}}, "shift_per_cell_s.value"),
         ({"format": 99}, "format 99"),
         ({"moves": None}, "moves"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FACES = {"cli.py", "calibration.py", "validation.py"}
+FACES = {"cli.py", "calibration", "memory.py", "validation.py"}
 
 
 def imported(path):
@@ -39,7 +39,8 @@ def imported(path):
     ],
 )
 def test_nobody_imports_upward(package, forbidden):
-    files = [p for p in (ROOT / package).rglob("*.py") if not (package == "kvsim" and p.name in FACES)]
+    home = ROOT / package
+    files = [p for p in home.rglob("*.py") if not (package == "kvsim" and p.relative_to(home).parts[0] in FACES)]
     assert files
     for path in files:
         assert not imported(path) & forbidden, f"{path.name} imports {imported(path) & forbidden}"
@@ -52,3 +53,27 @@ def test_the_simulation_runs_without_the_engine():
 
     code = "import sys, kvsim, kvsim.simulation; sys.exit(any(m.startswith('real_engine') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_engine_runs_without_what_only_the_simulation_needs():
+    """Whoever only runs the engine is spared the memory of large packages."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, real_engine.footprint; sys.exit(bool({'pandas', 'scipy', 'pydantic', 'simpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_public_names_are_what_they_say_whatever_was_imported_before():
+    """Also where a module has the same name as the function in it."""
+    import kvsim
+    import kvsim.memory
+    import kvsim.prefix_cache
+
+    for name in kvsim.__all__:
+        assert getattr(kvsim, name).__name__ == name
+    assert {*kvsim.__all__} <= {*dir(kvsim)}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = kvsim.nothing

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-import kvsim
 from kvsim.arrivals import Turn
 from kvsim.costs import load_profile
+from kvsim.errors import UserError
 from kvsim.metrics import Recorder
 from kvsim.scenario import load
 from kvsim.simulation import build_policy, drive
@@ -71,9 +71,26 @@ def test_validation_reports_every_policy_and_measure():
     assert (validation.table["error"] == error).all()
 
 
-def test_calibration_measures_this_machine():
-    profile = kvsim.calibrate("tiny", seconds=1)
-    assert profile.base_s.value > 0
-    assert profile.kernels["masked"].per_token_cell_s.value > 0
-    assert 0 < profile.held_out_error_median < 1
-    assert profile.machine.processor
+def test_predictions_follow_the_machines_pace():
+    """A profile of a machine half as fast: scaled predictions are as good as ever, others are twice too long."""
+    fast = load_profile("default")
+    slow = fast.model_copy(update={"yardstick_s": tuple(2 * s for s in fast.yardstick_s)})
+    usual, scaled = (validate("batch", profile, ["paged"], requests=6) for profile in (fast, slow))
+    (low, high), (half, _) = usual.pace["paged"], scaled.pace["paged"]
+    assert low == high
+    assert half == pytest.approx(low / 2, rel=0.5)
+    throughput = scaled.table[scaled.table["measure"] == "throughput_tokens_per_s"].iloc[0]
+    assert throughput["error"] > throughput["unscaled"]
+    assert scaled.worst_unscaled != scaled.worst
+
+
+def test_a_profile_of_another_processor_is_told():
+    profile = load_profile("default")
+    other = profile.model_copy(update={"machine": profile.machine.model_copy(update={"processor": "abacus"})})
+    assert validate("batch", other, ["paged"], requests=2).elsewhere
+
+
+def test_a_machine_that_was_measured_by_another_yardstick_cannot_be_paced():
+    profile = load_profile("default").model_copy(update={"yardstick_s": (1e-3,)})
+    with pytest.raises(UserError, match="calibrate anew"):
+        validate("batch", profile, ["paged"], requests=2)

@@ -1,0 +1,6 @@
+"""Measuring the real engine, and fitting a machine profile to what was measured."""
+
+from kvsim.calibration.run import HELD_OUT_BOUND, Calibration, calibrate
+from kvsim.calibration.yardstick import Yardstick
+
+__all__ = ["HELD_OUT_BOUND", "Calibration", "Yardstick", "calibrate"]

@@ -1,0 +1,88 @@
+"""The costs mixed: passes of a running server under random traffic, as they follow one another."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.backend import Around
+from kvsim.calibration.trials import CELLS
+from kvsim.fitting import Sample, sample_of
+from kvsim.metrics import Recorder
+from kvsim.model import Storage
+from kvsim.scenario import Scenario, load
+from kvsim.simulation import build_policy, drive
+from policies import Kernel, MicroBatch
+from real_engine import Engine
+
+POLICIES: dict[Kernel, str] = {
+    "masked": "contiguous",
+    "gather": "paged",
+    "sliced": "oracle",
+    "tiled": "split-regions",
+}
+"""A policy whose attention is that kernel's."""
+
+USERS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Requests at a time; the runs go through them by turns."""
+
+_REQUESTS = 3
+"""Of each user, and two more."""
+
+_COLD = 8
+"""Passes at the beginning of a run that are not noted: the processor's caches still hold what ran before."""
+
+
+class Watched(Around):
+    """An engine whose passes are noted, but for the first ones and those that have copies or rotations to make."""
+
+    def __init__(self, engine: Engine, origin: int):
+        super().__init__(engine)
+        self.samples: list[Sample] = []
+        self._engine = engine
+        self._origin = origin
+        self._passes = 0
+
+    def forward(self, batch: MicroBatch) -> float:
+        """As the engine, noted."""
+        seconds = self._engine.forward(batch)
+        self._passes += 1
+        (place,) = batch.places
+        if self._passes > _COLD and not (place.moves.n_runs or len(place.shift.cells) or place.transfers):
+            engine = self._engine
+            self.samples.append(sample_of(engine.kernel, batch, engine.groups[0], seconds, self._origin, mixed=True))
+        return seconds
+
+
+def serve(engine: Engine, scenario: Scenario, origin: int) -> list[Sample]:
+    """Run a scenario on an engine under its kernel's policy, and return its passes."""
+    engine.tokens = {}  # What is there belongs to whoever ran before.
+    watched = Watched(engine, origin)
+    drive(scenario, build_policy(scenario, POLICIES[engine.kernel]), watched, Recorder(), None)
+    return watched.samples
+
+
+def traffic(model: str, type_k: Storage, type_v: Storage, turn: int, rng: np.random.Generator) -> Scenario:
+    """Random requests of as many users as it is their turn, one after another's end."""
+    users = USERS[turn % len(USERS)]
+    return load(
+        {
+            "name": f"calibration {turn}",
+            "seed": int(rng.integers(1 << 31)),
+            "workload": {
+                "kind": "closed-loop",
+                "users": users,
+                "think_s": 0.0,
+                "requests": _REQUESTS * users + 2,
+                "prompt_tokens": {"kind": "lognormal", "mu": 4.2, "sigma": 1.0, "min": 2, "max": 480},
+                "output_tokens": {"kind": "lognormal", "mu": 3.2, "sigma": 0.8, "min": 2, "max": 120},
+            },
+            "model": {"name": model},
+            "server": {
+                "slots": users,
+                "n_batch": 256,
+                "n_ubatch": int(rng.choice([64, 128, 256])),
+                "slot_context": 640,
+            },
+            "cache": {"cells": CELLS, "type_k": type_k, "type_v": type_v},
+        }
+    )

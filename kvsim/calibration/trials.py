@@ -1,0 +1,182 @@
+"""Each cost alone: forward passes of random sizes, compactions and key rotations, to be run again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvsim.fitting import MoveSample, Sample, ShiftSample, sample_of
+from policies import Chunk, Kernel, MicroBatch, Moves, Place, Shift, View
+from policies.reads import reads_of
+from real_engine import Engine
+
+CELLS = 4096
+"""Cells of the caches that are measured on."""
+
+_RUN_LENGTHS = (1, 4, 16, 64)
+"""Cells that lie together, of sequences read by ``gather``."""
+_DECODES = (0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 8, 12, 16)
+"""Sequences that generate, in a random pass."""
+_MOVES = 40
+_SHIFTS = 12
+_WARM_S = 0.004
+"""How long a decode runs before it counts: in a server it follows others, but not always ones just like it."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """Something to measure, and the seconds that it took each time."""
+
+    run: Callable[[], float]
+    before: Callable[[], float] | None = None
+    """What runs first, so that the processor's caches are as a server finds them; None: the same, until it is warm."""
+    seconds: list[float] = field(default_factory=list)
+
+    def measure(self) -> None:
+        """Once more."""
+        if self.before is not None:
+            self.before()
+            self.seconds.append(self.run())
+            return
+        began = time.perf_counter()
+        self.run()
+        while time.perf_counter() - began < _WARM_S:
+            self.run()
+        self.seconds += (self.run(), self.run())
+
+    @property
+    def median_s(self) -> float:
+        """What counts."""
+        return float(np.median(self.seconds))
+
+    @property
+    def half_width(self) -> float:
+        """Of the 95 % interval of the median, over the median: from the spread, as if normal."""
+        deviation = 1.4826 * float(np.median(np.abs(np.array(self.seconds) - self.median_s)))
+        relative = 1.96 * 1.2533 * deviation / len(self.seconds) ** 0.5 / self.median_s
+        return float(relative)
+
+
+@dataclass(slots=True)
+class Trials:
+    """All of them, drawn anew alike from the same stream."""
+
+    passes: list[tuple[Kernel, MicroBatch, Trial]] = field(default_factory=list)
+    moves: list[tuple[Moves, Trial]] = field(default_factory=list)
+    shifts: list[tuple[int, Trial]] = field(default_factory=list)
+    engines: dict[Kernel, Engine] = field(default_factory=dict)
+
+    def all(self) -> list[Trial]:
+        """In the order in which they were drawn."""
+        return [t for *_, t in self.passes] + [t for _, t in self.moves] + [t for _, t in self.shifts]
+
+    def samples(self) -> tuple[list[Sample], list[MoveSample], list[ShiftSample]]:
+        """What has been measured so far; each pass is its own origin, counted from 0."""
+        groups = {kernel: engine.groups[0] for kernel, engine in self.engines.items()}
+        return (
+            [
+                sample_of(kernel, batch, groups[kernel], t.median_s, origin, mixed=False)
+                for origin, (kernel, batch, t) in enumerate(self.passes)
+            ],
+            [MoveSample(runs=m.n_runs, cells=m.n_cells, seconds=t.median_s) for m, t in self.moves],
+            [ShiftSample(cells=n, seconds=t.median_s) for n, t in self.shifts],
+        )
+
+
+def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generator) -> Trials:
+    """``each`` forward passes for every kernel's engine, and moves and rotations on the last of them."""
+    trials = Trials(engines=engines)
+    for kernel, engine in engines.items():
+        drawn = [random_pass(kernel, rng) for _ in range(each)]
+        decodes = [timed_pass(engine, batch) for batch in drawn if _generates(batch)]
+        decodes = decodes or [timed_pass(engine, random_pass(kernel, rng, decodes=1))]
+        for batch in drawn:
+            # Prompts come between decodes, which have taken the processor's caches for themselves.
+            before = None if _generates(batch) else decodes[int(rng.integers(len(decodes)))]
+            trials.passes.append((kernel, batch, Trial(timed_pass(engine, batch), before)))
+    for _ in range(_MOVES):
+        moves = _random_moves(rng)
+        trials.moves.append((moves, Trial(_timed_moves(engine, moves))))
+    for n in np.unique((2 ** rng.uniform(0, 11, _SHIFTS)).astype(int)).tolist():
+        trials.shifts.append((n, Trial(_timed_shift(engine, n))))
+    return trials
+
+
+def random_pass(kernel: Kernel, rng: np.random.Generator, decodes: int | None = None) -> MicroBatch:
+    """A forward pass like those that servers run: decodes, prompt chunks, or both; or so many decodes alone."""
+    only = decodes is not None
+    decodes = int(rng.choice(_DECODES)) if decodes is None else decodes
+    lengths = [1] * decodes
+    if not only and (decodes == 0 or rng.random() < 0.3):
+        most = 3 if rng.random() < 0.3 else 8
+        lengths += [max(2, round(2 ** rng.uniform(1, most))) for _ in range(rng.integers(1, 4))]
+    while sum(lengths) > 512:
+        lengths.pop()
+    span = CELLS if rng.random() < 0.1 else round(2 ** rng.uniform(5, 12))
+    top = -(-max(span, sum(lengths)) // 64) * 64
+    shares = rng.dirichlet(np.ones(len(lengths))) * (top - sum(lengths))
+    cells = _blockwise(rng, top, int(rng.choice(_RUN_LENGTHS)))
+    views: list[View] = []
+    chunks: list[Chunk] = []
+    at = 0
+    for seq, (n, share) in enumerate(zip(lengths, shares.tolist(), strict=True)):
+        size = n + int(share)
+        views.append(View(cells[at : at + size], np.arange(size)))
+        chunks.append(Chunk(seq, size - n, n))
+        at += size
+    placed = np.concatenate([view.cells[-n:] for view, n in zip(views, lengths, strict=True)])
+    reads = reads_of(kernel, chunks, lambda seq: views[seq].cells, top)
+    return MicroBatch(tuple(chunks), (Place(placed, reads, views=tuple(views)),))
+
+
+def whole_pass(tokens: int, cells: int, prompt: bool) -> MicroBatch:
+    """A pass under ``sliced`` over the first ``cells``: a prompt's end, or decodes of sequences of equal length."""
+    chunks: list[Chunk] = []
+    views: list[View] = []
+    for seq in range(1 if prompt else tokens):
+        size = cells if prompt else cells // tokens
+        n = tokens if prompt else 1
+        chunks.append(Chunk(seq, size - n, n))
+        views.append(View(np.arange(seq * size, (seq + 1) * size), np.arange(size)))
+    placed = np.concatenate([view.cells[-chunk.n :] for view, chunk in zip(views, chunks, strict=True)])
+    reads = reads_of("sliced", chunks, lambda seq: views[seq].cells, cells)
+    return MicroBatch(tuple(chunks), (Place(placed, reads, views=tuple(views)),))
+
+
+def _generates(batch: MicroBatch) -> bool:
+    return batch.n_tokens == len(batch.chunks)
+
+
+def _blockwise(rng: np.random.Generator, n: int, block: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Cells ``[0, n)`` with their blocks in random order; ``block`` divides ``n``."""
+    return (rng.permutation(n // block)[:, None] * block + np.arange(block)).reshape(-1)
+
+
+def _random_moves(rng: np.random.Generator) -> Moves:
+    runs, length = int(2 ** rng.uniform(0, 7)), int(2 ** rng.uniform(0, 6))
+    length = max(1, min(length, CELLS // (2 * runs)))
+    src = np.sort(rng.choice(CELLS // (2 * length), runs, replace=False)) * length + CELLS // 2
+    return Moves(src, np.arange(runs) * length, np.full(runs, length))
+
+
+def timed_pass(engine: Engine, batch: MicroBatch) -> Callable[[], float]:
+    """The pass, to be run again and again on that engine; returns its seconds."""
+    # One token more than the chunk reaches, so that nothing is appended and every repeat is alike.
+    texts = {c.seq: [7] * (c.start + c.n + 1) for c in batch.chunks}
+
+    def run() -> float:
+        engine.tokens = texts
+        return engine.forward(batch)
+
+    return run
+
+
+def _timed_moves(engine: Engine, moves: Moves) -> Callable[[], float]:
+    return lambda: engine.move(moves)
+
+
+def _timed_shift(engine: Engine, n: int) -> Callable[[], float]:
+    return lambda: engine.rotate(Shift(np.arange(n), np.ones(n, dtype=np.int64)))

@@ -1,0 +1,78 @@
+"""How fast the machine is just now: the same few passes, measured during a calibration and around a validation's runs.
+
+Clocks, neighbours and temperature make a machine some percent faster or slower from minute to minute; what a profile
+predicts is right for the pace at which it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvsim.backend import Around
+from kvsim.calibration.trials import CELLS, Trial, timed_pass, whole_pass
+from kvsim.errors import UserError
+from kvsim.model import Storage
+from policies import Group, MicroBatch
+from real_engine import Engine, Transformer
+
+_DECODES = ((1, 128), (1, 1024), (2, 1536), (4, 1024), (8, 2048), (16, 4096))
+"""Sequences and cells of passes that wait for memory ..."""
+_PROMPTS = ((32, 512), (128, 1024))
+"""... and tokens and cells of passes that compute: what slows down the one need not slow down the other."""
+
+
+_EVERY_S = 0.5
+"""Seconds of the engine's work between two measurements."""
+
+
+class Yardstick:
+    """The passes, on a cache of their own."""
+
+    def __init__(self, transformer: Transformer, type_k: Storage, type_v: Storage):
+        engine = Engine(transformer, (Group(CELLS),), "sliced", seed=0, type_k=type_k, type_v=type_v)
+        decodes = [timed_pass(engine, whole_pass(n, cells, prompt=False)) for n, cells in _DECODES]
+        prompts = [timed_pass(engine, whole_pass(n, cells, prompt=True)) for n, cells in _PROMPTS]
+        self.trials = [Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts]
+
+    def measure(self) -> None:
+        """All of them once more."""
+        for trial in self.trials:
+            trial.measure()
+
+    def medians_s(self) -> tuple[float, ...]:
+        """Of each pass, over all that was measured."""
+        return tuple(trial.median_s for trial in self.trials)
+
+    def pace(self, known_s: Sequence[float]) -> float:
+        """How long things took, over how long they took when ``known_s`` was measured; and begin anew.
+
+        Raises ``UserError`` where those were other passes.
+        """
+        if len(known_s) != len(self.trials):
+            raise UserError(
+                f"the profile's yardstick has {len(known_s)} passes, not {len(self.trials)}; calibrate anew"
+            )
+        found = float(np.mean(np.array(self.medians_s()) / np.array(known_s)))
+        for trial in self.trials:
+            trial.seconds.clear()
+        return found
+
+
+class Paced(Around):
+    """An engine beside which the yardstick is measured now and then; what that takes is not on the server's clock."""
+
+    def __init__(self, engine: Engine, yardstick: Yardstick):
+        super().__init__(engine)
+        self._yardstick = yardstick
+        self._since = _EVERY_S
+
+    def forward(self, batch: MicroBatch) -> float:
+        """As the engine; before it, perhaps, the yardstick."""
+        if self._since >= _EVERY_S:
+            self._yardstick.measure()
+            self._since = 0.0
+        seconds = super().forward(batch)
+        self._since += seconds
+        return seconds
