@@ -207,7 +207,7 @@ def _run(
     recorder = Recorder(progress, digest=True)
     with machine.measuring() as watch:
         real, script = drive(scenario, policy, Paced(engine, yardstick), recorder, None)
-    pace = yardstick.pace(profile.yardstick_s)
+        pace = yardstick.pace(profile.yardstick_s)
     digest = recorder.schedule_digest
     predicted, unscaled = (_predict(scenario, profile, choice, script, real, digest, scale) for scale in (pace, 1.0))
     return _Run(policy.name, real, predicted, unscaled, digest, pace, watch.cpu_share)

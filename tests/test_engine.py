@@ -226,3 +226,12 @@ def test_every_scheduler_tells_the_truth(scheduler, policy):
     cells = 320 if policy == "growing" else 200
     _, wrong = talk(server__scheduler=scheduler, cache__policy=policy, cache__cells=cells, cache__window=30)
     assert wrong == 0
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+def test_a_filled_cache_has_been_written_to_everywhere(kind):
+    engine = Engine(Transformer.random(SHAPES["tiny"], 1), (Group(70),), "sliced", seed=0, type_k=kind, type_v=kind)
+    engine.fill()
+    for kept in (*engine.keys, *engine.values):
+        for array in kept.arrays:
+            assert (array.reshape(array.shape[0], array.shape[1], -1) != 0).any(axis=2).all()

@@ -114,6 +114,8 @@ def calibrate(
         kernel: Engine(transformer, (Group(CELLS),), kernel, seed=0, type_k=type_k, type_v=type_v)
         for kernel in get_args(Kernel)
     }
+    for engine in engines.values():
+        engine.fill()
     header = _header(model, type_k, type_v, *_sizes(engines, seconds))
     before = book.header()
     done: list[Round] = []

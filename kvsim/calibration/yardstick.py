@@ -23,6 +23,7 @@ _PROMPTS = ((32, 512), (128, 1024))
 """... and tokens and cells of passes that compute: what slows down the one need not slow down the other."""
 
 
+_FEWEST = 3
 _EVERY_S = 0.5
 """Seconds of the engine's work between two measurements."""
 
@@ -32,12 +33,15 @@ class Yardstick:
 
     def __init__(self, transformer: Transformer, type_k: Storage, type_v: Storage):
         engine = Engine(transformer, (Group(CELLS),), "sliced", seed=0, type_k=type_k, type_v=type_v)
+        engine.fill()
         decodes = [timed_pass(engine, whole_pass(n, cells, prompt=False)) for n, cells in _DECODES]
         prompts = [timed_pass(engine, whole_pass(n, cells, prompt=True)) for n, cells in _PROMPTS]
         self.trials = [Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts]
 
     def measure(self) -> None:
-        """All of them once more."""
+        """All of them once more; once before that for nothing, since others have had the processor's caches."""
+        for trial in self.trials:
+            trial.run()
         for trial in self.trials:
             trial.measure()
 
@@ -48,8 +52,10 @@ class Yardstick:
     def pace(self, known_s: Sequence[float]) -> float:
         """How long things took, over how long they took when ``known_s`` was measured; and begin anew.
 
-        Raises ``UserError`` where those were other passes.
+        Measures until there are a few figures to go by. Raises ``UserError`` where those were other passes.
         """
+        while min(len(trial.seconds) for trial in self.trials) < _FEWEST:
+            self.measure()
         if len(known_s) != len(self.trials):
             raise UserError(
                 f"the profile's yardstick has {len(known_s)} passes, not {len(self.trials)}; calibrate anew"
