@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvsim.costs import CostModel
-from policies import Group, Kernel, MicroBatch, Moves, Transfer
+from kvsim.costs import CostModel, FloatArray
+from policies import Group, Kernel, Leap, MicroBatch, Moves, Transfer
 from workloads import Request
 
 
@@ -98,6 +98,10 @@ class SimulatedBackend:
             if place.transfers:
                 seconds += group.share * self.transfer(place.transfers)
         return seconds
+
+    def leap(self, leap: Leap) -> FloatArray | None:
+        """Predicted seconds of each of the steps, shape (steps,); None where layers differ in their caches."""
+        return self.costs.leap(leap, self._kernel, self._groups[0]) if len(self._groups) == 1 else None
 
     def move(self, moves: Moves) -> float:
         """Predicted seconds."""

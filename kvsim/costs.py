@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from kvsim.errors import UserError
 from kvsim.model import Storage
-from policies import Group, Kernel, MicroBatch, Moves, RelativeCosts, Shift, Transfer
+from policies import Group, Kernel, Leap, MicroBatch, Moves, RelativeCosts, Shift, Transfer
 
 FORMAT = 3
 """Version of the profile file."""
@@ -291,6 +291,19 @@ class CostModel:
             pieces = chunk * len(reads.tokens) + run * int(reads.runs.sum())
             seconds += group.share * (base + attention + pieces)
         return self._pace * seconds
+
+    def leap(self, leap: Leap, kernel: Kernel, group: Group) -> FloatArray:
+        """Seconds of each of the steps, shape (steps,), for a model with that cache group alone."""
+        cell, base, chunk, run = self._attention[kernel]
+        together = scans_together(kernel, group)
+        attention = cell.at(leap.tokens) * leap.span if together else cell.at(1) * leap.scanned
+        pieces = chunk * leap.tokens + run * leap.runs
+        return self._pace * (self._forward.at(leap.tokens) + group.share * (base + attention + pieces))
+
+    def went(self, leap: Leap) -> None:
+        """These steps were run: they count for what is warned of."""
+        self.most_tokens = max(self.most_tokens, leap.tokens)
+        self.most_cells = max(self.most_cells, int(leap.longest.max()))
 
     def moves(self, moves: Moves) -> float:
         """Seconds to carry out a compaction."""

@@ -12,7 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kvsim.job import Job
-from policies import MicroBatch, Moves, Policy, Transfer, Usage
+from policies import Leap, MicroBatch, Moves, Policy, Transfer, Usage
+
+FloatArray = NDArray[np.float64]
 
 Progress = Callable[[int, float], None]
 """Called with the number of requests ended and the simulated time in seconds."""
@@ -81,6 +83,27 @@ class Recorder:
                 self._digest.update(place.cells.tobytes())
         if self._digest is not None:
             self._digest.update(repr(batch.chunks).encode())
+
+    def leap(self, starts_s: FloatArray, seconds: FloatArray, leap: Leap, usages: Sequence[Usage]) -> None:
+        """So many steps have been run, one after another; ``starts_s``, ``seconds``: shape (steps,)."""
+        self.scores += int(leap.scanned.sum())
+        self.useful_scores += int(leap.useful.sum())
+        starts, n = starts_s.tolist(), leap.tokens
+        self.passes += [
+            (start, took, n, n, scanned, span)
+            for start, took, scanned, span in zip(
+                starts, seconds.tolist(), leap.scanned.tolist(), leap.span.tolist(), strict=True
+            )
+        ]
+        self.samples += zip(starts, usages, strict=True)
+        self._steps += leap.steps
+
+    @property
+    def blind_steps(self) -> int:
+        """Steps from now on that nobody looks at one by one; 0 where the next must be seen."""
+        if self._digest is not None:
+            return 0
+        return -self._steps % self._frame_every if self._film else 1 << 62
 
     def moved(self, moves: Moves) -> None:
         """A compaction has been carried out."""

@@ -47,6 +47,11 @@ class Prefetcher:
         """Of each session that is out: when its last turn ended."""
         self._pauses: list[float] = []
 
+    @property
+    def off(self) -> bool:
+        """Whether it never does anything."""
+        return self._mode == "none"
+
     def arrived(self, job: Job) -> None:
         """A request has come; of a session that was out, its pause is now known."""
         session = job.request.session

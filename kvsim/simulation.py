@@ -61,17 +61,24 @@ def run(
     *,
     progress: Progress | None = None,
     film: bool = False,
+    leap: bool = True,
 ) -> Result:
     """Run a scenario (or the one of that name or file) with predicted step times, under its own policy or another.
 
-    ``film`` keeps pictures of the cells. Raises ``UserError`` and ``WorkloadError``.
+    ``film`` keeps pictures of the cells. ``leap`` takes decode steps that are alike in one event, to the same result as
+    one by one. Raises ``UserError`` and ``WorkloadError``.
     """
     scenario = load(scenario)
     costs = cost_model(scenario, load_profile(scenario.machine.profile, scenario.folder))
     chosen = build_policy(scenario, policy, costs)
     recorder = Recorder(progress, film=film)
     result, _ = drive(
-        scenario, chosen, SimulatedBackend(costs, chosen.kernel, chosen.groups), recorder, costs.profile.name
+        scenario,
+        chosen,
+        SimulatedBackend(costs, chosen.kernel, chosen.groups),
+        recorder,
+        costs.profile.name,
+        leap=leap,
     )
     return replace(result, warnings=tuple(costs.warnings()))
 
@@ -83,6 +90,8 @@ def drive(
     recorder: Recorder,
     profile: str | None,
     script: Sequence[Turn] | None = None,
+    *,
+    leap: bool = True,
 ) -> tuple[Result, Sequence[Turn]]:
     """Run the scenario on any backend, to the end; returns also the script of what each turn took in.
 
@@ -99,7 +108,9 @@ def drive(
     scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
     prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
     recorder.cache(0.0, policy.usage())
-    env.run(until=env.process(Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher).run()))
+    leaps = leap and script is None
+    server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, leaps=leaps)
+    env.run(until=env.process(server.run()))
     requests, cache = recorder.requests_table(), recorder.cache_table()
     summary = {
         "scenario": scenario.name,

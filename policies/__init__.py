@@ -5,6 +5,7 @@ Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engi
 
 from policies.content import NOTHING, Content
 from policies.eviction import EVICTIONS, Eviction, FreeOrder
+from policies.leap import Leap
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
 from policies.presets import Preset, available
 from policies.triggers import RelativeCosts
@@ -37,6 +38,7 @@ __all__ = [
     "FreeOrder",
     "Group",
     "Kernel",
+    "Leap",
     "MicroBatch",
     "Moves",
     "NoSlot",

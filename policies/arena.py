@@ -162,6 +162,11 @@ class Arena:
         self.free.rebuild(self.owner > 0)
         self._owed.append(plan)
 
+    @property
+    def owes(self) -> bool:
+        """Whether an engine has moves or rotations yet to be told of."""
+        return bool(self._owed) or self._turned is not None
+
     def settle(self) -> tuple[Moves, Shift]:
         """The moves, and then the rotations of keys, that an engine has not been told of yet."""
         shift = NO_SHIFT

@@ -9,6 +9,7 @@ chunks for each sequence (MLC-LLM, TGI).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -19,6 +20,7 @@ from policies.eviction import FreeBlocks, Future, Keys
 from policies.fill import Fill
 from policies.free_runs import runs_of
 from policies.host import HostTier, TransferLog
+from policies.leap import MOST, Leap, rising
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of, table_reads
 from policies.vocabulary import (
@@ -218,6 +220,73 @@ class PagedPolicy(Policy):
             batches.append(self._place(chunks, first, transfers, views))
             first, transfers = NO_MOVES, ()
         return tuple(batches)
+
+    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+        """Until the free blocks run out. Blocks are taken, and named when they are full, step by step as ever."""
+        size, pool = self.block_size, self.pool
+        plain = self.kernel == "gather" and self.window is None and self.host is None
+        if not plain or self._copies or len(step) > self._n_ubatch:
+            return None
+        tables = [self.tables.get(chunk.seq) for chunk in step]
+        active = [s for s in tables if s is not None and s.table]
+        if len(active) < len(step) or any(s.length != c.start or c.also for s, c in zip(active, step, strict=True)):
+            return None
+        if any(pool.refs[s.table[c.start // size]] > 1 for s, c in zip(active, step, strict=True) if self._has_room(s)):
+            return None  # Whoever writes into a shared block needs a copy of it first.
+        steps = min(n, MOST, *(self._max_tokens - s.length for s in active))
+        wanted = sorted(
+            j for s in active for j in range(len(s.table) * size - s.length, steps, size)
+        )  # The steps for which some sequence needs a block more.
+        if len(wanted) > len(pool.free):
+            steps = wanted[len(pool.free)]
+        if steps < 2:
+            return None
+        lengths = rising([s.length for s in active], steps)
+        scanned = lengths.sum(axis=1)
+        runs = (-(-lengths // size)).sum(axis=1)
+        return Leap(len(step), scanned, scanned, runs, scanned, lengths.max(axis=1), lambda k: self._take(active, k))
+
+    def _has_room(self, s: Paged) -> bool:
+        return s.length < len(s.table) * self.block_size
+
+    def _take(self, active: Sequence[Paged], k: int) -> list[Usage]:
+        """``k`` tokens more for each of these, as if one after another; how full the cache is after each."""
+        size, tokens = self.block_size, len(active)
+        starts = [s.length for s in active]
+        # At which step whose block begins or ends there; in the order in which steps come to them.
+        events = sorted(
+            {(j, i) for i, s in enumerate(active) for j in range(-s.length % size, k, size)}
+            | {(j, i) for i, s in enumerate(active) for j in range(-(s.length + 1) % size, k, size)}
+        )
+        stored, found, now, top = self._fill.stored, [], None, self._fill.top
+        tails = np.array([s.table[(s.length - 1) // size] * size if s.length else 0 for s in active])
+        at, next_event = 0, 0
+        while at < k:
+            changed = now is None
+            while next_event < len(events) and events[next_event][0] == at:
+                i = events[next_event][1]
+                s, position = active[i], starts[i] + at
+                if position == len(s.table) * size:
+                    s.table += self.pool.take(1)
+                    changed = True
+                if position % size == 0:
+                    tails[i] = s.table[position // size] * size
+                if self.prefix_cache and (position + 1) % size == 0:
+                    self._name(s, min(position + 1, s.content.n) // size)
+                next_event += 1
+            until = events[next_event][0] if next_event < len(events) else k
+            if changed or now is None:
+                now = self.usage()
+            for j in range(at, until):
+                ends = [int(tail) + (start + j) % size + 1 for tail, start in zip(tails, starts, strict=True)]
+                top = max(top, *ends)
+                found.append(replace(now, stored=stored + tokens * (j + 1), span=top))
+            at = until
+        for s, start in zip(active, starts, strict=True):
+            s.length, s.reserved = start + k, 0
+            for block in range(start // size, self._blocks(s.length)):
+                self._fill.raise_to(s.table[block], min(size, s.length - block * size))
+        return found
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from policies.content import Content, Key
 from policies.eviction import Eviction, FreeOrder
+from policies.leap import Leap
 from policies.triggers import RelativeCosts
 from policies.vocabulary import (
     NO_MOVES,
@@ -166,6 +167,12 @@ class Policy(ABC):
         Each chunk must begin where its sequence ends. ``views`` asks for the cells that attention may see.
         Raises ``NoSlot`` when there is no room.
         """
+
+    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+        """What at most ``n`` steps in a row would read and take, the first of them this one, the others the same
+        sequences a token further; as many as can be placed before something is to be decided: a search, a compaction,
+        a failure. None: that cannot be told, or is not worth it. Changes nothing."""
+        return None
 
     @abstractmethod
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:

@@ -19,6 +19,11 @@ def padded_span(top: int, pad: int, size: int) -> int:
     return min(size, max(pad, -(-top // pad) * pad))
 
 
+def padded_spans(tops: IntArray, pad: int, size: int) -> IntArray:
+    """``padded_span`` of each."""
+    return np.minimum(size, np.maximum(pad, -(-tops // pad) * pad))
+
+
 def reads_of(
     kernel: Kernel, chunks: Sequence[Chunk], cells_of: Callable[[int], IntArray], span: int, most: int | None = None
 ) -> Reads:

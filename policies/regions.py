@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from policies.free_runs import FreeRuns
+from policies.leap import MOST, Leap, rising
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of
 from policies.vocabulary import (
@@ -93,6 +94,35 @@ class RegionPolicy(Policy):
             seen = tuple(self._view(chunk.seq) for chunk in chunks) if views else ()
             batches.append(MicroBatch(chunks, (Place(cells, reads, moves, self._shift(chunks), seen),)))
         return tuple(batches)
+
+    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+        """Until a region is full, or must be renumbered."""
+        regions = [self._regions.get(chunk.seq) for chunk in step]
+        if self.kernel != "sliced" or self._owed or len(step) > self._n_ubatch or None in regions:
+            return None
+        active = [region for region in regions if region is not None]
+        steps = min(n, MOST, *(self._room(c.seq, r) for c, r in zip(step, active, strict=True)))
+        if steps < 2 or any(r.length != c.start for c, r in zip(step, active, strict=True)):
+            return None
+        held = rising([r.length for r in active], steps, self._most)
+        scanned = held.sum(axis=1)
+        ends = (held + np.array([r.start for r in active])).max(axis=1)
+        runs = np.full(steps, len(step))
+
+        def take(k: int) -> list[Usage]:
+            before, top = self.usage(), self._top()
+            stored = self._stored + scanned[:k] - sum(self._held(r) for r in active)
+            for region in active:
+                region.length += k
+            self._stored = int(stored[-1])
+            tops = np.maximum(ends[:k], top)
+            return [replace(before, stored=s, span=t) for s, t in zip(stored.tolist(), tops.tolist(), strict=True)]
+
+        return Leap(len(step), scanned, scanned, runs, scanned, held.max(axis=1), take)
+
+    def _room(self, seq: int, region: Region) -> int:
+        """Tokens that the sequence can be given without any decision."""
+        return region.size - region.length
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Drop the tail from ``start``; with everything gone the region is free."""
@@ -278,6 +308,11 @@ class RingPolicy(RegionPolicy):
         super().free(seq, start, stop)
         if seq not in self._regions:
             self._offsets.pop(seq, None)
+
+    def _room(self, seq: int, region: Region) -> int:
+        if self._rotations or region.size < self.window:
+            return 0
+        return self._limit + self._offsets.get(seq, 0) - region.length
 
     def _least(self, need: int) -> int:
         return min(need, self.window)

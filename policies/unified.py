@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from policies.arena import FOREVER, Arena
 from policies.compactors import Compactor
+from policies.leap import MOST, Leap, rising
 from policies.policy import CacheConfig, Kernel, Policy
-from policies.reads import padded_span, reads_of
+from policies.reads import padded_span, padded_spans, reads_of
 from policies.search import find_run, start_of_search
 from policies.triggers import Facts, Trigger
 from policies.vocabulary import (
@@ -39,6 +42,26 @@ def contiguous(arena: Arena, chunks: Sequence[Chunk]) -> IntArray | None:
     n = sum(chunk.n for chunk in chunks)
     first, arena.head = find_run(arena.free, start_of_search(arena.head, arena.used, n), n)
     return None if first is None else np.arange(first, first + n)
+
+
+class _Asked(Exception):
+    """The trigger wants to see a plan: what follows is a decision."""
+
+
+def _quiet(trigger: Trigger, facts: Sequence[Facts], steps: int) -> int:
+    """For how many steps the trigger stays quiet, asked before each and after it; ``facts`` are those now, and after
+    each step. Without facts it is not asked."""
+
+    def plan() -> Moves:
+        raise _Asked
+
+    for i, (before, after) in enumerate(pairwise(facts[: steps + 1])):
+        try:
+            if trigger.before(before, plan) or trigger.after(after):
+                return i
+        except _Asked:
+            return i
+    return steps
 
 
 class UnifiedPolicy(Policy):
@@ -105,6 +128,61 @@ class UnifiedPolicy(Policy):
         if self._compactor is not None and self.trigger.after(self._facts(tokens)):
             self.wants_compaction = True
         return tuple(done)
+
+    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+        """Along the free run that the next search begins in, as long as the trigger stays quiet."""
+        arena, tokens = self.arena, len(step)
+        if self._find is not contiguous or self.kernel != "masked" or self.wants_compaction or arena.owes:
+            return None
+        first = start_of_search(arena.head, arena.used, tokens)
+        at = arena.free.index_after(first)
+        if tokens > self._n_ubatch or at == len(arena.free) or arena.free.starts[at] > first:
+            return None
+        begin, end = arena.free.starts[at], arena.free.ends[at]
+        steps = min(n, MOST, (end - first) // tokens)
+        taken = tokens * np.arange(steps + 1)
+        tops, used = np.maximum(first + taken, arena.top), arena.used + taken
+        tops[0] = arena.top
+        spans = padded_spans(tops, self._pad, arena.size)
+        facts: list[Facts] = []
+        if self._compactor is not None:
+            facts = self._facts_ahead(first, taken, tops, used, spans)
+            steps = _quiet(copy.copy(self.trigger), facts, steps)
+        if steps < 2:
+            return None
+        others = [stop - start for i, (start, stop) in enumerate(arena.free) if i != at]
+        before = [first - begin] if first > begin else []
+
+        def take(k: int) -> list[Usage]:
+            _quiet(self.trigger, facts, k)
+            arena.free.take(first, k * tokens)
+            for i, chunk in enumerate(step):
+                arena.put(first + i + tokens * np.arange(k), chunk.seqs, chunk.start)
+            stop = first + k * tokens
+            arena.head = stop if stop < arena.size else 0
+            self.attended, self._planned = int(spans[k]), []
+            rest = others + before
+            widest, found = max(rest, default=0), []
+            for u, top in zip(used[1 : k + 1].tolist(), tops[1 : k + 1].tolist(), strict=True):
+                left = end - first - (u - used_before)
+                largest = max(widest, left)
+                placeable = arena.size - u if self._anywhere else largest
+                found.append(Usage(arena.size, u, u, placeable, len(rest) + (left > 0), largest, top))
+            return found
+
+        used_before = arena.used
+        span = spans[1 : steps + 1]
+        useful = rising([chunk.start for chunk in step], steps).sum(axis=1)
+        return Leap(tokens, tokens * span, useful, np.full(steps, tokens), span, span, take)
+
+    def _facts_ahead(self, first: int, taken: IntArray, tops: IntArray, used: IntArray, spans: IntArray) -> list[Facts]:
+        """The facts now, and after each step that takes the cells from ``first`` on; arrays of shape (steps + 1,)."""
+        arena = self.arena
+        filled = np.concatenate(([0], np.cumsum(arena.owner > 0)))
+        below = filled[used] + np.clip(used - first, 0, taken)
+        tokens = int(taken[1] - taken[0]) if len(taken) > 1 else 0
+        rows = zip(used.tolist(), tops.tolist(), spans.tolist(), (used - below).tolist(), strict=True)
+        return [Facts(u, top, span, self._pad, tokens, above) for u, top, span, above in rows]
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells; the next search begins at the first of them if that lies lower."""

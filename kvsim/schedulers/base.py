@@ -37,6 +37,15 @@ class Scheduler(Protocol):
         """These chunks have run."""
         ...
 
+    def steady(self, step: Sequence[Chunk]) -> int:
+        """How many steps in a row, this one the first, are of one token for each of the same sequences, whatever
+        arrives meanwhile is not looked at, and nobody ends; 0 where that cannot be told."""
+        ...
+
+    def skip(self, step: Sequence[Chunk], n: int) -> None:
+        """So many of those steps have run."""
+        ...
+
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """The policy had no room for what was composed last. Raises ``Livelock``."""
         ...
@@ -77,6 +86,12 @@ class Desk:
         if job.generated == 1:
             job.first_token_s = now
         return job.tokens > self._context and not self._policy.endless
+
+    def _lasts(self, job: Job, context: int) -> int:
+        """Steps that a job which generates goes on for, if each gives it a token and ``context`` is the most tokens
+        that it may have."""
+        left = job.request.output_tokens - job.generated - 1
+        return left if self._policy.endless else min(left, context - job.tokens)
 
     def _end(self, job: Job, now: float, error: str = "") -> None:
         job.status, job.error, job.finished_s = ("failed" if error else "completed"), error, now

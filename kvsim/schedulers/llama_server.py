@@ -91,6 +91,24 @@ class LlamaServer(Desk):
             if job.computed == job.tokens:
                 self._emit(slot, job, now)
 
+    def steady(self, step: Sequence[Chunk]) -> int:
+        """While every slot generates, or nobody waits for one."""
+        jobs = [slot.job for slot in self.slots if slot.job is not None]
+        if len(step) != len(jobs) or len(self._pending) != len(step) or self._limit != self._scenario.server.n_batch:
+            return 0
+        if not all(job.prefilled for job in jobs) or (self.waiting and len(jobs) < len(self.slots)):
+            return 0
+        return min(self._lasts(job, self._context) for job in jobs)
+
+    def skip(self, step: Sequence[Chunk], n: int) -> None:
+        """Count the tokens."""
+        self._pending.clear()
+        for chunk in step:
+            job = self.slots[chunk.seq].job
+            assert job is not None, "a chunk ran for an empty slot"
+            job.computed += n
+            job.generated += n
+
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """Halve; at one token purge an idle slot; with none left, fail every request in a slot."""
         self._recorder.failed_allocations += 1

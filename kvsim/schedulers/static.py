@@ -68,6 +68,21 @@ class Static(Desk):
                     job.truncated = job.generated < job.request.output_tokens
                     self._end(job, now)
 
+    def steady(self, step: Sequence[Chunk]) -> int:
+        """While all of the batch that still run generate."""
+        jobs = [job for job in self.batch if job.status == "running"]
+        if len(step) != len(jobs) or any(chunk.n > 1 for chunk in step) or not all(job.prefilled for job in jobs):
+            return 0
+        return min(self._lasts(job, self._context) for job in jobs)
+
+    def skip(self, step: Sequence[Chunk], n: int) -> None:
+        """Count the tokens."""
+        for chunk in step:
+            job = self.batch[chunk.seq]
+            job.computed += n
+            job.generated += n
+            job.furthest = max(job.furthest, job.computed)
+
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """The last of the batch that still runs makes room; alone, it cannot be served."""
         self._recorder.failed_allocations += 1

@@ -183,6 +183,26 @@ class Vllm(Desk):
                 self._emit(job, now)
         self._watch(now)
 
+    def steady(self, step: Sequence[Chunk]) -> int:
+        """While all that run generate, and nobody waits who could be let in."""
+        jobs = self.running
+        if len(step) != len(jobs) or any(chunk.n > 1 for chunk in step) or not all(job.prefilled for job in jobs):
+            return 0
+        if self.waiting and self._seats and len(jobs) < self._budget and not self._crowded:
+            return 0
+        if any(job.computed < job.furthest or job.computed != job.tokens - 1 for job in jobs):
+            return 0  # What is computed once more is no progress, and somebody counts.
+        return min(self._lasts(job, self._context - 1) for job in jobs)
+
+    def skip(self, step: Sequence[Chunk], n: int) -> None:
+        """Count the tokens; each of them is progress."""
+        for chunk in step:
+            job = self._at[chunk.seq]
+            job.computed += n
+            job.generated += n
+            job.furthest = job.computed
+        self._stalled = 0
+
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """Preempt the last of the running; alone, it cannot be served."""
         self._recorder.failed_allocations += 1

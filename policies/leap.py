@@ -1,0 +1,58 @@
+"""Several decode steps at once: what a policy foresees while nothing is decided anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from policies.vocabulary import IntArray, Usage
+
+MOST = 1024
+"""Steps that are foreseen at a time: arrivals mostly come earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """Decode steps in a row of the same sequences, a token for each, none of them taken yet.
+
+    Arrays of shape (steps,), int64: what attention will read in each, all tokens of a step together.
+    """
+
+    tokens: int
+    """In each step."""
+    scanned: IntArray
+    """Scores computed."""
+    useful: IntArray
+    """Those against a cell that the token's sequence can see."""
+    runs: IntArray
+    """Contiguous pieces (blocks, for a block table) that the scanned cells lie in."""
+    span: IntArray
+    """Cells that the kernel reads at least once."""
+    longest: IntArray
+    """Cells that one token is scored against, at most."""
+    take: Callable[[int], list[Usage]]
+    """Take so many of the steps, and say how full the cache is after each. To be called once, before anything else."""
+
+    @property
+    def steps(self) -> int:
+        """How many could be placed before the policy must decide something."""
+        return len(self.span)
+
+    def head(self, n: int) -> Leap:
+        """The first ``n`` steps."""
+        return replace(
+            self,
+            scanned=self.scanned[:n],
+            useful=self.useful[:n],
+            runs=self.runs[:n],
+            span=self.span[:n],
+            longest=self.longest[:n],
+        )
+
+
+def rising(starts: Sequence[int], steps: int, most: int | None = None) -> IntArray:
+    """What each sequence holds after each step if it holds ``starts`` now, and at most ``most``; shape (steps, n)."""
+    held = np.array(starts, dtype=np.int64)[None, :] + np.arange(1, steps + 1)[:, None]
+    return held if most is None else np.minimum(held, most)

@@ -1,0 +1,163 @@
+"""Many decode steps in one event: the same cells, counts, failures and times as one by one."""
+
+from dataclasses import fields
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvsim.backend import SimulatedBackend
+from kvsim.costs import load_profile
+from kvsim.errors import Livelock, UserError
+from kvsim.metrics import Recorder
+from kvsim.scenario import load
+from kvsim.simulation import build_policy, cost_model, drive, run
+from policies import Chunk, SequencePlan, available
+from policies.unified import UnifiedPolicy
+
+PROFILE = load_profile("default")
+COUNTS = [name for name in vars(Recorder()) if isinstance(vars(Recorder())[name], int) and not name.startswith("_")]
+
+
+@st.composite
+def scenarios(draw):
+    prompt = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5])), "sigma": 1.0, "min": 1, "max": 100}
+    output = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5, 4.5])), "sigma": 0.8, "min": 1, "max": 200}
+    workload = {"prompt_tokens": prompt, "output_tokens": output, "requests": draw(st.integers(1, 12))}
+    kind = draw(st.sampled_from(["poisson", "gamma", "batch", "closed-loop"]))
+    extra = {
+        "poisson": {"rate": draw(st.sampled_from([2.0, 30.0]))},
+        "gamma": {"rate": 10.0, "cv": 3.0},
+        "batch": {},
+        "closed-loop": {"users": 3, "think_s": draw(st.sampled_from([0.0, 0.5]))},
+    }
+    return load(
+        {
+            "name": "leaps",
+            "seed": draw(st.integers(0, 1000)),
+            "workload": {"kind": kind, **workload, **extra[kind]},
+            "server": {
+                "scheduler": draw(st.sampled_from(["llama-server", "vllm", "static"])),
+                "slots": draw(st.integers(1, 5)),
+                "n_batch": draw(st.sampled_from([8, 64])),
+                "n_ubatch": draw(st.sampled_from([4, 32])),
+                "slot_context": draw(st.sampled_from([64, 160])),
+                "context_shift": draw(st.booleans()),
+                "keep_idle_slots": draw(st.booleans()),
+                "n_keep": 4,
+            },
+            "cache": {
+                "cells": draw(st.sampled_from([192, 320, 800])),
+                "block_size": draw(st.sampled_from([1, 4, 16])),
+                "window": draw(st.sampled_from([16, 48])),
+                "threshold": draw(st.sampled_from([0.05, 0.4])),
+                "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced", "masked"])),
+                "prefix_cache": draw(st.booleans()),
+            },
+        }
+    )
+
+
+def outcome(scenario, name, leap):
+    """Everything that a run leaves behind; or why it ended."""
+    costs = cost_model(scenario, PROFILE)
+    try:
+        policy, recorder = build_policy(scenario, name, costs), Recorder()
+        backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+        result, _ = drive(scenario, policy, backend, recorder, "default", leap=leap)
+    except UserError as e:
+        return str(e), None, None
+    except Livelock as e:
+        return str(e).split(" s: ")[-1], None, None
+    counts = {count: getattr(recorder, count) for count in COUNTS}
+    cells = [(policy.occupancy(g).position.tolist(), policy.occupancy(g).owners) for g in range(len(policy.groups))]
+    return (counts, cells, policy.usage(), costs.warnings()), result, policy
+
+
+def alike(a, b):
+    pd.testing.assert_frame_equal(a, b, check_exact=False, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(available()))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(scenario=scenarios())
+def test_leaping_changes_nothing(name, scenario):
+    leaped, a, _ = outcome(scenario, name, leap=True)
+    stepped, b, _ = outcome(scenario, name, leap=False)
+    assert leaped == stepped
+    if a is not None:
+        alike(a.requests, b.requests)
+        alike(a.cache, b.cache)
+        alike(a.passes, b.passes)
+
+
+LEAPERS = ("contiguous", "fill-holes", "full-compaction", "paged", "ring", "adaptive", "threshold-compaction")
+LEAPERS += ("hf-reserved", "growing", "oracle", "vllm", "chunked", "idle-compaction", "llama.cpp-2024")
+
+
+@pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
+@pytest.mark.parametrize("name", LEAPERS)
+def test_most_steps_are_leaped_over(name, scheduler):
+    """The control: there are leaps at all, and nearly all decode steps are in one."""
+    scenario = load("chat", workload__requests=20, server__scheduler=scheduler, cache__cells=8192)
+    policy = build_policy(scenario, name)
+    placed = []
+    allocate = policy.allocate
+    policy.allocate = lambda step, **options: (placed.append(step), allocate(step, **options))[1]
+    costs = cost_model(scenario, PROFILE)
+    result, _ = drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default")
+    # A threshold that is just exceeded asks for a compaction at every step, though there is little to move.
+    assert len(placed) < len(result.passes) / (3 if name != "threshold-compaction" else 1.5)
+
+
+def test_a_run_can_be_asked_to_step():
+    scenario = load("chat", workload__requests=20)
+    a, b = (run(scenario, "paged", leap=leap).summary for leap in (True, False))
+    assert a["forward_passes"] == b["forward_passes"]
+    assert a["e2e_s"]["p99"] == pytest.approx(b["e2e_s"]["p99"], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", LEAPERS)
+def test_foresight_changes_nothing_until_it_is_taken(name):
+    policy = build_policy(load("chat", cache__threshold=0.9), name)
+    for seq in range(3):
+        policy.open(seq, SequencePlan(20, 200, 150))
+        policy.allocate([Chunk(seq, 0, 20)])
+    step = [Chunk(seq, 20, 1) for seq in range(3)]
+    policy.allocate(step)
+    step = [chunk._replace(start=21) for chunk in step]
+    before = (policy.usage(), policy.occupancy().position.tolist())
+    foreseen = policy.extend(step, 10)
+    assert foreseen is not None
+    assert (policy.usage(), policy.occupancy().position.tolist()) == before
+    usages = foreseen.take(foreseen.steps)
+    assert usages[-1] == policy.usage()
+    assert len(usages) == foreseen.steps <= 10
+    assert usages[0].stored == before[0].stored + 3
+
+
+def test_every_array_of_a_leap_is_cut():
+    policy = build_policy(load("chat"), "oracle")
+    policy.open(0, SequencePlan(20, 200, 150))
+    policy.allocate([Chunk(0, 0, 20)])
+    foreseen = policy.extend([Chunk(0, 20, 1)], 10)
+    head = foreseen.head(4)
+    for field in fields(head):
+        value = getattr(head, field.name)
+        if isinstance(value, np.ndarray):
+            assert len(value) == 4
+            assert value.tolist() == getattr(foreseen, field.name)[:4].tolist()
+
+
+def test_a_trigger_learns_as_if_asked_step_by_step():
+    states = []
+    for leap in (True, False):
+        scenario = load("long-run", workload__requests=60)
+        costs = cost_model(scenario, PROFILE)
+        policy = build_policy(scenario, "adaptive", costs)
+        assert isinstance(policy, UnifiedPolicy)
+        drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default", leap=leap)
+        states.append(policy.trigger)
+    assert states[0] == states[1]
