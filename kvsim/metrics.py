@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kvsim.job import Job
-from policies import Leap, MicroBatch, Moves, Policy, Transfer, Usage
+from kvsim.rows import Rows
+from policies import Leap, MicroBatch, Moves, Policy, Transfer, Usage, Usages
 
 FloatArray = NDArray[np.float64]
 
@@ -24,6 +26,10 @@ Frame = tuple[float, NDArray[np.int16]]
 
 _QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _SHARES = ("utilization", "external_fragmentation", "internal_fragmentation")
+_PASSES = {"start_s": float, "seconds": float, "tokens": int, "chunks": int, "scores": int, "cells_read": int}
+_USAGE = ("stored", "allocated", "placeable", "free_runs", "largest_free_run", "span")
+"""Of ``Usage``, what is recorded."""
+_of = attrgetter(*_USAGE)
 _COUNTS = ("stored", "allocated", "free", "span", "free_runs", "largest_free_run")
 _REQUEST_COUNTS = ("prompt_tokens", "output_tokens", "truncated", "cached_tokens", "preemptions")
 _FRAMES = 400
@@ -54,10 +60,9 @@ class Recorder:
         """That steps waited for what was already on its way."""
         self.jobs: list[Job] = []
         """In the order in which they ended."""
-        self.passes: list[tuple[float, float, int, int, int, int]] = []
-        """Of each forward pass: start, seconds, tokens, chunks, scores computed, cells read."""
-        self.samples: list[tuple[float, Usage]] = []
-        """The state of the cache from each time on."""
+        self._passes = Rows(_PASSES)
+        self._samples = Rows({"time_s": float, **dict.fromkeys(_USAGE, int)})
+        self._capacity = 0
         self.scores = 0
         """Scores computed by attention, in the first cache group."""
         self.useful_scores = 0
@@ -75,7 +80,7 @@ class Recorder:
         scores = int(reads.tokens @ reads.scanned)
         self.scores += scores
         self.useful_scores += int(reads.tokens @ reads.useful)
-        self.passes.append((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
+        self._passes.add((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
         for place in batch.places:
             self.moved(place.moves)
             self.transferred(place.transfers)
@@ -84,18 +89,13 @@ class Recorder:
         if self._digest is not None:
             self._digest.update(repr(batch.chunks).encode())
 
-    def leap(self, starts_s: FloatArray, seconds: FloatArray, leap: Leap, usages: Sequence[Usage]) -> None:
+    def leap(self, starts_s: FloatArray, seconds: FloatArray, leap: Leap, usages: Usages) -> None:
         """So many steps have been run, one after another; ``starts_s``, ``seconds``: shape (steps,)."""
         self.scores += int(leap.scanned.sum())
         self.useful_scores += int(leap.useful.sum())
-        starts, n = starts_s.tolist(), leap.tokens
-        self.passes += [
-            (start, took, n, n, scanned, span)
-            for start, took, scanned, span in zip(
-                starts, seconds.tolist(), leap.scanned.tolist(), leap.span.tolist(), strict=True
-            )
-        ]
-        self.samples += zip(starts, usages, strict=True)
+        tokens = np.full(leap.steps, leap.tokens)
+        self._passes.extend((starts_s, seconds, tokens, tokens, leap.scanned, leap.span))
+        self._samples.extend((starts_s, *(getattr(usages, name) for name in _USAGE)))
         self._steps += leap.steps
 
     @property
@@ -139,7 +139,8 @@ class Recorder:
 
     def cache(self, now: float, usage: Usage) -> None:
         """From ``now`` on the cache is in this state."""
-        self.samples.append((now, usage))
+        self._capacity = usage.capacity
+        self._samples.add((now, *_of(usage)))
 
     def film(self, now: float, policy: Policy) -> None:
         """Take a picture of the cells at every so many steps, at fewer the longer the run."""
@@ -194,28 +195,24 @@ class Recorder:
 
     def cache_table(self) -> pd.DataFrame:
         """The state of the cache over time: one row for each change, valid until the next."""
-        rows = [
-            (
-                time,
-                u.stored,
-                u.allocated,
-                u.free,
-                u.span,
-                u.free_runs,
-                u.largest_free_run,
-                u.utilization,
-                u.external_fragmentation,
-                u.internal_fragmentation,
-            )
-            for time, u in self.samples
-        ]
-        names = ["time_s", *_COUNTS, *_SHARES]
-        table = pd.DataFrame(rows, columns=names)
+        table = self._samples.table()
+        stored, allocated, placeable = table["stored"], table["allocated"], table.pop("placeable")
+        table.insert(3, "free", self._capacity - allocated)
+        free = table["free"]
+        table["utilization"] = stored / self._capacity
+        table["external_fragmentation"] = (1.0 - placeable / free).where(free > 0, 0.0)
+        table["internal_fragmentation"] = (1.0 - stored / allocated).where(allocated > 0, 0.0)
+        table = table[["time_s", *_COUNTS, *_SHARES]]
         return table.drop_duplicates("time_s", keep="last", ignore_index=True)
 
     def passes_table(self) -> pd.DataFrame:
         """One row for each forward pass."""
-        return pd.DataFrame(self.passes, columns=["start_s", "seconds", "tokens", "chunks", "scores", "cells_read"])
+        return self._passes.table()
+
+    @property
+    def forward_passes(self) -> int:
+        """How many have been run."""
+        return len(self._passes)
 
 
 @dataclass(frozen=True)
@@ -281,7 +278,7 @@ def summarize(recorder: Recorder, requests: pd.DataFrame, cache: pd.DataFrame, c
             "bytes_prefetched": int(recorder.prefetched_cells * cell_bytes),
             "prefetch_wait_s": recorder.prefetch_wait_s,
         },
-        "forward_passes": len(recorder.passes),
+        "forward_passes": recorder.forward_passes,
     }
 
 

@@ -5,7 +5,7 @@ Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engi
 
 from policies.content import NOTHING, Content
 from policies.eviction import EVICTIONS, Eviction, FreeOrder
-from policies.leap import Leap
+from policies.leap import Leap, Usages
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
 from policies.presets import Preset, available
 from policies.triggers import RelativeCosts
@@ -53,6 +53,7 @@ __all__ = [
     "Transfer",
     "Unsupported",
     "Usage",
+    "Usages",
     "View",
     "available",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -11,6 +11,28 @@ from policies.vocabulary import IntArray, Usage
 
 MOST = 1024
 """Steps that are foreseen at a time: arrivals mostly come earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usages:
+    """How full and how broken up the cache is after each of some steps: ``Usage``, each field an array of shape
+    (steps,), int64."""
+
+    stored: IntArray
+    allocated: IntArray
+    placeable: IntArray
+    free_runs: IntArray
+    largest_free_run: IntArray
+    span: IntArray
+    cached: IntArray
+
+    @staticmethod
+    def like(usage: Usage, steps: int, **changed: IntArray) -> Usages:
+        """The same after all steps, but for some fields."""
+        names = [field.name for field in fields(Usages)]
+        return Usages(
+            **{name: np.full(steps, getattr(usage, name)) for name in names if name not in changed}, **changed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +54,7 @@ class Leap:
     """Cells that the kernel reads at least once."""
     longest: IntArray
     """Cells that one token is scored against, at most."""
-    take: Callable[[int], list[Usage]]
+    take: Callable[[int], Usages]
     """Take so many of the steps, and say how full the cache is after each. To be called once, before anything else."""
 
     @property

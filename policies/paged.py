@@ -9,8 +9,8 @@ chunks for each sequence (MLC-LLM, TGI).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from itertools import count
+from itertools import count, groupby
+from operator import itemgetter
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from policies.eviction import FreeBlocks, Future, Keys
 from policies.fill import Fill
 from policies.free_runs import runs_of
 from policies.host import HostTier, TransferLog
-from policies.leap import MOST, Leap, rising
+from policies.leap import MOST, Leap, Usages, rising
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of, table_reads
 from policies.vocabulary import (
@@ -249,44 +249,53 @@ class PagedPolicy(Policy):
     def _has_room(self, s: Paged) -> bool:
         return s.length < len(s.table) * self.block_size
 
-    def _take(self, active: Sequence[Paged], k: int) -> list[Usage]:
+    def _take(self, active: Sequence[Paged], k: int) -> Usages:
         """``k`` tokens more for each of these, as if one after another; how full the cache is after each."""
-        size, tokens = self.block_size, len(active)
+        size, pool, tokens = self.block_size, self.pool, len(active)
         starts = [s.length for s in active]
-        # At which step whose block begins or ends there; in the order in which steps come to them.
+        stored = self._fill.stored + tokens * np.arange(1, k + 1)
+        top = self._fill.top
+        # A block is taken when the one before it is full, and named when it is full itself; in the order of steps.
         events = sorted(
-            {(j, i) for i, s in enumerate(active) for j in range(-s.length % size, k, size)}
-            | {(j, i) for i, s in enumerate(active) for j in range(-(s.length + 1) % size, k, size)}
+            (j, i, full)
+            for i, s in enumerate(active)
+            for full, j in [
+                *((False, j) for j in range(len(s.table) * size - s.length, k, size)),
+                *((True, j) for j in range(-(s.length + 1) % size, k, size)),
+            ]
         )
-        stored, found, now, top = self._fill.stored, [], None, self._fill.top
-        tails = np.array([s.table[(s.length - 1) // size] * size if s.length else 0 for s in active])
-        at, next_event = 0, 0
-        while at < k:
-            changed = now is None
-            while next_event < len(events) and events[next_event][0] == at:
-                i = events[next_event][1]
-                s, position = active[i], starts[i] + at
-                if position == len(s.table) * size:
-                    s.table += self.pool.take(1)
-                    changed = True
-                if position % size == 0:
-                    tails[i] = s.table[position // size] * size
-                if self.prefix_cache and (position + 1) % size == 0:
-                    self._name(s, min(position + 1, s.content.n) // size)
-                next_event += 1
-            until = events[next_event][0] if next_event < len(events) else k
-            if changed or now is None:
-                now = self.usage()
-            for j in range(at, until):
-                ends = [int(tail) + (start + j) % size + 1 for tail, start in zip(tails, starts, strict=True)]
-                top = max(top, *ends)
-                found.append(replace(now, stored=stored + tokens * (j + 1), span=top))
-            at = until
+        changes = [(0, self.usage())]
+        for j, together in groupby(events, key=itemgetter(0)):
+            took = False
+            for _, i, full in together:
+                s = active[i]
+                if not full:
+                    s.table += pool.take(1)
+                    took = True
+                elif self.prefix_cache:
+                    self._name(s, min(starts[i] + j + 1, s.content.n) // size)
+            if took:
+                changes.append((j, self.usage()))
+        ends = np.zeros(k, dtype=np.int64)
         for s, start in zip(active, starts, strict=True):
             s.length, s.reserved = start + k, 0
-            for block in range(start // size, self._blocks(s.length)):
-                self._fill.raise_to(s.table[block], min(size, s.length - block * size))
-        return found
+            np.maximum(ends, self._cells(s, start, start + k) + 1, out=ends)
+            for block in range(start // size, self._blocks(start + k)):
+                self._fill.raise_to(s.table[block], min(size, start + k - block * size))
+        lasted = np.diff([j for j, _ in changes], append=k)
+
+        def along(field: str) -> IntArray:
+            return np.repeat([getattr(usage, field) for _, usage in changes], lasted)
+
+        return Usages(
+            stored=stored,
+            allocated=along("allocated"),
+            placeable=along("placeable"),
+            free_runs=along("free_runs"),
+            largest_free_run=along("largest_free_run"),
+            span=np.maximum(np.maximum.accumulate(ends), top),
+            cached=along("cached"),
+        )
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from policies.free_runs import FreeRuns
-from policies.leap import MOST, Leap, rising
+from policies.leap import MOST, Leap, Usages, rising
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of
 from policies.vocabulary import (
@@ -109,14 +109,13 @@ class RegionPolicy(Policy):
         ends = (held + np.array([r.start for r in active])).max(axis=1)
         runs = np.full(steps, len(step))
 
-        def take(k: int) -> list[Usage]:
+        def take(k: int) -> Usages:
             before, top = self.usage(), self._top()
             stored = self._stored + scanned[:k] - sum(self._held(r) for r in active)
             for region in active:
                 region.length += k
             self._stored = int(stored[-1])
-            tops = np.maximum(ends[:k], top)
-            return [replace(before, stored=s, span=t) for s, t in zip(stored.tolist(), tops.tolist(), strict=True)]
+            return Usages.like(before, k, stored=stored, span=np.maximum(ends[:k], top))
 
         return Leap(len(step), scanned, scanned, runs, scanned, held.max(axis=1), take)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.arena import FOREVER, Arena
 from policies.compactors import Compactor
-from policies.leap import MOST, Leap, rising
+from policies.leap import MOST, Leap, Usages, rising
 from policies.policy import CacheConfig, Kernel, Policy
 from policies.reads import padded_span, padded_spans, reads_of
 from policies.search import find_run, start_of_search
@@ -153,7 +153,7 @@ class UnifiedPolicy(Policy):
         others = [stop - start for i, (start, stop) in enumerate(arena.free) if i != at]
         before = [first - begin] if first > begin else []
 
-        def take(k: int) -> list[Usage]:
+        def take(k: int) -> Usages:
             _quiet(self.trigger, facts, k)
             arena.free.take(first, k * tokens)
             for i, chunk in enumerate(step):
@@ -161,16 +161,18 @@ class UnifiedPolicy(Policy):
             stop = first + k * tokens
             arena.head = stop if stop < arena.size else 0
             self.attended, self._planned = int(spans[k]), []
-            rest = others + before
-            widest, found = max(rest, default=0), []
-            for u, top in zip(used[1 : k + 1].tolist(), tops[1 : k + 1].tolist(), strict=True):
-                left = end - first - (u - used_before)
-                largest = max(widest, left)
-                placeable = arena.size - u if self._anywhere else largest
-                found.append(Usage(arena.size, u, u, placeable, len(rest) + (left > 0), largest, top))
-            return found
+            rest, left, filled = others + before, end - first - taken[1 : k + 1], used[1 : k + 1]
+            largest = np.maximum(left, max(rest, default=0))
+            return Usages(
+                stored=filled,
+                allocated=filled,
+                placeable=arena.size - filled if self._anywhere else largest,
+                free_runs=len(rest) + (left > 0),
+                largest_free_run=largest,
+                span=tops[1 : k + 1],
+                cached=np.zeros(k, dtype=np.int64),
+            )
 
-        used_before = arena.used
         span = spans[1 : steps + 1]
         useful = rising([chunk.start for chunk in step], steps).sum(axis=1)
         return Leap(tokens, tokens * span, useful, np.full(steps, tokens), span, span, take)

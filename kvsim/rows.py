@@ -1,0 +1,54 @@
+"""Tables that grow row by row, or many rows at a time as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+_PENDING = 4096
+"""Single rows that are kept as they came before they become arrays."""
+
+
+class Rows:
+    """Rows of numbers, kept by column."""
+
+    def __init__(self, columns: Mapping[str, type]):
+        """``columns``: their names, in order, each with ``int`` or ``float``."""
+        self._columns = columns
+        self._pending: list[tuple[float, ...]] = []
+        self._blocks: list[list[NDArray[np.generic]]] = [[] for _ in columns]
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, row: tuple[float, ...]) -> None:
+        """One row more."""
+        self._pending.append(row)
+        self._length += 1
+        if len(self._pending) == _PENDING:
+            self._settle()
+
+    def extend(self, columns: Sequence[NDArray[np.generic]]) -> None:
+        """Many rows more: an array for each column, all of the same length."""
+        self._settle()
+        for blocks, block in zip(self._blocks, columns, strict=True):
+            blocks.append(block)
+        self._length += len(columns[0])
+
+    def table(self) -> pd.DataFrame:
+        """All rows, in the order in which they came."""
+        self._settle()
+        for i, (blocks, kind) in enumerate(zip(self._blocks, self._columns.values(), strict=True)):
+            self._blocks[i] = [np.concatenate(blocks) if blocks else np.empty(0, dtype=kind)]
+        return pd.DataFrame({name: blocks[0] for name, blocks in zip(self._columns, self._blocks, strict=True)})
+
+    def _settle(self) -> None:
+        if self._pending:
+            kinds = self._columns.values()
+            for blocks, column, kind in zip(self._blocks, zip(*self._pending, strict=True), kinds, strict=True):
+                blocks.append(np.array(column, dtype=kind))
+            self._pending.clear()
