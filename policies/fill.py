@@ -40,5 +40,6 @@ class Fill:
     @property
     def top(self) -> int:
         """One past the highest cell that holds a token."""
-        filled = np.flatnonzero(np.frombuffer(self._tokens, dtype=np.int32))
-        return int(filled[-1]) * self._block_size + self._tokens[int(filled[-1])] if len(filled) else 0
+        behind = int((np.frombuffer(self._tokens, dtype=np.int32)[::-1] != 0).argmax())
+        last = len(self._tokens) - 1 - behind
+        return last * self._block_size + self._tokens[last] if self._tokens[last] else 0

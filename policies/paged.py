@@ -18,7 +18,6 @@ from policies.blocks import NULL, BlockPool
 from policies.content import NOTHING, Content, Key
 from policies.eviction import FreeBlocks, Future, Keys
 from policies.fill import Fill
-from policies.free_runs import runs_of
 from policies.host import HostTier, TransferLog
 from policies.leap import MOST, Leap, Usages, rising
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
@@ -425,16 +424,17 @@ class PagedPolicy(Policy):
         """Read off the blocks; any free block serves any sequence."""
         pool, size = self.pool, self.block_size
         free = len(pool.free) * size
-        unused = np.flatnonzero(np.frombuffer(pool.refs, dtype=np.int32)[pool.first :] == 0)
-        starts, ends = runs_of(unused)
-        largest = int((ends - starts).max(initial=0)) * size
+        unused = np.frombuffer(pool.refs, dtype=np.int32)[pool.first :] == 0
+        # Where the free become the used or the other way round: every second stretch in between is free.
+        edges = np.flatnonzero(unused[1:] != unused[:-1]) + 1
+        runs = np.diff(edges, prepend=0, append=len(unused))[0 if unused[0] else 1 :: 2]
         return Usage(
             self.capacity,
             self._fill.stored,
             self.capacity - free,
             free,
-            len(starts),
-            largest,
+            len(runs),
+            int(runs.max(initial=0)) * size,
             self._fill.top,
             pool.n_idle * size,
         )
