@@ -14,9 +14,11 @@ import numpy as np
 from policies.arena import FOREVER, Arena, Saved
 from policies.compactors import Compactor
 from policies.free_runs import FreeRuns, runs_of
+from policies.leap import Leap, Usages
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of
 from policies.search import find_run, find_scattered, start_of_search
+from policies.stretch import Stretch
 from policies.triggers import Facts, Trigger
 from policies.vocabulary import (
     NO_MOVES,
@@ -112,6 +114,23 @@ class SplitPolicy(Policy):
             raise NoSlot(f"no room for {n} tokens: {free} of {self.capacity} cells are free")
         self.attended = set()
         return tuple(self._place(batch, views) for batch in plan)
+
+    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+        """Along the free run that the next search begins in; in one cache without streams, windows and triggers."""
+        spec, arena = self.caches[0], self.arenas[0][0]
+        asked = self._compactor is not None and type(self.trigger).before is not Trigger.before
+        plain = len(self.caches) == self._n_streams == 1 and spec.window is None and self.kernel == "masked"
+        if not plain or asked or self.wants_compaction or arena.owes or any(chunk.also for chunk in step):
+            return None
+        stretch = Stretch(arena, step, n if len(step) <= self._n_ubatch else 0, spec.pad)
+
+        def take(k: int) -> Usages:
+            usages = stretch.take(k, anywhere=not self._contiguous)
+            arena.head = stretch.first + k * len(step)
+            self.attended = {int(stretch.spans[k])}
+            return usages
+
+        return stretch.leap(stretch.steps, take)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells (every sequence's, if negative) in all groups."""

@@ -10,10 +10,11 @@ import numpy as np
 
 from policies.arena import FOREVER, Arena
 from policies.compactors import Compactor
-from policies.leap import MOST, Leap, Usages, rising
+from policies.leap import Leap, Usages
 from policies.policy import CacheConfig, Kernel, Policy
-from policies.reads import padded_span, padded_spans, reads_of
+from policies.reads import padded_span, reads_of
 from policies.search import find_run, start_of_search
+from policies.stretch import Stretch
 from policies.triggers import Facts, Trigger
 from policies.vocabulary import (
     NO_MOVES,
@@ -131,60 +132,21 @@ class UnifiedPolicy(Policy):
 
     def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
         """Along the free run that the next search begins in, as long as the trigger stays quiet."""
-        arena, tokens = self.arena, len(step)
+        arena = self.arena
         if self._find is not contiguous or self.kernel != "masked" or self.wants_compaction or arena.owes:
             return None
-        first = start_of_search(arena.head, arena.used, tokens)
-        at = arena.free.index_after(first)
-        if tokens > self._n_ubatch or at == len(arena.free) or arena.free.starts[at] > first:
-            return None
-        begin, end = arena.free.starts[at], arena.free.ends[at]
-        steps = min(n, MOST, (end - first) // tokens)
-        taken = tokens * np.arange(steps + 1)
-        tops, used = np.maximum(first + taken, arena.top), arena.used + taken
-        tops[0] = arena.top
-        spans = padded_spans(tops, self._pad, arena.size)
-        facts: list[Facts] = []
-        if self._compactor is not None:
-            facts = self._facts_ahead(first, taken, tops, used, spans)
-            steps = _quiet(copy.copy(self.trigger), facts, steps)
-        if steps < 2:
-            return None
-        others = [stop - start for i, (start, stop) in enumerate(arena.free) if i != at]
-        before = [first - begin] if first > begin else []
+        stretch = Stretch(arena, step, n if len(step) <= self._n_ubatch else 0, self._pad)
+        facts = stretch.facts() if self._compactor is not None else []
 
         def take(k: int) -> Usages:
             _quiet(self.trigger, facts, k)
-            arena.free.take(first, k * tokens)
-            for i, chunk in enumerate(step):
-                arena.put(first + i + tokens * np.arange(k), chunk.seqs, chunk.start)
-            stop = first + k * tokens
+            usages = stretch.take(k, anywhere=self._anywhere)
+            stop = stretch.first + k * len(step)
             arena.head = stop if stop < arena.size else 0
-            self.attended, self._planned = int(spans[k]), []
-            rest, left, filled = others + before, end - first - taken[1 : k + 1], used[1 : k + 1]
-            largest = np.maximum(left, max(rest, default=0))
-            return Usages(
-                stored=filled,
-                allocated=filled,
-                placeable=arena.size - filled if self._anywhere else largest,
-                free_runs=len(rest) + (left > 0),
-                largest_free_run=largest,
-                span=tops[1 : k + 1],
-                cached=np.zeros(k, dtype=np.int64),
-            )
+            self.attended, self._planned = int(stretch.spans[k]), []
+            return usages
 
-        span = spans[1 : steps + 1]
-        useful = rising([chunk.start for chunk in step], steps).sum(axis=1)
-        return Leap(tokens, tokens * span, useful, np.full(steps, tokens), span, span, take)
-
-    def _facts_ahead(self, first: int, taken: IntArray, tops: IntArray, used: IntArray, spans: IntArray) -> list[Facts]:
-        """The facts now, and after each step that takes the cells from ``first`` on; arrays of shape (steps + 1,)."""
-        arena = self.arena
-        filled = np.concatenate(([0], np.cumsum(arena.owner > 0)))
-        below = filled[used] + np.clip(used - first, 0, taken)
-        tokens = int(taken[1] - taken[0]) if len(taken) > 1 else 0
-        rows = zip(used.tolist(), tops.tolist(), spans.tolist(), (used - below).tolist(), strict=True)
-        return [Facts(u, top, span, self._pad, tokens, above) for u, top, span, above in rows]
+        return stretch.leap(_quiet(copy.copy(self.trigger), facts, stretch.steps), take)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells; the next search begins at the first of them if that lies lower."""

@@ -94,7 +94,16 @@ def test_leaping_changes_nothing(name, scenario):
 
 
 LEAPERS = ("contiguous", "fill-holes", "full-compaction", "paged", "ring", "adaptive", "threshold-compaction")
-LEAPERS += ("hf-reserved", "growing", "oracle", "vllm", "chunked", "idle-compaction", "llama.cpp-2024")
+LEAPERS += (
+    "hf-reserved",
+    "growing",
+    "oracle",
+    "vllm",
+    "chunked",
+    "idle-compaction",
+    "llama.cpp-2024",
+    "llama.cpp-today",
+)
 
 
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
