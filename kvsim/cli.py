@@ -41,6 +41,9 @@ Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.")]
 Requests = Annotated[int | None, typer.Option(help="Run this many requests (of sessions: conversations) at most.")]
 ProfileName = Annotated[str | None, typer.Option("--profile", help="A shipped machine profile or a profile file.")]
 Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="May be given several times.")]
+NoLeap = Annotated[
+    bool, typer.Option("--no-leap", help="Take every step in an event of its own; the result is the same.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -51,12 +54,13 @@ def run(
     seed: Seed = None,
     requests: Requests = None,
     profile: ProfileName = None,
+    no_leap: NoLeap = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under one policy."""
     loaded = _load(scenario, seed, requests, profile)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
-        result = run_scenario(loaded, policy, progress=progress)
+        result = run_scenario(loaded, policy, progress=progress, leap=not no_leap)
     if as_json:
         _print_json(result.summary)
     else:
@@ -73,6 +77,7 @@ def compare(
     requests: Requests = None,
     profile: ProfileName = None,
     out: Annotated[Path, typer.Option(help="Where the picture and the tables go.")] = Path("results"),
+    no_leap: NoLeap = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under several policies (all of them by default) and compare."""
@@ -81,7 +86,7 @@ def compare(
     if not as_json:
         writable(out / loaded.name)
     with RunProgress(loaded.name, total) as progress:
-        comparison = compare_policies(loaded, policy, progress=progress, film=not as_json)
+        comparison = compare_policies(loaded, policy, progress=progress, film=not as_json, leap=not no_leap)
     if as_json:
         _print_json(comparison.to_dict())
     else:

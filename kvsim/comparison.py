@@ -107,14 +107,15 @@ def compare(
     *,
     progress: Progress | None = None,
     film: bool = True,
+    leap: bool = True,
 ) -> Comparison:
     """Run the scenario under each policy (all that are installed, by default): same requests, same arrivals.
 
-    ``film`` keeps pictures of the cells. Raises ``UserError`` and ``WorkloadError``.
+    ``film`` keeps pictures of the cells. ``leap``: as for ``run``. Raises ``UserError`` and ``WorkloadError``.
     """
     scenario = load(scenario)
     chosen, left_out = choose(scenario, policies)
-    ran = list(_run_all(scenario, chosen, progress, film))
+    ran = list(_run_all(scenario, chosen, progress, film, leap))
     results = tuple(result for result in ran if isinstance(result, Result))
     stuck = tuple(f"left out {reason}" for reason in ran if isinstance(reason, str))
     if not results:
@@ -149,7 +150,7 @@ def choose(
 
 
 def _run_all(
-    scenario: Scenario, policies: Sequence[str | PolicyFactory], progress: Progress | None, film: bool
+    scenario: Scenario, policies: Sequence[str | PolicyFactory], progress: Progress | None, film: bool, leap: bool
 ) -> Iterator[Result | str]:
     """One after another where there is little to do, else on all cores; the results are the same.
 
@@ -159,10 +160,10 @@ def _run_all(
     ended = 0
     if n_requests * len(policies) < _WORTH_PROCESSES:
         for policy in policies:
-            yield _attempt(scenario, policy, film, _counting_on(progress, ended))
+            yield _attempt(scenario, policy, film, leap, _counting_on(progress, ended))
             ended += n_requests
         return
-    jobs = (joblib.delayed(_attempt)(scenario, policy, film) for policy in policies)
+    jobs = (joblib.delayed(_attempt)(scenario, policy, film, leap) for policy in policies)
     for result in joblib.Parallel(n_jobs=-1, return_as="generator")(jobs):
         ended += n_requests
         if progress is not None:
@@ -171,10 +172,10 @@ def _run_all(
 
 
 def _attempt(
-    scenario: Scenario, policy: str | PolicyFactory, film: bool, progress: Progress | None = None
+    scenario: Scenario, policy: str | PolicyFactory, film: bool, leap: bool, progress: Progress | None = None
 ) -> Result | str:
     try:
-        return run(scenario, policy, film=film, progress=progress)
+        return run(scenario, policy, film=film, leap=leap, progress=progress)
     except Livelock as e:
         return str(e)
 

@@ -1,5 +1,6 @@
 """Many decode steps in one event: the same cells, counts, failures and times as one by one."""
 
+import json
 from dataclasses import fields
 
 import numpy as np
@@ -16,6 +17,7 @@ from kvsim.scenario import load
 from kvsim.simulation import build_policy, cost_model, drive, run
 from policies import Chunk, SequencePlan, available
 from policies.unified import UnifiedPolicy
+from tests.worlds import command
 
 PROFILE = load_profile("default")
 COUNTS = [name for name in vars(Recorder()) if isinstance(vars(Recorder())[name], int) and not name.startswith("_")]
@@ -119,6 +121,15 @@ def test_most_steps_are_leaped_over(name, scheduler):
     result, _ = drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default")
     # A threshold that is just exceeded asks for a compaction at every step, though there is little to move.
     assert len(placed) < len(result.passes) / (3 if name != "threshold-compaction" else 1.5)
+
+
+def test_the_command_line_can_be_asked_to_step():
+    leaped, stepped = (
+        json.loads(command("run", "chat", "--requests", "20", "--json", *more).stdout) for more in ([], ["--no-leap"])
+    )
+    assert leaped["e2e_s"] == pytest.approx(stepped["e2e_s"], rel=1e-12)
+    assert leaped["cache"] == pytest.approx(stepped["cache"], rel=1e-12)
+    assert leaped["forward_passes"] == stepped["forward_passes"]
 
 
 def test_a_run_can_be_asked_to_step():
