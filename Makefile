@@ -39,6 +39,7 @@ bench: setup
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
 	$(BIN)/python -m benchmarks.paged
+	$(BIN)/python -m benchmarks.leaps
 	$(BIN)/python -m benchmarks.engine --model small
 
 lock: setup

@@ -1,0 +1,116 @@
+"""How fast the simulator is, with leaps and step by step: ``python -m benchmarks.leaps [--requests N] [--out FILE]``.
+
+The same requests under each preset, in rounds in which all take their turn, one core; medians of the rounds. Prompts
+and answers are about as long as those of the public Azure conversation trace (medians of 1,020 and 129 tokens), drawn
+here so that nothing outside the repository is needed; one arrives each second. Beside them the bare SimPy kernel:
+timeouts of one process.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated
+
+import simpy
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvsim.scenario import Scenario, load
+from kvsim.simulation import run
+
+PRESETS = ("oracle", "hf-reserved", "growing", "ring", "paged", "vllm", "contiguous", "full-compaction", "adaptive")
+PRESETS += ("llama.cpp-today", "llama.cpp-2024")
+
+
+def scenario(requests: int) -> Scenario:
+    return load(
+        {
+            "name": "leaps",
+            "workload": {
+                "kind": "poisson",
+                "rate": 1.0,
+                "requests": requests,
+                "prompt_tokens": {"kind": "lognormal", "mu": 6.93, "sigma": 0.9, "min": 1, "max": 6000},
+                "output_tokens": {"kind": "lognormal", "mu": 4.86, "sigma": 0.9, "min": 1, "max": 1000},
+            },
+            "server": {"scheduler": "vllm", "slots": 64, "n_batch": 2048, "n_ubatch": 2048, "slot_context": 8192},
+            "cache": {"cells": 1 << 15},
+        }
+    )
+
+
+def bare_events(n: int = 200_000) -> float:
+    """Timeouts per second of a single SimPy process."""
+    env = simpy.Environment()
+
+    def tick():
+        for _ in range(n):
+            yield env.timeout(1.0)
+
+    env.process(tick())
+    began = time.perf_counter()
+    env.run()
+    return n / (time.perf_counter() - began)
+
+
+def main(
+    requests: Annotated[int, typer.Option(help="In each run.", min=1)] = 400,
+    rounds: Annotated[int, typer.Option(help="Turns of every preset.", min=1)] = 3,
+    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+) -> None:
+    world = scenario(requests)
+    taken: dict[str, dict[bool, list[float]]] = {name: {True: [], False: []} for name in PRESETS}
+    facts: dict[str, tuple[int, int]] = {}
+    bare: list[float] = []
+    for _ in range(rounds):
+        bare.append(bare_events())
+        for name in PRESETS:
+            for leap in (True, False):
+                began = time.perf_counter()
+                summary = run(world, name, leap=leap).summary
+                taken[name][leap].append(time.perf_counter() - began)
+                facts[name] = summary["forward_passes"], summary["prompt_tokens"] + summary["output_tokens"]
+    rows = []
+    for name in PRESETS:
+        leaping, stepping = (statistics.median(taken[name][leap]) for leap in (True, False))
+        ratios = [b / a for a, b in zip(taken[name][True], taken[name][False], strict=True)]
+        passes, tokens = facts[name]
+        rows.append(
+            {
+                "policy": name,
+                "requests_per_s": requests / leaping,
+                "tokens_per_s": tokens / leaping,
+                "steps_per_s": passes / leaping,
+                "requests_per_s_step_by_step": requests / stepping,
+                "times_as_fast": statistics.median(ratios),
+                "range": [min(ratios), max(ratios)],
+            }
+        )
+    table = Table(box=None, header_style="bold")
+    for head in ("policy", "requests/s", "tokens/s", "steps/s", "step by step:\nrequests/s", "times as fast", "range"):
+        table.add_column(head, justify="left" if head == "policy" else "right")
+    for row in rows:
+        low, high = row["range"]
+        table.add_row(
+            row["policy"],
+            f"{row['requests_per_s']:,.0f}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['steps_per_s']:,.0f}",
+            f"{row['requests_per_s_step_by_step']:,.0f}",
+            f"{row['times_as_fast']:.1f}",
+            f"{low:.1f} to {high:.1f}",
+        )
+    console = Console(width=110)
+    console.print(table)
+    events = statistics.median(bare)
+    console.print(f"bare SimPy: {events:,.0f} timeouts/s; medians of {rounds} rounds of {requests} requests")
+    if out is not None:
+        out.write_text(json.dumps({"requests": requests, "rounds": rounds, "bare_events_per_s": events, "rows": rows}))
+
+
+if __name__ == "__main__":
+    typer.run(main)
