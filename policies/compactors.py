@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
@@ -117,6 +118,11 @@ class _Ordering:
             self._writer[dst : dst + n] = i
         self._blocking = [self._blocked_cells(i) for i in range(len(runs))]
         self._left = set(range(len(runs)))
+        self._partly = [i for i in range(len(runs)) if self._partly_clear(i)]
+        """A heap of at least all runs that can be split: some of their target cells are clear, others are not."""
+        self._by_length = [(n, i) for i, (_, _, n) in enumerate(runs)]
+        """A heap of at least all runs that are left, by their length."""
+        heapify(self._by_length)
         self._done: list[tuple[int, int, int]] = []
 
     def solve(self) -> Moves:
@@ -152,14 +158,21 @@ class _Ordering:
                 self._blocking[other] -= int(cells)
                 if self._blocking[other] == 0:
                     ready.append(int(other))
+                elif self._runs[other][2] > 1:
+                    heappush(self._partly, int(other))
+
+    def _partly_clear(self, i: int) -> bool:
+        _, dst, n = self._runs[i]
+        return n > 1 and self._blocking[i] > 0 and bool((self._reader[dst : dst + n] < 0).any())
 
     def _split(self, ready: deque[int]) -> bool:
         """Cut some run where part of its target is clear; False if there is none: only cycles are left."""
-        for i in sorted(self._left):
+        while self._partly:
+            i = heappop(self._partly)
+            if i not in self._left or not self._partly_clear(i):
+                continue
             src, dst, n = self._runs[i]
             clear = self._reader[dst : dst + n] < 0
-            if not clear.any():
-                continue
             edges = [0, *(np.flatnonzero(np.diff(clear)) + 1).tolist(), n]
             parts = [self._replace(i, k == 0, (src + a, dst + a, b - a)) for k, (a, b) in enumerate(pairwise(edges))]
             for part in parts:
@@ -167,6 +180,8 @@ class _Ordering:
                 self._blocking[part] = self._blocked_cells(part)
                 if self._blocking[part] == 0:
                     ready.append(part)
+                elif self._partly_clear(part):
+                    heappush(self._partly, part)
             return True
         return False
 
@@ -175,7 +190,9 @@ class _Ordering:
         starts, ends = runs_of(np.flatnonzero(self._reader[self._packed :] < 0) + self._packed)
         widest = int((ends - starts).argmax())
         aside, room = int(starts[widest]), int(ends[widest] - starts[widest])
-        i = min(sorted(self._left), key=lambda run: self._runs[run][2])
+        while (shortest := self._by_length[0])[1] not in self._left or self._runs[shortest[1]][2] != shortest[0]:
+            heappop(self._by_length)
+        i = shortest[1]
         src, dst, n = self._runs[i]
         part = min(n, room)
         if part < n:
@@ -197,6 +214,9 @@ class _Ordering:
         self._reader[src : src + n] = i
         self._writer[dst : dst + n] = i
         self._blocking[i] = self._blocked_cells(i)
+        heappush(self._by_length, (n, i))
+        if self._partly_clear(i):
+            heappush(self._partly, i)
         return i
 
 
