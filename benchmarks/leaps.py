@@ -2,7 +2,7 @@
 
 The same requests under each preset, in rounds in which all take their turn, one core; medians of the rounds. Prompts
 and answers are about as long as those of the public Azure conversation trace (medians of 1,020 and 129 tokens), drawn
-here so that nothing outside the repository is needed; one arrives each second. Beside them the bare SimPy kernel:
+here so that nothing outside the repository is needed; one arrives every 2.5 seconds. Beside them the bare SimPy kernel:
 timeouts of one process.
 """
 
@@ -22,8 +22,8 @@ from rich.table import Table
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import run
 
-PRESETS = ("oracle", "hf-reserved", "growing", "ring", "paged", "vllm", "contiguous", "full-compaction", "adaptive")
-PRESETS += ("llama.cpp-today", "llama.cpp-2024")
+PRESETS = ("oracle", "hf-reserved", "growing", "ring", "paged", "vllm", "chunked", "contiguous", "llama.cpp-today")
+"""Those that never plan a compaction: that would be most of the time, leaps or not."""
 
 
 def scenario(requests: int) -> Scenario:
@@ -32,13 +32,13 @@ def scenario(requests: int) -> Scenario:
             "name": "leaps",
             "workload": {
                 "kind": "poisson",
-                "rate": 1.0,
+                "rate": 0.4,
                 "requests": requests,
                 "prompt_tokens": {"kind": "lognormal", "mu": 6.93, "sigma": 0.9, "min": 1, "max": 6000},
                 "output_tokens": {"kind": "lognormal", "mu": 4.86, "sigma": 0.9, "min": 1, "max": 1000},
             },
             "server": {"scheduler": "vllm", "slots": 64, "n_batch": 2048, "n_ubatch": 2048, "slot_context": 8192},
-            "cache": {"cells": 1 << 15},
+            "cache": {"cells": 1 << 14},
         }
     )
 
@@ -58,7 +58,7 @@ def bare_events(n: int = 200_000) -> float:
 
 
 def main(
-    requests: Annotated[int, typer.Option(help="In each run.", min=1)] = 400,
+    requests: Annotated[int, typer.Option(help="In each run.", min=1)] = 150,
     rounds: Annotated[int, typer.Option(help="Turns of every preset.", min=1)] = 3,
     out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
