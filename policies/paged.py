@@ -9,11 +9,11 @@ chunks for each sequence (MLC-LLM, TGI).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, groupby
-from operator import itemgetter
+from itertools import count
 
 import numpy as np
 
+from policies.block_table import Paged, append_steps
 from policies.blocks import NULL, BlockPool
 from policies.content import NOTHING, Content, Key
 from policies.eviction import FreeBlocks, Future, Keys
@@ -39,27 +39,6 @@ from policies.vocabulary import (
     View,
     split,
 )
-
-
-class Paged:
-    """One sequence: its blocks, and how far they are filled."""
-
-    __slots__ = ("content", "length", "named", "prompt", "reserved", "skipped", "table")
-
-    def __init__(self, content: Content, prompt: int = 0):
-        self.content = content
-        self.prompt = prompt
-        """Tokens of its prompt."""
-        self.table: list[int] = []
-        """A block for every ``block_size`` positions; ``NULL`` where a window has moved on."""
-        self.length = 0
-        """Tokens placed."""
-        self.reserved = 0
-        """Tokens for which room was set aside by a ``reserve`` whose chunk is still to be placed."""
-        self.named = 0
-        """Blocks from the first that have been given their key."""
-        self.skipped = 0
-        """Blocks from the first that are ``NULL``."""
 
 
 class PagedPolicy(Policy):
@@ -230,12 +209,12 @@ class PagedPolicy(Policy):
         active = [s for s in tables if s is not None and s.table]
         if len(active) < len(step) or any(s.length != c.start or c.also for s, c in zip(active, step, strict=True)):
             return None
-        if any(pool.refs[s.table[c.start // size]] > 1 for s, c in zip(active, step, strict=True) if self._has_room(s)):
+        writes = [s.table[s.length // size] for s in active if s.length < len(s.table) * size]
+        if any(pool.refs[block] > 1 for block in writes):
             return None  # Whoever writes into a shared block needs a copy of it first.
         steps = min(n, MOST, *(self._max_tokens - s.length for s in active))
-        wanted = sorted(
-            j for s in active for j in range(len(s.table) * size - s.length, steps, size)
-        )  # The steps for which some sequence needs a block more.
+        # The steps for which some sequence needs a block more.
+        wanted = sorted(j for s in active for j in range(len(s.table) * size - s.length, steps, size))
         if len(wanted) > len(pool.free):
             steps = wanted[len(pool.free)]
         if steps < 2:
@@ -245,56 +224,14 @@ class PagedPolicy(Policy):
         runs = (-(-lengths // size)).sum(axis=1)
         return Leap(len(step), scanned, scanned, runs, scanned, lengths.max(axis=1), lambda k: self._take(active, k))
 
-    def _has_room(self, s: Paged) -> bool:
-        return s.length < len(s.table) * self.block_size
-
     def _take(self, active: Sequence[Paged], k: int) -> Usages:
-        """``k`` tokens more for each of these, as if one after another; how full the cache is after each."""
-        size, pool, tokens = self.block_size, self.pool, len(active)
-        starts = [s.length for s in active]
-        stored = self._fill.stored + tokens * np.arange(1, k + 1)
-        top = self._fill.top
-        # A block is taken when the one before it is full, and named when it is full itself; in the order of steps.
-        events = sorted(
-            (j, i, full)
-            for i, s in enumerate(active)
-            for full, j in [
-                *((False, j) for j in range(len(s.table) * size - s.length, k, size)),
-                *((True, j) for j in range(-(s.length + 1) % size, k, size)),
-            ]
-        )
-        changes = [(0, self.usage())]
-        for j, together in groupby(events, key=itemgetter(0)):
-            took = False
-            for _, i, full in together:
-                s = active[i]
-                if not full:
-                    s.table += pool.take(1)
-                    took = True
-                elif self.prefix_cache:
-                    self._name(s, min(starts[i] + j + 1, s.content.n) // size)
-            if took:
-                changes.append((j, self.usage()))
-        ends = np.zeros(k, dtype=np.int64)
-        for s, start in zip(active, starts, strict=True):
-            s.length, s.reserved = start + k, 0
-            np.maximum(ends, self._cells(s, start, start + k) + 1, out=ends)
-            for block in range(start // size, self._blocks(start + k)):
-                self._fill.raise_to(s.table[block], min(size, start + k - block * size))
-        lasted = np.diff([j for j, _ in changes], append=k)
+        """``k`` tokens more for each of these, as if one after another."""
 
-        def along(field: str) -> IntArray:
-            return np.repeat([getattr(usage, field) for _, usage in changes], lasted)
+        def name(s: Paged, tokens: int) -> None:
+            if self.prefix_cache:
+                self._name(s, min(tokens, s.content.n) // self.block_size)
 
-        return Usages(
-            stored=stored,
-            allocated=along("allocated"),
-            placeable=along("placeable"),
-            free_runs=along("free_runs"),
-            largest_free_run=along("largest_free_run"),
-            span=np.maximum(np.maximum.accumulate(ends), top),
-            cached=along("cached"),
-        )
+        return append_steps(active, k, self.block_size, self.pool, self._fill, name, self.usage)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
