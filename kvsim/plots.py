@@ -259,7 +259,7 @@ def calibration_figure(calibration: Calibration) -> Figure:
         errors.set(xlabel="predicted over measured, less 1", ylabel="")
         errors.set_title("Its error: median, quartiles, P5 to P95")
         errors.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
-        errors.legend(title="", loc="best", frameon=True)
+        errors.legend(title="", loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)
         figure.suptitle(
             f"{profile.model}, K in {profile.type_k}, V in {profile.type_v}: median error "
             f"{profile.held_out_error_median:.1%}, P95 {profile.held_out_error_p95:.1%} "
