@@ -80,6 +80,18 @@ def test_a_calibration_goes_on_where_it_was_cut_short(tmp_path):
     assert other.profile.type_k == "f16"
 
 
+def test_rounds_of_other_trials_do_not_count(tmp_path):
+    """As another version of the program may have left them."""
+    path = tmp_path / "tiny.part"
+    assert kvsim.calibrate("tiny", seconds=1, journal=path).resumed == 0
+    journal = Journal(path)
+    done = journal.rounds()
+    journal.begin(journal.header())
+    for each in done:
+        journal.add(each.model_copy(update={"trials": each.trials[:-1]}))
+    assert kvsim.calibrate("tiny", seconds=1, journal=path).resumed == 0
+
+
 @pytest.fixture(scope="module")
 def calibrated():
     return kvsim.calibrate("tiny", seconds=1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvsim.errors import UserError
 from kvsim.fitting import Sample
@@ -23,9 +23,9 @@ class Header(_Line):
     model: str
     type_k: Storage
     type_v: Storage
-    each: int
+    each: Annotated[int, Field(ge=1, le=10_000)]
     """Forward passes for each kernel."""
-    runs: int
+    runs: Annotated[int, Field(ge=1, le=100)]
     """Server runs in a round, for each kernel."""
     processor: str
     blas: str
