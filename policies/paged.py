@@ -167,8 +167,7 @@ class PagedPolicy(Policy):
             self._own(s, start // size)
         if more:
             table += self.pool.take(more)
-        if self.prefix_cache:
-            self._name(s, min(start + n, s.content.n) // size)
+        self._name(s, start + n)
         s.reserved = start + n
         return True
 
@@ -222,16 +221,11 @@ class PagedPolicy(Policy):
         lengths = rising([s.length for s in active], steps)
         scanned = lengths.sum(axis=1)
         runs = (-(-lengths // size)).sum(axis=1)
-        return Leap(len(step), scanned, scanned, runs, scanned, lengths.max(axis=1), lambda k: self._take(active, k))
 
-    def _take(self, active: Sequence[Paged], k: int) -> Usages:
-        """``k`` tokens more for each of these, as if one after another."""
+        def take(k: int) -> Usages:
+            return append_steps(active, k, size, pool, self._fill, self._name, self.usage)
 
-        def name(s: Paged, tokens: int) -> None:
-            if self.prefix_cache:
-                self._name(s, min(tokens, s.content.n) // self.block_size)
-
-        return append_steps(active, k, self.block_size, self.pool, self._fill, name, self.usage)
+        return Leap(len(step), scanned, scanned, runs, scanned, lengths.max(axis=1), take)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
@@ -328,8 +322,7 @@ class PagedPolicy(Policy):
         self.host.release(slots)
         left.named = 0
         self.tables[seq] = left
-        if self.prefix_cache:
-            self._name(left, min(left.length, left.content.n) // self.block_size)
+        self._name(left, left.length)
         return left.length
 
     def forget_swapped(self, ticket: int) -> None:
@@ -502,9 +495,10 @@ class PagedPolicy(Policy):
         elif self.pool.keys[block] is not None:
             self.pool.forget(block)
 
-    def _name(self, s: Paged, upto: int) -> None:
-        """Let the first ``upto`` blocks be found."""
-        if upto <= s.named:
+    def _name(self, s: Paged, tokens: int) -> None:
+        """Let the blocks that its first ``tokens`` tokens fill be found, if anything is to be."""
+        upto = min(tokens, s.content.n) // self.block_size
+        if not self.prefix_cache or upto <= s.named:
             return
         keys, pool = s.content.keys(self.block_size, upto), self.pool
         first, last = max(s.named, s.skipped), upto
