@@ -99,9 +99,9 @@ class SimulatedBackend:
                 seconds += group.share * self.transfer(place.transfers)
         return seconds
 
-    def leap(self, leap: Leap) -> FloatArray | None:
-        """Predicted seconds of each of the steps, shape (steps,); None where layers differ in their caches."""
-        return self.costs.leap(leap, self._kernel, self._groups[0]) if len(self._groups) == 1 else None
+    def leap(self, leap: Leap) -> list[FloatArray]:
+        """Predicted seconds of each pass of a step, in each of the steps; arrays of shape (steps,)."""
+        return self.costs.leap(leap, self._kernel, self._groups)
 
     def move(self, moves: Moves) -> float:
         """Predicted seconds."""

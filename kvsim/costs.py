@@ -292,18 +292,25 @@ class CostModel:
             seconds += group.share * (base + attention + pieces)
         return self._pace * seconds
 
-    def leap(self, leap: Leap, kernel: Kernel, group: Group) -> FloatArray:
-        """Seconds of each of the steps, shape (steps,), for a model with that cache group alone."""
+    def leap(self, leap: Leap, kernel: Kernel, groups: Sequence[Group]) -> list[FloatArray]:
+        """Seconds of each pass of a step, in each of the steps; arrays of shape (steps,)."""
         cell, base, chunk, run = self._attention[kernel]
-        together = scans_together(kernel, group)
-        attention = cell.at(leap.tokens) * leap.span if together else cell.at(1) * leap.scanned
-        pieces = chunk * leap.tokens + run * leap.runs
-        return self._pace * (self._forward.at(leap.tokens) + group.share * (base + attention + pieces))
+        found = []
+        for each in leap.passes:
+            seconds: FloatArray | float = self._forward.at(each.tokens)
+            for sums, group in zip(each.groups, groups, strict=True):
+                together = scans_together(kernel, group)
+                attention = cell.at(each.tokens) * sums.span if together else cell.at(1) * sums.scanned
+                pieces = chunk * each.tokens + run * sums.runs
+                seconds = seconds + group.share * (base + attention + pieces)
+            found.append(np.asarray(self._pace * seconds))
+        return found
 
     def went(self, leap: Leap) -> None:
         """These steps were run: they count for what is warned of."""
-        self.most_tokens = max(self.most_tokens, leap.tokens)
-        self.most_cells = max(self.most_cells, int(leap.longest.max()))
+        for each in leap.passes:
+            self.most_tokens = max(self.most_tokens, each.tokens)
+            self.most_cells = max(self.most_cells, *(int(sums.longest.max()) for sums in each.groups))
 
     def moves(self, moves: Moves) -> float:
         """Seconds to carry out a compaction."""

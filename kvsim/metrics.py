@@ -89,12 +89,18 @@ class Recorder:
         if self._digest is not None:
             self._digest.update(repr(batch.chunks).encode())
 
-    def leap(self, starts_s: FloatArray, seconds: FloatArray, leap: Leap, usages: Usages) -> None:
-        """So many steps have been run, one after another; ``starts_s``, ``seconds``: shape (steps,)."""
-        self.scores += int(leap.scanned.sum())
-        self.useful_scores += int(leap.useful.sum())
-        tokens = np.full(leap.steps, leap.tokens)
-        self._passes.extend((starts_s, seconds, tokens, tokens, leap.scanned, leap.span))
+    def leap(self, starts_s: FloatArray, seconds: Sequence[FloatArray], leap: Leap, usages: Usages) -> None:
+        """So many steps have been run, one after another; ``seconds``: of each pass of a step. Arrays of shape
+        (steps,)."""
+        passes: list[tuple[NDArray[Any], ...]] = []
+        for took, each in zip(seconds, leap.passes, strict=True):
+            sums = each.groups[0]
+            self.scores += int(sums.scanned.sum())
+            self.useful_scores += int(sums.useful.sum())
+            tokens = np.full(leap.steps, each.tokens)
+            start = passes[-1][0] + passes[-1][1] if passes else starts_s
+            passes.append((start, took, tokens, tokens, sums.scanned, sums.span))
+        self._passes.extend([np.stack(columns, axis=1).ravel() for columns in zip(*passes, strict=True)])
         self._samples.extend((starts_s, *(getattr(usages, name) for name in _USAGE)))
         self._steps += leap.steps
 

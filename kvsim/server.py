@@ -88,15 +88,17 @@ class Server:
         scheduler, recorder, now = self._scheduler, self._recorder, self._env.now
         most = min(scheduler.steady(step), recorder.blind_steps)
         foreseen = self._policy.extend(step, most) if most > 1 else None
-        seconds = None if foreseen is None else backend.leap(foreseen)
-        if foreseen is None or seconds is None:
+        if foreseen is None:
             return 0.0
-        times = np.add.accumulate(np.concatenate(([now], seconds)))
+        each = backend.leap(foreseen)
+        times = np.add.accumulate(np.concatenate(([now], sum(each[1:], each[0]))))
         n = min(int(np.searchsorted(times[1:], self._env.peek())) + 1, foreseen.steps)
         if n < 2:
             return 0.0
         taken = foreseen.head(n)
-        recorder.leap(times[:n], seconds[:n], taken, foreseen.take(n))
+        usages = foreseen.take(n, True)
+        assert usages is not None
+        recorder.leap(times[:n], [seconds[:n] for seconds in each], taken, usages)
         backend.costs.went(taken)
         scheduler.skip(step, n)
         return float(times[n]) - now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -36,14 +36,10 @@ class Usages:
 
 
 @dataclass(frozen=True, slots=True)
-class Leap:
-    """Decode steps in a row of the same sequences, a token for each, none of them taken yet.
+class Sums:
+    """What attention reads in one cache group in each of some steps, all tokens of a pass together; arrays of shape
+    (steps,), int64."""
 
-    Arrays of shape (steps,), int64: what attention will read in each, all tokens of a step together.
-    """
-
-    tokens: int
-    """In each step."""
     scanned: IntArray
     """Scores computed."""
     useful: IntArray
@@ -54,24 +50,44 @@ class Leap:
     """Cells that the kernel reads at least once."""
     longest: IntArray
     """Cells that one token is scored against, at most."""
-    take: Callable[[int], Usages]
-    """Take so many of the steps, and say how full the cache is after each. To be called once, before anything else."""
+
+    def head(self, n: int) -> Sums:
+        """The first ``n`` steps."""
+        return Sums(self.scanned[:n], self.useful[:n], self.runs[:n], self.span[:n], self.longest[:n])
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A forward pass that each of some steps has."""
+
+    tokens: int
+    """In each step, one for each of its sequences."""
+    groups: tuple[Sums, ...]
+    """One for each cache group."""
+
+    def head(self, n: int) -> Pass:
+        """In the first ``n`` steps."""
+        return Pass(self.tokens, tuple(sums.head(n) for sums in self.groups))
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """Decode steps in a row of the same sequences, a token for each, none of them taken yet."""
+
+    passes: tuple[Pass, ...]
+    """Those of a step, in order; nearly always one."""
+    take: Callable[[int, bool], Usages | None]
+    """Take so many of the steps, and say, where that is asked for, how full the cache is after each. To be called
+    once, before anything else."""
 
     @property
     def steps(self) -> int:
         """How many could be placed before the policy must decide something."""
-        return len(self.span)
+        return len(self.passes[0].groups[0].span)
 
     def head(self, n: int) -> Leap:
         """The first ``n`` steps."""
-        return replace(
-            self,
-            scanned=self.scanned[:n],
-            useful=self.useful[:n],
-            runs=self.runs[:n],
-            span=self.span[:n],
-            longest=self.longest[:n],
-        )
+        return Leap(tuple(each.head(n) for each in self.passes), self.take)
 
 
 def rising(starts: Sequence[int], steps: int, most: int | None = None) -> IntArray:

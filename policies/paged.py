@@ -19,7 +19,7 @@ from policies.content import NOTHING, Content, Key
 from policies.eviction import FreeBlocks, Future, Keys
 from policies.fill import Fill
 from policies.host import HostTier, TransferLog
-from policies.leap import MOST, Leap, Usages, rising
+from policies.leap import MOST, Leap, Pass, Sums, Usages, rising
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of, table_reads
 from policies.vocabulary import (
@@ -222,10 +222,10 @@ class PagedPolicy(Policy):
         scanned = lengths.sum(axis=1)
         runs = (-(-lengths // size)).sum(axis=1)
 
-        def take(k: int) -> Usages:
+        def take(k: int, look: bool) -> Usages | None:
             return append_steps(active, k, size, pool, self._fill, self._name, self.usage)
 
-        return Leap(len(step), scanned, scanned, runs, scanned, lengths.max(axis=1), take)
+        return Leap((Pass(len(step), (Sums(scanned, scanned, runs, scanned, lengths.max(axis=1)),)),), take)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""

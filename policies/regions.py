@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.free_runs import FreeRuns
-from policies.leap import MOST, Leap, Usages, rising
+from policies.leap import MOST, Leap, Pass, Sums, Usages, rising
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of
 from policies.vocabulary import (
@@ -109,15 +109,15 @@ class RegionPolicy(Policy):
         ends = (held + np.array([r.start for r in active])).max(axis=1)
         runs = np.full(steps, len(step))
 
-        def take(k: int) -> Usages:
-            before, top = self.usage(), self._top()
+        def take(k: int, look: bool) -> Usages | None:
+            before, top = self.usage() if look else None, self._top()
             stored = self._stored + scanned[:k] - sum(self._held(r) for r in active)
             for region in active:
                 region.length += k
             self._stored = int(stored[-1])
-            return Usages.like(before, k, stored=stored, span=np.maximum(ends[:k], top))
+            return None if before is None else Usages.like(before, k, stored=stored, span=np.maximum(ends[:k], top))
 
-        return Leap(len(step), scanned, scanned, runs, scanned, held.max(axis=1), take)
+        return Leap((Pass(len(step), (Sums(scanned, scanned, runs, scanned, held.max(axis=1)),)),), take)
 
     def _room(self, seq: int, region: Region) -> int:
         """Tokens that the sequence can be given without any decision."""

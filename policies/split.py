@@ -124,8 +124,8 @@ class SplitPolicy(Policy):
             return None
         stretch = Stretch(arena, step, n if len(step) <= self._n_ubatch else 0, spec.pad)
 
-        def take(k: int) -> Usages:
-            usages = stretch.take(k, anywhere=not self._contiguous)
+        def take(k: int, look: bool) -> Usages | None:
+            usages = stretch.take(k, anywhere=not self._contiguous, look=look)
             arena.head = stretch.first + k * len(step)
             self.attended = {int(stretch.spans[k])}
             return usages

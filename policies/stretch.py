@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policies.arena import Arena
-from policies.leap import MOST, Leap, Usages, rising
+from policies.leap import MOST, Leap, Pass, Sums, Usages, rising
 from policies.reads import padded_spans
 from policies.search import start_of_search
 from policies.triggers import Facts
@@ -46,12 +46,15 @@ class Stretch:
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return [Facts(used, top, span, self._pad, len(self.step), above) for used, top, span, above in rows]
 
-    def take(self, k: int, *, anywhere: bool) -> Usages:
-        """Take ``k`` steps' cells; ``anywhere``: a sequence can be given free cells wherever they lie."""
+    def take(self, k: int, *, anywhere: bool, look: bool) -> Usages | None:
+        """Take ``k`` steps' cells; ``anywhere``: a sequence can be given free cells wherever they lie;
+        ``look``: say how full the cache is after each."""
         arena, tokens = self.arena, len(self.step)
         arena.free.take(self.first, k * tokens)
         for i, chunk in enumerate(self.step):
             arena.put(self.first + i + tokens * np.arange(k), chunk.seqs, chunk.start)
+        if not look:
+            return None
         filled, left = self._used[1 : k + 1], self._end - self.first - self._taken[1 : k + 1]
         largest = np.maximum(left, max(self._rest, default=0))
         return Usages(
@@ -64,10 +67,10 @@ class Stretch:
             cached=np.zeros(k, dtype=np.int64),
         )
 
-    def leap(self, steps: int, take: Callable[[int], Usages]) -> Leap | None:
+    def leap(self, steps: int, take: Callable[[int, bool], Usages | None]) -> Leap | None:
         """The first ``steps`` of them, under the kernel ``masked``; None where that is not worth it."""
         if steps < 2:
             return None
         tokens, span = len(self.step), self.spans[1 : steps + 1]
         useful = rising([chunk.start for chunk in self.step], steps).sum(axis=1)
-        return Leap(tokens, tokens * span, useful, np.full(steps, tokens), span, span, take)
+        return Leap((Pass(tokens, (Sums(tokens * span, useful, np.full(steps, tokens), span, span),)),), take)

@@ -138,9 +138,9 @@ class UnifiedPolicy(Policy):
         stretch = Stretch(arena, step, n if len(step) <= self._n_ubatch else 0, self._pad)
         facts = stretch.facts() if self._compactor is not None else []
 
-        def take(k: int) -> Usages:
+        def take(k: int, look: bool) -> Usages | None:
             _quiet(self.trigger, facts, k)
-            usages = stretch.take(k, anywhere=self._anywhere)
+            usages = stretch.take(k, anywhere=self._anywhere, look=look)
             stop = stretch.first + k * len(step)
             arena.head = stop if stop < arena.size else 0
             self.attended, self._planned = int(stretch.spans[k]), []
