@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kvsim.costs import CostModel, FloatArray
 from policies import Group, Kernel, Leap, MicroBatch, Moves, Transfer
+from policies.crew import Ahead
 from workloads import Request
 
 
@@ -89,7 +90,14 @@ class SimulatedBackend:
 
     def forward(self, batch: MicroBatch) -> float:
         """Predicted seconds."""
-        seconds = self.costs.forward(batch, self._kernel, self._groups)
+        return self._and_before(self.costs.forward(batch, self._kernel, self._groups), batch)
+
+    def beside(self, tokens: int, ahead: Ahead, batch: MicroBatch) -> float:
+        """Predicted seconds of a pass in which a crew of so many gets its tokens beside a micro-batch."""
+        return self._and_before(self.costs.beside(tokens, ahead, batch, self._kernel, self._groups[0]), batch)
+
+    def _and_before(self, seconds: float, batch: MicroBatch) -> float:
+        """With those of what is to be done before the pass."""
         for place, group in zip(batch.places, self._groups, strict=True):
             if place.moves.n_runs:
                 seconds += group.share * self.costs.moves(place.moves)

@@ -34,6 +34,8 @@ class Job:
     """Tokens forgotten by context shifts."""
     seat: int = -1
     """The sequence that it has while it runs."""
+    turn: int = 0
+    """When it was seated, counted in seatings, where the order of those that run matters."""
     preemptions: int = 0
     """How often it had to give up its cells."""
     furthest: int = 0

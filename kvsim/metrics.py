@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,11 +15,16 @@ from numpy.typing import NDArray
 from kvsim.job import Job
 from kvsim.rows import Rows
 from policies import Leap, MicroBatch, Moves, Policy, Transfer, Usage, Usages
+from policies.crew import Ahead
 
 FloatArray = NDArray[np.float64]
 
 Progress = Callable[[int, float], None]
 """Called with the number of requests ended and the simulated time in seconds."""
+
+Detail = Literal["requests", "cache", "tables"]
+"""What is kept of a run: how its requests fared; also means over time of how full and how broken up the cache was; also
+a table of all requests, of all forward passes, and of all that changed in the cache."""
 
 Frame = tuple[float, NDArray[np.int16]]
 """A picture of the cells: time in seconds, and the sequence in each cell of the first group (-1: none)."""
@@ -39,7 +44,16 @@ _FRAMES = 400
 class Recorder:
     """Collects requests, forward passes and cache samples; times in seconds of the simulated clock."""
 
-    def __init__(self, progress: Progress | None = None, *, digest: bool = False, film: bool = False):
+    def __init__(
+        self,
+        progress: Progress | None = None,
+        *,
+        detail: Detail = "tables",
+        digest: bool = False,
+        film: bool = False,
+    ):
+        self.watches = film or digest or detail != "requests"
+        """Whether how full the cache is, is wanted after each step."""
         self.failed_allocations = 0
         self.batch_splits = 0
         self.moved_cells = 0
@@ -60,6 +74,7 @@ class Recorder:
         """That steps waited for what was already on its way."""
         self.jobs: list[Job] = []
         """In the order in which they ended."""
+        self._count = 0
         self._passes = Rows(_PASSES)
         self._samples = Rows({"time_s": float, **dict.fromkeys(_USAGE, int)})
         self._capacity = 0
@@ -80,7 +95,9 @@ class Recorder:
         scores = int(reads.tokens @ reads.scanned)
         self.scores += scores
         self.useful_scores += int(reads.tokens @ reads.useful)
-        self._passes.add((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
+        self._count += 1
+        if self.watches:
+            self._passes.add((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
         for place in batch.places:
             self.moved(place.moves)
             self.transferred(place.transfers)
@@ -89,20 +106,34 @@ class Recorder:
         if self._digest is not None:
             self._digest.update(repr(batch.chunks).encode())
 
-    def leap(self, starts_s: FloatArray, seconds: Sequence[FloatArray], leap: Leap, usages: Usages) -> None:
+    def beside(self, batch: MicroBatch, ahead: Ahead) -> None:
+        """A forward pass has been run in which a crew got its tokens beside a micro-batch."""
+        reads = batch.reads
+        self.scores += ahead.scanned + int(reads.tokens @ reads.scanned)
+        self.useful_scores += ahead.scanned + int(reads.tokens @ reads.useful)
+        self._count += 1
+        for place in batch.places:
+            self.moved(place.moves)
+
+    def leap(self, starts_s: FloatArray, seconds: Sequence[FloatArray], leap: Leap, usages: Usages | None) -> None:
         """So many steps have been run, one after another; ``seconds``: of each pass of a step. Arrays of shape
         (steps,)."""
+        self._steps += leap.steps
+        self._count += leap.steps * len(leap.passes)
         passes: list[tuple[NDArray[Any], ...]] = []
         for took, each in zip(seconds, leap.passes, strict=True):
             sums = each.groups[0]
             self.scores += int(sums.scanned.sum())
             self.useful_scores += int(sums.useful.sum())
+            if usages is None:
+                continue
             tokens = np.full(leap.steps, each.tokens)
             start = passes[-1][0] + passes[-1][1] if passes else starts_s
             passes.append((start, took, tokens, tokens, sums.scanned, sums.span))
+        if usages is None:
+            return
         self._passes.extend([np.stack(columns, axis=1).ravel() for columns in zip(*passes, strict=True)])
         self._samples.extend((starts_s, *(getattr(usages, name) for name in _USAGE)))
-        self._steps += leap.steps
 
     @property
     def blind_steps(self) -> int:
@@ -218,7 +249,7 @@ class Recorder:
     @property
     def forward_passes(self) -> int:
         """How many have been run."""
-        return len(self._passes)
+        return self._count
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import simpy
@@ -12,7 +13,8 @@ from kvsim.backend import Backend, SimulatedBackend
 from kvsim.metrics import Recorder
 from kvsim.prefetch import Prefetcher
 from kvsim.schedulers import Scheduler
-from policies import Chunk, NoSlot, Policy
+from policies import Chunk, MicroBatch, NoSlot, Policy
+from policies.crew import Crew
 
 
 class Server:
@@ -39,10 +41,12 @@ class Server:
         self._recorder = recorder
         self._prefetcher = prefetcher
         self._foresight = backend if leaps and isinstance(backend, SimulatedBackend) and prefetcher.off else None
+        if self._foresight is not None:
+            scheduler.keep_step(None if recorder.watches else policy.crew())
 
     def run(self) -> Process:
         """The server's turns."""
-        env, scheduler = self._env, self._scheduler
+        env, scheduler, recorder = self._env, self._scheduler, self._recorder
         busy, began = False, env.now
         while True:
             jobs = yield from self._arrivals.next(busy, began, self._idle)
@@ -53,15 +57,18 @@ class Server:
                 scheduler.submit(job, env.now)
             self._tell_who_ended()
             step = scheduler.compose(env.now)
-            busy, began = bool(step), env.now
-            if step:
-                seconds = self._leap(step)
-                if seconds > 0:
+            crew = scheduler.crew
+            busy, began = bool(step) or crew is not None, env.now
+            if busy:
+                steps, seconds = self._leap(step, crew)
+                if steps:
                     yield env.timeout(seconds)
+                    scheduler.ran(step, steps, env.now)
                 else:
-                    yield from self._step(step)
+                    yield from self._step(step, crew)
             self._tell_who_ended()
-            self._recorder.cache(env.now, self._policy.usage())
+            if recorder.watches:
+                recorder.cache(env.now, self._policy.usage())
 
     def _tell_who_ended(self) -> None:
         for job in self._scheduler.ended:
@@ -74,41 +81,46 @@ class Server:
         if moves.n_runs == 0:
             return 0.0
         self._recorder.moved(moves)
-        self._recorder.cache(self._env.now, self._policy.usage())
+        if self._recorder.watches:
+            self._recorder.cache(self._env.now, self._policy.usage())
         return self._backend.move(moves)
 
-    def _leap(self, step: Sequence[Chunk]) -> float:
-        """Take this step and others like it up to the next arrival or decision; their seconds, 0 if none were taken.
+    def _leap(self, step: Sequence[Chunk], crew: Crew[Any] | None) -> tuple[int, float]:
+        """Take this step and others like it up to the next arrival or decision; how many, and their seconds.
 
         As one by one: the first step to end at or after the next event is the last that nobody else had a say in.
         """
         backend = self._foresight
         if backend is None:
-            return 0.0
-        scheduler, recorder, now = self._scheduler, self._recorder, self._env.now
-        most = min(scheduler.steady(step), recorder.blind_steps)
-        foreseen = self._policy.extend(step, most) if most > 1 else None
+            return 0, 0.0
+        recorder, now = self._recorder, self._env.now
+        most = min(self._scheduler.steady(step), recorder.blind_steps)
+        if crew is not None:
+            foreseen = crew.foresee(most) if most else None
+        else:
+            foreseen = self._policy.extend(step, most) if most > 1 else None
         if foreseen is None:
-            return 0.0
+            return 0, 0.0
         each = backend.leap(foreseen)
         times = np.add.accumulate(np.concatenate(([now], sum(each[1:], each[0]))))
         n = min(int(np.searchsorted(times[1:], self._env.peek())) + 1, foreseen.steps)
-        if n < 2:
-            return 0.0
+        if n < 2 and crew is None:
+            return 0, 0.0
         taken = foreseen.head(n)
-        usages = foreseen.take(n, True)
-        assert usages is not None
+        usages = foreseen.take(n, recorder.watches)
         recorder.leap(times[:n], [seconds[:n] for seconds in each], taken, usages)
         backend.costs.went(taken)
-        scheduler.skip(step, n)
-        return float(times[n]) - now
+        return n, float(times[n]) - now
 
-    def _step(self, step: Sequence[Chunk]) -> Process:
+    def _step(self, step: Sequence[Chunk], crew: Crew[Any] | None) -> Process:
         """Place the step, run it, let the time pass, and tell the scheduler how it went."""
         env, recorder, backend = self._env, self._recorder, self._backend
         refusal: NoSlot | None = None
         try:
-            batches = self._policy.allocate(step, views=backend.wants_views)
+            if crew is None:
+                batches = self._policy.allocate(step, views=backend.wants_views)
+            else:
+                batches = self._policy.allocate(step, beside=len(crew))
         except NoSlot as reason:
             refusal, batches = reason, reason.done
         if refusal is None:
@@ -117,15 +129,27 @@ class Server:
         seconds = self._prefetcher.wait_s(self._scheduler.started)
         self._scheduler.started.clear()
         recorder.prefetch_wait_s += seconds
+        if crew is not None and refusal is None:
+            seconds, batches = self._beside(crew, batches[0]), batches[1:]
         for batch in batches:
             took = backend.forward(batch)
             recorder.forward(env.now + seconds, took, batch)
             seconds += took
         if seconds > 0:
-            recorder.cache(env.now, self._policy.usage())
+            if recorder.watches:
+                recorder.cache(env.now, self._policy.usage())
             recorder.film(env.now, self._policy)
             yield env.timeout(seconds)
         if refusal is None:
             self._scheduler.commit(step, env.now)
         else:
             self._scheduler.no_slot(refusal, env.now)
+
+    def _beside(self, crew: Crew[Any], batch: MicroBatch) -> float:
+        """A step of a crew, in one pass with a micro-batch; its seconds."""
+        assert self._foresight is not None
+        ahead = crew.ahead()
+        seconds = self._foresight.beside(len(crew), ahead, batch)
+        self._recorder.beside(batch, ahead)
+        crew.take(1)
+        return seconds

@@ -10,24 +10,26 @@ import numpy as np
 
 from policies.blocks import BlockPool
 from policies.content import Content
+from policies.crew import Member
 from policies.fill import Fill
 from policies.leap import Usages
 from policies.vocabulary import IntArray, Usage
 
 
-class Paged:
+class Paged(Member):
     """One sequence: its blocks, and how far they are filled."""
 
-    __slots__ = ("content", "length", "named", "prompt", "reserved", "skipped", "table")
+    __slots__ = ("content", "named", "noted", "prompt", "reserved", "skipped", "table")
 
     def __init__(self, content: Content, prompt: int = 0):
+        super().__init__()
         self.content = content
         self.prompt = prompt
         """Tokens of its prompt."""
         self.table: list[int] = []
         """A block for every ``block_size`` positions; ``NULL`` where a window has moved on."""
-        self.length = 0
-        """Tokens placed."""
+        self.noted = 0
+        """In a crew: its tokens up to which the fill of its blocks is up to date."""
         self.reserved = 0
         """Tokens for which room was set aside by a ``reserve`` whose chunk is still to be placed."""
         self.named = 0

@@ -29,6 +29,10 @@ class Fill:
         self.stored += tokens - self._tokens[block]
         self._tokens[block] = tokens
 
+    def note(self, block: int, tokens: int) -> None:
+        """Just that many can be seen, and are in the sum already."""
+        self._tokens[block] = tokens
+
     def empty(self, blocks: Iterable[int]) -> None:
         """Nobody holds these blocks any more."""
         for block in blocks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from policies.vocabulary import IntArray, Usage
 
 MOST = 1024
 """Steps that are foreseen at a time: arrivals mostly come earlier."""
+
+COUNTED: IntArray = np.arange(1, MOST + 1)
+"""The steps, counted from the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,7 @@ class Usages:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(NamedTuple):
     """What attention reads in one cache group in each of some steps, all tokens of a pass together; arrays of shape
     (steps,), int64."""
 
@@ -56,8 +59,7 @@ class Sums:
         return Sums(self.scanned[:n], self.useful[:n], self.runs[:n], self.span[:n], self.longest[:n])
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """A forward pass that each of some steps has."""
 
     tokens: int
@@ -70,8 +72,7 @@ class Pass:
         return Pass(self.tokens, tuple(sums.head(n) for sums in self.groups))
 
 
-@dataclass(frozen=True, slots=True)
-class Leap:
+class Leap(NamedTuple):
     """Decode steps in a row of the same sequences, a token for each, none of them taken yet."""
 
     passes: tuple[Pass, ...]

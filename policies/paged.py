@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 
 from policies.block_table import Paged, append_steps
 from policies.blocks import NULL, BlockPool
 from policies.content import NOTHING, Content, Key
+from policies.crew import Crew
 from policies.eviction import FreeBlocks, Future, Keys
 from policies.fill import Fill
 from policies.host import HostTier, TransferLog
 from policies.leap import MOST, Leap, Pass, Sums, Usages, rising
+from policies.paged_crew import PagedCrew
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of, table_reads
 from policies.vocabulary import (
@@ -77,6 +80,7 @@ class PagedPolicy(Policy):
         self.pool = BlockPool(n_blocks, free, first=reserved)
         self.prefix_cache = prefix_cache
         self.window = window
+        self.makes_room = window is not None
         self._window_blocks = -(-((window or 0) - 1) // block_size)
         """Blocks that the token behind them can see."""
         self._most_blocks = n_blocks if window is None else -(-(window - 1 + config.n_ubatch) // block_size) + 1
@@ -102,6 +106,17 @@ class PagedPolicy(Policy):
         """Copies on write that an engine has yet to make: from cell, to cell, cells. Their sources are held until
         then, so that nothing else is written there."""
         self._fill = Fill(n_blocks, block_size)
+        self._crew = PagedCrew(block_size, self.pool, self._fill, self.tables.get, self._name if prefix_cache else None)
+
+    def crew(self) -> Crew[Any] | None:
+        """Where nothing is given up or copied on the way."""
+        plain = self.kernel == "gather" and self.window is None and self.host is None
+        return self._crew if plain else None
+
+    @property
+    def widest(self) -> int:
+        """A micro-batch of the configuration."""
+        return self._n_ubatch
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Tells what the sequence will say; what it holds already must agree with that."""
@@ -171,7 +186,7 @@ class PagedPolicy(Policy):
         s.reserved = start + n
         return True
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: a chunk for several sequences at once; copy the sequence instead")
@@ -185,7 +200,7 @@ class PagedPolicy(Policy):
         for chunk in step:
             if not self._is_reserved(chunk) and not self.reserve(chunk):
                 raise AssertionError(f"{self.name}: blocks that were counted are not there")
-        parts = split(step, self._n_ubatch)
+        parts = split(step, self._n_ubatch, beside)
         if not parts:
             return ()
         first = Moves.from_runs(self._copies) if self._copies else NO_MOVES
@@ -232,6 +247,8 @@ class PagedPolicy(Policy):
         s = self.tables.get(seq)
         if s is None or (stop is not None and stop <= start):
             return
+        if s.crew is not None:
+            s.crew.leave(seq)
         if start == 0 and (stop is None or stop >= s.length):
             self._release(s, 0)
             del self.tables[seq]
@@ -353,6 +370,7 @@ class PagedPolicy(Policy):
     def usage(self) -> Usage:
         """Read off the blocks; any free block serves any sequence."""
         pool, size = self.pool, self.block_size
+        self._crew.note()
         free = len(pool.free) * size
         unused = np.frombuffer(pool.refs, dtype=np.int32)[pool.first :] == 0
         # Where the free become the used or the other way round: every second stretch in between is free.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from policies.content import Content, Key
+from policies.crew import Crew
 from policies.eviction import Eviction, FreeOrder
 from policies.leap import Leap
 from policies.triggers import RelativeCosts
@@ -100,6 +101,14 @@ class Policy(ABC):
     endless: bool = False
     """Whether a sequence may go on for ever in a bounded number of cells, forgetting its oldest tokens."""
 
+    makes_room: bool = False
+    """Whether decode steps may give up cells that others can then have."""
+
+    @property
+    def widest(self) -> int:
+        """The most tokens in one forward pass, for those that have a crew."""
+        return 1 << 62
+
     @property
     def longest(self) -> int:
         """The most tokens that one sequence can ever hold here."""
@@ -161,10 +170,11 @@ class Policy(ABC):
         return ()
 
     @abstractmethod
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
         """Give every token of the step a cell, micro-batch by micro-batch.
 
-        Each chunk must begin where its sequence ends. ``views`` asks for the cells that attention may see.
+        Each chunk must begin where its sequence ends. ``views`` asks for the cells that attention may see. ``beside``:
+        so many tokens of a crew are in the first forward pass as well, if there is a crew.
         Raises ``NoSlot`` when there is no room.
         """
 
@@ -172,6 +182,11 @@ class Policy(ABC):
         """What at most ``n`` steps in a row would read and take, the first of them this one, the others the same
         sequences a token further; as many as can be placed before something is to be decided: a search, a compaction,
         a failure. None: that cannot be told, or is not worth it. Changes nothing."""
+        return None
+
+    def crew(self) -> Crew[Any] | None:
+        """Who decodes in lockstep here; None where the layout knows no such thing. The same at every call. While a
+        sequence is a member, nobody else may place tokens for it."""
         return None
 
     @abstractmethod

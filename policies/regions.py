@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from policies.crew import Crew
 from policies.free_runs import FreeRuns
 from policies.leap import MOST, Leap, Pass, Sums, Usages, rising
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of
+from policies.region_crew import Region, RegionCrew
 from policies.vocabulary import (
     NO_SHIFT,
     CellMap,
@@ -28,15 +30,6 @@ from policies.vocabulary import (
     View,
     split,
 )
-
-
-@dataclass(slots=True)
-class Region:
-    """Cells ``[start, start + size)``, of which the first ``length`` tokens' are filled."""
-
-    start: int
-    size: int
-    length: int = 0
 
 
 class RegionPolicy(Policy):
@@ -60,6 +53,16 @@ class RegionPolicy(Policy):
         self._owed: list[Moves] = []
         self._default = SequencePlan(1, config.max_tokens, config.max_tokens)
         self._stored = 0
+        self._crew = RegionCrew(self)
+
+    def crew(self) -> Crew[Any] | None:
+        """As long as attention reads each region alone."""
+        return self._crew if self.kernel == "sliced" else None
+
+    @property
+    def widest(self) -> int:
+        """A micro-batch of the configuration, or what is left of a window."""
+        return self._n_ubatch
 
     @abstractmethod
     def size_at_start(self, plan: SequencePlan) -> int:
@@ -80,13 +83,13 @@ class RegionPolicy(Policy):
         """Whether some free run is large enough for the sequence's first region."""
         return self._free.largest >= self.size_at_start(plan)
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
         """Take or grow regions where needed: all of them, or none."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
         self._make_room(step)
         batches = []
-        for chunks in split(step, self._n_ubatch):
+        for chunks in split(step, self._n_ubatch, beside):
             cells = np.concatenate([self._write(chunk) for chunk in chunks])
             span = padded_span(self._top(), self._pad, self.capacity)
             reads = reads_of(self.kernel, chunks, lambda seq: self._cells(seq), span, self._most)
@@ -130,6 +133,8 @@ class RegionPolicy(Policy):
             return
         if stop is not None and stop < region.length:
             raise Unsupported(f"{self.name}: only a sequence's tail can go, not [{start}, {stop})")
+        if region.crew is not None:
+            region.crew.leave(seq)
         self._stored -= self._held(region)
         region.length = start
         self._stored += self._held(region)
@@ -141,6 +146,27 @@ class RegionPolicy(Policy):
     def sequences(self) -> list[int]:
         """Those with a region."""
         return sorted(self._regions)
+
+    def held(self, seq: int) -> int:
+        """Cells in which the sequence has a token; it must have a region."""
+        return self._held(self._regions[seq])
+
+    def room(self, seq: int) -> int:
+        """Tokens that the sequence can be given before anything must be decided; it must have a region."""
+        return self._room(seq, self._regions[seq])
+
+    def grow(self, cells: int) -> None:
+        """So many cells more hold a token."""
+        self._stored += cells
+
+    def region(self, seq: int) -> Region | None:
+        """Of a sequence, where it has one."""
+        return self._regions.get(seq)
+
+    @property
+    def most(self) -> int | None:
+        """Cells that a sequence can have a token in at most; None: as many as it has tokens."""
+        return self._most
 
     def usage(self) -> Usage:
         """Read off the free runs: no new region can be larger than the largest."""

@@ -290,11 +290,12 @@ class CellMap:
         return np.array([min(o, default=-1) for o in self.owners], dtype=np.int64)
 
 
-def split(step: Sequence[Chunk], n_ubatch: int) -> list[tuple[Chunk, ...]]:
-    """Cut a step into micro-batches of at most ``n_ubatch`` tokens, in order, as llama.cpp does."""
+def split(step: Sequence[Chunk], n_ubatch: int, beside: int = 0) -> list[tuple[Chunk, ...]]:
+    """Cut a step into micro-batches of at most ``n_ubatch`` tokens, in order, as llama.cpp does; ``beside``: fewer than
+    that, and so many less in the first."""
     batches: list[tuple[Chunk, ...]] = []
     current: list[Chunk] = []
-    room = n_ubatch
+    room = n_ubatch - beside
     for seq, start, n, also in step:
         while n > 0:
             take = min(n, room)

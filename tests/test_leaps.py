@@ -166,10 +166,9 @@ def test_every_array_of_a_leap_is_cut():
     foreseen = policy.extend([Chunk(0, 20, 1)], 10)
     head = foreseen.head(4)
     cut, whole = head.passes[0].groups[0], foreseen.passes[0].groups[0]
-    for field in fields(cut):
-        value = getattr(cut, field.name)
+    for value, all_values in zip(cut, whole, strict=True):
         assert len(value) == 4
-        assert value.tolist() == getattr(whole, field.name)[:4].tolist()
+        assert value.tolist() == all_values[:4].tolist()
 
 
 def test_a_trigger_learns_as_if_asked_step_by_step():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvsim.backend import Backend
 from kvsim.job import Job
 from kvsim.metrics import Recorder
 from kvsim.scenario import Scenario
 from policies import Chunk, NoSlot, Policy, SequencePlan
+from policies.crew import Crew
 
 
 class Scheduler(Protocol):
@@ -37,13 +38,22 @@ class Scheduler(Protocol):
         """These chunks have run."""
         ...
 
-    def steady(self, step: Sequence[Chunk]) -> int:
-        """How many steps in a row, this one the first, are of one token for each of the same sequences, whatever
-        arrives meanwhile is not looked at, and nobody ends; 0 where that cannot be told."""
+    @property
+    def crew(self) -> Crew[Any] | None:
+        """Who decodes besides the chunks composed last: nobody, if this is None."""
         ...
 
-    def skip(self, step: Sequence[Chunk], n: int) -> None:
-        """So many of those steps have run."""
+    def keep_step(self, crew: Crew[Any] | None) -> None:
+        """From now on whole groups may decode in lockstep: those of the policy's ``crew``, where it has one."""
+        ...
+
+    def steady(self, step: Sequence[Chunk]) -> int:
+        """How many steps in a row, this one the first, are of one token for each of the same sequences, while whatever
+        arrives is not looked at, and nobody ends but in the last; 0 where that cannot be told."""
+        ...
+
+    def ran(self, step: Sequence[Chunk], n: int, now: float) -> None:
+        """So many of those steps have run, the first of them ``step``."""
         ...
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
@@ -63,6 +73,28 @@ class Desk:
         """The most tokens in a sequence."""
         self.started: list[Job] = []
         self.ended: list[Job] = []
+
+    @property
+    def crew(self) -> Crew[Any] | None:
+        """Nobody: all are in the chunks."""
+        return None
+
+    def keep_step(self, crew: Crew[Any] | None) -> None:
+        """Nobody is."""
+
+    def commit(self, chunks: Sequence[Chunk], now: float) -> None:
+        """These chunks have run."""
+        raise NotImplementedError
+
+    def skip(self, step: Sequence[Chunk], n: int) -> None:
+        """So many of steady steps have run, in which nobody ended."""
+        raise NotImplementedError
+
+    def ran(self, step: Sequence[Chunk], n: int, now: float) -> None:
+        """So many steady steps have run; in the last, somebody may have ended."""
+        if n > 1:
+            self.skip(step, n - 1)
+        self.commit([chunk._replace(start=chunk.start + n - 1) for chunk in step], now)
 
     def _plan(self, job: Job) -> SequencePlan:
         """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""

@@ -98,11 +98,11 @@ class LlamaServer(Desk):
             return 0
         if not all(job.prefilled for job in jobs) or (self.waiting and len(jobs) < len(self.slots)):
             return 0
-        return min(self._lasts(job, self._context) for job in jobs)
+        return 1 + min(self._lasts(job, self._context) for job in jobs)
 
     def skip(self, step: Sequence[Chunk], n: int) -> None:
         """Count the tokens."""
-        self._pending.clear()
+        self._pending = deque(chunk._replace(start=chunk.start + n) for chunk in step)
         for chunk in step:
             job = self.slots[chunk.seq].job
             assert job is not None, "a chunk ran for an empty slot"

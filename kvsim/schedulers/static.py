@@ -73,7 +73,7 @@ class Static(Desk):
         jobs = [job for job in self.batch if job.status == "running"]
         if len(step) != len(jobs) or any(chunk.n > 1 for chunk in step) or not all(job.prefilled for job in jobs):
             return 0
-        return min(self._lasts(job, self._context) for job in jobs)
+        return 1 + min(self._lasts(job, self._context) for job in jobs)
 
     def skip(self, step: Sequence[Chunk], n: int) -> None:
         """Count the tokens."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from kvsim.backend import Backend
 from kvsim.errors import Livelock
@@ -13,105 +11,14 @@ from kvsim.job import Job
 from kvsim.metrics import Recorder
 from kvsim.scenario import Scenario
 from kvsim.schedulers.base import Desk
+from kvsim.schedulers.lockstep import Lockstep
+from kvsim.schedulers.queues import FirstCome, MostUrgent, Queue, urgency
 from policies import Chunk, NoSlot, Policy
+from policies.crew import Crew
 
 CANCELLED = "cancelled"
 _PATIENCE = 1000
 """Steps in which no request gets further than ever before, after which it is looked whether any still can."""
-
-
-class Queue(Protocol):
-    """Waiting requests."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Job]: ...
-
-    def add(self, job: Job) -> None:
-        """A new one."""
-        ...
-
-    def put_back(self, job: Job) -> None:
-        """One that was preempted."""
-        ...
-
-    def first(self) -> Job:
-        """Whose turn it is."""
-        ...
-
-    def remove(self, job: Job) -> None:
-        """It waits no longer."""
-        ...
-
-
-class FirstCome:
-    """In order of arrival; who was preempted goes first."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
-
-    def add(self, job: Job) -> None:
-        """To the back."""
-        self._jobs.append(job)
-
-    def put_back(self, job: Job) -> None:
-        """To the front."""
-        self._jobs.appendleft(job)
-
-    def first(self) -> Job:
-        """The front."""
-        return self._jobs[0]
-
-    def remove(self, job: Job) -> None:
-        """Nearly always the first."""
-        if self._jobs[0] is job:
-            self._jobs.popleft()
-        else:
-            self._jobs.remove(job)
-
-
-class MostUrgent:
-    """By priority, and by arrival among equals."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, float, int, Job]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def __iter__(self) -> Iterator[Job]:
-        return (entry[-1] for entry in sorted(self._heap))
-
-    def add(self, job: Job) -> None:
-        """To its place."""
-        heapq.heappush(self._heap, (*urgency(job), job.request.id, job))
-
-    def put_back(self, job: Job) -> None:
-        """To its place."""
-        self.add(job)
-
-    def first(self) -> Job:
-        """The most urgent."""
-        return self._heap[0][-1]
-
-    def remove(self, job: Job) -> None:
-        """Nearly always the first."""
-        if self._heap[0][-1] is job:
-            heapq.heappop(self._heap)
-        else:
-            self._heap = [entry for entry in self._heap if entry[-1] is not job]
-            heapq.heapify(self._heap)
-
-
-def urgency(job: Job) -> tuple[int, float]:
-    """The smaller, the more urgent."""
-    return job.request.priority, job.arrival_s
 
 
 class Vllm(Desk):
@@ -143,6 +50,29 @@ class Vllm(Desk):
         """Whether a step found no room and nobody has ended since: then nobody is let in."""
         self._stalled = 0
         """Steps since a request last got further than ever before."""
+        self._turn = 0
+        self._lockstep: Lockstep | None = None
+        """Those of the running that generate, where they may go in lockstep."""
+        self._rest: list[Job] = []
+        """The others that run, then."""
+        self._together = False
+        """Whether the last step was composed of both."""
+        self._listed = 0
+        """The chunks at its beginning that are of those in lockstep."""
+        self._vain = False
+        """Whether nobody can be let in until somebody ends."""
+        self._places_alone = type(policy).reserve is Policy.reserve
+
+    def keep_step(self, crew: Crew[Any] | None) -> None:
+        """Those that generate are kept in lockstep from now on."""
+        self._lockstep = Lockstep(crew)
+        self._rest = list(self.running)
+
+    @property
+    def crew(self) -> Crew[Any] | None:
+        """Who decodes besides the chunks composed last."""
+        lock = self._lockstep
+        return lock.crew if lock is not None and self._together and len(lock) else None
 
     def submit(self, job: Job, now: float) -> None:
         """Refuse what could never be served; queue all others."""
@@ -154,6 +84,7 @@ class Vllm(Desk):
 
     def cancel(self, job: Job, now: float) -> None:
         """The client has gone."""
+        self._break_up()
         if job.status == "running":
             self._leave(job)
         else:
@@ -163,8 +94,15 @@ class Vllm(Desk):
 
     def compose(self, now: float) -> Sequence[Chunk]:
         """Running requests, then waiting ones."""
+        self._together, self._vain = False, False
         if not self.running and not self.waiting:
             return ()
+        if self._lockstep:
+            together = self._compose_together(now)
+            if together is not None:
+                self._together = True
+                return together
+            self._break_up()
         step: dict[int, Chunk] = {}
         if self._serve_running(step) and not (self._crowded and self.running):
             self._admit_waiting(step, now)
@@ -172,8 +110,55 @@ class Vllm(Desk):
             raise self._livelock(now)
         return list(step.values())
 
+    def _compose_together(self, now: float) -> list[Chunk] | None:
+        """The same where those in lockstep get their token; None where they may not, or somebody must be preempted.
+
+        They come first in the order of the running, so that what they take is taken in that order."""
+        lock, rest = self._lockstep, self._rest
+        assert lock is not None
+        for seat in lock.stuck():
+            rest.append(lock.leave(seat))
+            rest.sort(key=lambda job: job.turn)
+        crew, left = lock.crew, self._budget - len(lock)
+        if (
+            left < 0
+            or not 0 < len(lock) < self._policy.widest
+            or (rest and rest[0].turn < lock.newest and (crew is None or crew.takes))
+        ):
+            return None
+        step: dict[int, Chunk] = {}
+        if crew is None:
+            step = {chunk.seq: chunk for chunk in lock.chunks()}
+            if not self._places_alone and not all(map(self._policy.reserve, step.values())):
+                return None
+        self._listed, self._left = len(step), left
+        lets_in = bool(self.waiting and self._seats and left > 0 and not self._crowded)
+        if crew is not None and not crew.reserve():
+            return None
+        threshold = self._most_of_one()
+        for job in rest:
+            n = min(job.tokens - job.computed, threshold, left, self._limit - job.computed)
+            if n > 0:
+                chunk = Chunk(job.seat, job.computed, n)
+                if not self._policy.reserve(chunk):
+                    return None
+                step[job.seat] = chunk
+                left -= n
+        self._left = left
+        if lets_in:
+            first = self.waiting.first()
+            self._admit_waiting(step, now)
+            private = not first.request.content
+            self._vain = (
+                bool(self.waiting) and self.waiting.first() is first and private and not self._policy.makes_room
+            )
+        return list(step.values())
+
     def commit(self, chunks: Sequence[Chunk], now: float) -> None:
         """Count the tokens; emit one for whoever has computed all it had; finish what has said enough."""
+        if self._together:
+            self._go_on(1, now)
+            chunks = chunks[self._listed :]
         for chunk in chunks:
             job = self._at[chunk.seq]
             job.computed += chunk.n
@@ -182,32 +167,55 @@ class Vllm(Desk):
             if job.computed == job.tokens:
                 self._emit(job, now)
         self._watch(now)
+        self._muster()
 
     def steady(self, step: Sequence[Chunk]) -> int:
-        """While all that run generate, and nobody waits who could be let in."""
-        jobs = self.running
-        if len(step) != len(jobs) or any(chunk.n > 1 for chunk in step) or not all(job.prefilled for job in jobs):
+        """While all that run are in lockstep, and nobody waits who could be let in."""
+        lock = self._lockstep
+        if lock is None or not self._together or len(step) > self._listed:
             return 0
-        if self.waiting and self._seats and len(jobs) < self._budget and not self._crowded:
-            return 0
-        if any(job.computed < job.furthest or job.computed != job.tokens - 1 for job in jobs):
-            return 0  # What is computed once more is no progress, and somebody counts.
-        return min(self._lasts(job, self._context - 1) for job in jobs)
+        if self._rest or (self.waiting and self._seats and self._left > 0 and not self._crowded and not self._vain):
+            return 1
+        return lock.lasts
 
-    def skip(self, step: Sequence[Chunk], n: int) -> None:
-        """Count the tokens; each of them is progress."""
-        for chunk in step:
-            job = self._at[chunk.seq]
-            job.computed += n
-            job.generated += n
-            job.furthest = job.computed
-        self._stalled = 0
+    def ran(self, step: Sequence[Chunk], n: int, now: float) -> None:
+        """Each of them is progress."""
+        self._go_on(n, now)
+        self._watch(now)
+
+    def _go_on(self, n: int, now: float) -> None:
+        """Those in lockstep have got so many tokens."""
+        assert self._lockstep is not None
+        self._stalled = -1
+        for job in self._lockstep.went(n):
+            self._finish(job, now)
+
+    def _muster(self) -> None:
+        """Let those join the lockstep that generate, in the order of the running."""
+        lock, rest = self._lockstep, self._rest
+        if lock is None:
+            return
+        for at, job in enumerate(rest):
+            ready = job.prefilled and job.computed == job.tokens - 1 and job.computed >= job.furthest
+            if not ready or not lock.join(job, self._lasts(job, self._context - 1)):
+                del rest[:at]
+                return
+        rest.clear()
+
+    def _break_up(self) -> None:
+        """Nobody is in lockstep."""
+        if self._lockstep is not None:
+            self._lockstep.leave_all()
+            self._rest = list(self.running)
+        self._together = False
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """Preempt the last of the running; alone, it cannot be served."""
         self._recorder.failed_allocations += 1
+        self._break_up()
         if reason.done:
             self.commit([chunk for batch in reason.done for chunk in batch.chunks], now)
+        self._break_up()
         if len(self.running) == 1 and self.running[0].computed == 0:
             raise self._livelock(now, str(reason))
         self._preempt(self._victim())
@@ -286,7 +294,11 @@ class Vllm(Desk):
                 self._policy.free(seat)
                 return
             self.waiting.remove(job)
+            self._turn += 1
+            job.turn = self._turn
             self.running.append(job)
+            if self._lockstep is not None:
+                self._rest.append(job)
             self._at[self._seats.pop()] = job
             self._start(seat, job, held, now)
             step[seat] = chunk
@@ -313,13 +325,19 @@ class Vllm(Desk):
         # Unlike llama-server, vLLM also counts the token that was only just generated.
         full = self._say(job, now) or (job.tokens == self._context and not self._policy.endless)
         if job.generated == job.request.output_tokens or full:
-            job.truncated = job.generated < job.request.output_tokens
-            self._leave(job)
-            self._end(job, now)
-            self._crowded = False
+            self._finish(job, now)
+
+    def _finish(self, job: Job, now: float) -> None:
+        """It has said enough, or all that there was room for."""
+        job.truncated = job.generated < job.request.output_tokens
+        self._leave(job)
+        self._end(job, now)
+        self._crowded = False
 
     def _leave(self, job: Job) -> None:
         self.running.remove(job)
+        if job in self._rest:
+            self._rest.remove(job)
         self._policy.free(job.seat)
         del self._at[job.seat]
         self._seats.append(job.seat)
@@ -330,4 +348,5 @@ class Vllm(Desk):
             job.ticket = None
 
     def _livelock(self, now: float, reason: str = "") -> Livelock:
+        self._break_up()
         return Livelock(now, [*self.running, *self.waiting], self._policy, reason)

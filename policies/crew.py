@@ -1,0 +1,113 @@
+"""Sequences that decode in lockstep: while each of them gets a token in every step, one count of steps tells how far
+all have come, and a step costs no more for many of them than for one."""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from policies.leap import Leap
+
+
+class Ahead(NamedTuple):
+    """What attention reads for all of a crew together in its next step."""
+
+    scanned: int
+    """Scores computed, all of them against cells that the token's sequence can see."""
+    runs: int
+    """Contiguous pieces that the scanned cells lie in."""
+    longest: int
+    """Cells that one token is scored against, at most."""
+
+
+class Member:
+    """What a sequence holds; as long as it is in a crew, its length goes with the crew's steps."""
+
+    __slots__ = ("_length", "crew", "turn")
+
+    def __init__(self) -> None:
+        self._length = 0
+        """Tokens placed; in a crew, less its steps."""
+        self.crew: Crew[Any] | None = None
+        self.turn = 0
+        """Of joining it: the order in which members get their tokens in a step."""
+
+    @property
+    def length(self) -> int:
+        """Tokens placed."""
+        return self._length if self.crew is None else self._length + self.crew.steps
+
+    @length.setter
+    def length(self, tokens: int) -> None:
+        self._length = tokens if self.crew is None else tokens - self.crew.steps
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Crew(ABC, Generic[M]):
+    """Those who decode in lockstep, in the order of their joining: in each step all of them get one token."""
+
+    takes: bool
+    """Whether members take from what others may want as well, so that it matters who comes first in a step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        """Taken so far."""
+        self._members: dict[int, M] = {}
+        self._turn = 0
+        self._starts: list[tuple[int, int]] = []
+        """A heap of, for each member at least: at how many steps it held nothing, and its number."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @abstractmethod
+    def join(self, seq: int) -> bool:
+        """A sequence that holds something decodes with the others from now on; False where it cannot."""
+
+    @abstractmethod
+    def leave(self, seq: int) -> None:
+        """It does so no longer."""
+
+    @abstractmethod
+    def stuck(self) -> list[int]:
+        """Members for whose next token something must be decided."""
+
+    @abstractmethod
+    def reserve(self) -> bool:
+        """Set aside what the next step takes; False, and nothing happens, where there is no room."""
+
+    @abstractmethod
+    def ahead(self) -> Ahead:
+        """What the next step reads, if nobody is stuck."""
+
+    @abstractmethod
+    def foresee(self, n: int) -> Leap | None:
+        """As many of the next ``n`` steps as can be taken before something is to be decided; None where none can."""
+
+    @abstractmethod
+    def take(self, n: int) -> None:
+        """Take so many steps, which must have been foreseen, or reserved."""
+
+    def _add(self, seq: int, member: M) -> None:
+        tokens = member.length
+        self._turn += 1
+        member.crew, member.turn, self._members[seq] = self, self._turn, member
+        member.length = tokens
+        heapq.heappush(self._starts, (self.steps - tokens, seq))
+
+    def _drop(self, seq: int) -> M:
+        member = self._members.pop(seq)
+        tokens = member.length
+        member.crew = None
+        member.length = tokens
+        return member
+
+    def _most_tokens(self) -> int:
+        """That a member holds."""
+        starts, members = self._starts, self._members
+        while (seq := starts[0][1]) not in members or self.steps - members[seq].length != starts[0][0]:
+            heapq.heappop(starts)
+        return self.steps - starts[0][0]

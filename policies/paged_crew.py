@@ -1,0 +1,173 @@
+"""Block tables that grow in lockstep: who begins a block in a step, and who fills one, follows from the steps taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from policies.block_table import Paged
+from policies.blocks import BlockPool
+from policies.crew import Ahead, Crew
+from policies.fill import Fill
+from policies.leap import COUNTED, MOST, Leap, Pass, Sums
+
+
+class PagedCrew(Crew[Paged]):
+    """Members write into blocks that nobody else holds. Blocks are taken, and named, in the order of a run step by
+    step; how far they are filled is noted later.
+
+    A member begins a block at one step in every ``size``, and always at the same remainder: members are kept by that.
+    """
+
+    takes = True
+
+    def __init__(
+        self,
+        size: int,
+        pool: BlockPool,
+        fill: Fill,
+        find: Callable[[int], Paged | None],
+        name: Callable[[Paged, int], None] | None,
+    ):
+        """``find``: a sequence by its number; ``name``: let the blocks that so many tokens fill be found."""
+        super().__init__()
+        self._size = size
+        self._pool = pool
+        self._fill = fill
+        self._find = find
+        self._name = name
+        self._begins: list[dict[int, Paged]] = [{} for _ in range(size)]
+        self._held = 0
+        """Tokens of all members."""
+        self._runs = 0
+        """Blocks that they lie in, and those set aside."""
+        self._reserved = -1
+        """The step for which blocks have been set aside."""
+
+    def join(self, seq: int) -> bool:
+        """Not if it has blocks to spare, or has yet to own the one it writes into."""
+        s, size = self._find(seq), self._size
+        if s is None or s.length == 0 or s.skipped or len(s.table) != -(-s.length // size):
+            return False
+        if s.length % size and self._pool.refs[s.table[-1]] > 1:
+            return False
+        self._add(seq, s)
+        s.noted = s.length
+        self._begins[(self.steps - s.length) % size][seq] = s
+        self._held += s.length
+        self._runs += len(s.table)
+        return True
+
+    def leave(self, seq: int) -> None:
+        """Its blocks' fill is noted."""
+        s = self._drop(seq)
+        self.note(s)
+        del self._begins[(self.steps - s.length) % self._size][seq]
+        self._held -= s.length
+        self._runs -= len(s.table)
+        if not self._members:
+            self._reserved = -1
+
+    def stuck(self) -> list[int]:
+        """Nobody: any free block will do."""
+        return []
+
+    def reserve(self) -> bool:
+        """A block for each who begins one."""
+        if self._reserved != self.steps:
+            if len(self._begins[self.steps % self._size]) > len(self._pool.free):
+                return False
+            self._begin(self.steps)
+            self._reserved = self.steps
+        return True
+
+    def ahead(self) -> Ahead:
+        """One token more for each."""
+        new = 0 if self._reserved == self.steps else len(self._begins[self.steps % self._size])
+        return Ahead(self._held + len(self), self._runs + new, self._most_tokens() + 1)
+
+    def foresee(self, n: int) -> Leap | None:
+        """Until the free blocks run out."""
+        steps, size, members = self.steps, self._size, len(self)
+        n = min(n, MOST)
+        counts = [len(self._begins[(steps + j) % size]) for j in range(min(n, size))]
+        here = counts[0] if self._reserved == steps else 0
+        n = self._suffices(len(self._pool.free) + here, counts, n)
+        if n < 1:
+            return None
+        counted = COUNTED[:n]
+        scanned = self._held + members * counted
+        begun = np.cumsum(counts[:n])
+        if n > size:
+            begun = begun[(counted - 1) % size] + (counted - 1) // size * members
+        sums = Sums(scanned, scanned, self._runs - here + begun, scanned, self._most_tokens() + counted)
+        return Leap((Pass(members, (sums,)),), self._take)
+
+    def take(self, n: int) -> None:
+        """As ever, in each step first room, then a token for each."""
+        steps, size = self.steps, self._size
+        ready = self._reserved == steps
+        named = 0
+        for step in range(steps, steps + n):
+            if ready:
+                ready = False
+            elif self._begins[step % size] or (self._name is not None and self._begins[(step + 1) % size]):
+                self._begin(step)
+            if self._name is not None:
+                full = self._begins[(step + 1) % size]
+                for s in full.values():
+                    self._fill.raise_to(s.table[(s.length + step - steps) // size], size)
+                    s.noted = s.length + step - steps + 1
+                named += len(full)
+        self.steps = steps + n
+        self._held += n * len(self)
+        self._fill.stored += n * len(self) - named
+
+    def note(self, s: Paged | None = None) -> None:
+        """Bring the fill of a member's blocks, or of all members', up to date."""
+        size = self._size
+        for member in self._members.values() if s is None else (s,):
+            length = member.length
+            for at in range(member.noted // size, -(-length // size)):
+                self._fill.note(member.table[at], min(size, length - at * size))
+            member.noted = length
+
+    def _take(self, n: int, look: bool) -> None:
+        assert not look, "a crew's steps are not looked at one by one"
+        self.take(n)
+
+    def _suffices(self, free: int, counts: list[int], n: int) -> int:
+        """For how many of ``n`` steps so many free blocks do."""
+        size, members = self._size, len(self)
+        if (n // size + 1) * members <= free:
+            return n
+        whole = min(n // size, free // members)
+        free -= whole * members
+        n -= whole * size
+        for j in range(min(n, len(counts))):
+            free -= counts[j]
+            if free < 0:
+                return whole * size + j
+        return whole * size + n
+
+    def _begin(self, step: int) -> None:
+        """Blocks for those who begin one in this step, and keys for those that will then be full."""
+        begins, pool, size = self._begins[step % self._size], self._pool, self._size
+        self._runs += len(begins)
+        if self._name is None:
+            for s, block in zip(begins.values(), pool.take(len(begins)), strict=True):
+                s.table.append(block)
+            return
+        fills = self._begins[(step + 1) % size]
+        both = begins if size == 1 else {**begins, **fills} if begins else fills
+        ordered = sorted(both.items(), key=lambda item: item[1].turn) if begins and fills else both.items()
+        for seq, s in ordered:
+            if seq in begins:
+                s.table += pool.take(1)
+            if seq in fills:
+                held = s.length + step - self.steps
+                # Whoever finds it from now on must know what can be seen of it so far.
+                self._fill.note(s.table[held // size], held % size)
+                s.noted = held
+                self._name(s, held + 1)

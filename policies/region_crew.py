@@ -1,0 +1,158 @@
+"""Regions that fill up in lockstep: how full each is follows from the steps taken."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Protocol
+
+import numpy as np
+
+from policies.crew import Ahead, Crew, Member
+from policies.leap import COUNTED, MOST, Leap, Pass, Sums
+
+
+class Region(Member):
+    """Cells ``[start, start + size)``, of which the first ``length`` tokens' are filled."""
+
+    __slots__ = ("size", "start")
+
+    def __init__(self, start: int, size: int, length: int = 0):
+        super().__init__()
+        self.start = start
+        self.size = size
+        self.length = length
+
+
+class Regions(Protocol):
+    """What a crew must know of the policy that hands out regions."""
+
+    @property
+    def most(self) -> int | None:
+        """Cells that a sequence can have a token in at most; None: as many as it has tokens."""
+        ...
+
+    def region(self, seq: int) -> Region | None:
+        """Of a sequence, where it has one."""
+        ...
+
+    def held(self, seq: int) -> int:
+        """Cells in which the sequence has a token; it must have a region."""
+        ...
+
+    def room(self, seq: int) -> int:
+        """Tokens that the sequence can be given before anything must be decided; it must have a region."""
+        ...
+
+    def grow(self, cells: int) -> None:
+        """So many cells more hold a token."""
+        ...
+
+
+class RegionCrew(Crew[Region]):
+    """Each member goes on in its own region, until that is full or must be renumbered."""
+
+    takes = False
+
+    def __init__(self, policy: Regions):
+        super().__init__()
+        self._policy = policy
+        self._ends: list[tuple[int, int, int]] = []
+        """A heap of, for each member at least: the step before which something must be decided, turn, number."""
+        self._caps: list[tuple[int, int, int]] = []
+        """The same of those that still grow: the step from which on they hold no more than they do."""
+        self._held = 0
+        """Cells of all members that hold a token."""
+        self._growing = 0
+
+    def join(self, seq: int) -> bool:
+        """Whoever has a region and room in it."""
+        policy, most = self._policy, self._policy.most
+        region = policy.region(seq)
+        if region is None or region.length == 0 or policy.room(seq) < 1:
+            return False
+        self._add(seq, region)
+        heapq.heappush(self._ends, (self.steps + policy.room(seq), region.turn, seq))
+        self._held += policy.held(seq)
+        if most is None:
+            self._growing += 1
+        elif region.length < most:
+            self._growing += 1
+            heapq.heappush(self._caps, (self.steps + most - region.length, region.turn, seq))
+        return True
+
+    def leave(self, seq: int) -> None:
+        """Its region stays."""
+        region = self._drop(seq)
+        self._held -= self._policy.held(seq)
+        self._growing -= self._policy.most is None or region.length < self._policy.most
+
+    def stuck(self) -> list[int]:
+        """Those whose regions are full, or to be renumbered."""
+        found = []
+        while (end := self._next(self._ends)) is not None and end <= self.steps:
+            found.append(heapq.heappop(self._ends))
+        for entry in found:
+            heapq.heappush(self._ends, entry)
+        return [seq for _, _, seq in found]
+
+    def reserve(self) -> bool:
+        """All room is there."""
+        return True
+
+    def ahead(self) -> Ahead:
+        """One token more for each."""
+        return Ahead(self._held + self._growing, len(self), self._most_held(self.steps + 1))
+
+    def foresee(self, n: int) -> Leap | None:
+        """Until somebody is stuck."""
+        end = self._next(self._ends)
+        assert end is not None, "nobody is in the crew"
+        n = min(n, MOST, end - self.steps)
+        if n < 1:
+            return None
+        counted = COUNTED[:n]
+        scanned = self._held + self._growing * counted
+        for cap in self._capped(n):
+            scanned[cap:] -= COUNTED[: n - cap]
+        most = self._most_tokens() + counted
+        longest = most if self._policy.most is None else np.minimum(most, self._policy.most)
+        sums = Sums(scanned, scanned, np.full(n, len(self)), scanned, longest)
+        return Leap((Pass(len(self), (sums,)),), self._take)
+
+    def take(self, n: int) -> None:
+        """A token for each in every step."""
+        grown = self._growing * n
+        for cap in self._capped(n):
+            grown -= n - cap
+            self._growing -= 1
+            heapq.heappop(self._caps)
+        self.steps += n
+        self._held += grown
+        self._policy.grow(grown)
+
+    def _take(self, n: int, look: bool) -> None:
+        assert not look, "a crew's steps are not looked at one by one"
+        self.take(n)
+
+    def _most_held(self, step: int) -> int:
+        longest = self._most_tokens() + step - self.steps
+        return longest if self._policy.most is None else min(longest, self._policy.most)
+
+    def _next(self, heap: list[tuple[int, int, int]]) -> int | None:
+        """The first step in a heap, without what has left."""
+        members = self._members
+        while heap:
+            step, turn, seq = heap[0]
+            if seq in members and members[seq].turn == turn:
+                return step
+            heapq.heappop(heap)
+        return None
+
+    def _capped(self, n: int) -> list[int]:
+        """After how many of the next ``n`` steps each of those that then hold all they can ceases to grow; in order."""
+        stop, found = self.steps + n, []
+        while (step := self._next(self._caps)) is not None and step <= stop:
+            found.append(heapq.heappop(self._caps))
+        for entry in found:
+            heapq.heappush(self._caps, entry)
+        return [step - self.steps for step, _, _ in found]

@@ -1,0 +1,95 @@
+"""Many requests in lockstep: the same cells, counts, failures and times as one by one."""
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvsim.backend import SimulatedBackend
+from kvsim.costs import load_profile
+from kvsim.errors import Livelock, UserError
+from kvsim.metrics import Recorder
+from kvsim.scenario import load
+from kvsim.simulation import build_policy, cost_model, drive
+from policies import available
+
+PROFILE = load_profile("default")
+COUNTS = [name for name in vars(Recorder()) if isinstance(vars(Recorder())[name], int) and not name.startswith("_")]
+
+
+@st.composite
+def scenarios(draw):
+    prompt = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5])), "sigma": 1.0, "min": 1, "max": 100}
+    output = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5, 4.5])), "sigma": 0.8, "min": 1, "max": 200}
+    kind = draw(st.sampled_from(["poisson", "batch", "closed-loop", "sessions"]))
+    workload = {"prompt_tokens": prompt, "output_tokens": output, "requests": draw(st.integers(1, 25))}
+    if kind == "poisson":
+        workload["rate"] = draw(st.sampled_from([2.0, 30.0, 200.0]))
+    if kind == "closed-loop":
+        workload |= {"users": 4, "think_s": draw(st.sampled_from([0.0, 0.5]))}
+    if kind == "sessions":
+        turns = {"kind": "fixed", "value": 3}
+        workload = {"sessions": draw(st.integers(1, 6)), "rate": draw(st.sampled_from([2.0, 50.0])), "turns": turns}
+        workload |= {"user_tokens": prompt, "output_tokens": output, "system_tokens": {"kind": "fixed", "value": 20}}
+    scheduler = draw(st.sampled_from(["vllm", "vllm", "vllm", "llama-server", "static"]))
+    host = draw(st.sampled_from([0, 0, 400])) if scheduler == "vllm" else 0
+    swap = bool(host) and draw(st.booleans())
+    context = draw(st.sampled_from([64, 160]))
+    return load(
+        {
+            "name": "crew",
+            "seed": draw(st.integers(0, 1000)),
+            "workload": {"kind": kind, **workload},
+            "server": {
+                "scheduler": scheduler,
+                "slots": draw(st.sampled_from([1, 3, 8, 20])),
+                "n_batch": draw(st.sampled_from([4, 24, 64, 400])),
+                "n_ubatch": 32,
+                "slot_context": context,
+                "chunked_prefill": draw(st.booleans()),
+                "long_prefill_threshold": draw(st.sampled_from([0, 0, 10])),
+                "reserve_full": draw(st.booleans()),
+                "order": draw(st.sampled_from(["fcfs", "fcfs", "priority"])),
+                "preemption": "swap" if swap else "recompute",
+            },
+            "cache": {
+                "cells": draw(st.sampled_from([192, 320, 800, 4000])),
+                "block_size": draw(st.sampled_from([1, 4, 16])),
+                "chunk_size": draw(st.sampled_from([8, 64])),
+                "window": draw(st.sampled_from([16, 48])),
+                "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced"])),
+                "prefix_cache": draw(st.booleans()),
+                "eviction": draw(st.sampled_from(["lru", "lru", "fifo", "lfu", "sieve"])),
+                "watermark": draw(st.sampled_from([0.0, 0.1])),
+                "host_cells": host,
+            },
+        }
+    )
+
+
+def outcome(scenario, name, leap):
+    """Everything that a run leaves behind, but for how the cache was on the way; or why it ended."""
+    costs = cost_model(scenario, PROFILE)
+    try:
+        policy, recorder = build_policy(scenario, name, costs), Recorder(detail="requests")
+        backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+        drive(scenario, policy, backend, recorder, "default", leap=leap)
+    except UserError as e:
+        return str(e), None
+    except Livelock as e:
+        return str(e).split(" s: ")[-1], None
+    counts = {count: getattr(recorder, count) for count in COUNTS} | {"passes": recorder.forward_passes}
+    cells = [(policy.occupancy(g).position.tolist(), policy.occupancy(g).owners) for g in range(len(policy.groups))]
+    order = [job.request.id for job in recorder.jobs]
+    return (counts, cells, policy.usage(), costs.warnings(), order), recorder.requests_table()
+
+
+@pytest.mark.parametrize("name", list(available()))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(scenario=scenarios())
+def test_lockstep_changes_nothing(name, scenario):
+    together, a = outcome(scenario, name, leap=True)
+    alone, b = outcome(scenario, name, leap=False)
+    assert together == alone
+    if a is not None:
+        pd.testing.assert_frame_equal(a, b, check_exact=False, rtol=1e-12, atol=1e-12)
