@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvsim.costs import CostModel, FloatArray
-from policies import Group, Kernel, Leap, MicroBatch, Moves, Transfer
-from policies.crew import Ahead
+from policies import NO_MOVES, NO_SHIFT, Group, Kernel, Leap, MicroBatch, Moves, Transfer
+from policies.crew import Ahead, Brief
 from workloads import Request
 
 
@@ -92,9 +92,15 @@ class SimulatedBackend:
         """Predicted seconds."""
         return self._and_before(self.costs.forward(batch, self._kernel, self._groups), batch)
 
-    def beside(self, tokens: int, ahead: Ahead, batch: MicroBatch) -> float:
-        """Predicted seconds of a pass in which a crew of so many gets its tokens beside a micro-batch."""
-        return self._and_before(self.costs.beside(tokens, ahead, batch, self._kernel, self._groups[0]), batch)
+    def beside(self, tokens: int, ahead: Ahead, brief: Brief) -> float:
+        """Predicted seconds of a pass in which a crew of so many gets its tokens beside some chunks."""
+        group = self._groups[0]
+        seconds = self.costs.beside(tokens, ahead, brief, self._kernel, group)
+        if brief.moves is not NO_MOVES:
+            seconds += group.share * self.costs.moves(brief.moves)
+        if brief.shift is not NO_SHIFT:
+            seconds += group.share * self.costs.shift(brief.shift)
+        return seconds
 
     def _and_before(self, seconds: float, batch: MicroBatch) -> float:
         """With those of what is to be done before the pass."""

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from kvsim.errors import UserError
 from kvsim.model import Storage
 from policies import Group, Kernel, Leap, MicroBatch, Moves, RelativeCosts, Shift, Transfer
-from policies.crew import Ahead
+from policies.crew import Ahead, Brief
 
 FORMAT = 3
 """Version of the profile file."""
@@ -307,18 +307,23 @@ class CostModel:
             found.append(np.asarray(self._pace * seconds))
         return found
 
-    def beside(self, tokens: int, ahead: Ahead, batch: MicroBatch, kernel: Kernel, group: Group) -> float:
-        """Seconds of one forward pass in which a crew of so many gets its tokens beside a micro-batch, for a model with
+    def beside(self, tokens: int, ahead: Ahead, brief: Brief, kernel: Kernel, group: Group) -> float:
+        """Seconds of one forward pass in which a crew of so many gets its tokens beside some chunks, for a model with
         that cache group alone and a kernel that scans each chunk's own cells."""
-        reads = batch.reads
-        n = tokens + batch.n_tokens
-        self.most_tokens = max(self.most_tokens, n)
-        self.most_cells = max(self.most_cells, ahead.longest, int(reads.scanned.max()))
+        n = tokens + brief.tokens
+        if n > self.most_tokens:
+            self.most_tokens = n
         cell, base, chunk, run = self._attention[kernel]
-        attention: float = cell.at(1) * ahead.scanned
-        attention += sum(map(operator.mul, map(cell.at, reads.tokens.tolist()), reads.scanned.tolist()))
-        pieces = chunk * (tokens + len(reads.tokens)) + run * (ahead.runs + int(reads.runs.sum()))
-        return self._pace * (self._forward.at(n) + group.share * (base + attention + pieces))
+        attention, runs, longest = cell.at(1) * ahead.scanned, ahead.runs, ahead.longest
+        for each, scanned, pieces in brief.rows:
+            attention += cell.at(each) * scanned
+            runs += pieces
+            if scanned > longest:
+                longest = scanned
+        if longest > self.most_cells:
+            self.most_cells = longest
+        rest = chunk * (tokens + len(brief.rows)) + run * runs
+        return self._pace * (self._forward.at(n) + group.share * (base + attention + rest))
 
     def went(self, leap: Leap) -> None:
         """These steps were run: they count for what is warned of."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from kvsim.job import Job
 from kvsim.rows import Rows
-from policies import Leap, MicroBatch, Moves, Policy, Transfer, Usage, Usages
-from policies.crew import Ahead
+from policies import NO_MOVES, Leap, MicroBatch, Moves, Policy, Transfer, Usage, Usages
+from policies.crew import Ahead, Brief
 
 FloatArray = NDArray[np.float64]
 
@@ -106,14 +106,16 @@ class Recorder:
         if self._digest is not None:
             self._digest.update(repr(batch.chunks).encode())
 
-    def beside(self, batch: MicroBatch, ahead: Ahead) -> None:
-        """A forward pass has been run in which a crew got its tokens beside a micro-batch."""
-        reads = batch.reads
-        self.scores += ahead.scanned + int(reads.tokens @ reads.scanned)
-        self.useful_scores += ahead.scanned + int(reads.tokens @ reads.useful)
+    def beside(self, brief: Brief, ahead: Ahead) -> None:
+        """A forward pass has been run in which a crew got its tokens beside some chunks."""
+        scores = ahead.scanned
+        for tokens, scanned, _ in brief.rows:
+            scores += tokens * scanned
+        self.scores += scores
+        self.useful_scores += scores
         self._count += 1
-        for place in batch.places:
-            self.moved(place.moves)
+        if brief.moves is not NO_MOVES:
+            self.moved(brief.moves)
 
     def leap(self, starts_s: FloatArray, seconds: Sequence[FloatArray], leap: Leap, usages: Usages | None) -> None:
         """So many steps have been run, one after another; ``seconds``: of each pass of a step. Arrays of shape

@@ -14,7 +14,7 @@ from kvsim.metrics import Recorder
 from kvsim.prefetch import Prefetcher
 from kvsim.schedulers import Scheduler
 from policies import Chunk, MicroBatch, NoSlot, Policy
-from policies.crew import Crew
+from policies.crew import NOBODY, Brief, Crew
 
 
 class Server:
@@ -116,11 +116,13 @@ class Server:
         """Place the step, run it, let the time pass, and tell the scheduler how it went."""
         env, recorder, backend = self._env, self._recorder, self._backend
         refusal: NoSlot | None = None
+        batches: Sequence[MicroBatch] = ()
+        briefs: Sequence[Brief] = ()
         try:
             if crew is None:
                 batches = self._policy.allocate(step, views=backend.wants_views)
             else:
-                batches = self._policy.allocate(step, beside=len(crew))
+                briefs = crew.place(step)
         except NoSlot as reason:
             refusal, batches = reason, reason.done
         if refusal is None:
@@ -129,12 +131,12 @@ class Server:
         seconds = self._prefetcher.wait_s(self._scheduler.started)
         self._scheduler.started.clear()
         recorder.prefetch_wait_s += seconds
-        if crew is not None and refusal is None:
-            seconds, batches = self._beside(crew, batches[0]), batches[1:]
         for batch in batches:
             took = backend.forward(batch)
             recorder.forward(env.now + seconds, took, batch)
             seconds += took
+        if crew is not None and refusal is None:
+            seconds += self._beside(crew, briefs)
         if seconds > 0:
             if recorder.watches:
                 recorder.cache(env.now, self._policy.usage())
@@ -145,11 +147,13 @@ class Server:
         else:
             self._scheduler.no_slot(refusal, env.now)
 
-    def _beside(self, crew: Crew[Any], batch: MicroBatch) -> float:
-        """A step of a crew, in one pass with a micro-batch; its seconds."""
+    def _beside(self, crew: Crew[Any], briefs: Sequence[Brief]) -> float:
+        """A step of a crew, in one pass with the first of some chunks; seconds of all passes."""
         assert self._foresight is not None
-        ahead = crew.ahead()
-        seconds = self._foresight.beside(len(crew), ahead, batch)
-        self._recorder.beside(batch, ahead)
+        seconds, tokens, ahead = 0.0, len(crew), crew.ahead()
+        for brief in briefs:
+            seconds += self._foresight.beside(tokens, ahead, brief)
+            self._recorder.beside(brief, ahead)
+            tokens, ahead = 0, NOBODY
         crew.take(1)
         return seconds

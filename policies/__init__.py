@@ -11,6 +11,7 @@ from policies.presets import Preset, available
 from policies.triggers import RelativeCosts
 from policies.vocabulary import (
     NO_MOVES,
+    NO_SHIFT,
     CellMap,
     Chunk,
     Group,
@@ -30,6 +31,7 @@ __all__ = [
     "EVICTIONS",
     "NOTHING",
     "NO_MOVES",
+    "NO_SHIFT",
     "CacheConfig",
     "CellMap",
     "Chunk",

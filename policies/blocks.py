@@ -45,6 +45,10 @@ class BlockPool:
         """Hand out ``n`` blocks with one reference each; what they held can no longer be found."""
         blocks = self.free.take(n)
         refs, keys, on_evict = self.refs, self.keys, self.on_evict
+        if not self._found:
+            for block in blocks:
+                refs[block] = 1
+            return blocks
         for block in blocks:
             key = keys[block]
             if key is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from policies.leap import Leap
+from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Shift
 
 
 class Ahead(NamedTuple):
@@ -19,6 +21,30 @@ class Ahead(NamedTuple):
     """Contiguous pieces that the scanned cells lie in."""
     longest: int
     """Cells that one token is scored against, at most."""
+
+
+NOBODY = Ahead(0, 0, 0)
+"""What a crew of none reads."""
+
+
+class Brief(NamedTuple):
+    """A forward pass of some chunks, but for a crew that gets its tokens in it too: as much as a clock must know."""
+
+    tokens: int
+    rows: list[tuple[int, int, int]]
+    """Of each chunk: its tokens, the cells that each of them scans, all of them its own, and the runs they lie in."""
+    moves: Moves = NO_MOVES
+    """Cells to copy before the pass."""
+    shift: Shift = NO_SHIFT
+    """Keys to rotate after that, before the pass."""
+
+    @staticmethod
+    def of(batch: MicroBatch) -> Brief:
+        """Of a micro-batch whose chunks scan their own cells."""
+        (place,) = batch.places
+        reads = place.reads
+        rows = list(zip(reads.tokens.tolist(), reads.scanned.tolist(), reads.runs.tolist(), strict=True))
+        return Brief(batch.n_tokens, rows, place.moves, place.shift)
 
 
 class Member:
@@ -52,7 +78,9 @@ class Crew(ABC, Generic[M]):
     takes: bool
     """Whether members take from what others may want as well, so that it matters who comes first in a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, widest: int) -> None:
+        self.widest = widest
+        """The most tokens in one forward pass."""
         self.steps = 0
         """Taken so far."""
         self._members: dict[int, M] = {}
@@ -78,6 +106,11 @@ class Crew(ABC, Generic[M]):
     @abstractmethod
     def reserve(self) -> bool:
         """Set aside what the next step takes; False, and nothing happens, where there is no room."""
+
+    @abstractmethod
+    def place(self, step: Sequence[Chunk]) -> Sequence[Brief]:
+        """Give every token of some chunks a cell, as the policy's ``allocate``; the first of the forward passes has
+        room for the crew's tokens too. Raises ``NoSlot``."""
 
     @abstractmethod
     def ahead(self) -> Ahead:

@@ -111,6 +111,45 @@ class Lru:
         return list(self._queue)
 
 
+class Stack:
+    """Blocks that are never cached, the one released last handed out first: as ``Lru`` then has it."""
+
+    def __init__(self, blocks: Iterable[int]):
+        self._free = list(blocks)[::-1]
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self, n: int) -> list[int]:
+        """From the top."""
+        if n == 1:
+            return [self._free.pop()]
+        taken = self._free[: -n - 1 : -1]
+        del self._free[len(self._free) - n :]
+        return taken
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """So that the first of them is handed out next."""
+        self._free += reversed(blocks)
+
+    def remove(self, block: int) -> None:
+        """There are no cached blocks."""
+        raise AssertionError("no block is cached here")
+
+    def forget(self, block: int) -> None:
+        """There are no cached blocks."""
+
+    def stored(self, block: int, key: Key) -> None:
+        """There are no cached blocks."""
+
+    def hit(self, block: int, key: Key) -> None:
+        """There are no cached blocks."""
+
+    def order(self) -> list[int]:
+        """From the top."""
+        return self._free[::-1]
+
+
 class LowestFirst:
     """Always the lowest free block; for layouts without a prefix cache."""
 

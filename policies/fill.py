@@ -24,6 +24,15 @@ class Fill:
         if tokens > self._tokens[block]:
             self.set_to(block, tokens)
 
+    def fill(self, blocks: Iterable[int]) -> None:
+        """All tokens of these blocks can be seen."""
+        tokens, size, more = self._tokens, self._block_size, 0
+        for block in blocks:
+            if tokens[block] < size:
+                more += size - tokens[block]
+                tokens[block] = size
+        self.stored += more
+
     def set_to(self, block: int, tokens: int) -> None:
         """Just that many tokens of the block can be seen."""
         self.stored += tokens - self._tokens[block]
@@ -35,9 +44,11 @@ class Fill:
 
     def empty(self, blocks: Iterable[int]) -> None:
         """Nobody holds these blocks any more."""
+        tokens, fewer = self._tokens, 0
         for block in blocks:
-            self.stored -= self._tokens[block]
-            self._tokens[block] = 0
+            fewer += tokens[block]
+            tokens[block] = 0
+        self.stored -= fewer
         if self.torn:
             self.torn.difference_update(blocks)
 

@@ -17,7 +17,7 @@ import numpy as np
 from policies.block_table import Paged, append_steps
 from policies.blocks import NULL, BlockPool
 from policies.content import NOTHING, Content, Key
-from policies.crew import Crew
+from policies.crew import Brief, Crew
 from policies.eviction import FreeBlocks, Future, Keys
 from policies.fill import Fill
 from policies.host import HostTier, TransferLog
@@ -106,17 +106,15 @@ class PagedPolicy(Policy):
         """Copies on write that an engine has yet to make: from cell, to cell, cells. Their sources are held until
         then, so that nothing else is written there."""
         self._fill = Fill(n_blocks, block_size)
-        self._crew = PagedCrew(block_size, self.pool, self._fill, self.tables.get, self._name if prefix_cache else None)
+        name_blocks = self._name if prefix_cache else None
+        self._crew = PagedCrew(
+            block_size, self.pool, self._fill, self.tables.get, name_blocks, self._place_beside, config.n_ubatch
+        )
 
     def crew(self) -> Crew[Any] | None:
         """Where nothing is given up or copied on the way."""
         plain = self.kernel == "gather" and self.window is None and self.host is None
         return self._crew if plain else None
-
-    @property
-    def widest(self) -> int:
-        """A micro-batch of the configuration."""
-        return self._n_ubatch
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Tells what the sequence will say; what it holds already must agree with that."""
@@ -186,8 +184,12 @@ class PagedPolicy(Policy):
         s.reserved = start + n
         return True
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
+        return self._allocate(step, views, 0)
+
+    def _allocate(self, step: Sequence[Chunk], views: bool, beside: int) -> tuple[MicroBatch, ...]:
+        """``beside``: so many tokens of a crew are in the first pass as well."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: a chunk for several sequences at once; copy the sequence instead")
         need, free = self._need(step), len(self.pool.free)
@@ -549,8 +551,9 @@ class PagedPolicy(Policy):
         del s.table[keep:]
         gone.reverse()
         self._empty(self.pool.release(gone))
-        for block in self._fill.torn.intersection(gone):
-            self._refill(block)
+        if self._fill.torn:
+            for block in self._fill.torn.intersection(gone):
+                self._refill(block)
 
     def _empty(self, blocks: Iterable[int]) -> None:
         """Nobody holds these blocks any more."""
@@ -584,17 +587,33 @@ class PagedPolicy(Policy):
     def _place(
         self, chunks: tuple[Chunk, ...], copies: Moves, transfers: tuple[Transfer, ...], views: bool
     ) -> MicroBatch:
-        size, parts = self.block_size, []
+        parts = []
         for seq, start, n, _ in chunks:
             s = self.tables[seq]
-            end = start + n
-            parts.append(self._cells(s, start, end))
-            s.length, s.reserved = end, 0
-            for at in range(start // size, self._blocks(end)):
-                self._fill.raise_to(s.table[at], min(size, end - at * size))
+            parts.append(self._cells(s, start, start + n))
+            self._write(s, start, start + n)
         seen = tuple(self._view(c.seq) for c in chunks) if views else ()
         place = Place(np.concatenate(parts), self._reads(chunks), copies, views=seen, transfers=transfers)
         return MicroBatch(chunks, (place,))
+
+    def _write(self, s: Paged, start: int, end: int) -> None:
+        """Tokens ``[start, end)`` are there."""
+        size = self.block_size
+        s.length, s.reserved = end, 0
+        full = end // size
+        self._fill.fill(s.table[start // size : full])
+        if end % size:
+            self._fill.raise_to(s.table[full], end % size)
+
+    def _place_beside(self, step: Sequence[Chunk], beside: int) -> Sequence[Brief]:
+        """Place chunks for which room has been set aside, where nobody asks for cells."""
+        if self._copies or sum(chunk.n for chunk in step) > self._n_ubatch - beside:
+            return [Brief.of(batch) for batch in self._allocate(step, False, beside)]
+        rows = []
+        for seq, start, n, _ in step:
+            self._write(self.tables[seq], start, start + n)
+            rows.append((n, start + n, -(-(start + n) // self.block_size)))
+        return [Brief(sum(n for n, _, _ in rows), rows)]
 
     def _view(self, seq: int) -> View:
         s = self.tables[seq]

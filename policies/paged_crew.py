@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from policies.block_table import Paged
 from policies.blocks import BlockPool
-from policies.crew import Ahead, Crew
+from policies.crew import Ahead, Brief, Crew
 from policies.fill import Fill
 from policies.leap import COUNTED, MOST, Leap, Pass, Sums
+from policies.vocabulary import Chunk
 
 
 class PagedCrew(Crew[Paged]):
@@ -29,14 +30,18 @@ class PagedCrew(Crew[Paged]):
         fill: Fill,
         find: Callable[[int], Paged | None],
         name: Callable[[Paged, int], None] | None,
+        place: Callable[[Sequence[Chunk], int], Sequence[Brief]],
+        widest: int,
     ):
-        """``find``: a sequence by its number; ``name``: let the blocks that so many tokens fill be found."""
-        super().__init__()
+        """``find``: a sequence by its number; ``name``: let the blocks that so many tokens fill be found; ``place``:
+        chunks beside so many tokens."""
+        super().__init__(widest)
         self._size = size
         self._pool = pool
         self._fill = fill
         self._find = find
         self._name = name
+        self._place = place
         self._begins: list[dict[int, Paged]] = [{} for _ in range(size)]
         self._held = 0
         """Tokens of all members."""
@@ -81,6 +86,10 @@ class PagedCrew(Crew[Paged]):
             self._begin(self.steps)
             self._reserved = self.steps
         return True
+
+    def place(self, step: Sequence[Chunk]) -> Sequence[Brief]:
+        """All room has been set aside."""
+        return self._place(step, len(self))
 
     def ahead(self) -> Ahead:
         """One token more for each."""

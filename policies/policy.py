@@ -105,11 +105,6 @@ class Policy(ABC):
     """Whether decode steps may give up cells that others can then have."""
 
     @property
-    def widest(self) -> int:
-        """The most tokens in one forward pass, for those that have a crew."""
-        return 1 << 62
-
-    @property
     def longest(self) -> int:
         """The most tokens that one sequence can ever hold here."""
         return self.capacity
@@ -170,11 +165,10 @@ class Policy(ABC):
         return ()
 
     @abstractmethod
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Give every token of the step a cell, micro-batch by micro-batch.
 
-        Each chunk must begin where its sequence ends. ``views`` asks for the cells that attention may see. ``beside``:
-        so many tokens of a crew are in the first forward pass as well, if there is a crew.
+        Each chunk must begin where its sequence ends. ``views`` asks for the cells that attention may see.
         Raises ``NoSlot`` when there is no room.
         """
 

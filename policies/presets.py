@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 
 from policies import llamacpp
 from policies.compactors import pack
-from policies.eviction import Future, LowestFirst, free_blocks
+from policies.eviction import FreeBlocks, Future, Keys, LowestFirst, Stack, free_blocks
 from policies.paged import PagedPolicy
 from policies.policy import CacheConfig, Policy, PolicyFactory
 from policies.regions import GrowingPolicy, OraclePolicy, ReservedPolicy, RingPolicy
@@ -97,15 +97,21 @@ def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
     if config.eviction == "belady" and config.future is not None:
         size = config.block_size
         future = Future(content.keys(size, (prompt - 1) // size) for content, prompt in config.future())
+    plain = not config.prefix_cache and config.eviction == "lru" and config.free_order == "0.33.0"
     return PagedPolicy(
         name,
         config,
         block_size=config.block_size,
-        free=partial(free_blocks, config.eviction, order=config.free_order, future=future),
+        free=_stack if plain else partial(free_blocks, config.eviction, order=config.free_order, future=future),
         prefix_cache=config.prefix_cache,
         window=window,
         future=future,
     )
+
+
+def _stack(blocks: Iterable[int], keys: Keys) -> FreeBlocks:
+    """What ``lru`` comes to where nothing is ever cached."""
+    return Stack(blocks)
 
 
 def _paged_window(name: str, config: CacheConfig) -> Policy:

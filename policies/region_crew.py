@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
-from policies.crew import Ahead, Crew, Member
+from policies.crew import Ahead, Brief, Crew, Member
 from policies.leap import COUNTED, MOST, Leap, Pass, Sums
+from policies.vocabulary import Chunk
 
 
 class Region(Member):
@@ -43,6 +45,10 @@ class Regions(Protocol):
         """Tokens that the sequence can be given before anything must be decided; it must have a region."""
         ...
 
+    def place(self, step: Sequence[Chunk], beside: int) -> Sequence[Brief]:
+        """Place chunks; ``beside``: so many tokens are in the first pass as well."""
+        ...
+
     def grow(self, cells: int) -> None:
         """So many cells more hold a token."""
         ...
@@ -53,8 +59,8 @@ class RegionCrew(Crew[Region]):
 
     takes = False
 
-    def __init__(self, policy: Regions):
-        super().__init__()
+    def __init__(self, policy: Regions, widest: int):
+        super().__init__(widest)
         self._policy = policy
         self._ends: list[tuple[int, int, int]] = []
         """A heap of, for each member at least: the step before which something must be decided, turn, number."""
@@ -98,6 +104,10 @@ class RegionCrew(Crew[Region]):
     def reserve(self) -> bool:
         """All room is there."""
         return True
+
+    def place(self, step: Sequence[Chunk]) -> Sequence[Brief]:
+        """Takes and grows regions where needed."""
+        return self._policy.place(step, len(self))
 
     def ahead(self) -> Ahead:
         """One token more for each."""

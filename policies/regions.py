@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.crew import Crew
+from policies.crew import Brief, Crew
 from policies.free_runs import FreeRuns
 from policies.leap import MOST, Leap, Pass, Sums, Usages, rising
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
@@ -53,16 +53,11 @@ class RegionPolicy(Policy):
         self._owed: list[Moves] = []
         self._default = SequencePlan(1, config.max_tokens, config.max_tokens)
         self._stored = 0
-        self._crew = RegionCrew(self)
+        self._crew = RegionCrew(self, config.n_ubatch)
 
     def crew(self) -> Crew[Any] | None:
         """As long as attention reads each region alone."""
         return self._crew if self.kernel == "sliced" else None
-
-    @property
-    def widest(self) -> int:
-        """A micro-batch of the configuration, or what is left of a window."""
-        return self._n_ubatch
 
     @abstractmethod
     def size_at_start(self, plan: SequencePlan) -> int:
@@ -83,8 +78,24 @@ class RegionPolicy(Policy):
         """Whether some free run is large enough for the sequence's first region."""
         return self._free.largest >= self.size_at_start(plan)
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Take or grow regions where needed: all of them, or none."""
+        return self._allocate(step, views, 0)
+
+    def place(self, step: Sequence[Chunk], beside: int) -> Sequence[Brief]:
+        """The same where so many tokens of a crew are in the first pass as well, and nobody asks for cells."""
+        if sum(chunk.n for chunk in step) > self._n_ubatch - beside or self._most is not None:
+            return [Brief.of(batch) for batch in self._allocate(step, False, beside)]
+        self._make_room(step)
+        rows = []
+        for seq, start, n, _ in step:
+            self._regions[seq].length = start + n
+            self._stored += n
+            rows.append((n, start + n, 1))
+        moves, self._owed = Moves.join(self._owed), []
+        return [Brief(sum(n for n, _, _ in rows), rows, moves)]
+
+    def _allocate(self, step: Sequence[Chunk], views: bool, beside: int) -> tuple[MicroBatch, ...]:
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
         self._make_room(step)
@@ -314,7 +325,7 @@ class RingPolicy(RegionPolicy):
         self.window = min(config.window, config.max_tokens, config.cells)
         self._most = self.window
         self.sinks = min(config.sinks, self.window - 1)
-        self._n_ubatch = min(config.n_ubatch, self.window - self.sinks)
+        self._n_ubatch = self._crew.widest = min(config.n_ubatch, self.window - self.sinks)
         self._limit = max(config.max_tokens, self.window)
         self._offsets: dict[int, int] = {}
         """Of each sequence: how far its window's rotary positions lie below its tokens' numbers."""

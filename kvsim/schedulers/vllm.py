@@ -122,7 +122,8 @@ class Vllm(Desk):
         crew, left = lock.crew, self._budget - len(lock)
         if (
             left < 0
-            or not 0 < len(lock) < self._policy.widest
+            or not len(lock)
+            or (crew is not None and len(lock) >= crew.widest)
             or (rest and rest[0].turn < lock.newest and (crew is None or crew.takes))
         ):
             return None
