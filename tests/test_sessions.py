@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import tests.worlds
 from kvsim import UserError
 from kvsim.scenario import load
+from tests.test_synthetic import digest
 from tests.worlds import GivenTimes, Listed, scenario, serve
 from workloads import Fixed, Lognormal, Request, Segment, Sessions, answer_of, gamma_gaps, no_gaps, poisson_gaps
 from workloads.sessions import MAX_TURNS
@@ -129,6 +130,24 @@ def test_a_shorter_workload_is_the_beginning_of_a_longer_one():
     for n in (1, 4095, 4096, 4097):
         short = list(talk(sessions=n, turns=Lognormal(0.3, 0.5)))
         assert short == long[: len(short)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "216180da9e7b0be4"),
+        ({"sessions": 9000}, "bed2d2bb5a860957"),
+        ({"sessions": 5000, "max_context": 500}, "32f49989830281e3"),
+        ({"system_prompts": 0, "think_s": 0.0}, "1aaa320998c010b2"),
+        ({"sessions": 40, "turns": Fixed(300)}, "a7230953b8f1e0bb"),
+        ({"seed": 7, "gaps": gamma_gaps(2.0, 4.0), "popularity": 2.5, "turns": Fixed(1)}, "d72f713994ead7a8"),
+        ({"seed": 3, "sessions": 300, "max_context": 2, "turns": Lognormal(3.0, 1.0)}, "2eac48801043e854"),
+    ],
+    ids=["usual", "many", "cut", "without system prompts", "long", "bursty", "first turns only"],
+)
+def test_a_seed_means_what_it_always_meant(changes, expected):
+    """Recorded when each session's turns were drawn alone; another NumPy may draw other numbers."""
+    assert digest(talk(**changes)) == expected
 
 
 DRAWS = {

@@ -1,5 +1,6 @@
 """Generated workloads: samples against theory, and what a seed means."""
 
+import hashlib
 import subprocess
 import sys
 
@@ -184,3 +185,35 @@ def test_a_workload_spelled_out():
     workload = Synthetic(1, 2, lambda rng, n: np.full(n, 0.5), Fixed(4), Fixed(1))
     assert list(workload) == [Request(0, 0.5, 4, 1), Request(1, 1.0, 4, 1)]
     assert workload.n_requests == 2
+
+
+def digest(workload):
+    """Of every field of every request, times to the last bit."""
+    found = hashlib.sha256()
+    for r in workload:
+        times, content = (r.arrival_s.hex(), r.think_s.hex()), tuple(map(tuple, r.content))
+        row = (r.id, times[0], r.prompt_tokens, r.output_tokens, times[1], content, r.session)
+        found.update(repr(row).encode())
+    return found.hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        pytest.param(
+            Synthetic(1, 9000, poisson_gaps(8.0), Lognormal(4.2, 0.9, 4, 400), Lognormal(4.0, 0.8)), "c2f99b20edc39eb1"
+        ),
+        pytest.param(
+            Synthetic(2, 9000, gamma_gaps(8.0, 3.0), Lognormal(4.2, 0.9, 4, 400), Fixed(7)), "d2cef89c4feb5d67"
+        ),
+        pytest.param(
+            Synthetic(3, 9000, poisson_gaps(0.1), Lognormal(4.2, 0.9, 4, 400), Lognormal(4.0, 0.8), 4),
+            "77ff51ee4ff5c3c9",
+        ),
+        pytest.param(Synthetic(4, 5000, no_gaps, Lognormal(4.2, 0.9, 4, 400), Lognormal(4.0, 0.8)), "70125a6a61a1d648"),
+    ],
+    ids=["poisson", "gamma", "closed loop", "batch"],
+)
+def test_a_seed_means_what_it_always_meant(workload, expected):
+    """Recorded when requests were made one by one; another NumPy may draw other numbers."""
+    assert digest(workload) == expected

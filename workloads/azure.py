@@ -8,18 +8,19 @@ final newline; the 2024 ones six decimals and an offset.
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from pathlib import Path
+from itertools import islice
 
-from workloads.files import open_text
-from workloads.lengths import MAX_TOKENS
+from workloads.azure_columns import OddError, read_columns
+from workloads.azure_rows import COLUMNS, Clock, RowReader
+from workloads.files import open_bytes, open_text
 from workloads.request import WorkloadError
-from workloads.traces import Row, Trace
+from workloads.traces import Page, Row, Trace, page_of, paged
 
-_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?")
+_BLOCK = 1 << 18
+"""Bytes that are read at a time: some thousand rows."""
+_LINE = 1 << 16
+"""Bytes in a line at most, where many lines are read at once."""
 
 
 class AzureTrace(Trace):
@@ -27,72 +28,53 @@ class AzureTrace(Trace):
 
     __slots__ = ()
 
+    def _pages(self, *, check_all: bool) -> Iterator[Page]:
+        done = 0
+        try:
+            for page in self._blocks():
+                yield page
+                done += len(page.seconds)
+        except (OddError, WorkloadError, csv.Error):
+            pass
+        else:
+            return
+        # Again from the start, one by one: only so is the first of several faults found, and its row counted.
+        yield from paged(islice(self._rows(), done, None))
+
+    def _blocks(self) -> Iterator[Page]:
+        """The rows block by block. Raises ``OddError`` where only ``_rows`` can go on; no fault is worded here."""
+        clock = Clock()
+        with open_bytes(self.path) as binary:
+            header = binary.readline(_LINE)
+            if header.decode("utf-8-sig").rstrip("\r\n") != ",".join(COLUMNS):
+                raise OddError
+            reader = RowReader(self.path, list(COLUMNS), clock)
+            while block := binary.read(_BLOCK):
+                rest = binary.readline(_LINE)
+                if len(rest) == _LINE:
+                    raise OddError
+                block += rest
+                try:
+                    page = read_columns(block, clock)
+                except OddError:
+                    page = _read_lines(block, reader)
+                yield page
+
     def _rows(self) -> Iterator[Row]:
+        """The rows one by one, as every file can be read. Raises ``WorkloadError`` for the first fault."""
         with open_text(self.path) as text:
             rows = csv.reader(text, strict=True)
             try:
-                header = next(rows, None)
-                columns = _find_columns(self.path, header)
-                first: datetime | None = None
-                ticks_before = 0
+                reader = RowReader(self.path, next(rows, None), Clock())
                 for number, row in enumerate((r for r in rows if r), 1):
-                    where = f"{self.path}: row {number}"
-                    _check_shape(where, row, header or [])
-                    moment, ticks = _parse_time(where, row[columns[0]])
-                    first = first or moment
-                    ticks += round((moment - first).total_seconds()) * 10**9
-                    if number == 1:
-                        origin = ticks_before = ticks
-                    if ticks < ticks_before:
-                        raise WorkloadError(f"{where}: TIMESTAMP {row[columns[0]]!r} is earlier than the row before")
-                    ticks_before = ticks
-                    prompt = _parse_tokens(where, "ContextTokens", row[columns[1]])
-                    output = _parse_tokens(where, "GeneratedTokens", row[columns[2]])
-                    yield Row((ticks - origin) / 1e9, prompt, output)
+                    yield reader.read(number, row)
             except csv.Error as e:
                 raise WorkloadError(f"{self.path}: line {rows.line_num}: not CSV ({e})") from None
 
 
-def _find_columns(path: Path, header: list[str] | None) -> tuple[int, int, int]:
-    wanted = ",".join(_COLUMNS)
-    if header is None:
-        raise WorkloadError(f"{path}: empty file; expected the header {wanted}")
-    for name in _COLUMNS:
-        if header.count(name) != 1:
-            what = "no column" if name not in header else f"{header.count(name)} columns"
-            shown = ",".join(header)
-            shown = shown if len(shown) <= 80 else shown[:77] + "..."
-            raise WorkloadError(f"{path}: header: {what} {name!r}; expected {wanted}, got {shown!r}")
-    return header.index(_COLUMNS[0]), header.index(_COLUMNS[1]), header.index(_COLUMNS[2])
-
-
-def _check_shape(where: str, row: list[str], header: list[str]) -> None:
-    if row == header:
-        raise WorkloadError(f"{where}: the header again; two files joined?")
-    if len(row) != len(header):
-        raise WorkloadError(f"{where}: {len(row)} fields, the header has {len(header)}")
-
-
-def _parse_time(where: str, text: str) -> tuple[datetime, int]:
-    """The whole second (UTC) and the nanoseconds beyond it."""
-    match = _TIMESTAMP.fullmatch(text.strip())
-    try:
-        if match is None:
-            raise ValueError
-        moment = datetime.fromisoformat(match[1] + (match[3] or "+00:00")).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise WorkloadError(
-            f"{where}: TIMESTAMP {text!r} is not a time; expected YYYY-MM-DD HH:MM:SS.fffffff"
-        ) from None
-    return moment, int((match[2] or ".0")[1:].ljust(9, "0"))
-
-
-def _parse_tokens(where: str, column: str, text: str) -> int:
-    digits = text.strip()
-    if not re.fullmatch(r"-?[0-9]+", digits):
-        raise WorkloadError(f"{where}: {column} {text!r} is not a whole number of tokens")
-    # Longer than any number of tokens: refused before it is converted, which for huge strings is slow.
-    tokens = int(digits) if len(digits) <= 20 else MAX_TOKENS + 1
-    if not 1 <= tokens <= MAX_TOKENS:
-        raise WorkloadError(f"{where}: {column} {digits[:24]} is out of range; expected 1 to {MAX_TOKENS}")
-    return tokens
+def _read_lines(block: bytes, reader: RowReader) -> Page:
+    """The rows of whole lines of which some are odd, but still one line each."""
+    if b'"' in block or block.count(b"\r") != block.count(b"\r\n"):
+        raise OddError
+    rows = csv.reader(block.decode().split("\n"), strict=True)
+    return page_of([reader.read(0, row) for row in rows if row])

@@ -1,4 +1,4 @@
-"""Opening trace files: plain or gzipped text, row by row, with errors that a user can act on."""
+"""Opening trace files: plain or gzipped, as text or as bytes, with errors that a user can act on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO, cast
 
 from workloads.request import WorkloadError
 
@@ -16,22 +17,27 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """The file as UTF-8 text (with or without a byte order mark), unpacked if it is gzip.
+    """The file as UTF-8 text (with or without a byte order mark), unpacked if it is gzip; line ends as they are.
 
-    Whether it is gzip is read off its first bytes, not its name. Raises ``WorkloadError`` for whatever is wrong
-    with the file, also while it is being read.
+    Raises ``WorkloadError`` for whatever is wrong with the file, also while it is being read.
+    """
+    with open_bytes(path) as binary, TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
+        yield text
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, unpacked if it is gzip; whether it is, is read off its first bytes, not its name.
+
+    Raises ``WorkloadError`` for whatever is wrong with the file, also while it is being read.
     """
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP_MAGIC
         if path.suffix == ".gz" and not packed:
             raise WorkloadError(f"{path}: named .gz but not gzip data; rename it, or compress it with gzip")
-        with (
-            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-            if packed
-            else path.open(encoding="utf-8-sig", newline="")
-        ) as text:
-            yield text
+        with cast(IO[bytes], gzip.open(path, "rb")) if packed else path.open("rb") as binary:
+            yield binary
     except WorkloadError:
         raise
     except FileNotFoundError:

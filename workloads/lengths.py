@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
+FloatArray = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 MAX_TOKENS = 10**7
 """No request is longer; a longer one in a trace is a damaged row."""
@@ -17,7 +18,7 @@ class Lengths(Protocol):
     """A distribution of whole numbers of tokens, at least 1."""
 
     def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` independent lengths; shape (n,), int64."""
+        """``n`` independent lengths; shape (n,), int64. Drawn in several goes, they are the same."""
         ...
 
 

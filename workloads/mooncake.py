@@ -9,13 +9,15 @@ blocks of 512 tokens, the last one perhaps not full; an id speaks for all that p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from itertools import repeat
 from typing import Any, TextIO
 
 from workloads.files import open_text
 from workloads.lengths import MAX_TOKENS
 from workloads.request import Segment, WorkloadError
-from workloads.traces import Row, Trace
+from workloads.traces import Page, Row, Trace, paged
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for."""
@@ -28,14 +30,36 @@ _MAX_ID = 2**48 - 1
 _MAX_LINE = 1 << 22
 """Characters in a line; the longest request that is accepted has 19,532 ids and fits many times over."""
 
+_block = partial(tuple.__new__, Segment)
+"""A segment from its fields; a trace has hundreds for each request."""
+
 
 class MooncakeTrace(Trace):
-    """The requests of one of these files; equal ids are equal blocks of content."""
+    """The requests of one of these files; equal ids are equal blocks of content.
+
+    While the file is checked, at the start, every id that was seen is held with the one before it (about 100 bytes
+    for each): only so is an id found that follows another one elsewhere. Nothing of it is kept for the reading.
+    """
 
     __slots__ = ()
 
-    def _rows(self) -> Iterator[Row]:
+    def _pages(self, *, check_all: bool) -> Iterator[Page]:
+        return paged(self._checked() if check_all else self._rows())
+
+    def _checked(self) -> Iterator[Row]:
+        """The rows without their content, of which nothing but the order of the blocks is left to check."""
         parents: dict[int, int | None] = {}
+        for number, row, ids in self._read():
+            _check_chain(f"{self.path}: row {number}", ids, parents)
+            yield row
+
+    def _rows(self) -> Iterator[Row]:
+        """The rows with their content."""
+        for _, (seconds, prompt, output, _), ids in self._read():
+            yield Row(seconds, prompt, output, tuple(map(_block, zip(ids, repeat(0), repeat(BLOCK_TOKENS)))))
+
+    def _read(self) -> Iterator[tuple[int, Row, list[int]]]:
+        """Number of each row from 1, the row without its content, and the ids of that; each row checked alone."""
         first = before = 0
         with open_text(self.path) as text:
             for number, line in enumerate(_lines(f"{self.path}", text), 1):
@@ -50,8 +74,7 @@ class MooncakeTrace(Trace):
                 prompt = _whole(where, row, "input_length", 1, MAX_TOKENS)
                 output = _whole(where, row, "output_length", 1, MAX_TOKENS)
                 ids = _hash_ids(where, row["hash_ids"], prompt)
-                _check_chain(where, ids, parents)
-                yield Row((now - first) / 1e3, prompt, output, tuple(Segment(i, 0, BLOCK_TOKENS) for i in ids))
+                yield number, Row((now - first) / 1e3, prompt, output), ids
 
 
 def _lines(path: str, text: TextIO) -> Iterator[str]:
@@ -65,9 +88,30 @@ def _lines(path: str, text: TextIO) -> Iterator[str]:
             yield line.rstrip("\r\n")
 
 
+def _no_constant(name: str) -> None:
+    """Python's reader takes NaN and Infinity, which JSON does not have."""
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python's reader keeps the last of several values for one key, and says nothing."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"key {_shown(key)} twice")
+            seen.add(key)
+    return row
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_each_key_once)
+
+
 def _parse(where: str, line: str) -> dict[str, Any]:
     try:
-        row = json.loads(line, parse_constant=_no_constant, object_pairs_hook=_each_key_once)
+        # Only ``loads`` says what a byte order mark in the midst of a file is.
+        row = json.loads(line) if line.startswith("\ufeff") else _DECODER.decode(line)
     except RecursionError:
         raise WorkloadError(f"{where}: not JSON that can be read: nested too deeply") from None
     except json.JSONDecodeError as e:
@@ -79,21 +123,6 @@ def _parse(where: str, line: str) -> dict[str, Any]:
     for key in _KEYS:
         if key not in row:
             raise WorkloadError(f"{where}: no key {key!r}; expected {', '.join(_KEYS)}")
-    return row
-
-
-def _no_constant(name: str) -> None:
-    """Python's reader takes NaN and Infinity, which JSON does not have."""
-    raise ValueError(f"{name} is no number in JSON")
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Python's reader keeps the last of several values for one key, and says nothing."""
-    row: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in row:
-            raise ValueError(f"key {_shown(key)} twice")
-        row[key] = value
     return row
 
 
@@ -114,21 +143,20 @@ def _hash_ids(where: str, ids: Any, prompt: int) -> list[int]:
         raise WorkloadError(
             f"{where}: {len(ids)} hash_ids for input_length {prompt}; expected {blocks}, one for {BLOCK_TOKENS} tokens"
         )
-    for i in ids:
-        if type(i) is not int or not 0 <= i <= _MAX_ID:
-            raise WorkloadError(f"{where}: hash_ids: {_shown(i)} is not a whole number from 0 to {_MAX_ID}")
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > _MAX_ID:
+        wrong = next(i for i in ids if type(i) is not int or not 0 <= i <= _MAX_ID)
+        raise WorkloadError(f"{where}: hash_ids: {_shown(wrong)} is not a whole number from 0 to {_MAX_ID}")
     return ids
 
 
-def _check_chain(where: str, ids: Iterable[int], parents: dict[int, int | None]) -> None:
+def _check_chain(where: str, ids: list[int], parents: dict[int, int | None]) -> None:
     """An id speaks for all that precedes it, so it always follows the same one; ``parents`` remembers which."""
-    parent: int | None = None
-    for i in ids:
-        before = parents.setdefault(i, parent)
-        if before != parent:
-            here, there = ("comes first" if p is None else f"follows {p}" for p in (parent, before))
-            raise WorkloadError(f"{where}: hash_ids: {i} {here} but {there} elsewhere; an id has one predecessor")
-        parent = i
+    here = [None, *ids[:-1]]
+    there = list(map(parents.setdefault, ids, here))
+    if here != there:
+        i, *both = next(row for row in zip(ids, here, there, strict=True) if row[1] != row[2])
+        this, other = ("comes first" if p is None else f"follows {p}" for p in both)
+        raise WorkloadError(f"{where}: hash_ids: {i} {this} but {other} elsewhere; an id has one predecessor")
 
 
 def _shown(value: object) -> str:

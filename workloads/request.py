@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 _OUTPUTS = 1 << 48
@@ -21,8 +20,7 @@ class Segment(NamedTuple):
     """Tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One call to the server."""
 
     id: int

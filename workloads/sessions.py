@@ -8,16 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workloads.lengths import IntArray, Lengths
+from workloads.lengths import FloatArray, IntArray, Lengths
 from workloads.request import Request, Segment, answer_of
 from workloads.streams import stream
-from workloads.synthetic import Gaps
+from workloads.synthetic import Gaps, moments
 
 MAX_TURNS = 1000
 """No session has more: each prompt lists all turns before it, so that a session's size grows with their square."""
 
 _PAGE = 4096
 """Sessions drawn at a time. Part of what a seed means: another value would give other requests."""
+_TURNS = 8192
+"""Turns drawn at a time, unless a single session has more. Not part of what a seed means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,56 +58,74 @@ class Sessions:
     n_requests: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_requests", sum(len(plan.outputs) for plan in self._plans()))
+        object.__setattr__(self, "n_requests", sum(int(plan.kept.sum()) for plan in self._plans()))
 
     def __iter__(self) -> Iterator[Request]:
-        number = 0
-        for session, plan in enumerate(self._plans()):
-            content = plan.opening
-            prompt = sum(segment.n for segment in content)
-            for user, output, think_s in zip(plan.users, plan.outputs, plan.thinks, strict=True):
-                # The sources before belong to the system prompts; each request brings one new message.
-                content = (*content, Segment(self.system_prompts + number, 0, user))
-                prompt += user
-                yield Request(number, plan.start_s, prompt, output, think_s, content, session)
-                content = (*content, answer_of(number, output))
-                prompt += output
-                number += 1
+        number = session = 0
+        openings = self._openings()
+        for plan in self._plans():
+            users, outputs, thinks = plan.users.tolist(), plan.outputs.tolist(), plan.thinks.tolist()
+            rows = zip(
+                plan.starts_s.tolist(),
+                plan.systems.tolist(),
+                plan.firsts.tolist(),
+                (plan.firsts + plan.kept).tolist(),
+                strict=True,
+            )
+            for start_s, system, first, end in rows:
+                said = list(openings[system : system + 1])
+                prompt = sum(segment.n for segment in said)
+                turns = zip(users[first:end], outputs[first:end], thinks[first:end], strict=True)
+                for user, output, think_s in turns:
+                    # The sources before belong to the system prompts; each request brings one new message.
+                    said.append(Segment(self.system_prompts + number, 0, user))
+                    prompt += user
+                    yield Request(number, start_s, prompt, output, think_s, tuple(said), session)
+                    said.append(answer_of(number, output))
+                    prompt += output
+                    number += 1
+                session += 1
 
     def _plans(self) -> Iterator[_Plan]:
         gaps, counts = stream(self.seed, "session-gaps"), stream(self.seed, "session-turns")
         choices, thinking = stream(self.seed, "session-systems"), stream(self.seed, "turn-think-times")
         users, outputs = stream(self.seed, "turn-user-lengths"), stream(self.seed, "turn-output-lengths")
-        openings, now = self._openings(), 0.0
-        for first in range(0, self.sessions, _PAGE):
-            n = min(_PAGE, self.sessions - first)
-            rows = zip(
-                self.gaps(gaps, n).tolist(),
-                self._choose(choices, n),
-                np.minimum(self.turns.draw(counts, n), MAX_TURNS).tolist(),
-                strict=True,
-            )
-            for gap, system, turns in rows:
-                now += gap
-                opening = openings[system : system + 1]
-                user, output = self.user_tokens.draw(users, turns), self.output_tokens.draw(outputs, turns)
-                thinks = [0.0, *thinking.exponential(self.think_s, turns - 1).tolist()]
-                # Cut only after everything is drawn: later sessions must not depend on where this one ends.
-                kept = self._kept(opening, user + output)
-                yield _Plan(now, opening, user[:kept].tolist(), output[:kept].tolist(), thinks[:kept])
+        opened = np.array([segment.n for segment in self._openings()] or [0])
+        now = 0.0
+        for page in range(0, self.sessions, _PAGE):
+            n = min(_PAGE, self.sessions - page)
+            starts_s = moments(now, self.gaps(gaps, n))
+            now = float(starts_s[-1])
+            systems = self._choose(choices, n)
+            turns = np.minimum(self.turns.draw(counts, n), MAX_TURNS)
+            for part in _parts(turns):
+                total, firsts = int(turns[part].sum()), np.cumsum(turns[part]) - turns[part]
+                user, output = self.user_tokens.draw(users, total), self.output_tokens.draw(outputs, total)
+                thinks = np.zeros(total)
+                later = np.ones(total, dtype=np.bool_)
+                later[firsts] = False
+                thinks[later] = thinking.exponential(self.think_s, total - len(firsts))
+                # Cut only after everything is drawn: later sessions must not depend on where one ends.
+                kept = self._kept(opened[systems[part]], turns[part], firsts, user + output)
+                yield _Plan(starts_s[part], systems[part], firsts, kept, user, output, thinks)
 
-    def _choose(self, rng: np.random.Generator, n: int) -> list[int]:
+    def _choose(self, rng: np.random.Generator, n: int) -> IntArray:
         """Numbers of ``n`` system prompts; the most popular is 0."""
         weights = np.cumsum(np.arange(1, max(1, self.system_prompts) + 1, dtype=np.float64) ** -self.popularity)
-        chosen: list[int] = np.searchsorted(weights / weights[-1], rng.random(n), side="right").tolist()
-        return chosen
+        return np.searchsorted(weights / weights[-1], rng.random(n), side="right")
 
-    def _kept(self, opening: tuple[Segment, ...], tokens: IntArray) -> int:
-        """How many turns fit into the context; each adds so many tokens, message and answer together."""
+    def _kept(self, opened: IntArray, turns: IntArray, firsts: IntArray, tokens: IntArray) -> IntArray:
+        """How many turns of each session fit into the context; each adds so many tokens, message and answer together.
+
+        ``opened``: tokens of the sessions' system prompts, ``turns`` and ``firsts`` as in a ``_Plan``, shape
+        (sessions,); ``tokens``: shape (turns,).
+        """
         if self.max_context is None:
-            return len(tokens)
-        room = self.max_context - sum(segment.n for segment in opening)
-        return max(1, int(np.searchsorted(np.cumsum(tokens), room, side="right")))
+            return turns
+        reached = np.cumsum(tokens)
+        before = reached[firsts] - tokens[firsts] - opened
+        fits = reached - np.repeat(before, turns) <= self.max_context
+        return np.maximum(1, np.add.reduceat(fits, firsts, dtype=np.int64))
 
     def _openings(self) -> tuple[Segment, ...]:
         """The system prompts, the most popular first."""
@@ -114,12 +134,28 @@ class Sessions:
 
 
 class _Plan(NamedTuple):
-    """One session: its start, and the tokens and think times of its turns."""
+    """Several sessions; their turns one after another."""
 
-    start_s: float
-    opening: tuple[Segment, ...]
-    """Its system prompt, if it has one."""
-    users: list[int]
-    outputs: list[int]
-    thinks: list[float]
+    starts_s: FloatArray
+    """Shape (sessions,), as the next three."""
+    systems: IntArray
+    """Number of each one's system prompt."""
+    firsts: IntArray
+    """Where each one's turns begin in the arrays below."""
+    kept: IntArray
+    """Turns that are sent."""
+    users: IntArray
+    """Tokens of each message; shape (turns,), as the next two."""
+    outputs: IntArray
+    thinks: FloatArray
     """Seconds before each turn."""
+
+
+def _parts(turns: IntArray) -> Iterator[slice]:
+    """Stretches of sessions with some ``_TURNS`` turns in all, so that long sessions are not held by the page."""
+    ends, low = np.cumsum(turns), 0
+    while low < len(turns):
+        before = int(ends[low] - turns[low])
+        high = max(low + 1, int(np.searchsorted(ends, before + _TURNS, side="right")))
+        yield slice(low, high)
+        low = high

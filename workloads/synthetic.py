@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workloads.lengths import Lengths
+from workloads.lengths import FloatArray, Lengths
 from workloads.request import Request
 from workloads.streams import stream
 
-Gaps = Callable[[np.random.Generator, int], np.ndarray[tuple[int], np.dtype[np.float64]]]
+Gaps = Callable[[np.random.Generator, int], FloatArray]
 """Draws n gaps between arrivals, in seconds; shape (n,)."""
 
 _PAGE = 4096
@@ -29,7 +29,7 @@ def gamma_gaps(rate: float, cv: float) -> Gaps:
     return lambda rng, n: rng.gamma(shape, 1.0 / (rate * shape), n)
 
 
-def no_gaps(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def no_gaps(rng: np.random.Generator, n: int) -> FloatArray:
     """Everything arrives at once, at time 0."""
     return np.zeros(n)
 
@@ -50,16 +50,28 @@ class Synthetic:
         arrivals = stream(self.seed, "arrivals")
         prompts = stream(self.seed, "prompt-lengths")
         outputs = stream(self.seed, "output-lengths")
-        now, closed = 0.0, self.users is not None
+        now = 0.0
         for first in range(0, self.n_requests, _PAGE):
             n = min(_PAGE, self.n_requests - first)
             gaps = self.gaps(arrivals, n)
             rows = zip(
-                gaps.tolist(),
+                range(first, first + n),
                 self.prompt_tokens.draw(prompts, n).tolist(),
                 self.output_tokens.draw(outputs, n).tolist(),
+                gaps.tolist() if self.users is not None else moments(now, gaps).tolist(),
                 strict=True,
             )
-            for i, (gap, prompt, output) in enumerate(rows, first):
-                now += gap
-                yield Request(i, 0.0 if closed else now, prompt, output, gap if closed else 0.0)
+            if self.users is not None:
+                for i, prompt, output, gap in rows:
+                    yield Request(i, 0.0, prompt, output, gap)
+            else:
+                for i, prompt, output, now in rows:
+                    yield Request(i, now, prompt, output)
+
+
+def moments(now: float, gaps: FloatArray) -> FloatArray:
+    """When each of several arrivals comes after ``now``, in seconds; shape (n,).
+
+    Each is the float that adding one gap after the other gives, so that a seed's times do not depend on pages.
+    """
+    return np.add.accumulate(np.concatenate(([now], gaps)))[1:]
