@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +48,13 @@ NoLeap = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+class RunDetail(StrEnum):
+    """What ``run`` records, as far as it can be shown: ``metrics.Detail``."""
+
+    requests = "requests"
+    cache = "cache"
+
+
 @app.command()
 def run(
     scenario: ScenarioName = "chat",
@@ -54,13 +62,16 @@ def run(
     seed: Seed = None,
     requests: Requests = None,
     profile: ProfileName = None,
+    detail: Annotated[
+        RunDetail, typer.Option(help="Watch the cache as well, or just how requests fare: much faster for long runs.")
+    ] = RunDetail.cache,
     no_leap: NoLeap = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under one policy."""
     loaded = _load(scenario, seed, requests, profile)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
-        result = run_scenario(loaded, policy, progress=progress, leap=not no_leap)
+        result = run_scenario(loaded, policy, progress=progress, detail=detail.value, leap=not no_leap)
     if as_json:
         _print_json(result.summary)
     else:

@@ -167,7 +167,7 @@ def _run_all(
     for result in joblib.Parallel(n_jobs=-1, return_as="generator")(jobs):
         ended += n_requests
         if progress is not None:
-            progress(ended, 0.0 if isinstance(result, str) else float(result.cache["time_s"].iloc[-1]))
+            progress(ended, 0.0 if isinstance(result, str) else result.ended_s)
         yield result
 
 
@@ -175,7 +175,7 @@ def _attempt(
     scenario: Scenario, policy: str | PolicyFactory, film: bool, leap: bool, progress: Progress | None = None
 ) -> Result | str:
     try:
-        return run(scenario, policy, film=film, leap=leap, progress=progress)
+        return run(scenario, policy, detail="tables", film=film, leap=leap, progress=progress)
     except Livelock as e:
         return str(e)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import simpy
 
-from policies import Content
+from policies import NOTHING, Content
 from workloads import Request
 
 Status = Literal["waiting", "running", "preempted", "completed", "failed"]
@@ -44,7 +44,7 @@ class Job:
     """Tokens that it found in the prefix cache or in a kept slot, when it first started."""
     ticket: int | None = None
     """By which it can be swapped in again."""
-    content: Content = field(init=False)
+    content: Content = NOTHING
     """What it says: the prompt and the whole answer."""
 
     def __post_init__(self) -> None:
@@ -75,7 +75,8 @@ class Job:
 def content_of(request: Request) -> Content:
     """A request's prompt and, behind it, its answer."""
     prompt = request.prompt_tokens
-    private = (_PRIVATE + request.id, 0, prompt)
-    content = Content(request.content).head(prompt) if request.content else Content((private,))
+    if not request.content:
+        return Content.of_two((_PRIVATE + request.id, 0, prompt), request.answer)
+    content = Content(request.content).head(prompt)
     content.extend(request.answer)
     return content

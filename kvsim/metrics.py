@@ -6,13 +6,16 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kvsim.distribution import TimeMean
+from kvsim.errors import UserError
 from kvsim.job import Job
+from kvsim.outcomes import Backlog, Outcomes
 from kvsim.rows import Rows
 from policies import NO_MOVES, Leap, MicroBatch, Moves, Policy, Transfer, Usage, Usages
 from policies.crew import Ahead, Brief
@@ -29,12 +32,19 @@ a table of all requests, of all forward passes, and of all that changed in the c
 Frame = tuple[float, NDArray[np.int16]]
 """A picture of the cells: time in seconds, and the sequence in each cell of the first group (-1: none)."""
 
-_QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _SHARES = ("utilization", "external_fragmentation", "internal_fragmentation")
 _PASSES = {"start_s": float, "seconds": float, "tokens": int, "chunks": int, "scores": int, "cells_read": int}
 _USAGE = ("stored", "allocated", "placeable", "free_runs", "largest_free_run", "span")
 """Of ``Usage``, what is recorded."""
 _of = attrgetter(*_USAGE)
+_MEANS = {
+    **{f"{name}_mean": name for name in _SHARES},
+    "stored_cells_mean": "stored",
+    "span_cells_mean": "span",
+    "free_runs_mean": "free_runs",
+    "largest_free_run_mean": "largest_free_run",
+}
+"""What a summary says of the cache, and of which state each is the mean over time."""
 _COUNTS = ("stored", "allocated", "free", "span", "free_runs", "largest_free_run")
 _REQUEST_COUNTS = ("prompt_tokens", "output_tokens", "truncated", "cached_tokens", "preemptions")
 _FRAMES = 400
@@ -52,8 +62,11 @@ class Recorder:
         digest: bool = False,
         film: bool = False,
     ):
+        self.detail: Detail = detail
         self.watches = film or digest or detail != "requests"
         """Whether how full the cache is, is wanted after each step."""
+        self.outcomes = Outcomes()
+        self.backlog = Backlog()
         self.failed_allocations = 0
         self.batch_splits = 0
         self.moved_cells = 0
@@ -73,7 +86,8 @@ class Recorder:
         self.prefetch_wait_s = 0.0
         """That steps waited for what was already on its way."""
         self.jobs: list[Job] = []
-        """In the order in which they ended."""
+        """In the order in which they ended, where tables are kept."""
+        self._states = TimeMean(list(_MEANS.values())) if detail != "requests" else None
         self._count = 0
         self._passes = Rows(_PASSES)
         self._samples = Rows({"time_s": float, **dict.fromkeys(_USAGE, int)})
@@ -96,7 +110,7 @@ class Recorder:
         self.scores += scores
         self.useful_scores += int(reads.tokens @ reads.useful)
         self._count += 1
-        if self.watches:
+        if self.detail == "tables":
             self._passes.add((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
         for place in batch.places:
             self.moved(place.moves)
@@ -105,6 +119,12 @@ class Recorder:
                 self._digest.update(place.cells.tobytes())
         if self._digest is not None:
             self._digest.update(repr(batch.chunks).encode())
+
+    def arrived(self, job: Job) -> None:
+        """A request has come to the server."""
+        if self.backlog.arrived == 0 and self._states is not None:
+            self._states.begin(job.arrival_s)
+        self.backlog.arrive(self.outcomes.ended)
 
     def beside(self, brief: Brief, ahead: Ahead) -> None:
         """A forward pass has been run in which a crew got its tokens beside some chunks."""
@@ -122,20 +142,33 @@ class Recorder:
         (steps,)."""
         self._steps += leap.steps
         self._count += leap.steps * len(leap.passes)
-        passes: list[tuple[NDArray[Any], ...]] = []
-        for took, each in zip(seconds, leap.passes, strict=True):
-            sums = each.groups[0]
-            self.scores += int(sums.scanned.sum())
-            self.useful_scores += int(sums.useful.sum())
-            if usages is None:
-                continue
-            tokens = np.full(leap.steps, each.tokens)
-            start = passes[-1][0] + passes[-1][1] if passes else starts_s
-            passes.append((start, took, tokens, tokens, sums.scanned, sums.span))
+        for each in leap.passes:
+            self.scores += int(each.groups[0].scanned.sum())
+            self.useful_scores += int(each.groups[0].useful.sum())
         if usages is None:
             return
+        if self._states is not None:
+            self._states.extend(starts_s, self._columns(usages))
+        if self.detail == "tables":
+            self._tabulate(starts_s, seconds, leap, usages)
+
+    def _tabulate(self, starts_s: FloatArray, seconds: Sequence[FloatArray], leap: Leap, usages: Usages) -> None:
+        passes: list[tuple[NDArray[Any], ...]] = []
+        for took, each in zip(seconds, leap.passes, strict=True):
+            sums, tokens = each.groups[0], np.full(leap.steps, each.tokens)
+            start = passes[-1][0] + passes[-1][1] if passes else starts_s
+            passes.append((start, took, tokens, tokens, sums.scanned, sums.span))
         self._passes.extend([np.stack(columns, axis=1).ravel() for columns in zip(*passes, strict=True)])
         self._samples.extend((starts_s, *(getattr(usages, name) for name in _USAGE)))
+
+    def _columns(self, usages: Usages) -> list[NDArray[Any]]:
+        """What is averaged over time, after each of some steps; the shares as ``Usage`` has them."""
+        stored, allocated, free = usages.stored, usages.allocated, self._capacity - usages.allocated
+        with np.errstate(divide="ignore", invalid="ignore"):
+            outside = np.where(free > 0, 1.0 - usages.placeable / free, 0.0)
+            inside = np.where(allocated > 0, 1.0 - stored / allocated, 0.0)
+        shares = [stored / self._capacity, outside, inside]
+        return [*shares, stored, usages.span, usages.free_runs, usages.largest_free_run]
 
     @property
     def blind_steps(self) -> int:
@@ -157,6 +190,7 @@ class Recorder:
     def begun(self, job: Job, held: int) -> None:
         """A job takes a sequence that holds ``held`` of its tokens."""
         if job.preemptions == 0:
+            self.backlog.let_in += 1
             job.cached = held
             self.prefix_looked_up += job.tokens
             self.prefix_found += held
@@ -179,7 +213,21 @@ class Recorder:
     def cache(self, now: float, usage: Usage) -> None:
         """From ``now`` on the cache is in this state."""
         self._capacity = usage.capacity
-        self._samples.add((now, *_of(usage)))
+        if self._states is not None:
+            self._states.hold(
+                now,
+                (
+                    usage.utilization,
+                    usage.external_fragmentation,
+                    usage.internal_fragmentation,
+                    usage.stored,
+                    usage.span,
+                    usage.free_runs,
+                    usage.largest_free_run,
+                ),
+            )
+        if self.detail == "tables":
+            self._samples.add((now, *_of(usage)))
 
     def film(self, now: float, policy: Policy) -> None:
         """Take a picture of the cells at every so many steps, at fewer the longer the run."""
@@ -194,15 +242,25 @@ class Recorder:
 
     def finish(self, job: Job) -> None:
         """A request has ended, well or not."""
-        self.jobs.append(job)
+        self.outcomes.add(job)
+        if job.started_s != job.started_s:
+            self.backlog.let_in += 1
+        if self.detail == "tables":
+            self.jobs.append(job)
         if self._progress is not None:
-            self._progress(len(self.jobs), job.finished_s)
+            self._progress(self.outcomes.ended, job.finished_s)
 
     @property
     def schedule_digest(self) -> str:
         """A hash of every chunk, cell and move in order: equal for runs that decided the same."""
         assert self._digest is not None, "the recorder was not asked for a digest"
         return self._digest.hexdigest()
+
+    def tables(self) -> Tables | None:
+        """All that was recorded, where tables are kept."""
+        if self.detail != "tables":
+            return None
+        return Tables(self.requests_table(), self.cache_table(), self.passes_table())
 
     def requests_table(self) -> pd.DataFrame:
         """One row for each request, in order of its number; times in seconds."""
@@ -248,53 +306,75 @@ class Recorder:
         """One row for each forward pass."""
         return self._passes.table()
 
+    def cache_means(self) -> dict[str, float | None]:
+        """Means over time, from the first arrival to the last change, of how full and how broken up the cache was; None
+        where that was not watched, or no time passed."""
+        means = self._states.means() if self._states is not None else None
+        return dict.fromkeys(_MEANS) if means is None else {name: means[of] for name, of in _MEANS.items()}
+
     @property
     def forward_passes(self) -> int:
         """How many have been run."""
         return self._count
 
 
+class Tables(NamedTuple):
+    """What happened in a run, row by row; times in seconds."""
+
+    requests: pd.DataFrame
+    """One row for each request, in order of its number."""
+    cache: pd.DataFrame
+    """The state of the cache over time: one row for each change, valid until the next."""
+    passes: pd.DataFrame
+    """One row for each forward pass."""
+
+
 @dataclass(frozen=True)
 class Result:
-    """One finished run: the figures, and the tables that they were made of."""
+    """One finished run: the figures and, where they were asked for, the tables."""
 
     scenario: Any
     """The ``Scenario``."""
     policy: str
     summary: dict[str, Any]
     """The object that ``--json`` prints; its schema is in the README."""
-    requests: pd.DataFrame = field(repr=False)
-    cache: pd.DataFrame = field(repr=False)
-    passes: pd.DataFrame = field(repr=False)
+    ended_s: float
+    """Seconds of simulated time at the end."""
+    tables: Tables | None = field(default=None, repr=False)
     frames: tuple[Frame, ...] = field(default=(), repr=False)
     """Pictures of the cells, where they were asked for."""
     warnings: tuple[str, ...] = ()
-    """Where the prediction went beyond what the profile measured, a line each."""
+    """Where the prediction went beyond what the profile measured, and if arrivals outpaced service, a line each."""
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """The table of requests. Raises ``UserError`` where no tables were kept."""
+        return self._tables.requests
+
+    @property
+    def cache(self) -> pd.DataFrame:
+        """The table of the cache's states. Raises ``UserError`` where no tables were kept."""
+        return self._tables.cache
+
+    @property
+    def passes(self) -> pd.DataFrame:
+        """The table of forward passes. Raises ``UserError`` where no tables were kept."""
+        return self._tables.passes
+
+    @property
+    def _tables(self) -> Tables:
+        if self.tables is None:
+            raise UserError(f'{self.policy}: no tables were kept of this run; ask for them with detail="tables"')
+        return self.tables
 
 
-def summarize(recorder: Recorder, requests: pd.DataFrame, cache: pd.DataFrame, cell_bytes: float) -> dict[str, Any]:
+def summarize(recorder: Recorder, cell_bytes: float) -> dict[str, Any]:
     """The figures of a run; times in seconds, NaN-free: what cannot be said is None."""
-    completed = requests[requests["status"] == "completed"]
-    begin = requests["arrival_s"].min()
-    makespan = float(requests["finished_s"].max() - begin) if len(requests) else 0.0
-    tokens = int(completed["output_tokens"].sum())
-    prompt_tokens = int(completed["prompt_tokens"].sum())
     return {
-        "requests": len(requests),
-        "completed": len(completed),
-        "failed": int((requests["status"] == "failed").sum()),
-        "truncated": int(completed["truncated"].sum()),
-        "output_tokens": tokens,
-        "prompt_tokens": prompt_tokens,
-        "makespan_s": makespan,
-        "throughput_tokens_per_s": tokens / makespan if makespan > 0 else None,
-        **{name: _distribution(completed[name]) for name in ("ttft_s", "tpot_s", "e2e_s")},
+        **recorder.outcomes.summary(),
+        "queue": recorder.backlog.summary(),
         "cache": {
-            **{f"{name}_mean": _time_mean(cache, name, begin) for name in _SHARES},
-            "stored_cells_mean": _time_mean(cache, "stored", begin),
-            "span_cells_mean": _time_mean(cache, "span", begin),
-            "free_runs_mean": _time_mean(cache, "free_runs", begin),
-            "largest_free_run_mean": _time_mean(cache, "largest_free_run", begin),
+            **recorder.cache_means(),
             "scored_useful": recorder.useful_scores / recorder.scores if recorder.scores else None,
             "failed_allocations": recorder.failed_allocations,
             "batch_splits": recorder.batch_splits,
@@ -319,19 +399,3 @@ def summarize(recorder: Recorder, requests: pd.DataFrame, cache: pd.DataFrame, c
         },
         "forward_passes": recorder.forward_passes,
     }
-
-
-def _distribution(values: pd.Series[float]) -> dict[str, float | None]:
-    known = values.dropna().to_numpy(dtype=float)
-    if len(known) == 0:
-        return dict.fromkeys(("mean", *_QUANTILES))
-    quantiles = np.quantile(known, list(_QUANTILES.values())).tolist()
-    return {"mean": float(known.mean()), **dict(zip(_QUANTILES, quantiles, strict=True))}
-
-
-def _time_mean(cache: pd.DataFrame, name: str, begin: float) -> float | None:
-    """Mean over time from the first arrival to the last change, each state weighted by how long it lasted."""
-    times = np.maximum(cache["time_s"].to_numpy(dtype=float), begin)
-    if len(times) < 2 or times[-1] <= times[0]:
-        return None
-    return float(np.average(cache[name].to_numpy(dtype=float)[:-1], weights=np.diff(times)))

@@ -54,6 +54,7 @@ class Server:
                 return
             for job in jobs:
                 self._prefetcher.arrived(job)
+                recorder.arrived(job)
                 scheduler.submit(job, env.now)
             self._tell_who_ended()
             step = scheduler.compose(env.now)

@@ -41,9 +41,14 @@ def run(console: Console, result: Result, profile: str) -> None:
         table.add_row(name, *(_seconds(s[key][x]) for x in ("mean", "p50", "p95", "p99")))
     console.print(table)
     c = s["cache"]
+    watched = ""
+    if c["utilization_mean"] is not None:
+        watched = (
+            f"{_share(c['utilization_mean'])} of the cells used, external fragmentation "
+            f"{_share(c['external_fragmentation_mean'])}, internal {_share(c['internal_fragmentation_mean'])}; "
+        )
     console.print(
-        f"cache: {_share(c['utilization_mean'])} of the cells used, external fragmentation "
-        f"{_share(c['external_fragmentation_mean'])}, internal {_share(c['internal_fragmentation_mean'])}; "
+        f"cache: {watched}"
         f"{c['failed_allocations']:,} failed allocations, {c['batch_splits']:,} batch splits, "
         f"{_bytes(c['moved_bytes'])} moved",
         highlight=False,

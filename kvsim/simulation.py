@@ -13,7 +13,8 @@ from kvsim.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.backend import Backend, SimulatedBackend
 from kvsim.costs import CostModel, HostLink, Profile, load_profile
 from kvsim.errors import UserError
-from kvsim.metrics import Progress, Recorder, Result, summarize
+from kvsim.metrics import Detail, Progress, Recorder, Result, summarize
+from kvsim.outcomes import Backlog
 from kvsim.prefetch import Prefetcher
 from kvsim.scenario import Scenario, load
 from kvsim.schedulers import SCHEDULERS
@@ -60,18 +61,21 @@ def run(
     policy: str | PolicyFactory | None = None,
     *,
     progress: Progress | None = None,
+    detail: Detail = "cache",
     film: bool = False,
     leap: bool = True,
 ) -> Result:
     """Run a scenario (or the one of that name or file) with predicted step times, under its own policy or another.
 
-    ``film`` keeps pictures of the cells. ``leap`` takes decode steps that are alike in one event, to the same result as
-    one by one. Raises ``UserError`` and ``WorkloadError``.
+    ``detail`` says what is kept of it: how the requests fared, or also means of how full the cache was, or also tables
+    of everything. The less, the faster is a long run, and with the least whole groups decode in lockstep. ``film``
+    keeps pictures of the cells. ``leap`` takes decode steps that are alike in one event, to the same result as one by
+    one. Raises ``UserError`` and ``WorkloadError``.
     """
     scenario = load(scenario)
     costs = cost_model(scenario, load_profile(scenario.machine.profile, scenario.folder))
     chosen = build_policy(scenario, policy, costs)
-    recorder = Recorder(progress, film=film)
+    recorder = Recorder(progress, detail=detail, film=film)
     result, _ = drive(
         scenario,
         chosen,
@@ -80,7 +84,7 @@ def run(
         costs.profile.name,
         leap=leap,
     )
-    return replace(result, warnings=tuple(costs.warnings()))
+    return replace(result, warnings=(*costs.warnings(), *result.warnings))
 
 
 def drive(
@@ -102,7 +106,9 @@ def drive(
     inbox = Inbox(env)
     arrivals: Arrivals = inbox
     if script is None:
-        env.process(send(env, inbox, scenario.build_workload()))
+        workload = scenario.build_workload()
+        recorder.backlog = Backlog(workload.n_requests)
+        env.process(send(env, inbox, workload))
     else:
         arrivals = Script(env, script)
     scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
@@ -111,14 +117,14 @@ def drive(
     leaps = leap and script is None
     server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, leaps=leaps)
     env.run(until=env.process(server.run()))
-    requests, cache = recorder.requests_table(), recorder.cache_table()
     summary = {
         "scenario": scenario.name,
         "policy": policy.name,
         "seed": scenario.seed,
-        **summarize(recorder, requests, cache, scenario.cell_bytes),
+        **summarize(recorder, scenario.cell_bytes),
         "profile": profile,
         "wall_s": time.perf_counter() - began,
     }
-    result = Result(scenario, policy.name, summary, requests, cache, recorder.passes_table(), tuple(recorder.frames))
+    warnings = tuple(recorder.backlog.warnings())
+    result = Result(scenario, policy.name, summary, env.now, recorder.tables(), tuple(recorder.frames), warnings)
     return result, inbox.script if script is None else script

@@ -33,6 +33,8 @@ class BlockPool:
         """Called before a cached block is handed out for something else."""
         self.n_idle = 0
         """Free blocks that can be found."""
+        self._more = 0
+        """Of all blocks: how many sequences hold them besides the first."""
         self._found: dict[Key, int | dict[int, None]] = {}
         """By key the block, or the blocks in the order in which they were cached."""
 
@@ -96,6 +98,8 @@ class BlockPool:
             if refs[block] == 0:
                 free.remove(block)
                 self.n_idle -= 1
+            else:
+                self._more += 1
             refs[block] += 1
             key = keys[block]
             if key is not None:
@@ -105,15 +109,26 @@ class BlockPool:
         """One more sequence holds each of these blocks, which are in use."""
         for block in blocks:
             self.refs[block] += 1
+            self._more += 1
 
     def release(self, blocks: Sequence[int]) -> list[int]:
         """One sequence fewer holds each; returns those that nobody holds now, in order."""
-        refs, keys, gone = self.refs, self.keys, []
+        refs, keys, gone = self.refs, self.keys, list[int]()
+        if not self._more:
+            gone = list(blocks)
+            for block in blocks:
+                refs[block] = 0
+            if self._found:
+                self.n_idle += len(gone) - [keys[block] for block in gone].count(None)
+            self.free.release(gone)
+            return gone
         for block in blocks:
             refs[block] -= 1
             if refs[block] == 0:
                 gone.append(block)
                 self.n_idle += keys[block] is not None
+            else:
+                self._more -= 1
         self.free.release(gone)
         return gone
 

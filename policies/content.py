@@ -36,6 +36,14 @@ class Content:
         for piece in pieces:
             self.extend(piece)
 
+    @staticmethod
+    def of_two(first: Piece, second: Piece) -> Content:
+        """Of two pieces that are not empty, the second not the continuation of the first."""
+        content = Content()
+        content._pieces += (first, second)
+        content.n = first[2] + second[2]
+        return content
+
     def __iter__(self) -> Iterator[Piece]:
         return iter(self._pieces)
 

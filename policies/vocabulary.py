@@ -34,8 +34,7 @@ class Chunk(NamedTuple):
         return (self.seq, *self.also)
 
 
-@dataclass(frozen=True, slots=True)
-class SequencePlan:
+class SequencePlan(NamedTuple):
     """What is known of a sequence when it starts, in tokens."""
 
     prompt_tokens: int

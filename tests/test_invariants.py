@@ -368,7 +368,7 @@ class CacheMachine(RuleBasedStateMachine):
             content = self.content_of(self.text[seq])
             for piece in text:
                 content.extend(piece)
-            self.plans[seq] = replace(self.plans[seq], content=content)
+            self.plans[seq] = self.plans[seq]._replace(content=content)
             self.says[seq] = list(places_in(content))
             self.learn(content)
             self.policy.open(seq, self.plans[seq])
@@ -403,7 +403,7 @@ class CacheMachine(RuleBasedStateMachine):
         stop = None if cut is None else 1 + int(cut * len(text))
         content = self.content_of(text[:stop])
         content.extend((next(self.sources), 0, self.config.max_tokens))
-        plan = replace(self.plans[src], content=content)
+        plan = self.plans[src]._replace(content=content)
         if not self.policy.admits(plan):
             return
         self.policy.open(dst, self.begin(dst, plan, late=False))
@@ -625,7 +625,7 @@ class CacheMachine(RuleBasedStateMachine):
         if not late:
             return plan
         grows = self.told_late[seq] = plan.content.head(plan.prompt_tokens)
-        return replace(plan, content=grows)
+        return plan._replace(content=grows)
 
     def match(self, seq, plan):
         hit = self.policy.match(seq, plan.content, plan.prompt_tokens)
@@ -701,7 +701,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.text[seq] = [token for token in self.text[seq] if token not in gone]
         if gone:
             self.says[seq] = [self.place_of[token] for token in self.text[seq]]
-            self.plans[seq] = replace(self.plans[seq], content=self.content_of(self.text[seq]))
+            self.plans[seq] = self.plans[seq]._replace(content=self.content_of(self.text[seq]))
             self.told_late.pop(seq, None)
         for kept in self.window.values():
             kept[seq] -= gone
