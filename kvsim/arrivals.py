@@ -43,12 +43,16 @@ class Arrivals(Protocol):
 
 
 class Inbox:
-    """Live arrivals; keeps a script of what each turn took in."""
+    """Live arrivals."""
 
-    def __init__(self, env: simpy.Environment):
+    def __init__(self, env: simpy.Environment, *, keeps_script: bool = True):
+        """``keeps_script``: write down what each turn took in, so that it can be replayed."""
         self._env = env
+        self.keeps_script = keeps_script
         self._jobs: deque[Job] = deque()
         self._closed = False
+        self._waits = False
+        """Whether somebody waits for news."""
         self._news = env.event()
         self.script: list[Turn] = []
 
@@ -78,18 +82,26 @@ class Inbox:
         while not busy and not self._jobs:
             if self._closed:
                 return None
+            self._waits, self._news = True, env.event()
             yield self._news
+        if not self.keeps_script:
+            return self.take()
         took = since - began_s
-        jobs = list(self._jobs)
-        self._jobs.clear()
+        jobs = self.take()
         shares = [min(job.arrival_s - began_s, took) / took if took > 0 else 1.0 for job in jobs]
         arrived = tuple((job.request, share) for job, share in zip(jobs, shares, strict=True))
         self.script.append(Turn(slices, env.now - since, arrived))
         return jobs
 
+    def take(self) -> Sequence[Job]:
+        """All that has arrived by now."""
+        jobs, self._jobs = self._jobs, deque()
+        return jobs
+
     def _wake(self) -> None:
-        news, self._news = self._news, self._env.event()
-        news.succeed()
+        if self._waits:
+            self._waits = False
+            self._news.succeed()
 
 
 class Script:

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from kvsim.errors import UserError
 from kvsim.model import Storage
 from policies import Group, Kernel, Leap, MicroBatch, Moves, RelativeCosts, Shift, Transfer
-from policies.crew import Ahead, Brief
+from policies.crew import Ahead, Brief, Course
 
 FORMAT = 3
 """Version of the profile file."""
@@ -324,6 +324,19 @@ class CostModel:
             self.most_cells = longest
         rest = chunk * (tokens + len(brief.rows)) + run * runs
         return self._pace * (self._forward.at(n) + group.share * (base + attention + rest))
+
+    def along(self, members: int, course: Course, kernel: Kernel, group: Group) -> FloatArray:
+        """Seconds of each of some steps of a crew, shape (steps,); for such a model and such a kernel."""
+        cell, base, chunk, run = self._attention[kernel]
+        attention = cell.at(1) * course.scanned
+        pieces = chunk * members + run * course.runs if run else chunk * members
+        seconds = self._forward.at(members) + group.share * (base + attention + pieces)
+        return seconds if self._pace == 1.0 else self._pace * seconds
+
+    def reached(self, tokens: int, cells: int) -> None:
+        """A pass had so many tokens, one of them scored against so many cells: it counts for what is warned of."""
+        self.most_tokens = max(self.most_tokens, tokens)
+        self.most_cells = max(self.most_cells, cells)
 
     def went(self, leap: Leap) -> None:
         """These steps were run: they count for what is warned of."""

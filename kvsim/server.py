@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from kvsim.arrivals import Arrivals, Process
+from kvsim.arrivals import Arrivals, Inbox, Process
 from kvsim.backend import Backend, SimulatedBackend
 from kvsim.metrics import Recorder
 from kvsim.prefetch import Prefetcher
@@ -40,6 +40,7 @@ class Server:
         self._backend = backend
         self._recorder = recorder
         self._prefetcher = prefetcher
+        self._inbox = arrivals if isinstance(arrivals, Inbox) and not arrivals.keeps_script else None
         self._foresight = backend if leaps and isinstance(backend, SimulatedBackend) and prefetcher.off else None
         if self._foresight is not None:
             scheduler.keep_step(None if recorder.watches else policy.crew())
@@ -47,27 +48,35 @@ class Server:
     def run(self) -> Process:
         """The server's turns."""
         env, scheduler, recorder = self._env, self._scheduler, self._recorder
+        arrivals, inbox = self._arrivals, self._inbox
         busy, began = False, env.now
         while True:
-            jobs = yield from self._arrivals.next(busy, began, self._idle)
-            if jobs is None:
-                return
+            if busy and inbox is not None:
+                jobs = inbox.take()
+            else:
+                waited = yield from arrivals.next(busy, began, self._idle)
+                if waited is None:
+                    return
+                jobs = waited
+            now = env.now
             for job in jobs:
                 self._prefetcher.arrived(job)
                 recorder.arrived(job)
-                scheduler.submit(job, env.now)
-            self._tell_who_ended()
-            step = scheduler.compose(env.now)
+                scheduler.submit(job, now)
+            if scheduler.ended:
+                self._tell_who_ended()
+            step = scheduler.compose(now)
             crew = scheduler.crew
-            busy, began = bool(step) or crew is not None, env.now
+            busy, began = bool(step) or crew is not None, now
             if busy:
-                steps, seconds = self._leap(step, crew)
+                steps, seconds = self._along(crew) if crew is not None and not step else self._leap(step)
                 if steps:
                     yield env.timeout(seconds)
                     scheduler.ran(step, steps, env.now)
                 else:
                     yield from self._step(step, crew)
-            self._tell_who_ended()
+                if scheduler.ended:
+                    self._tell_who_ended()
             if recorder.watches:
                 recorder.cache(env.now, self._policy.usage())
 
@@ -86,26 +95,37 @@ class Server:
             self._recorder.cache(self._env.now, self._policy.usage())
         return self._backend.move(moves)
 
-    def _leap(self, step: Sequence[Chunk], crew: Crew[Any] | None) -> tuple[int, float]:
-        """Take this step and others like it up to the next arrival or decision; how many, and their seconds.
+    def _along(self, crew: Crew[Any]) -> tuple[int, float]:
+        """Take steps of a crew alone up to the next arrival or decision; how many, and their seconds.
 
         As one by one: the first step to end at or after the next event is the last that nobody else had a say in.
         """
+        backend, now = self._foresight, self._env.now
+        assert backend is not None
+        members, course = len(crew), crew.course(self._scheduler.steady(()))
+        times = np.empty(course.steps + 1)
+        times[0], times[1:] = now, backend.along(members, course)
+        np.add.accumulate(times, out=times)
+        n = min(int(times[1:].searchsorted(self._env.peek())) + 1, course.steps)
+        backend.costs.reached(members, crew.longest(n))
+        self._recorder.along(course, n)
+        crew.take(n)
+        return n, float(times[n]) - now
+
+    def _leap(self, step: Sequence[Chunk]) -> tuple[int, float]:
+        """The same of steps that the policy foresees; none where it does not."""
         backend = self._foresight
         if backend is None:
             return 0, 0.0
         recorder, now = self._recorder, self._env.now
         most = min(self._scheduler.steady(step), recorder.blind_steps)
-        if crew is not None:
-            foreseen = crew.foresee(most) if most else None
-        else:
-            foreseen = self._policy.extend(step, most) if most > 1 else None
+        foreseen = self._policy.extend(step, most) if most > 1 else None
         if foreseen is None:
             return 0, 0.0
         each = backend.leap(foreseen)
         times = np.add.accumulate(np.concatenate(([now], sum(each[1:], each[0]))))
         n = min(int(np.searchsorted(times[1:], self._env.peek())) + 1, foreseen.steps)
-        if n < 2 and crew is None:
+        if n < 2:
             return 0, 0.0
         taken = foreseen.head(n)
         usages = foreseen.take(n, recorder.watches)

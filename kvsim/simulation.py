@@ -103,7 +103,7 @@ def drive(
     """
     began = time.perf_counter()
     env = simpy.Environment()
-    inbox = Inbox(env)
+    inbox = Inbox(env, keeps_script=not isinstance(backend, SimulatedBackend))
     arrivals: Arrivals = inbox
     if script is None:
         workload = scenario.build_workload()

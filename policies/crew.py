@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from policies.leap import Leap
-from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Shift
+from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, MicroBatch, Moves, Shift
 
 
 class Ahead(NamedTuple):
@@ -21,6 +20,16 @@ class Ahead(NamedTuple):
     """Contiguous pieces that the scanned cells lie in."""
     longest: int
     """Cells that one token is scored against, at most."""
+
+
+class Course(NamedTuple):
+    """What attention reads for all of a crew together in some steps from the next one on."""
+
+    steps: int
+    scanned: IntArray
+    """Scores computed in each, all of them against cells that the token's sequence can see; shape (steps,)."""
+    runs: IntArray | int
+    """Contiguous pieces that the scanned cells lie in: in each, shape (steps,), or always so many."""
 
 
 NOBODY = Ahead(0, 0, 0)
@@ -117,8 +126,13 @@ class Crew(ABC, Generic[M]):
         """What the next step reads, if nobody is stuck."""
 
     @abstractmethod
-    def foresee(self, n: int) -> Leap | None:
-        """As many of the next ``n`` steps as can be taken before something is to be decided; None where none can."""
+    def course(self, n: int) -> Course:
+        """As many of the next ``n`` steps as can be taken before something is to be decided; at least one, if that has
+        been reserved and nobody is stuck."""
+
+    @abstractmethod
+    def longest(self, n: int) -> int:
+        """Cells that one token is scored against in the ``n``-th step from now, at most."""
 
     @abstractmethod
     def take(self, n: int) -> None:
@@ -139,7 +153,9 @@ class Crew(ABC, Generic[M]):
         return member
 
     def _most_tokens(self) -> int:
-        """That a member holds."""
+        """That a member holds; 0 where there is none."""
+        if not self._members:
+            return 0
         starts, members = self._starts, self._members
         while (seq := starts[0][1]) not in members or self.steps - members[seq].length != starts[0][0]:
             heapq.heappop(starts)

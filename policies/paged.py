@@ -80,7 +80,7 @@ class PagedPolicy(Policy):
         self.pool = BlockPool(n_blocks, free, first=reserved)
         self.prefix_cache = prefix_cache
         self.window = window
-        self.makes_room = window is not None
+        self.makes_room = window is not None or prefix_cache
         self._window_blocks = -(-((window or 0) - 1) // block_size)
         """Blocks that the token behind them can see."""
         self._most_blocks = n_blocks if window is None else -(-(window - 1 + config.n_ubatch) // block_size) + 1

@@ -8,9 +8,9 @@ import numpy as np
 
 from policies.block_table import Paged
 from policies.blocks import BlockPool
-from policies.crew import Ahead, Brief, Crew
+from policies.crew import Ahead, Brief, Course, Crew
 from policies.fill import Fill
-from policies.leap import COUNTED, MOST, Leap, Pass, Sums
+from policies.leap import COUNTED, MOST
 from policies.vocabulary import Chunk
 
 
@@ -43,6 +43,8 @@ class PagedCrew(Crew[Paged]):
         self._name = name
         self._place = place
         self._begins: list[dict[int, Paged]] = [{} for _ in range(size)]
+        self._counts = np.zeros(2 * size, dtype=np.int64)
+        """How many each of these holds, twice in a row."""
         self._held = 0
         """Tokens of all members."""
         self._runs = 0
@@ -58,8 +60,11 @@ class PagedCrew(Crew[Paged]):
         if s.length % size and self._pool.refs[s.table[-1]] > 1:
             return False
         self._add(seq, s)
+        self._reserved = -1  # What was set aside for a step that then was not taken belongs to those who had it.
         s.noted = s.length
-        self._begins[(self.steps - s.length) % size][seq] = s
+        at = (self.steps - s.length) % size
+        self._begins[at][seq] = s
+        self._counts[at::size] += 1
         self._held += s.length
         self._runs += len(s.table)
         return True
@@ -68,11 +73,11 @@ class PagedCrew(Crew[Paged]):
         """Its blocks' fill is noted."""
         s = self._drop(seq)
         self.note(s)
-        del self._begins[(self.steps - s.length) % self._size][seq]
+        at = (self.steps - s.length) % self._size
+        del self._begins[at][seq]
+        self._counts[at :: self._size] -= 1
         self._held -= s.length
         self._runs -= len(s.table)
-        if not self._members:
-            self._reserved = -1
 
     def stuck(self) -> list[int]:
         """Nobody: any free block will do."""
@@ -83,7 +88,10 @@ class PagedCrew(Crew[Paged]):
         if self._reserved != self.steps:
             if len(self._begins[self.steps % self._size]) > len(self._pool.free):
                 return False
-            self._begin(self.steps)
+            if self._name is None:
+                self._begin_all(1)
+            else:
+                self._begin(self.steps)
             self._reserved = self.steps
         return True
 
@@ -96,42 +104,65 @@ class PagedCrew(Crew[Paged]):
         new = 0 if self._reserved == self.steps else len(self._begins[self.steps % self._size])
         return Ahead(self._held + len(self), self._runs + new, self._most_tokens() + 1)
 
-    def foresee(self, n: int) -> Leap | None:
+    def course(self, n: int) -> Course:
         """Until the free blocks run out."""
-        steps, size, members = self.steps, self._size, len(self)
-        n = min(n, MOST)
-        counts = [len(self._begins[(steps + j) % size]) for j in range(min(n, size))]
-        here = counts[0] if self._reserved == steps else 0
-        n = self._suffices(len(self._pool.free) + here, counts, n)
-        if n < 1:
-            return None
+        steps, size, members = self.steps, self._size, len(self._members)
+        n, at = min(n, MOST), steps % size
+        here = len(self._begins[at]) if self._reserved == steps else 0
+        if (n // size + 1) * members > len(self._pool.free) + here:
+            n = self._suffices(len(self._pool.free) + here, n)
+        begun = np.add.accumulate(self._counts[at : at + min(n, size)])
         counted = COUNTED[:n]
-        scanned = self._held + members * counted
-        begun = np.cumsum(counts[:n])
         if n > size:
             begun = begun[(counted - 1) % size] + (counted - 1) // size * members
-        sums = Sums(scanned, scanned, self._runs - here + begun, scanned, self._most_tokens() + counted)
-        return Leap((Pass(members, (sums,)),), self._take)
+        return Course(n, self._held + members * counted, self._runs - here + begun)
+
+    def longest(self, n: int) -> int:
+        """All of its tokens."""
+        return self._most_tokens() + n
 
     def take(self, n: int) -> None:
         """As ever, in each step first room, then a token for each."""
         steps, size = self.steps, self._size
-        ready = self._reserved == steps
         named = 0
-        for step in range(steps, steps + n):
-            if ready:
-                ready = False
-            elif self._begins[step % size] or (self._name is not None and self._begins[(step + 1) % size]):
-                self._begin(step)
-            if self._name is not None:
+        if self._name is None:
+            self._begin_all(n)
+        else:
+            for step in range(steps, steps + n):
+                if self._reserved != step and (self._begins[step % size] or self._begins[(step + 1) % size]):
+                    self._begin(step)
                 full = self._begins[(step + 1) % size]
                 for s in full.values():
                     self._fill.raise_to(s.table[(s.length + step - steps) // size], size)
                     s.noted = s.length + step - steps + 1
                 named += len(full)
         self.steps = steps + n
-        self._held += n * len(self)
-        self._fill.stored += n * len(self) - named
+        self._held += n * len(self._members)
+        self._fill.stored += n * len(self._members) - named
+
+    def _begin_all(self, n: int) -> None:
+        """All blocks that the next ``n`` steps begin, in order."""
+        first, size = self.steps, self._size
+        if n == 1:
+            who = self._begins[first % size]
+            if who and self._reserved != first:
+                for s, block in zip(who.values(), self._pool.take(len(who)), strict=True):
+                    s.table.append(block)
+                self._runs += len(who)
+            return
+        stop = first + n
+        begins = [(at, self._begins[at % size].values()) for at in range(first, min(stop, first + size))]
+        order = [
+            s.table
+            for turn in range(0, n, size)
+            for at, members in begins
+            if members and at + turn < stop and (at + turn > first or self._reserved != first)
+            for s in members
+        ]
+        if order:
+            for table, block in zip(order, self._pool.take(len(order)), strict=True):
+                table.append(block)
+            self._runs += len(order)
 
     def note(self, s: Paged | None = None) -> None:
         """Bring the fill of a member's blocks, or of all members', up to date."""
@@ -142,32 +173,22 @@ class PagedCrew(Crew[Paged]):
                 self._fill.note(member.table[at], min(size, length - at * size))
             member.noted = length
 
-    def _take(self, n: int, look: bool) -> None:
-        assert not look, "a crew's steps are not looked at one by one"
-        self.take(n)
-
-    def _suffices(self, free: int, counts: list[int], n: int) -> int:
+    def _suffices(self, free: int, n: int) -> int:
         """For how many of ``n`` steps so many free blocks do."""
-        size, members = self._size, len(self)
-        if (n // size + 1) * members <= free:
-            return n
-        whole = min(n // size, free // members)
-        free -= whole * members
-        n -= whole * size
-        for j in range(min(n, len(counts))):
-            free -= counts[j]
+        size, at = self._size, self.steps % self._size
+        whole = min(n // size, free // len(self._members))
+        free -= whole * len(self._members)
+        for j, count in enumerate(self._counts[at : at + min(n - whole * size, size)].tolist()):
+            free -= count
             if free < 0:
                 return whole * size + j
-        return whole * size + n
+        return min(whole * size + size, n)
 
     def _begin(self, step: int) -> None:
         """Blocks for those who begin one in this step, and keys for those that will then be full."""
         begins, pool, size = self._begins[step % self._size], self._pool, self._size
+        assert self._name is not None
         self._runs += len(begins)
-        if self._name is None:
-            for s, block in zip(begins.values(), pool.take(len(begins)), strict=True):
-                s.table.append(block)
-            return
         fills = self._begins[(step + 1) % size]
         both = begins if size == 1 else {**begins, **fills} if begins else fills
         ordered = sorted(both.items(), key=lambda item: item[1].turn) if begins and fills else both.items()

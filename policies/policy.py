@@ -102,7 +102,7 @@ class Policy(ABC):
     """Whether a sequence may go on for ever in a bounded number of cells, forgetting its oldest tokens."""
 
     makes_room: bool = False
-    """Whether decode steps may give up cells that others can then have."""
+    """Whether decode steps may let in who had to wait: by giving up cells, or by forgetting what it would share."""
 
     @property
     def longest(self) -> int:

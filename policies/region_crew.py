@@ -6,10 +6,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
-from policies.crew import Ahead, Brief, Crew, Member
-from policies.leap import COUNTED, MOST, Leap, Pass, Sums
+from policies.crew import Ahead, Brief, Course, Crew, Member
+from policies.leap import COUNTED, MOST
 from policies.vocabulary import Chunk
 
 
@@ -94,6 +92,8 @@ class RegionCrew(Crew[Region]):
 
     def stuck(self) -> list[int]:
         """Those whose regions are full, or to be renumbered."""
+        if not self._ends or self._ends[0][0] > self.steps:
+            return []
         found = []
         while (end := self._next(self._ends)) is not None and end <= self.steps:
             found.append(heapq.heappop(self._ends))
@@ -111,23 +111,21 @@ class RegionCrew(Crew[Region]):
 
     def ahead(self) -> Ahead:
         """One token more for each."""
-        return Ahead(self._held + self._growing, len(self), self._most_held(self.steps + 1))
+        return Ahead(self._held + self._growing, len(self), self.longest(1))
 
-    def foresee(self, n: int) -> Leap | None:
+    def course(self, n: int) -> Course:
         """Until somebody is stuck."""
         end = self._next(self._ends)
-        assert end is not None, "nobody is in the crew"
-        n = min(n, MOST, end - self.steps)
-        if n < 1:
-            return None
-        counted = COUNTED[:n]
-        scanned = self._held + self._growing * counted
+        n = min(n, MOST) if end is None else min(n, MOST, end - self.steps)
+        scanned = self._held + self._growing * COUNTED[:n]
         for cap in self._capped(n):
             scanned[cap:] -= COUNTED[: n - cap]
-        most = self._most_tokens() + counted
-        longest = most if self._policy.most is None else np.minimum(most, self._policy.most)
-        sums = Sums(scanned, scanned, np.full(n, len(self)), scanned, longest)
-        return Leap((Pass(len(self), (sums,)),), self._take)
+        return Course(n, scanned, len(self._members))
+
+    def longest(self, n: int) -> int:
+        """All of its tokens, or as many as it keeps."""
+        most, tokens = self._policy.most, self._most_tokens() + n
+        return tokens if most is None else min(tokens, most)
 
     def take(self, n: int) -> None:
         """A token for each in every step."""
@@ -139,14 +137,6 @@ class RegionCrew(Crew[Region]):
         self.steps += n
         self._held += grown
         self._policy.grow(grown)
-
-    def _take(self, n: int, look: bool) -> None:
-        assert not look, "a crew's steps are not looked at one by one"
-        self.take(n)
-
-    def _most_held(self, step: int) -> int:
-        longest = self._most_tokens() + step - self.steps
-        return longest if self._policy.most is None else min(longest, self._policy.most)
 
     def _next(self, heap: list[tuple[int, int, int]]) -> int | None:
         """The first step in a heap, without what has left."""
@@ -160,6 +150,8 @@ class RegionCrew(Crew[Region]):
 
     def _capped(self, n: int) -> list[int]:
         """After how many of the next ``n`` steps each of those that then hold all they can ceases to grow; in order."""
+        if not self._caps:
+            return []
         stop, found = self.steps + n, []
         while (step := self._next(self._caps)) is not None and step <= stop:
             found.append(heapq.heappop(self._caps))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from typing import Any
 
 from kvsim.job import Job
@@ -59,10 +58,6 @@ class Lockstep:
         """The next step's, one by one."""
         steps = self.steps
         return [Chunk(seat, job.computed + steps, 1) for seat, job in self._jobs.items()]
-
-    def stuck(self) -> Sequence[int]:
-        """Seats for whose next token the policy must decide something."""
-        return () if self.crew is None else self.crew.stuck()
 
     @property
     def lasts(self) -> int:

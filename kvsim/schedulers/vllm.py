@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from kvsim.backend import Backend
@@ -19,6 +20,9 @@ from policies.crew import Crew
 CANCELLED = "cancelled"
 _PATIENCE = 1000
 """Steps in which no request gets further than ever before, after which it is looked whether any still can."""
+
+
+_turn = attrgetter("turn")
 
 
 class Vllm(Desk):
@@ -72,7 +76,7 @@ class Vllm(Desk):
     def crew(self) -> Crew[Any] | None:
         """Who decodes besides the chunks composed last."""
         lock = self._lockstep
-        return lock.crew if lock is not None and self._together and len(lock) else None
+        return lock.crew if lock is not None and self._together else None
 
     def submit(self, job: Job, now: float) -> None:
         """Refuse what could never be served; queue all others."""
@@ -116,16 +120,16 @@ class Vllm(Desk):
         They come first in the order of the running, so that what they take is taken in that order."""
         lock, rest = self._lockstep, self._rest
         assert lock is not None
-        for seat in lock.stuck():
-            rest.append(lock.leave(seat))
-            rest.sort(key=lambda job: job.turn)
-        crew, left = lock.crew, self._budget - len(lock)
-        if (
-            left < 0
-            or not len(lock)
-            or (crew is not None and len(lock) >= crew.widest)
-            or (rest and rest[0].turn < lock.newest and (crew is None or crew.takes))
-        ):
+        crew = lock.crew
+        if crew is not None:
+            for seat in crew.stuck():
+                rest.append(lock.leave(seat))
+                rest.sort(key=_turn)
+        members = len(lock)
+        left = self._budget - members
+        if left < 0 or (members >= crew.widest if crew is not None else not members):
+            return None
+        if rest and rest[0].turn < lock.newest and (crew is None or crew.takes):
             return None
         step: dict[int, Chunk] = {}
         if crew is None:
@@ -149,11 +153,9 @@ class Vllm(Desk):
         if lets_in:
             first = self.waiting.first()
             self._admit_waiting(step, now)
-            private = not first.request.content
-            self._vain = (
-                bool(self.waiting) and self.waiting.first() is first and private and not self._policy.makes_room
-            )
-        return list(step.values())
+            still = bool(self.waiting) and self.waiting.first() is first
+            self._vain = still and not self._policy.makes_room
+        return list(step.values()) if step or members else None
 
     def commit(self, chunks: Sequence[Chunk], now: float) -> None:
         """Count the tokens; emit one for whoever has computed all it had; finish what has said enough."""
