@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Protocol
 
 import simpy
@@ -139,18 +138,22 @@ def send(env: simpy.Environment, inbox: Inbox, workload: Workload) -> Process:
     Of a session, the first turn comes at its arrival time, the others when their user has read and thought.
     """
     if workload.users is None:
-        talks = []
-        for _, turns in groupby(workload, key=_belongs):
-            first, *later = turns
-            wait = first.arrival_s - env.now
+        talks, requests = _Talks(env), iter(workload)
+        request = next(requests, None)
+        while request is not None:
+            wait = request.arrival_s - env.now
             if wait > 0:
                 yield env.timeout(wait)
+            first, request = request, next(requests, None)
             if first.session is None:
                 inbox.submit(first)
-            else:
-                talks.append(env.process(_talk(env, inbox, _asked(inbox, first), later)))
-        if talks:
-            yield env.all_of(talks)
+                continue
+            later = []
+            while request is not None and request.session == first.session:
+                later.append(request)
+                request = next(requests, None)
+            talks.begin(_talk(env, inbox, _asked(inbox, first), later))
+        yield from talks.last()
     else:
         requests = iter(workload)
         users = [env.process(_user(env, inbox, requests)) for _ in range(workload.users)]
@@ -158,9 +161,30 @@ def send(env: simpy.Environment, inbox: Inbox, workload: Workload) -> Process:
     inbox.close()
 
 
-def _belongs(request: Request) -> tuple[int | None, int | None]:
-    """Equal for the requests of one session; a request without session stands alone."""
-    return request.session, request.id if request.session is None else None
+class _Talks:
+    """Sessions that are under way."""
+
+    def __init__(self, env: simpy.Environment):
+        self._env = env
+        self._open = 0
+        self._over: simpy.Event | None = None
+
+    def begin(self, talk: Process) -> None:
+        """One more."""
+        self._open += 1
+        self._env.process(self._until_it_ends(talk))
+
+    def last(self) -> Process:
+        """Waits until none is left."""
+        if self._open:
+            self._over = self._env.event()
+            yield self._over
+
+    def _until_it_ends(self, talk: Process) -> Process:
+        yield from talk
+        self._open -= 1
+        if self._over is not None and not self._open:
+            self._over.succeed()
 
 
 def _talk(env: simpy.Environment, inbox: Inbox, answer: simpy.Event, later: Sequence[Request]) -> Process:

@@ -40,6 +40,9 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512)
 """Numbers of tokens that scan the same cells together, between which the cost of a cell is linear."""
 
+_TOGETHER = 64
+"""Neighbouring entries of a table that are computed together, which costs little more than one."""
+
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -236,9 +239,13 @@ class _Table:
 
     def at(self, tokens: int) -> float:
         """Seconds for so many."""
-        if tokens not in self._known:
-            self._known[tokens] = self._first + float(segments([tokens], self._knots)[0] @ self._slopes)
-        return self._known[tokens]
+        seconds = self._known.get(tokens)
+        if seconds is None:
+            first = tokens - tokens % _TOGETHER
+            for n, row in enumerate(segments(range(first, first + _TOGETHER), self._knots), first):
+                self._known[n] = self._first + float(row @ self._slopes)
+            seconds = self._known[tokens]
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import simpy
 
-from policies import NOTHING, Content
+from policies import NOTHING, Content, SequencePlan
 from workloads import Request
 
 Status = Literal["waiting", "running", "preempted", "completed", "failed"]
@@ -46,6 +46,9 @@ class Job:
     """By which it can be swapped in again."""
     content: Content = NOTHING
     """What it says: the prompt and the whole answer."""
+
+    plan: SequencePlan | None = None
+    """What is known of its sequence, once that was asked for."""
 
     def __post_init__(self) -> None:
         self.content = content_of(self.request)

@@ -19,7 +19,7 @@ from policies.vocabulary import IntArray, Usage
 class Paged(Member):
     """One sequence: its blocks, and how far they are filled."""
 
-    __slots__ = ("content", "named", "noted", "prompt", "reserved", "skipped", "table")
+    __slots__ = ("content", "named", "prompt", "reserved", "skipped", "table")
 
     def __init__(self, content: Content, prompt: int = 0):
         super().__init__()
@@ -28,8 +28,6 @@ class Paged(Member):
         """Tokens of its prompt."""
         self.table: list[int] = []
         """A block for every ``block_size`` positions; ``NULL`` where a window has moved on."""
-        self.noted = 0
-        """In a crew: its tokens up to which the fill of its blocks is up to date."""
         self.reserved = 0
         """Tokens for which room was set aside by a ``reserve`` whose chunk is still to be placed."""
         self.named = 0

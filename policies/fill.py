@@ -16,8 +16,15 @@ class Fill:
         """Tokens in all blocks."""
         self.torn: set[int] = set()
         """Blocks that one of their holders sees a part of only: when another leaves, they must be counted anew."""
+        self.kept = True
+        """Whether all this is up to date; otherwise it is to be counted anew from the block tables."""
         self._tokens = array("i", bytes(4 * n_blocks))
         self._block_size = block_size
+
+    def begin_anew(self) -> None:
+        """No block is filled as far as is known, and from now on that is kept up to date."""
+        self._tokens = array("i", bytes(4 * len(self._tokens)))
+        self.stored, self.kept = 0, True
 
     def raise_to(self, block: int, tokens: int) -> None:
         """At least that many tokens of the block can be seen."""
@@ -26,6 +33,8 @@ class Fill:
 
     def fill(self, blocks: Iterable[int]) -> None:
         """All tokens of these blocks can be seen."""
+        if not self.kept:
+            return
         tokens, size, more = self._tokens, self._block_size, 0
         for block in blocks:
             if tokens[block] < size:
@@ -38,17 +47,14 @@ class Fill:
         self.stored += tokens - self._tokens[block]
         self._tokens[block] = tokens
 
-    def note(self, block: int, tokens: int) -> None:
-        """Just that many can be seen, and are in the sum already."""
-        self._tokens[block] = tokens
-
     def empty(self, blocks: Iterable[int]) -> None:
         """Nobody holds these blocks any more."""
-        tokens, fewer = self._tokens, 0
-        for block in blocks:
-            fewer += tokens[block]
-            tokens[block] = 0
-        self.stored -= fewer
+        if self.kept:
+            tokens, fewer = self._tokens, 0
+            for block in blocks:
+                fewer += tokens[block]
+                tokens[block] = 0
+            self.stored -= fewer
         if self.torn:
             self.torn.difference_update(blocks)
 

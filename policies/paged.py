@@ -372,7 +372,7 @@ class PagedPolicy(Policy):
     def usage(self) -> Usage:
         """Read off the blocks; any free block serves any sequence."""
         pool, size = self.pool, self.block_size
-        self._crew.note()
+        fill = self._filled()
         free = len(pool.free) * size
         unused = np.frombuffer(pool.refs, dtype=np.int32)[pool.first :] == 0
         # Where the free become the used or the other way round: every second stretch in between is free.
@@ -380,12 +380,12 @@ class PagedPolicy(Policy):
         runs = np.diff(edges, prepend=0, append=len(unused))[0 if unused[0] else 1 :: 2]
         return Usage(
             self.capacity,
-            self._fill.stored,
+            fill.stored,
             self.capacity - free,
             free,
             len(runs),
             int(runs.max(initial=0)) * size,
-            self._fill.top,
+            fill.top,
             pool.n_idle * size,
         )
 
@@ -565,6 +565,16 @@ class PagedPolicy(Policy):
             self._copies = [run for run in self._copies if run[1] not in gone]
             if sources:
                 self._empty(self.pool.release(sources))
+
+    def _filled(self) -> Fill:
+        """How far the blocks are filled, counted anew where it was not kept up to date."""
+        fill, size = self._fill, self.block_size
+        if not fill.kept:
+            fill.begin_anew()
+            for s in self.tables.values():
+                for at in range(s.skipped, self._blocks(s.length)):
+                    fill.raise_to(s.table[at], min(size, s.length - at * size))
+        return fill
 
     def _refill(self, block: int) -> None:
         """Count anew what can be seen of a block, when one of its holders has given up some or all of it."""

@@ -16,7 +16,7 @@ from policies.vocabulary import Chunk
 
 class PagedCrew(Crew[Paged]):
     """Members write into blocks that nobody else holds. Blocks are taken, and named, in the order of a run step by
-    step; how far they are filled is noted later.
+    step; how far they are filled is not kept up to date.
 
     A member begins a block at one step in every ``size``, and always at the same remainder: members are kept by that.
     """
@@ -61,7 +61,7 @@ class PagedCrew(Crew[Paged]):
             return False
         self._add(seq, s)
         self._reserved = -1  # What was set aside for a step that then was not taken belongs to those who had it.
-        s.noted = s.length
+        self._fill.kept = False
         at = (self.steps - s.length) % size
         self._begins[at][seq] = s
         self._counts[at::size] += 1
@@ -70,9 +70,8 @@ class PagedCrew(Crew[Paged]):
         return True
 
     def leave(self, seq: int) -> None:
-        """Its blocks' fill is noted."""
+        """It keeps its blocks."""
         s = self._drop(seq)
-        self.note(s)
         at = (self.steps - s.length) % self._size
         del self._begins[at][seq]
         self._counts[at :: self._size] -= 1
@@ -124,21 +123,14 @@ class PagedCrew(Crew[Paged]):
     def take(self, n: int) -> None:
         """As ever, in each step first room, then a token for each."""
         steps, size = self.steps, self._size
-        named = 0
         if self._name is None:
             self._begin_all(n)
         else:
             for step in range(steps, steps + n):
                 if self._reserved != step and (self._begins[step % size] or self._begins[(step + 1) % size]):
                     self._begin(step)
-                full = self._begins[(step + 1) % size]
-                for s in full.values():
-                    self._fill.raise_to(s.table[(s.length + step - steps) // size], size)
-                    s.noted = s.length + step - steps + 1
-                named += len(full)
         self.steps = steps + n
         self._held += n * len(self._members)
-        self._fill.stored += n * len(self._members) - named
 
     def _begin_all(self, n: int) -> None:
         """All blocks that the next ``n`` steps begin, in order."""
@@ -164,15 +156,6 @@ class PagedCrew(Crew[Paged]):
                 table.append(block)
             self._runs += len(order)
 
-    def note(self, s: Paged | None = None) -> None:
-        """Bring the fill of a member's blocks, or of all members', up to date."""
-        size = self._size
-        for member in self._members.values() if s is None else (s,):
-            length = member.length
-            for at in range(member.noted // size, -(-length // size)):
-                self._fill.note(member.table[at], min(size, length - at * size))
-            member.noted = length
-
     def _suffices(self, free: int, n: int) -> int:
         """For how many of ``n`` steps so many free blocks do."""
         size, at = self._size, self.steps % self._size
@@ -197,7 +180,4 @@ class PagedCrew(Crew[Paged]):
                 s.table += pool.take(1)
             if seq in fills:
                 held = s.length + step - self.steps
-                # Whoever finds it from now on must know what can be seen of it so far.
-                self._fill.note(s.table[held // size], held % size)
-                s.noted = held
                 self._name(s, held + 1)

@@ -98,9 +98,13 @@ class Desk:
 
     def _plan(self, job: Job) -> SequencePlan:
         """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""
-        prompt = job.request.prompt_tokens
-        final = min(prompt + job.request.output_tokens - 1, self._context)
-        return SequencePlan(prompt, self._context, final, job.content, job.request.id)
+        plan = job.plan
+        if plan is None or plan.content is not job.content:
+            request, context = job.request, self._context
+            prompt = request.prompt_tokens
+            final = min(prompt + request.output_tokens - 1, context)
+            plan = job.plan = SequencePlan(prompt, context, final, job.content, request.id)
+        return plan
 
     def _start(self, seq: int, job: Job, held: int, now: float) -> None:
         """The job takes a sequence that has been opened, and of which ``held`` tokens are in the cache already."""

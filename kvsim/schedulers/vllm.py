@@ -275,26 +275,28 @@ class Vllm(Desk):
 
     def _admit_waiting(self, step: dict[int, Chunk], now: float) -> None:
         """Chunks for waiting requests, in order, until one finds no room."""
-        budget, threshold = self._left, self._most_of_one()
+        budget, threshold, policy = self._left, self._most_of_one(), self._policy
         while self.waiting and budget > 0 and self._seats:
             job, seat, others = self.waiting.first(), self._seats[-1], bool(self.running)
-            plan, swapped = self._plan(job), job.ticket is not None
+            plan, swapped, tokens = self._plan(job), job.ticket is not None, job.tokens
             if job.ticket is not None:
-                held = self._policy.swap_in(seat, job.ticket, job.tokens, waits=others)
+                held = policy.swap_in(seat, job.ticket, tokens, waits=others)
                 if held is None:
                     return
                 job.ticket = None
             else:
-                if not self._policy.admits(plan):
+                if not policy.admits(plan):
                     return
-                held = self._policy.match(seat, job.content, job.tokens)
-            n = min(job.tokens - held, threshold)
-            if n > budget and not self._chunked and not swapped:
-                return
-            chunk = Chunk(seat, held, min(n, budget))
-            self._policy.open(seat, plan)
-            if not self._policy.reserve(chunk, whole=job.tokens if self._whole else 0, waits=others):
-                self._policy.free(seat)
+                held = policy.match(seat, job.content, tokens)
+            n = min(tokens - held, threshold)
+            if n > budget:
+                if not self._chunked and not swapped:
+                    return
+                n = budget
+            chunk = Chunk(seat, held, n)
+            policy.open(seat, plan)
+            if not self._places_alone and not policy.reserve(chunk, whole=tokens if self._whole else 0, waits=others):
+                policy.free(seat)
                 return
             self.waiting.remove(job)
             self._turn += 1
@@ -305,7 +307,7 @@ class Vllm(Desk):
             self._at[self._seats.pop()] = job
             self._start(seat, job, held, now)
             step[seat] = chunk
-            budget -= chunk.n
+            budget -= n
 
     def _most_of_one(self) -> int:
         """Tokens that one prompt may have of a step: a long one gives way to others, if there are any."""
