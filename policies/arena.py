@@ -2,8 +2,8 @@
 
 The bookkeeping of llama.cpp's unified cache (``llama-kv-cache.cpp``), shared by every layout that places single
 cells. Sets of sequences are interned, so that removing, sharing or keeping a sequence is one table look-up
-over the whole array, however many cells are shared. What an engine must still do, copies and rotations of keys, is
-kept until somebody asks.
+over its part of the array, however many cells are shared. What an engine must still do, copies and rotations of keys,
+is kept until somebody asks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.free_runs import FreeRuns
-from policies.vocabulary import NO_SHIFT, CellMap, IntArray, Moves, Shift
+from policies.ordering import together
+from policies.search import Cells
+from policies.vocabulary import NO_SHIFT, CellMap, Chunk, IntArray, Moves, Shift
 
 FOREVER = np.iinfo(np.int64).max
 """A position after every other: the end of an open range."""
+
+OwnerArray = NDArray[np.int32]
+"""Indices of sets of sequences: half as long to look through as positions."""
+
+_MANY_SETS = 4096
+"""With more sets than these, those that no cell needs are forgotten now and then."""
 
 
 class Saved(NamedTuple):
@@ -25,7 +34,7 @@ class Saved(NamedTuple):
 
     cells: IntArray
     position: IntArray
-    owner: IntArray
+    owner: OwnerArray
     turned: IntArray
     """How far each cell's key had still to be rotated."""
     last: dict[int, int]
@@ -41,11 +50,10 @@ class Arena:
         """Where the next search for free cells begins."""
         self.position: IntArray = np.full(size, -1, dtype=np.int64)
         """Shape (size,): position of the cell's token, -1 where it is empty."""
-        self.owner: IntArray = np.zeros(size, dtype=np.int64)
+        self.owner: OwnerArray = np.zeros(size, dtype=np.int32)
         """Shape (size,): index into ``sets`` of the sequences that see the cell; 0 is the empty set."""
-        self.sets: list[frozenset[int]] = [frozenset()]
-        self._set_index: dict[frozenset[int], int] = {frozenset(): 0}
         self.free = FreeRuns(size)
+        self._begin_sets([frozenset()])
         self._owed: list[Moves] = []
         self._turned: IntArray | None = None
         self._last: dict[int, int] = {}
@@ -63,9 +71,9 @@ class Arena:
 
     @property
     def above(self) -> int:
-        """Used cells at or above the ``used``-th: the fewest that packing must move."""
-        used = self.used
-        return int(np.count_nonzero(self.owner[used : self.top]))
+        """Used cells at or above the ``used``-th, the fewest that packing must move: as many as there are free ones
+        below it."""
+        return self.free.count_below(self.used)
 
     def set_of(self, seqs: Iterable[int]) -> int:
         """The index of a set of sequences, new if it has not been seen before."""
@@ -74,23 +82,93 @@ class Arena:
         if index is None:
             index = self._set_index[key] = len(self.sets)
             self.sets.append(key)
+            self._low.append(self.size)
+            self._high.append(0)
+            for seq in key:
+                self._sets_with.setdefault(seq, []).append(index)
+            if len(key) == 1:
+                self._alone[min(key)] = index
         return index
+
+    @property
+    def singles(self) -> list[tuple[int, int]]:
+        """The sequences that may hold cells alone, and of each the index of the set of it alone."""
+        return [(seq, index) for seq, index in self._alone.items() if self._low[index] < self._high[index]]
+
+    def is_alone(self, seq: int) -> bool:
+        """Whether a sequence shares cells with nobody: certain if so."""
+        return self._sets_with.get(seq, []) in ([], [self._alone.get(seq)])
 
     def put(self, cells: IntArray, seqs: Iterable[int], start: int) -> None:
         """Write positions ``start, start + 1, ...`` of ``seqs`` into ``cells``, which are free."""
         seqs = tuple(seqs)
+        index = self.set_of(seqs)
         self.position[cells] = np.arange(start, start + len(cells))
-        self.owner[cells] = self.set_of(seqs)
+        self.owner[cells] = index
+        if len(cells):
+            self._widen(index, int(cells.min()), int(cells.max()) + 1)
         for seq in seqs:
             if seq in self._last:
                 self._last[seq] = max(self._last[seq], start + len(cells) - 1)
         if self._turned is not None:
             self._turned[cells] = 0
 
+    def take(self, cells: Cells, chunks: Sequence[Chunk]) -> None:
+        """Write the tokens of some chunks, one after another, into ``cells``, which are free and then so no more."""
+        indices = [self._set_with(chunk) for chunk in chunks]
+        if isinstance(cells, range):
+            low, high = cells.start, cells.stop
+            self.free.take(low, high - low)
+            position, owner, at = self.position, self.owner, low
+            for index, (_, start, n, _) in zip(indices, chunks, strict=True):
+                if n == 1:
+                    position[at] = start
+                    owner[at] = index
+                else:
+                    position[at : at + n] = np.arange(start, start + n)
+                    owner[at : at + n] = index
+                at += n
+            if self._turned is not None:
+                self._turned[low:high] = 0
+        else:
+            self.free.take_cells(cells)
+            counts = [chunk.n for chunk in chunks]
+            begins = np.cumsum([0, *counts[:-1]])
+            low, high = int(cells.min()), int(cells.max()) + 1
+            self.position[cells] = np.repeat([chunk.start for chunk in chunks] - begins, counts) + np.arange(len(cells))
+            self.owner[cells] = np.repeat(indices, counts)
+            if self._turned is not None:
+                self._turned[cells] = 0
+        self._took(indices, low, high, chunks, 1)
+
+    def take_steps(self, cells: Cells, step: Sequence[Chunk], k: int) -> None:
+        """The same for ``k`` steps of a token for each sequence, the first of them ``step``, the others a token further
+        each: ``k * len(step)`` cells, ascending or descending, step after step."""
+        indices = [self._set_with(chunk) for chunk in step]
+        table = np.arange(k)[:, None] + np.array([chunk.start for chunk in step])
+        where: slice | IntArray
+        if isinstance(cells, range):
+            self.free.take(cells.start, len(cells))
+            where, low, high = slice(cells.start, cells.stop), cells.start, cells.stop
+        else:
+            self.free.take_cells(cells)
+            where, low, high = cells, *sorted((int(cells[0]), int(cells[-1])))
+            high += 1
+        self.position[where] = table.ravel()
+        if len(step) == 1:
+            self.owner[where] = indices[0]
+        else:
+            self.owner[where] = np.tile(np.array(indices, dtype=np.int32), k)
+        if self._turned is not None:
+            self._turned[where] = 0
+        self._took(indices, low, high, step, k)
+
     def cells_of(self, seq: int) -> tuple[IntArray, IntArray]:
         """Cells of a sequence in order of position, and those positions; both of shape (n,)."""
-        cells = np.flatnonzero(self._seen_by(seq))
+        cells = self._seen_by(seq)
         positions = self.position[cells]
+        if (positions[1:] > positions[:-1]).all():
+            return cells, positions
         order = np.argsort(positions, kind="stable")
         return cells[order], positions[order]
 
@@ -99,26 +177,41 @@ class Arena:
 
         Returns the cells that are empty now, ascending.
         """
-        inside = self._between(start, stop)
+        cells = np.flatnonzero(self.owner[: self.top]) if seq < 0 else self._seen_by(seq)
+        whole = start <= 0 and stop == FOREVER
+        if not whole:
+            positions = self.position[cells]
+            cells = cells[(positions >= start) & (positions < stop)]
         if seq < 0:
-            inside &= self.owner[: self.top] > 0
-            return self._relabel(inside, lambda _: frozenset())
-        return self._relabel(inside & self._seen_by(seq), lambda seqs: seqs - {seq})
+            return self._relabel(cells, lambda _: frozenset())
+        if not self.is_alone(seq):
+            return self._relabel(cells, lambda seqs: seqs - {seq})
+        if self._last.get(seq, -1) < stop:
+            self._last.pop(seq, None)
+        if whole:
+            self._last[seq] = -1
+        if whole and seq in self._alone:
+            self._low[self._alone[seq]], self._high[self._alone[seq]] = self.size, 0
+        self._clear(cells)
+        return cells
 
     def keep(self, seq: int) -> IntArray:
         """Empty every cell that the sequence does not see, and leave the rest to it alone."""
-        return self._relabel(self.owner[: self.top] > 0, lambda seqs: seqs & {seq})
+        gone = self._relabel(np.flatnonzero(self.owner[: self.top]), lambda seqs: seqs & {seq})
+        self._forget_sets()
+        return gone
 
     def share(self, src: int, dst: int, start: int = 0, stop: int = FOREVER) -> None:
         """Let ``dst`` see the cells that hold positions ``[start, stop)`` of ``src``: nothing is copied."""
-        self._relabel(self._between(start, stop) & self._seen_by(src), lambda seqs: seqs | {dst})
+        self._relabel(self._held(src, start, stop), lambda seqs: seqs | {dst})
+        self._forget_sets()
 
     def shift(self, seq: int, start: int, stop: int, delta: int) -> tuple[IntArray, IntArray]:
         """Add ``delta`` to positions ``[start, stop)`` of a sequence; a negative result frees the cell.
 
         Returns the cells whose position changed and those that are empty now, both ascending.
         """
-        changed = np.flatnonzero(self._between(start, stop) & self._seen_by(seq))
+        changed = self._held(seq, start, stop)
         self.position[changed] += delta
         self._last.clear()
         self.turn(changed, delta)
@@ -128,7 +221,7 @@ class Arena:
 
     def divide(self, seq: int, start: int, stop: int, divisor: int) -> IntArray:
         """Divide positions ``[start, stop)`` of a sequence, rounding down; returns the cells, ascending."""
-        changed = np.flatnonzero(self._between(start, stop) & self._seen_by(seq))
+        changed = self._held(seq, start, stop)
         divided = self.position[changed] // divisor
         self.turn(changed, divided - self.position[changed])
         self.position[changed] = divided
@@ -137,28 +230,40 @@ class Arena:
 
     def last_position(self, seq: int) -> int:
         """The highest position of a sequence; -1 if it holds none."""
-        if seq not in self._last:
-            self._last[seq] = int(self.position[: self.top][self._seen_by(seq)].max(initial=-1))
-        return self._last[seq]
+        last = self._last.get(seq)
+        if last is None:
+            last = self._last[seq] = int(self.position[self._seen_by(seq)].max(initial=-1))
+        return last
 
     def first_position(self, seq: int) -> int:
         """The lowest position of a sequence; -1 if it holds none."""
-        held = self.position[: self.top][self._seen_by(seq)]
+        held = self.position[self._seen_by(seq)]
         return int(held.min()) if len(held) else -1
 
     def sequences(self) -> list[int]:
         """All sequences that hold cells, ascending."""
-        present = np.unique(self.owner[: self.top])
+        present = np.flatnonzero(np.bincount(self.owner[: self.top], minlength=1))
         return sorted(frozenset().union(*(self.sets[i] for i in present.tolist())))
 
     def compact(self, plan: Moves) -> None:
         """Move tokens: each run's cells end up where the plan says, and the cells they left are empty."""
         if plan.n_runs == 0:
             return
-        plan.carry(self.position, -1)
-        plan.carry(self.owner, 0)
-        if self._turned is not None:
-            plan.carry(self._turned, 0)
+        at_once = together(plan, self.size)
+        for array, empty in ((self.position, -1), (self.owner, 0), (self._turned, 0)):
+            if array is None:
+                continue
+            if at_once is None:
+                plan.carry(array, empty)
+            else:
+                read, src, dst = at_once
+                moved = array[src]
+                array[read] = empty
+                array[dst] = moved
+        for index in range(1, len(self.sets)):
+            # They may lie anywhere now; those that hold nothing still do not.
+            if self._low[index] < self._high[index]:
+                self._low[index], self._high[index] = 0, self.size
         self.free.rebuild(self.owner > 0)
         self._owed.append(plan)
 
@@ -208,13 +313,19 @@ class Arena:
         self.owner[cells] = saved.owner
         if self._turned is not None:
             self._turned[cells] = saved.turned
+        if then.any():
+            low, high = int(cells.min()), int(cells.max()) + 1
+            for index in set(saved.owner.tolist()):
+                self._widen(index, low, high)
         self.free.release(cells[now & ~then])
         self.free.take_cells(cells[then & ~now])
 
     def vacate(self, cells: IntArray) -> None:
         """Empty ``cells``, all of them used."""
         if len(cells):
-            self._last.clear()
+            for index in set(self.owner[cells].tolist()):
+                for seq in self.sets[index]:
+                    self._last.pop(seq, None)
             self._clear(cells)
 
     def clear(self) -> None:
@@ -222,6 +333,7 @@ class Arena:
         self.position[:] = -1
         self.owner[:] = 0
         self.free = FreeRuns(self.size)
+        self._begin_sets([frozenset()])
         self.head = 0
         self._turned = None
         self._last.clear()
@@ -237,31 +349,86 @@ class Arena:
                 self._turned = np.zeros(self.size, dtype=np.int64)
             self._turned[cells] += deltas
 
-    def _between(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        position = self.position[: self.top]
-        return (position >= start) & (position < stop)
+    def _begin_sets(self, sets: Sequence[frozenset[int]]) -> None:
+        """Know just these sets, the empty one first, each of them as if its cells could lie anywhere."""
+        self.sets: list[frozenset[int]] = []
+        self._set_index: dict[frozenset[int], int] = {}
+        self._alone: dict[int, int] = {}
+        """Of a sequence: the set of it alone."""
+        self._sets_with: dict[int, list[int]] = {}
+        """Of a sequence: all sets that it is in."""
+        self._low: list[int] = []
+        self._high: list[int] = []
+        """Of each set: bounds of its cells, from the one up to below the other; rather too wide than too narrow."""
+        for key in sets:
+            self._widen(self.set_of(key), 0, self.size if key else 0)
 
-    def _seen_by(self, seq: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        sees = np.fromiter((seq in s for s in self.sets), dtype=bool, count=len(self.sets))
-        return np.asarray(sees[self.owner[: self.top]])
+    def _forget_sets(self) -> None:
+        """Let go of sets that no cell needs, if there are many."""
+        if len(self.sets) > _MANY_SETS:
+            present = np.union1d([0], self.owner)
+            self.owner[:] = np.searchsorted(present, self.owner)
+            self._begin_sets([self.sets[index] for index in present.tolist()])
 
-    def _relabel(
-        self,
-        which: np.ndarray[tuple[int], np.dtype[np.bool_]],
-        change: Callable[[frozenset[int]], frozenset[int]],
-    ) -> IntArray:
-        """Give the cells in ``which`` (a mask) the set that ``change`` makes of theirs; return those left empty."""
-        cells = np.flatnonzero(which)
+    def _set_with(self, chunk: Chunk) -> int:
+        """The index of the set of sequences that see a chunk."""
+        index = None if chunk.also else self._alone.get(chunk.seq)
+        return self.set_of(chunk.seqs) if index is None else index
+
+    def _widen(self, index: int, low: int, high: int) -> None:
+        if low < self._low[index]:
+            self._low[index] = low
+        if high > self._high[index]:
+            self._high[index] = high
+
+    def _took(self, indices: Sequence[int], low: int, high: int, chunks: Sequence[Chunk], steps: int) -> None:
+        """Of these sets, some cells between ``low`` and ``high`` hold tokens now: of each chunk, and of the same ones a
+        token further for each further step."""
+        for index in indices:
+            self._widen(index, low, high)
+        last = self._last
+        if last:
+            for chunk in chunks:
+                for seq in chunk.seqs:
+                    if seq in last:
+                        last[seq] = max(last[seq], chunk.start + chunk.n + steps - 2)
+
+    def _held(self, seq: int, start: int, stop: int) -> IntArray:
+        """Cells in which a sequence holds positions ``[start, stop)``, ascending."""
+        cells = self._seen_by(seq)
+        positions = self.position[cells]
+        held: IntArray = cells[(positions >= start) & (positions < stop)]
+        return held
+
+    def _seen_by(self, seq: int) -> IntArray:
+        """Cells that a sequence sees, ascending."""
+        sets = self._sets_with.get(seq, ())
+        low = min((self._low[index] for index in sets), default=0)
+        high = min(max((self._high[index] for index in sets), default=0), self.top)
+        owner = self.owner[low:high]
+        if len(sets) == 1:
+            cells = np.flatnonzero(owner == sets[0])
+        else:
+            sees = np.zeros(len(self.sets), dtype=np.bool_)
+            sees[list(sets)] = True
+            cells = np.flatnonzero(sees[owner])
+        cells += low
+        return cells
+
+    def _relabel(self, cells: IntArray, change: Callable[[frozenset[int]], frozenset[int]]) -> IntArray:
+        """Give the cells, which ascend, the set that ``change`` makes of theirs; return those left empty."""
         if len(cells) == 0:
             return cells
         self._last.clear()
         old = self.owner[cells]
-        table = np.zeros(len(self.sets), dtype=np.int64)
-        for index in np.unique(old).tolist():
-            table[index] = self.set_of(change(self.sets[index]))
-        new = table[old]
-        self.owner[cells] = new
-        gone: IntArray = cells[new == 0]
+        table = np.zeros(len(self.sets), dtype=np.int32)
+        low, high = int(cells[0]), int(cells[-1]) + 1
+        for index in np.flatnonzero(np.bincount(old)).tolist():
+            table[index] = new = self.set_of(change(self.sets[index]))
+            self._widen(new, low, high)
+        now = table[old]
+        self.owner[cells] = now
+        gone: IntArray = cells[now == 0]
         self._clear(gone)
         return gone
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from itertools import islice
 
 import numpy as np
 
 from policies.vocabulary import IntArray
 
 _FEW = 16
-"""Up to this many runs are returned one by one; more are merged as arrays in one go."""
+"""Up to this many runs are taken or returned one by one; more are merged as arrays in one go."""
 
 
 def runs_of(cells: IntArray) -> tuple[IntArray, IntArray]:
     """Starts and ends (exclusive) of the runs in ``cells``, which must ascend strictly."""
     if len(cells) == 0:
         return cells, cells
-    breaks = np.flatnonzero(np.diff(cells) != 1)
-    starts = cells[np.concatenate(([0], breaks + 1))]
-    ends = cells[np.concatenate((breaks, [len(cells) - 1]))] + 1
+    breaks = np.flatnonzero(cells[1:] - cells[:-1] != 1)
+    starts, ends = np.empty((2, len(breaks) + 1), dtype=np.int64)
+    starts[0], ends[-1] = cells[0], cells[-1]
+    starts[1:], ends[:-1] = cells[breaks + 1], cells[breaks]
+    ends += 1
     return starts, ends
+
+
+def _runs_in_any_order(cells: IntArray) -> tuple[IntArray, IntArray]:
+    if len(cells) > 1 and (cells[1:] < cells[:-1]).any():
+        cells = np.sort(cells)
+    return runs_of(cells)
 
 
 class FreeRuns:
@@ -31,8 +39,9 @@ class FreeRuns:
 
     def __init__(self, size: int):
         self.size = size
-        self.starts: list[int] = [0]
-        self.ends: list[int] = [size]
+        # Arrays of the standard library: as quick as lists one by one, and NumPy can look at them as they are.
+        self.starts: array[int] = array("q", (0,))
+        self.ends: array[int] = array("q", (size,))
         self.total = size
         """Free cells in all."""
 
@@ -45,7 +54,10 @@ class FreeRuns:
     @property
     def largest(self) -> int:
         """Length of the largest run; 0 when there is none."""
-        return max(map(int.__sub__, self.ends, self.starts), default=0)
+        if len(self.starts) <= _FEW:
+            return max(map(int.__sub__, self.ends, self.starts), default=0)
+        starts, ends = self.arrays()
+        return int((ends - starts).max())
 
     @property
     def top(self) -> int:
@@ -53,6 +65,30 @@ class FreeRuns:
         if self.ends and self.ends[-1] == self.size:
             return self.starts[-1]
         return self.size
+
+    def arrays(self, first: int = 0) -> tuple[IntArray, IntArray]:
+        """Starts and ends of all runs from the ``first`` on, both of shape (n,), as they are now: not to be kept nor
+        written to."""
+        return np.asarray(self.starts)[first:], np.asarray(self.ends)[first:]
+
+    def below(self, cells: IntArray) -> IntArray:
+        """Free cells below each of ``cells``; the same shape."""
+        starts, ends = self.arrays()
+        if len(starts) == 0:
+            return np.zeros_like(cells)
+        upto = np.cumsum(ends - starts)
+        at = np.searchsorted(starts, cells, side="right") - 1
+        # Of the run that begins last before the cell, what lies behind the cell does not count.
+        beyond = np.maximum(ends[at] - cells, 0)
+        return np.where(at < 0, 0, upto[at] - beyond)
+
+    def count_below(self, cell: int) -> int:
+        """Free cells below ``cell``."""
+        if len(self.starts) > _FEW:
+            starts, ends = self.arrays()
+            n = bisect_left(self.starts, cell)
+            return int(np.minimum(ends[:n], cell).sum() - starts[:n].sum())
+        return sum(min(end, cell) - start for start, end in self if start < cell)
 
     def index_after(self, cell: int) -> int:
         """Index of the first run that ends after ``cell``; ``len(self)`` if there is none."""
@@ -64,8 +100,17 @@ class FreeRuns:
 
     def first_of(self, n: int, index: int) -> int | None:
         """Index of the first run of at least ``n`` cells from ``index`` on."""
-        lengths = map(int.__sub__, islice(self.ends, index, None), islice(self.starts, index, None))
-        return next((i for i, length in enumerate(lengths, index) if length >= n), None)
+        starts, ends = self.starts, self.ends
+        few = min(index + _FEW // 2, len(starts))
+        for i in range(index, few):
+            if ends[i] - starts[i] >= n:
+                return i
+        if few >= len(starts):
+            return None
+        first, last = self.arrays(few)
+        wide = last - first >= n
+        i = int(wide.argmax())
+        return few + i if wide[i] else None
 
     def take(self, start: int, n: int) -> None:
         """Remove cells ``[start, start + n)``, which must lie in one run."""
@@ -86,26 +131,31 @@ class FreeRuns:
 
     def rebuild(self, used: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
         """Start anew from a mask of the cells that are not free; shape (size,)."""
-        cells = np.flatnonzero(~used)
-        starts, ends = runs_of(cells)
-        self.starts, self.ends, self.total = starts.tolist(), ends.tolist(), len(cells)
+        edges = np.flatnonzero(used[1:] != used[:-1]) + 1
+        bounds = [[0]] * (not used[0]) + [edges] + [[self.size]] * (not used[-1]) if self.size else [edges]
+        self._set(np.concatenate(bounds).astype(np.int64))
+        self.total = self.size - int(np.count_nonzero(used))
 
     def take_cells(self, cells: IntArray) -> None:
         """Remove ``cells``, distinct and all free, in any order."""
-        starts, ends = runs_of(np.sort(cells))
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            self.take(start, end - start)
+        starts, ends = _runs_in_any_order(cells)
+        if len(starts) <= _FEW:
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+                self.take(start, end - start)
+        else:
+            self._toggle(starts, ends)
+            self.total -= len(cells)
 
     def release(self, cells: IntArray) -> None:
         """Give back ``cells``, distinct and none of them free, in any order."""
         if len(cells) == 0:
             return
-        starts, ends = runs_of(np.sort(cells))
+        starts, ends = _runs_in_any_order(cells)
         if len(starts) <= _FEW:
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
                 self._release_run(start, end)
         else:
-            self._merge(starts, ends)
+            self._toggle(starts, ends)
         self.total += len(cells)
 
     def _release_run(self, start: int, end: int) -> None:
@@ -123,9 +173,15 @@ class FreeRuns:
             self.starts.insert(i, start)
             self.ends.insert(i, end)
 
-    def _merge(self, starts: IntArray, ends: IntArray) -> None:
-        all_starts = np.sort(np.concatenate((np.array(self.starts, dtype=np.int64), starts)))
-        all_ends = np.sort(np.concatenate((np.array(self.ends, dtype=np.int64), ends)))
-        apart = all_starts[1:] != all_ends[:-1]
-        self.starts = all_starts[np.concatenate(([True], apart))].tolist()
-        self.ends = all_ends[np.concatenate((apart, [True]))].tolist()
+    def _toggle(self, starts: IntArray, ends: IntArray) -> None:
+        """What was free in these runs is so no more, or the other way round: borders that fall together vanish."""
+        edges = np.concatenate((*self.arrays(), starts, ends))
+        edges.sort()
+        stays = np.ones(len(edges), dtype=np.bool_)
+        np.not_equal(edges[1:], edges[:-1], out=stays[1:])
+        stays[:-1] &= stays[1:]
+        self._set(edges[stays])
+
+    def _set(self, edges: IntArray) -> None:
+        """Runs from their borders, ascending: where one starts, where it ends, where the next starts."""
+        self.starts, self.ends = (array("q", edges[i::2].tobytes()) for i in (0, 1))

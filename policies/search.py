@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import numpy as np
 
 from policies.free_runs import FreeRuns
 from policies.vocabulary import IntArray
+
+Cells = range | IntArray
+"""Cells that were found, in the order in which they are filled: a range where they lie in a row."""
+
+
+def cells_array(cells: Cells) -> IntArray:
+    """As an array; shape (n,)."""
+    return np.arange(cells.start, cells.stop) if isinstance(cells, range) else cells
 
 
 def start_of_search(head: int, used: int, n: int) -> int:
@@ -71,26 +77,35 @@ def _where_it_stops(free: FreeRuns, head: int, tested: int, n: int) -> int:
             return head
 
 
-def find_scattered(free: FreeRuns, head: int, n: int) -> IntArray | None:
+def find_scattered(free: FreeRuns, head: int, n: int) -> Cells | None:
     """The first ``n`` free cells going once round from ``head``, wherever they lie; None if there are fewer.
 
     llama.cpp since b6975 (``llama_kv_cache::find_slot`` with ``cont = false``).
     """
     if n > free.total:
         return None
-    pieces: list[IntArray] = []
-    first = free.index_after(head)
-    count = len(free)
-    # The run that the head lies in comes twice: its end first, its beginning last.
-    for turn, i in enumerate(chain(range(first, count), range(min(first + 1, count)))):
-        start, end = free.starts[i], free.ends[i]
-        if turn == 0 and first < count:
-            start = max(start, head)
-        elif i == first:
-            end = min(end, head)
-        if end > start:
-            pieces.append(np.arange(start, min(end, start + n)))
-            n -= len(pieces[-1])
-        if n == 0:
-            break
-    return np.concatenate(pieces)
+    at = free.index_after(head)
+    if at < len(free):
+        start = max(free.starts[at], head)
+        if free.ends[at] - start >= n:
+            return range(start, start + n)
+    starts, ends = free.arrays()
+    if at < len(free):
+        # The run that the head lies in comes twice: its end first, its beginning last.
+        starts, ends = np.concatenate((starts[at:], starts[: at + 1])), np.concatenate((ends[at:], ends[: at + 1]))
+        starts[0] = max(head, int(starts[0]))
+        ends[-1] = min(head, int(ends[-1]))
+        ends[-1] = max(starts[-1], ends[-1])
+    return in_order(starts, ends - starts, n)
+
+
+def in_order(starts: IntArray, lengths: IntArray, n: int) -> IntArray:
+    """The first ``n`` cells of some runs, one after another; shape (n,)."""
+    upto = np.cumsum(lengths)
+    last = int(np.searchsorted(upto, n))
+    before = upto[: last + 1] - lengths[: last + 1]
+    taken = lengths[: last + 1].copy()
+    taken[-1] = n - before[-1]
+    cells: IntArray = np.repeat(starts[: last + 1] - before, taken)
+    cells += np.arange(n)
+    return cells

@@ -6,7 +6,7 @@ A *group* is a cache that some of the model's layers use: one, or two for models
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,18 +14,20 @@ import numpy as np
 from policies.arena import FOREVER, Arena, Saved
 from policies.compactors import Compactor
 from policies.free_runs import FreeRuns, runs_of
-from policies.leap import Leap, Usages
+from policies.leap import Leap
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of
-from policies.search import find_run, find_scattered, start_of_search
-from policies.stretch import Stretch
+from policies.search import Cells, cells_array, find_run, find_scattered, start_of_search
+from policies.split_equal import split_equal
+from policies.split_leap import foresee
 from policies.triggers import Facts, Trigger
+from policies.unified import cut
 from policies.vocabulary import (
     NO_MOVES,
+    NO_SHIFT,
     CellMap,
     Chunk,
     Group,
-    IntArray,
     MicroBatch,
     Moves,
     NoSlot,
@@ -36,6 +38,7 @@ from policies.vocabulary import (
     View,
     split,
 )
+from policies.window import behind_window, losses
 
 
 class Rejected(ValueError):
@@ -56,8 +59,11 @@ class CacheSpec:
     """Share of the model's layers."""
 
 
-Slot = tuple[int, tuple[Chunk, ...], IntArray]
+Slot = tuple[int, tuple[Chunk, ...], Cells]
 """A stream, the chunks of a micro-batch that go there, and a cell for each of their tokens."""
+
+Planned = tuple[tuple[Chunk, ...], list[list[Slot]]]
+"""A micro-batch, and its slots in every group."""
 
 
 class SplitPolicy(Policy):
@@ -89,22 +95,27 @@ class SplitPolicy(Policy):
         self.wants_compaction = False
         self.attended: set[int] = set()
         """Spans (llama.cpp's ``n_kv``) of the last step's micro-batches in all groups."""
-        self._n_streams = n_streams
+        self.n_streams = n_streams
         self._copies: list[list[Moves]] = [[] for _ in caches]
         """Of each group: copies between streams that an engine has not been told of yet."""
-        self._contiguous = contiguous
+        self.contiguous = contiguous
         self._compactor = compactor
-        self._n_ubatch = config.n_ubatch
+        self.n_ubatch = config.n_ubatch
 
     @property
     def longest(self) -> int:
         """A stream of the first group."""
         return self.caches[0].size
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
         """Check, plan, and place; raises ``Rejected`` besides ``NoSlot``."""
         self._check(step)
-        self.update(sum(chunk.n for chunk in step))
+        if self._compactor is not None or self.wants_compaction:
+            self.update(sum(chunk.n for chunk in step))
+        found = self._find_at_once(step)
+        if found is not None:
+            self.attended = set()
+            return tuple(self._place(batch, views) for batch in found)
         plan = self._plan(step)
         if plan is None and self.trigger.on_failure and self.compact().n_runs:
             plan = self._plan(step)
@@ -116,21 +127,12 @@ class SplitPolicy(Policy):
         return tuple(self._place(batch, views) for batch in plan)
 
     def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
-        """Along the free run that the next search begins in; in one cache without streams, windows and triggers."""
-        spec, arena = self.caches[0], self.arenas[0][0]
-        asked = self._compactor is not None and type(self.trigger).before is not Trigger.before
-        plain = len(self.caches) == self._n_streams == 1 and spec.window is None and self.kernel == "masked"
-        if not plain or asked or self.wants_compaction or arena.owes or any(chunk.also for chunk in step):
+        """Along the free cells that the next searches find in all groups and streams; not where a trigger is asked."""
+        asked = self._compactor is not None and self.trigger.asks
+        owes = any(arena.owes for arenas in self.arenas for arena in arenas)
+        if self.kernel != "masked" or asked or self.wants_compaction or owes or any(chunk.also for chunk in step):
             return None
-        stretch = Stretch(arena, step, n if len(step) <= self._n_ubatch else 0, spec.pad)
-
-        def take(k: int, look: bool) -> Usages | None:
-            usages = stretch.take(k, anywhere=not self._contiguous, look=look)
-            arena.head = stretch.first + k * len(step)
-            self.attended = {int(stretch.spans[k])}
-            return usages
-
-        return stretch.leap(stretch.steps, take)
+        return foresee(self, step, n)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells (every sequence's, if negative) in all groups."""
@@ -186,7 +188,7 @@ class SplitPolicy(Policy):
     def update(self, tokens: int = 0) -> None:
         """Compact if that was asked for, or if the trigger says so."""
         arena = self.arenas[0][0]
-        if self._compactor is not None and self._n_streams == 1:
+        if self._compactor is not None and self.n_streams == 1:
             pad = self.caches[0].pad
             span = padded_span(arena.top, pad, arena.size)
             facts = Facts(arena.used, arena.top, span, pad, tokens, arena.above)
@@ -198,7 +200,7 @@ class SplitPolicy(Policy):
 
     def compact(self) -> Moves:
         """One pass over every group, where there is one stream; returns the moves of the group that has most."""
-        if self._compactor is None or self._n_streams > 1:
+        if self._compactor is None or self.n_streams > 1:
             return NO_MOVES
         plans = [self._compactor(arenas[0]) for arenas in self.arenas]
         for arenas, plan in zip(self.arenas, plans, strict=True):
@@ -224,7 +226,7 @@ class SplitPolicy(Policy):
         arenas = self.arenas[0]
         used = sum(arena.used for arena in arenas)
         largest = max(arena.free.largest for arena in arenas)
-        placeable = largest if self._contiguous else max(arena.free.total for arena in arenas)
+        placeable = largest if self.contiguous else max(arena.free.total for arena in arenas)
         runs = sum(len(arena.free) for arena in arenas)
         top = max(i * arena.size + arena.top if arena.used else 0 for i, arena in enumerate(arenas))
         return Usage(self.capacity, used, used, placeable, runs, largest, top)
@@ -237,45 +239,75 @@ class SplitPolicy(Policy):
     def _moves_of_first(self) -> Moves:
         return NO_MOVES if self._compactor is None else self._compactor(self.arenas[0][0])
 
-    def _stream_of(self, seq: int) -> int:
-        return seq if self._n_streams > 1 else 0
+    def stream_of(self, seq: int) -> int:
+        """The stream that a sequence lies in."""
+        return seq if self.n_streams > 1 else 0
 
     def _arenas_of(self, seq: int) -> list[tuple[int, Arena]]:
         """A sequence's arena in each group (all arenas, if negative), with the group's number."""
         if seq < 0:
             return [(g, arena) for g, arenas in enumerate(self.arenas) for arena in arenas]
-        return [(g, arenas[self._stream_of(seq)]) for g, arenas in enumerate(self.arenas)]
+        return [(g, arenas[self.stream_of(seq)]) for g, arenas in enumerate(self.arenas)]
 
     def _check(self, step: Sequence[Chunk]) -> None:
         """``llama_batch_allocr::init``: every sequence goes on where it ends, and coupled sequences agree."""
         next_position: dict[int, int] = {}
         together: dict[int, set[int]] = {}
+        arenas = self.arenas[-1]
         for chunk in step:
-            if chunk.also and self._n_streams > 1:
+            if chunk.also and self.n_streams > 1:
                 raise Rejected(f"sequences {chunk.seqs} are coupled, which needs a unified cache")
-            for seq in chunk.seqs:
-                arena = self.arenas[-1][self._stream_of(seq)]
-                held = arena.last_position(seq)
-                expected = next_position.get(seq, held + 1 if held >= 0 else chunk.start)
+            for seq in chunk.seqs if chunk.also else (chunk.seq,):
+                expected = next_position.get(seq)
+                if expected is None:
+                    held = arenas[self.stream_of(seq)].last_position(seq)
+                    expected = held + 1 if held >= 0 else chunk.start
                 if chunk.start != expected:
                     raise Rejected(f"sequence {seq} ends at {expected - 1}, its next chunk starts at {chunk.start}")
                 next_position[seq] = chunk.start + chunk.n
-                together[seq] = together.get(seq, set(chunk.seqs)) & set(chunk.seqs)
-                if not together[seq]:
-                    raise Rejected(f"sequence {seq} belongs to incompatible sets of sequences")
+                if chunk.also or together:
+                    together[seq] = together.get(seq, set(chunk.seqs)) & set(chunk.seqs)
+                    if not together[seq]:
+                        raise Rejected(f"sequence {seq} belongs to incompatible sets of sequences")
             for seq in chunk.also:
-                first, other = (self.arenas[-1][self._stream_of(s)] for s in (chunk.seq, seq))
+                first, other = (arenas[self.stream_of(s)] for s in (chunk.seq, seq))
                 ends = (first.first_position(chunk.seq), first.last_position(chunk.seq))
                 if ends != (other.first_position(seq), other.last_position(seq)):
                     raise Rejected(f"sequence {chunk.seq} is coupled to {seq}, but they have diverged")
 
-    def _plan(self, step: Sequence[Chunk]) -> list[tuple[tuple[Chunk, ...], list[list[Slot]]]] | None:
+    def _find_at_once(self, step: Sequence[Chunk]) -> Iterable[Planned] | None:
+        """The plan, where that is certain to fit as it is taken, and no micro-batch sees what a later one takes; each
+        is found when the one before it has been placed."""
+        tokens = sum([chunk.n for chunk in step])
+        if self.n_streams == 1 and tokens <= self.n_ubatch:
+            batches = cut(step, tokens, self.n_ubatch)
+            by_group = [self._find(group, chunks) for chunks in batches for group in range(len(self.caches))]
+            slots = [found for found in by_group if found is not None]
+            return [(batches[0], slots)] if 0 < len(slots) == len(by_group) else None
+        if self.contiguous or any(spec.window is not None for spec in self.caches):
+            return None
+        need: dict[int, int] = {}
+        for chunk in step:
+            stream = self.stream_of(chunk.seq)
+            need[stream] = need.get(stream, 0) + chunk.n
+        if any(arenas[stream].free.total < n for arenas in self.arenas for stream, n in need.items()):
+            return None
+        if self.n_streams == 1:
+            return self._one_by_one(split(step, self.n_ubatch))
+        return self._one_by_one(split_equal(step, self.n_ubatch, sequential=True))
+
+    def _one_by_one(self, batches: Iterable[tuple[Chunk, ...]]) -> Iterator[Planned]:
+        for batch in batches:
+            by_group = [self._find(group, batch) for group in range(len(self.caches))]
+            yield batch, [slots for slots in by_group if slots is not None]
+
+    def _plan(self, step: Sequence[Chunk]) -> list[Planned] | None:
         """Micro-batches with their slots in every group; None if they do not fit."""
         attempts = []
-        if self._n_streams == 1:
-            attempts.append(split(step, self._n_ubatch))
-        if self._n_streams > 1 or len(self.caches) > 1:
-            attempts.append(split_equal(step, self._n_ubatch, sequential=self._n_streams > 1))
+        if self.n_streams == 1:
+            attempts.append(split(step, self.n_ubatch))
+        if self.n_streams > 1 or len(self.caches) > 1:
+            attempts.append(split_equal(step, self.n_ubatch, sequential=self.n_streams > 1))
         for batches in attempts:
             by_group = []
             for group in range(len(self.caches)):
@@ -297,7 +329,7 @@ class SplitPolicy(Policy):
             if slots is None:
                 break
             heads = [arena.head for arena in arenas]
-            undo.append((slots, heads, [arenas[stream].save(cells) for stream, _, cells in slots]))
+            undo.append((slots, heads, [arenas[stream].save(cells_array(cells)) for stream, _, cells in slots]))
             found.append(slots)
             for slot in slots:
                 self._take(group, slot)
@@ -320,23 +352,28 @@ class SplitPolicy(Policy):
     def _find(self, group: int, batch: Sequence[Chunk]) -> list[Slot] | None:
         by_stream: dict[int, list[Chunk]] = {}
         for chunk in batch:
-            by_stream.setdefault(self._stream_of(chunk.seq), []).append(chunk)
+            by_stream.setdefault(self.stream_of(chunk.seq), []).append(chunk)
         slots: list[Slot] = []
         for stream, chunks in by_stream.items():
             arena = self.arenas[group][stream]
-            n = sum(chunk.n for chunk in chunks)
-            window = self.caches[group].window
-            usable = arena.free if window is None else _usable(arena, window)
+            n = sum([chunk.n for chunk in chunks])
+            usable = self.usable(group, stream)
             head = start_of_search(arena.head, arena.used, n)
-            if self._contiguous:
+            cells: Cells | None
+            if self.contiguous:
                 first, _ = find_run(usable, head, n)
-                cells = None if first is None else np.arange(first, first + n)
+                cells = None if first is None else range(first, first + n)
             else:
                 cells = find_scattered(usable, head, n)
             if cells is None:
                 return None
             slots.append((stream, tuple(chunks), cells))
         return slots
+
+    def usable(self, group: int, stream: int) -> FreeRuns:
+        """Cells that a search may find: the free ones, and where there is a window those behind it."""
+        arena, window = self.arenas[group][stream], self.caches[group].window
+        return arena.free if window is None else behind_window(arena, window)
 
     def _take(self, group: int, slot: Slot) -> None:
         """Put the tokens in (``apply_ubatch``).
@@ -346,24 +383,18 @@ class SplitPolicy(Policy):
         """
         stream, chunks, cells = slot
         arena = self.arenas[group][stream]
-        overwritten = cells[arena.owner[cells] > 0]
         lost: dict[int, int] = {}
-        for cell in overwritten.tolist():
-            (seq,) = arena.sets[arena.owner[cell]]
-            lost[seq] = max(lost.get(seq, -1), int(arena.position[cell]))
-        arena.vacate(overwritten)
-        arena.free.take_cells(cells)
-        at = 0
-        for chunk in chunks:
-            arena.put(cells[at : at + chunk.n], chunk.seqs, chunk.start)
-            at += chunk.n
+        if self.caches[group].window is not None:
+            over = cells_array(cells)
+            over = over[arena.owner[over] > 0]
+            lost = losses(arena, over)
+            arena.vacate(over)
+        arena.take(cells, chunks)
         for seq, last in lost.items():
-            first = arena.first_position(seq)
-            if 0 <= first <= last:
-                arena.remove(seq, first, last + 1)
+            arena.remove(seq, 0, last + 1)
         arena.head = int(cells[-1]) + 1
 
-    def _place(self, planned: tuple[tuple[Chunk, ...], list[list[Slot]]], views: bool) -> MicroBatch:
+    def _place(self, planned: Planned, views: bool) -> MicroBatch:
         chunks, by_group = planned
         places = []
         for group, slots in enumerate(by_group):
@@ -371,7 +402,8 @@ class SplitPolicy(Policy):
             for slot in slots:
                 self._take(group, slot)
             moves, shift = self._settle(group)
-            cells = np.concatenate([cells + stream * spec.size for stream, _, cells in slots])
+            found = [cells_array(cells) + stream * spec.size for stream, _, cells in slots]
+            cells = found[0] if len(found) == 1 else np.concatenate(found)
             span = max(padded_span(arenas[stream].top, spec.pad, spec.size) for stream, _, _ in slots)
             self.attended.add(span)
             reads = self._reads(group, chunks, span, len(slots))
@@ -382,20 +414,24 @@ class SplitPolicy(Policy):
     def _reads(self, group: int, chunks: Sequence[Chunk], span: int, n_streams: int) -> Reads:
         reads = reads_of(self.kernel, chunks, lambda seq: self._arena(group, seq).cells_of(seq)[0], span)
         window = self.caches[group].window
+        if window is None and n_streams == 1:
+            return reads
         useful = reads.useful if window is None else np.minimum(reads.useful, window + reads.tokens - 1)
         whole = span * n_streams if self.kernel == "masked" else reads.span
         return Reads(reads.tokens, reads.scanned, useful, reads.runs, whole)
 
     def _view(self, group: int, chunk: Chunk) -> View:
         cells, positions = self._arena(group, chunk.seq).cells_of(chunk.seq)
-        return View(cells + self._stream_of(chunk.seq) * self.caches[group].size, positions)
+        return View(cells + self.stream_of(chunk.seq) * self.caches[group].size, positions)
 
     def _arena(self, group: int, seq: int) -> Arena:
-        return self.arenas[group][self._stream_of(seq)]
+        return self.arenas[group][self.stream_of(seq)]
 
     def _settle(self, group: int) -> tuple[Moves, Shift]:
         """What is owed in all streams of a group, in the group's own cell numbers."""
         size = self.caches[group].size
+        if not self._copies[group] and not any(arena.owes for arena in self.arenas[group]):
+            return NO_MOVES, NO_SHIFT
         moves, cells, deltas = [], [], []
         for stream, arena in enumerate(self.arenas[group]):
             own, shift = arena.settle()
@@ -418,61 +454,5 @@ class SplitPolicy(Policy):
         target.head = source.head
         starts, ends = runs_of(np.sort(cells))
         size = self.caches[group].size
-        offset_from, offset_to = self._stream_of(src) * size, self._stream_of(dst) * size
+        offset_from, offset_to = self.stream_of(src) * size, self.stream_of(dst) * size
         self._copies[group].append(Moves(starts + offset_from, starts + offset_to, ends - starts))
-
-
-def _usable(arena: Arena, window: int) -> FreeRuns:
-    """Free cells, and those of one sequence alone whose token its next one will not see any more."""
-    last = np.full(len(arena.sets), -1, dtype=np.int64)
-    np.maximum.at(last, arena.owner, arena.position)
-    alone = np.fromiter((len(s) == 1 for s in arena.sets), dtype=bool, count=len(arena.sets))
-    newest = last.copy()
-    for index in np.unique(arena.owner).tolist():
-        if alone[index]:
-            (seq,) = arena.sets[index]
-            newest[index] = max(int(last[i]) for i, s in enumerate(arena.sets) if seq in s)
-    out = alone[arena.owner] & (newest[arena.owner] + 1 - arena.position >= window)
-    usable = FreeRuns(arena.size)
-    usable.rebuild((arena.owner > 0) & ~out)
-    return usable
-
-
-def split_equal(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -> list[tuple[Chunk, ...]]:
-    """Micro-batches in which every sequence gives equally many tokens (``llama_batch_allocr::split_equal``).
-
-    ``sequential``: only runs of consecutive sequence ids go together.
-    """
-    left = [(chunk, 0) for chunk in step]
-    batches: list[tuple[Chunk, ...]] = []
-    while left:
-        chosen: list[tuple[int, ...]] = []
-        for chunk, _ in left:
-            overlaps = any(set(chunk.seqs) & set(seqs) for seqs in chosen)
-            follows = not sequential or not chosen or chunk.seq == chosen[-1][0] + 1
-            if not overlaps and follows:
-                chosen.append(chunk.seqs)
-                if len(chosen) > n_ubatch:
-                    break
-        have = [sum(c.n - done for c, done in left if c.seqs == seqs) for seqs in chosen]
-        give = min(*have, max(1, n_ubatch // len(chosen))) if chosen else 0
-        batch: list[Chunk] = []
-        for seqs in chosen:
-            need = give
-            for i, (chunk, done) in enumerate(left):
-                if chunk.seqs == seqs and need > 0 and done < chunk.n:
-                    n = min(need, chunk.n - done)
-                    _append(batch, Chunk(chunk.seq, chunk.start + done, n, chunk.also))
-                    left[i] = (chunk, done + n)
-                    need -= n
-        left = [(chunk, done) for chunk, done in left if done < chunk.n]
-        batches.append(tuple(batch))
-    return batches
-
-
-def _append(batch: list[Chunk], chunk: Chunk) -> None:
-    """Add a chunk, as part of the last one where it continues that."""
-    if batch and batch[-1].seqs == chunk.seqs and batch[-1].start + batch[-1].n == chunk.start:
-        chunk = Chunk(chunk.seq, batch[-1].start, batch[-1].n + chunk.n, chunk.also)
-        batch.pop()
-    batch.append(chunk)

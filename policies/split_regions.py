@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.arena import Arena
+from policies.leap import MOST, Usages
 from policies.policy import CacheConfig
-from policies.search import find_run, find_scattered
+from policies.search import cells_array, find_run, find_scattered, in_order
+from policies.stretch import Stretch, runs_after
 from policies.unified import UnifiedPolicy
 from policies.vocabulary import Chunk, IntArray, MicroBatch, SequencePlan
 
@@ -30,25 +32,31 @@ class SplitRegionsPolicy(UnifiedPolicy):
         """Remember where the prompt ends."""
         self._prompts[seq] = plan.prompt_tokens
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
         """As it comes, or longest first."""
-        if self._sort:
-            step = sorted(step, key=lambda chunk: -(chunk.start + chunk.n))
-        return super().allocate(step, views=views)
+        return super().allocate(self._ordered(step), views=views)
 
     def _find_cells(self, arena: Arena, chunks: Sequence[Chunk]) -> IntArray | None:
         if sum(chunk.n for chunk in chunks) > arena.free.total:
             return None
-        found: list[IntArray] = []
+        # Of each part how many tokens, and whether of a prompt; tokens generated one after another are found together.
+        parts: list[tuple[int, bool]] = []
         for chunk in chunks:
             prompt = min(max(self._prompts.get(chunk.seq, 0) - chunk.start, 0), chunk.n)
-            for n, find in ((prompt, self._lowest), (chunk.n - prompt, self._highest)):
-                if n > 0:
-                    found.append(find(arena, n))
-                    arena.free.take_cells(found[-1])
-        cells = np.concatenate(found)
-        arena.free.release(cells)
-        return cells
+            if prompt:
+                parts.append((prompt, True))
+            if chunk.n > prompt:
+                before = parts.pop()[0] if parts and not parts[-1][1] else 0
+                parts.append((before + chunk.n - prompt, False))
+        found = []
+        for n, is_prompt in parts:
+            found.append(self._lowest(arena, n) if is_prompt else _from_the_top(arena, n))
+            if len(found) < len(parts):
+                arena.free.take_cells(found[-1])
+        if len(found) == 1:
+            return found[0]
+        arena.free.release(np.concatenate(found[:-1]))
+        return np.concatenate(found)
 
     @staticmethod
     def _lowest(arena: Arena, n: int) -> IntArray:
@@ -57,14 +65,50 @@ class SplitRegionsPolicy(UnifiedPolicy):
             return np.arange(first, first + n)
         cells = find_scattered(arena.free, 0, n)
         assert cells is not None, "the total was checked"
-        return cells
+        return cells_array(cells)
 
-    @staticmethod
-    def _highest(arena: Arena, n: int) -> IntArray:
-        pieces: list[IntArray] = []
-        for start, end in zip(reversed(arena.free.starts), reversed(arena.free.ends), strict=True):
-            pieces.append(np.arange(max(start, end - n), end)[::-1])
-            n -= len(pieces[-1])
-            if n == 0:
-                break
-        return np.concatenate(pieces)
+    def _ordered(self, step: Sequence[Chunk]) -> Sequence[Chunk]:
+        """As it comes, or longest first."""
+        return sorted(step, key=lambda chunk: -(chunk.start + chunk.n)) if self._sort else step
+
+    def _way(self, step: Sequence[Chunk], n: int) -> Stretch | None:
+        """Down the free cells, once all prompts have ended."""
+        if any(self._prompts.get(chunk.seq, 0) > chunk.start for chunk in step):
+            return None
+        return _Downwards(self.arena, self._ordered(step), n, self._pad)
+
+
+class _Downwards(Stretch):
+    """Steps that take the highest free cells."""
+
+    def __init__(self, arena: Arena, step: Sequence[Chunk], n: int, pad: int):
+        self.arena = arena
+        self.step = step
+        self._pad = pad
+        self._anywhere = True
+        self.steps = max(min(n, MOST, arena.free.total // len(step)), 0)
+        self.cells = _from_the_top(arena, self.steps * len(step)) if self.steps else range(0)
+
+    def tops(self) -> IntArray:
+        """The first cell is the highest."""
+        return np.full(self.steps, max(self.arena.top, int(self.cells[0]) + 1))
+
+    def usages(self, k: int) -> Usages:
+        """As if the arena stood on its head."""
+        size, tokens = self.arena.size, len(self.step)
+        taken = tokens * np.arange(1, k + 1)
+        starts, ends = self.arena.free.arrays()
+        cells = size - 1 - cells_array(self.cells[: k * tokens])
+        runs, largest = runs_after(size - ends[::-1], size - starts[::-1], cells, taken)
+        used = self.arena.used + taken
+        return Usages(used, used, size - used, runs, largest, self.tops()[:k], np.zeros(k, dtype=np.int64))
+
+
+def _from_the_top(arena: Arena, n: int) -> IntArray:
+    """The highest ``n`` free cells, of at least as many, descending."""
+    starts, ends = arena.free.starts, arena.free.ends
+    if ends[-1] - starts[-1] >= n:
+        return np.arange(ends[-1] - 1, ends[-1] - 1 - n, -1)
+    first, last = arena.free.arrays()
+    cells: IntArray = arena.size - 1 - in_order(arena.size - last[::-1], (last - first)[::-1], n)
+    return cells

@@ -1,4 +1,4 @@
-"""The free run in which an arena's next search begins: decode steps go along it, cell after cell."""
+"""The free cells that an arena's next searches find: decode steps go along them, cell after cell."""
 
 from __future__ import annotations
 
@@ -7,70 +7,184 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policies.arena import Arena
-from policies.leap import MOST, Leap, Pass, Sums, Usages, rising
+from policies.leap import MOST, Leap, Pass, Sums, Usages
 from policies.reads import padded_spans
-from policies.search import start_of_search
-from policies.triggers import Facts
-from policies.vocabulary import Chunk
+from policies.search import Cells, cells_array, in_order, start_of_search
+from policies.tiles import TileMap
+from policies.triggers import Course
+from policies.vocabulary import Chunk, IntArray
 
 
 class Stretch:
-    """What at most ``n`` steps in a row would take of it. Changes nothing until ``take``."""
+    """What at most ``n`` steps in a row would take, on the way up from the head, whatever it steps over. Changes
+    nothing until ``take``.
 
-    def __init__(self, arena: Arena, step: Sequence[Chunk], n: int, pad: int):
+    ``anywhere``: a step takes free cells wherever they lie, otherwise in a row.
+    """
+
+    _spans: IntArray | None = None
+
+    def __init__(
+        self,
+        arena: Arena,
+        step: Sequence[Chunk],
+        n: int,
+        pad: int,
+        *,
+        anywhere: bool,
+    ):
         self.arena = arena
         self.step = step
         self._pad = pad
-        tokens, free = len(step), arena.free
-        self.first = start_of_search(arena.head, arena.used, tokens)
-        at = free.index_after(self.first)
-        self._begin, self._end = (free.starts[at], free.ends[at]) if at < len(free) else (arena.size, arena.size)
-        inside = self._begin <= self.first
-        self.steps = min(n, MOST, (self._end - self.first) // tokens) if inside else 0
-        """That find room in it, each with the cells behind those of the one before."""
-        self._taken = tokens * np.arange(self.steps + 1)
-        self._used = arena.used + self._taken
-        self._tops = np.maximum(self.first + self._taken, arena.top)
-        self._tops[0] = arena.top
-        self.spans = padded_spans(self._tops, pad, arena.size)
-        """What attention over all cells reads; shape (steps + 1,), the first before any step."""
-        self._rest = [stop - start for i, (start, stop) in enumerate(free) if i != at]
-        if self._begin < self.first:
-            self._rest.append(self.first - self._begin)
+        self._anywhere = anywhere
+        tokens, used, free = len(step), arena.used, arena.free
+        head = start_of_search(arena.head, used, tokens)
+        self._at = at = free.index_after(head)
+        self.steps = 0
+        """That find room, each with the cells behind those of the one before."""
+        self.cells: Cells = range(0)
+        """What they take, step after step; shape (steps * tokens,)."""
+        n = min(n, MOST)
+        if n < 1 or at == len(free):
+            return
+        first = max(free.starts[at], head)
+        room = (free.ends[at] - first) // tokens
+        # From the second step on, a search begins anew from 0 where the head is too far beyond what is in use.
+        if room >= n and first <= used + 2 * tokens:
+            self.steps, self.cells = n, range(first, first + n * tokens)
+        else:
+            self._step_over(first, n)
 
-    def facts(self) -> list[Facts]:
+    def _step_over(self, first: int, n: int) -> None:
+        """Go on from run to run, but not round the end."""
+        tokens = len(self.step)
+        starts, ends = self.arena.free.arrays(self._at)
+        lengths = ends - starts
+        lengths[0] = ends[0] - first
+        if not self._anywhere:
+            lengths -= lengths % tokens
+        found = min(n, int(lengths.sum()) // tokens)
+        if found == 0:
+            return
+        starts = starts.copy()
+        starts[0] = first
+        cells = in_order(starts, lengths, found * tokens)
+        heads = cells[tokens - 1 :: tokens] + 1
+        far = heads[:-1] > self.arena.used + tokens * np.arange(3, found + 2)
+        if far.any():
+            found = int(far.argmax()) + 1
+        self.steps, self.cells = found, cells[: found * tokens]
+
+    @property
+    def heads(self) -> IntArray:
+        """One past the last cell of each step; shape (steps,)."""
+        tokens = len(self.step)
+        if isinstance(self.cells, range):
+            return np.arange(self.cells.start + tokens, self.cells.stop + 1, tokens)
+        return self.cells[tokens - 1 :: tokens] + 1
+
+    def tops(self) -> IntArray:
+        """One past the highest used cell after each step; shape (steps,)."""
+        return np.maximum(self.heads, self.arena.top)
+
+    def spans(self) -> IntArray:
+        """What attention over all cells reads in each step; shape (steps,)."""
+        if self._spans is None:
+            self._spans = padded_spans(self.tops(), self._pad, self.arena.size)
+        return self._spans
+
+    def course(self) -> Course:
         """For triggers: now, and after each step."""
-        filled = np.concatenate(([0], np.cumsum(self.arena.owner > 0)))
-        below = filled[self._used] + np.clip(self._used - self.first, 0, self._taken)
-        columns = (self._used, self._tops, self.spans, self._used - below)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [Facts(used, top, span, self._pad, len(self.step), above) for used, top, span, above in rows]
-
-    def take(self, k: int, *, anywhere: bool, look: bool) -> Usages | None:
-        """Take ``k`` steps' cells; ``anywhere``: a sequence can be given free cells wherever they lie;
-        ``look``: say how full the cache is after each."""
         arena, tokens = self.arena, len(self.step)
-        arena.free.take(self.first, k * tokens)
-        for i, chunk in enumerate(self.step):
-            arena.put(self.first + i + tokens * np.arange(k), chunk.seqs, chunk.start)
-        if not look:
+        tops = np.concatenate(([arena.top], self.tops()))
+        used = arena.used + tokens * np.arange(self.steps + 1)
+        spans = padded_spans(tops, self._pad, arena.size)
+
+        def above() -> IntArray:
+            holes = arena.free.below(used)
+            if isinstance(self.cells, range):
+                filled = np.clip(used - self.cells.start, 0, tokens * np.arange(self.steps + 1))
+            else:
+                # Of the cells below, those that were taken by then: cells ascend as the steps do.
+                filled = np.minimum(np.searchsorted(self.cells, used), tokens * np.arange(self.steps + 1))
+            return holes - filled
+
+        return Course(used, tops, spans, self._pad, tokens, above)
+
+    def take(self, k: int, *, look: bool) -> Usages | None:
+        """Take ``k`` steps' cells; ``look``: say how full the cache is after each."""
+        usages = self.usages(k) if look else None
+        self.arena.take_steps(self.cells[: k * len(self.step)], self.step, k)
+        return usages
+
+    def head_after(self, k: int) -> int:
+        """One past the last cell of the ``k``-th step."""
+        return int(self.cells[k * len(self.step) - 1]) + 1
+
+    def table(self, k: int) -> IntArray:
+        """The cells of the first ``k`` steps; shape (k, len(step))."""
+        return cells_array(self.cells)[: k * len(self.step)].reshape(k, len(self.step))
+
+    def leap(self, steps: int, take: Callable[[int, bool], Usages | None], tiles: TileMap | None = None) -> Leap | None:
+        """The first ``steps`` of them, under the kernel ``masked``, or where there are ``tiles`` under ``tiled``; None
+        where that is not worth it."""
+        if steps < 2:
             return None
-        filled, left = self._used[1 : k + 1], self._end - self.first - self._taken[1 : k + 1]
-        largest = np.maximum(left, max(self._rest, default=0))
+        if tiles is None:
+            sums = masked_sums(self.step, self.spans()[:steps])
+        else:
+            sums = tiles.foresee(self.step, self.table(steps))
+        return Leap((Pass(len(self.step), (sums,)),), take)
+
+    def usages(self, k: int) -> Usages:
+        """How full the cache will be after each of the first ``k`` steps."""
+        arena, tokens = self.arena, len(self.step)
+        taken = tokens * np.arange(1, k + 1)
+        used = arena.used + taken
+        runs, largest = runs_after(*arena.free.arrays(), self.cells[: k * tokens], taken)
         return Usages(
-            stored=filled,
-            allocated=filled,
-            placeable=arena.size - filled if anywhere else largest,
-            free_runs=len(self._rest) + (left > 0),
+            stored=used,
+            allocated=used,
+            placeable=arena.size - used if self._anywhere else largest,
+            free_runs=runs,
             largest_free_run=largest,
-            span=self._tops[1 : k + 1],
+            span=self.tops()[:k],
             cached=np.zeros(k, dtype=np.int64),
         )
 
-    def leap(self, steps: int, take: Callable[[int, bool], Usages | None]) -> Leap | None:
-        """The first ``steps`` of them, under the kernel ``masked``; None where that is not worth it."""
-        if steps < 2:
-            return None
-        tokens, span = len(self.step), self.spans[1 : steps + 1]
-        useful = rising([chunk.start for chunk in self.step], steps).sum(axis=1)
-        return Leap((Pass(tokens, (Sums(tokens * span, useful, np.full(steps, tokens), span, span),)),), take)
+
+def masked_sums(step: Sequence[Chunk], spans: IntArray, most: int | None = None, streams: int = 1) -> Sums:
+    """What steps read under the kernel ``masked``, of each of which ``spans`` says up to where; ``most``: tokens that a
+    sequence can see at most; ``streams``: how many are read that far."""
+    steps, tokens = len(spans), len(step)
+    if most is None:
+        useful = sum([chunk.start for chunk in step]) + tokens * np.arange(1, steps + 1)
+    else:
+        starts = np.array([chunk.start for chunk in step])
+        useful = np.minimum(starts + np.arange(1, steps + 1)[:, None], most).sum(axis=1)
+    whole = spans * streams if streams > 1 else spans
+    return Sums(tokens * spans, useful, np.full(steps, tokens), whole, spans)
+
+
+def runs_after(starts: IntArray, ends: IntArray, cells: Cells, taken: IntArray) -> tuple[IntArray, IntArray]:
+    """How many free runs there are, and how long the longest is, when so many of ``cells``, which rise, have been
+    taken; both of shape (len(taken),), as ``taken``, which rises too."""
+    lengths = ends - starts
+    first = int(cells[0])
+    at = int(np.searchsorted(ends, first, side="right"))
+    before = first - int(starts[at])
+    in_a_row = isinstance(cells, range)
+    # From the first run that is taken from on: how much goes in all, up to and with each run.
+    gone = np.array([len(cells)]) if in_a_row else np.searchsorted(cells, ends[at:])
+    rest = lengths[at : at + len(gone)].copy()
+    rest[0] -= before
+    others = max(before, lengths[:at].max(initial=0), lengths[at + len(gone) :].max(initial=0))
+    now = np.searchsorted(gone, taken)
+    """The run that each step ends in."""
+    done = np.diff(gone, prepend=0)
+    left = rest[now] - (taken - (gone[now] - done[now]))
+    behind = np.maximum.accumulate(np.concatenate(([0], rest - done)))[now]
+    ahead = np.maximum.accumulate(np.concatenate((rest, [0]))[::-1])[::-1][now + 1]
+    largest = np.maximum(np.maximum(left, others), np.maximum(behind, ahead))
+    emptied = np.concatenate(([0], np.cumsum(rest == done)))[now]
+    return len(lengths) + (before > 0) - emptied - (left == 0), largest

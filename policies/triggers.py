@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from policies.vocabulary import Moves
+from policies.vocabulary import IntArray, Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,29 @@ class Facts:
     """Used cells at or above the ``used``-th: the fewest that any compaction must move."""
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a trigger would be asked with along some steps if it says no to all: ``Facts``, each count an array of shape
+    (steps + 1,): before any step, and after each."""
+
+    used: IntArray
+    top: IntArray
+    span: IntArray
+    pad: int
+    tokens: int
+    above: Callable[[], IntArray]
+    """Counted only for those who ask."""
+
+    def facts(self) -> list[Facts]:
+        """One by one."""
+        rows = zip(*(column.tolist() for column in (self.used, self.top, self.span, self.above())), strict=True)
+        return [Facts(used, top, span, self.pad, self.tokens, above) for used, top, span, above in rows]
+
+
+class _Asked(Exception):
+    """The trigger wants to see a plan: what follows is a decision."""
+
+
 class Trigger:
     """Never. The other triggers override what they need."""
 
@@ -43,6 +68,36 @@ class Trigger:
     def after(self, facts: Facts) -> bool:
         """Whether to compact before the next step, asked when a step has been placed."""
         return False
+
+    @property
+    def asks(self) -> bool:
+        """Whether it wants to be asked before and after steps at all."""
+        return type(self).before is not Trigger.before or type(self).after is not Trigger.after
+
+    def quiet(self, course: Course, steps: int) -> int:
+        """For how many of at most so many steps it would say no, before each and after it, without asking for a plan.
+        Changes nothing."""
+        return copy.copy(self)._ask(course, steps) if self.asks else steps
+
+    def pass_by(self, course: Course, steps: int) -> None:
+        """So many steps were taken in which it stays quiet: learn what it would have learned."""
+        if self.asks:
+            self._ask(course, steps)
+
+    def _ask(self, course: Course, steps: int) -> int:
+        """Ask before and after each step until it does not say no."""
+
+        def plan() -> Moves:
+            raise _Asked
+
+        facts = course.facts()
+        for i in range(steps):
+            try:
+                if self.before(facts[i], plan) or self.after(facts[i + 1]):
+                    return i
+            except _Asked:
+                return i
+        return steps
 
 
 class OnFailure(Trigger):
@@ -90,11 +145,43 @@ class Threshold(Trigger):
             return facts.span >= 128 and self._exceeds(facts.used + facts.tokens, facts.span)
         return False
 
+    def quiet(self, course: Course, steps: int) -> int:
+        """By the formula, over all steps at once."""
+        before, after = slice(0, steps), slice(1, steps + 1)
+        if self.formula == "b6170":
+            due = (course.top[before] >= 2048) & self._exceed(course.used[before] + course.pad, course.top[before])
+        elif self.formula == "b4875":
+            due = (course.span[after] >= 2048) & self._exceed(course.used[after] + course.pad, course.span[after])
+        elif self.formula == "b2422":
+            due = self._exceed(course.used[after], course.span[after])
+        else:
+            due = (course.span[after] >= 128) & self._exceed(course.used[after] + course.tokens, course.span[after])
+        return _first(due)
+
+    def pass_by(self, course: Course, steps: int) -> None:
+        """Nothing is learned."""
+
     def _exceeds(self, filled: int, span: int) -> bool:
         if self.threshold <= 0 or span == 0:
             return False
         ratio = max(np.float32(0), np.float32(1) - np.float32(filled) / np.float32(span))
         return bool(ratio > np.float32(self.threshold))
+
+    def _exceed(self, filled: IntArray, span: IntArray) -> NDArray[np.bool_]:
+        """``_exceeds`` of each."""
+        if self.threshold <= 0:
+            return np.zeros(len(span), dtype=np.bool_)
+        # A span of 0 has nothing filled: 1 - 0 / 1 would exceed, so it is taken as full.
+        whole = np.maximum(span, 1).astype(np.float32)
+        ratio = np.float32(1) - np.where(span == 0, 1, filled).astype(np.float32) / whole
+        due: NDArray[np.bool_] = np.maximum(ratio, np.float32(0)) > np.float32(self.threshold)
+        return due
+
+
+def _first(due: NDArray[np.bool_]) -> int:
+    """How many come before the first that is due; all, if none is."""
+    at = int(due.argmax()) if len(due) else 0
+    return at if len(due) and due[at] else len(due)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +248,46 @@ class Adaptive(Trigger):
             return False
         self._steps, self._target, self._refused = 0, holes, 0.0
         return True
+
+    def quiet(self, course: Course, steps: int) -> int:
+        """As ``before``, step for step: what it learns on the way it learns once."""
+        holes = self._holes(course)[:steps]
+        horizons = np.full(steps, self.horizon)
+        known = self._learned_at(holes)
+        if known < steps:
+            horizons[known:] = self._learned(known)
+        saving = course.tokens * holes * self.costs.score * horizons / 2
+        worth = saving > self.costs.run
+        if not worth.any():
+            return steps
+        again = self._since + np.arange(1, steps + 1) >= _ASK_AGAIN
+        worth &= saving > self.costs.run + self.costs.cell * course.above()[:steps]
+        return _first(worth & ((saving > self._refused) | again))
+
+    def pass_by(self, course: Course, steps: int) -> None:
+        """Count the steps, and learn where that is due."""
+        self._since += steps
+        if self._target:
+            known = self._learned_at(self._holes(course)[:steps])
+            if known < steps:
+                self.horizon = self._learned(known)
+                self._target = 0
+            self._steps += min(known + 1, steps)
+
+    def _holes(self, course: Course) -> IntArray:
+        """Before any step, and after each."""
+        return course.span - np.minimum(course.span, -(-course.used // course.pad) * course.pad)
+
+    def _learned_at(self, holes: IntArray) -> int:
+        """In which of some steps the observation ends; as many as there are if it does not, or there is none."""
+        if self._target == 0:
+            return len(holes)
+        seen = self._steps + np.arange(1, len(holes) + 1)
+        return _first((holes >= self._target) | (seen >= 8 * self.horizon))
+
+    def _learned(self, step: int) -> float:
+        """The horizon, once the observation has ended in that step."""
+        return self.horizon + self.weight * (self._steps + step + 1 - self.horizon)
 
     def _learn(self, holes: int) -> None:
         if self._target == 0:

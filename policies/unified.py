@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from policies.arena import FOREVER, Arena
 from policies.compactors import Compactor
 from policies.leap import Leap, Usages
 from policies.policy import CacheConfig, Kernel, Policy
 from policies.reads import padded_span, reads_of
-from policies.search import find_run, start_of_search
+from policies.search import Cells, cells_array, find_run, start_of_search
 from policies.stretch import Stretch
+from policies.tiles import TileMap
 from policies.triggers import Facts, Trigger
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
     Chunk,
     Group,
-    IntArray,
     MicroBatch,
     Moves,
     NoSlot,
@@ -31,38 +27,18 @@ from policies.vocabulary import (
     split,
 )
 
-Find = Callable[[Arena, Sequence[Chunk]], IntArray | None]
+Find = Callable[[Arena, Sequence[Chunk]], Cells | None]
 """Cells for the tokens of a micro-batch, shape (n_tokens,), or None; may move the arena's head."""
 
 _IDLE_RUNS = 8
 """Runs moved in one slice of idle compaction."""
 
 
-def contiguous(arena: Arena, chunks: Sequence[Chunk]) -> IntArray | None:
+def contiguous(arena: Arena, chunks: Sequence[Chunk]) -> Cells | None:
     """One run of cells for the whole micro-batch; a search that fails leaves the head where it stopped."""
-    n = sum(chunk.n for chunk in chunks)
+    n = sum([chunk.n for chunk in chunks])
     first, arena.head = find_run(arena.free, start_of_search(arena.head, arena.used, n), n)
-    return None if first is None else np.arange(first, first + n)
-
-
-class _Asked(Exception):
-    """The trigger wants to see a plan: what follows is a decision."""
-
-
-def _quiet(trigger: Trigger, facts: Sequence[Facts], steps: int) -> int:
-    """For how many steps the trigger stays quiet, asked before each and after it; ``facts`` are those now, and after
-    each step. Without facts it is not asked."""
-
-    def plan() -> Moves:
-        raise _Asked
-
-    for i, (before, after) in enumerate(pairwise(facts[: steps + 1])):
-        try:
-            if trigger.before(before, plan) or trigger.after(after):
-                return i
-        except _Asked:
-            return i
-    return steps
+    return None if first is None else range(first, first + n)
 
 
 class UnifiedPolicy(Policy):
@@ -90,6 +66,7 @@ class UnifiedPolicy(Policy):
         self.groups = (Group(config.cells),)
         self.kernel = config.kernel or kernel
         self.arena = Arena(config.cells)
+        self._tiles = TileMap(self.arena) if self.kernel == "tiled" else None
         self.trigger = trigger or Trigger()
         self.wants_compaction = False
         """llama.cpp's ``do_defrag``: compact before the next micro-batch."""
@@ -103,17 +80,21 @@ class UnifiedPolicy(Policy):
         self._pad = config.pad
         self._planned: list[tuple[int, int, int]] = []
         """What is left of a plan for idle compaction; empty when the state has changed since."""
+        self._asked: Moves | None = None
+        """The plan that the trigger has just seen, while nothing has changed since."""
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
         """Place the step micro-batch by micro-batch, compacting where the trigger says so."""
         arena, head = self.arena, self.arena.head
         self._planned = []
-        tokens = sum(chunk.n for chunk in step)
-        if self._compactor is not None and self.trigger.before(self._facts(tokens), self._plan):
+        asks = self._compactor is not None and self.trigger.asks
+        tokens = sum([chunk.n for chunk in step])
+        if asks and self.trigger.before(self._facts(tokens), self._ask_for_plan):
             self.wants_compaction = True
         done: list[MicroBatch] = []
-        for chunks in split(step, self._n_ubatch):
+        for chunks in cut(step, tokens, self._n_ubatch):
             self.update()
+            self._asked = None
             cells = self._find(arena, chunks)
             if cells is None and self.trigger.on_failure and self.compact().n_runs:
                 cells = self._find(arena, chunks)
@@ -126,50 +107,64 @@ class UnifiedPolicy(Policy):
                 raise NoSlot(reason, done)
             self._take(chunks, cells)
             done.append(self._micro_batch(chunks, cells, views))
-        if self._compactor is not None and self.trigger.after(self._facts(tokens)):
+        if asks and self.trigger.after(self._facts(tokens)):
             self.wants_compaction = True
         return tuple(done)
 
     def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
-        """Along the free run that the next search begins in, as long as the trigger stays quiet."""
-        arena = self.arena
-        if self._find is not contiguous or self.kernel != "masked" or self.wants_compaction or arena.owes:
+        """Along the free runs that the next searches go by, as long as the trigger stays quiet."""
+        arena, tiled = self.arena, self._tiles is not None
+        if self.wants_compaction or arena.owes or len(step) > self._n_ubatch or not (tiled or self.kernel == "masked"):
             return None
-        stretch = Stretch(arena, step, n if len(step) <= self._n_ubatch else 0, self._pad)
-        facts = stretch.facts() if self._compactor is not None else []
+        stretch = self._way(step, n)
+        if stretch is None or stretch.steps < 2:
+            return None
+        course = stretch.course() if self._compactor is not None and self.trigger.asks else None
+        steps = stretch.steps if course is None else self.trigger.quiet(course, stretch.steps)
 
         def take(k: int, look: bool) -> Usages | None:
-            _quiet(self.trigger, facts, k)
-            usages = stretch.take(k, anywhere=self._anywhere, look=look)
-            stop = stretch.first + k * len(step)
+            if course is not None:
+                self.trigger.pass_by(course, k)
+            self.attended, self._planned = int(stretch.spans()[k - 1]), []
+            usages = stretch.take(k, look=look)
+            stop = stretch.head_after(k)
             arena.head = stop if stop < arena.size else 0
-            self.attended, self._planned = int(stretch.spans[k]), []
+            if self._tiles is not None:
+                self._tiles.took_steps(stretch.step, stretch.table(k))
             return usages
 
-        return stretch.leap(_quiet(copy.copy(self.trigger), facts, stretch.steps), take)
+        return stretch.leap(steps, take, self._tiles)
+
+    def _way(self, step: Sequence[Chunk], n: int) -> Stretch | None:
+        """Where steps go; None where that cannot be told."""
+        return None if self._find is not contiguous else Stretch(self.arena, step, n, self._pad, anywhere=False)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells; the next search begins at the first of them if that lies lower."""
+        self._moved(seq)
         gone = self.arena.remove(seq, start, FOREVER if stop is None else stop)
-        self._lower_head(gone)
+        self._lower_head(int(gone[0]) if len(gone) else None)
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
         """Share the cells; the next search begins at 0."""
+        self._moved()
         self._planned = []
         self.arena.share(src, dst, start, FOREVER if stop is None else stop)
         self.arena.head = 0
 
     def keep(self, seq: int) -> None:
         """Empty all other cells; the next search begins at the first empty one if that lies lower."""
+        self._moved()
         self.arena.keep(seq)
-        first = self.arena.free.starts[:1]
-        self._lower_head(np.array(first, dtype=np.int64))
+        starts = self.arena.free.starts
+        self._lower_head(starts[0] if starts else None)
 
     def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
         """Add to the positions and remember to rotate the keys."""
         stop = FOREVER if stop is None else stop
         if start == stop:
             return
+        self._moved()
         _, gone = self.arena.shift(seq, start, stop, delta)
         self._planned = []
         self.arena.head = int(gone[0]) if len(gone) else 0
@@ -183,6 +178,7 @@ class UnifiedPolicy(Policy):
 
     def clear(self) -> None:
         """Empty everything."""
+        self._moved()
         self.arena.clear()
         self._planned = []
 
@@ -195,8 +191,9 @@ class UnifiedPolicy(Policy):
     def compact(self) -> Moves:
         """Carry out the compactor's plan at once."""
         self._planned = []
-        moves = self._plan()
+        moves, self._asked = self._plan() if self._asked is None else self._asked, None
         if moves.n_runs:
+            self._moved()
             self.arena.compact(moves)
             self.arena.head = self.arena.used
         return moves
@@ -211,6 +208,7 @@ class UnifiedPolicy(Policy):
         now, self._planned = self._planned[:_IDLE_RUNS], self._planned[_IDLE_RUNS:]
         moves = Moves.from_runs(now) if now else NO_MOVES
         if moves.n_runs:
+            self._moved()
             self.arena.compact(moves)
             self.arena.head = min(self.arena.head, self.arena.free.starts[0])
         return self.arena.settle_moves()
@@ -242,33 +240,50 @@ class UnifiedPolicy(Policy):
     def _plan(self) -> Moves:
         return NO_MOVES if self._compactor is None else self._compactor(self.arena)
 
-    def _take(self, chunks: Sequence[Chunk], cells: IntArray) -> None:
+    def _ask_for_plan(self) -> Moves:
+        self._asked = self._plan()
+        return self._asked
+
+    def _take(self, chunks: Sequence[Chunk], cells: Cells) -> None:
         arena = self.arena
-        arena.free.take_cells(cells)
-        at = 0
-        for chunk in chunks:
-            arena.put(cells[at : at + chunk.n], chunk.seqs, chunk.start)
-            at += chunk.n
+        arena.take(cells, chunks)
+        if self._tiles is not None:
+            self._tiles.took(chunks, cells)
         end = int(cells[-1]) + 1
         arena.head = end if end < arena.size else 0
 
+    def _moved(self, seq: int | None = None) -> None:
+        """A sequence gives up cells; or any may, or get others."""
+        if self._tiles is not None:
+            self._tiles.forget(seq)
+
     def _take_back(self, done: Sequence[MicroBatch]) -> None:
+        self._moved()
         for batch in done:
             for chunk in batch.chunks:
                 for seq in chunk.seqs:
                     self.arena.remove(seq, chunk.start, chunk.start + chunk.n)
         self.arena.unsettle([(batch.places[0].moves, batch.places[0].shift) for batch in done])
 
-    def _micro_batch(self, chunks: tuple[Chunk, ...], cells: IntArray, views: bool) -> MicroBatch:
+    def _micro_batch(self, chunks: tuple[Chunk, ...], cells: Cells, views: bool) -> MicroBatch:
         arena = self.arena
         moves, shift = arena.settle()
         self.attended = padded_span(arena.top, self._pad, arena.size)
-        reads = reads_of(self.kernel, chunks, lambda seq: arena.cells_of(seq)[0], self.attended)
+        if self._tiles is not None:
+            reads = self._tiles.reads(chunks)
+        else:
+            reads = reads_of(self.kernel, chunks, lambda seq: arena.cells_of(seq)[0], self.attended)
         seen = tuple(View(*arena.cells_of(chunk.seq)) for chunk in chunks) if views else ()
-        return MicroBatch(chunks, (Place(cells, reads, moves, shift, seen),))
+        return MicroBatch(chunks, (Place(cells_array(cells), reads, moves, shift, seen),))
 
-    def _lower_head(self, freed: Iterable[int]) -> None:
+    def _lower_head(self, freed: int | None) -> None:
         self._planned = []
-        for cell in freed:
-            self.arena.head = min(self.arena.head, int(cell))
-            return
+        if freed is not None:
+            self.arena.head = min(self.arena.head, freed)
+
+
+def cut(step: Sequence[Chunk], tokens: int, n_ubatch: int) -> Sequence[tuple[Chunk, ...]]:
+    """``split``, of a step of so many tokens, which are mostly few enough for one micro-batch."""
+    if tokens <= n_ubatch and all(chunk.n for chunk in step):
+        return (tuple(step),) if step else ()
+    return split(step, n_ubatch)

@@ -14,7 +14,7 @@ from kvsim.errors import Livelock, UserError
 from kvsim.metrics import Recorder
 from kvsim.scenario import load
 from kvsim.simulation import build_policy, cost_model, drive, run
-from policies import Chunk, SequencePlan, available
+from policies import Chunk, Policy, SequencePlan, available
 from policies.unified import UnifiedPolicy
 from tests.worlds import command
 
@@ -54,7 +54,9 @@ def scenarios(draw):
                 "block_size": draw(st.sampled_from([1, 4, 16])),
                 "window": draw(st.sampled_from([16, 48])),
                 "threshold": draw(st.sampled_from([0.05, 0.4])),
-                "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced", "masked"])),
+                "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced", "masked", "tiled", "tiled"])),
+                "unified": draw(st.booleans()),
+                "sort_batch": draw(st.booleans()),
                 "prefix_cache": draw(st.booleans()),
             },
         }
@@ -104,6 +106,9 @@ LEAPERS += (
     "idle-compaction",
     "llama.cpp-2024",
     "llama.cpp-today",
+    "streams",
+    "sliding-window",
+    "split-regions",
 )
 
 
@@ -157,6 +162,55 @@ def test_foresight_changes_nothing_until_it_is_taken(name):
         assert len(values) == foreseen.steps <= 10
         assert values[-1] == getattr(policy.usage(), field.name)
     assert usages.stored[0] == before[0].stored + 3
+
+
+WAYS = {
+    "several passes": ("streams", {}),
+    "a window's cells overwritten": ("sliding-window", {"window": 16}),
+    "windows in streams": ("sliding-window", {"window": 16, "unified": False}),
+    "from hole to hole": ("contiguous", {}),
+    "any free cells": ("llama.cpp-today", {}),
+    "downwards": ("split-regions", {"sort_batch": True}),
+    "tiles": ("contiguous", {"kernel": "tiled"}),
+    "tiles that are moved": ("adaptive", {"kernel": "tiled"}),
+}
+
+
+@pytest.mark.parametrize("scheduler", ["llama-server", "vllm"])
+@pytest.mark.parametrize("way", WAYS)
+def test_leaps_go_every_way(way, scheduler):
+    """Long answers in a cache that is well used: cells, counts and tables as step by step, and there are leaps."""
+    name, cache = WAYS[way]
+    lengths = {"kind": "lognormal", "sigma": 0.9, "min": 1}
+    workload = {
+        "kind": "poisson",
+        "rate": 3.0,
+        "requests": 60,
+        "prompt_tokens": {**lengths, "mu": 3.5, "max": 120},
+        "output_tokens": {**lengths, "mu": 4.5, "max": 300},
+    }
+    server = {"scheduler": scheduler, "slots": 6, "n_batch": 128, "n_ubatch": 128, "slot_context": 512}
+    server |= {"keep_idle_slots": False}
+    scenario = load({"name": "ways", "workload": workload, "server": server, "cache": {"cells": 3072, **cache}})
+    leaped, a, policy = outcome(scenario, name, leap=True)
+    stepped, b, _ = outcome(scenario, name, leap=False)
+    assert leaped == stepped
+    assert a is not None
+    assert isinstance(policy, Policy)
+    for table in ("requests", "cache", "passes"):
+        alike(getattr(a, table), getattr(b, table))
+    policy, placed, taken = build_policy(scenario, name, cost_model(scenario, PROFILE)), [], []
+    allocate, extend = policy.allocate, policy.extend
+
+    def follow(step, n):
+        leap = extend(step, n)
+        return leap and leap._replace(take=lambda k, look: (taken.append(k), leap.take(k, look))[1])
+
+    policy.allocate = lambda step, **options: (placed.append(step), allocate(step, **options))[1]
+    policy.extend = follow
+    costs = cost_model(scenario, PROFILE)
+    drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default")
+    assert sum(taken) > len(placed)
 
 
 def test_every_array_of_a_leap_is_cut():

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import CacheConfig, Chunk, NoSlot, Policy, SequencePlan, Unsupported, available
-from policies.split import CacheSpec, Rejected, SplitPolicy, split_equal
+from policies.split import CacheSpec, Rejected, SplitPolicy
+from policies.split_equal import split_equal
 from policies.vocabulary import split
 
 DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=300)

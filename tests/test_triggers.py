@@ -1,10 +1,15 @@
 """When to compact: llama.cpp's four formulas by hand, and a trigger that learns whether it pays."""
 
+from copy import copy
+
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies import CacheConfig, Chunk, RelativeCosts
 from policies.compactors import pack
-from policies.triggers import Adaptive, Facts, Idle, OnFailure, Threshold, Trigger
+from policies.triggers import Adaptive, Course, Facts, Idle, OnFailure, Threshold, Trigger
 from policies.unified import UnifiedPolicy
 from policies.vocabulary import NO_MOVES, Moves
 
@@ -153,3 +158,57 @@ def test_a_policy_compacts_before_the_step_for_which_it_pays():
         (batch,) = policy.allocate([Chunk(2, 20, 1)])
         assert batch.places[0].moves.length.tolist() == moved
         assert policy.usage().span == (41 if moved else 60)
+
+
+# Asked for many steps at once
+
+
+class Foreign(Trigger):
+    """One of somebody else's, that knows nothing of courses."""
+
+    def after(self, facts):
+        return facts.span - facts.used > 400
+
+
+COSTS = RelativeCosts(score=1.0, run=50.0, cell=8.0)
+TRIGGERS = st.one_of(
+    st.builds(Threshold, st.sampled_from([0.0, 0.1, 0.3]), st.sampled_from(["b2278", "b2422", "b4875", "b6170"])),
+    st.builds(Adaptive, st.just(COSTS), st.sampled_from([2.0, 9.5, 64.0])),
+    st.sampled_from([Trigger(), OnFailure(), Idle(), Foreign()]),
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(TRIGGERS, st.integers(0, 3000), st.integers(0, 900), st.integers(0, 9), st.integers(1, 60), st.data())
+def test_a_trigger_asked_at_once_says_what_it_would_say_step_by_step(trigger, used, holes, rise, steps, data):
+    if isinstance(trigger, Adaptive):
+        # As if it had compacted some steps ago, or had found a plan too dear.
+        state = {"_target": data.draw(st.integers(0, 900)), "_steps": data.draw(st.integers(0, 70))}
+        state |= {"_since": data.draw(st.integers(0, 40)), "_refused": data.draw(st.sampled_from([0.0, 900.0, 1e5]))}
+        for key, value in state.items():
+            setattr(trigger, key, value)
+    taken = np.arange(steps + 1) * 3
+    tops = used + holes + np.arange(steps + 1) * rise
+    spans = -(-tops // 32) * 32
+    course = Course(used + taken, np.maximum(tops, used + taken), np.maximum(spans, used + taken), 32, 3, lambda: taken)
+
+    def plan():
+        raise LookupError
+
+    before, one_by_one = copy(trigger), copy(trigger)
+    facts, quiet = course.facts(), 0
+    while quiet < steps:
+        last = copy(one_by_one)
+        try:
+            if one_by_one.before(facts[quiet], plan) or one_by_one.after(facts[quiet + 1]):
+                break
+        except LookupError:
+            break
+        quiet += 1
+    else:
+        last = one_by_one
+    assert trigger.quiet(course, steps) == quiet
+    for state in (Adaptive, Threshold):
+        assert not isinstance(trigger, state) or trigger == before
+    trigger.pass_by(course, quiet)
+    assert not isinstance(trigger, Adaptive) or trigger == last

@@ -1,0 +1,253 @@
+"""In which order runs of cells can be moved, so that none overwrites what another has yet to read; and what moves in an
+order come to."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+import numpy as np
+
+from policies.free_runs import runs_of
+from policies.vocabulary import NO_MOVES, IntArray, Moves
+
+_SHORT = 24
+"""Runs up to this many cells are looked at cell by cell: most are, and arrays take longer for so few."""
+
+
+def in_safe_order(source: IntArray, size: int) -> Moves:
+    """Moves that bring cell ``source[i]`` to ``i`` for all i, in an order that overwrites nothing still needed."""
+    return _Ordering(source, size).solve()
+
+
+def together(plan: Moves, size: int) -> tuple[IntArray, IntArray, IntArray] | None:
+    """What a plan comes to when all is moved together: the cells that are read, and where the tokens that stay where
+    they were moved to came from, and lie now. None where it reads what it has left behind."""
+    n, runs = plan.n_cells, plan.n_runs
+    run = np.repeat(np.arange(runs), plan.length)
+    inside = np.arange(n) - np.repeat(np.cumsum(plan.length) - plan.length, plan.length)
+    src, dst = plan.src[run] + inside, plan.dst[run] + inside
+    read = np.full(size, -1)
+    read[src] = run
+    if int(np.count_nonzero(read >= 0)) == n and not (read[dst] > run).any():
+        return src, src, dst
+    # Some are moved twice: by way of a cell that is written, and then read.
+    written = dst * runs + run
+    order = np.argsort(written)
+    written = written[order]
+    before = np.searchsorted(written, src * runs + run) - 1
+    via = order[before]
+    again = (before >= 0) & (dst[via] == src)
+    origin = src.copy()
+    for _ in range(runs):
+        came = np.where(again, origin[via], src)
+        if (came == origin).all():
+            break
+        origin = came
+    last = np.append(dst[order][1:] != dst[order][:-1], True)
+    stays = order[last]
+    stays = stays[run[stays] >= read[dst[stays]]]
+    if len(np.unique(origin[stays])) < len(stays):
+        return None
+    return src, origin[stays], dst[stays]
+
+
+class _Ordering:
+    """Runs become ready when none of their target cells is still to be read by another run."""
+
+    def __init__(self, source: IntArray, size: int):
+        self._packed = len(source)
+        self._size = size
+        target = np.flatnonzero(source != np.arange(len(source)))
+        source = source[target]
+        breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
+        starts = np.concatenate(([0], breaks))
+        lengths = np.diff(starts, append=len(source))
+        self._runs: list[tuple[int, int, int]] = list(
+            zip(source[starts].tolist(), target[starts].tolist(), lengths.tolist(), strict=True)
+        )
+        """Source, target and length of each."""
+        of_run = np.repeat(np.arange(len(lengths)), lengths)
+        self._reader = array("q", bytes(8 * size))
+        """Of each cell: the run that has yet to read it, or -1."""
+        self._writer = array("q", bytes(8 * size))
+        """Of each cell: the run that has yet to write it, or -1."""
+        # The same memory: single cells are looked at through the arrays of the standard library, many through NumPy.
+        self._readers, self._writers = np.asarray(self._reader), np.asarray(self._writer)
+        self._readers.fill(-1)
+        self._writers.fill(-1)
+        self._readers[source] = of_run
+        self._writers[target] = of_run
+        readers = self._readers[target]
+        blocked = of_run[(readers >= 0) & (readers != of_run)]
+        self._blocking: list[int] = np.bincount(blocked, minlength=len(lengths)).tolist()
+        """Of each run: target cells that others have yet to read."""
+        clear = np.bincount(of_run[readers < 0], minlength=len(lengths)).tolist()
+        self._partly = [i for i, blocking in enumerate(self._blocking) if blocking and clear[i]]
+        """A heap of at least all runs that can be split: some of their target cells are clear, others are not."""
+        self._left = [True] * len(lengths)
+        self._n_left = len(lengths)
+        self._by_length: list[tuple[int, int]] | None = None
+        """A heap of at least all runs that are left, by their length; made when it is first needed."""
+        self._done: list[tuple[int, int, int]] = []
+
+    def solve(self) -> Moves:
+        """Emit ready runs until all are done; where none is ready, split one or set one aside."""
+        ready = deque(i for i, blocking in enumerate(self._blocking) if blocking == 0)
+        runs, done, left, writer, writers = self._runs, self._done, self._left, self._writer, self._writers
+        while self._n_left:
+            while ready:
+                i = ready.popleft()
+                src, dst, n = run = runs[i]
+                done.append(run)
+                left[i] = False
+                self._n_left -= 1
+                if n == 1:
+                    writer[dst] = -1
+                else:
+                    writers[dst : dst + n] = -1
+                self._read(src, n, i, ready)
+            if self._n_left and not self._split(ready):
+                if self._packed == self._size:
+                    return NO_MOVES  # A full cache in cycles: no cell to turn round in, and no space to win.
+                self._set_aside(ready)
+        return Moves.from_runs(done)
+
+    def _read(self, src: int, n: int, i: int, ready: deque[int]) -> None:
+        """Run ``i`` has read these cells: whoever waits to write them is blocked by fewer."""
+        if n == 1:
+            self._reader[src] = -1
+            other = self._writer[src]
+            if other >= 0 and other != i:
+                self._unblock(other, 1, ready)
+            return
+        self._readers[src : src + n] = -1
+        if n <= _SHORT:
+            counts: dict[int, int] = {}
+            for other in self._writer[src : src + n]:
+                counts[other] = counts.get(other, 0) + 1
+            found = sorted(counts.items()) if len(counts) > 1 else list(counts.items())
+        else:
+            waiting = np.sort(self._writers[src : src + n])
+            first = np.concatenate(([0], np.flatnonzero(waiting[1:] != waiting[:-1]) + 1))
+            found = list(zip(waiting[first].tolist(), np.diff(first, append=n).tolist(), strict=True))
+        for other, cells in found:
+            if other >= 0 and other != i:
+                self._unblock(other, cells, ready)
+
+    def _unblock(self, run: int, cells: int, ready: deque[int]) -> None:
+        blocking = self._blocking[run] = self._blocking[run] - cells
+        if blocking == 0:
+            ready.append(run)
+        elif self._runs[run][2] > 1:
+            heappush(self._partly, run)
+
+    def _blocked_cells(self, i: int) -> int:
+        _, dst, n = self._runs[i]
+        if n <= _SHORT:
+            readers = self._reader[dst : dst + n]
+            return n - readers.count(-1) - readers.count(i)
+        cells = self._readers[dst : dst + n]
+        return int(np.count_nonzero((cells >= 0) & (cells != i)))
+
+    def _partly_clear(self, i: int) -> bool:
+        _, dst, n = self._runs[i]
+        if n == 1 or self._blocking[i] == 0:
+            return False
+        if n <= _SHORT:
+            return -1 in self._reader[dst : dst + n]
+        return bool((self._readers[dst : dst + n] < 0).any())
+
+    def _split(self, ready: deque[int]) -> bool:
+        """Cut some run where part of its target is clear; False if there is none: only cycles are left."""
+        while self._partly:
+            i = heappop(self._partly)
+            if not self._left[i] or not self._partly_clear(i):
+                continue
+            _, dst, n = self._runs[i]
+            if n <= _SHORT:
+                readers = self._reader[dst : dst + n]
+                edges = [0, *[k for k in range(1, n) if (readers[k] < 0) != (readers[k - 1] < 0)], n]
+            else:
+                clear = self._readers[dst : dst + n] < 0
+                edges = [0, *(np.flatnonzero(clear[1:] != clear[:-1]) + 1).tolist(), n]
+            self._cut(i, edges, ready)
+            return True
+        return False
+
+    def _cut(self, i: int, edges: list[int], ready: deque[int]) -> None:
+        """Make run ``i`` several, one between each two edges, the first of which keeps its number."""
+        runs, reader, writer, blocking = self._runs, self._reader, self._writer, self._blocking
+        src, dst, _ = runs[i]
+        parts = [i, *range(len(runs), len(runs) + len(edges) - 2)]
+        runs += [(0, 0, 0)] * (len(edges) - 2)
+        blocking += [0] * (len(edges) - 2)
+        self._left += [True] * (len(edges) - 2)
+        self._n_left += len(edges) - 2
+        for part, (a, b) in zip(parts, pairwise(edges), strict=True):
+            n = b - a
+            runs[part] = (src + a, dst + a, n)
+            if part == i:
+                pass  # It keeps its number: its cells know it.
+            elif n == 1:
+                reader[src + a] = writer[dst + a] = part
+            else:
+                self._readers[src + a : src + b] = part
+                self._writers[dst + a : dst + b] = part
+            if self._by_length is not None:
+                heappush(self._by_length, (n, part))
+        for part in parts:
+            # Counted only when all are known: a run does not block itself, but its parts one another.
+            _, to, n = runs[part]
+            if n == 1:
+                blocking[part] = blocked = int(reader[to] not in (-1, part))
+            else:
+                blocking[part] = blocked = self._blocked_cells(part)
+            if blocked == 0:
+                ready.append(part)
+
+    def _set_aside(self, ready: deque[int]) -> None:
+        """Break a cycle: copy the shortest run (or as much as fits) beyond the packed cells, to be brought back."""
+        starts, ends = runs_of(np.flatnonzero(self._readers[self._packed :] < 0) + self._packed)
+        widest = int((ends - starts).argmax())
+        aside, room = int(starts[widest]), int(ends[widest] - starts[widest])
+        if self._by_length is None:
+            self._by_length = [(run[2], i) for i, run in enumerate(self._runs) if self._left[i]]
+            heapify(self._by_length)
+        while not self._left[(shortest := self._by_length[0])[1]] or self._runs[shortest[1]][2] != shortest[0]:
+            heappop(self._by_length)
+        i = shortest[1]
+        src, dst, n = self._runs[i]
+        part = min(n, room)
+        for run in [] if part == n else [self._replace(i, False, (src + part, dst + part, n - part))]:
+            self._blocking[run] = self._blocked_cells(run)
+            if self._partly_clear(run):
+                heappush(self._partly, run)
+        self._done.append((src, aside, part))
+        self._replace(i, True, (aside, dst, part))
+        self._blocking[i] = self._blocked_cells(i)
+        if self._partly_clear(i):
+            heappush(self._partly, i)
+        self._read(src, part, i, ready)
+
+    def _replace(self, i: int, reuse: bool, run: tuple[int, int, int]) -> int:
+        """Run ``i``, or a new one, becomes ``run``; its number. What blocks it is for the caller to count."""
+        if reuse:
+            self._runs[i] = run
+        else:
+            i = len(self._runs)
+            self._runs.append(run)
+            self._blocking.append(0)
+            self._left.append(True)
+            self._n_left += 1
+        src, dst, n = run
+        if n == 1:
+            self._reader[src] = self._writer[dst] = i
+        else:
+            self._readers[src : src + n] = i
+            self._writers[dst : dst + n] = i
+        if self._by_length is not None:
+            heappush(self._by_length, (n, i))
+        return i
