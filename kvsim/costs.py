@@ -335,15 +335,19 @@ class CostModel:
     def along(self, members: int, course: Course, kernel: Kernel, group: Group) -> FloatArray:
         """Seconds of each of some steps of a crew, shape (steps,); for such a model and such a kernel."""
         cell, base, chunk, run = self._attention[kernel]
-        attention = cell.at(1) * course.scanned
-        pieces = chunk * members + run * course.runs if run else chunk * members
-        seconds = self._forward.at(members) + group.share * (base + attention + pieces)
+        share = group.share
+        seconds: FloatArray = np.multiply(course.scanned, share * cell.at(1))
+        seconds += self._forward.at(members) + share * (base + chunk * members)
+        if run:
+            seconds += (share * run) * course.runs
         return seconds if self._pace == 1.0 else self._pace * seconds
 
     def reached(self, tokens: int, cells: int) -> None:
         """A pass had so many tokens, one of them scored against so many cells: it counts for what is warned of."""
-        self.most_tokens = max(self.most_tokens, tokens)
-        self.most_cells = max(self.most_cells, cells)
+        if tokens > self.most_tokens:
+            self.most_tokens = tokens
+        if cells > self.most_cells:
+            self.most_cells = cells
 
     def went(self, leap: Leap) -> None:
         """These steps were run: they count for what is warned of."""

@@ -18,7 +18,7 @@ from kvsim.job import Job
 from kvsim.outcomes import Backlog, Outcomes
 from kvsim.rows import Rows
 from policies import NO_MOVES, Leap, MicroBatch, Moves, Policy, Transfer, Usage, Usages
-from policies.crew import Ahead, Brief, Course
+from policies.crew import Ahead, Brief
 
 FloatArray = NDArray[np.float64]
 
@@ -137,12 +137,11 @@ class Recorder:
         if brief.moves is not NO_MOVES:
             self.moved(brief.moves)
 
-    def along(self, course: Course, n: int) -> None:
-        """The first ``n`` steps of a crew's have been run."""
-        scores = int(np.add.reduce(course.scanned[:n]))
+    def along(self, steps: int, scores: int) -> None:
+        """A crew has taken steps by itself."""
         self.scores += scores
         self.useful_scores += scores
-        self._count += n
+        self._count += steps
 
     def leap(self, starts_s: FloatArray, seconds: Sequence[FloatArray], leap: Leap, usages: Usages | None) -> None:
         """So many steps have been run, one after another; ``seconds``: of each pass of a step. Arrays of shape

@@ -108,8 +108,7 @@ class Server:
         np.add.accumulate(times, out=times)
         n = min(int(times[1:].searchsorted(self._env.peek())) + 1, course.steps)
         backend.costs.reached(members, crew.longest(n))
-        self._recorder.along(course, n)
-        crew.take(n)
+        self._recorder.along(n, crew.take(n))
         return n, float(times[n]) - now
 
     def _leap(self, step: Sequence[Chunk]) -> tuple[int, float]:

@@ -27,7 +27,7 @@ class Course(NamedTuple):
 
     steps: int
     scanned: IntArray
-    """Scores computed in each, all of them against cells that the token's sequence can see; shape (steps,)."""
+    """Scores computed in each; shape (steps,)."""
     runs: IntArray | int
     """Contiguous pieces that the scanned cells lie in: in each, shape (steps,), or always so many."""
 
@@ -135,21 +135,20 @@ class Crew(ABC, Generic[M]):
         """Cells that one token is scored against in the ``n``-th step from now, at most."""
 
     @abstractmethod
-    def take(self, n: int) -> None:
-        """Take so many steps, which must have been foreseen, or reserved."""
+    def take(self, n: int) -> int:
+        """Take so many steps, which must have been foreseen, or reserved; the scores computed in them, all against
+        cells that the token's sequence can see."""
 
     def _add(self, seq: int, member: M) -> None:
-        tokens = member.length
         self._turn += 1
         member.crew, member.turn, self._members[seq] = self, self._turn, member
-        member.length = tokens
-        heapq.heappush(self._starts, (self.steps - tokens, seq))
+        heapq.heappush(self._starts, (self.steps - member._length, seq))
+        member._length -= self.steps
 
     def _drop(self, seq: int) -> M:
         member = self._members.pop(seq)
-        tokens = member.length
         member.crew = None
-        member.length = tokens
+        member._length += self.steps
         return member
 
     def _most_tokens(self) -> int:
@@ -157,6 +156,6 @@ class Crew(ABC, Generic[M]):
         if not self._members:
             return 0
         starts, members = self._starts, self._members
-        while (seq := starts[0][1]) not in members or self.steps - members[seq].length != starts[0][0]:
+        while (seq := starts[0][1]) not in members or members[seq]._length != -starts[0][0]:
             heapq.heappop(starts)
         return self.steps - starts[0][0]

@@ -10,8 +10,10 @@ from policies.block_table import Paged
 from policies.blocks import BlockPool
 from policies.crew import Ahead, Brief, Course, Crew
 from policies.fill import Fill
-from policies.leap import COUNTED, MOST
+from policies.leap import MOST
 from policies.vocabulary import Chunk
+
+_NOBODY: dict[int, Paged] = {}
 
 
 class PagedCrew(Crew[Paged]):
@@ -42,9 +44,10 @@ class PagedCrew(Crew[Paged]):
         self._find = find
         self._name = name
         self._place = place
-        self._begins: list[dict[int, Paged]] = [{} for _ in range(size)]
-        self._counts = np.zeros(2 * size, dtype=np.int64)
-        """How many each of these holds, twice in a row."""
+        self._begins: dict[int, dict[int, Paged]] = {}
+        """By the remainder, where there is anybody."""
+        self._counts = np.zeros(MOST + size, dtype=np.int64)
+        """How many there are, for each remainder and over again."""
         self._held = 0
         """Tokens of all members."""
         self._runs = 0
@@ -55,27 +58,36 @@ class PagedCrew(Crew[Paged]):
     def join(self, seq: int) -> bool:
         """Not if it has blocks to spare, or has yet to own the one it writes into."""
         s, size = self._find(seq), self._size
-        if s is None or s.length == 0 or s.skipped or len(s.table) != -(-s.length // size):
+        if s is None or s.skipped:
             return False
-        if s.length % size and self._pool.refs[s.table[-1]] > 1:
+        length, blocks = s.length, len(s.table)
+        if length == 0 or blocks != -(-length // size) or (length % size and self._pool.refs[s.table[-1]] > 1):
             return False
         self._add(seq, s)
         self._reserved = -1  # What was set aside for a step that then was not taken belongs to those who had it.
         self._fill.kept = False
-        at = (self.steps - s.length) % size
-        self._begins[at][seq] = s
+        at = (self.steps - length) % size
+        who = self._begins.get(at)
+        if who is None:
+            self._begins[at] = {seq: s}
+        else:
+            who[seq] = s
         self._counts[at::size] += 1
-        self._held += s.length
-        self._runs += len(s.table)
+        self._held += length
+        self._runs += blocks
         return True
 
     def leave(self, seq: int) -> None:
         """It keeps its blocks."""
-        s = self._drop(seq)
-        at = (self.steps - s.length) % self._size
-        del self._begins[at][seq]
-        self._counts[at :: self._size] -= 1
-        self._held -= s.length
+        s, size = self._drop(seq), self._size
+        length = s.length
+        at = (self.steps - length) % size
+        who = self._begins[at]
+        del who[seq]
+        if not who:
+            del self._begins[at]
+        self._counts[at::size] -= 1
+        self._held -= length
         self._runs -= len(s.table)
 
     def stuck(self) -> list[int]:
@@ -85,12 +97,13 @@ class PagedCrew(Crew[Paged]):
     def reserve(self) -> bool:
         """A block for each who begins one."""
         if self._reserved != self.steps:
-            if len(self._begins[self.steps % self._size]) > len(self._pool.free):
+            begins = self._begins.get(self.steps % self._size)
+            if begins and len(begins) > len(self._pool.free):
                 return False
-            if self._name is None:
-                self._begin_all(1)
-            else:
+            if self._name is not None:
                 self._begin(self.steps)
+            elif begins:
+                self._begin_all(1)
             self._reserved = self.steps
         return True
 
@@ -100,60 +113,58 @@ class PagedCrew(Crew[Paged]):
 
     def ahead(self) -> Ahead:
         """One token more for each."""
-        new = 0 if self._reserved == self.steps else len(self._begins[self.steps % self._size])
-        return Ahead(self._held + len(self), self._runs + new, self._most_tokens() + 1)
+        new = 0 if self._reserved == self.steps else self._beginning(self.steps)
+        return Ahead(self._held + len(self._members), self._runs + new, self._most_tokens() + 1)
 
     def course(self, n: int) -> Course:
         """Until the free blocks run out."""
         steps, size, members = self.steps, self._size, len(self._members)
         n, at = min(n, MOST), steps % size
-        here = len(self._begins[at]) if self._reserved == steps else 0
+        here = self._beginning(steps) if self._reserved == steps else 0
         if (n // size + 1) * members > len(self._pool.free) + here:
             n = self._suffices(len(self._pool.free) + here, n)
-        begun = np.add.accumulate(self._counts[at : at + min(n, size)])
-        counted = COUNTED[:n]
-        if n > size:
-            begun = begun[(counted - 1) % size] + (counted - 1) // size * members
-        return Course(n, self._held + members * counted, self._runs - here + begun)
+        first = self._held + members
+        scanned = np.arange(first, first + members * n, members)
+        return Course(n, scanned, self._runs - here + np.add.accumulate(self._counts[at : at + n]))
 
     def longest(self, n: int) -> int:
         """All of its tokens."""
         return self._most_tokens() + n
 
-    def take(self, n: int) -> None:
+    def take(self, n: int) -> int:
         """As ever, in each step first room, then a token for each."""
-        steps, size = self.steps, self._size
+        steps, members = self.steps, len(self._members)
         if self._name is None:
             self._begin_all(n)
         else:
             for step in range(steps, steps + n):
-                if self._reserved != step and (self._begins[step % size] or self._begins[(step + 1) % size]):
+                if self._reserved != step:
                     self._begin(step)
         self.steps = steps + n
-        self._held += n * len(self._members)
+        scores = n * self._held + members * (n * (n + 1) // 2)
+        self._held += n * members
+        return scores
+
+    def _beginning(self, step: int) -> int:
+        """How many begin a block in this step."""
+        return len(self._begins.get(step % self._size, ()))
 
     def _begin_all(self, n: int) -> None:
         """All blocks that the next ``n`` steps begin, in order."""
         first, size = self.steps, self._size
+        order: list[Paged] = []
         if n == 1:
-            who = self._begins[first % size]
-            if who and self._reserved != first:
-                for s, block in zip(who.values(), self._pool.take(len(who)), strict=True):
-                    s.table.append(block)
-                self._runs += len(who)
-            return
-        stop = first + n
-        begins = [(at, self._begins[at % size].values()) for at in range(first, min(stop, first + size))]
-        order = [
-            s.table
-            for turn in range(0, n, size)
-            for at, members in begins
-            if members and at + turn < stop and (at + turn > first or self._reserved != first)
-            for s in members
-        ]
+            if self._reserved != first:
+                order += self._begins.get(first % size, _NOBODY).values()
+        else:
+            begins = sorted(((at - first) % size, who.values()) for at, who in self._begins.items())
+            for turn in range(0, n, size):
+                for at, who in begins:
+                    if turn + at < n and (turn + at or self._reserved != first):
+                        order += who
         if order:
-            for table, block in zip(order, self._pool.take(len(order)), strict=True):
-                table.append(block)
+            for s, block in zip(order, self._pool.take(len(order)), strict=True):
+                s.table.append(block)
             self._runs += len(order)
 
     def _suffices(self, free: int, n: int) -> int:
@@ -169,10 +180,12 @@ class PagedCrew(Crew[Paged]):
 
     def _begin(self, step: int) -> None:
         """Blocks for those who begin one in this step, and keys for those that will then be full."""
-        begins, pool, size = self._begins[step % self._size], self._pool, self._size
+        pool, size = self._pool, self._size
+        begins, fills = self._begins.get(step % size, _NOBODY), self._begins.get((step + 1) % size, _NOBODY)
+        if not begins and not fills:
+            return
         assert self._name is not None
         self._runs += len(begins)
-        fills = self._begins[(step + 1) % size]
         both = begins if size == 1 else {**begins, **fills} if begins else fills
         ordered = sorted(both.items(), key=lambda item: item[1].turn) if begins and fills else both.items()
         for seq, s in ordered:

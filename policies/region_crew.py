@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from policies.crew import Ahead, Brief, Course, Crew, Member
 from policies.leap import COUNTED, MOST
 from policies.vocabulary import Chunk
@@ -117,7 +119,11 @@ class RegionCrew(Crew[Region]):
         """Until somebody is stuck."""
         end = self._next(self._ends)
         n = min(n, MOST) if end is None else min(n, MOST, end - self.steps)
-        scanned = self._held + self._growing * COUNTED[:n]
+        if self._growing:
+            first = self._held + self._growing
+            scanned = np.arange(first, first + n * self._growing, self._growing)
+        else:
+            scanned = np.full(n, self._held)
         for cap in self._capped(n):
             scanned[cap:] -= COUNTED[: n - cap]
         return Course(n, scanned, len(self._members))
@@ -127,16 +133,19 @@ class RegionCrew(Crew[Region]):
         most, tokens = self._policy.most, self._most_tokens() + n
         return tokens if most is None else min(tokens, most)
 
-    def take(self, n: int) -> None:
+    def take(self, n: int) -> int:
         """A token for each in every step."""
-        grown = self._growing * n
+        grown, scores = self._growing * n, n * self._held + self._growing * (n * (n + 1) // 2)
         for cap in self._capped(n):
-            grown -= n - cap
+            missing = n - cap
+            grown -= missing
+            scores -= missing * (missing + 1) // 2
             self._growing -= 1
             heapq.heappop(self._caps)
         self.steps += n
         self._held += grown
         self._policy.grow(grown)
+        return scores
 
     def _next(self, heap: list[tuple[int, int, int]]) -> int | None:
         """The first step in a heap, without what has left."""

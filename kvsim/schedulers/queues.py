@@ -34,36 +34,27 @@ class Queue(Protocol):
         ...
 
 
-class FirstCome:
+class FirstCome(deque[Job]):
     """In order of arrival; who was preempted goes first."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
 
     def add(self, job: Job) -> None:
         """To the back."""
-        self._jobs.append(job)
+        self.append(job)
 
     def put_back(self, job: Job) -> None:
         """To the front."""
-        self._jobs.appendleft(job)
+        self.appendleft(job)
 
     def first(self) -> Job:
         """The front."""
-        return self._jobs[0]
+        return self[0]
 
     def remove(self, job: Job) -> None:
         """Nearly always the first."""
-        if self._jobs[0] is job:
-            self._jobs.popleft()
+        if self[0] is job:
+            self.popleft()
         else:
-            self._jobs.remove(job)
+            super().remove(job)
 
 
 class MostUrgent:

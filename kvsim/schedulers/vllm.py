@@ -101,7 +101,7 @@ class Vllm(Desk):
         self._together, self._vain = False, False
         if not self.running and not self.waiting:
             return ()
-        if self._lockstep:
+        if self._lockstep is not None:
             together = self._compose_together(now)
             if together is not None:
                 self._together = True
@@ -189,7 +189,8 @@ class Vllm(Desk):
     def _go_on(self, n: int, now: float) -> None:
         """Those in lockstep have got so many tokens."""
         assert self._lockstep is not None
-        self._stalled = -1
+        if len(self._lockstep):
+            self._stalled = -1
         for job in self._lockstep.went(n):
             self._finish(job, now)
 
