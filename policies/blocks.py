@@ -51,12 +51,17 @@ class BlockPool:
             for block in blocks:
                 refs[block] = 1
             return blocks
+        found = self._found
         for block in blocks:
             key = keys[block]
             if key is not None:
                 if on_evict is not None:
                     on_evict(block, key)
-                self._drop(block, key)
+                if found[key] == block:
+                    del found[key]
+                    keys[block] = None
+                else:
+                    self._drop(block, key)
                 self.n_idle -= 1
             refs[block] = 1
         return blocks
@@ -143,6 +148,18 @@ class BlockPool:
         else:
             found[block] = None
         self.free.stored(block, key)
+
+    def store_all(self, blocks: Sequence[int], keys: Sequence[Key]) -> None:
+        """These blocks are full, in this order; those of them that cannot be found yet can be from now on."""
+        if self.free.notes or not self._found.keys().isdisjoint(keys):
+            for block, key in zip(blocks, keys, strict=True):
+                if self.keys[block] is None:
+                    self.store(block, key)
+            return
+        own = self.keys
+        for block, key in zip(blocks, keys, strict=True):
+            own[block] = key
+        self._found.update(zip(keys, blocks, strict=True))
 
     def forget(self, block: int, *, evicted: bool = True) -> None:
         """The block can no longer be found, whoever holds it. Not ``evicted``: it never held what its key says."""

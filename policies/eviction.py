@@ -33,6 +33,9 @@ NEVER = 1 << 62
 class FreeBlocks(Protocol):
     """The free blocks in the order in which they will be handed out."""
 
+    notes: bool
+    """Whether it matters in which order blocks become cached ones, and are hit."""
+
     def __len__(self) -> int: ...
 
     def take(self, n: int) -> list[int]:
@@ -66,6 +69,8 @@ class FreeBlocks(Protocol):
 
 class Lru:
     """vLLM's queue: plain blocks to the front (or, in the older order, to the back), cached ones to the back."""
+
+    notes = False
 
     def __init__(self, blocks: Iterable[int], keys: Keys, *, plain_first: bool = True):
         self._queue = OrderedDict.fromkeys(blocks)
@@ -114,6 +119,8 @@ class Lru:
 class Stack:
     """Blocks that are never cached, the one released last handed out first: as ``Lru`` then has it."""
 
+    notes = False
+
     def __init__(self, blocks: Iterable[int]):
         self._free = list(blocks)[::-1]
 
@@ -152,6 +159,8 @@ class Stack:
 
 class LowestFirst:
     """Always the lowest free block; for layouts without a prefix cache."""
+
+    notes = False
 
     def __init__(self, blocks: Iterable[int]):
         self._free = list(blocks)
@@ -291,6 +300,8 @@ class NextUse:
 class Ranked:
     """Cached blocks by rank; among equals the one released longest ago, so that a chain loses its tail first."""
 
+    notes = True
+
     def __init__(self, blocks: Iterable[int], keys: Keys, rank: Rank):
         self._plain = OrderedDict.fromkeys(blocks)
         self._keys = keys
@@ -357,6 +368,8 @@ class Sieve:
 
     Blocks in use keep their place, and the hand passes over them.
     """
+
+    notes = True
 
     def __init__(self, blocks: Iterable[int], keys: Keys):
         self._plain = OrderedDict.fromkeys(blocks)

@@ -106,9 +106,14 @@ class PagedPolicy(Policy):
         """Copies on write that an engine has yet to make: from cell, to cell, cells. Their sources are held until
         then, so that nothing else is written there."""
         self._fill = Fill(n_blocks, block_size)
-        name_blocks = self._name if prefix_cache else None
         self._crew = PagedCrew(
-            block_size, self.pool, self._fill, self.tables.get, name_blocks, self._place_beside, config.n_ubatch
+            block_size,
+            self.pool,
+            self._fill,
+            self.tables.get,
+            self._name if prefix_cache else None,
+            self._place_beside,
+            config.n_ubatch,
         )
 
     def crew(self) -> Crew[Any] | None:
@@ -138,6 +143,8 @@ class PagedPolicy(Policy):
         """Tokens of the longest prefix that is cached, here or in the host tier; always fewer than ``tokens``."""
         if not self.prefix_cache:
             return 0
+        if not content.private:
+            self._crew.name_all()
         keys = content.keys(self.block_size, (tokens - 1) // self.block_size)
         if self.window is not None:
             found = self.pool.trailing(keys, self._window_blocks)
@@ -525,9 +532,11 @@ class PagedPolicy(Policy):
         if self._tail_only and self.window is not None:
             end = (s.prompt - 1) // self.block_size
             first, last = max(first, end - self._window_blocks), min(upto, end)
-        for at in range(first, last):
-            if pool.keys[s.table[at]] is None:
-                pool.store(s.table[at], keys[at])
+        if last - first == 1:
+            if pool.keys[s.table[first]] is None:
+                pool.store(s.table[first], keys[first])
+        elif last > first:
+            pool.store_all(s.table[first:last], keys[first:last])
         s.named = upto
 
     def _skip(self, s: Paged, tokens: int) -> None:

@@ -43,6 +43,8 @@ class PagedCrew(Crew[Paged]):
         self._fill = fill
         self._find = find
         self._name = name
+        self._in_order = name is not None and pool.free.notes
+        """Whether blocks must be named in the order in which they are filled, or just before anybody may look."""
         self._place = place
         self._begins: dict[int, dict[int, Paged]] = {}
         """By the remainder, where there is anybody."""
@@ -81,6 +83,8 @@ class PagedCrew(Crew[Paged]):
         """It keeps its blocks."""
         s, size = self._drop(seq), self._size
         length = s.length
+        if self._name is not None:
+            self._name(s, length)
         at = (self.steps - length) % size
         who = self._begins[at]
         del who[seq]
@@ -89,6 +93,12 @@ class PagedCrew(Crew[Paged]):
         self._counts[at::size] -= 1
         self._held -= length
         self._runs -= len(s.table)
+
+    def name_all(self) -> None:
+        """Let all blocks that members have filled be found."""
+        if self._name is not None:
+            for s in self._members.values():
+                self._name(s, s.length)
 
     def stuck(self) -> list[int]:
         """Nobody: any free block will do."""
@@ -100,7 +110,7 @@ class PagedCrew(Crew[Paged]):
             begins = self._begins.get(self.steps % self._size)
             if begins and len(begins) > len(self._pool.free):
                 return False
-            if self._name is not None:
+            if self._in_order:
                 self._begin(self.steps)
             elif begins:
                 self._begin_all(1)
@@ -134,7 +144,7 @@ class PagedCrew(Crew[Paged]):
     def take(self, n: int) -> int:
         """As ever, in each step first room, then a token for each."""
         steps, members = self.steps, len(self._members)
-        if self._name is None:
+        if not self._in_order:
             self._begin_all(n)
         else:
             for step in range(steps, steps + n):
