@@ -39,7 +39,8 @@ bench: setup
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
 	$(BIN)/python -m benchmarks.paged
-	$(BIN)/python -m benchmarks.leaps
+	$(BIN)/python -m benchmarks.leaps --requests 75
+	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.engine --model small
 
 lock: setup

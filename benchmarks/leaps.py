@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import simpy
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.speed import bare_events
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import run
 
@@ -41,20 +41,6 @@ def scenario(requests: int) -> Scenario:
             "cache": {"cells": 1 << 14},
         }
     )
-
-
-def bare_events(n: int = 200_000) -> float:
-    """Timeouts per second of a single SimPy process."""
-    env = simpy.Environment()
-
-    def tick():
-        for _ in range(n):
-            yield env.timeout(1.0)
-
-    env.process(tick())
-    began = time.perf_counter()
-    env.run()
-    return n / (time.perf_counter() - began)
 
 
 def main(

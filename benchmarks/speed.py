@@ -1,0 +1,237 @@
+"""What the benchmarks of the simulator's own speed share: a world, and how one run in a new process is measured.
+
+``python -m benchmarks.speed`` takes a task as JSON from its standard input, does it and prints what it found as JSON: a
+process for each run, so that its peak of memory is its own and no run profits from what another left behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import numpy as np
+import simpy
+from pydantic import Field
+
+from kvsim.arrivals import Process
+from kvsim.backend import SimulatedBackend
+from kvsim.costs import load_profile
+from kvsim.metrics import Recorder
+from kvsim.scenario import Scenario
+from kvsim.simulation import build_policy, cost_model, drive
+from workloads import AzureTrace, Lengths, Synthetic, Workload, no_gaps, poisson_gaps, stream
+from workloads.request import Request
+from workloads.synthetic import Gaps, moments
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# fmt: off
+_SHARES = (0, 1, 2, 3, 5, 10, 15, 20, 25, 30, 40, 45, 50, 60, 67, 70, 75, 80, 85, 90, 92, 95, 99, 99.5, 99.9,
+           99.95, 100)
+_PROMPTS = (2, 29, 91, 161, 181, 207, 372, 387, 396, 403, 703, 984, 1020, 1071, 1109, 1130, 1189, 1315, 1876, 2734,
+            4073, 4083, 4142, 4831, 6179, 6570, 14050)
+_OUTPUTS = (7, 16, 24, 32, 41, 54, 67, 77, 85, 91, 103, 113, 129, 177, 371, 384, 395, 400, 411, 424,
+            429, 451, 601, 643, 954, 1000, 1000)
+# fmt: on
+"""Per cent, and tokens that so many of the requests do not exceed: quantiles of the conversation trace of the Azure LLM
+inference data set of 2023 (github.com/Azure/AzurePublicDataset, CC-BY-4.0; Patel et al., "Splitwise", ISCA 2024)."""
+
+_PAGE = 4096
+"""Requests drawn at a time."""
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Lengths drawn from a table of quantiles, linear between them."""
+
+    tokens: Sequence[int]
+
+    def draw(self, rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """``n`` independent lengths."""
+        drawn = np.interp(rng.random(n), np.array(_SHARES) / 100, self.tokens)
+        return np.maximum(np.rint(drawn), 1).astype(np.int64)
+
+
+PROMPTS: Lengths = Quantiles(_PROMPTS)
+OUTPUTS: Lengths = Quantiles(_OUTPUTS)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Requests as long as those of a trace, in its order and again from its start, with gaps of their own."""
+
+    seed: int
+    n_requests: int
+    gaps: Gaps
+    lengths: Sequence[tuple[int, int]]
+    users: None = None
+
+    def __iter__(self) -> Iterator[Request]:
+        rng, now = stream(self.seed, "arrivals"), 0.0
+        for first in range(0, self.n_requests, _PAGE):
+            n = min(_PAGE, self.n_requests - first)
+            times = moments(now, self.gaps(rng, n)).tolist()
+            for i, now in enumerate(times, first):
+                yield Request(i, now, *self.lengths[i % len(self.lengths)])
+
+
+class World(Scenario):
+    """A scenario with a workload that no scenario file can ask for."""
+
+    requests: Annotated[Any, Field(exclude=True, repr=False)] = None
+
+    def build_workload(self) -> Workload:
+        """The one that was given."""
+        given: Workload = self.requests
+        return given
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process is to do."""
+
+    policy: str = ""
+    requests: int = 0
+    rate: float | None = None
+    """Arrivals per second, Poisson; None: all at once."""
+    slots: int = 1
+    n_batch: int = 1
+    cells: int = 2
+    slot_context: int = 2
+    prefix_cache: bool = False
+    trace: str | None = None
+    """An Azure file whose lengths the requests have, rather than drawn ones."""
+    count: bool = False
+    """Count SimPy's events; the time is then not that of a run."""
+    bare: int = 0
+    """So many events of the bare kernel instead of a run."""
+
+    def workload(self) -> Workload:
+        """Its requests."""
+        gaps = no_gaps if self.rate is None else poisson_gaps(self.rate)
+        if self.trace is None:
+            return Synthetic(1, self.requests, gaps, PROMPTS, OUTPUTS)
+        return Repeated(1, self.requests, gaps, _lengths(self.trace))
+
+    def world(self) -> World:
+        """All that its run depends on."""
+        return World.model_validate(
+            {
+                "name": "scale",
+                "server": {
+                    "scheduler": "vllm",
+                    "slots": self.slots,
+                    "n_batch": self.n_batch,
+                    "n_ubatch": self.n_batch,
+                    "slot_context": self.slot_context,
+                },
+                "cache": {"cells": self.cells, "prefix_cache": self.prefix_cache},
+                "requests": self.workload(),
+            }
+        )
+
+
+@functools.cache
+def _lengths(trace: str) -> Sequence[tuple[int, int]]:
+    return [(request.prompt_tokens, request.output_tokens) for request in AzureTrace(Path(trace))]
+
+
+def simulate(world: World, policy: str) -> dict[str, Any]:
+    """The summary of ``kvsim.simulation.run(world, policy, detail="requests")``, which would read the scenario anew and
+    with it lose the workload."""
+    costs = cost_model(world, load_profile(world.machine.profile, world.folder))
+    chosen = build_policy(world, policy, costs)
+    backend, recorder = SimulatedBackend(costs, chosen.kernel, chosen.groups), Recorder(detail="requests")
+    return drive(world, chosen, backend, recorder, costs.profile.name)[0].summary
+
+
+def bare_events(n: int = 200_000) -> float:
+    """Timeouts per second of a single SimPy process."""
+    env = simpy.Environment()
+
+    def tick() -> Process:
+        for _ in range(n):
+            yield env.timeout(1.0)
+
+    env.process(tick())
+    began = time.perf_counter()
+    env.run()
+    return n / (time.perf_counter() - began)
+
+
+class _Counted(simpy.Environment):
+    """Counts the events that are processed in any environment."""
+
+    steps = 0
+
+    def step(self) -> None:
+        """One more."""
+        _Counted.steps += 1
+        super().step()
+
+
+def do(task: Task) -> dict[str, Any]:
+    """Do it here."""
+    if task.bare:
+        return {"events_per_s": bare_events(task.bare)}
+    world = task.world()
+    if task.count:
+        with patch.object(simpy, "Environment", _Counted):
+            simulate(world, task.policy)
+        return {"events": _Counted.steps}
+    before = memory("VmRSS")
+    wall, cpu = time.perf_counter(), time.process_time()
+    summary = simulate(world, task.policy)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {"wall_s": wall, "cpu_s": cpu, "before_mb": before, "peak_mb": memory("VmHWM"), "summary": summary}
+
+
+def memory(what: str) -> float:
+    """MB that the process has now (``VmRSS``) or had at most (``VmHWM``).
+
+    Linux hands ``ru_maxrss`` down from the process that started this one, so that is the last resort.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(what))
+    except (OSError, StopIteration):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most / 1e6 if sys.platform == "darwin" else most * 1024 / 1e6
+
+
+def elsewhere(task: Task) -> dict[str, Any]:
+    """Do it in a new process. Raises ``RuntimeError`` with the last line of what went wrong."""
+    given = json.dumps(dataclasses.asdict(task))
+    command = [sys.executable, "-m", "benchmarks.speed"]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, env=one_thread())
+    if done.returncode:
+        raise RuntimeError(f"{task.policy}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def import_s() -> float:
+    """Seconds that a new process needs to import the simulator."""
+    code = "import time; t = time.perf_counter(); import kvsim.simulation; print(time.perf_counter() - t)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    return float(done.stdout)
+
+
+def one_thread() -> dict[str, str]:
+    """The environment in which a process keeps to one core."""
+    return {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
+
+
+if __name__ == "__main__":
+    print(json.dumps(do(Task(**json.load(sys.stdin)))))
