@@ -102,9 +102,9 @@ class SimulatedBackend:
             seconds += group.share * self.costs.shift(brief.shift)
         return seconds
 
-    def along(self, members: int, course: Course) -> FloatArray:
-        """Predicted seconds of each of some steps of a crew of so many, shape (steps,)."""
-        return self.costs.along(members, course, self._kernel, self._groups[0])
+    def along(self, members: int, course: Course, seconds: FloatArray) -> None:
+        """Put down the predicted seconds of each of some steps of a crew of so many, shape (steps,)."""
+        self.costs.along(members, course, self._kernel, self._groups[0], seconds)
 
     def _and_before(self, seconds: float, batch: MicroBatch) -> float:
         """With those of what is to be done before the pass."""

@@ -28,6 +28,7 @@ from kvsim.errors import UserError
 from kvsim.model import Storage
 from policies import Group, Kernel, Leap, MicroBatch, Moves, RelativeCosts, Shift, Transfer
 from policies.crew import Ahead, Brief, Course
+from policies.leap import COUNTED
 
 FORMAT = 3
 """Version of the profile file."""
@@ -332,15 +333,17 @@ class CostModel:
         rest = chunk * (tokens + len(brief.rows)) + run * runs
         return self._pace * (self._forward.at(n) + group.share * (base + attention + rest))
 
-    def along(self, members: int, course: Course, kernel: Kernel, group: Group) -> FloatArray:
-        """Seconds of each of some steps of a crew, shape (steps,); for such a model and such a kernel."""
+    def along(self, members: int, course: Course, kernel: Kernel, group: Group, seconds: FloatArray) -> None:
+        """Put down the seconds of each of some steps of a crew, shape (steps,); for such a model and such a kernel."""
         cell, base, chunk, run = self._attention[kernel]
-        share = group.share
-        seconds: FloatArray = np.multiply(course.scanned, share * cell.at(1))
-        seconds += self._forward.at(members) + share * (base + chunk * members)
-        if run:
-            seconds += (share * run) * course.runs
-        return seconds if self._pace == 1.0 else self._pace * seconds
+        scan, piece = self._pace * group.share * cell.at(1), self._pace * group.share * run
+        fixed = self._pace * (self._forward.at(members) + group.share * (base + chunk * members))
+        np.multiply(COUNTED[: course.steps], scan * course.growth, out=seconds)
+        seconds += fixed + scan * course.scanned + piece * course.runs
+        for bend in course.bends:
+            seconds[bend:] -= scan * COUNTED[: course.steps - bend]
+        if course.begun is not None and piece:
+            seconds += piece * course.begun
 
     def reached(self, tokens: int, cells: int) -> None:
         """A pass had so many tokens, one of them scored against so many cells: it counts for what is warned of."""

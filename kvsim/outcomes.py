@@ -6,10 +6,15 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from kvsim.distribution import Distribution
 from kvsim.job import Job
 
 _QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+
+_ROWS = 4096
+"""Requests whose latencies are reckoned together."""
 
 _LEAST = 40
 """Requests below which nothing is said of whether arrivals outpace service."""
@@ -29,8 +34,10 @@ class Outcomes:
         """When the first of them arrived."""
         self.last_s = -math.inf
         """When the last of them ended."""
-        self.latencies = {name: Distribution() for name in ("ttft_s", "tpot_s", "e2e_s")}
-        self._ttft, self._tpot, self._e2e = (each.add for each in self.latencies.values())
+        self._latencies = {name: Distribution() for name in ("ttft_s", "tpot_s", "e2e_s")}
+        self._rows: list[tuple[float, float, float, int]] = []
+        """Of those completed that are not in the latencies yet: when they arrived, had their first token, and ended,
+        and how many tokens they were given."""
 
     def add(self, job: Job) -> None:
         """One has ended, well or not."""
@@ -47,13 +54,22 @@ class Outcomes:
         self.truncated += job.truncated
         self.output_tokens += tokens
         self.prompt_tokens += job.request.prompt_tokens
-        self._ttft(first - arrived)
-        self._e2e(finished - arrived)
-        if tokens > 1:
-            self._tpot((finished - first) / (tokens - 1))
+        self._rows.append((arrived, first, finished, tokens))
+        if len(self._rows) == _ROWS:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._rows:
+            arrived, first, finished, tokens = np.array(self._rows, dtype=np.float64).T
+            several = tokens > 1
+            self._latencies["ttft_s"].extend(first - arrived)
+            self._latencies["tpot_s"].extend((finished - first)[several] / (tokens[several] - 1))
+            self._latencies["e2e_s"].extend(finished - arrived)
+            self._rows.clear()
 
     def summary(self) -> dict[str, Any]:
         """The figures; what cannot be said is None."""
+        self._settle()
         makespan = self.last_s - self.first_s if self.ended else 0.0
         return {
             "requests": self.ended,
@@ -64,7 +80,7 @@ class Outcomes:
             "prompt_tokens": self.prompt_tokens,
             "makespan_s": makespan,
             "throughput_tokens_per_s": self.output_tokens / makespan if makespan > 0 else None,
-            **{name: _figures(values) for name, values in self.latencies.items()},
+            **{name: _figures(values) for name, values in self._latencies.items()},
         }
 
 

@@ -35,6 +35,8 @@ class Prefetcher:
     def __init__(self, env: simpy.Environment, mode: Mode, policy: Policy, backend: Backend, recorder: Recorder):
         self._env = env
         self._mode = mode
+        self.off = mode == "none"
+        """Whether it never does anything."""
         self._policy = policy
         self._backend = backend
         self._recorder = recorder
@@ -46,11 +48,6 @@ class Prefetcher:
         self._answered: dict[int, float] = {}
         """Of each session that is out: when its last turn ended."""
         self._pauses: list[float] = []
-
-    @property
-    def off(self) -> bool:
-        """Whether it never does anything."""
-        return self._mode == "none"
 
     def arrived(self, job: Job) -> None:
         """A request has come; of a session that was out, its pause is now known."""

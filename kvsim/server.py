@@ -15,6 +15,7 @@ from kvsim.prefetch import Prefetcher
 from kvsim.schedulers import Scheduler
 from policies import Chunk, MicroBatch, NoSlot, Policy
 from policies.crew import NOBODY, Brief, Crew
+from policies.leap import MOST
 
 
 class Server:
@@ -40,6 +41,8 @@ class Server:
         self._backend = backend
         self._recorder = recorder
         self._prefetcher = prefetcher
+        self._times = np.empty(MOST + 1)
+        """When steps end; what it holds is needed for a moment only."""
         self._inbox = arrivals if isinstance(arrivals, Inbox) and not arrivals.keeps_script else None
         self._foresight = backend if leaps and isinstance(backend, SimulatedBackend) and prefetcher.off else None
         if self._foresight is not None:
@@ -60,7 +63,8 @@ class Server:
                 jobs = waited
             now = env.now
             for job in jobs:
-                self._prefetcher.arrived(job)
+                if not self._prefetcher.off:
+                    self._prefetcher.arrived(job)
                 recorder.arrived(job)
                 scheduler.submit(job, now)
             if scheduler.ended:
@@ -81,8 +85,9 @@ class Server:
                 recorder.cache(env.now, self._policy.usage())
 
     def _tell_who_ended(self) -> None:
-        for job in self._scheduler.ended:
-            self._prefetcher.ended(job)
+        if not self._prefetcher.off:
+            for job in self._scheduler.ended:
+                self._prefetcher.ended(job)
         self._scheduler.ended.clear()
 
     def _idle(self) -> float:
@@ -103,10 +108,12 @@ class Server:
         backend, now = self._foresight, self._env.now
         assert backend is not None
         members, course = len(crew), crew.course(self._scheduler.steady(()))
-        times = np.empty(course.steps + 1)
-        times[0], times[1:] = now, backend.along(members, course)
+        times = self._times[: course.steps + 1]
+        times[0] = now
+        backend.along(members, course, times[1:])
         np.add.accumulate(times, out=times)
-        n = min(int(times[1:].searchsorted(self._env.peek())) + 1, course.steps)
+        n = min(int(times.searchsorted(self._env.peek())), course.steps)
+        n = max(n, 1)
         backend.costs.reached(members, crew.longest(n))
         self._recorder.along(n, crew.take(n))
         return n, float(times[n]) - now

@@ -51,8 +51,9 @@ class BlockPool:
             for block in blocks:
                 refs[block] = 1
             return blocks
-        found = self._found
+        found, evicted = self._found, 0
         for block in blocks:
+            refs[block] = 1
             key = keys[block]
             if key is not None:
                 if on_evict is not None:
@@ -62,8 +63,8 @@ class BlockPool:
                     keys[block] = None
                 else:
                     self._drop(block, key)
-                self.n_idle -= 1
-            refs[block] = 1
+                evicted += 1
+        self.n_idle -= evicted
         return blocks
 
     def find(self, key: Key) -> int | None:
@@ -124,7 +125,7 @@ class BlockPool:
             for block in blocks:
                 refs[block] = 0
             if self._found:
-                self.n_idle += len(gone) - [keys[block] for block in gone].count(None)
+                self.n_idle += len(gone) - list(map(keys.__getitem__, gone)).count(None)
             self.free.release(gone)
             return gone
         for block in blocks:

@@ -26,10 +26,16 @@ class Course(NamedTuple):
     """What attention reads for all of a crew together in some steps from the next one on."""
 
     steps: int
-    scanned: IntArray
-    """Scores computed in each; shape (steps,)."""
-    runs: IntArray | int
-    """Contiguous pieces that the scanned cells lie in: in each, shape (steps,), or always so many."""
+    scanned: int
+    """Scores that were computed in the step before."""
+    growth: int
+    """By how many there are more in each further step."""
+    bends: Sequence[int]
+    """After how many steps the growth lessens by one, and again by one; ascending."""
+    runs: int
+    """Contiguous pieces that the scanned cells lay in."""
+    begun: IntArray | None
+    """How many more they are in each step than before the first, shape (steps,); None where they stay as many."""
 
 
 NOBODY = Ahead(0, 0, 0)

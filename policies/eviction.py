@@ -83,17 +83,20 @@ class Lru:
     def take(self, n: int) -> list[int]:
         """From the front."""
         pop = self._queue.popitem
-        return [pop(last=False)[0] for _ in range(n)]
+        return [pop(False)[0] for _ in range(n)]
 
     def release(self, blocks: Sequence[int]) -> None:
         """Plain ones so that the first of them is handed out next; the last cached one is handed out last."""
         queue, keys = self._queue, self._keys
+        if not self._plain_first:
+            queue.update(dict.fromkeys(blocks))
+            return
         plain = []
         for block in blocks:
-            if keys[block] is None and self._plain_first:
-                plain.append(block)
-            else:
+            if keys[block] is not None:
                 queue[block] = None
+            else:
+                plain.append(block)
         for block in reversed(plain):
             queue[block] = None
             queue.move_to_end(block, last=False)

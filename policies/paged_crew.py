@@ -133,9 +133,8 @@ class PagedCrew(Crew[Paged]):
         here = self._beginning(steps) if self._reserved == steps else 0
         if (n // size + 1) * members > len(self._pool.free) + here:
             n = self._suffices(len(self._pool.free) + here, n)
-        first = self._held + members
-        scanned = np.arange(first, first + members * n, members)
-        return Course(n, scanned, self._runs - here + np.add.accumulate(self._counts[at : at + n]))
+        begun = np.add.accumulate(self._counts[at : at + n])
+        return Course(n, self._held, members, (), self._runs - here, begun)
 
     def longest(self, n: int) -> int:
         """All of its tokens."""

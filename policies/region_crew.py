@@ -6,10 +6,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
 from policies.crew import Ahead, Brief, Course, Crew, Member
-from policies.leap import COUNTED, MOST
+from policies.leap import MOST
 from policies.vocabulary import Chunk
 
 
@@ -119,14 +117,7 @@ class RegionCrew(Crew[Region]):
         """Until somebody is stuck."""
         end = self._next(self._ends)
         n = min(n, MOST) if end is None else min(n, MOST, end - self.steps)
-        if self._growing:
-            first = self._held + self._growing
-            scanned = np.arange(first, first + n * self._growing, self._growing)
-        else:
-            scanned = np.full(n, self._held)
-        for cap in self._capped(n):
-            scanned[cap:] -= COUNTED[: n - cap]
-        return Course(n, scanned, len(self._members))
+        return Course(n, self._held, self._growing, self._capped(n), len(self._members), None)
 
     def longest(self, n: int) -> int:
         """All of its tokens, or as many as it keeps."""
