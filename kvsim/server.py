@@ -14,7 +14,7 @@ from kvsim.metrics import Recorder
 from kvsim.prefetch import Prefetcher
 from kvsim.schedulers import Scheduler
 from policies import Chunk, MicroBatch, NoSlot, Policy
-from policies.crew import NOBODY, Brief, Crew
+from policies.crew import NOBODY, Crew
 from policies.leap import MOST
 
 
@@ -73,12 +73,15 @@ class Server:
             crew = scheduler.crew
             busy, began = bool(step) or crew is not None, now
             if busy:
-                steps, seconds = self._along(crew) if crew is not None and not step else self._leap(step)
-                if steps:
-                    yield env.timeout(seconds)
-                    scheduler.ran(step, steps, env.now)
+                if crew is not None and step:
+                    yield from self._beside(step, crew)
                 else:
-                    yield from self._step(step, crew)
+                    steps, seconds = self._leap(step) if crew is None else self._along(crew)
+                    if steps:
+                        yield env.timeout(seconds)
+                        scheduler.ran(step, steps, env.now)
+                    else:
+                        yield from self._step(step)
                 if scheduler.ended:
                     self._tell_who_ended()
             if recorder.watches:
@@ -139,17 +142,13 @@ class Server:
         backend.costs.went(taken)
         return n, float(times[n]) - now
 
-    def _step(self, step: Sequence[Chunk], crew: Crew[Any] | None) -> Process:
+    def _step(self, step: Sequence[Chunk]) -> Process:
         """Place the step, run it, let the time pass, and tell the scheduler how it went."""
         env, recorder, backend = self._env, self._recorder, self._backend
         refusal: NoSlot | None = None
         batches: Sequence[MicroBatch] = ()
-        briefs: Sequence[Brief] = ()
         try:
-            if crew is None:
-                batches = self._policy.allocate(step, views=backend.wants_views)
-            else:
-                briefs = crew.place(step)
+            batches = self._policy.allocate(step, views=backend.wants_views)
         except NoSlot as reason:
             refusal, batches = reason, reason.done
         if refusal is None:
@@ -162,8 +161,6 @@ class Server:
             took = backend.forward(batch)
             recorder.forward(env.now + seconds, took, batch)
             seconds += took
-        if crew is not None and refusal is None:
-            seconds += self._beside(crew, briefs)
         if seconds > 0:
             if recorder.watches:
                 recorder.cache(env.now, self._policy.usage())
@@ -174,13 +171,21 @@ class Server:
         else:
             self._scheduler.no_slot(refusal, env.now)
 
-    def _beside(self, crew: Crew[Any], briefs: Sequence[Brief]) -> float:
-        """A step of a crew, in one pass with the first of some chunks; seconds of all passes."""
+    def _beside(self, step: Sequence[Chunk], crew: Crew[Any]) -> Process:
+        """Take a step of a crew, in one pass with some chunks, or with the first of them; and tell the scheduler."""
         assert self._foresight is not None
+        self._scheduler.started.clear()
+        try:
+            briefs = crew.place(step)
+        except NoSlot as reason:
+            self._scheduler.no_slot(reason, self._env.now)
+            return
         seconds, tokens, ahead = 0.0, len(crew), crew.ahead()
         for brief in briefs:
             seconds += self._foresight.beside(tokens, ahead, brief)
             self._recorder.beside(brief, ahead)
             tokens, ahead = 0, NOBODY
         crew.take(1)
-        return seconds
+        if seconds > 0:
+            yield self._env.timeout(seconds)
+        self._scheduler.commit(step, self._env.now)
