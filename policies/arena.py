@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from policies.free_runs import FreeRuns
 from policies.ordering import together
 from policies.search import Cells
-from policies.vocabulary import NO_SHIFT, CellMap, Chunk, IntArray, Moves, Shift
+from policies.vocabulary import NO_MOVES, NO_SHIFT, CellMap, Chunk, IntArray, Moves, Shift
 
 FOREVER = np.iinfo(np.int64).max
 """A position after every other: the end of an open range."""
@@ -69,8 +69,7 @@ class Arena:
         """One past the highest used cell."""
         return self.free.top
 
-    @property
-    def above(self) -> int:
+    def count_above(self) -> int:
         """Used cells at or above the ``used``-th, the fewest that packing must move: as many as there are free ones
         below it."""
         return self.free.count_below(self.used)
@@ -89,6 +88,11 @@ class Arena:
             if len(key) == 1:
                 self._alone[min(key)] = index
         return index
+
+    def ends_with(self, seq: int) -> bool:
+        """Whether the highest used cell is a sequence's alone."""
+        top = self.top
+        return top > 0 and int(self.owner[top - 1]) == self._alone.get(seq)
 
     @property
     def singles(self) -> list[tuple[int, int]]:
@@ -115,7 +119,7 @@ class Arena:
 
     def take(self, cells: Cells, chunks: Sequence[Chunk]) -> None:
         """Write the tokens of some chunks, one after another, into ``cells``, which are free and then so no more."""
-        indices = [self._set_with(chunk) for chunk in chunks]
+        indices = self._sets_with_each(chunks)
         if isinstance(cells, range):
             low, high = cells.start, cells.stop
             self.free.take(low, high - low)
@@ -124,10 +128,11 @@ class Arena:
                 if n == 1:
                     position[at] = start
                     owner[at] = index
+                    at += 1
                 else:
                     position[at : at + n] = np.arange(start, start + n)
                     owner[at : at + n] = index
-                at += n
+                    at += n
             if self._turned is not None:
                 self._turned[low:high] = 0
         else:
@@ -144,8 +149,7 @@ class Arena:
     def take_steps(self, cells: Cells, step: Sequence[Chunk], k: int) -> None:
         """The same for ``k`` steps of a token for each sequence, the first of them ``step``, the others a token further
         each: ``k * len(step)`` cells, ascending or descending, step after step."""
-        indices = [self._set_with(chunk) for chunk in step]
-        table = np.arange(k)[:, None] + np.array([chunk.start for chunk in step])
+        indices = self._sets_with_each(step)
         where: slice | IntArray
         if isinstance(cells, range):
             self.free.take(cells.start, len(cells))
@@ -154,11 +158,19 @@ class Arena:
             self.free.take_cells(cells)
             where, low, high = cells, *sorted((int(cells[0]), int(cells[-1])))
             high += 1
-        self.position[where] = table.ravel()
         if len(step) == 1:
+            start = step[0].start
+            self.position[where] = np.arange(start, start + k)
             self.owner[where] = indices[0]
         else:
-            self.owner[where] = np.tile(np.array(indices, dtype=np.int32), k)
+            table = np.arange(k)[:, None] + np.array([chunk.start for chunk in step])
+            owners = np.array(indices, dtype=np.int32)
+            if isinstance(cells, range):
+                self.position[where].reshape(table.shape)[:] = table
+                self.owner[where].reshape(table.shape)[:] = owners
+            else:
+                self.position[where] = table.ravel()
+                self.owner[where] = np.tile(owners, k)
         if self._turned is not None:
             self._turned[where] = 0
         self._took(indices, low, high, step, k)
@@ -249,7 +261,7 @@ class Arena:
         """Move tokens: each run's cells end up where the plan says, and the cells they left are empty."""
         if plan.n_runs == 0:
             return
-        at_once = together(plan, self.size)
+        at_once = together(plan)
         for array, empty in ((self.position, -1), (self.owner, 0), (self._turned, 0)):
             if array is None:
                 continue
@@ -275,6 +287,8 @@ class Arena:
     def settle(self) -> tuple[Moves, Shift]:
         """The moves, and then the rotations of keys, that an engine has not been told of yet."""
         shift = NO_SHIFT
+        if self._turned is None and not self._owed:
+            return NO_MOVES, shift
         if self._turned is not None:
             cells = np.flatnonzero((self._turned != 0) & (self.owner > 0))
             shift, self._turned = Shift(cells, self._turned[cells]), None
@@ -370,10 +384,13 @@ class Arena:
             self.owner[:] = np.searchsorted(present, self.owner)
             self._begin_sets([self.sets[index] for index in present.tolist()])
 
-    def _set_with(self, chunk: Chunk) -> int:
-        """The index of the set of sequences that see a chunk."""
-        index = None if chunk.also else self._alone.get(chunk.seq)
-        return self.set_of(chunk.seqs) if index is None else index
+    def _sets_with_each(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Of each chunk: the index of the set of sequences that see it."""
+        alone, indices = self._alone, []
+        for seq, _, _, also in chunks:
+            index = None if also else alone.get(seq)
+            indices.append(self.set_of((seq, *also)) if index is None else index)
+        return indices
 
     def _widen(self, index: int, low: int, high: int) -> None:
         if low < self._low[index]:
@@ -384,14 +401,19 @@ class Arena:
     def _took(self, indices: Sequence[int], low: int, high: int, chunks: Sequence[Chunk], steps: int) -> None:
         """Of these sets, some cells between ``low`` and ``high`` hold tokens now: of each chunk, and of the same ones a
         token further for each further step."""
+        lows, highs = self._low, self._high
         for index in indices:
-            self._widen(index, low, high)
+            if low < lows[index]:
+                lows[index] = low
+            if high > highs[index]:
+                highs[index] = high
         last = self._last
         if last:
-            for chunk in chunks:
-                for seq in chunk.seqs:
-                    if seq in last:
-                        last[seq] = max(last[seq], chunk.start + chunk.n + steps - 2)
+            for seq, start, n, also in chunks:
+                end = start + n + steps - 2
+                for each in (seq, *also) if also else (seq,):
+                    if last.get(each, end) < end:
+                        last[each] = end
 
     def _held(self, seq: int, start: int, stop: int) -> IntArray:
         """Cells in which a sequence holds positions ``[start, stop)``, ascending."""
@@ -403,15 +425,16 @@ class Arena:
     def _seen_by(self, seq: int) -> IntArray:
         """Cells that a sequence sees, ascending."""
         sets = self._sets_with.get(seq, ())
-        low = min((self._low[index] for index in sets), default=0)
-        high = min(max((self._high[index] for index in sets), default=0), self.top)
-        owner = self.owner[low:high]
+        cells: IntArray
         if len(sets) == 1:
-            cells = np.flatnonzero(owner == sets[0])
+            low = self._low[sets[0]]
+            cells = (self.owner[low : min(self._high[sets[0]], self.top)] == sets[0]).nonzero()[0]
         else:
+            low = min((self._low[index] for index in sets), default=0)
+            high = min(max((self._high[index] for index in sets), default=0), self.top)
             sees = np.zeros(len(self.sets), dtype=np.bool_)
             sees[list(sets)] = True
-            cells = np.flatnonzero(sees[owner])
+            cells = sees[self.owner[low:high]].nonzero()[0]
         cells += low
         return cells
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.arena import Arena
 from policies.ordering import in_safe_order
-from policies.vocabulary import NO_MOVES, IntArray, Moves
+from policies.vocabulary import NO_MOVES, Chunk, IntArray, Moves
 
 Compactor = Callable[[Arena], Moves]
 """Plans moves; leaves the arena as it is."""
@@ -40,6 +40,28 @@ def fill_holes(arena: Arena, most_runs: int) -> Moves:
     return Moves(source[first], target[first], runs)
 
 
+def is_packed(arena: Arena) -> bool:
+    """Whether there is no hole below the highest used cell, and each sequence is in one piece, in order of position."""
+    top = arena.top
+    if arena.used < top:
+        return False
+    owner, position = arena.owner[:top], arena.position[:top]
+    changes = owner[1:] != owner[:-1]
+    borders = changes.nonzero()[0]
+    if len(borders) >= len(arena.sets):
+        return False
+    first = {int(owner[0]) if top else 0, *owner[borders + 1].tolist()}
+    return len(first) == len(borders) + 1 and not ((position[1:] < position[:-1]) > changes).any()
+
+
+def stays_tidy(compactor: Compactor, arena: Arena, step: Sequence[Chunk]) -> bool:
+    """Whether it would certainly find nothing to move now, and after each of some steps (a token for each sequence)
+    that go on at the top of the arena."""
+    if compactor is pack:
+        return len(step) == 1 and arena.ends_with(step[0].seq) and not step[0].also and is_packed(arena)
+    return getattr(compactor, "func", None) is fill_holes and arena.used == arena.top
+
+
 def pack(arena: Arena) -> Moves:
     """Everything at the low end, each sequence contiguous and in order of position.
 
@@ -49,9 +71,9 @@ def pack(arena: Arena) -> Moves:
     and the one that moves fewest cells is taken;
     every cell is moved once at most, but for cycles, of which one run is moved aside first.
     """
-    cells = np.flatnonzero(arena.owner[: arena.top])
-    if len(cells) == 0:
+    if is_packed(arena):
         return NO_MOVES
+    cells = np.flatnonzero(arena.owner[: arena.top])
     owner = arena.owner[cells]
     # Sorted as 16 bits where they are enough: that takes a fraction of the time.
     order = np.argsort(owner.astype(np.uint16) if len(arena.sets) < 2**16 else owner, kind="stable")

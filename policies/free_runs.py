@@ -18,11 +18,18 @@ def runs_of(cells: IntArray) -> tuple[IntArray, IntArray]:
     """Starts and ends (exclusive) of the runs in ``cells``, which must ascend strictly."""
     if len(cells) == 0:
         return cells, cells
-    breaks = np.flatnonzero(cells[1:] - cells[:-1] != 1)
+    return _runs_between(cells, (cells[1:] - cells[:-1] != 1).nonzero()[0])
+
+
+def _runs_between(cells: IntArray, breaks: IntArray) -> tuple[IntArray, IntArray]:
+    """The same of at least one cell, where it is known behind which of them a run ends; forgets the latter."""
     starts, ends = np.empty((2, len(breaks) + 1), dtype=np.int64)
-    starts[0], ends[-1] = cells[0], cells[-1]
-    starts[1:], ends[:-1] = cells[breaks + 1], cells[breaks]
+    ends[-1] = cells[-1]
+    ends[:-1] = cells[breaks]
     ends += 1
+    starts[0] = cells[0]
+    breaks += 1
+    starts[1:] = cells[breaks]
     return starts, ends
 
 
@@ -150,28 +157,36 @@ class FreeRuns:
         """Give back ``cells``, distinct and none of them free, in any order."""
         if len(cells) == 0:
             return
-        starts, ends = _runs_in_any_order(cells)
-        if len(starts) <= _FEW:
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-                self._release_run(start, end)
+        distances = cells[1:] - cells[:-1]
+        breaks = (distances != 1).nonzero()[0]
+        if len(breaks) < _FEW:
+            # Pieces in a row, however they are ordered: those that touch join as they come.
+            start = int(cells[0])
+            for at in breaks.tolist():
+                self._release_run(start, int(cells[at]) + 1)
+                start = int(cells[at + 1])
+            self._release_run(start, int(cells[-1]) + 1)
+        elif (distances[breaks] < 0).any():
+            self._toggle(*runs_of(np.sort(cells)))
         else:
-            self._toggle(starts, ends)
+            self._toggle(*_runs_between(cells, breaks))
         self.total += len(cells)
 
     def _release_run(self, start: int, end: int) -> None:
-        i = self.index_after(start)
-        joins_left = i > 0 and self.ends[i - 1] == start
-        joins_right = i < len(self.starts) and self.starts[i] == end
+        starts, ends = self.starts, self.ends
+        i = bisect_right(ends, start)
+        joins_left = i > 0 and ends[i - 1] == start
+        joins_right = i < len(starts) and starts[i] == end
         if joins_left and joins_right:
-            self.ends[i - 1] = self.ends[i]
-            del self.starts[i], self.ends[i]
+            ends[i - 1] = ends[i]
+            del starts[i], ends[i]
         elif joins_left:
-            self.ends[i - 1] = end
+            ends[i - 1] = end
         elif joins_right:
-            self.starts[i] = start
+            starts[i] = start
         else:
-            self.starts.insert(i, start)
-            self.ends.insert(i, end)
+            starts.insert(i, start)
+            ends.insert(i, end)
 
     def _toggle(self, starts: IntArray, ends: IntArray) -> None:
         """What was free in these runs is so no more, or the other way round: borders that fall together vanish."""

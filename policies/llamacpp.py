@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from policies.arena import Arena
 from policies.compactors import Compactor, fill_holes
 from policies.policy import CacheConfig
 from policies.split import CacheSpec, SplitPolicy
 from policies.triggers import Threshold
 from policies.unified import UnifiedPolicy
-from policies.vocabulary import Moves
 
 
 def run_limit(max_nodes: int, n_layers: int) -> int:
@@ -21,12 +19,7 @@ def run_limit(max_nodes: int, n_layers: int) -> int:
 
 def limited_fill_holes(max_nodes: int, n_layers: int) -> Compactor:
     """Fill-holes with llama.cpp's limit of runs."""
-    most = run_limit(max_nodes, n_layers)
-
-    def plan(arena: Arena) -> Moves:
-        return fill_holes(arena, most)
-
-    return plan
+    return partial(fill_holes, most_runs=run_limit(max_nodes, n_layers))
 
 
 def early_2025(name: str, config: CacheConfig, *, threshold: float, max_nodes: int = 8192) -> UnifiedPolicy:

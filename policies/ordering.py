@@ -22,14 +22,14 @@ def in_safe_order(source: IntArray, size: int) -> Moves:
     return _Ordering(source, size).solve()
 
 
-def together(plan: Moves, size: int) -> tuple[IntArray, IntArray, IntArray] | None:
+def together(plan: Moves) -> tuple[IntArray, IntArray, IntArray] | None:
     """What a plan comes to when all is moved together: the cells that are read, and where the tokens that stay where
     they were moved to came from, and lie now. None where it reads what it has left behind."""
     n, runs = plan.n_cells, plan.n_runs
     run = np.repeat(np.arange(runs), plan.length)
     inside = np.arange(n) - np.repeat(np.cumsum(plan.length) - plan.length, plan.length)
     src, dst = plan.src[run] + inside, plan.dst[run] + inside
-    read = np.full(size, -1)
+    read = np.full(int(max(src.max(), dst.max())) + 1, -1)
     read[src] = run
     if int(np.count_nonzero(read >= 0)) == n and not (read[dst] > run).any():
         return src, src, dst
@@ -60,6 +60,10 @@ class _Ordering:
     def __init__(self, source: IntArray, size: int):
         self._packed = len(source)
         self._size = size
+        self._reader = array("q")
+        """Of each cell, as far as they are known: the run that has yet to read it, or -1."""
+        self._writer = array("q")
+        """The same: the run that has yet to write it, or -1."""
         target = np.flatnonzero(source != np.arange(len(source)))
         source = source[target]
         breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
@@ -70,14 +74,8 @@ class _Ordering:
         )
         """Source, target and length of each."""
         of_run = np.repeat(np.arange(len(lengths)), lengths)
-        self._reader = array("q", bytes(8 * size))
-        """Of each cell: the run that has yet to read it, or -1."""
-        self._writer = array("q", bytes(8 * size))
-        """Of each cell: the run that has yet to write it, or -1."""
-        # The same memory: single cells are looked at through the arrays of the standard library, many through NumPy.
-        self._readers, self._writers = np.asarray(self._reader), np.asarray(self._writer)
-        self._readers.fill(-1)
-        self._writers.fill(-1)
+        # Cells beyond these nobody reads or writes, unless a run is set aside there, which seldom needs more.
+        self._know(min(size, max(len(source) and int(source.max()) + 1, self._packed) + int(lengths.max(initial=0))))
         self._readers[source] = of_run
         self._writers[target] = of_run
         readers = self._readers[target]
@@ -96,24 +94,40 @@ class _Ordering:
     def solve(self) -> Moves:
         """Emit ready runs until all are done; where none is ready, split one or set one aside."""
         ready = deque(i for i, blocking in enumerate(self._blocking) if blocking == 0)
-        runs, done, left, writer, writers = self._runs, self._done, self._left, self._writer, self._writers
+        runs, done, left, blocking, partly = self._runs, self._done, self._left, self._blocking, self._partly
         while self._n_left:
+            reader, writer, writers = self._reader, self._writer, self._writers
+            before = len(done)
             while ready:
                 i = ready.popleft()
                 src, dst, n = run = runs[i]
                 done.append(run)
                 left[i] = False
-                self._n_left -= 1
                 if n == 1:
-                    writer[dst] = -1
+                    writer[dst] = reader[src] = -1
+                    other = writer[src]
+                    if other >= 0:
+                        blocking[other] = blocked = blocking[other] - 1
+                        if blocked == 0:
+                            ready.append(other)
+                        elif runs[other][2] > 1:
+                            heappush(partly, other)
                 else:
                     writers[dst : dst + n] = -1
-                self._read(src, n, i, ready)
+                    self._read(src, n, i, ready)
+            self._n_left -= len(done) - before
             if self._n_left and not self._split(ready):
                 if self._packed == self._size:
                     return NO_MOVES  # A full cache in cycles: no cell to turn round in, and no space to win.
                 self._set_aside(ready)
         return Moves.from_runs(done)
+
+    def _know(self, cells: int) -> None:
+        """Keep readers and writers of the first so many cells."""
+        more = array("q", (-1,)) * (cells - len(self._reader))
+        self._reader, self._writer = self._reader + more, self._writer + more
+        # The same memory: single cells are looked at through the arrays of the standard library, many through NumPy.
+        self._readers, self._writers = np.asarray(self._reader), np.asarray(self._writer)
 
     def _read(self, src: int, n: int, i: int, ready: deque[int]) -> None:
         """Run ``i`` has read these cells: whoever waits to write them is blocked by fewer."""
@@ -162,55 +176,83 @@ class _Ordering:
 
     def _split(self, ready: deque[int]) -> bool:
         """Cut some run where part of its target is clear; False if there is none: only cycles are left."""
-        while self._partly:
-            i = heappop(self._partly)
-            if not self._left[i] or not self._partly_clear(i):
+        partly, left, runs, blocking, reader = self._partly, self._left, self._runs, self._blocking, self._reader
+        while partly:
+            i = heappop(partly)
+            if not left[i] or not blocking[i]:
                 continue
-            _, dst, n = self._runs[i]
+            _, dst, n = runs[i]
+            if n == 1:
+                continue
             if n <= _SHORT:
-                readers = self._reader[dst : dst + n]
-                edges = [0, *[k for k in range(1, n) if (readers[k] < 0) != (readers[k - 1] < 0)], n]
+                readers = reader[dst : dst + n]
+                if -1 not in readers:
+                    continue
+                before = readers[0]
+                edges = [0]
+                for k, now in enumerate(readers):
+                    if now != before:
+                        if (now < 0) != (before < 0):
+                            edges.append(k)
+                        before = now
             else:
                 clear = self._readers[dst : dst + n] < 0
-                edges = [0, *(np.flatnonzero(clear[1:] != clear[:-1]) + 1).tolist(), n]
-            self._cut(i, edges, ready)
+                if not clear.any():
+                    continue
+                edges = [0, *((clear[1:] != clear[:-1]).nonzero()[0] + 1).tolist()]
+            edges.append(n)
+            self._cut(i, edges, reader[dst] < 0, ready)
             return True
         return False
 
-    def _cut(self, i: int, edges: list[int], ready: deque[int]) -> None:
-        """Make run ``i`` several, one between each two edges, the first of which keeps its number."""
+    def _cut(self, i: int, edges: list[int], clear: bool, ready: deque[int]) -> None:
+        """Make run ``i`` several, one between each two edges, the first of which keeps its number; ``clear``: whether
+        the target of the first is, and thus of every other one."""
         runs, reader, writer, blocking = self._runs, self._reader, self._writer, self._blocking
         src, dst, _ = runs[i]
-        parts = [i, *range(len(runs), len(runs) + len(edges) - 2)]
-        runs += [(0, 0, 0)] * (len(edges) - 2)
-        blocking += [0] * (len(edges) - 2)
-        self._left += [True] * (len(edges) - 2)
-        self._n_left += len(edges) - 2
-        for part, (a, b) in zip(parts, pairwise(edges), strict=True):
-            n = b - a
-            runs[part] = (src + a, dst + a, n)
-            if part == i:
-                pass  # It keeps its number: its cells know it.
-            elif n == 1:
+        more = len(edges) - 2
+        first = len(runs) - 1
+        runs[i] = (src, dst, edges[1])
+        for a, b in pairwise(edges[1:]):
+            part = len(runs)
+            runs.append((src + a, dst + a, b - a))
+            if b - a == 1:
                 reader[src + a] = writer[dst + a] = part
             else:
                 self._readers[src + a : src + b] = part
                 self._writers[dst + a : dst + b] = part
-            if self._by_length is not None:
-                heappush(self._by_length, (n, part))
-        for part in parts:
+        blocking += [0] * more
+        self._left += [True] * more
+        self._n_left += more
+        if self._by_length is not None:
+            for part in (i, *range(first + 1, len(runs))):
+                heappush(self._by_length, (runs[part][2], part))
+        for k in range(more + 1):
             # Counted only when all are known: a run does not block itself, but its parts one another.
-            _, to, n = runs[part]
-            if n == 1:
-                blocking[part] = blocked = int(reader[to] not in (-1, part))
+            part = first + k if k else i
+            if clear:
+                blocked = 0
             else:
-                blocking[part] = blocked = self._blocked_cells(part)
+                _, to, n = runs[part]
+                if n == 1:
+                    blocked = int(reader[to] != part)
+                elif n <= _SHORT:
+                    blocked = n - reader[to : to + n].count(part)
+                else:
+                    blocked = int(np.count_nonzero(self._readers[to : to + n] != part))
+            blocking[part] = blocked
             if blocked == 0:
                 ready.append(part)
+            clear = not clear
 
     def _set_aside(self, ready: deque[int]) -> None:
         """Break a cycle: copy the shortest run (or as much as fits) beyond the packed cells, to be brought back."""
         starts, ends = runs_of(np.flatnonzero(self._readers[self._packed :] < 0) + self._packed)
+        known = len(self._reader)
+        if len(ends) and ends[-1] == known:
+            ends[-1] = self._size
+        elif known < self._size:
+            starts, ends = np.append(starts, known), np.append(ends, self._size)
         widest = int((ends - starts).argmax())
         aside, room = int(starts[widest]), int(ends[widest] - starts[widest])
         if self._by_length is None:
@@ -221,6 +263,8 @@ class _Ordering:
         i = shortest[1]
         src, dst, n = self._runs[i]
         part = min(n, room)
+        if aside + part > known:
+            self._know(aside + part)
         for run in [] if part == n else [self._replace(i, False, (src + part, dst + part, n - part))]:
             self._blocking[run] = self._blocked_cells(run)
             if self._partly_clear(run):

@@ -7,11 +7,24 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policies.free_runs import runs_of
+from policies.leap import MOST
 from policies.policy import Kernel
 from policies.vocabulary import Chunk, IntArray, Reads
 
 TILE = 64
 """Cells in a tile of the ``tiled`` kernel."""
+
+
+_constants: dict[int, IntArray] = {}
+
+
+def constants(value: int, n: int) -> IntArray:
+    """So many times the same; shape (n,), not to be written to. For values that come again and again."""
+    kept = _constants.get(value)
+    if kept is None or len(kept) < n:
+        kept = _constants[value] = np.full(max(n, MOST), value)
+        kept.flags.writeable = False
+    return kept[:n]
 
 
 def padded_span(top: int, pad: int, size: int) -> int:
@@ -20,8 +33,17 @@ def padded_span(top: int, pad: int, size: int) -> int:
 
 
 def padded_spans(tops: IntArray, pad: int, size: int) -> IntArray:
-    """``padded_span`` of each."""
-    return np.minimum(size, np.maximum(pad, -(-tops // pad) * pad))
+    """``padded_span`` of each of some tops, which rise."""
+    if pad & (pad - 1):
+        spans = -(-tops // pad) * pad
+    else:
+        spans = tops + (pad - 1)
+        spans &= -pad
+    if len(spans) and spans[0] < pad:
+        np.maximum(spans, pad, out=spans)
+    if len(spans) and spans[-1] > size:
+        np.minimum(spans, size, out=spans)
+    return spans
 
 
 def reads_of(
@@ -33,12 +55,12 @@ def reads_of(
     ``tiled`` against all cells of the tiles that hold one of them; ``sliced`` against all from the lowest of them
     to the highest. ``most``: tokens that a sequence can see at most.
     """
-    n = len(chunks)
     tokens = np.array([chunk.n for chunk in chunks], dtype=np.int64)
     if kernel == "masked":
-        useful = np.array([chunk.start + chunk.n for chunk in chunks], dtype=np.int64)
+        useful = np.array([start + n for _, start, n, _ in chunks], dtype=np.int64)
         useful = useful if most is None else np.minimum(useful, most)
-        return Reads(tokens, np.full(n, span, dtype=np.int64), useful, np.ones(n, dtype=np.int64), span)
+        one = constants(1, len(chunks))
+        return Reads(tokens, one * span, useful, one, span)
     rows = np.array([(len(cells), *_scanned(kernel, cells)) for cells in map(cells_of, (c.seq for c in chunks))])
     return Reads(tokens, rows[:, 1], rows[:, 0], rows[:, 2], int(rows[:, 1].sum()))
 

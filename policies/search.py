@@ -57,24 +57,24 @@ def _where_it_stops(free: FreeRuns, head: int, tested: int, n: int) -> int:
     It steps past one used cell at a time, or past a run and the used cell behind it.
     """
     size = free.size
-    before = free.index_before(head + size - tested)
-    if before >= 0 and head < free.starts[before] <= size - n:
-        # The last run on the way: until there it would only go from hole to hole.
-        tested, head = tested + free.starts[before] - head, free.starts[before]
     while True:
-        if head + n > size:
-            tested += size - head
-            head = 0
-            continue
-        i = free.index_after(head)
-        start = free.starts[i] if i < len(free) else size
-        # Among used cells it stops early at the last start that fits (size - n), or when its patience ends.
-        among_used = min(start - head, size - n + 1 - head, max(size - tested, 1))
-        step = free.ends[i] - head + 1 if start <= head else among_used
-        head += step
-        tested += step
-        if tested >= size:
-            return head
+        before = free.index_before(min(head + size - tested, size - n + 1))
+        if before >= 0 and head < free.starts[before]:
+            # The last run on the way to the end of the cache, or of the search: until there it only goes from hole to
+            # hole.
+            tested, head = tested + free.starts[before] - head, free.starts[before]
+        while head + n <= size:
+            i = free.index_after(head)
+            start = free.starts[i] if i < len(free) else size
+            # Among used cells it stops early at the last start that fits (size - n), or when its patience ends.
+            among_used = min(start - head, size - n + 1 - head, max(size - tested, 1))
+            step = free.ends[i] - head + 1 if start <= head else among_used
+            head += step
+            tested += step
+            if tested >= size:
+                return head
+        tested += size - head
+        head = 0
 
 
 def find_scattered(free: FreeRuns, head: int, n: int) -> Cells | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from policies.arena import FOREVER, Arena, Saved
 from policies.compactors import Compactor
-from policies.free_runs import FreeRuns, runs_of
+from policies.free_runs import runs_of
 from policies.leap import Leap
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of
@@ -38,7 +38,7 @@ from policies.vocabulary import (
     View,
     split,
 )
-from policies.window import behind_window, losses
+from policies.window import behind_window, find_behind, losses
 
 
 class Rejected(ValueError):
@@ -191,7 +191,7 @@ class SplitPolicy(Policy):
         if self._compactor is not None and self.n_streams == 1:
             pad = self.caches[0].pad
             span = padded_span(arena.top, pad, arena.size)
-            facts = Facts(arena.used, arena.top, span, pad, tokens, arena.above)
+            facts = Facts(arena.used, arena.top, span, pad, tokens, arena.count_above)
             if self.trigger.before(facts, self._moves_of_first):
                 self.wants_compaction = True
         if self.wants_compaction:
@@ -350,30 +350,31 @@ class SplitPolicy(Policy):
             arenas[stream].head = heads[k]
 
     def _find(self, group: int, batch: Sequence[Chunk]) -> list[Slot] | None:
-        by_stream: dict[int, list[Chunk]] = {}
-        for chunk in batch:
-            by_stream.setdefault(self.stream_of(chunk.seq), []).append(chunk)
+        by_stream: dict[int, Sequence[Chunk]] = {0: batch}
+        if self.n_streams > 1:
+            lanes: dict[int, list[Chunk]] = {}
+            for chunk in batch:
+                lanes.setdefault(self.stream_of(chunk.seq), []).append(chunk)
+            by_stream = dict(lanes)
         slots: list[Slot] = []
         for stream, chunks in by_stream.items():
             arena = self.arenas[group][stream]
             n = sum([chunk.n for chunk in chunks])
-            usable = self.usable(group, stream)
+            window = self.caches[group].window
             head = start_of_search(arena.head, arena.used, n)
             cells: Cells | None
             if self.contiguous:
+                usable = arena.free if window is None else behind_window(arena, window)
                 first, _ = find_run(usable, head, n)
                 cells = None if first is None else range(first, first + n)
+            elif window is None:
+                cells = find_scattered(arena.free, head, n)
             else:
-                cells = find_scattered(usable, head, n)
+                cells = find_behind(arena, window, head, n)
             if cells is None:
                 return None
             slots.append((stream, tuple(chunks), cells))
         return slots
-
-    def usable(self, group: int, stream: int) -> FreeRuns:
-        """Cells that a search may find: the free ones, and where there is a window those behind it."""
-        arena, window = self.arenas[group][stream], self.caches[group].window
-        return arena.free if window is None else behind_window(arena, window)
 
     def _take(self, group: int, slot: Slot) -> None:
         """Put the tokens in (``apply_ubatch``).
@@ -387,8 +388,9 @@ class SplitPolicy(Policy):
         if self.caches[group].window is not None:
             over = cells_array(cells)
             over = over[arena.owner[over] > 0]
-            lost = losses(arena, over)
-            arena.vacate(over)
+            if len(over):
+                lost = losses(arena, over)
+                arena.vacate(over)
         arena.take(cells, chunks)
         for seq, last in lost.items():
             arena.remove(seq, 0, last + 1)

@@ -13,7 +13,7 @@ import numpy as np
 from policies.arena import Arena
 from policies.leap import MOST, Usages
 from policies.policy import CacheConfig
-from policies.search import cells_array, find_run, find_scattered, in_order
+from policies.search import Cells, cells_array, find_run, find_scattered, in_order
 from policies.stretch import Stretch, runs_after
 from policies.unified import UnifiedPolicy
 from policies.vocabulary import Chunk, IntArray, MicroBatch, SequencePlan
@@ -36,8 +36,8 @@ class SplitRegionsPolicy(UnifiedPolicy):
         """As it comes, or longest first."""
         return super().allocate(self._ordered(step), views=views)
 
-    def _find_cells(self, arena: Arena, chunks: Sequence[Chunk]) -> IntArray | None:
-        if sum(chunk.n for chunk in chunks) > arena.free.total:
+    def _find_cells(self, arena: Arena, chunks: Sequence[Chunk]) -> Cells | None:
+        if sum([chunk.n for chunk in chunks]) > arena.free.total:
             return None
         # Of each part how many tokens, and whether of a prompt; tokens generated one after another are found together.
         parts: list[tuple[int, bool]] = []
@@ -48,24 +48,26 @@ class SplitRegionsPolicy(UnifiedPolicy):
             if chunk.n > prompt:
                 before = parts.pop()[0] if parts and not parts[-1][1] else 0
                 parts.append((before + chunk.n - prompt, False))
-        found = []
+        found: list[Cells] = []
         for n, is_prompt in parts:
             found.append(self._lowest(arena, n) if is_prompt else _from_the_top(arena, n))
             if len(found) < len(parts):
-                arena.free.take_cells(found[-1])
+                arena.free.take_cells(cells_array(found[-1]))
         if len(found) == 1:
             return found[0]
-        arena.free.release(np.concatenate(found[:-1]))
-        return np.concatenate(found)
+        parts_found = [cells_array(cells) for cells in found]
+        for cells in parts_found[:-1]:
+            arena.free.release(cells)
+        return np.concatenate(parts_found)
 
     @staticmethod
-    def _lowest(arena: Arena, n: int) -> IntArray:
+    def _lowest(arena: Arena, n: int) -> Cells:
         first, _ = find_run(arena.free, 0, n)
         if first is not None:
-            return np.arange(first, first + n)
+            return range(first, first + n)
         cells = find_scattered(arena.free, 0, n)
         assert cells is not None, "the total was checked"
-        return cells_array(cells)
+        return cells
 
     def _ordered(self, step: Sequence[Chunk]) -> Sequence[Chunk]:
         """As it comes, or longest first."""

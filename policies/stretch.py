@@ -8,10 +8,10 @@ import numpy as np
 
 from policies.arena import Arena
 from policies.leap import MOST, Leap, Pass, Sums, Usages
-from policies.reads import padded_spans
+from policies.reads import constants, padded_span, padded_spans
 from policies.search import Cells, cells_array, in_order, start_of_search
 from policies.tiles import TileMap
-from policies.triggers import Course
+from policies.triggers import Course, Facts
 from policies.vocabulary import Chunk, IntArray
 
 
@@ -90,8 +90,30 @@ class Stretch:
     def spans(self) -> IntArray:
         """What attention over all cells reads in each step; shape (steps,)."""
         if self._spans is None:
-            self._spans = padded_spans(self.tops(), self._pad, self.arena.size)
+            top = self.arena.top
+            if self.steps and max(int(self.cells[0]), int(self.cells[-1])) < top:
+                self._spans = np.full(self.steps, padded_span(top, self._pad, self.arena.size))
+            else:
+                self._spans = padded_spans(self.tops(), self._pad, self.arena.size)
         return self._spans
+
+    def bounds(self) -> tuple[Facts, int]:
+        """For triggers: of at least one step, the least that is used and above, and the largest top and span; and the
+        most padded cells that packing would save."""
+        arena, spans, used = self.arena, self.spans(), self.arena.used
+        first, last = int(self.cells[0]), int(self.cells[-1])
+
+        def above() -> int:
+            # Holes below what is used at the end are filled by no more cells than are taken.
+            untouched = min(first, last) >= used + len(self.cells)
+            return arena.count_above() - (0 if untouched else len(self.cells))
+
+        pad, span, top = self._pad, int(spans[-1]), max(arena.top, first + 1, last + 1)
+        holes = span - min(span, -(-used // pad) * pad)
+        if isinstance(self.cells, range) and used:
+            # Where the top rises, so does what is used.
+            holes = min(holes, -(-(max(arena.top, first) - used) // pad) * pad)
+        return Facts(used, top, span, pad, len(self.step), above), holes
 
     def course(self) -> Course:
         """For triggers: now, and after each step."""
@@ -158,12 +180,13 @@ def masked_sums(step: Sequence[Chunk], spans: IntArray, most: int | None = None,
     sequence can see at most; ``streams``: how many are read that far."""
     steps, tokens = len(spans), len(step)
     if most is None:
-        useful = sum([chunk.start for chunk in step]) + tokens * np.arange(1, steps + 1)
+        now = sum([chunk.start for chunk in step])
+        useful = np.arange(now + tokens, now + tokens * (steps + 1), tokens)
     else:
         starts = np.array([chunk.start for chunk in step])
         useful = np.minimum(starts + np.arange(1, steps + 1)[:, None], most).sum(axis=1)
     whole = spans * streams if streams > 1 else spans
-    return Sums(tokens * spans, useful, np.full(steps, tokens), whole, spans)
+    return Sums(tokens * spans, useful, constants(tokens, steps), whole, spans)
 
 
 def runs_after(starts: IntArray, ends: IntArray, cells: Cells, taken: IntArray) -> tuple[IntArray, IntArray]:

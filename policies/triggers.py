@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from policies.vocabulary import IntArray, Moves
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What a trigger may look at: counts of cells and tokens, never a clock."""
 
     used: int
@@ -26,8 +26,9 @@ class Facts:
     pad: int
     tokens: int
     """Tokens of the step."""
-    above: int
-    """Used cells at or above the ``used``-th: the fewest that any compaction must move."""
+    above: Callable[[], int]
+    """Used cells at or above the ``used``-th: the fewest that any compaction must move. Counted only for those who
+    ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Course:
     def facts(self) -> list[Facts]:
         """One by one."""
         rows = zip(*(column.tolist() for column in (self.used, self.top, self.span, self.above())), strict=True)
-        return [Facts(used, top, span, self.pad, self.tokens, above) for used, top, span, above in rows]
+        return [Facts(used, top, span, self.pad, self.tokens, partial(int, above)) for used, top, span, above in rows]
 
 
 class _Asked(Exception):
@@ -60,6 +61,8 @@ class Trigger:
     """Compact when a step finds no room, and try once more before giving up."""
     when_idle = False
     """Compact while the server has nothing to do, a slice at a time."""
+    learns = True
+    """Whether what it says may depend on what it was asked before."""
 
     def before(self, facts: Facts, plan: Callable[[], Moves]) -> bool:
         """Whether to compact before this step. ``plan`` tells which moves that would take."""
@@ -73,6 +76,15 @@ class Trigger:
     def asks(self) -> bool:
         """Whether it wants to be asked before and after steps at all."""
         return type(self).before is not Trigger.before or type(self).after is not Trigger.after
+
+    def calm(self, facts: Facts, holes: int, steps: int) -> bool:
+        """Whether it is certain, without a look at each, that it says no to so many steps and learns nothing but how
+        many they were. In ``facts`` is the least that is used and above, and the largest span on the way; ``holes``:
+        the most padded cells that packing would save. May say no where a closer look says yes. Changes nothing."""
+        return not self.asks
+
+    def pass_calmly(self, steps: int) -> None:
+        """So many steps were taken of which ``calm`` was certain."""
 
     def quiet(self, course: Course, steps: int) -> int:
         """For how many of at most so many steps it would say no, before each and after it, without asking for a plan.
@@ -112,6 +124,9 @@ class Idle(Trigger):
     when_idle = True
 
 
+_DOUBT = 1e-5
+"""Ratios from 0 to 1 that differ by more do so in single precision too."""
+
 Formula = Literal["b2278", "b2422", "b4875", "b6170"]
 """llama.cpp's measures of fragmentation, by the build that they are taken from."""
 
@@ -128,6 +143,7 @@ class Threshold(Trigger):
     threshold: float
     formula: Formula = "b2422"
     on_failure: bool = False
+    learns = False
 
     def before(self, facts: Facts, plan: Callable[[], Moves]) -> bool:
         """Asked by ``b6170`` only."""
@@ -144,6 +160,13 @@ class Threshold(Trigger):
         if self.formula == "b2278":
             return facts.span >= 128 and self._exceeds(facts.used + facts.tokens, facts.span)
         return False
+
+    def calm(self, facts: Facts, holes: int, steps: int) -> bool:
+        """By the fewest that are used and the longest span, where these leave no doubt."""
+        if self.threshold <= 0 or facts.span == 0:
+            return True
+        filled = facts.used + {"b2422": 0, "b2278": facts.tokens}.get(self.formula, facts.pad)
+        return 1 - filled / facts.span < self.threshold - _DOUBT
 
     def quiet(self, course: Course, steps: int) -> int:
         """By the formula, over all steps at once."""
@@ -164,6 +187,9 @@ class Threshold(Trigger):
     def _exceeds(self, filled: int, span: int) -> bool:
         if self.threshold <= 0 or span == 0:
             return False
+        beyond = 1 - filled / span - self.threshold
+        if abs(beyond) > _DOUBT and filled <= span:
+            return beyond > 0
         ratio = max(np.float32(0), np.float32(1) - np.float32(filled) / np.float32(span))
         return bool(ratio > np.float32(self.threshold))
 
@@ -237,9 +263,9 @@ class Adaptive(Trigger):
         self._learn(holes)
         saving = facts.tokens * holes * self.costs.score * self.horizon / 2
         self._since += 1
-        if saving <= self.costs.run + self.costs.cell * facts.above:
+        if saving <= self.costs.run or (saving <= self._refused and self._since < _ASK_AGAIN):
             return False
-        if saving <= self._refused and self._since < _ASK_AGAIN:
+        if saving <= self.costs.run + self.costs.cell * facts.above():
             return False
         moves = plan()
         cost = self.costs.run * moves.n_runs + self.costs.cell * moves.n_cells
@@ -248,6 +274,21 @@ class Adaptive(Trigger):
             return False
         self._steps, self._target, self._refused = 0, holes, 0.0
         return True
+
+    def calm(self, facts: Facts, holes: int, steps: int) -> bool:
+        """By the most holes that there can be on the way, and the horizon as it is."""
+        if self._target and (holes >= self._target or self._steps + steps >= 8 * self.horizon):
+            return False
+        saving = facts.tokens * holes * self.costs.score * self.horizon / 2
+        if saving <= self.costs.run or (saving <= self._refused and self._since + steps < _ASK_AGAIN):
+            return True
+        return saving <= self.costs.run + self.costs.cell * facts.above()
+
+    def pass_calmly(self, steps: int) -> None:
+        """Count them."""
+        self._since += steps
+        if self._target:
+            self._steps += steps
 
     def quiet(self, course: Course, steps: int) -> int:
         """As ``before``, step for step: what it learns on the way it learns once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from policies.arena import FOREVER, Arena
-from policies.compactors import Compactor
+from policies.compactors import Compactor, stays_tidy
 from policies.leap import Leap, Usages
 from policies.policy import CacheConfig, Kernel, Policy
 from policies.reads import padded_span, reads_of
@@ -114,26 +114,46 @@ class UnifiedPolicy(Policy):
     def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
         """Along the free runs that the next searches go by, as long as the trigger stays quiet."""
         arena, tiled = self.arena, self._tiles is not None
-        if self.wants_compaction or arena.owes or len(step) > self._n_ubatch or not (tiled or self.kernel == "masked"):
+        if arena.owes or len(step) > self._n_ubatch or not (tiled or self.kernel == "masked"):
             return None
         stretch = self._way(step, n)
         if stretch is None or stretch.steps < 2:
             return None
-        course = stretch.course() if self._compactor is not None and self.trigger.asks else None
-        steps = stretch.steps if course is None else self.trigger.quiet(course, stretch.steps)
+        steps, trigger, course = stretch.steps, self.trigger, None
+        asks = self._compactor is not None and trigger.asks
+        in_vain = self.wants_compaction
+        if asks and not in_vain and not trigger.calm(*stretch.bounds(), steps):
+            course = stretch.course()
+            steps = trigger.quiet(course, steps)
+            in_vain = steps < 2 and not trigger.learns
+        if in_vain:
+            if trigger.learns or not self._stays_tidy(stretch):
+                return None
+            steps = stretch.steps
 
         def take(k: int, look: bool) -> Usages | None:
-            if course is not None:
-                self.trigger.pass_by(course, k)
+            if course is not None and not in_vain:
+                trigger.pass_by(course, k)
+            elif asks:
+                trigger.pass_calmly(k)
             self.attended, self._planned = int(stretch.spans()[k - 1]), []
             usages = stretch.take(k, look=look)
             stop = stretch.head_after(k)
             arena.head = stop if stop < arena.size else 0
             if self._tiles is not None:
                 self._tiles.took_steps(stretch.step, stretch.table(k))
+            if in_vain:
+                self.wants_compaction = asks and trigger.after(self._facts(len(step)))
             return usages
 
         return stretch.leap(steps, take, self._tiles)
+
+    def _stays_tidy(self, stretch: Stretch) -> bool:
+        """Whether compactions, now and on the way, would certainly find nothing to move."""
+        cells = stretch.cells
+        if not isinstance(cells, range) or cells.start != self.arena.top:
+            return False
+        return self._compactor is None or stays_tidy(self._compactor, self.arena, stretch.step)
 
     def _way(self, step: Sequence[Chunk], n: int) -> Stretch | None:
         """Where steps go; None where that cannot be told."""
@@ -235,7 +255,7 @@ class UnifiedPolicy(Policy):
     def _facts(self, tokens: int) -> Facts:
         arena = self.arena
         span = padded_span(arena.top, self._pad, arena.size)
-        return Facts(arena.used, arena.top, span, self._pad, tokens, arena.above)
+        return Facts(arena.used, arena.top, span, self._pad, tokens, arena.count_above)
 
     def _plan(self) -> Moves:
         return NO_MOVES if self._compactor is None else self._compactor(self.arena)

@@ -149,8 +149,7 @@ class Transfer(NamedTuple):
     """Cells."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reads:
+class Reads(NamedTuple):
     """What attention touches for one micro-batch in one cache group; arrays of shape (n_chunks,), int64."""
 
     tokens: IntArray

@@ -127,7 +127,7 @@ def compare(arena, plain):
     assert cells.position.tolist() == [plain.position.get(cell, -1) for cell in range(SIZE)]
     assert arena.used == len(plain.seqs) == SIZE - arena.free.total
     assert arena.top == max(plain.seqs, default=-1) + 1
-    assert arena.above == sum(cell >= arena.used for cell in plain.seqs)
+    assert arena.count_above() == sum(cell >= arena.used for cell in plain.seqs)
     assert [cell for start, end in arena.free for cell in range(start, end)] == sorted(
         set(range(SIZE)) - set(plain.seqs)
     )

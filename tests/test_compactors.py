@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.arena import Arena
-from policies.compactors import fill_holes, pack
+from policies.compactors import fill_holes, is_packed, pack
 
 DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=400)
 
@@ -201,3 +201,28 @@ def test_packing_fills_a_gap_with_a_sequence_from_the_end_rather_than_sliding_al
         arena.put(cells, (seq,), 0)
     moves = pack(arena)
     assert [part.tolist() for part in (moves.src, moves.dst, moves.length)] == [[40], [0], [20]]
+
+
+@DERANDOMIZED
+@given(st.lists(st.sampled_from([(), (0,), (1,), (2,), (0, 1)]), min_size=1, max_size=12), st.booleans())
+def test_what_is_packed_is_known_without_a_plan(cells, turned):
+    arena = arena_of(cells)
+    if turned and arena.used:
+        arena.position[: arena.top] = arena.position[: arena.top][::-1].copy()
+        arena.position[arena.owner == 0] = -1
+    held = [(seqs, position) for seqs, position in zip(arena.owner.tolist(), arena.position.tolist(), strict=True)]
+    used, of_each = held[: arena.top], {}
+    for cell, (owner, position) in enumerate(used):
+        of_each.setdefault(owner, []).append((cell, position))
+    tidy = 0 not in of_each and all(
+        [cell for cell, _ in own] == list(range(own[0][0], own[0][0] + len(own)))
+        and [position for _, position in own] == sorted(position for _, position in own)
+        for own in of_each.values()
+    )
+    assert is_packed(arena) == tidy
+    plan = pack(arena)
+    assert not (tidy and plan.n_runs)
+    assert plan.n_runs or tidy or arena.used == arena.size
+    if plan.n_runs:
+        arena.compact(plan)
+        assert is_packed(arena)

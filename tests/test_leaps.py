@@ -123,8 +123,9 @@ def test_most_steps_are_leaped_over(name, scheduler):
     policy.allocate = lambda step, **options: (placed.append(step), allocate(step, **options))[1]
     costs = cost_model(scenario, PROFILE)
     result, _ = drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default")
-    # A threshold that is just exceeded asks for a compaction at every step, though there is little to move.
-    assert len(placed) < len(result.passes) / (3 if name != "threshold-compaction" else 1.5)
+    # A threshold that is just exceeded asks for a compaction at every step; where several sequences decode, each of
+    # these moves something.
+    assert len(placed) < len(result.passes) / (3 if name != "threshold-compaction" else 2)
 
 
 def test_the_command_line_can_be_asked_to_step():

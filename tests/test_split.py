@@ -1,5 +1,7 @@
 """Streams, sliding windows and micro-batches planned ahead, against llama.cpp's words, token by token or by hand."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from policies import CacheConfig, Chunk, NoSlot, Policy, SequencePlan, Unsupport
 from policies.split import CacheSpec, Rejected, SplitPolicy
 from policies.split_equal import split_equal
 from policies.vocabulary import split
+from workloads import stream
 
 DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=300)
 
@@ -327,3 +330,47 @@ def test_streams_are_as_long_as_their_share():
         assert policy.admits(SequencePlan(17, 17, 17))  # llama.cpp makes no one wait.
     with pytest.raises(ValueError, match="3 cells cannot be shared out over 4 streams"):
         available()["streams"](CacheConfig(cells=3, sequences=4))
+
+
+@pytest.mark.parametrize("window", [4, 24, 60])
+def test_steps_foreseen_in_a_window_are_those_that_are_taken(window):
+    """Prompts, answers and ends at random: as many steps as are foreseen, taken at once and one by one."""
+    rng = stream(window, "windows")
+    specs = [CacheSpec(900, 32), CacheSpec(window * 5 + 70, 32, window=window)]
+    policy = SplitPolicy("windows", CacheConfig(cells=900, n_ubatch=70), specs)
+    held: dict[int, int] = {}
+    foreseen = 0
+    for _ in range(400):
+        if len(held) < 5 and rng.random() < 0.4:
+            seq, n = min(set(range(5)) - set(held)), int(rng.integers(1, 70))
+            policy.allocate([Chunk(seq, 0, n)])
+            held[seq] = n
+        elif held and rng.random() < 0.3:
+            seq = int(rng.choice(sorted(held)))
+            policy.free(seq)
+            del held[seq]
+        held = {seq: n for seq, n in held.items() if n < 150 or policy.free(seq)}
+        if not held:
+            continue
+        step = [Chunk(seq, n, 1) for seq, n in held.items()]
+        leap = policy.extend(step, 40)
+        k = 1 if leap is None else int(rng.integers(2, leap.steps + 1))
+        alone = deepcopy(policy)
+        reads = []
+        for i in range(k):
+            (batch,) = alone.allocate([chunk._replace(start=chunk.start + i) for chunk in step])
+            reads.append([(int(p.reads.scanned.sum()), int(p.reads.useful.sum()), p.reads.span) for p in batch.places])
+        if leap is None:
+            policy = alone
+        else:
+            foreseen += k
+            assert leap.take(k, False) is None
+            groups = leap.passes[0].groups
+            assert reads == [[(s.scanned[i], s.useful[i], s.span[i]) for s in groups] for i in range(k)]
+            for group in range(2):
+                one, other = policy.occupancy(group), alone.occupancy(group)
+                assert one.position.tolist() == other.position.tolist()
+                assert one.owners == other.owners
+                assert policy.arenas[group][0].head == alone.arenas[group][0].head
+        held = {seq: n + k for seq, n in held.items()}
+    assert foreseen > 1000

@@ -18,7 +18,7 @@ MOVES = Moves.from_runs([(100 + 2 * i, i, 1) for i in range(10)])
 
 
 def facts(used, span, *, top=None, pad=32, tokens=1, above=0):
-    return Facts(used, span if top is None else top, span, pad, tokens, above)
+    return Facts(used, span if top is None else top, span, pad, tokens, lambda: above)
 
 
 def asked(trigger, given):
@@ -208,6 +208,12 @@ def test_a_trigger_asked_at_once_says_what_it_would_say_step_by_step(trigger, us
     else:
         last = one_by_one
     assert trigger.quiet(course, steps) == quiet
+    bounds = Facts(used, int(course.top.max()), int(course.span.max()), 32, 3, lambda: int(taken.min()))
+    if trigger.calm(bounds, int((course.span - np.minimum(course.span, -(-course.used // 32) * 32)).max()), steps):
+        assert quiet == steps
+        calmly = copy(trigger)
+        calmly.pass_calmly(steps)
+        assert not isinstance(trigger, Adaptive) or calmly == last
     for state in (Adaptive, Threshold):
         assert not isinstance(trigger, state) or trigger == before
     trigger.pass_by(course, quiet)
