@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+_PIECE = 256
+"""Blocks that are looked at together."""
+
 
 class Fill:
     """Tokens in each block that a sequence can see, and their sum."""
@@ -16,6 +19,8 @@ class Fill:
         """Tokens in all blocks."""
         self.torn: set[int] = set()
         """Blocks that one of their holders sees a part of only: when another leaves, they must be counted anew."""
+        self._high = 0
+        """No block above this one holds a token."""
         self.kept = True
         """Whether all this is up to date; otherwise it is to be counted anew from the block tables."""
         self._tokens = array("i", bytes(4 * n_blocks))
@@ -24,7 +29,7 @@ class Fill:
     def begin_anew(self) -> None:
         """No block is filled as far as is known, and from now on that is kept up to date."""
         self._tokens = array("i", bytes(4 * len(self._tokens)))
-        self.stored, self.kept = 0, True
+        self.stored, self._high, self.kept = 0, 0, True
 
     def raise_to(self, block: int, tokens: int) -> None:
         """At least that many tokens of the block can be seen."""
@@ -37,6 +42,8 @@ class Fill:
             return
         tokens, size, more = self._tokens, self._block_size, 0
         for block in blocks:
+            if block > self._high:
+                self._high = block
             if tokens[block] < size:
                 more += size - tokens[block]
                 tokens[block] = size
@@ -44,6 +51,8 @@ class Fill:
 
     def set_to(self, block: int, tokens: int) -> None:
         """Just that many tokens of the block can be seen."""
+        if block > self._high:
+            self._high = block
         self.stored += tokens - self._tokens[block]
         self._tokens[block] = tokens
 
@@ -61,6 +70,12 @@ class Fill:
     @property
     def top(self) -> int:
         """One past the highest cell that holds a token."""
-        behind = int((np.frombuffer(self._tokens, dtype=np.int32)[::-1] != 0).argmax())
-        last = len(self._tokens) - 1 - behind
-        return last * self._block_size + self._tokens[last] if self._tokens[last] else 0
+        tokens, high = self._tokens, self._high
+        if not tokens[high]:
+            # Piece by piece downwards: mostly a few blocks below there is one.
+            held = np.frombuffer(tokens, dtype=np.int32)
+            while high > 0 and not (piece := held[max(high - _PIECE, 0) : high]).any():
+                high = max(high - _PIECE, 0)
+            high = max(high - 1 - int((piece[::-1] != 0).argmax()), 0) if high > 0 else 0
+            self._high = high
+        return high * self._block_size + tokens[high] if tokens[high] else 0
