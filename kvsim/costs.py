@@ -342,6 +342,8 @@ class CostModel:
         seconds += fixed + scan * course.scanned + piece * course.runs
         for bend in course.bends:
             seconds[bend:] -= scan * COUNTED[: course.steps - bend]
+        if course.fewer is not None:
+            seconds -= scan * course.fewer
         if course.begun is not None and piece:
             seconds += piece * course.begun
 

@@ -43,7 +43,8 @@ class RunProgress:
 
     def __call__(self, done: int, simulated_s: float) -> None:
         """``done`` requests have ended at that simulated time."""
-        now = time.perf_counter()
+        if self._bar is None or not self._due(now := time.perf_counter()):
+            return  # Called at the end of every request: what is not shown is not put into words.
         speed = done / max(now - self._began, 1e-9)
         self._show(now, done, f"requests, {simulated_s:,.1f} s simulated, {speed:,.0f} requests/s")
 
@@ -52,13 +53,17 @@ class RunProgress:
         self._show(time.perf_counter(), round(100 * done), "%")
 
     def _show(self, now: float, done: int, detail: str) -> None:
-        if self._bar is None or self._task is None or now - self._shown < (_EVERY_S if self._live else _AFTER_S):
+        if self._bar is None or self._task is None or not self._due(now):
             return
         if not self._live:
             self._bar.start()
             self._live = True
         self._shown = now
         self._bar.update(self._task, description=self.title, completed=done, total=self._total, detail=detail)
+
+    def _due(self, now: float) -> bool:
+        """Whether it is time to show something again."""
+        return now - self._shown >= (_EVERY_S if self._live else _AFTER_S)
 
     def __enter__(self) -> RunProgress:
         return self

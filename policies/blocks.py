@@ -26,8 +26,9 @@ class BlockPool:
         self.first = first
         self.keys: Keys = [None] * n
         """Of each block: its key, while it can be found by it."""
-        self.refs = array("i", bytes(4 * n))
-        """Of each block: how many sequences hold it."""
+        self._refs = array("i", bytes(4 * n))
+        self._kept = True
+        """Whether that is up to date; if not, nobody shares a block, and no block is cached."""
         self.free = free(range(first, n), self.keys)
         self.on_evict: Callable[[int, Key], None] | None = None
         """Called before a cached block is handed out for something else."""
@@ -39,6 +40,26 @@ class BlockPool:
         """By key the block, or the blocks in the order in which they were cached."""
 
     @property
+    def refs(self) -> array[int]:
+        """Of each block: how many sequences hold it."""
+        refs = self._refs
+        if not self._kept:
+            refs[self.first :] = array("i", [1]) * (self.n - self.first)
+            for block in self.free.order():
+                refs[block] = 0
+            self._kept = True
+        return refs
+
+    def holders(self, block: int) -> int:
+        """How many sequences hold a block that is in use."""
+        return self._refs[block] if self._kept else 1
+
+    def relax(self) -> None:
+        """Let it not be kept up to date which blocks are in use, if nobody shares one: all that are not free are."""
+        if not self._more and not self._found:
+            self._kept = False
+
+    @property
     def n_cached(self) -> int:
         """Different keys that can be found."""
         return len(self._found)
@@ -46,7 +67,9 @@ class BlockPool:
     def take(self, n: int) -> list[int]:
         """Hand out ``n`` blocks with one reference each; what they held can no longer be found."""
         blocks = self.free.take(n)
-        refs, keys, on_evict = self.refs, self.keys, self.on_evict
+        if not self._kept:
+            return blocks
+        refs, keys, on_evict = self._refs, self.keys, self.on_evict
         if not self._found:
             for block in blocks:
                 refs[block] = 1
@@ -113,13 +136,17 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more sequence holds each of these blocks, which are in use."""
+        refs = self.refs
         for block in blocks:
-            self.refs[block] += 1
+            refs[block] += 1
             self._more += 1
 
     def release(self, blocks: Sequence[int]) -> list[int]:
         """One sequence fewer holds each; returns those that nobody holds now, in order."""
-        refs, keys, gone = self.refs, self.keys, list[int]()
+        if not self._kept:
+            self.free.release(blocks)
+            return list(blocks)
+        refs, keys, gone = self._refs, self.keys, list[int]()
         if not self._more:
             gone = list(blocks)
             for block in blocks:
@@ -140,6 +167,8 @@ class BlockPool:
 
     def store(self, block: int, key: Key) -> None:
         """The block is full; it can be found from now on."""
+        if not self._kept:
+            _ = self.refs
         self.keys[block] = key
         found = self._found.get(key)
         if found is None:

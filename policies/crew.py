@@ -36,6 +36,9 @@ class Course(NamedTuple):
     """Contiguous pieces that the scanned cells lay in."""
     begun: IntArray | None
     """How many more they are in each step than before the first, shape (steps,); None where they stay as many."""
+    fewer: IntArray | None = None
+    """How many scores are not computed in each step because cells were given up on the way, shape (steps,); None where
+    none are."""
 
 
 NOBODY = Ahead(0, 0, 0)
@@ -138,7 +141,7 @@ class Crew(ABC, Generic[M]):
 
     @abstractmethod
     def longest(self, n: int) -> int:
-        """Cells that one token is scored against in the ``n``-th step from now, at most."""
+        """Cells that one token is scored against in the next ``n`` steps, at most."""
 
     @abstractmethod
     def take(self, n: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -105,6 +105,11 @@ class FreeRuns:
         """Index of the last run that starts before ``cell``; -1 if there is none."""
         return bisect_left(self.starts, cell) - 1
 
+    def is_free(self, start: int, n: int) -> bool:
+        """Whether these cells in a row are."""
+        i = bisect_right(self.ends, start)
+        return i < len(self.ends) and self.starts[i] <= start and self.ends[i] - start >= n
+
     def first_of(self, n: int, index: int) -> int | None:
         """Index of the first run of at least ``n`` cells from ``index`` on."""
         starts, ends = self.starts, self.ends
@@ -118,6 +123,16 @@ class FreeRuns:
         wide = last - first >= n
         i = int(wide.argmax())
         return few + i if wide[i] else None
+
+    def best_of(self, n: int) -> int | None:
+        """Index of the smallest run of at least ``n`` cells, the first among equals."""
+        at = self.first_of(n, 0)
+        if at is None or at + 1 == len(self):
+            return at
+        starts, ends = self.arrays(at)
+        sizes = ends - starts
+        sizes[sizes < n] = self.size + 1
+        return at + int(sizes.argmin())
 
     def take(self, start: int, n: int) -> None:
         """Remove cells ``[start, start + n)``, which must lie in one run."""
@@ -145,6 +160,8 @@ class FreeRuns:
 
     def take_cells(self, cells: IntArray) -> None:
         """Remove ``cells``, distinct and all free, in any order."""
+        if len(cells) and self._take_all(cells):
+            return
         starts, ends = _runs_in_any_order(cells)
         if len(starts) <= _FEW:
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -152,6 +169,23 @@ class FreeRuns:
         else:
             self._toggle(starts, ends)
             self.total -= len(cells)
+
+    def _take_all(self, cells: IntArray) -> bool:
+        """``take_cells``, if these ascend and are all free cells from the first to the last of them: as most searches
+        find them. Whether they are."""
+        starts, ends, start, stop = self.starts, self.ends, int(cells[0]), int(cells[-1]) + 1
+        first = bisect_right(ends, start)
+        last = bisect_left(starts, stop, first)
+        left, right = starts[first], ends[last - 1]
+        lengths = np.asarray(ends)[first:last] - np.asarray(starts)[first:last]
+        free = int(lengths.sum()) - (start - left) - (right - stop)
+        if free != len(cells) or not (cells[1:] > cells[:-1]).all():
+            return False
+        stay = [run for run in ((left, start), (stop, right)) if run[0] < run[1]]
+        starts[first:last] = array("q", [run[0] for run in stay])
+        ends[first:last] = array("q", [run[1] for run in stay])
+        self.total -= len(cells)
+        return True
 
     def release(self, cells: IntArray) -> None:
         """Give back ``cells``, distinct and none of them free, in any order."""
@@ -172,6 +206,33 @@ class FreeRuns:
             self._toggle(*_runs_between(cells, breaks))
         self.total += len(cells)
 
+    def release_pieces(self, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Give back cells from one up to below another by a stride, of several of these; none of them free."""
+        single = sum([(stop - start - 1) // stride for start, stop, stride in pieces if stride > 1])
+        if single + len(pieces) <= _FEW:
+            for start, stop, stride in pieces:
+                if stride == 1:
+                    self._release_run(start, stop)
+                    self.total += stop - start
+                else:
+                    cells = range(start, stop, stride)
+                    for cell in cells:
+                        self._release_run(cell, cell + 1)
+                    self.total += len(cells)
+            return
+        starts, ends = [], []
+        for start, stop, stride in pieces:
+            cells_of = np.arange(start, stop, stride) if stride > 1 else np.array([start])
+            starts.append(cells_of)
+            ends.append(cells_of + (1 if stride > 1 else stop - start))
+            self.total += len(cells_of) if stride > 1 else stop - start
+        self._toggle(np.concatenate(starts), np.concatenate(ends))
+
+    def give_back(self, start: int, n: int) -> None:
+        """Give back cells ``[start, start + n)``, none of them free."""
+        self._release_run(start, start + n)
+        self.total += n
+
     def _release_run(self, start: int, end: int) -> None:
         starts, ends = self.starts, self.ends
         i = bisect_right(ends, start)
@@ -190,13 +251,17 @@ class FreeRuns:
 
     def _toggle(self, starts: IntArray, ends: IntArray) -> None:
         """What was free in these runs is so no more, or the other way round: borders that fall together vanish."""
-        edges = np.concatenate((*self.arrays(), starts, ends))
-        edges.sort()
+        # Runs that end before the first of them or start behind the last stay as they are.
+        first = bisect_left(self.ends, int(starts.min()))
+        last = bisect_right(self.starts, int(ends.max()), first)
+        edges = np.concatenate((np.asarray(self.starts)[first:last], np.asarray(self.ends)[first:last], starts, ends))
+        # They are few rows that ascend: merged quicker than sorted.
+        edges.sort(kind="stable")
         stays = np.ones(len(edges), dtype=np.bool_)
         np.not_equal(edges[1:], edges[:-1], out=stays[1:])
         stays[:-1] &= stays[1:]
-        self._set(edges[stays])
+        self._set(edges[stays], first, last)
 
-    def _set(self, edges: IntArray) -> None:
-        """Runs from their borders, ascending: where one starts, where it ends, where the next starts."""
-        self.starts, self.ends = (array("q", edges[i::2].tobytes()) for i in (0, 1))
+    def _set(self, edges: IntArray, first: int = 0, last: int | None = None) -> None:
+        """Some runs, or all, from their borders, ascending: where one starts, where it ends, where the next starts."""
+        self.starts[first:last], self.ends[first:last] = (array("q", edges[i::2].tobytes()) for i in (0, 1))

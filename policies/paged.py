@@ -42,6 +42,7 @@ from policies.vocabulary import (
     View,
     split,
 )
+from policies.window_crew import WindowCrew
 
 
 class PagedPolicy(Policy):
@@ -106,20 +107,13 @@ class PagedPolicy(Policy):
         """Copies on write that an engine has yet to make: from cell, to cell, cells. Their sources are held until
         then, so that nothing else is written there."""
         self._fill = Fill(n_blocks, block_size)
-        self._crew = PagedCrew(
-            block_size,
-            self.pool,
-            self._fill,
-            self.tables.get,
-            self._name if prefix_cache else None,
-            self._place_beside,
-            config.n_ubatch,
-        )
+        name_blocks = self._name if prefix_cache else None
+        about = (block_size, self.pool, self._fill, self.tables.get, name_blocks, self._place_beside, config.n_ubatch)
+        self._crew = PagedCrew(*about) if window is None else WindowCrew(*about, window, self._give_up)
 
     def crew(self) -> Crew[Any] | None:
-        """Where nothing is given up or copied on the way."""
-        plain = self.kernel == "gather" and self.window is None and self.host is None
-        return self._crew if plain else None
+        """Where nothing is copied on the way."""
+        return self._crew if self.kernel == "gather" and self.host is None else None
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Tells what the sequence will say; what it holds already must agree with that."""
@@ -175,6 +169,16 @@ class PagedPolicy(Policy):
         if self.window is not None:
             self._skip(s, start - in_flight)
         free = len(self.pool.free) - (self._watermark if waits else 0)
+        if not table and not start and self.window is None:
+            # The beginning of a sequence, of which nothing was found: all that it needs is blocks.
+            more = -(-min(n + ahead, self._max_tokens) // size)
+            if more > free or (whole and -(-whole // size) > free):
+                return False
+            table += self.pool.take(more)
+            if self.prefix_cache:
+                self._name(s, n)
+            s.reserved = n
+            return True
         more, extra = self._missing(s, found, start, min(start + n + ahead, self._max_tokens))
         if whole and min(self._blocks(whole), self._most_blocks) - len(table) - len(found) + extra > free:
             return False
@@ -383,8 +387,10 @@ class PagedPolicy(Policy):
         free = len(pool.free) * size
         unused = np.frombuffer(pool.refs, dtype=np.int32)[pool.first :] == 0
         # Where the free become the used or the other way round: every second stretch in between is free.
-        edges = np.flatnonzero(unused[1:] != unused[:-1]) + 1
-        runs = np.diff(edges, prepend=0, append=len(unused))[0 if unused[0] else 1 :: 2]
+        edges = (unused[1:] != unused[:-1]).nonzero()[0]
+        borders = np.empty(len(edges) + 2, dtype=np.int64)
+        borders[0], borders[1:-1], borders[-1] = -1, edges, len(unused) - 1
+        runs = (borders[1:] - borders[:-1])[0 if unused[0] else 1 :: 2]
         return Usage(
             self.capacity,
             fill.stored,
@@ -422,10 +428,12 @@ class PagedPolicy(Policy):
     def _missing(self, s: Paged, found: Sequence[int], start: int, stop: int) -> tuple[int, int]:
         """Blocks to append so that the table reaches ``stop``; and others that leave the free ones for it:
         what was found and nobody holds, and the copy of a shared block that is about to be written."""
-        refs, table = self.pool.refs, s.table
+        table = s.table
         more = max(self._blocks(stop) - len(table) - len(found), 0)
         if found:
-            return more, sum(1 for block in found if block < 0 or (block >= self.pool.first and refs[block] == 0))
+            return more, sum(
+                1 for block in found if block < 0 or (block >= self.pool.first and self.pool.refs[block] == 0)
+            )
         at = start // self.block_size
         return more, int(stop > start and s.named <= at < len(table) and self._holders(table[at]) > 1)
 
@@ -498,7 +506,7 @@ class PagedPolicy(Policy):
     def _holders(self, block: int) -> int:
         """Sequences that hold a block."""
         if not self._copies:
-            return self.pool.refs[block]
+            return self.pool.holders(block)
         return self.pool.refs[block] - sum(src == block * self.block_size for src, _, _ in self._copies)
 
     def _own(self, s: Paged, at: int) -> None:
@@ -547,9 +555,7 @@ class PagedPolicy(Policy):
             gone = s.table[s.skipped : past]
             s.table[s.skipped : past] = [NULL] * len(gone)
             s.skipped = past
-            self._empty(self.pool.release(gone[::-1]))
-            for block in self._fill.torn.intersection(gone):
-                self._refill(block)
+            self._give_up(gone[::-1])
 
     def _release(self, s: Paged, keep: int) -> None:
         """Give up all blocks but the first ``keep``, the last first. Keys of blocks that were never written go."""
@@ -559,6 +565,10 @@ class PagedPolicy(Policy):
                 self.pool.forget(s.table[at], evicted=False)
         del s.table[keep:]
         gone.reverse()
+        self._give_up(gone)
+
+    def _give_up(self, gone: Sequence[int]) -> None:
+        """One sequence fewer holds each of these blocks."""
         self._empty(self.pool.release(gone))
         if self._fill.torn:
             for block in self._fill.torn.intersection(gone):
@@ -630,8 +640,10 @@ class PagedPolicy(Policy):
             return [Brief.of(batch) for batch in self._allocate(step, False, beside)]
         rows = []
         for seq, start, n, _ in step:
-            self._write(self.tables[seq], start, start + n)
-            rows.append((n, start + n, -(-(start + n) // self.block_size)))
+            s = self.tables[seq]
+            self._write(s, start, start + n)
+            held = start + n - s.skipped * self.block_size
+            rows.append((n, held, self._blocks(held)))
         return [Brief(sum(n for n, _, _ in rows), rows)]
 
     def _view(self, seq: int) -> View:

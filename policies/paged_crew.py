@@ -45,6 +45,8 @@ class PagedCrew(Crew[Paged]):
         self._name = name
         self._in_order = name is not None and pool.free.notes
         """Whether blocks must be named in the order in which they are filled, or just before anybody may look."""
+        self._eventful = self._in_order
+        """Whether there may be something to do in a step in which nobody begins a block."""
         self._place = place
         self._begins: dict[int, dict[int, Paged]] = {}
         """By the remainder, where there is anybody."""
@@ -60,14 +62,16 @@ class PagedCrew(Crew[Paged]):
     def join(self, seq: int) -> bool:
         """Not if it has blocks to spare, or has yet to own the one it writes into."""
         s, size = self._find(seq), self._size
-        if s is None or s.skipped:
+        if s is None:
             return False
         length, blocks = s.length, len(s.table)
-        if length == 0 or blocks != -(-length // size) or (length % size and self._pool.refs[s.table[-1]] > 1):
+        if length == 0 or blocks != -(-length // size) or (length % size and self._pool.holders(s.table[-1]) > 1):
             return False
         self._add(seq, s)
         self._reserved = -1  # What was set aside for a step that then was not taken belongs to those who had it.
         self._fill.kept = False
+        if self._name is None:
+            self._pool.relax()
         at = (self.steps - length) % size
         who = self._begins.get(at)
         if who is None:
@@ -110,10 +114,8 @@ class PagedCrew(Crew[Paged]):
             begins = self._begins.get(self.steps % self._size)
             if begins and len(begins) > len(self._pool.free):
                 return False
-            if self._in_order:
-                self._begin(self.steps)
-            elif begins:
-                self._begin_all(1)
+            if begins or self._eventful:
+                self._set_aside(1)
             self._reserved = self.steps
         return True
 
@@ -142,17 +144,22 @@ class PagedCrew(Crew[Paged]):
 
     def take(self, n: int) -> int:
         """As ever, in each step first room, then a token for each."""
-        steps, members = self.steps, len(self._members)
+        members, held = len(self._members), self._held
+        spared = self._set_aside(n)
+        self.steps += n
+        self._held += n * members
+        return n * held + members * (n * (n + 1) // 2) - spared
+
+    def _set_aside(self, n: int) -> int:
+        """Room for the next ``n`` steps, but for one that has been reserved; how many scores in all of them are spared
+        by what is given up for it."""
         if not self._in_order:
             self._begin_all(n)
         else:
-            for step in range(steps, steps + n):
+            for step in range(self.steps, self.steps + n):
                 if self._reserved != step:
                     self._begin(step)
-        self.steps = steps + n
-        scores = n * self._held + members * (n * (n + 1) // 2)
-        self._held += n * members
-        return scores
+        return 0
 
     def _beginning(self, step: int) -> int:
         """How many begin a block in this step."""

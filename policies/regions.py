@@ -76,7 +76,7 @@ class RegionPolicy(Policy):
 
     def admits(self, plan: SequencePlan) -> bool:
         """Whether some free run is large enough for the sequence's first region."""
-        return self._free.largest >= self.size_at_start(plan)
+        return self._free.first_of(self.size_at_start(plan), 0) is not None
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Take or grow regions where needed: all of them, or none."""
@@ -226,19 +226,15 @@ class RegionPolicy(Policy):
                 self._release(old)
 
     def _take(self, size: int) -> int:
-        best: tuple[int, int] | None = None
-        for start, end in self._free:
-            if end - start >= size and (best is None or end - start < best[0]):
-                best = (end - start, start)
-                if not self.best_fit:
-                    break
-        if best is None:
+        at = self._free.best_of(size) if self.best_fit else self._free.first_of(size, 0)
+        if at is None:
             raise NoSlot(f"no free run of {size} cells: the largest has {self._free.largest} of {self._free.total}")
-        self._free.take(best[1], size)
-        return best[1]
+        start = self._free.starts[at]
+        self._free.take(start, size)
+        return start
 
     def _release(self, region: Region) -> None:
-        self._free.release(np.arange(region.start, region.start + region.size))
+        self._free.give_back(region.start, region.size)
 
     def _least(self, need: int) -> int:
         """Cells that ``need`` tokens must have."""

@@ -1,5 +1,7 @@
 """Many requests in lockstep: the same cells, counts, failures and times as one by one."""
 
+from unittest.mock import Mock
+
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +14,7 @@ from kvsim.metrics import Recorder
 from kvsim.scenario import load
 from kvsim.simulation import build_policy, cost_model, drive
 from policies import available
+from policies.paged import PagedPolicy
 
 PROFILE = load_profile("default")
 COUNTS = [name for name in vars(Recorder()) if isinstance(vars(Recorder())[name], int) and not name.startswith("_")]
@@ -56,10 +59,11 @@ def scenarios(draw):
                 "cells": draw(st.sampled_from([192, 320, 800, 4000])),
                 "block_size": draw(st.sampled_from([1, 4, 16])),
                 "chunk_size": draw(st.sampled_from([8, 64])),
-                "window": draw(st.sampled_from([16, 48])),
+                "window": draw(st.sampled_from([2, 16, 21, 48])),
                 "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced"])),
                 "prefix_cache": draw(st.booleans()),
                 "eviction": draw(st.sampled_from(["lru", "lru", "fifo", "lfu", "sieve"])),
+                "free_order": draw(st.sampled_from(["0.33.0", "0.33.0", "0.22.1"])),
                 "watermark": draw(st.sampled_from([0.0, 0.1])),
                 "host_cells": host,
             },
@@ -80,8 +84,12 @@ def outcome(scenario, name, leap):
         return str(e).split(" s: ")[-1], None
     counts = {count: getattr(recorder, count) for count in COUNTS} | {"passes": recorder.forward_passes}
     cells = [(policy.occupancy(g).position.tolist(), policy.occupancy(g).owners) for g in range(len(policy.groups))]
+    if isinstance(policy, PagedPolicy):
+        # When all have gone, only the order of the free blocks still tells who had which.
+        cells.append((policy.pool.free.order(), policy.pool.keys))
     order = [job.request.id for job in recorder.jobs]
-    return (counts, cells, policy.usage(), costs.warnings(), order), recorder.requests_table()
+    seen = costs.warnings(), costs.most_tokens, costs.most_cells
+    return (counts, cells, policy.usage(), seen, order), recorder.requests_table()
 
 
 @pytest.mark.parametrize("name", list(available()))
@@ -93,3 +101,35 @@ def test_lockstep_changes_nothing(name, scenario):
     assert together == alone
     if a is not None:
         pd.testing.assert_frame_equal(a, b, check_exact=False, rtol=1e-12, atol=1e-12)
+
+
+CREWS = ["paged", "vllm", "chunked", "paged-window", "hf-reserved", "growing", "oracle", "ring"]
+
+
+@pytest.mark.parametrize("name", CREWS)
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache):
+    """Control: otherwise the above would compare one by one with itself."""
+    tokens = {"kind": "lognormal", "mu": 4.5, "sigma": 0.5, "min": 1, "max": 250}
+    scenario = load(
+        {
+            "workload": {
+                "kind": "poisson",
+                "requests": 40,
+                "rate": 20.0,
+                "prompt_tokens": tokens,
+                "output_tokens": tokens,
+            },
+            "server": {"scheduler": "vllm", "slots": 20, "n_batch": 400, "n_ubatch": 400, "slot_context": 512},
+            "cache": {"cells": 16_000, "window": 48, "prefix_cache": prefix_cache},
+        }
+    )
+    costs = cost_model(scenario, PROFILE)
+    policy, recorder = build_policy(scenario, name, costs), Recorder(detail="requests")
+    policy.allocate = Mock(side_effect=policy.allocate)
+    crew = policy.crew()
+    crew.place = Mock(side_effect=crew.place)
+    drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, "default")
+    assert recorder.forward_passes > 1000
+    # Neither one by one, nor with those beside a crew who could not join it.
+    assert policy.allocate.call_count + crew.place.call_count < 0.1 * recorder.forward_passes

@@ -122,8 +122,9 @@ class Vllm(Desk):
         assert lock is not None
         crew = lock.crew
         if crew is not None:
-            for seat in crew.stuck():
-                rest.append(lock.leave(seat))
+            stuck = crew.stuck()
+            if stuck:
+                rest += map(lock.leave, stuck)
                 rest.sort(key=_turn)
         members = len(lock)
         left = self._budget - members
