@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.free_runs import FreeRuns
-from policies.ordering import together
+from policies.ordering import carry
 from policies.search import Cells
 from policies.vocabulary import NO_MOVES, NO_SHIFT, CellMap, Chunk, IntArray, Moves, Shift
+from policies.whereabouts import Piece, Whereabouts
 
 FOREVER = np.iinfo(np.int64).max
 """A position after every other: the end of an open range."""
@@ -81,8 +82,7 @@ class Arena:
         if index is None:
             index = self._set_index[key] = len(self.sets)
             self.sets.append(key)
-            self._low.append(self.size)
-            self._high.append(0)
+            self._where.add()
             for seq in key:
                 self._sets_with.setdefault(seq, []).append(index)
             if len(key) == 1:
@@ -97,7 +97,7 @@ class Arena:
     @property
     def singles(self) -> list[tuple[int, int]]:
         """The sequences that may hold cells alone, and of each the index of the set of it alone."""
-        return [(seq, index) for seq, index in self._alone.items() if self._low[index] < self._high[index]]
+        return [(seq, index) for seq, index in self._alone.items() if self._where.holds(index)]
 
     def is_alone(self, seq: int) -> bool:
         """Whether a sequence shares cells with nobody: certain if so."""
@@ -107,10 +107,11 @@ class Arena:
         """Write positions ``start, start + 1, ...`` of ``seqs`` into ``cells``, which are free."""
         seqs = tuple(seqs)
         index = self.set_of(seqs)
+        self._where.forget((index,))
         self.position[cells] = np.arange(start, start + len(cells))
         self.owner[cells] = index
         if len(cells):
-            self._widen(index, int(cells.min()), int(cells.max()) + 1)
+            self._where.widen(index, int(cells.min()), int(cells.max()) + 1)
         for seq in seqs:
             if seq in self._last:
                 self._last[seq] = max(self._last[seq], start + len(cells) - 1)
@@ -124,6 +125,7 @@ class Arena:
             low, high = cells.start, cells.stop
             self.free.take(low, high - low)
             position, owner, at = self.position, self.owner, low
+            self._where.took(indices, chunks, low, high)
             for index, (_, start, n, _) in zip(indices, chunks, strict=True):
                 if n == 1:
                     position[at] = start
@@ -137,14 +139,14 @@ class Arena:
                 self._turned[low:high] = 0
         else:
             self.free.take_cells(cells)
+            self._where.took_scattered(indices, cells, int(cells.min()), int(cells.max()) + 1)
             counts = [chunk.n for chunk in chunks]
             begins = np.cumsum([0, *counts[:-1]])
-            low, high = int(cells.min()), int(cells.max()) + 1
             self.position[cells] = np.repeat([chunk.start for chunk in chunks] - begins, counts) + np.arange(len(cells))
             self.owner[cells] = np.repeat(indices, counts)
             if self._turned is not None:
                 self._turned[cells] = 0
-        self._took(indices, low, high, chunks, 1)
+        self._know_last(chunks, 1)
 
     def take_steps(self, cells: Cells, step: Sequence[Chunk], k: int) -> None:
         """The same for ``k`` steps of a token for each sequence, the first of them ``step``, the others a token further
@@ -153,11 +155,19 @@ class Arena:
         where: slice | IntArray
         if isinstance(cells, range):
             self.free.take(cells.start, len(cells))
-            where, low, high = slice(cells.start, cells.stop), cells.start, cells.stop
+            where = slice(cells.start, cells.stop)
+            self._where.took_turns(indices, cells.start, cells.stop)
         else:
-            self.free.take_cells(cells)
-            where, low, high = cells, *sorted((int(cells[0]), int(cells[-1])))
-            high += 1
+            first, last = int(cells[0]), int(cells[-1])
+            if first - last == len(cells) - 1:
+                self.free.take(last, len(cells))
+                where = slice(first, last - 1 if last else None, -1)
+                self._where.took_turns(indices, last, first + 1, down=True)
+            else:
+                self.free.take_cells(cells)
+                where = cells
+                self._where.forget(indices)
+                self._where.widen_all(indices, min(first, last), max(first, last) + 1)
         if len(step) == 1:
             start = step[0].start
             self.position[where] = np.arange(start, start + k)
@@ -173,7 +183,11 @@ class Arena:
                 self.owner[where] = np.tile(owners, k)
         if self._turned is not None:
             self._turned[where] = 0
-        self._took(indices, low, high, step, k)
+        self._know_last(step, k)
+
+    def pieces_of(self, seq: int) -> Sequence[Piece] | None:
+        """All cells of a sequence that shares none, where they are known to lie in few pieces."""
+        return self._where.pieces.get(self._alone.get(seq, 0)) if self.is_alone(seq) else None
 
     def cells_of(self, seq: int) -> tuple[IntArray, IntArray]:
         """Cells of a sequence in order of position, and those positions; both of shape (n,)."""
@@ -191,6 +205,7 @@ class Arena:
         """
         cells = np.flatnonzero(self.owner[: self.top]) if seq < 0 else self._seen_by(seq)
         whole = start <= 0 and stop == FOREVER
+        self._where.forget((self._alone.get(seq, 0),))
         if not whole:
             positions = self.position[cells]
             cells = cells[(positions >= start) & (positions < stop)]
@@ -198,14 +213,30 @@ class Arena:
             return self._relabel(cells, lambda _: frozenset())
         if not self.is_alone(seq):
             return self._relabel(cells, lambda seqs: seqs - {seq})
-        if self._last.get(seq, -1) < stop:
-            self._last.pop(seq, None)
-        if whole:
+        if whole and seq in self._last:
             self._last[seq] = -1
+        elif self._last.get(seq, -1) < stop:
+            self._last.pop(seq, None)
         if whole and seq in self._alone:
-            self._low[self._alone[seq]], self._high[self._alone[seq]] = self.size, 0
+            self._where.vanish(self._alone[seq])
         self._clear(cells)
         return cells
+
+    def empty(self, seq: int) -> int | None:
+        """``remove`` all of a sequence; returns the first of the cells that are empty now, None if there is none."""
+        index = self._alone.get(seq)
+        pieces = None if index is None or len(self._sets_with[seq]) > 1 else self._where.pieces.pop(index, None)
+        if index is None or pieces is None:
+            gone = self.remove(seq)
+            return int(gone[0]) if len(gone) else None
+        if seq in self._last:
+            self._last[seq] = -1
+        self._where.vanish(index)
+        for start, stop, stride in pieces:
+            self.position[start:stop:stride] = -1
+            self.owner[start:stop:stride] = 0
+        self.free.release_pieces(pieces)
+        return min(pieces)[0]
 
     def keep(self, seq: int) -> IntArray:
         """Empty every cell that the sequence does not see, and leave the rest to it alone."""
@@ -226,6 +257,7 @@ class Arena:
         changed = self._held(seq, start, stop)
         self.position[changed] += delta
         self._last.clear()
+        self._where.pieces.clear()
         self.turn(changed, delta)
         gone = changed[self.position[changed] < 0]
         self._clear(gone)
@@ -247,6 +279,11 @@ class Arena:
             last = self._last[seq] = int(self.position[self._seen_by(seq)].max(initial=-1))
         return last
 
+    def go_on(self, chunks: Iterable[Chunk]) -> bool:
+        """Whether each of these is one sequence's alone, and begins where that is known to end: certain if so."""
+        last = self._last
+        return not any(also or last.get(seq, start) != start - 1 for seq, start, _, also in chunks)
+
     def first_position(self, seq: int) -> int:
         """The lowest position of a sequence; -1 if it holds none."""
         held = self.position[self._seen_by(seq)]
@@ -261,21 +298,8 @@ class Arena:
         """Move tokens: each run's cells end up where the plan says, and the cells they left are empty."""
         if plan.n_runs == 0:
             return
-        at_once = together(plan)
-        for array, empty in ((self.position, -1), (self.owner, 0), (self._turned, 0)):
-            if array is None:
-                continue
-            if at_once is None:
-                plan.carry(array, empty)
-            else:
-                read, src, dst = at_once
-                moved = array[src]
-                array[read] = empty
-                array[dst] = moved
-        for index in range(1, len(self.sets)):
-            # They may lie anywhere now; those that hold nothing still do not.
-            if self._low[index] < self._high[index]:
-                self._low[index], self._high[index] = 0, self.size
+        carry(plan, ((self.position, -1), (self.owner, 0), (self._turned, 0)))
+        self._where.scatter()
         self.free.rebuild(self.owner > 0)
         self._owed.append(plan)
 
@@ -322,6 +346,7 @@ class Arena:
     def restore(self, saved: Saved) -> None:
         """Make the saved cells what they were."""
         cells, self._last = saved.cells, saved.last
+        self._where.pieces.clear()
         now, then = self.owner[cells] > 0, saved.owner > 0
         self.position[cells] = saved.position
         self.owner[cells] = saved.owner
@@ -330,7 +355,7 @@ class Arena:
         if then.any():
             low, high = int(cells.min()), int(cells.max()) + 1
             for index in set(saved.owner.tolist()):
-                self._widen(index, low, high)
+                self._where.widen(index, low, high)
         self.free.release(cells[now & ~then])
         self.free.take_cells(cells[then & ~now])
 
@@ -338,6 +363,7 @@ class Arena:
         """Empty ``cells``, all of them used."""
         if len(cells):
             for index in set(self.owner[cells].tolist()):
+                self._where.forget((index,))
                 for seq in self.sets[index]:
                     self._last.pop(seq, None)
             self._clear(cells)
@@ -371,11 +397,9 @@ class Arena:
         """Of a sequence: the set of it alone."""
         self._sets_with: dict[int, list[int]] = {}
         """Of a sequence: all sets that it is in."""
-        self._low: list[int] = []
-        self._high: list[int] = []
-        """Of each set: bounds of its cells, from the one up to below the other; rather too wide than too narrow."""
+        self._where = Whereabouts(self.size)
         for key in sets:
-            self._widen(self.set_of(key), 0, self.size if key else 0)
+            self._where.widen(self.set_of(key), 0, self.size if key else 0)
 
     def _forget_sets(self) -> None:
         """Let go of sets that no cell needs, if there are many."""
@@ -392,26 +416,15 @@ class Arena:
             indices.append(self.set_of((seq, *also)) if index is None else index)
         return indices
 
-    def _widen(self, index: int, low: int, high: int) -> None:
-        if low < self._low[index]:
-            self._low[index] = low
-        if high > self._high[index]:
-            self._high[index] = high
-
-    def _took(self, indices: Sequence[int], low: int, high: int, chunks: Sequence[Chunk], steps: int) -> None:
-        """Of these sets, some cells between ``low`` and ``high`` hold tokens now: of each chunk, and of the same ones a
-        token further for each further step."""
-        lows, highs = self._low, self._high
-        for index in indices:
-            if low < lows[index]:
-                lows[index] = low
-            if high > highs[index]:
-                highs[index] = high
+    def _know_last(self, chunks: Sequence[Chunk], steps: int) -> None:
+        """The highest positions after some chunks, and after the same ones a token further for each further step."""
         last = self._last
         if last:
             for seq, start, n, also in chunks:
                 end = start + n + steps - 2
-                for each in (seq, *also) if also else (seq,):
+                if seq in last and last[seq] < end:
+                    last[seq] = end
+                for each in also:
                     if last.get(each, end) < end:
                         last[each] = end
 
@@ -427,11 +440,11 @@ class Arena:
         sets = self._sets_with.get(seq, ())
         cells: IntArray
         if len(sets) == 1:
-            low = self._low[sets[0]]
-            cells = (self.owner[low : min(self._high[sets[0]], self.top)] == sets[0]).nonzero()[0]
+            low = self._where.low[sets[0]]
+            cells = (self.owner[low : min(self._where.high[sets[0]], self.top)] == sets[0]).nonzero()[0]
         else:
-            low = min((self._low[index] for index in sets), default=0)
-            high = min(max((self._high[index] for index in sets), default=0), self.top)
+            low = min((self._where.low[index] for index in sets), default=0)
+            high = min(max((self._where.high[index] for index in sets), default=0), self.top)
             sees = np.zeros(len(self.sets), dtype=np.bool_)
             sees[list(sets)] = True
             cells = sees[self.owner[low:high]].nonzero()[0]
@@ -443,12 +456,13 @@ class Arena:
         if len(cells) == 0:
             return cells
         self._last.clear()
+        self._where.pieces.clear()
         old = self.owner[cells]
         table = np.zeros(len(self.sets), dtype=np.int32)
         low, high = int(cells[0]), int(cells[-1]) + 1
         for index in np.flatnonzero(np.bincount(old)).tolist():
             table[index] = new = self.set_of(change(self.sets[index]))
-            self._widen(new, low, high)
+            self._where.widen(new, low, high)
         now = table[old]
         self.owner[cells] = now
         gone: IntArray = cells[now == 0]

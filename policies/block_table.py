@@ -12,7 +12,7 @@ from policies.blocks import BlockPool
 from policies.content import Content
 from policies.crew import Member
 from policies.fill import Fill
-from policies.leap import Usages
+from policies.leap import MOST, Leap, Pass, Sums, Usages, rising
 from policies.vocabulary import IntArray, Usage
 
 
@@ -35,17 +35,46 @@ class Paged(Member):
         self.skipped = 0
         """Blocks from the first that are ``NULL``."""
 
+    def cells(self, start: int, stop: int, size: int) -> IntArray:
+        """The cells of tokens ``[start, stop)`` in blocks of that size; shape (stop - start,)."""
+        if stop - start == 1:
+            return np.array([self.table[start // size] * size + start % size], dtype=np.int64)
+        positions = np.arange(start, stop)
+        first = start // size
+        table = np.array(self.table[first : -(-stop // size)], dtype=np.int64)
+        return np.asarray(table[positions // size - first] * size + positions % size)
+
+
+def foresee(
+    active: Sequence[Paged], n: int, size: int, pool: BlockPool, take: Callable[[int, bool], Usages | None]
+) -> Leap | None:
+    """What at most ``n`` decode steps of these sequences read, until the free blocks run out; None where that is not
+    worth it, or somebody must first have a block of its own to write into."""
+    if any(pool.holders(s.table[s.length // size]) > 1 for s in active if s.length < len(s.table) * size):
+        return None
+    steps = min(n, MOST)
+    # The steps for which some sequence needs a block more.
+    wanted = sorted(j for s in active for j in range(len(s.table) * size - s.length, steps, size))
+    if len(wanted) > len(pool.free):
+        steps = wanted[len(pool.free)]
+    if steps < 2:
+        return None
+    lengths = rising([s.length for s in active], steps)
+    scanned, runs = lengths.sum(axis=1), (-(-lengths // size)).sum(axis=1)
+    return Leap((Pass(len(active), (Sums(scanned, scanned, runs, scanned, lengths.max(axis=1)),)),), take)
+
 
 def append_steps(
     active: Sequence[Paged],
-    k: int,
     size: int,
     pool: BlockPool,
     fill: Fill,
     name: Callable[[Paged, int], None],
     usage: Callable[[], Usage],
-) -> Usages:
-    """``k`` tokens more for each sequence, as if step by step; how full the cache is after each.
+    k: int,
+    look: bool,
+) -> Usages | None:
+    """``k`` tokens more for each sequence, as if step by step; how full the cache is after each, if that is asked for.
 
     Blocks of ``size`` are taken from the pool, and named when so many tokens of the sequence are there, in the order in
     which steps come to them. Nobody else may hold the blocks that are written into, and there must be enough free ones.
@@ -61,7 +90,7 @@ def append_steps(
             *((True, j) for j in range(-(s.length + 1) % size, k, size)),
         ]
     )
-    changes = [(0, usage())]
+    changes = [(0, usage())] if look else []
     for j, together in groupby(events, key=itemgetter(0)):
         took = False
         for _, i, full in together:
@@ -70,7 +99,7 @@ def append_steps(
             else:
                 active[i].table += pool.take(1)
                 took = True
-        if took:
+        if took and look:
             changes.append((j, usage()))
     ends = np.zeros(k, dtype=np.int64)
     for s, start in zip(active, starts, strict=True):
@@ -80,6 +109,8 @@ def append_steps(
         np.maximum(ends, blocks * size + positions % size + 1, out=ends)
         for at in range(first, -(-s.length // size)):
             fill.raise_to(s.table[at], min(size, s.length - at * size))
+    if not look:
+        return None
     lasted = np.diff([j for j, _ in changes], append=k)
 
     def along(field: str) -> IntArray:

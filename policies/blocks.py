@@ -8,8 +8,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from policies.content import Key
 from policies.eviction import FreeBlocks, Keys
+from policies.vocabulary import IntArray
 
 NULL = 0
 """The block that stands for none in a block table."""
@@ -53,6 +56,15 @@ class BlockPool:
     def holders(self, block: int) -> int:
         """How many sequences hold a block that is in use."""
         return self._refs[block] if self._kept else 1
+
+    def free_runs(self) -> IntArray:
+        """Lengths, in blocks, of the runs of blocks that nobody holds; shape (n_runs,)."""
+        unused = np.frombuffer(self.refs, dtype=np.int32)[self.first :] == 0
+        # Where the free become the used or the other way round: every second stretch in between is free.
+        edges = (unused[1:] != unused[:-1]).nonzero()[0]
+        borders = np.empty(len(edges) + 2, dtype=np.int64)
+        borders[0], borders[1:-1], borders[-1] = -1, edges, len(unused) - 1
+        return (borders[1:] - borders[:-1])[0 if unused[0] else 1 :: 2]
 
     def relax(self) -> None:
         """Let it not be kept up to date which blocks are in use, if nobody shares one: all that are not free are."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.free_runs import runs_of
 from policies.vocabulary import NO_MOVES, IntArray, Moves
@@ -20,6 +23,21 @@ _SHORT = 24
 def in_safe_order(source: IntArray, size: int) -> Moves:
     """Moves that bring cell ``source[i]`` to ``i`` for all i, in an order that overwrites nothing still needed."""
     return _Ordering(source, size).solve()
+
+
+def carry(plan: Moves, arrays: Iterable[tuple[NDArray[Any] | None, int]]) -> None:
+    """Carry out the moves on each of some arrays; what is left behind becomes the value beside it."""
+    at_once = together(plan)
+    for held, empty in arrays:
+        if held is None:
+            continue
+        if at_once is None:
+            plan.carry(held, empty)
+        else:
+            read, src, dst = at_once
+            moved = held[src]
+            held[read] = empty
+            held[dst] = moved
 
 
 def together(plan: Moves) -> tuple[IntArray, IntArray, IntArray] | None:

@@ -9,19 +9,20 @@ chunks for each sequence (MLC-LLM, TGI).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from policies.block_table import Paged, append_steps
+from policies.block_table import Paged, append_steps, foresee
 from policies.blocks import NULL, BlockPool
 from policies.content import NOTHING, Content, Key
 from policies.crew import Brief, Crew
 from policies.eviction import FreeBlocks, Future, Keys
 from policies.fill import Fill
 from policies.host import HostTier, TransferLog
-from policies.leap import MOST, Leap, Pass, Sums, Usages, rising
+from policies.leap import Leap
 from policies.paged_crew import PagedCrew
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of, table_reads
@@ -30,7 +31,6 @@ from policies.vocabulary import (
     CellMap,
     Chunk,
     Group,
-    IntArray,
     MicroBatch,
     Moves,
     NoSlot,
@@ -236,24 +236,8 @@ class PagedPolicy(Policy):
         active = [s for s in tables if s is not None and s.table]
         if len(active) < len(step) or any(s.length != c.start or c.also for s, c in zip(active, step, strict=True)):
             return None
-        writes = [s.table[s.length // size] for s in active if s.length < len(s.table) * size]
-        if any(pool.refs[block] > 1 for block in writes):
-            return None  # Whoever writes into a shared block needs a copy of it first.
-        steps = min(n, MOST, *(self._max_tokens - s.length for s in active))
-        # The steps for which some sequence needs a block more.
-        wanted = sorted(j for s in active for j in range(len(s.table) * size - s.length, steps, size))
-        if len(wanted) > len(pool.free):
-            steps = wanted[len(pool.free)]
-        if steps < 2:
-            return None
-        lengths = rising([s.length for s in active], steps)
-        scanned = lengths.sum(axis=1)
-        runs = (-(-lengths // size)).sum(axis=1)
-
-        def take(k: int, look: bool) -> Usages | None:
-            return append_steps(active, k, size, pool, self._fill, self._name, self.usage)
-
-        return Leap((Pass(len(step), (Sums(scanned, scanned, runs, scanned, lengths.max(axis=1)),)),), take)
+        taken = partial(append_steps, active, size, pool, self._fill, self._name, self.usage)
+        return foresee(active, min(n, *(self._max_tokens - s.length for s in active)), size, pool, taken)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
@@ -385,12 +369,7 @@ class PagedPolicy(Policy):
         pool, size = self.pool, self.block_size
         fill = self._filled()
         free = len(pool.free) * size
-        unused = np.frombuffer(pool.refs, dtype=np.int32)[pool.first :] == 0
-        # Where the free become the used or the other way round: every second stretch in between is free.
-        edges = (unused[1:] != unused[:-1]).nonzero()[0]
-        borders = np.empty(len(edges) + 2, dtype=np.int64)
-        borders[0], borders[1:-1], borders[-1] = -1, edges, len(unused) - 1
-        runs = (borders[1:] - borders[:-1])[0 if unused[0] else 1 :: 2]
+        runs = pool.free_runs()
         return Usage(
             self.capacity,
             fill.stored,
@@ -412,7 +391,7 @@ class PagedPolicy(Policy):
         owners: list[frozenset[int]] = [frozenset()] * self.groups[0].cells
         for seq, s in self.tables.items():
             first = s.skipped * self.block_size
-            cells = self._cells(s, first, s.length)
+            cells = s.cells(first, s.length, self.block_size)
             position[cells] = np.arange(first, s.length)
             for cell in cells.tolist():
                 owners[cell] = owners[cell] | {seq}
@@ -604,22 +583,13 @@ class PagedPolicy(Policy):
                 most = max(most, min(self.block_size, s.length - at * self.block_size))
         self._fill.set_to(block, most)
 
-    def _cells(self, s: Paged, start: int, stop: int) -> IntArray:
-        size = self.block_size
-        if stop - start == 1:
-            return np.array([s.table[start // size] * size + start % size], dtype=np.int64)
-        positions = np.arange(start, stop)
-        first = start // size
-        table = np.array(s.table[first : self._blocks(stop)], dtype=np.int64)
-        return np.asarray(table[positions // size - first] * size + positions % size)
-
     def _place(
         self, chunks: tuple[Chunk, ...], copies: Moves, transfers: tuple[Transfer, ...], views: bool
     ) -> MicroBatch:
         parts = []
         for seq, start, n, _ in chunks:
             s = self.tables[seq]
-            parts.append(self._cells(s, start, start + n))
+            parts.append(s.cells(start, start + n, self.block_size))
             self._write(s, start, start + n)
         seen = tuple(self._view(c.seq) for c in chunks) if views else ()
         place = Place(np.concatenate(parts), self._reads(chunks), copies, views=seen, transfers=transfers)
@@ -649,7 +619,7 @@ class PagedPolicy(Policy):
     def _view(self, seq: int) -> View:
         s = self.tables[seq]
         first = s.skipped * self.block_size
-        return View(self._cells(s, first, s.length), np.arange(first, s.length))
+        return View(s.cells(first, s.length, self.block_size), np.arange(first, s.length))
 
     def _reads(self, chunks: Sequence[Chunk]) -> Reads:
         held = [self.tables[chunk.seq] for chunk in chunks]

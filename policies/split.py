@@ -136,10 +136,15 @@ class SplitPolicy(Policy):
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells (every sequence's, if negative) in all groups."""
+        whole = start <= 0 and stop is None
         for _, arena in self._arenas_of(seq):
-            gone = arena.remove(seq, start, FOREVER if stop is None else stop)
-            if len(gone):
-                arena.head = min(arena.head, int(gone[0]))
+            if whole:
+                first = arena.empty(seq)
+            else:
+                gone = arena.remove(seq, start, FOREVER if stop is None else stop)
+                first = int(gone[0]) if len(gone) else None
+            if first is not None:
+                arena.head = min(arena.head, first)
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
         """Share cells within a stream; between streams copy a whole sequence, cell for cell."""
@@ -251,6 +256,8 @@ class SplitPolicy(Policy):
 
     def _check(self, step: Sequence[Chunk]) -> None:
         """``llama_batch_allocr::init``: every sequence goes on where it ends, and coupled sequences agree."""
+        if self.n_streams == 1 and self.arenas[-1][0].go_on(step):
+            return
         next_position: dict[int, int] = {}
         together: dict[int, set[int]] = {}
         arenas = self.arenas[-1]
@@ -385,7 +392,8 @@ class SplitPolicy(Policy):
         stream, chunks, cells = slot
         arena = self.arenas[group][stream]
         lost: dict[int, int] = {}
-        if self.caches[group].window is not None:
+        in_a_row = isinstance(cells, range) and arena.free.is_free(cells.start, len(cells))
+        if self.caches[group].window is not None and not in_a_row:
             over = cells_array(cells)
             over = over[arena.owner[over] > 0]
             if len(over):

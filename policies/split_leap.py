@@ -84,6 +84,8 @@ def _way(policy: SplitPolicy, group: int, lane: Sequence[Chunk], steps: int) -> 
 
 def _spans(policy: SplitPolicy, group: int, lanes: Sequence[Stretch], steps: int) -> IntArray:
     """What a pass reads of each of its streams; shape (steps,)."""
+    if len(lanes) == 1:
+        return lanes[0].spans()[:steps]
     spec = policy.caches[group]
     tops = np.full(steps, max([lane.arena.top for lane in lanes]))
     in_a_row = [lane.cells.start for lane in lanes if isinstance(lane.cells, range)]

@@ -13,6 +13,7 @@ import numpy as np
 from policies.arena import Arena
 from policies.leap import MOST, Usages
 from policies.policy import CacheConfig
+from policies.reads import padded_span
 from policies.search import Cells, cells_array, find_run, find_scattered, in_order
 from policies.stretch import Stretch, runs_after
 from policies.unified import UnifiedPolicy
@@ -95,6 +96,11 @@ class _Downwards(Stretch):
         """The first cell is the highest."""
         return np.full(self.steps, max(self.arena.top, int(self.cells[0]) + 1))
 
+    def spans(self) -> IntArray:
+        """Nor does it change after the first step."""
+        top = max(self.arena.top, int(self.cells[0]) + 1)
+        return np.full(self.steps, padded_span(top, self._pad, self.arena.size))
+
     def usages(self, k: int) -> Usages:
         """As if the arena stood on its head."""
         size, tokens = self.arena.size, len(self.step)
@@ -106,9 +112,11 @@ class _Downwards(Stretch):
         return Usages(used, used, size - used, runs, largest, self.tops()[:k], np.zeros(k, dtype=np.int64))
 
 
-def _from_the_top(arena: Arena, n: int) -> IntArray:
+def _from_the_top(arena: Arena, n: int) -> Cells:
     """The highest ``n`` free cells, of at least as many, descending."""
     starts, ends = arena.free.starts, arena.free.ends
+    if n == 1:
+        return range(ends[-1] - 1, ends[-1])
     if ends[-1] - starts[-1] >= n:
         return np.arange(ends[-1] - 1, ends[-1] - 1 - n, -1)
     first, last = arena.free.arrays()

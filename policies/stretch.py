@@ -90,9 +90,15 @@ class Stretch:
     def spans(self) -> IntArray:
         """What attention over all cells reads in each step; shape (steps,)."""
         if self._spans is None:
-            top = self.arena.top
-            if self.steps and max(int(self.cells[0]), int(self.cells[-1])) < top:
-                self._spans = np.full(self.steps, padded_span(top, self._pad, self.arena.size))
+            top, cells, pad, size = self.arena.top, self.cells, self._pad, self.arena.size
+            if self.steps and max(int(cells[0]), int(cells[-1])) < top:
+                self._spans = np.full(self.steps, padded_span(top, pad, size))
+            elif isinstance(cells, range) and pad <= top <= cells.start and not pad & (pad - 1):
+                tokens = len(self.step)
+                self._spans = np.arange(cells.start + tokens + pad - 1, cells.stop + pad, tokens)
+                self._spans &= -pad
+                if cells.stop > size - pad:
+                    np.minimum(self._spans, size, out=self._spans)
             else:
                 self._spans = padded_spans(self.tops(), self._pad, self.arena.size)
         return self._spans
@@ -179,14 +185,17 @@ def masked_sums(step: Sequence[Chunk], spans: IntArray, most: int | None = None,
     """What steps read under the kernel ``masked``, of each of which ``spans`` says up to where; ``most``: tokens that a
     sequence can see at most; ``streams``: how many are read that far."""
     steps, tokens = len(spans), len(step)
-    if most is None:
+    useful: IntArray
+    if most is not None and min([chunk.start for chunk in step]) + 1 >= most:
+        useful = constants(tokens * most, steps)
+    elif most is None or max([chunk.start for chunk in step]) + steps <= most:
         now = sum([chunk.start for chunk in step])
         useful = np.arange(now + tokens, now + tokens * (steps + 1), tokens)
     else:
         starts = np.array([chunk.start for chunk in step])
         useful = np.minimum(starts + np.arange(1, steps + 1)[:, None], most).sum(axis=1)
     whole = spans * streams if streams > 1 else spans
-    return Sums(tokens * spans, useful, constants(tokens, steps), whole, spans)
+    return Sums(tokens * spans if tokens > 1 else spans, useful, constants(tokens, steps), whole, spans)
 
 
 def runs_after(starts: IntArray, ends: IntArray, cells: Cells, taken: IntArray) -> tuple[IntArray, IntArray]:

@@ -12,19 +12,24 @@ from policies.reads import TILE
 from policies.search import Cells
 from policies.vocabulary import Chunk, IntArray, Reads
 
+_FEW = 24
+"""In so many tiles cells are followed tile by tile."""
+
 
 class _Tiles:
     """Of one sequence."""
 
     __slots__ = ("cells", "holds", "runs", "tiles")
 
-    def __init__(self, cells: IntArray, n_tiles: int):
+    def __init__(self, cells: Sequence[Cells], n_tiles: int):
         # One more at either end, so that every tile has two neighbours.
         self.holds = np.zeros(n_tiles + 2, dtype=np.int8)
         self.cells = 0
-        self.add(cells)
+        for some in cells:
+            self.add(some)
 
     def add(self, cells: Cells) -> None:
+        """A range leaves out less than a tile at a time."""
         self.cells += len(cells)
         if isinstance(cells, range):
             self.holds[cells.start // TILE + 1 : (cells.stop - 1) // TILE + 2] = 1
@@ -82,6 +87,10 @@ class TileMap:
         """What steps will read whose tokens go into ``cells``; shape (steps, n_chunks), each column rising or
         falling."""
         known = [self._of(chunk.seq) for chunk in step]
+        if _in_a_row(cells):
+            tiles = abs(int(cells[0, 0]) - int(cells[-1, 0])) // TILE + 2
+            if tiles * len(step) <= _FEW:
+                return self._along(known, cells)
         at = cells // TILE + 1
         enters = np.ones(cells.shape, dtype=np.bool_)
         np.not_equal(at[1:], at[:-1], out=enters[1:])
@@ -105,15 +114,56 @@ class TileMap:
         useful = sum(each.cells for each in known) + len(step) * np.arange(1, len(cells) + 1)
         return Sums(total, useful, runs, total, scanned.max(axis=1))
 
+    @staticmethod
+    def _along(known: Sequence[_Tiles], cells: IntArray) -> Sums:
+        """``foresee``, of cells in a row that lie in few tiles: one tile after another."""
+        steps, apart = cells.shape
+        up = cells[-1, 0] > cells[0, 0]
+        runs = np.full(steps, sum([each.runs for each in known]))
+        columns = []
+        for each, first, last in zip(known, cells[0].tolist(), cells[-1].tolist(), strict=True):
+            scanned = np.full(steps, TILE * each.tiles)
+            columns.append(scanned)
+            begin, end, holds = first // TILE, last // TILE, each.holds
+            for tile in range(begin, end + 1) if up else range(begin, end - 1, -1):
+                if holds[tile + 1]:
+                    continue
+                # The first step whose cell lies in it; the tile that it comes from holds something by then.
+                way = TILE * tile - first if up else first - (TILE * tile + TILE - 1)
+                step = max(-(-way // apart), 0)
+                behind, ahead = (tile, tile + 2) if up else (tile + 2, tile)
+                meets = int(tile != begin or holds[behind] > 0) + int(holds[ahead] > 0)
+                scanned[step:] += TILE
+                if meets != 1:
+                    runs[step:] += 1 - meets
+        total = longest = columns[0]
+        for column in columns[1:]:
+            total, longest = total + column, np.maximum(longest, column)
+        now = sum([each.cells for each in known])
+        useful = np.arange(now + apart, now + apart * steps + 1, apart)
+        return Sums(total, useful, runs, total, longest)
+
     def took_steps(self, step: Sequence[Chunk], cells: IntArray) -> None:
         """The tokens of steps were put into cells; shape (steps, n_chunks)."""
+        in_a_row = len(step) <= TILE and _in_a_row(cells)
         for chunk, column in zip(step, cells.T, strict=True):
+            took: Cells = column
+            if in_a_row:
+                low, high = sorted((int(column[0]), int(column[-1])))
+                took = range(low, high + 1, len(step))
             for seq in chunk.seqs:
                 if seq in self._known:
-                    self._known[seq].add(column)
+                    self._known[seq].add(took)
 
     def _of(self, seq: int) -> _Tiles:
         known = self._known.get(seq)
         if known is None:
-            known = self._known[seq] = _Tiles(self._arena.cells_of(seq)[0], -(-self._arena.size // TILE))
+            pieces = self._arena.pieces_of(seq)
+            cells = [range(*piece) for piece in pieces] if pieces else [self._arena.cells_of(seq)[0]]
+            known = self._known[seq] = _Tiles(cells, -(-self._arena.size // TILE))
         return known
+
+
+def _in_a_row(cells: IntArray) -> bool:
+    """Whether cells that rise or fall, step after step, leave none out."""
+    return abs(int(cells[0, 0]) - int(cells[-1, -1])) == cells.size - 1

@@ -166,7 +166,10 @@ class Threshold(Trigger):
         if self.threshold <= 0 or facts.span == 0:
             return True
         filled = facts.used + {"b2422": 0, "b2278": facts.tokens}.get(self.formula, facts.pad)
-        return 1 - filled / facts.span < self.threshold - _DOUBT
+        if 1 - filled / facts.span < self.threshold - _DOUBT:
+            return True
+        # Or by the most that is not used: less than a padding beyond the holes, of at least what is used now.
+        return facts.used > 0 and (holes + facts.pad + facts.used - filled) / facts.used < self.threshold - _DOUBT
 
     def quiet(self, course: Course, steps: int) -> int:
         """By the formula, over all steps at once."""

@@ -162,6 +162,9 @@ class UnifiedPolicy(Policy):
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells; the next search begins at the first of them if that lies lower."""
         self._moved(seq)
+        if start <= 0 and stop is None:
+            self._lower_head(self.arena.empty(seq))
+            return
         gone = self.arena.remove(seq, start, FOREVER if stop is None else stop)
         self._lower_head(int(gone[0]) if len(gone) else None)
 

@@ -164,8 +164,7 @@ class Reads(NamedTuple):
     """Cells that the kernel reads at least once for the whole micro-batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A micro-batch in one cache group: what to do to it first, and where the tokens go."""
 
     cells: IntArray
@@ -197,8 +196,7 @@ class Group:
     """Cells of the host tier behind it."""
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """One forward pass: at most ``n_ubatch`` tokens, with a cell for each in every cache group."""
 
     chunks: tuple[Chunk, ...]

@@ -39,6 +39,8 @@ def behind_window(arena: Arena, window: int) -> FreeRuns:
 
 def find_behind(arena: Arena, window: int, head: int, n: int) -> Cells | None:
     """``find_scattered`` among the cells of ``behind_window``."""
+    if arena.free.is_free(head, n):
+        return range(head, head + n)
     reach = _reaches(arena, window)
     ahead = slice(head, head + 2 * n + _AHEAD)
     cells: IntArray = (arena.position[ahead] <= reach[arena.owner[ahead]]).nonzero()[0]
@@ -78,8 +80,12 @@ class WindowStretch(Stretch):
         self._anywhere = True
         tokens = len(step)
         head = start_of_search(arena.head, arena.used, tokens)
-        reach = _reaches(arena, window)
         n = min(n, MOST)
+        self._overwrites = not arena.free.is_free(head, n * tokens)
+        if not self._overwrites:
+            self.steps, self.cells = n, range(head, head + n * tokens)
+            return
+        reach = _reaches(arena, window)
         cells: Cells = range(0)
         for stop in (min(head + 2 * n * tokens + _AHEAD, arena.size), arena.size):
             if len(cells) < n * tokens:
@@ -143,7 +149,8 @@ class WindowStretch(Stretch):
 
     def take(self, k: int, *, look: bool) -> None:
         """Overwrite them; how full a window is nobody asks."""
-        cells = cells_array(self.cells[: k * len(self.step)])
-        for seq, last in losses(self.arena, cells).items():
-            self.arena.remove(seq, 0, last + 1)
+        if self._overwrites:
+            cells = cells_array(self.cells[: k * len(self.step)])
+            for seq, last in losses(self.arena, cells).items():
+                self.arena.remove(seq, 0, last + 1)
         super().take(k, look=False)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from policies.arena import FOREVER, Arena
 from policies.compactors import fill_holes, pack
-from policies.vocabulary import Moves
+from policies.vocabulary import Chunk, Moves
 
 SIZE = 24
 DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=250)
@@ -235,3 +235,37 @@ def test_sets_of_sequences_are_kept_once_however_many_cells_share_them():
     assert len(arena.remove(3)) == 0
     assert len(arena.keep(5)) == 0
     assert len(arena.remove(5)) == 1000
+
+
+@DERANDOMIZED
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(1, 9), st.booleans()), max_size=25))
+def test_to_empty_is_to_remove_all(turns):
+    """Whether cells are known to lie in pieces or looked for: the same become empty, from the same first one on."""
+    size, quick, slow = 300, Arena(300), Arena(300)
+    ends = dict.fromkeys(range(4), 0)
+    for first, n_seqs, n, down in turns:
+        seqs = sorted({(first + i) % 4 for i in range(n_seqs)})
+        step = [Chunk(seq, ends[seq], 1) for seq in seqs]
+        wide = [run for run in quick.free if run[1] - run[0] >= n * len(seqs)]
+        if not wide or n == 9:
+            expected = slow.remove(first)
+            assert quick.empty(first) == (int(expected[0]) if len(expected) else None)
+            ends[first] = 0
+        elif down:
+            start = wide[-1][1] - n * len(seqs)
+            for arena in (quick, slow):
+                arena.take_steps(np.arange(start, wide[-1][1])[::-1], step, n)
+            ends |= {seq: ends[seq] + n for seq in seqs}
+        elif len(seqs) == 1:
+            chunk = Chunk(seqs[0], ends[seqs[0]], n)
+            for arena in (quick, slow):
+                arena.take(range(wide[0][0], wide[0][0] + n), [chunk])
+            ends[seqs[0]] += n
+        else:
+            for arena in (quick, slow):
+                arena.take_steps(range(wide[0][0], wide[0][0] + n * len(seqs)), step, n)
+            ends |= {seq: ends[seq] + n for seq in seqs}
+        assert quick.cell_map().owners == slow.cell_map().owners
+        assert quick.position.tolist() == slow.position.tolist()
+        assert list(quick.free) == list(slow.free)
+        assert quick.free.total == slow.free.total == size - quick.used

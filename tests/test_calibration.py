@@ -178,8 +178,8 @@ def test_passes_with_copies_are_not_noted():
     batch = whole_pass(1, 100, prompt=False)
     for _ in range(10):
         watched.forward(batch)
-    place = replace(batch.places[0], moves=Moves.from_runs([(200, 300, 4)]))
-    watched.forward(replace(batch, places=(place,)))
+    place = batch.places[0]._replace(moves=Moves.from_runs([(200, 300, 4)]))
+    watched.forward(batch._replace(places=(place,)))
     assert len(watched.samples) == 2
 
 
