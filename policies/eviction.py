@@ -119,10 +119,27 @@ class Lru:
         return list(self._queue)
 
 
-class Stack:
-    """Blocks that are never cached, the one released last handed out first: as ``Lru`` then has it."""
+class _NeverCached:
+    """What a cached block would be told of."""
 
     notes = False
+
+    def remove(self, block: int) -> None:
+        """There are no cached blocks."""
+        raise AssertionError("no block is cached here")
+
+    def forget(self, block: int) -> None:
+        """There are no cached blocks."""
+
+    def stored(self, block: int, key: Key) -> None:
+        """There are no cached blocks."""
+
+    def hit(self, block: int, key: Key) -> None:
+        """There are no cached blocks."""
+
+
+class Stack(_NeverCached):
+    """Blocks that are never cached, the one released last handed out first: as ``Lru`` then has it."""
 
     def __init__(self, blocks: Iterable[int]):
         self._free = list(blocks)[::-1]
@@ -142,28 +159,13 @@ class Stack:
         """So that the first of them is handed out next."""
         self._free += reversed(blocks)
 
-    def remove(self, block: int) -> None:
-        """There are no cached blocks."""
-        raise AssertionError("no block is cached here")
-
-    def forget(self, block: int) -> None:
-        """There are no cached blocks."""
-
-    def stored(self, block: int, key: Key) -> None:
-        """There are no cached blocks."""
-
-    def hit(self, block: int, key: Key) -> None:
-        """There are no cached blocks."""
-
     def order(self) -> list[int]:
         """From the top."""
         return self._free[::-1]
 
 
-class LowestFirst:
+class LowestFirst(_NeverCached):
     """Always the lowest free block; for layouts without a prefix cache."""
-
-    notes = False
 
     def __init__(self, blocks: Iterable[int]):
         self._free = list(blocks)
@@ -180,19 +182,6 @@ class LowestFirst:
         """In any order."""
         for block in blocks:
             heapq.heappush(self._free, block)
-
-    def remove(self, block: int) -> None:
-        """There are no cached blocks."""
-        raise AssertionError("no block is cached here")
-
-    def forget(self, block: int) -> None:
-        """There are no cached blocks."""
-
-    def stored(self, block: int, key: Key) -> None:
-        """There are no cached blocks."""
-
-    def hit(self, block: int, key: Key) -> None:
-        """There are no cached blocks."""
 
     def order(self) -> list[int]:
         """Ascending."""
