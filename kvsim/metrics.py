@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -28,6 +28,8 @@ Progress = Callable[[int, float], None]
 Detail = Literal["requests", "cache", "tables"]
 """What is kept of a run: how its requests fared; also means over time of how full and how broken up the cache was; also
 a table of all requests, of all forward passes, and of all that changed in the cache."""
+
+DETAILS: tuple[Detail, ...] = get_args(Detail)
 
 Frame = tuple[float, NDArray[np.int16]]
 """A picture of the cells: time in seconds, and the sequence in each cell of the first group (-1: none)."""

@@ -15,7 +15,7 @@ from kvsim.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.backend import Backend, SimulatedBackend
 from kvsim.costs import CostModel, HostLink, Profile, load_profile
 from kvsim.errors import UserError
-from kvsim.metrics import Detail, Progress, Recorder, Result, summarize
+from kvsim.metrics import DETAILS, Detail, Progress, Recorder, Result, summarize
 from kvsim.outcomes import Backlog
 from kvsim.prefetch import Prefetcher
 from kvsim.scenario import Scenario, load
@@ -74,6 +74,8 @@ def run(
     keeps pictures of the cells. ``leap`` takes decode steps that are alike in one event, to the same result as one by
     one. Raises ``UserError`` and ``WorkloadError``.
     """
+    if detail not in DETAILS:
+        raise UserError(f"detail: {detail!r}; accepted: {', '.join(DETAILS)}")
     scenario = load(scenario)
     costs = cost_model(scenario, load_profile(scenario.machine.profile, scenario.folder))
     chosen = build_policy(scenario, policy, costs)

@@ -69,6 +69,11 @@ def test_tables_are_there_when_they_are_asked_for():
         _ = result.requests
 
 
+def test_what_else_could_be_kept_is_refused():
+    with pytest.raises(UserError, match="detail: 'all'; accepted: requests, cache, tables"):
+        run(world(30.0, 5), detail="all")
+
+
 def test_a_failed_request_counts_but_has_no_latency():
     outcomes = Outcomes()
     good, bad = (Job(Request(i, 1.0, 4, 2), 1.0 + i) for i in range(2))
