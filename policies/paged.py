@@ -23,7 +23,7 @@ from policies.eviction import FreeBlocks, Future, Keys
 from policies.fill import Fill
 from policies.host import HostTier, TransferLog
 from policies.leap import Leap
-from policies.paged_crew import PagedCrew
+from policies.paged_crew import PagedCrew, Tables
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.reads import padded_span, reads_of, table_reads
 from policies.vocabulary import (
@@ -108,8 +108,10 @@ class PagedPolicy(Policy):
         then, so that nothing else is written there."""
         self._fill = Fill(n_blocks, block_size)
         name_blocks = self._name if prefix_cache else None
-        about = (block_size, self.pool, self._fill, self.tables.get, name_blocks, self._place_beside, config.n_ubatch)
-        self._crew = PagedCrew(*about) if window is None else WindowCrew(*about, window, self._give_up)
+        about = Tables(
+            block_size, self.pool, self._fill, self.tables.get, name_blocks, self._place_beside, config.n_ubatch
+        )
+        self._crew = PagedCrew(about) if window is None else WindowCrew(about, window, self._give_up)
 
     def crew(self) -> Crew[Any] | None:
         """Where nothing is copied on the way."""

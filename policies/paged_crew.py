@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,23 @@ from policies.vocabulary import Chunk
 _NOBODY: dict[int, Paged] = {}
 
 
+class Tables(NamedTuple):
+    """What a crew must know of the policy whose block tables its members have."""
+
+    size: int
+    """Tokens in a block."""
+    pool: BlockPool
+    fill: Fill
+    find: Callable[[int], Paged | None]
+    """A sequence by its number."""
+    name: Callable[[Paged, int], None] | None
+    """Lets the blocks that so many tokens fill be found; None where nothing is."""
+    place: Callable[[Sequence[Chunk], int], Sequence[Brief]]
+    """Places chunks beside so many tokens of a crew."""
+    widest: int
+    """The most tokens in one forward pass."""
+
+
 class PagedCrew(Crew[Paged]):
     """Members write into blocks that nobody else holds. Blocks are taken, and named, in the order of a run step by
     step; how far they are filled is not kept up to date.
@@ -25,32 +43,16 @@ class PagedCrew(Crew[Paged]):
 
     takes = True
 
-    def __init__(
-        self,
-        size: int,
-        pool: BlockPool,
-        fill: Fill,
-        find: Callable[[int], Paged | None],
-        name: Callable[[Paged, int], None] | None,
-        place: Callable[[Sequence[Chunk], int], Sequence[Brief]],
-        widest: int,
-    ):
-        """``find``: a sequence by its number; ``name``: let the blocks that so many tokens fill be found; ``place``:
-        chunks beside so many tokens."""
-        super().__init__(widest)
-        self._size = size
-        self._pool = pool
-        self._fill = fill
-        self._find = find
-        self._name = name
-        self._in_order = name is not None and pool.free.notes
+    def __init__(self, about: Tables):
+        super().__init__(about.widest)
+        self._size, self._pool, self._fill, self._find, self._name, self._place, _ = about
+        self._in_order = self._name is not None and self._pool.free.notes
         """Whether blocks must be named in the order in which they are filled, or just before anybody may look."""
         self._eventful = self._in_order
         """Whether there may be something to do in a step in which nobody begins a block."""
-        self._place = place
         self._begins: dict[int, dict[int, Paged]] = {}
         """By the remainder, where there is anybody."""
-        self._counts = np.zeros(MOST + size, dtype=np.int64)
+        self._counts = np.zeros(MOST + self._size, dtype=np.int64)
         """How many there are, for each remainder and over again."""
         self._held = 0
         """Tokens of all members."""

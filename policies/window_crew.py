@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policies.block_table import Paged
-from policies.blocks import NULL, BlockPool
-from policies.crew import Ahead, Brief, Course
-from policies.fill import Fill
+from policies.blocks import NULL
+from policies.crew import Ahead, Course
 from policies.leap import MOST
-from policies.paged_crew import PagedCrew
-from policies.vocabulary import Chunk
+from policies.paged_crew import PagedCrew, Tables
 
 _Due = tuple[int, dict[int, Paged]]
 """A step, and whose it is."""
@@ -26,20 +24,10 @@ class WindowCrew(PagedCrew):
     Within a step each member first gives up a block, then takes one: what is given up may be what the next one takes.
     """
 
-    def __init__(
-        self,
-        size: int,
-        pool: BlockPool,
-        fill: Fill,
-        find: Callable[[int], Paged | None],
-        name: Callable[[Paged, int], None] | None,
-        place: Callable[[Sequence[Chunk], int], Sequence[Brief]],
-        widest: int,
-        window: int,
-        release: Callable[[Sequence[int]], None],
-    ):
-        """``release``: one sequence fewer holds each of some blocks."""
-        super().__init__(size, pool, fill, find, name, place, widest)
+    def __init__(self, about: Tables, window: int, release: Callable[[Sequence[int]], None]):
+        """``window``: tokens that attention looks back; ``release``: one sequence fewer holds each of some blocks."""
+        super().__init__(about)
+        size = about.size
         self._window = window
         self._release = release
         self._eventful = True

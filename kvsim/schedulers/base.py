@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -61,7 +62,7 @@ class Scheduler(Protocol):
         ...
 
 
-class Desk:
+class Desk(ABC):
     """Where requests are let in and seen off; schedulers build on it."""
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
@@ -79,16 +80,16 @@ class Desk:
         """Nobody: all are in the chunks."""
         return None
 
-    def keep_step(self, crew: Crew[Any] | None) -> None:
+    def keep_step(self, crew: Crew[Any] | None) -> None:  # noqa: B027  (most schedulers keep none)
         """Nobody is."""
 
+    @abstractmethod
     def commit(self, chunks: Sequence[Chunk], now: float) -> None:
         """These chunks have run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def skip(self, step: Sequence[Chunk], n: int) -> None:
         """So many of steady steps have run, in which nobody ended."""
-        raise NotImplementedError
 
     def ran(self, step: Sequence[Chunk], n: int, now: float) -> None:
         """So many steady steps have run; in the last, somebody may have ended."""

@@ -161,7 +161,11 @@ class Vllm(Desk):
     def commit(self, chunks: Sequence[Chunk], now: float) -> None:
         """Count the tokens; emit one for whoever has computed all it had; finish what has said enough."""
         if self._together:
-            self._go_on(1, now)
+            assert self._lockstep is not None
+            if len(self._lockstep):
+                self._stalled = -1
+            for job in self._lockstep.went(1):
+                self._finish(job, now)
             chunks = chunks[self._listed :]
         for chunk in chunks:
             job = self._at[chunk.seq]
@@ -182,18 +186,10 @@ class Vllm(Desk):
             return 1
         return lock.lasts
 
-    def ran(self, step: Sequence[Chunk], n: int, now: float) -> None:
-        """Each of them is progress."""
-        self._go_on(n, now)
-        self._watch(now)
-
-    def _go_on(self, n: int, now: float) -> None:
+    def skip(self, step: Sequence[Chunk], n: int) -> None:
         """Those in lockstep have got so many tokens."""
         assert self._lockstep is not None
-        if len(self._lockstep):
-            self._stalled = -1
-        for job in self._lockstep.went(n):
-            self._finish(job, now)
+        self._lockstep.went(n)
 
     def _muster(self) -> None:
         """Let those join the lockstep that generate, in the order of the running."""
