@@ -418,7 +418,7 @@ def _speeds(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     axis.grid(axis="y", color="0.93")
     axis.set_title(f"Each preset at {NORMAL:g} of its service rate (dot: median, bar: range)")
     # Above, where the rows are fast, the left is free.
-    axis.legend(loc="upper left", frameon=True)
+    axis.legend(loc="lower right", frameon=True)
 
 
 def _short(value: float) -> str:
