@@ -29,8 +29,10 @@ import workloads
 from kvsim.costs import is_shipped
 from kvsim.errors import UserError
 from kvsim.job import content_of
+from kvsim.length_sections import LENGTHS
 from kvsim.model import ModelShape, Storage, shape_of
-from kvsim.workload_sections import LENGTHS, WORKLOADS, AnyWorkload, PoissonWorkload, Section
+from kvsim.section import Section
+from kvsim.workload_sections import WORKLOADS, AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
 
 

@@ -5,61 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, PositiveInt, Tag, field_validator
 
 import workloads
-from workloads.lengths import MAX_TOKENS
-
-
-class Section(BaseModel):
-    """Refuses unknown keys, infinities and wrong types: a misspelt key must not pass for a default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class FixedLengths(Section):
-    """Always ``value`` tokens."""
-
-    kind: Literal["fixed"]
-    value: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-
-    def build(self) -> workloads.Lengths:
-        """The distribution."""
-        return workloads.Fixed(self.value)
-
-
-class LognormalLengths(Section):
-    """exp(normal(mu, sigma)) tokens, held within [min, max]."""
-
-    kind: Literal["lognormal"]
-    mu: Annotated[float, Field(ge=-20, le=20)]
-    sigma: Annotated[float, Field(ge=0, le=10)]
-    min: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 1
-    max: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-
-    @model_validator(mode="after")
-    def _ordered(self) -> LognormalLengths:
-        if self.max is not None and self.max < self.min:
-            raise ValueError(f"max ({self.max}) is below min ({self.min})")
-        return self
-
-    def build(self) -> workloads.Lengths:
-        """The distribution."""
-        return workloads.Lognormal(self.mu, self.sigma, self.min, self.max)
-
-
-AnyLengths = Annotated[FixedLengths | LognormalLengths, Discriminator("kind")]
+from kvsim.length_sections import AnyLengths, FixedLengths, LognormalLengths
+from kvsim.section import Section
+from kvsim.trace_sections import AzureWorkload, MooncakeWorkload
 
 _CHAT_PROMPT = LognormalLengths(kind="lognormal", mu=4.2, sigma=0.9, min=4, max=400)
 _CHAT_OUTPUT = LognormalLengths(kind="lognormal", mu=4.0, sigma=0.8, min=1, max=300)
@@ -127,46 +78,6 @@ class ClosedLoopWorkload(Generated):
         return self._synthetic(seed, gaps, self.users)
 
 
-class TraceWorkload(Section):
-    """What all traces have."""
-
-    count_key: ClassVar[str] = "limit"
-    """The key that says how many requests at most."""
-    path: str
-    """Relative paths start at the scenario file's folder."""
-    limit: PositiveInt | None = None
-    rate_scale: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
-    start_s: NonNegativeFloat = 0.0
-    stop_s: PositiveFloat | None = None
-
-    def _read(self, reader: type[workloads.Trace], folder: Path) -> workloads.Workload:
-        try:
-            path = folder / Path(self.path).expanduser()
-        except RuntimeError as e:
-            raise workloads.WorkloadError(f"{self.path}: no such file ({e})") from None
-        return reader(path, self.limit, self.rate_scale, self.start_s, self.stop_s)
-
-
-class AzureWorkload(TraceWorkload):
-    """A trace of the Azure LLM inference data set, plain or gzipped."""
-
-    kind: Literal["azure"]
-
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream; reads the whole file once to check it."""
-        return self._read(workloads.AzureTrace, folder)
-
-
-class MooncakeWorkload(TraceWorkload):
-    """A trace of Mooncake, plain or gzipped; it says which prompts share which blocks."""
-
-    kind: Literal["mooncake"]
-
-    def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream; reads the whole file once to check it."""
-        return self._read(workloads.MooncakeTrace, folder)
-
-
 class SessionsWorkload(Section):
     """Conversations of several turns under shared system prompts; see ``workloads.Sessions``."""
 
@@ -232,9 +143,6 @@ AnyWorkload = Annotated[
     | Annotated[SessionsWorkload, Tag("sessions")],
     Discriminator(_workload_kind),
 ]
-
-LENGTHS: dict[str, type[Section]] = {"fixed": FixedLengths, "lognormal": LognormalLengths}
-"""By ``kind``: the sections that say how long prompts, answers and the like are."""
 
 WORKLOADS: dict[str, type[Section]] = {
     "poisson": PoissonWorkload,
