@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from kvsim import show
 from kvsim.comparison import compare as compare_policies
 from kvsim.conformance import ENGINES
+from kvsim.console import console, print_json, warn
 from kvsim.costs import is_shipped, load_profile
 from kvsim.errors import UserError
 from kvsim.model import STORAGES, Storage
@@ -73,11 +71,11 @@ def run(
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
         result = run_scenario(loaded, policy, progress=progress, detail=detail.value, leap=not no_leap)
     if as_json:
-        _print_json(result.summary)
+        print_json(result.summary)
     else:
         described = load_profile(loaded.machine.profile, loaded.folder).describe()
-        show.run(_console(), result, described)
-    _warn(result.warnings)
+        show.run(console(), result, described)
+    warn(result.warnings)
 
 
 @app.command()
@@ -99,14 +97,14 @@ def compare(
     with RunProgress(loaded.name, total) as progress:
         comparison = compare_policies(loaded, policy, progress=progress, film=not as_json, leap=not no_leap)
     if as_json:
-        _print_json(comparison.to_dict())
+        print_json(comparison.to_dict())
     else:
-        show.comparison(_console(), comparison)
+        show.comparison(console(), comparison)
         written = comparison.save(out / loaded.name)
         pictures = [path.name for path in written if path.name in ("comparison.png", "cells.png")]
         others = len(written) - len(pictures)
         typer.echo(f"\nSaved {', '.join(pictures)} and {others} more files in {written[0].parent}/")
-    _warn(comparison.warnings)
+    warn(comparison.warnings)
 
 
 @app.command("prefix-cache")
@@ -129,9 +127,9 @@ def prefix_cache(
     with RunProgress(loaded.name, 100) as progress:
         study = study_prefixes(loaded, chosen, sizes, block_size=block_size, progress=progress.share)
     if as_json:
-        _print_json(study.to_dict())
+        print_json(study.to_dict())
     else:
-        show.prefixes(_console(), study)
+        show.prefixes(console(), study)
         written = study.save(out / loaded.name)
         typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {written[0].parent}/")
 
@@ -203,9 +201,9 @@ def calibrate(
         raise UserError(f"{target}: cannot write: {e.strerror}") from None
     journal.unlink(missing_ok=True)
     if as_json:
-        _print_json(done.profile.model_dump(mode="json"))
+        print_json(done.profile.model_dump(mode="json"))
     else:
-        show.calibration(_console(), done)
+        show.calibration(console(), done)
         typer.echo(f"\nSaved {target} and {picture.name}. Use it with: kvsim compare --profile {target}")
 
 
@@ -261,11 +259,11 @@ def validate(
         except ScheduleMismatch as e:
             raise typer.Exit(_fail(str(e), 1)) from None
     if as_json:
-        _print_json(validation.to_dict())
+        print_json(validation.to_dict())
     else:
-        show.validation(_console(), validation)
+        show.validation(console(), validation)
     if validation.busy:
-        _warn(["the machine was busy during a real run; these figures cannot be trusted"])
+        warn(["the machine was busy during a real run; these figures cannot be trusted"])
     if bound is not None and not validation.worst <= bound:
         raise typer.Exit(_fail(f"the largest error, {validation.worst:.1%}, is over the bound of {bound:.1%}", 1))
 
@@ -305,7 +303,7 @@ def generate(
         write=(lambda piece: None) if as_json else partial(typer.echo, nl=False),
     )
     if as_json:
-        _print_json(told.summary())
+        print_json(told.summary())
     else:
         typer.echo(f"\n\n{told.describe()}")
 
@@ -335,9 +333,9 @@ def accuracy(
             model, types_k, types_v, weights=weights, tokens=tokens, threads=threads, progress=progress.share
         )
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
     else:
-        show.accuracy(_console(), found)
+        show.accuracy(console(), found)
 
 
 @app.command()
@@ -374,9 +372,9 @@ def memory(
             progress=progress.share,
         )
     if as_json:
-        _print_json(report.to_dict())
+        print_json(report.to_dict())
     else:
-        show.memory(_console(), report)
+        show.memory(console(), report)
         written = report.save(target)
         typer.echo(f"\nSaved {', '.join(path.name for path in written)} in {target}/")
 
@@ -393,9 +391,9 @@ def conform(
     found = [ENGINES[engine](file) for file in files]
     agreed = all(a.first is None for a in found)
     if as_json:
-        _print_json({"engine": engine, "agree": agreed, "files": [a.to_dict() for a in found]})
+        print_json({"engine": engine, "agree": agreed, "files": [a.to_dict() for a in found]})
     else:
-        show.agreements(_console(), found)
+        show.agreements(console(), found)
     if not agreed:
         raise typer.Exit(1)
 
@@ -410,9 +408,9 @@ def policies(
     if name is None:
         lines = {key: _summary(factory) for key, factory in known.items()}
         if as_json:
-            _print_json(lines)
+            print_json(lines)
         else:
-            show.names(_console(), lines)
+            show.names(console(), lines)
         return
     if name not in known:
         raise UserError(f"no policy called {name!r}; there are {', '.join(known)}")
@@ -432,9 +430,9 @@ def policies(
         )
     if as_json:
         fields = ("name", "summary", "layout", "compactor", "trigger", "kernel", "parameters", "source")
-        _print_json({field: getattr(preset, field) for field in fields})
+        print_json({field: getattr(preset, field) for field in fields})
     else:
-        show.preset(_console(), preset)
+        show.preset(console(), preset)
 
 
 def _summary(factory: PolicyFactory) -> str:
@@ -448,7 +446,7 @@ def scenario_show(scenario: ScenarioName, as_json: Json = False) -> None:
     """Print a scenario whole, with every default filled in."""
     loaded = load(scenario)
     if as_json:
-        _print_json(loaded.model_dump(mode="json"))
+        print_json(loaded.model_dump(mode="json"))
     else:
         typer.echo(loaded.to_toml(), nl=False)
 
@@ -480,20 +478,6 @@ def _load(scenario: str | Scenario, seed: int | None, requests: int | None, prof
         own_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
         changes["machine__profile"] = str(Path(profile).resolve()) if own_file else profile
     return load(loaded, **changes)
-
-
-def _console() -> Console:
-    """As wide as the terminal; a file or a pipe gets room for whole tables."""
-    return Console() if sys.stdout.isatty() else Console(width=140)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=1, allow_nan=False))
-
-
-def _warn(lines: Iterable[str]) -> None:
-    for line in lines:
-        typer.echo(f"warning: {line}", err=True)
 
 
 def _fail(message: str, code: int) -> int:
