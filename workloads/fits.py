@@ -18,7 +18,7 @@ from workloads.modulated_fit import fit_modulated
 Share = Callable[[NDArray[np.floating[Any]]], NDArray[np.float64]]
 """The share of a distribution below given values."""
 
-_MOST_GAPS = 50_000
+_MOST_GAPS = 20_000
 """Gaps that are fitted: the likelihood of a modulated process takes time, and must be of the same gaps for all."""
 _QUANTILES = 101
 _MOST_STATES = 4
