@@ -142,6 +142,13 @@ class DiurnalWorkload(Generated):
             raise ValueError("nothing ever arrives; a relative rate above 0 is expected")
         return profile
 
+    @model_validator(mode="after")
+    def _countable(self) -> DiurnalWorkload:
+        # Beyond, one request more or less would be lost in rounding.
+        if self.rate * self.period_s > 1e12:
+            raise ValueError("more than 1e12 requests in a period; a lower rate or a shorter period_s is expected")
+        return self
+
     def build(self, seed: int, folder: Path) -> workloads.Workload:
         """The request stream."""
         return self._synthetic(seed, workloads.diurnal_gaps(self.rate, self.profile, self.period_s, self.phase_s))

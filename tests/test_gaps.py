@@ -200,7 +200,7 @@ EXTREMES = {
     "one state of many": modulated_gaps((1e9, *[0.0] * 99), (1e-6, *[1e9] * 99)),
     "rarely anything": modulated_gaps((1e-6, 1e-6), (1e9, 1e4)),
     "changes all the time": modulated_gaps((0.02, 0.0), (1.0, 1e-6)),
-    "one hour of many": diurnal_gaps(1e9, (1.0, *[0.0] * 99), 1e9, 5e8),
+    "one hour of many": diurnal_gaps(1e3, (1.0, *[0.0] * 99), 1e9, 5e8),
     "all in an instant": diurnal_gaps(1.0, (*[0.0] * 9999, 1.0), 1e9),
     "a short day": diurnal_gaps(1e-6, (1.0, 0.0), 1e-6, 1e9),
     "a heavy tail": weibull_gaps(1e-6, 0.1),
@@ -290,6 +290,7 @@ MISTAKES = {
     "empty": ({"kind": "diurnal", "profile": []}, "workload.profile: 1 to 10000 entries are expected, got 0"),
     "night": ({"kind": "diurnal", "profile": [0, 0]}, "workload.profile: nothing ever arrives"),
     "period": ({"kind": "diurnal", "period_s": 0}, "workload.period_s: input should be greater than or equal to"),
+    "endless": ({"kind": "diurnal", "rate": 1e6, "period_s": 1e9}, "workload: more than 1e12 requests in a period"),
     "phase": ({"kind": "diurnal", "phase_s": -1}, "workload.phase_s: input should be greater than or equal to 0"),
     "no quantiles": ({"kind": "renewal"}, "workload.quantiles: field required"),
     "one quantile": ({"kind": "renewal", "quantiles": [1]}, "workload.quantiles: 2 to 10000 entries are expected"),
@@ -304,6 +305,12 @@ def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
         load({"workload": table})
     (line,) = str(fault.value).splitlines()
     assert line.startswith(f"scenario: {answer}")
+
+
+def test_a_long_day_keeps_its_rate():
+    """As many requests in a period as are accepted, from its midst on: no gap may be lost in rounding."""
+    sample = diurnal_gaps(1e3, (1.0,), 1e9, 5e8)(stream(1, "gaps"))(N)
+    assert agrees(sample, stats.expon(scale=1e-3))
 
 
 def test_poisson_gaps_still_draw_what_they_drew():
