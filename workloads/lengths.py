@@ -144,7 +144,8 @@ class Empirical:
 def _tokens(drawn: NDArray[np.floating], low: int, high: int | None) -> IntArray:
     """Rounded and held within the limits."""
     top = float(MAX_TOKENS) if high is None else float(high)
-    return np.clip(np.rint(drawn), low, top).astype(np.int64)
+    tokens: IntArray = np.clip(np.rint(drawn), low, top).astype(np.int64)
+    return tokens
 
 
 @lru_cache(maxsize=16)
