@@ -13,7 +13,7 @@ coefficient is non-negative: no cost can be bought back.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
@@ -28,7 +28,6 @@ from kvsim.errors import UserError
 from kvsim.model import Storage
 from policies import Group, Kernel, Leap, MicroBatch, Moves, RelativeCosts, Shift, Transfer
 from policies.crew import Ahead, Brief, Course
-from policies.leap import COUNTED
 
 FORMAT = 3
 """Version of the profile file."""
@@ -333,19 +332,22 @@ class CostModel:
         rest = chunk * (tokens + len(brief.rows)) + run * runs
         return self._pace * (self._forward.at(n) + group.share * (base + attention + rest))
 
-    def along(self, members: int, course: Course, kernel: Kernel, group: Group, seconds: FloatArray) -> None:
-        """Put down the seconds of each of some steps of a crew, shape (steps,); for such a model and such a kernel."""
+    def lasting(self, members: int, course: Course, kernel: Kernel, group: Group) -> Callable[[int], float]:
+        """The seconds that the first so many steps of a crew take together, for such a model and such a kernel."""
         cell, base, chunk, run = self._attention[kernel]
         scan, piece = self._pace * group.share * cell.at(1), self._pace * group.share * run
         fixed = self._pace * (self._forward.at(members) + group.share * (base + chunk * members))
-        np.multiply(COUNTED[: course.steps], scan * course.growth, out=seconds)
-        seconds += fixed + scan * course.scanned + piece * course.runs
-        for bend in course.bends:
-            seconds[bend:] -= scan * COUNTED[: course.steps - bend]
-        if course.fewer is not None:
-            seconds -= scan * course.fewer
-        if course.begun is not None and piece:
-            seconds += piece * course.begun
+
+        def seconds(steps: int) -> float:
+            reading = scan * course.scores(steps)
+            return steps * fixed + reading + (piece * course.pieces(steps) if piece else 0.0)
+
+        return seconds
+
+    def along(self, members: int, course: Course, kernel: Kernel, group: Group, seconds: FloatArray) -> None:
+        """Put down the seconds of each of some steps of a crew, shape (steps,); for such a model and such a kernel."""
+        lasting = self.lasting(members, course, kernel, group)
+        seconds[:] = np.diff([lasting(steps) for steps in range(course.steps + 1)])
 
     def reached(self, tokens: int, cells: int) -> None:
         """A pass had so many tokens, one of them scored against so many cells: it counts for what is warned of."""

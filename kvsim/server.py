@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from kvsim.prefetch import Prefetcher
 from kvsim.schedulers import Scheduler
 from policies import Chunk, MicroBatch, NoSlot, Policy
 from policies.crew import NOBODY, Crew
-from policies.leap import MOST
 
 
 class Server:
@@ -41,8 +40,6 @@ class Server:
         self._backend = backend
         self._recorder = recorder
         self._prefetcher = prefetcher
-        self._times = np.empty(MOST + 1)
-        """When steps end; what it holds is needed for a moment only."""
         self._inbox = arrivals if isinstance(arrivals, Inbox) and not arrivals.keeps_script else None
         self._foresight = backend if leaps and isinstance(backend, SimulatedBackend) and prefetcher.off else None
         if self._foresight is not None:
@@ -108,18 +105,19 @@ class Server:
 
         As one by one: the first step to end at or after the next event is the last that nobody else had a say in.
         """
-        backend, now = self._foresight, self._env.now
-        assert backend is not None
+        assert self._foresight is not None
+        costs, policy, env = self._foresight.costs, self._policy, self._env
         members, course = len(crew), crew.course(self._scheduler.steady(()))
-        times = self._times[: course.steps + 1]
-        times[0] = now
-        backend.along(members, course, times[1:])
-        np.add.accumulate(times, out=times)
-        n = min(int(times.searchsorted(self._env.peek())), course.steps)
-        n = max(n, 1)
-        backend.costs.reached(members, crew.longest(n))
-        self._recorder.along(n, crew.take(n))
-        return n, float(times[n]) - now
+        lasting = costs.lasting(members, course, policy.kernel, policy.groups[0])
+        n, now, event = course.steps, env.now, env.peek()
+        seconds = lasting(n)
+        if now + seconds >= event:
+            n = _reaching(event - now, lasting, n, seconds)
+            seconds = lasting(n)
+        costs.reached(members, crew.longest(n))
+        self._recorder.along(n, course.scores(n))
+        crew.take(n)
+        return n, seconds
 
     def _leap(self, step: Sequence[Chunk]) -> tuple[int, float]:
         """The same of steps that the policy foresees; none where it does not."""
@@ -189,3 +187,21 @@ class Server:
         if seconds > 0:
             yield self._env.timeout(seconds)
         self._scheduler.commit(step, self._env.now)
+
+
+def _reaching(seconds: float, lasting: Callable[[int], float], steps: int, most_s: float) -> int:
+    """After how many steps so much time has passed, if some steps last ``most_s``, which is enough; at least one.
+
+    Nearly all steps of a leap take as long as each other, so the next guess is where a straight line would have it.
+    """
+    if seconds <= 0:
+        return 1
+    low, low_s = 0, 0.0
+    while steps - low > 1:
+        guess = low + min(int((seconds - low_s) / (most_s - low_s) * (steps - low)) + 1, steps - low - 1)
+        guess_s = lasting(guess)
+        if guess_s >= seconds:
+            steps, most_s = guess, guess_s
+        else:
+            low, low_s = guess, guess_s
+    return steps

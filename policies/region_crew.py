@@ -117,26 +117,23 @@ class RegionCrew(Crew[Region]):
         """Until somebody is stuck."""
         end = self._next(self._ends)
         n = min(n, MOST) if end is None else min(n, MOST, end - self.steps)
-        return Course(n, self._held, self._growing, self._capped(n), len(self._members), None)
+        return Course(n, self._held, self._growing, len(self._members), self._capped(n))
 
     def longest(self, n: int) -> int:
         """All of its tokens, or as many as it keeps."""
         most, tokens = self._policy.most, self._most_tokens() + n
         return tokens if most is None else min(tokens, most)
 
-    def take(self, n: int) -> int:
+    def take(self, n: int) -> None:
         """A token for each in every step."""
-        grown, scores = self._growing * n, n * self._held + self._growing * (n * (n + 1) // 2)
+        grown = self._growing * n
         for cap in self._capped(n):
-            missing = n - cap
-            grown -= missing
-            scores -= missing * (missing + 1) // 2
+            grown -= n - cap
             self._growing -= 1
             heapq.heappop(self._caps)
         self.steps += n
         self._held += grown
         self._policy.grow(grown)
-        return scores
 
     def _next(self, heap: list[tuple[int, int, int]]) -> int | None:
         """The first step in a heap, without what has left."""
