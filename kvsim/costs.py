@@ -339,8 +339,13 @@ class CostModel:
         fixed = self._pace * (self._forward.at(members) + group.share * (base + chunk * members))
 
         def seconds(steps: int) -> float:
-            reading = scan * course.scores(steps)
-            return steps * fixed + reading + (piece * course.pieces(steps) if piece else 0.0)
+            found = steps * fixed + scan * course.scores(steps)
+            if piece:
+                found += piece * course.pieces(steps)
+            for after, cells in course.copies:
+                if after < steps:
+                    found += group.share * self._moving(1, cells)
+            return found
 
         return seconds
 
@@ -366,8 +371,7 @@ class CostModel:
         """Seconds to carry out a compaction."""
         if moves.n_runs == 0:
             return 0.0
-        cost = self.profile.moves
-        return self._pace * (cost.per_run_s.value * moves.n_runs + cost.per_cell_s.value * moves.n_cells)
+        return self._moving(moves.n_runs, moves.n_cells)
 
     def shift(self, shift: Shift) -> float:
         """Seconds to rotate keys."""
@@ -378,8 +382,11 @@ class CostModel:
         cells = sum(transfer.n for transfer in transfers)
         if self._link is not None:
             return self._link.latency_s * len(transfers) + cells * self._link.cell_bytes / self._link.bytes_per_s
+        return self._moving(len(transfers), cells)
+
+    def _moving(self, runs: int, cells: int) -> float:
         cost = self.profile.moves
-        return self._pace * (cost.per_run_s.value * len(transfers) + cost.per_cell_s.value * cells)
+        return self._pace * (cost.per_run_s.value * runs + cost.per_cell_s.value * cells)
 
     def relative(self, kernel: Kernel) -> RelativeCosts | None:
         """What an adaptive trigger weighs, in seconds; None if the profile does not know the kernel."""

@@ -116,7 +116,8 @@ class Server:
             seconds = lasting(n)
         costs.reached(members, crew.longest(n))
         self._recorder.along(n, course.scores(n))
-        crew.take(n)
+        for moves in crew.take(n):
+            self._recorder.moved(moves)
         return n, seconds
 
     def _leap(self, step: Sequence[Chunk]) -> tuple[int, float]:

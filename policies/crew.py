@@ -43,6 +43,8 @@ class Course(NamedTuple):
     """Who takes a block when: its cells are one piece more."""
     gives: Dues = ()
     """Who gives up a full block when: one piece less."""
+    copies: Sequence[tuple[int, int]] = ()
+    """After how many steps so many cells in a row are copied, before the next one."""
 
     def scores(self, n: int) -> int:
         """Computed in the first ``n`` steps."""
@@ -166,13 +168,17 @@ class Crew(ABC, Generic[M]):
         """As many of the next ``n`` steps as can be taken before something is to be decided; at least one, if that has
         been reserved and nobody is stuck."""
 
+    def keeps_all(self) -> int:
+        """Steps up to the first in which a member may give room back, that one included."""
+        return 1 << 62
+
     @abstractmethod
     def longest(self, n: int) -> int:
         """Cells that one token is scored against in the next ``n`` steps, at most."""
 
     @abstractmethod
-    def take(self, n: int) -> None:
-        """Take so many steps, which must have been foreseen, or reserved."""
+    def take(self, n: int) -> Sequence[Moves]:
+        """Take so many steps, which must have been foreseen, or reserved; the copies that were foreseen for them."""
 
     def _add(self, seq: int, member: M) -> None:
         self._turn += 1

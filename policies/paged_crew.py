@@ -11,7 +11,7 @@ from policies.blocks import BlockPool
 from policies.crew import Ahead, Brief, Course, Crew, Dues
 from policies.fill import Fill
 from policies.leap import MOST
-from policies.vocabulary import Chunk
+from policies.vocabulary import Chunk, Moves
 
 _NOBODY: dict[int, Paged] = {}
 
@@ -139,11 +139,12 @@ class PagedCrew(Crew[Paged]):
         """All of its tokens."""
         return self._most_tokens() + n
 
-    def take(self, n: int) -> None:
+    def take(self, n: int) -> Sequence[Moves]:
         """As ever, in each step first room, then a token for each."""
         self._set_aside(n)
         self.steps += n
         self._held += n * len(self._members)
+        return ()
 
     def _set_aside(self, n: int) -> None:
         """Room for the next ``n`` steps, but for one that has been reserved."""

@@ -64,7 +64,7 @@ class Vllm(Desk):
         self._listed = 0
         """The chunks at its beginning that are of those in lockstep."""
         self._vain = False
-        """Whether nobody can be let in until somebody ends."""
+        """Whether nobody can be let in until somebody ends, or somebody in lockstep gives room back."""
         self._places_alone = type(policy).reserve is Policy.reserve
 
     def keep_step(self, crew: Crew[Any] | None) -> None:
@@ -182,9 +182,13 @@ class Vllm(Desk):
         lock = self._lockstep
         if lock is None or not self._together or len(step) > self._listed:
             return 0
-        if self._rest or (self.waiting and self._seats and self._left > 0 and not self._crowded and not self._vain):
+        if self._rest:
             return 1
-        return lock.lasts
+        if not (self.waiting and self._seats and self._left > 0 and not self._crowded):
+            return lock.lasts
+        if not self._vain:
+            return 1
+        return lock.lasts if lock.crew is None else min(lock.lasts, lock.crew.keeps_all())
 
     def skip(self, step: Sequence[Chunk], n: int) -> None:
         """Those in lockstep have got so many tokens."""
