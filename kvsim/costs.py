@@ -228,24 +228,20 @@ def segments(tokens: ArrayLike, knots: Sequence[int]) -> FloatArray:
     return np.stack([np.clip(given, low, high) - low for low, high in bounds], axis=-1).astype(float)
 
 
-class _Table:
-    """Seconds by number of tokens: linear between knots, from 1 token on."""
+class _Table(dict[int, float]):
+    """Seconds by number of tokens: linear between knots, from 1 token on. Entries are computed when they are wanted."""
 
     def __init__(self, first_s: float, slopes_s: Sequence[Coefficient], knots: Sequence[int]):
+        super().__init__()
         self._first = first_s
         self._slopes = np.array([slope.value for slope in slopes_s])
         self._knots = knots
-        self._known: dict[int, float] = {}
 
-    def at(self, tokens: int) -> float:
-        """Seconds for so many."""
-        seconds = self._known.get(tokens)
-        if seconds is None:
-            first = tokens - tokens % _TOGETHER
-            for n, row in enumerate(segments(range(first, first + _TOGETHER), self._knots), first):
-                self._known[n] = self._first + float(row @ self._slopes)
-            seconds = self._known[tokens]
-        return seconds
+    def __missing__(self, tokens: int) -> float:
+        first = tokens - tokens % _TOGETHER
+        for n, row in enumerate(segments(range(first, first + _TOGETHER), self._knots), first):
+            self[n] = self._first + float(row @ self._slopes)
+        return self[tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +284,14 @@ class CostModel:
         n = batch.n_tokens
         self.most_tokens = max(self.most_tokens, n)
         cell, base, chunk, run = self._attention[kernel]
-        seconds = self._forward.at(n)
+        seconds = self._forward[n]
         for place, group in zip(batch.places, groups, strict=True):
             reads = place.reads
             self.most_cells = max(self.most_cells, int(reads.scanned.max()))
             if scans_together(kernel, group):
-                attention = cell.at(n) * reads.span
+                attention = cell[n] * reads.span
             else:
-                attention = sum(map(operator.mul, map(cell.at, reads.tokens.tolist()), reads.scanned.tolist()))
+                attention = sum(map(operator.mul, map(cell.__getitem__, reads.tokens.tolist()), reads.scanned.tolist()))
             pieces = chunk * len(reads.tokens) + run * int(reads.runs.sum())
             seconds += group.share * (base + attention + pieces)
         return self._pace * seconds
@@ -305,10 +301,10 @@ class CostModel:
         cell, base, chunk, run = self._attention[kernel]
         found = []
         for each in leap.passes:
-            seconds: FloatArray | float = self._forward.at(each.tokens)
+            seconds: FloatArray | float = self._forward[each.tokens]
             for sums, group in zip(each.groups, groups, strict=True):
                 together = scans_together(kernel, group)
-                attention = cell.at(each.tokens) * sums.span if together else cell.at(1) * sums.scanned
+                attention = cell[each.tokens] * sums.span if together else cell[1] * sums.scanned
                 pieces = chunk * each.tokens + run * sums.runs
                 seconds = seconds + group.share * (base + attention + pieces)
             found.append(np.asarray(self._pace * seconds))
@@ -321,22 +317,22 @@ class CostModel:
         if n > self.most_tokens:
             self.most_tokens = n
         cell, base, chunk, run = self._attention[kernel]
-        attention, runs, longest = cell.at(1) * ahead.scanned, ahead.runs, ahead.longest
+        attention, runs, longest = cell[1] * ahead.scanned, ahead.runs, ahead.longest
         for each, scanned, pieces in brief.rows:
-            attention += cell.at(each) * scanned
+            attention += cell[each] * scanned
             runs += pieces
             if scanned > longest:
                 longest = scanned
         if longest > self.most_cells:
             self.most_cells = longest
         rest = chunk * (tokens + len(brief.rows)) + run * runs
-        return self._pace * (self._forward.at(n) + group.share * (base + attention + rest))
+        return self._pace * (self._forward[n] + group.share * (base + attention + rest))
 
     def lasting(self, members: int, course: Course, kernel: Kernel, group: Group) -> Callable[[int], float]:
         """The seconds that the first so many steps of a crew take together, for such a model and such a kernel."""
         cell, base, chunk, run = self._attention[kernel]
-        scan, piece = self._pace * group.share * cell.at(1), self._pace * group.share * run
-        fixed = self._pace * (self._forward.at(members) + group.share * (base + chunk * members))
+        scan, piece = self._pace * group.share * cell[1], self._pace * group.share * run
+        fixed = self._pace * (self._forward[members] + group.share * (base + chunk * members))
 
         def seconds(steps: int) -> float:
             found = steps * fixed + scan * course.scores(steps)
@@ -393,7 +389,7 @@ class CostModel:
         if kernel not in self._attention:
             return None
         moves = self.profile.moves
-        return RelativeCosts(self._attention[kernel][0].at(1), moves.per_run_s.value, moves.per_cell_s.value)
+        return RelativeCosts(self._attention[kernel][0][1], moves.per_run_s.value, moves.per_cell_s.value)
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
         """Raise ``UserError`` unless the profile speaks of this model, kernel and cache."""

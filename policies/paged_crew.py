@@ -168,12 +168,15 @@ class PagedCrew(Crew[Paged]):
 
     def _begin_all(self, n: int) -> None:
         """All blocks that the next ``n`` steps begin: each member takes one in turn, and then again."""
-        if n == 1 and self._reserved == self.steps:
-            return
         size, turns, blocks = self._size, list[Paged](), 0
-        for at, who in sorted([due for due in self._when(self._begins) if due[0] < n], key=_first):
-            turns += who.values()
-            blocks += len(who) * ((n - 1 - at) // size + 1)
+        if n == 1:
+            if self._reserved != self.steps:
+                turns += self._begins.get(self.steps % size, _NOBODY).values()
+                blocks = len(turns)
+        else:
+            for at, who in sorted([due for due in self._when(self._begins) if due[0] < n], key=_first):
+                turns += who.values()
+                blocks += len(who) * ((n - 1 - at) // size + 1)
         if blocks:
             taken, stride = self._pool.take(blocks), len(turns)
             for at, s in enumerate(turns):
