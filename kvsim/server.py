@@ -70,15 +70,18 @@ class Server:
             crew = scheduler.crew
             busy, began = bool(step) or crew is not None, now
             if busy:
-                if crew is not None and step:
-                    yield from self._beside(step, crew)
+                if crew is None:
+                    steps, seconds = self._leap(step)
+                elif step:
+                    steps, seconds = self._beside(step, crew, now)
                 else:
-                    steps, seconds = self._leap(step) if crew is None else self._along(crew)
-                    if steps:
+                    steps, seconds = self._along(crew, now)
+                if steps:
+                    if seconds > 0:
                         yield env.timeout(seconds)
-                        scheduler.ran(step, steps, env.now)
-                    else:
-                        yield from self._step(step)
+                    scheduler.ran(step, steps, env.now)
+                elif crew is None:
+                    yield from self._step(step)
                 if scheduler.ended:
                     self._tell_who_ended()
             if recorder.watches:
@@ -100,23 +103,23 @@ class Server:
             self._recorder.cache(self._env.now, self._policy.usage())
         return self._backend.move(moves)
 
-    def _along(self, crew: Crew[Any]) -> tuple[int, float]:
+    def _along(self, crew: Crew[Any], now: float) -> tuple[int, float]:
         """Take steps of a crew alone up to the next arrival or decision; how many, and their seconds.
 
         As one by one: the first step to end at or after the next event is the last that nobody else had a say in.
         """
         assert self._foresight is not None
-        costs, policy, env = self._foresight.costs, self._policy, self._env
+        costs, policy = self._foresight.costs, self._policy
         members, course = len(crew), crew.course(self._scheduler.steady(()))
         lasting = costs.lasting(members, course, policy.kernel, policy.groups[0])
-        n, now, event = course.steps, env.now, env.peek()
+        n, event = course.steps, self._env.peek()
         seconds = lasting(n)
         if now + seconds >= event:
             n = _reaching(event - now, lasting, n, seconds)
             seconds = lasting(n)
         costs.reached(members, crew.longest(n))
         self._recorder.along(n, course.scores(n))
-        for moves in crew.take(n):
+        for moves in crew.take(course, n):
             self._recorder.moved(moves)
         return n, seconds
 
@@ -170,24 +173,23 @@ class Server:
         else:
             self._scheduler.no_slot(refusal, env.now)
 
-    def _beside(self, step: Sequence[Chunk], crew: Crew[Any]) -> Process:
-        """Take a step of a crew, in one pass with some chunks, or with the first of them; and tell the scheduler."""
+    def _beside(self, step: Sequence[Chunk], crew: Crew[Any], now: float) -> tuple[int, float]:
+        """Take a step of a crew, in one pass with some chunks, or with the first of them, and its seconds; none where
+        there was no room for it, and then the scheduler has been told."""
         assert self._foresight is not None
         self._scheduler.started.clear()
         try:
             briefs = crew.place(step)
         except NoSlot as reason:
-            self._scheduler.no_slot(reason, self._env.now)
-            return
+            self._scheduler.no_slot(reason, now)
+            return 0, 0.0
         seconds, tokens, ahead = 0.0, len(crew), crew.ahead()
         for brief in briefs:
             seconds += self._foresight.beside(tokens, ahead, brief)
             self._recorder.beside(brief, ahead)
             tokens, ahead = 0, NOBODY
-        crew.take(1)
-        if seconds > 0:
-            yield self._env.timeout(seconds)
-        self._scheduler.commit(step, self._env.now)
+        crew.take_one()
+        return 1, seconds
 
 
 def _reaching(seconds: float, lasting: Callable[[int], float], steps: int, most_s: float) -> int:

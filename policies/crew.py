@@ -4,7 +4,7 @@ all have come, and a step costs no more for many of them than for one."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Shift
@@ -21,8 +21,9 @@ class Ahead(NamedTuple):
     """Cells that one token is scored against, at most."""
 
 
-Dues = Sequence[tuple[int, int]]
-"""After how many steps so many members take or give up a block, for the first time and then again and again."""
+Dues = Sequence[tuple[int, Mapping[int, Any]]]
+"""After how many steps these members, by their numbers, take or give up a block, for the first time and then again and
+again."""
 
 
 class Course(NamedTuple):
@@ -40,7 +41,7 @@ class Course(NamedTuple):
     size: int = 1
     """Cells in a block, and so the steps between two blocks of one member."""
     begins: Dues = ()
-    """Who takes a block when: its cells are one piece more."""
+    """Who takes a block when, ascending: all do, once in so many steps, and their cells are one piece more."""
     gives: Dues = ()
     """Who gives up a full block when: one piece less."""
     copies: Sequence[tuple[int, int]] = ()
@@ -56,17 +57,27 @@ class Course(NamedTuple):
 
     def pieces(self, n: int) -> int:
         """Read in the first ``n`` steps."""
-        pieces = n * self.runs + self._since(self.begins, n)
+        pieces = n * self.runs
+        if self.begins:
+            # Each of the members takes its first block when it has filled those that it has.
+            size, members = self.size, self.growth
+            room = size * self.runs - self.scanned
+            whole, rest = divmod(n, size)
+            pieces += whole * (members * n - room) - members * size * (whole * (whole - 1) // 2)
+            for first, who in self.begins:
+                if first >= rest:
+                    break
+                pieces += len(who) * (rest - first)
         return pieces - self._since(self.gives, n) if self.gives else pieces
 
     def _since(self, dues: Dues, n: int) -> int:
         """How many of the first ``n`` steps there are from each block on, that one's included; over all blocks."""
         size, found = self.size, 0
-        for first, members in dues:
+        for first, who in dues:
             left = n - first
             if left > 0:
                 times = (left - 1) // size + 1
-                found += members * times * (2 * left - size * (times - 1))
+                found += len(who) * times * (2 * left - size * (times - 1))
         return found // 2
 
 
@@ -177,8 +188,12 @@ class Crew(ABC, Generic[M]):
         """Cells that one token is scored against in the next ``n`` steps, at most."""
 
     @abstractmethod
-    def take(self, n: int) -> Sequence[Moves]:
-        """Take so many steps, which must have been foreseen, or reserved; the copies that were foreseen for them."""
+    def take_one(self) -> None:
+        """Take the next step, which must have been reserved."""
+
+    @abstractmethod
+    def take(self, course: Course, n: int) -> Sequence[Moves]:
+        """Take so many of the steps that have just been foreseen; the copies that were foreseen for them."""
 
     def _add(self, seq: int, member: M) -> None:
         self._turn += 1

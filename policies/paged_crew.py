@@ -114,7 +114,7 @@ class PagedCrew(Crew[Paged]):
             if begins and len(begins) > len(self._pool.free):
                 return False
             if begins or self._eventful:
-                self._set_aside(1)
+                self._set_aside(1, [(0, begins or _NOBODY)])
             self._reserved = self.steps
         return True
 
@@ -130,7 +130,7 @@ class PagedCrew(Crew[Paged]):
     def course(self, n: int) -> Course:
         """Until the free blocks run out."""
         size, members, free = self._size, len(self._members), len(self._pool.free)
-        begins, n = [(at, len(who)) for at, who in self._when(self._begins)], min(n, MOST)
+        begins, n = sorted(self._when(self._begins), key=_first), min(n, MOST)
         if (n // size + 1) * members > free:
             n = min(n, self._suffices(begins, free))
         return Course(n, self._held, members, self._runs, size=size, begins=begins)
@@ -139,17 +139,22 @@ class PagedCrew(Crew[Paged]):
         """All of its tokens."""
         return self._most_tokens() + n
 
-    def take(self, n: int) -> Sequence[Moves]:
+    def take_one(self) -> None:
+        """A token for each."""
+        self.steps += 1
+        self._held += len(self._members)
+
+    def take(self, course: Course, n: int) -> Sequence[Moves]:
         """As ever, in each step first room, then a token for each."""
-        self._set_aside(n)
+        self._set_aside(n, course.begins)
         self.steps += n
         self._held += n * len(self._members)
         return ()
 
-    def _set_aside(self, n: int) -> None:
-        """Room for the next ``n`` steps, but for one that has been reserved."""
+    def _set_aside(self, n: int, begins: Dues) -> None:
+        """Room for the next ``n`` steps, but for one that has been reserved; ``begins``: who takes a block when."""
         if not self._in_order:
-            self._begin_all(n)
+            self._begin_all(n, begins)
         else:
             for step in range(self.steps, self.steps + n):
                 if self._reserved != step:
@@ -166,17 +171,14 @@ class PagedCrew(Crew[Paged]):
         """How many begin a block in this step."""
         return len(self._begins.get(step % self._size, ()))
 
-    def _begin_all(self, n: int) -> None:
+    def _begin_all(self, n: int, begins: Dues) -> None:
         """All blocks that the next ``n`` steps begin: each member takes one in turn, and then again."""
         size, turns, blocks = self._size, list[Paged](), 0
-        if n == 1:
-            if self._reserved != self.steps:
-                turns += self._begins.get(self.steps % size, _NOBODY).values()
-                blocks = len(turns)
-        else:
-            for at, who in sorted([due for due in self._when(self._begins) if due[0] < n], key=_first):
-                turns += who.values()
-                blocks += len(who) * ((n - 1 - at) // size + 1)
+        for at, who in begins:
+            if at >= n:
+                break
+            turns += who.values()
+            blocks += len(who) * ((n - 1 - at) // size + 1)
         if blocks:
             taken, stride = self._pool.take(blocks), len(turns)
             for at, s in enumerate(turns):
@@ -186,8 +188,8 @@ class PagedCrew(Crew[Paged]):
     def _suffices(self, begins: Dues, free: int) -> int:
         """For how many steps so many free blocks do."""
         whole, left = divmod(free, len(self._members))
-        for at, count in sorted(begins):
-            left -= count
+        for at, who in begins:
+            left -= len(who)
             if left < 0:
                 return whole * self._size + at
         raise AssertionError("all together begin more blocks than are left over")

@@ -142,7 +142,11 @@ class RegionCrew(Crew[Region]):
         most, tokens = self._policy.most, self._most_tokens() + n
         return tokens if most is None else min(tokens, most)
 
-    def take(self, n: int) -> Sequence[Moves]:
+    def take_one(self) -> None:
+        """A token for each."""
+        self._fill(1)
+
+    def take(self, course: Course, n: int) -> Sequence[Moves]:
         """A token for each in every step."""
         copies, stop = [], self.steps + n
         while (end := self._next(self._ends)) is not None and end < stop:
@@ -152,6 +156,10 @@ class RegionCrew(Crew[Region]):
             assert size is not None
             copies.append(self._policy.move_on(region, size))
             heapq.heapreplace(self._ends, (end + size - before, turn, seq))
+        self._fill(n)
+        return copies
+
+    def _fill(self, n: int) -> None:
         grown = self._growing * n
         for cap in self._capped(n):
             grown -= n - cap
@@ -160,7 +168,6 @@ class RegionCrew(Crew[Region]):
         self.steps += n
         self._held += grown
         self._policy.grow(grown)
-        return copies
 
     def _foresee(self, n: int) -> tuple[int, list[tuple[int, int]]]:
         """How many of ``n`` steps can be taken; who moves on to a larger region on the way, and copies how much: the

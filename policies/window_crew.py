@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from policies.block_table import Paged
 from policies.blocks import NULL
-from policies.crew import Ahead, Course
+from policies.crew import Ahead, Course, Dues
 from policies.paged_crew import PagedCrew, Tables
 
 _Due = tuple[int, dict[int, Paged]]
@@ -68,10 +68,10 @@ class WindowCrew(PagedCrew):
         """Until the free blocks run out, if none came back."""
         course = super().course(n)
         self._mature(self.steps)
-        gives, stop = [(at, len(who)) for at, who in self._when(self._gives)], self.steps + course.steps
+        gives, stop = self._when(self._gives), self.steps + course.steps
         if self._young and self._young[0][0] < stop:
-            young = [first for first, turn, seq in self._young if first < stop and self._is_member(seq, turn)]
-            gives += [(first - self.steps, 1) for first in young]
+            young = [(first, seq) for first, turn, seq in self._young if first < stop and self._is_member(seq, turn)]
+            gives += [(first - self.steps, {seq: self._members[seq]}) for first, seq in young]
         return course._replace(gives=gives)
 
     def longest(self, n: int) -> int:
@@ -88,26 +88,26 @@ class WindowCrew(PagedCrew):
             found = max(found, most - (self._young[0][0] - self.steps) + n)
         return min(found, most)
 
-    def _set_aside(self, n: int) -> None:
+    def _set_aside(self, n: int, begins: Dues) -> None:
         """In the order of steps, and of joining in each; so many steps at a time that nobody's turn comes twice."""
         size = self._size
         first, stop = self.steps + (self._reserved == self.steps), self.steps + n
         for start in range(first, stop, size):
             self._mature(start)
             end = min(start + size, stop)
-            gives, begins = self._due(self._gives, start, end), self._due(self._begins, start, end)
+            gives, takes = self._due(self._gives, start, end), self._due(self._begins, start, end)
             given = sum([len(who) for _, who in gives])
             self._held -= given * size
             self._runs -= given
-            for _, who in begins:
+            for _, who in takes:
                 self._runs += len(who)
             if self._in_order:
                 fills = [(step - 1, who) for step, who in self._due(self._begins, start + 1, end + 1)]
-                self._one_by_one(gives, begins, fills)
+                self._one_by_one(gives, takes, fills)
             elif not gives:
-                self._take_all(begins)
-            elif self._name is None or not self._exchange(gives, begins, start):
-                self._one_by_one(gives, begins, [])
+                self._take_all(takes)
+            elif self._name is None or not self._exchange(gives, takes, start):
+                self._one_by_one(gives, takes, [])
 
     def _due(self, kept: dict[int, dict[int, Paged]], start: int, stop: int) -> list[_Due]:
         """Those whose step is one of these, of which there are ``size`` at most, by their steps."""

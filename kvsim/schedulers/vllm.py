@@ -167,7 +167,8 @@ class Vllm(Desk):
                 self._stalled = -1
             for job in self._lockstep.went(1):
                 self._finish(job, now)
-            chunks = chunks[self._listed :]
+            if self._listed:
+                chunks = chunks[self._listed :]
         for chunk in chunks:
             job = self._at[chunk.seq]
             job.computed += chunk.n
@@ -194,7 +195,7 @@ class Vllm(Desk):
     def skip(self, step: Sequence[Chunk], n: int) -> None:
         """Those in lockstep have got so many tokens."""
         assert self._lockstep is not None
-        self._lockstep.went(n)
+        self._lockstep.steps += n
 
     def _muster(self) -> None:
         """Let those join the lockstep that generate, in the order of the running."""
