@@ -86,10 +86,13 @@ class RegionCrew(Crew[Region]):
         """Whoever has a region and room in it."""
         policy, most = self._policy, self._policy.most
         region = policy.region(seq)
-        if region is None or region.length == 0 or policy.room(seq) < 1:
+        if region is None or region.length == 0:
+            return False
+        room = policy.room(seq)
+        if room < 1:
             return False
         self._add(seq, region)
-        heapq.heappush(self._ends, (self.steps + policy.room(seq), region.turn, seq))
+        heapq.heappush(self._ends, (self.steps + room, region.turn, seq))
         self._held += policy.held(seq)
         if most is None:
             self._growing += 1

@@ -70,9 +70,11 @@ class RegionPolicy(Policy):
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Remember what is known of the sequence, and take its first region if there is one."""
         self._plans[seq] = plan
-        if seq not in self._regions and self.admits(plan):
+        if seq not in self._regions:
             size = self.size_at_start(plan)
-            self._regions[seq] = Region(self._take(size), size)
+            at = self._find(size)
+            if at is not None:
+                self._regions[seq] = Region(self._take_at(at, size), size)
 
     def admits(self, plan: SequencePlan) -> bool:
         """Whether some free run is large enough for the sequence's first region."""
@@ -83,7 +85,7 @@ class RegionPolicy(Policy):
         self._make_room(step)
         briefs = []
         for chunks in split(step, self._n_ubatch, beside):
-            rows = [(chunk.n, self._held(self._advance(chunk)), 1) for chunk in chunks]
+            rows = [(chunk.n, self._advance(chunk), 1) for chunk in chunks]
             moves, self._owed = Moves.join(self._owed), []
             briefs.append(Brief(sum([n for n, _, _ in rows]), rows, moves, self._shift(chunks)))
         return briefs
@@ -239,9 +241,16 @@ class RegionPolicy(Policy):
                 self._release(old)
 
     def _take(self, size: int) -> int:
-        at = self._free.best_of(size) if self.best_fit else self._free.first_of(size, 0)
+        at = self._find(size)
         if at is None:
             raise NoSlot(f"no free run of {size} cells: the largest has {self._free.largest} of {self._free.total}")
+        return self._take_at(at, size)
+
+    def _find(self, size: int) -> int | None:
+        """The free run that so many cells are taken from, by its number."""
+        return self._free.best_of(size) if self.best_fit else self._free.first_of(size, 0)
+
+    def _take_at(self, at: int, size: int) -> int:
         start = self._free.starts[at]
         self._free.take(start, size)
         return start
@@ -259,16 +268,17 @@ class RegionPolicy(Policy):
 
     def _write(self, chunk: Chunk) -> IntArray:
         """Its tokens are there; their cells."""
-        region = self._advance(chunk)
-        return region.start + self._cell_of(np.arange(chunk.start, chunk.start + chunk.n))
+        self._advance(chunk)
+        return self._regions[chunk.seq].start + self._cell_of(np.arange(chunk.start, chunk.start + chunk.n))
 
-    def _advance(self, chunk: Chunk) -> Region:
-        """The region of a chunk whose tokens are there from now on."""
+    def _advance(self, chunk: Chunk) -> int:
+        """A chunk's tokens are there from now on; the cells in which its sequence then has one."""
         region = self._regions[chunk.seq]
         before = self._held(region)
         region.length = chunk.start + chunk.n
-        self._stored += self._held(region) - before
-        return region
+        held = self._held(region)
+        self._stored += held - before
+        return held
 
     def _cell_of(self, numbers: IntArray) -> IntArray:
         """Where in a region tokens of these numbers lie."""
@@ -376,7 +386,7 @@ class RingPolicy(RegionPolicy):
     def _held(self, region: Region) -> int:
         return min(region.length, self.window)
 
-    def _advance(self, chunk: Chunk) -> Region:
+    def _advance(self, chunk: Chunk) -> int:
         last = chunk.start + chunk.n - 1
         if last - self._offsets.get(chunk.seq, 0) >= self._limit:
             self._wrap(chunk.seq, self._regions[chunk.seq], chunk.start, last)
