@@ -236,3 +236,25 @@ def test_a_trigger_learns_as_if_asked_step_by_step():
         drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default", leap=leap)
         states.append(policy.trigger)
     assert states[0] == states[1]
+
+
+def test_steps_leap_over_holes_too_short_for_them():
+    """From high up each search begins anew from 0, and finds nothing before where the last one ended: a leap goes on
+    there, and not where a hole is wide enough."""
+    leaped, stepped, held = (build_policy(load("chat", cache__cells=4096), "contiguous") for _ in range(3))
+    for policy in (leaped, stepped, held):
+        for start in range(100):
+            policy.allocate([Chunk(seq, start, 1) for seq in range(3)])
+        policy.free(1)
+    held.free(0, 0, 30)
+    held.arena.head = 100
+    step = [Chunk(0, 100, 1), Chunk(2, 100, 1)]
+    foreseen = leaped.extend(step, 60)
+    assert foreseen is not None
+    assert foreseen.steps == 60
+    foreseen.take(60, False)
+    for more in range(60):
+        stepped.allocate([chunk._replace(start=100 + more) for chunk in step])
+    assert leaped.occupancy().position.tolist() == stepped.occupancy().position.tolist()
+    assert leaped.occupancy().owners == stepped.occupancy().owners
+    assert held.extend(step, 60) is None
