@@ -73,10 +73,10 @@ class FreeRuns:
             return self.starts[-1]
         return self.size
 
-    def arrays(self, first: int = 0) -> tuple[IntArray, IntArray]:
-        """Starts and ends of all runs from the ``first`` on, both of shape (n,), as they are now: not to be kept nor
-        written to."""
-        return np.asarray(self.starts)[first:], np.asarray(self.ends)[first:]
+    def arrays(self, first: int = 0, stop: int | None = None) -> tuple[IntArray, IntArray]:
+        """Starts and ends of all runs from the ``first`` on, up to below ``stop``, both of shape (n,), as they are now:
+        not to be kept nor written to."""
+        return np.asarray(self.starts)[first:stop], np.asarray(self.ends)[first:stop]
 
     def below(self, cells: IntArray) -> IntArray:
         """Free cells below each of ``cells``; the same shape."""
@@ -120,7 +120,7 @@ class FreeRuns:
                 return i
         if few >= stop:
             return None
-        first, last = np.asarray(starts)[few:stop], np.asarray(ends)[few:stop]
+        first, last = self.arrays(few, stop)
         wide = last - first >= n
         i = int(wide.argmax())
         return few + i if wide[i] else None

@@ -66,7 +66,8 @@ class Stretch:
     def _step_over(self, first: int, n: int) -> None:
         """Go on from run to run, but not round the end."""
         tokens = len(self.step)
-        starts, ends = self.arena.free.arrays(self._at)
+        # No more runs than cells are needed where any will do.
+        starts, ends = self.arena.free.arrays(self._at, self._at + n * tokens if self._anywhere else None)
         lengths = ends - starts
         lengths[0] = ends[0] - first
         if not self._anywhere:
