@@ -345,11 +345,6 @@ class CostModel:
 
         return seconds
 
-    def along(self, members: int, course: Course, kernel: Kernel, group: Group, seconds: FloatArray) -> None:
-        """Put down the seconds of each of some steps of a crew, shape (steps,); for such a model and such a kernel."""
-        lasting = self.lasting(members, course, kernel, group)
-        seconds[:] = np.diff([lasting(steps) for steps in range(course.steps + 1)])
-
     def reached(self, tokens: int, cells: int) -> None:
         """A pass had so many tokens, one of them scored against so many cells: it counts for what is warned of."""
         if tokens > self.most_tokens:
