@@ -32,6 +32,7 @@ from kvsim.job import content_of
 from kvsim.length_sections import LENGTHS
 from kvsim.model import ModelShape, Storage, shape_of
 from kvsim.section import Section
+from kvsim.trace_sections import TableColumns
 from kvsim.workload_sections import WORKLOADS, AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
 
@@ -233,7 +234,7 @@ class Scenario(Section):
             if key in table[section] and not is_shipped(table[section][key]) and self._file(table[section][key]):
                 table[section][key] = str((self.folder / table[section][key]).resolve())
         table["server"]["slot_context"] = self.slot_context
-        unset = [f"{a}.{b}" for a, keys in table.items() if isinstance(keys, dict) for b in keys if keys[b] is None]
+        unset = list(_unset(table))
         text = tomli_w.dumps(_without_none(table))
         return text + (f"\n# not set: {', '.join(unset)}\n" if unset else "")
 
@@ -317,6 +318,15 @@ def _set(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> N
     data[last] = value
 
 
+def _unset(table: dict[str, Any], above: str = "") -> Iterator[str]:
+    """The keys that have no value, with those of the tables that they are in; not those of a distribution."""
+    for key, value in table.items():
+        if value is None:
+            yield f"{above}{key}"
+        elif isinstance(value, dict) and not (above and "kind" in value):
+            yield from _unset(value, f"{above}{key}.")
+
+
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _without_none(value) if isinstance(value, dict) else value
@@ -364,7 +374,10 @@ def _accepted_keys(location: Sequence[str | int]) -> list[str]:
     section: type[Section] = Scenario
     parts = [str(part) for part in location]
     if len(parts) > 2 and parts[0] == "workload":
+        # A fault in lengths names their kind as well: workload, its kind, key, kind of lengths, key.
         section = LENGTHS[parts[3]] if len(parts) > 4 else WORKLOADS[parts[1]]
+        if len(parts) == 4 and parts[2] == "columns":
+            section = TableColumns
     elif len(parts) > 1:
         sections: dict[str, type[Section]] = {
             "model": ModelSection,

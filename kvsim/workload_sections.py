@@ -10,7 +10,15 @@ from pydantic import Discriminator, Field, PositiveInt, Tag, field_validator
 import workloads
 from kvsim.length_sections import AnyLengths, FixedLengths, LognormalLengths
 from kvsim.section import Section
-from kvsim.trace_sections import AzureWorkload, MooncakeWorkload
+from kvsim.trace_sections import (
+    TRACES,
+    AzureWorkload,
+    BurstGptWorkload,
+    MooncakeWorkload,
+    RagPulseWorkload,
+    TableWorkload,
+    WekaWorkload,
+)
 
 _CHAT_PROMPT = LognormalLengths(kind="lognormal", mu=4.2, sigma=0.9, min=4, max=400)
 _CHAT_OUTPUT = LognormalLengths(kind="lognormal", mu=4.0, sigma=0.8, min=1, max=300)
@@ -139,7 +147,11 @@ AnyWorkload = Annotated[
     | Annotated[BatchWorkload, Tag("batch")]
     | Annotated[ClosedLoopWorkload, Tag("closed-loop")]
     | Annotated[AzureWorkload, Tag("azure")]
+    | Annotated[BurstGptWorkload, Tag("burstgpt")]
     | Annotated[MooncakeWorkload, Tag("mooncake")]
+    | Annotated[RagPulseWorkload, Tag("ragpulse")]
+    | Annotated[WekaWorkload, Tag("weka")]
+    | Annotated[TableWorkload, Tag("table")]
     | Annotated[SessionsWorkload, Tag("sessions")],
     Discriminator(_workload_kind),
 ]
@@ -149,8 +161,7 @@ WORKLOADS: dict[str, type[Section]] = {
     "gamma": GammaWorkload,
     "batch": BatchWorkload,
     "closed-loop": ClosedLoopWorkload,
-    "azure": AzureWorkload,
-    "mooncake": MooncakeWorkload,
+    **TRACES,
     "sessions": SessionsWorkload,
 }
 """By ``kind``."""

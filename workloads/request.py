@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 _OUTPUTS = 1 << 48
@@ -64,8 +65,29 @@ class Workload(Protocol):
         """Closed loop: how many users send them by turns. None: each comes at its own arrival time."""
         ...
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was left out of the source or mended in it, a line each; nothing is mended without one."""
+        ...
+
     def __iter__(self) -> Iterator[Request]: ...
 
 
 class WorkloadError(ValueError):
     """What the user gave cannot be read. The message is one line: file, row or key, what, what is accepted."""
+
+
+class BadRowError(WorkloadError):
+    """A row of a file is wrong; those before and after it may be good."""
+
+    def __init__(self, path: Path, row: int, what: str):
+        # Not the message: exceptions are told to another process by their arguments.
+        super().__init__(path, row, what)
+        self.path = path
+        self.row = row
+        """Of the rows of data, the first of which is 1."""
+        self.what = what
+        """The message without the file and the row."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: row {self.row}: {self.what}"

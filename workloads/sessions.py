@@ -60,6 +60,11 @@ class Sessions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_requests", sum(int(plan.kept.sum()) for plan in self._plans()))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: there is no source that could need mending."""
+        return ()
+
     def __iter__(self) -> Iterator[Request]:
         number = session = 0
         openings = self._openings()

@@ -46,6 +46,11 @@ class Synthetic:
     users: int | None = None
     """Closed loop: the gaps are the users' think times."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: there is no source that could need mending."""
+        return ()
+
     def __iter__(self) -> Iterator[Request]:
         arrivals = stream(self.seed, "arrivals")
         prompts = stream(self.seed, "prompt-lengths")
