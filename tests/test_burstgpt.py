@@ -125,8 +125,8 @@ BAD_FILES = {
     "UTF-16": (lines(OLD, *ROWS).decode().encode("utf-16"), "not UTF-8"),
     "UTF-16 without mark": (lines(OLD, *ROWS).decode().encode("utf-16-le"), "header: zero bytes"),
     "open quote": (lines(OLD, ROWS[0], '"5') + b"x\n" * 100_000, "not CSV"),
-    "quotes without end": (lines(OLD) + b'"a\n",' * 400_000, "a row longer than 1048576 characters"),
-    "line without end": (lines(OLD) + b"5," * 600_000, "line 2: a row longer than 1048576 characters; CSV is"),
+    "quotes without end": (lines(OLD) + b'"a\n",' * 400_000, "row 1, line 209717: longer than 1048576 characters"),
+    "line without end": (lines(OLD) + b"5," * 600_000, "row 1, line 2: longer than 1048576 characters; CSV is"),
 }
 
 

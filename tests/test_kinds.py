@@ -81,6 +81,7 @@ UNKNOWN = {
     "other CSV": (b"name,age\nx,3\n", "begins with 'name,age'; expected a trace of one of the kinds azure, "),
     "other JSON": (b'{"name": 3}', "begins with '{\"name\": 3}'; expected a trace of"),
     "binary": (b"\xff\xfe\x00junk", "not UTF-8 text (byte 0xff); expected a trace of"),
+    "UTF-16": ("name,age".encode("utf-16-le"), "zero bytes; expected a trace of"),
     "cut gzip": (gzip.compress(GOOD["azure"])[:30], "damaged gzip data"),
 }
 

@@ -34,7 +34,9 @@ class CsvRows:
 
     def numbered(self) -> Iterator[tuple[int, list[str]]]:
         """The rows that are not blank, numbered from 1. Their fields are not yet checked."""
-        return enumerate((row for row in self._taken() if row), 1)
+        for number, row in enumerate((row for row in self._taken() if row), 1):
+            self._lines.row = number + 1
+            yield number, row
 
     def check(self, row: list[str]) -> list[str]:
         """The row, which has a field for each column and is not the header again. Raises ``FlawError``."""
@@ -44,9 +46,10 @@ class CsvRows:
         try:
             for row in self._rows:
                 self._lines.taken = 0
+                self._lines.row = max(self._lines.row, 1)
                 yield row
         except csv.Error as e:
-            raise WorkloadError(f"{self._path}: line {self._rows.line_num}: not CSV ({e})") from None
+            raise WorkloadError(f"{self._path}: {self._lines.where}: not CSV ({e})") from None
 
 
 class _Lines:
@@ -55,8 +58,15 @@ class _Lines:
     def __init__(self, path: Path, text: TextIO):
         self._path, self._text = path, text
         self._number = 0
+        self.row = 0
+        """Number of the row that is being read; 0: the header."""
         self.taken = 0
         """Characters since the last row ended."""
+
+    @property
+    def where(self) -> str:
+        """The row and the line that are being read."""
+        return f"row {self.row}, line {self._number}" if self.row else f"line {self._number}"
 
     def __iter__(self) -> _Lines:
         return self
@@ -68,9 +78,7 @@ class _Lines:
         self._number += 1
         self.taken += len(line)
         if self.taken > MAX_ROW:
-            raise WorkloadError(
-                f"{self._path}: line {self._number}: a row longer than {MAX_ROW} characters; CSV is expected"
-            )
+            raise WorkloadError(f"{self._path}: {self.where}: longer than {MAX_ROW} characters; CSV is expected")
         return line
 
 

@@ -28,7 +28,8 @@ def json_lines(path: object, text: TextIO, longest: int = MAX_LINE) -> Iterator[
     while line := text.readline(longest + 1):
         number += 1
         if len(line) > longest:
-            raise WorkloadError(f"{path}: line {number}: longer than {longest} characters; JSONL is expected")
+            where = f"row {row + 1}, line {number}"
+            raise WorkloadError(f"{path}: {where}: longer than {longest} characters; JSONL is expected")
         if not line.isspace():
             row += 1
             yield row, line.rstrip("\r\n")

@@ -11,6 +11,7 @@ from workloads.azure import AzureTrace
 from workloads.burstgpt import BurstGptTrace
 from workloads.cells import Columns
 from workloads.files import open_bytes
+from workloads.ledger import quoted
 from workloads.mooncake import MooncakeTrace
 from workloads.ragpulse import RagPulseTrace
 from workloads.request import WorkloadError
@@ -66,10 +67,12 @@ def sniff(path: Path | str) -> str:
         text = start.decode("utf-8-sig", errors="strict" if len(start) < _START else "ignore")
     except UnicodeDecodeError as e:
         raise WorkloadError(f"{path}: not UTF-8 text (byte {e.object[e.start]:#04x}); {kinds}") from None
+    if "\0" in text:
+        raise WorkloadError(f"{path}: zero bytes; {kinds}, in UTF-8 (is this UTF-16, or an archive?)")
     text = text.lstrip()
     signs = _json_kind(text) if text.startswith(("{", "[")) else _csv_kind(text.splitlines()[0])
     if signs is None:
-        shown = repr(text.splitlines()[0][:60])
+        shown = quoted(text.splitlines()[0])
         raise WorkloadError(f"{path}: begins with {shown}; {kinds}; table reads any columns that are named")
     return signs
 
