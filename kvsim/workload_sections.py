@@ -19,7 +19,14 @@ from pydantic import (
 import workloads
 from kvsim.length_sections import AnyLengths, AnyOutputs, FixedLengths, LognormalLengths, refuse_fall
 from kvsim.section import MAX_ENTRIES, Section, entries
-from kvsim.trace_sections import AzureWorkload, MooncakeWorkload
+from kvsim.trace_sections import (
+    AzureWorkload,
+    BurstGptWorkload,
+    MooncakeWorkload,
+    RagPulseWorkload,
+    TableWorkload,
+    WekaWorkload,
+)
 
 Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -313,7 +320,11 @@ _Open = (
     | Annotated[RenewalWorkload, Tag("renewal")]
     | Annotated[BatchWorkload, Tag("batch")]
     | Annotated[AzureWorkload, Tag("azure")]
+    | Annotated[BurstGptWorkload, Tag("burstgpt")]
     | Annotated[MooncakeWorkload, Tag("mooncake")]
+    | Annotated[RagPulseWorkload, Tag("ragpulse")]
+    | Annotated[WekaWorkload, Tag("weka")]
+    | Annotated[TableWorkload, Tag("table")]
     | Annotated[SessionsWorkload, Tag("sessions")]
     | Annotated[AgentsWorkload, Tag("agents")]
 )

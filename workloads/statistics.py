@@ -19,7 +19,7 @@ _TICKING = 0.05
 """Share of gaps of no length from which on a clock is held to tick coarsely."""
 
 
-class Columns(NamedTuple):
+class StreamColumns(NamedTuple):
     """A request stream by column; shape (requests,) each."""
 
     arrivals_s: FloatArray
@@ -117,7 +117,7 @@ def describe(workload: Workload) -> Statistics:
     )
 
 
-def read_columns(workload: Workload) -> tuple[Columns, int, Reuse | None]:
+def read_columns(workload: Workload) -> tuple[StreamColumns, int, Reuse | None]:
     """The stream by column, its sessions, and what a prefix cache would find. Raises ``WorkloadError``.
 
     A turn of a session counts as arriving with its session and the pauses before it: what the server adds to that is
@@ -142,7 +142,7 @@ def read_columns(workload: Workload) -> tuple[Columns, int, Reuse | None]:
             texts.read(request.content, request.prompt_tokens, request.answer)
     at = np.array(arrivals)
     order = np.argsort(at, kind="stable")
-    columns = Columns(
+    columns = StreamColumns(
         at[order] - at[order[0]], np.array(prompts, dtype=np.int64)[order], np.array(outputs, dtype=np.int64)[order]
     )
     return columns, sessions, texts.reuse(int(columns.prompt_tokens.sum()))
