@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from kvsim.report import report
     from kvsim.scenario import Scenario, builtin_names, load
     from kvsim.simulation import run
+    from kvsim.streams import describe_workload, fit_workload
     from kvsim.validation import Validation, validate
+    from kvsim.workload_fit import WorkloadFit
     from real_engine.accuracy import Accuracy, accuracy
 
 __version__ = "0.1.0"
@@ -38,10 +40,13 @@ __all__ = [
     "Scenario",
     "UserError",
     "Validation",
+    "WorkloadFit",
     "accuracy",
     "builtin_names",
     "calibrate",
     "compare",
+    "describe_workload",
+    "fit_workload",
     "load",
     "load_profile",
     "memory",
@@ -63,10 +68,13 @@ _HOMES = {
     "Scenario": "kvsim.scenario",
     "UserError": "kvsim.errors",
     "Validation": "kvsim.validation",
+    "WorkloadFit": "kvsim.workload_fit",
     "accuracy": "real_engine.accuracy",
     "builtin_names": "kvsim.scenario",
     "calibrate": "kvsim.calibration",
     "compare": "kvsim.comparison",
+    "describe_workload": "kvsim.streams",
+    "fit_workload": "kvsim.streams",
     "load": "kvsim.scenario",
     "load_profile": "kvsim.costs",
     "memory": "kvsim.memory",

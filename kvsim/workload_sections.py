@@ -12,12 +12,14 @@ from pydantic import (
     Field,
     PositiveInt,
     Tag,
+    TypeAdapter,
     field_validator,
     model_validator,
 )
 
 import workloads
 from kvsim.length_sections import AnyLengths, AnyOutputs, FixedLengths, LognormalLengths, refuse_fall
+from kvsim.named_workloads import NAMED, named_section
 from kvsim.section import MAX_ENTRIES, Section, entries
 from kvsim.trace_sections import (
     AzureWorkload,
@@ -296,6 +298,31 @@ class AgentsWorkload(Conversations):
         return self._sessions(seed, workloads.Tools(self.tool_share, self.result_tokens.build(), self.tool_s))
 
 
+class NamedWorkload(Section):
+    """A generator fitted to a public trace, as it ships with the package: ``kvsim workload list``."""
+
+    count_key: ClassVar[str] = "requests"
+    """The key that says how many (of sessions: conversations)."""
+    kind: Literal["named"]
+    name: str
+    requests: PositiveInt = 400
+    rate: Rate | None = None
+    """Requests/s, all of its time stretched or shrunk; by default the trace's own."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in NAMED:
+            raise ValueError(f"no workload called {name!r}; there are {', '.join(NAMED)}")
+        return name
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        section = named_section(self.name, self.requests, self.rate)
+        built: workloads.Workload = TypeAdapter(AnyWorkload).validate_python(section).build(seed, folder)
+        return built
+
+
 def _workload_kind(value: Any) -> str:
     kind = value.get("kind", "poisson") if isinstance(value, dict) else getattr(value, "kind", "poisson")
     return kind if isinstance(kind, str) else repr(kind)
@@ -325,6 +352,7 @@ _Open = (
     | Annotated[RagPulseWorkload, Tag("ragpulse")]
     | Annotated[WekaWorkload, Tag("weka")]
     | Annotated[TableWorkload, Tag("table")]
+    | Annotated[NamedWorkload, Tag("named")]
     | Annotated[SessionsWorkload, Tag("sessions")]
     | Annotated[AgentsWorkload, Tag("agents")]
 )
