@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvsim import show
+from kvsim.commands.plan import plan
 from kvsim.comparison import compare as compare_policies
 from kvsim.conformance import ENGINES
 from kvsim.console import console, print_json, warn
@@ -377,6 +378,9 @@ def memory(
         show.memory(console(), report)
         written = report.save(target)
         typer.echo(f"\nSaved {', '.join(path.name for path in written)} in {target}/")
+
+
+app.command()(plan)
 
 
 @app.command()
