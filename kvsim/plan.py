@@ -275,7 +275,11 @@ def _ceil(n: int, unit: int) -> int:
 
 
 def _weight_parts(engine: Engine, shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
-    """A part for each storage type. Exact where a file states its tensors; a mixture's bits are an average."""
+    """A part for each storage type. Exact where a file states its tensors.
+
+    Otherwise all weights are taken to have one type. A GGUF file keeps vectors (norms, biases) as f32 all the same, and
+    a mixture's bits are an average.
+    """
     parts = [Part(engine, "weights", f"weights, {kind}", size, False) for kind, size in shape.stored.items()]
     found: dict[str, int] = {}
     for kind, numbers in shape.parameters.items():
@@ -283,7 +287,7 @@ def _weight_parts(engine: Engine, shape: ModelPlanShape, s: PlanSettings) -> lis
         kind = s.weights or (shape.default_type if kind == "default" else kind)
         found[kind] = found.get(kind, 0) + numbers
     for kind, numbers in found.items():
-        exact = kind in ("f32", "f16", "bf16")
+        exact = kind == "f32" or (kind in ("f16", "bf16") and engine == "vllm")
         detail = f"{numbers:,} numbers"
         parts.append(Part(engine, "weights", f"weights, {kind}", weight_bytes(kind, numbers), not exact, detail))
     return parts
