@@ -242,7 +242,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> ModelPlan
         fields = {**{key: value for key, value in fields.items() if key in outer}, **text}
     kind = fields.get("model_type")
     kind = {"gemma3": "gemma3_text"}.get(kind, kind) if isinstance(kind, str) else kind
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise UserError(f"{source}: model_type is {kind!r:.40}; its layers are not known here; accepted are {known}")
     family = _FAMILIES[kind]
@@ -428,7 +428,7 @@ def _shape_of_gguf(model: str) -> ModelPlanShape:
     header = read_header(path)
     fields, stem = header.fields, path.stem
     arch = fields.get("general.architecture")
-    if arch not in _GGUF_PATTERNS:
+    if not isinstance(arch, str) or arch not in _GGUF_PATTERNS:
         known = ", ".join(_GGUF_PATTERNS)
         raise UserError(f"{path}: architecture {arch!r:.40}: its layers are not known here; accepted are {known}")
     if fields.get("split.count", 1) not in (0, 1):
@@ -497,7 +497,7 @@ def _shape_of_gguf(model: str) -> ModelPlanShape:
         n_heads=max(heads),
         d_ff=max(width),
         vocabulary=embedding.dims[1],
-        context=context if isinstance(context, int) else None,
+        context=context if isinstance(context, int) and context > 0 else None,
         parameters={},
         stored=_stored(path, {name: (tensor.kind, tensor.dims) for name, tensor in header.tensors.items()}),
         default_type="",

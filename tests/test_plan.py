@@ -460,6 +460,7 @@ BAD_CONFIGS = {
         {"model_type": "mamba"},
         "model_type is 'mamba'; its layers are not known here; accepted are llama",
     ),
+    "odd kind": ({"model_type": {}}, "model_type is {}; its layers are not known here"),
     "no kind": ({"model_type": ...}, "model_type is None; "),
     "missing": ({"hidden_size": ...}, "config.json: hidden_size: field required"),
     "text": ({"num_hidden_layers": "4"}, "num_hidden_layers: input should be a valid integer, got '4'"),
