@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvsim.errors import Livelock, UserError
     from kvsim.memory import MemoryReport, memory
     from kvsim.metrics import Result
+    from kvsim.plan import Plan, plan
     from kvsim.prefix_cache import PrefixStudy, prefix_cache
     from kvsim.report import report
     from kvsim.scenario import Scenario, builtin_names, load
@@ -34,6 +35,7 @@ __all__ = [
     "Comparison",
     "Livelock",
     "MemoryReport",
+    "Plan",
     "PrefixStudy",
     "Profile",
     "Result",
@@ -50,6 +52,7 @@ __all__ = [
     "load",
     "load_profile",
     "memory",
+    "plan",
     "prefix_cache",
     "report",
     "run",
@@ -62,6 +65,7 @@ _HOMES = {
     "Comparison": "kvsim.comparison",
     "Livelock": "kvsim.errors",
     "MemoryReport": "kvsim.memory",
+    "Plan": "kvsim.plan",
     "PrefixStudy": "kvsim.prefix_cache",
     "Profile": "kvsim.costs",
     "Result": "kvsim.metrics",
@@ -78,6 +82,7 @@ _HOMES = {
     "load": "kvsim.scenario",
     "load_profile": "kvsim.costs",
     "memory": "kvsim.memory",
+    "plan": "kvsim.plan",
     "prefix_cache": "kvsim.prefix_cache",
     "report": "kvsim.report",
     "run": "kvsim.simulation",

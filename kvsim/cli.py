@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvsim import show
+from kvsim.commands.plan import plan
 from kvsim.commands.report import report
 from kvsim.commands.workload import app as workload_app
 from kvsim.comparison import compare as compare_policies
@@ -389,6 +390,9 @@ def memory(
         show.memory(console(), report)
         written = report.save(target)
         typer.echo(f"\nSaved {', '.join(path.name for path in written)} in {target}/")
+
+
+app.command()(plan)
 
 
 @app.command()
