@@ -31,8 +31,8 @@ from kvsim.metrics import Recorder
 from kvsim.scenario import Scenario
 from kvsim.simulation import build_policy, cost_model, drive
 from workloads import AzureTrace, Lengths, Synthetic, Workload, no_gaps, poisson_gaps, stream
+from workloads.gaps import Gaps, moments
 from workloads.request import Request
-from workloads.synthetic import Gaps, moments
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,7 +59,11 @@ class Quantiles:
 
     def draw(self, rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """``n`` independent lengths."""
-        drawn = np.interp(rng.random(n), np.array(_SHARES) / 100, self.tokens)
+        return self.at(rng.random(n))
+
+    def at(self, u: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The lengths at these shares of all."""
+        drawn = np.interp(u, np.array(_SHARES) / 100, self.tokens)
         return np.maximum(np.rint(drawn), 1).astype(np.int64)
 
 
@@ -78,10 +82,10 @@ class Repeated:
     users: None = None
 
     def __iter__(self) -> Iterator[Request]:
-        rng, now = stream(self.seed, "arrivals"), 0.0
+        draw, now = self.gaps(stream(self.seed, "arrivals")), 0.0
         for first in range(0, self.n_requests, _PAGE):
             n = min(_PAGE, self.n_requests - first)
-            times = moments(now, self.gaps(rng, n)).tolist()
+            times = moments(now, draw(n)).tolist()
             for i, now in enumerate(times, first):
                 yield Request(i, now, *self.lengths[i % len(self.lengths)])
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvsim.memory import MemoryReport, memory
     from kvsim.metrics import Result
     from kvsim.prefix_cache import PrefixStudy, prefix_cache
+    from kvsim.report import report
     from kvsim.scenario import Scenario, builtin_names, load
     from kvsim.simulation import run
     from kvsim.validation import Validation, validate
@@ -45,6 +46,7 @@ __all__ = [
     "load_profile",
     "memory",
     "prefix_cache",
+    "report",
     "run",
     "validate",
 ]
@@ -69,6 +71,7 @@ _HOMES = {
     "load_profile": "kvsim.costs",
     "memory": "kvsim.memory",
     "prefix_cache": "kvsim.prefix_cache",
+    "report": "kvsim.report",
     "run": "kvsim.simulation",
     "validate": "kvsim.validation",
 }

@@ -13,6 +13,8 @@ import pandas as pd
 
 from kvsim.costs import load_profile
 from kvsim.errors import Livelock, UserError
+from kvsim.films import FILE as FILMS
+from kvsim.films import save_films
 from kvsim.metrics import Progress, Result
 from kvsim.results import writable
 from kvsim.scenario import Scenario, load
@@ -93,6 +95,8 @@ class Comparison:
             if filmed:
                 written.append(target / "cells.png")
                 cell_maps_figure(filmed).savefig(written[-1], dpi=110)
+                written.append(target / FILMS)
+                save_films(written[-1], filmed)
             for result in filmed:
                 written.append(target / f"cells-{result.policy}.png")
                 cell_maps_figure([result]).savefig(written[-1], dpi=110)

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, model_validator
+from pydantic import Discriminator, FailFast, Field, field_validator, model_validator
 
 import workloads
-from kvsim.section import Section
-from workloads.lengths import MAX_TOKENS
+from kvsim.section import MAX_ENTRIES, Section, entries
+from workloads.lengths import MAX_SUPPORT, MAX_TOKENS
+
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+def refuse_fall(quantiles: tuple[float, ...]) -> tuple[float, ...]:
+    """The quantiles; raises ``ValueError`` where one is below the one before."""
+    for before, value in pairwise(quantiles):
+        if value < before:
+            raise ValueError(f"quantiles cannot decrease; {value} comes after {before}")
+    return quantiles
+
+
+def _refuse_inverted(low: int, high: int | None) -> None:
+    if high is not None and high < low:
+        raise ValueError(f"max ({high}) is below min ({low})")
 
 
 class FixedLengths(Section):
     """Always ``value`` tokens."""
 
     kind: Literal["fixed"]
-    value: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    value: Tokens
+
+    @property
+    def longest(self) -> int:
+        """The longest that is asked for; 1 where there is no limit. The next ones say the same."""
+        return self.value
 
     def build(self) -> workloads.Lengths:
         """The distribution."""
@@ -28,21 +49,131 @@ class LognormalLengths(Section):
     kind: Literal["lognormal"]
     mu: Annotated[float, Field(ge=-20, le=20)]
     sigma: Annotated[float, Field(ge=0, le=10)]
-    min: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 1
-    max: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    min: Tokens = 1
+    max: Tokens | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> LognormalLengths:
-        if self.max is not None and self.max < self.min:
-            raise ValueError(f"max ({self.max}) is below min ({self.min})")
+        _refuse_inverted(self.min, self.max)
         return self
+
+    @property
+    def longest(self) -> int:
+        """As of ``FixedLengths``."""
+        return max(self.min, self.max or 1)
 
     def build(self) -> workloads.Lengths:
         """The distribution."""
         return workloads.Lognormal(self.mu, self.sigma, self.min, self.max)
 
 
-AnyLengths = Annotated[FixedLengths | LognormalLengths, Discriminator("kind")]
+class GammaLengths(Section):
+    """Gamma with mean ``shape * scale`` tokens, held within [min, max]."""
 
-LENGTHS: dict[str, type[Section]] = {"fixed": FixedLengths, "lognormal": LognormalLengths}
-"""By ``kind``."""
+    kind: Literal["gamma"]
+    shape: Annotated[float, Field(ge=1e-3, le=1e6)]
+    scale: Annotated[float, Field(ge=1e-6, le=MAX_TOKENS)]
+    min: Tokens = 1
+    max: Tokens | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> GammaLengths:
+        _refuse_inverted(self.min, self.max)
+        return self
+
+    @property
+    def longest(self) -> int:
+        """As of ``FixedLengths``."""
+        return max(self.min, self.max or 1)
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Gamma(self.shape, self.scale, self.min, self.max)
+
+
+class ZipfLengths(Section):
+    """k tokens in proportion to ``k ** -exponent``, for each k from min to max."""
+
+    kind: Literal["zipf"]
+    exponent: Annotated[float, Field(ge=0, le=20)]
+    min: Tokens = 1
+    max: Tokens
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ZipfLengths:
+        _refuse_inverted(self.min, self.max)
+        if self.max - self.min >= MAX_SUPPORT:
+            raise ValueError(f"{self.max - self.min + 1} values from min to max; at most {MAX_SUPPORT} are accepted")
+        return self
+
+    @property
+    def longest(self) -> int:
+        """As of ``FixedLengths``."""
+        return self.max
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Zipf(self.exponent, self.min, self.max)
+
+
+class EmpiricalLengths(Section):
+    """Quantiles in tokens, from 0 to 100 % in even steps; linear in between, rounded."""
+
+    kind: Literal["empirical"]
+    quantiles: Annotated[
+        tuple[Annotated[float, Field(ge=1, le=MAX_TOKENS)], ...],
+        FailFast(),
+        entries(2, MAX_ENTRIES),
+    ]
+
+    _ordered = field_validator("quantiles")(refuse_fall)
+
+    @property
+    def longest(self) -> int:
+        """As of ``FixedLengths``."""
+        return round(self.quantiles[-1])
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Empirical(self.quantiles)
+
+
+AnyLengths = Annotated[
+    FixedLengths | LognormalLengths | GammaLengths | ZipfLengths | EmpiricalLengths, Discriminator("kind")
+]
+
+
+class GivenPromptLengths(Section):
+    """Which of several distributions holds depends on the prompt: a longer one from each edge on."""
+
+    kind: Literal["given-prompt"]
+    edges: Annotated[tuple[Tokens, ...], FailFast(), entries(1, 99)]
+    tables: Annotated[tuple[AnyLengths, ...], entries(2, 100)]
+    """One more than there are edges."""
+
+    @field_validator("edges")
+    @classmethod
+    def _increasing(cls, edges: tuple[int, ...]) -> tuple[int, ...]:
+        for before, edge in pairwise(edges):
+            if edge <= before:
+                raise ValueError(f"edges must increase; {edge} comes after {before}")
+        return edges
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GivenPromptLengths:
+        if len(self.tables) != len(self.edges) + 1:
+            raise ValueError(
+                f"{len(self.tables)} tables for {len(self.edges)} edges; one table more than edges is expected"
+            )
+        return self
+
+    def build(self) -> workloads.GivenPrompt:
+        """The distributions."""
+        return workloads.GivenPrompt(self.edges, [table.build() for table in self.tables])
+
+
+AnyOutputs = Annotated[
+    FixedLengths | LognormalLengths | GammaLengths | ZipfLengths | EmpiricalLengths | GivenPromptLengths,
+    Discriminator("kind"),
+]
+"""Of outputs, which may depend on the prompt."""

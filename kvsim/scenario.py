@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import (
@@ -29,10 +29,9 @@ import workloads
 from kvsim.costs import is_shipped
 from kvsim.errors import UserError
 from kvsim.job import content_of
-from kvsim.length_sections import LENGTHS
 from kvsim.model import ModelShape, Storage, shape_of
 from kvsim.section import Section
-from kvsim.workload_sections import WORKLOADS, AnyWorkload, PoissonWorkload
+from kvsim.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
 
 
@@ -229,10 +228,14 @@ class Scenario(Section):
     def to_toml(self) -> str:
         """The scenario as a file, every default filled in."""
         table = self.model_dump(mode="json")
-        for section, key in (("workload", "path"), ("machine", "profile")):
+        workload, machine = table["workload"], table["machine"]
+        for section, key in (
+            (machine, "profile"),
+            *((part, "path") for part in (workload, *workload.get("parts", ()))),
+        ):
             # A file is named in full, so that the scenario can be run from anywhere.
-            if key in table[section] and not is_shipped(table[section][key]) and self._file(table[section][key]):
-                table[section][key] = str((self.folder / table[section][key]).resolve())
+            if key in section and not is_shipped(section[key]) and self._file(section[key]):
+                section[key] = str((self.folder / section[key]).resolve())
         table["server"]["slot_context"] = self.slot_context
         unset = [f"{a}.{b}" for a, keys in table.items() if isinstance(keys, dict) for b in keys if keys[b] is None]
         text = tomli_w.dumps(_without_none(table))
@@ -334,30 +337,31 @@ def _set(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> N
     data[last] = value
 
 
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if value is not None
-    }
+def _without_none(value: Any) -> Any:
+    """A table without the keys that are not set, at any depth."""
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _explain(label: str, error: ErrorDetails) -> str:
     """One line for one fault: the file, the key, what is wrong, what is accepted."""
-    location = _without_tags(error["loc"])
+    location, section, kinds = _walk(error["loc"])
     key = ".".join(part if part and part.isprintable() else repr(part) for part in location) or "scenario"
     given = error.get("input")
     if error["type"] == "extra_forbidden":
-        known = _accepted_keys(error["loc"])
-        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        known = [name for name in section.model_fields if name != "folder"]
+        close = difflib.get_close_matches(location[-1], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "accepted: " + ", ".join(known)
         return f"{label}: {key}: unknown key; {hint}"
     if error["type"] == "union_tag_invalid":
         return f"{label}: {key}.kind: unknown kind {error['ctx']['tag']!r}; accepted: {error['ctx']['expected_tags']}"
     if error["type"] == "union_tag_not_found":
-        return f'{label}: {key}.kind: missing; a table with kind = "fixed" or "lognormal" is expected'
+        return f"{label}: {key}.kind: missing; accepted: {', '.join(map(repr, kinds))}"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"{label}: {key}: a table is expected, got {given!r:.60}"
+    if error["type"] == "tuple_type":
+        return f"{label}: {key}: a list is expected, got {given!r:.60}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if error["type"] in ("missing", "value_error"):
@@ -366,28 +370,29 @@ def _explain(label: str, error: ErrorDetails) -> str:
     return f"{label}: {key}: {message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
 
 
-def _without_tags(location: Sequence[str | int]) -> list[str]:
-    """A fault's keys. Which kind of workload or of lengths was meant stands among them; the user knows only keys."""
-    parts = [str(part) for part in location]
-    if parts[:1] == ["workload"] and len(parts) > 1:
-        del parts[1]
-        if len(parts) > 2 and parts[1] in ("prompt_tokens", "output_tokens", "turns", "system_tokens", "user_tokens"):
-            del parts[2]
-    return parts
+def _walk(location: Sequence[str | int]) -> tuple[list[str], type[Section], dict[str, type[Section]]]:
+    """A fault's keys, the section that has the last of them, and the kinds of table that may stand there.
 
-
-def _accepted_keys(location: Sequence[str | int]) -> list[str]:
-    """The keys that the table holding ``location`` accepts."""
+    Which kind of workload or of lengths was meant stands among the keys; the user knows only keys.
+    """
+    keys: list[str] = []
     section: type[Section] = Scenario
-    parts = [str(part) for part in location]
-    if len(parts) > 2 and parts[0] == "workload":
-        section = LENGTHS[parts[3]] if len(parts) > 4 else WORKLOADS[parts[1]]
-    elif len(parts) > 1:
-        sections: dict[str, type[Section]] = {
-            "model": ModelSection,
-            "server": ServerSection,
-            "cache": CacheSection,
-            "machine": MachineSection,
-        }
-        section = sections[parts[0]]
-    return [key for key in section.model_fields if key != "folder"]
+    kinds: dict[str, type[Section]] = {}
+    for part in location:
+        if part in kinds:
+            section, kinds = kinds[str(part)], {}
+            continue
+        keys.append(str(part))
+        if isinstance(part, str):
+            section, kinds = kinds.get("", section), {}
+            if part in section.model_fields:
+                kinds = _kinds(section.model_fields[part].annotation)
+    return keys, section, kinds
+
+
+def _kinds(annotation: Any) -> dict[str, type[Section]]:
+    """The sections that a key may hold, alone, in a list or one of several, by ``kind``; by "" where it has none."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        kind = annotation.model_fields.get("kind")
+        return dict.fromkeys(get_args(kind.annotation) if kind else [""], annotation)
+    return {kind: section for inner in get_args(annotation) for kind, section in _kinds(inner).items()}

@@ -48,7 +48,7 @@ def by_session(workload):
 
 def test_a_workload_spelled_out():
     workload = Sessions(
-        1, 2, lambda rng, n: np.full(n, 0.5), Fixed(3), 1, Fixed(10), 0.0, Fixed(4), Fixed(2), think_s=0.0
+        1, 2, lambda rng: lambda n: np.full(n, 0.5), Fixed(3), 1, Fixed(10), 0.0, Fixed(4), Fixed(2), think_s=0.0
     )
     system, user = Segment(0, 0, 10), [Segment(1 + i, 0, 4) for i in range(6)]
     answer = [Segment(2**48 + i, 0, 2) for i in range(6)]
@@ -344,7 +344,7 @@ MISTAKES = {
         {"user_tokens": {**LOGNORMAL, "mxa": 9}},
         "workload.user_tokens.mxa: unknown key; did you mean 'max'",
     ),
-    "kind of length": ({"system_tokens": {"kind": "zipf"}}, "workload.system_tokens.kind: unknown kind 'zipf'"),
+    "kind of length": ({"system_tokens": {"kind": "zipff"}}, "workload.system_tokens.kind: unknown kind 'zipff'"),
     "number for lengths": ({"turns": 4}, "workload.turns: a table is expected, got 4"),
     "popularity": ({"popularity": -1.0}, "workload.popularity: input should be greater than or equal to 0"),
     "prompts": ({"system_prompts": -1}, "workload.system_prompts: input should be greater than or equal to 0"),

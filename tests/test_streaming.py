@@ -297,7 +297,7 @@ def talk(**changes):
         "output_tokens": Fixed(9),
         "think_s": 1.0,
     }
-    assert {*usual, "max_context", "users", "n_requests"} == {field.name for field in fields(Sessions)}
+    assert {*usual, "max_context", "tools", "users", "n_requests"} == {field.name for field in fields(Sessions)}
     return Sessions(**{**usual, **changes})
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-_OUTPUTS = 1 << 48
-"""Sources from here on are what requests answer."""
+SOURCES = 1 << 48
+"""Sources of texts end before this; from here on they are what requests answer."""
 
 
 class Segment(NamedTuple):
@@ -48,7 +48,7 @@ class Request(NamedTuple):
 
 def answer_of(request: int, tokens: int) -> Segment:
     """The first ``tokens`` tokens that the request of that number answers."""
-    return Segment(_OUTPUTS + request, 0, tokens)
+    return Segment(SOURCES + request, 0, tokens)
 
 
 class Workload(Protocol):
@@ -62,6 +62,11 @@ class Workload(Protocol):
     @property
     def users(self) -> int | None:
         """Closed loop: how many users send them by turns. None: each comes at its own arrival time."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was left out of the source or mended in it, a line each; nothing is mended without one."""
         ...
 
     def __iter__(self) -> Iterator[Request]: ...

@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workloads.gaps import Gaps, moments
 from workloads.lengths import FloatArray, IntArray, Lengths
 from workloads.request import Request, Segment, answer_of
 from workloads.streams import stream
-from workloads.synthetic import Gaps, moments
 
 MAX_TURNS = 1000
 """No session has more: each prompt lists all turns before it, so that a session's size grows with their square."""
+
+BoolArray = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 _PAGE = 4096
 """Sessions drawn at a time. Part of what a seed means: another value would give other requests."""
@@ -23,12 +25,25 @@ _TURNS = 8192
 
 
 @dataclass(frozen=True, slots=True)
+class Tools:
+    """Turns that bring a tool's result instead of a user's message, as in an agent's loop."""
+
+    share: float
+    """Of the turns after the first; each is a tool's with this probability."""
+    result_tokens: Lengths
+    """Tokens of each result."""
+    wait_s: float
+    """Mean of the exponential time, in seconds, between an answer that calls a tool and the tool's result."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sessions:
     """``sessions`` conversations; all requests of one follow one another, in order of the sessions' arrival.
 
     The prompt of turn k is the system prompt, user message 1, answer 1, user message 2, and so on to user message k.
     An answer is quoted whole, even if a full slot should have cut it short. Each turn's ``arrival_s`` is its
-    session's start; turns after the first have a ``think_s``.
+    session's start; turns after the first have a ``think_s``. With ``tools``, the conversations are agents' loops: a
+    message after the first may be a tool's result.
 
     How long something is does not change what else is drawn, in this session or another; the number of turns of a
     session does change the lengths of later ones.
@@ -54,11 +69,17 @@ class Sessions:
     max_context: int | None = None
     """A session ends before the first turn whose prompt and output would exceed this many tokens together; its first
     turn is sent, as it is, in any case."""
+    tools: Tools | None = None
     users: None = field(default=None, init=False)
     n_requests: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_requests", sum(int(plan.kept.sum()) for plan in self._plans()))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: there is no source that could need mending."""
+        return ()
 
     def __iter__(self) -> Iterator[Request]:
         number = session = 0
@@ -87,14 +108,15 @@ class Sessions:
                 session += 1
 
     def _plans(self) -> Iterator[_Plan]:
-        gaps, counts = stream(self.seed, "session-gaps"), stream(self.seed, "session-turns")
+        gaps, counts = self.gaps(stream(self.seed, "session-gaps")), stream(self.seed, "session-turns")
         choices, thinking = stream(self.seed, "session-systems"), stream(self.seed, "turn-think-times")
         users, outputs = stream(self.seed, "turn-user-lengths"), stream(self.seed, "turn-output-lengths")
+        by_tool = None if self.tools is None else _ByTool(self.seed, self.tools)
         opened = np.array([segment.n for segment in self._openings()] or [0])
         now = 0.0
         for page in range(0, self.sessions, _PAGE):
             n = min(_PAGE, self.sessions - page)
-            starts_s = moments(now, self.gaps(gaps, n))
+            starts_s = moments(now, gaps(n))
             now = float(starts_s[-1])
             systems = self._choose(choices, n)
             turns = np.minimum(self.turns.draw(counts, n), MAX_TURNS)
@@ -105,6 +127,8 @@ class Sessions:
                 later = np.ones(total, dtype=np.bool_)
                 later[firsts] = False
                 thinks[later] = thinking.exponential(self.think_s, total - len(firsts))
+                if by_tool is not None:
+                    by_tool.replace(user, thinks, later)
                 # Cut only after everything is drawn: later sessions must not depend on where one ends.
                 kept = self._kept(opened[systems[part]], turns[part], firsts, user + output)
                 yield _Plan(starts_s[part], systems[part], firsts, kept, user, output, thinks)
@@ -131,6 +155,23 @@ class Sessions:
         """The system prompts, the most popular first."""
         tokens = self.system_tokens.draw(stream(self.seed, "system-lengths"), self.system_prompts)
         return tuple(Segment(source, 0, n) for source, n in enumerate(tokens.tolist()))
+
+
+class _ByTool:
+    """Draws which turns are tools', how long they wait and what they bring; of every turn, whoever is chosen."""
+
+    def __init__(self, seed: int, tools: Tools):
+        self._tools = tools
+        self._choices, self._waits = stream(seed, "turn-tools"), stream(seed, "turn-tool-times")
+        self._results = stream(seed, "turn-result-lengths")
+
+    def replace(self, users: IntArray, thinks: FloatArray, later: BoolArray) -> None:
+        """Puts tools' results in the place of users' messages. All of shape (turns,); ``later``: not a first turn."""
+        n = len(users)
+        chosen = later & (self._choices.random(n) < self._tools.share)
+        results, waits = self._tools.result_tokens.draw(self._results, n), self._waits.exponential(size=n)
+        users[chosen] = results[chosen]
+        thinks[chosen] = self._tools.wait_s * waits[chosen]
 
 
 class _Plan(NamedTuple):
