@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from kvsim.report import report
     from kvsim.scenario import Scenario, builtin_names, load
     from kvsim.simulation import run
+    from kvsim.sweep import sweep
+    from kvsim.sweep_file import Plan, builtin_sweeps, plan
+    from kvsim.sweep_result import SweepResult
     from kvsim.validation import Validation, validate
     from real_engine.accuracy import Accuracy, accuracy
 
@@ -32,22 +35,27 @@ __all__ = [
     "Comparison",
     "Livelock",
     "MemoryReport",
+    "Plan",
     "PrefixStudy",
     "Profile",
     "Result",
     "Scenario",
+    "SweepResult",
     "UserError",
     "Validation",
     "accuracy",
     "builtin_names",
+    "builtin_sweeps",
     "calibrate",
     "compare",
     "load",
     "load_profile",
     "memory",
+    "plan",
     "prefix_cache",
     "report",
     "run",
+    "sweep",
     "validate",
 ]
 
@@ -57,22 +65,27 @@ _HOMES = {
     "Comparison": "kvsim.comparison",
     "Livelock": "kvsim.errors",
     "MemoryReport": "kvsim.memory",
+    "Plan": "kvsim.sweep_file",
     "PrefixStudy": "kvsim.prefix_cache",
     "Profile": "kvsim.costs",
     "Result": "kvsim.metrics",
     "Scenario": "kvsim.scenario",
+    "SweepResult": "kvsim.sweep_result",
     "UserError": "kvsim.errors",
     "Validation": "kvsim.validation",
     "accuracy": "real_engine.accuracy",
     "builtin_names": "kvsim.scenario",
+    "builtin_sweeps": "kvsim.sweep_file",
     "calibrate": "kvsim.calibration",
     "compare": "kvsim.comparison",
     "load": "kvsim.scenario",
     "load_profile": "kvsim.costs",
     "memory": "kvsim.memory",
+    "plan": "kvsim.sweep_file",
     "prefix_cache": "kvsim.prefix_cache",
     "report": "kvsim.report",
     "run": "kvsim.simulation",
+    "sweep": "kvsim.sweep",
     "validate": "kvsim.validation",
 }
 """Of each public name its module. All are imported when first asked for: the core is spared the engine, and the engine,

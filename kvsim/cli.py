@@ -12,6 +12,7 @@ import typer
 
 from kvsim import show
 from kvsim.commands.report import report
+from kvsim.commands.sweep import sweep
 from kvsim.comparison import compare as compare_policies
 from kvsim.conformance import ENGINES
 from kvsim.console import console, print_json, warn
@@ -34,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(report)
+app.command()(sweep)
 scenario_app = typer.Typer(help="Look at scenarios.", no_args_is_help=True)
 app.add_typer(scenario_app, name="scenario")
 

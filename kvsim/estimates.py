@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -352,5 +353,6 @@ def _t(x: FloatArray, level: float, how: str) -> Interval:
     return Interval(value, value - half, value + half, level, n, how)
 
 
+@cache
 def _t_quantile(level: float, degrees: int) -> float:
     return float(stats.t.ppf((1 + level) / 2, degrees))

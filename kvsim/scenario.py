@@ -261,7 +261,7 @@ def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scen
         data, label, folder = read(source)
     data = copy.deepcopy(data)
     for key, value in changes.items():
-        _set(label, data, key.split("__"), value)
+        set_key(label, data, key.split("__"), value)
     return validated(data, label, folder)
 
 
@@ -328,7 +328,8 @@ def _builtin_folder() -> Any:
     return resources.files("kvsim") / "scenarios"
 
 
-def _set(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """Put a value into a table of tables. Raises ``UserError`` where a key on the way is no table."""
     *parents, last = keys
     for depth, key in enumerate(parents, 1):
         data = data.setdefault(key, {})

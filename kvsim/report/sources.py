@@ -171,9 +171,7 @@ def _reproduce(command: str, scenario: str) -> Section:
     versions += [f"{name} {metadata.version(name)}" for name in _VERSIONS]
     return Section(
         "To repeat it",
-        [
-            "The scenario whole, every default filled in: save it as scenario.toml. One seed gives one result."
-        ],
+        ["The scenario whole, every default filled in: save it as scenario.toml. One seed gives one result."],
         listings=[("Scenario", scenario), ("Command and versions", "\n".join([command, "", *versions]))],
     )
 
