@@ -71,12 +71,12 @@ def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> 
     with client:
         futures = client.map(partial(_threadless, work), jobs, pure=False)
         try:
-            for future in as_completed(futures):
+            for future in as_completed(futures, loop=client.loop):
                 yield future.result()
         except KilledWorker:
             raise UserError(f"{address}: workers die of this work, perhaps for want of memory") from None
         finally:
-            client.cancel(futures)
+            client.cancel([future for future in futures if not future.done()])
 
 
 def _threadless(work: Callable[[Job], Done], job: Job) -> Done:
