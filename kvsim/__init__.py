@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from kvsim.scenario import Scenario, builtin_names, load
     from kvsim.simulation import run
     from kvsim.streams import describe_workload, fit_workload
+    from kvsim.sweep import sweep
+    from kvsim.sweep_file import builtin_sweeps
+    from kvsim.sweep_result import SweepResult
     from kvsim.validation import Validation, validate
     from kvsim.workload_fit import WorkloadFit
     from real_engine.accuracy import Accuracy, accuracy
@@ -40,11 +43,13 @@ __all__ = [
     "Profile",
     "Result",
     "Scenario",
+    "SweepResult",
     "UserError",
     "Validation",
     "WorkloadFit",
     "accuracy",
     "builtin_names",
+    "builtin_sweeps",
     "calibrate",
     "compare",
     "describe_workload",
@@ -56,6 +61,7 @@ __all__ = [
     "prefix_cache",
     "report",
     "run",
+    "sweep",
     "validate",
 ]
 
@@ -70,11 +76,13 @@ _HOMES = {
     "Profile": "kvsim.costs",
     "Result": "kvsim.metrics",
     "Scenario": "kvsim.scenario",
+    "SweepResult": "kvsim.sweep_result",
     "UserError": "kvsim.errors",
     "Validation": "kvsim.validation",
     "WorkloadFit": "kvsim.workload_fit",
     "accuracy": "real_engine.accuracy",
     "builtin_names": "kvsim.scenario",
+    "builtin_sweeps": "kvsim.sweep_file",
     "calibrate": "kvsim.calibration",
     "compare": "kvsim.comparison",
     "describe_workload": "kvsim.streams",
@@ -86,6 +94,7 @@ _HOMES = {
     "prefix_cache": "kvsim.prefix_cache",
     "report": "kvsim.report",
     "run": "kvsim.simulation",
+    "sweep": "kvsim.sweep",
     "validate": "kvsim.validation",
 }
 """Of each public name its module. All are imported when first asked for: the core is spared the engine, and the engine,

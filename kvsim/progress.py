@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 _AFTER_S = 2.0
 _EVERY_S = 0.1
@@ -72,4 +72,47 @@ class RunProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None and self._live:
+            self._bar.stop()
+
+
+class SweepBar:
+    """A line on the terminal's error stream: runs finished and failed, time left. Silent elsewhere.
+
+    Use as a context manager; pass the object itself as a sweep's ``progress``.
+    """
+
+    def __init__(self, title: str):
+        self._title = title
+        self.done = self.total = 0
+        console = Console(stderr=True)
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f} runs{task.fields[detail]}, left:"),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+        self._task: TaskID | None = None
+
+    def __call__(self, done: int, total: int, failed: int) -> None:
+        """So many of the runs wanted so far are finished; so many of them failed."""
+        self.done, self.total = done, total
+        if self._bar is None:
+            return
+        if self._task is None:
+            # What was finished before says nothing of the time that the rest takes.
+            self._task = self._bar.add_task(self._title, total=total, completed=done, detail="")
+            self._bar.start()
+        self._bar.update(self._task, completed=done, total=total, detail=f", {failed:,} failed" if failed else "")
+
+    def __enter__(self) -> SweepBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None and self._task is not None:
             self._bar.stop()

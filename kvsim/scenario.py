@@ -35,7 +35,8 @@ from kvsim.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
+    """The name of an experiment, which also names a folder. Raises ``ValueError`` where it cannot."""
     if not re.fullmatch(r"[^\W.][\w .+=@-]{0,99}", name):
         raise ValueError(f"{name!r} cannot name a folder; letters, digits, spaces and . _ + = @ - are accepted")
     return name
@@ -145,7 +146,7 @@ class MachineSection(Section):
 class Scenario(Section):
     """Everything that a run depends on."""
 
-    name: Annotated[str, AfterValidator(_file_name)] = "unnamed"
+    name: Annotated[str, AfterValidator(file_name)] = "unnamed"
     """Also the folder that results go to."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     workload: AnyWorkload = PoissonWorkload(kind="poisson")
@@ -257,11 +258,11 @@ def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scen
     elif isinstance(source, dict):
         data, label, folder = source, str(source.get("name", "scenario")), Path()
     else:
-        data, label, folder = _read(source)
+        data, label, folder = read(source)
     data = copy.deepcopy(data)
     for key, value in changes.items():
-        _set(label, data, key.split("__"), value)
-    return _validated(data, label, folder)
+        set_key(label, data, key.split("__"), value)
+    return validated(data, label, folder)
 
 
 def mooncake(path: str) -> Scenario:
@@ -270,7 +271,9 @@ def mooncake(path: str) -> Scenario:
     return load({"name": name, "workload": {"kind": "mooncake", "path": path}, "cache": {"block_size": 512}})
 
 
-def _validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
+def validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
+    """The scenario that a table describes; relative paths start at ``folder``. Raises ``UserError`` that names
+    ``label`` in a line for each fault."""
     if "folder" in data:
         data = {k: v for k, v in data.items() if k != "folder"} if isinstance(data["folder"], Path) else data
         if "folder" in data:
@@ -285,17 +288,32 @@ def _validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
         raise UserError("\n".join(_explain(label, error) for error in e.errors())) from None
 
 
-def _read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
+def read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
+    """The table of a built-in scenario or a file, what to call it in complaints, and where its relative paths start.
+
+    Raises ``UserError``.
+    """
     name = str(source)
-    builtin = _builtin_folder() / f"{name}.toml"
     if name in builtin_names():
-        return {"name": name, **tomllib.loads(builtin.read_text(encoding="utf-8"))}, name, Path()
+        data = tomllib.loads((_builtin_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+        return {"name": name, **data}, name, Path()
+    data = read_toml(source, f"no such file, and not a built-in scenario ({', '.join(builtin_names())})")
+    path = Path(source)
+    return {"name": name_of(path), **data}, name, path.parent
+
+
+def name_of(path: Path) -> str:
+    """What an experiment is called whose file does not say."""
+    return re.sub(r"[^\w+=@-]", "_", path.stem) or "unnamed"
+
+
+def read_toml(source: str | Path, lost: str) -> dict[str, Any]:
+    """The table in a TOML file. Raises ``UserError``, saying ``lost`` where there is no such file."""
+    name = str(source)
     try:
-        path = Path(source)
-        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(Path(source).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        known = ", ".join(builtin_names())
-        raise UserError(f"{name}: no such file, and not a built-in scenario ({known})") from None
+        raise UserError(f"{name}: {lost}") from None
     except OSError as e:
         raise UserError(f"{name}: cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError:
@@ -304,14 +322,14 @@ def _read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
         raise UserError(f"{name}: not TOML: nested too deeply") from None
     except ValueError as e:  # TOMLDecodeError, an integer beyond Python's limit, or a path that cannot be
         raise UserError(f"{name!a}: not TOML: {e}".replace("'", "", 2)) from None
-    return {"name": re.sub(r"[^\w+=@-]", "_", path.stem) or "unnamed", **data}, name, path.parent
 
 
 def _builtin_folder() -> Any:
     return resources.files("kvsim") / "scenarios"
 
 
-def _set(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """Put a value into a table of tables. Raises ``UserError`` where a key on the way is no table."""
     *parents, last = keys
     for depth, key in enumerate(parents, 1):
         data = data.setdefault(key, {})
