@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvsim import UserError, builtin_sweeps, plan_sweep
-from kvsim.sweep_file import builtin_sweeps, plan_sweep
+from kvsim.sweep_file import MOST_RUNS, plan_sweep
 
 CELLS = {"from": 512, "to": 4096, "scale": "log"}
 RATE = {"from": 2, "to": 8}
