@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvsim import UserError, builtin_sweeps, plan_sweep
+from kvsim import UserError, builtin_sweeps
 from kvsim.sweep_file import MOST_RUNS, plan_sweep
 
 CELLS = {"from": 512, "to": 4096, "scale": "log"}
