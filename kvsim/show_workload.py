@@ -55,15 +55,14 @@ def fit(console: Console, fitted: WorkloadFit) -> None:
     table.add_row("arrivals", "the stream", "", "", _number(wanted.gap_cv), *map(_number, wanted.dispersion.values()))
     for one in fitted.arrivals:
         c, mark = one.candidate, " *" if one is fitted.used else ""
-        kind = f"{c.kind} of {c.parameters // 2} states" if c.kind == "mmpp" else c.kind
         spread = (_number(one.gap_cv), *map(_number, one.dispersion.values()))
-        table.add_row("", f"{kind}{mark}", f"{c.aic:,.0f}", _number(c.distance), *spread)
+        table.add_row("", f"{one.label}{mark}", f"{c.aic:,.0f}", _number(c.distance), *spread)
     for label, lengths in (("prompt", fitted.prompt), ("output", fitted.output)):
         for i, c in enumerate(lengths.candidates):
             mark = " *" if c.kind == lengths.used["kind"] else ""
             table.add_row(label if i == 0 else "", f"{c.kind}{mark}", f"{c.aic:,.0f}", _number(c.distance), "", "", "")
-        if lengths.used["kind"] == "empirical":
-            table.add_row("", "empirical *", "", "", "", "", "")
+        if lengths.used["kind"] not in {c.kind for c in lengths.candidates}:
+            table.add_row("", f"{lengths.used['kind']} *", "", "", "", "", "")
     console.print(table)
     console.print("* used; distance: Kolmogorov's; at 1 s, 60 s: variance over mean of arrivals", style="dim")
     for line in (fitted.why, f"prompt: {fitted.prompt.why}", f"output: {fitted.output.why}"):

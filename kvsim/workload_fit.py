@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
+from scipy import stats
 
 import workloads
 from kvsim.errors import UserError
@@ -31,6 +32,14 @@ _SEEDS = 5
 _MOST_DRAWN = 50_000
 _FEWEST = 20
 _DIGITS = 5
+_TENTHS = 10
+_STEPS = 41
+"""Quantiles of the outputs in each tenth of the prompts."""
+_ENOUGH = 5 * _STEPS
+"""Requests in a tenth, so that its table is a summary of them."""
+_UNLIKE = 0.1
+"""Mean Kolmogorov's distance, over tenths of the prompts, of the outputs from those that a rank correlation gives: from
+here on there is a table for each tenth."""
 
 
 class ArrivalFit(NamedTuple):
@@ -39,6 +48,12 @@ class ArrivalFit(NamedTuple):
     candidate: Candidate
     gap_cv: float
     dispersion: dict[float, float | None]
+
+    @property
+    def label(self) -> str:
+        """What it is, in words."""
+        c = self.candidate
+        return f"{c.kind} of {c.parameters // 2} states" if c.kind == "mmpp" else c.kind
 
     def off(self, wanted: dict[float, float | None]) -> float:
         """The largest factor by which a dispersion misses the one wanted; 1: none does."""
@@ -163,8 +178,10 @@ def fit(
     report(0.1)
     notes = []
     prompt, output = _fit_length(stream.prompt_tokens), _fit_length(stream.output_tokens)
+    by_prompt = _fit_by_prompt(stream, statistics.correlation or 0.0, output)
+    output = by_prompt or output
     lengths: dict[str, Any] = {"prompt_tokens": prompt.used, "output_tokens": output.used}
-    if statistics.correlation is not None:
+    if by_prompt is None and statistics.correlation is not None:
         lengths["correlation"] = round(statistics.correlation, 3)
     requests = len(stream.arrivals_s)
     arrivals = stream.arrivals_s
@@ -174,9 +191,9 @@ def fit(
     else:
         tick = statistics.tick_s
         if tick is not None:
-            arrivals = unticked(arrivals, tick)
+            arrivals = unticked(arrivals, tick, workloads.stream(seed, "ticks"))
             notes.append(
-                f"the clock ticks every {tick:.3g} s, and the requests of a tick come at once: they were spread over "
+                f"the clock ticks every {tick:.3g} s, and the requests of a tick come at once: they were strewn over "
                 "it, so that the model knows nothing of bursts below it"
             )
         candidates, gaps = fit_gaps(arrivals)
@@ -186,7 +203,8 @@ def fit(
         for done, candidate in enumerate(candidates):
             fitted.append(_drawn(candidate, requests, seed))
             report(0.5 + 0.4 * (done + 1) / len(candidates))
-        wanted = {w: dispersion(arrivals, w) for w in statistics.dispersion}
+        # Below its tick a clock says nothing of bursts.
+        wanted = {w: dispersion(arrivals, w) for w in statistics.dispersion if tick is None or w >= 2 * tick}
         used, why = _choose(fitted, wanted)
     if sessions:
         notes.append(f"{sessions:,} sessions became single requests: what a turn says again is not in the model")
@@ -232,16 +250,45 @@ def _fit_length(tokens: IntArray) -> LengthFit:
     return LengthFit(candidates, {"kind": "empirical", "quantiles": quantiles, "shares": shares}, why)
 
 
+def _fit_by_prompt(stream: StreamColumns, correlation: float, output: LengthFit) -> LengthFit | None:
+    """Outputs in a table for each tenth of the prompts, where a rank correlation does not tell how they go together."""
+    edges = np.unique(np.quantile(stream.prompt_tokens, np.arange(1, _TENTHS) / _TENTHS, method="higher"))
+    edges = edges[edges > stream.prompt_tokens.min()].astype(np.int64)
+    which = np.searchsorted(edges, stream.prompt_tokens, side="right")
+    parts = [stream.output_tokens[which == k] for k in range(len(edges) + 1)]
+    if len(edges) == 0 or min(map(len, parts)) < _ENOUGH or len(np.unique(stream.output_tokens)) == 1:
+        return None
+    # What a Gaussian copula makes of each tenth, from as many draws as there are requests.
+    rng = workloads.stream(0, "copula")
+    r = 2 * np.sin(np.pi * correlation / 6)
+    first, second = rng.standard_normal((2, len(which)))
+    order = np.argsort(np.argsort(first))
+    prompts = np.sort(stream.prompt_tokens)[order]
+    outputs = np.sort(stream.output_tokens)[np.argsort(np.argsort(r * first + np.sqrt(1 - r**2) * second))]
+    drawn = np.searchsorted(edges, prompts, side="right")
+    far = float(np.mean([stats.ks_2samp(parts[k], outputs[drawn == k]).statistic for k in range(len(parts))]))
+    if far <= _UNLIKE:
+        return None
+    tables = []
+    for part in parts:
+        low, high = int(part.min()), int(part.max())
+        quantiles = np.rint(np.quantile(part, np.linspace(0, 1, _STEPS))).astype(np.int64).tolist()
+        tables.append({"kind": "fixed", "value": low} if low == high else {"kind": "empirical", "quantiles": quantiles})
+    why = (
+        f"a table for each tenth of the prompts: by rank correlation alone they are {far:.2f} away, more than {_UNLIKE}"
+    )
+    return LengthFit(output.candidates, {"kind": "given-prompt", "edges": edges.tolist(), "tables": tables}, why)
+
+
 def _choose(fitted: Sequence[ArrivalFit], wanted: dict[float, float | None]) -> tuple[ArrivalFit, str]:
     """What is used of candidates in order of AIC, and why."""
     for rank, one in enumerate(fitted):
         if one.off(wanted) <= _BURSTIER:
             if rank == 0:
-                return one, f"{one.candidate.kind}: the best AIC, and about as bursty as the stream"
-            better = fitted[0].candidate.kind
-            return one, f"{one.candidate.kind}: {better} has a better AIC, but not the stream's burstiness"
+                return one, f"{one.label}: the best AIC, and about as bursty as the stream"
+            return one, f"{one.label}: {fitted[0].label} has a better AIC, but not the stream's burstiness"
     nearest = min(fitted, key=lambda one: one.off(wanted))
-    return nearest, f"{nearest.candidate.kind}: none is as bursty as the stream; this comes closest"
+    return nearest, f"{nearest.label}: none has the stream's burstiness; this comes closest"
 
 
 def _drawn(candidate: Candidate, requests: int, seed: int) -> ArrivalFit:
@@ -297,8 +344,12 @@ def _value(value: Any) -> str:
         return f'"{value}"'
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list):
         text = ", ".join(_value(v) for v in value)
+        if value and isinstance(value[0], dict):
+            return "[\n" + "".join(f"  {_value(v)},\n" for v in value) + "]"
         if len(text) < 90:
             return f"[{text}]"
         return "[\n" + textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="  ") + ",\n]"

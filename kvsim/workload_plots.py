@@ -48,8 +48,9 @@ def fit_figure(fit: WorkloadFit) -> Figure:
         joint.set(title="Median output by length of prompt", xlabel="prompt tokens", ylabel="output tokens")
         joint.set(xscale="log")
         joint.set_ylim(bottom=0)
-        for axis in (gaps.xaxis, bursts.xaxis, bursts.yaxis, prompts.xaxis, outputs.xaxis, joint.xaxis):
+        for axis in (bursts.xaxis, bursts.yaxis, prompts.xaxis, outputs.xaxis, joint.xaxis):
             axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(mpl.ticker.NullFormatter())
         handles, labels = prompts.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
         kinds = f"{fit.section['kind']} arrivals, {fit.prompt.used['kind']} prompts, {fit.output.used['kind']} outputs"

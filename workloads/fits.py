@@ -27,7 +27,7 @@ _DAY_S = 86_400.0
 
 
 class Candidate(NamedTuple):
-    """A distribution with its likeliest parameters."""
+    """A distribution with its likeliest parameters; one of arrivals with the mean rate of what it was fitted to."""
 
     kind: str
     """As in a scenario."""
@@ -80,7 +80,8 @@ def fit_gaps(arrivals_s: FloatArray) -> tuple[list[Candidate], int]:
 
     A renewal process with exponential, gamma or Weibull gaps; a Poisson process whose rate changes by the hour of the
     day, where there are two days or more; Markov-modulated Poisson processes of two, three and more states, as many
-    as the likelihood pays for. The best by AIC first.
+    as the likelihood pays for. The best by AIC first. Each has the mean rate of the arrivals, even where another one
+    would be a little likelier; the likelihood is that of the best.
     """
     gaps = np.maximum(np.diff(arrivals_s)[:_MOST_GAPS], 1e-9)
     n, total = len(gaps), float(gaps.sum())
@@ -92,7 +93,7 @@ def fit_gaps(arrivals_s: FloatArray) -> tuple[list[Candidate], int]:
         ("gamma", {"rate": rate, "cv": float(shape**-0.5)}, 2, stats.gamma(shape, scale=1 / (rate * shape))),
         (
             "weibull",
-            {"rate": float(1 / (scale * special.gamma(1 + 1 / form))), "shape": float(form)},
+            {"rate": rate, "shape": float(form)},
             2,
             stats.weibull_min(form, scale=scale),
         ),
@@ -108,8 +109,9 @@ def fit_gaps(arrivals_s: FloatArray) -> tuple[list[Candidate], int]:
         if n < 50 * states:
             break
         found = fit_modulated(gaps, states)
-        # Per state a rate and a mean stay; which state begins is not a parameter of its own.
-        keys = {"rates": found.rates.tolist(), "dwell_s": found.dwell_s.tolist()}
+        # Few and long stays leave the mean rate open; a server's load hangs on it, so that it is the stream's.
+        faster = rate / float(found.rates @ found.dwell_s / found.dwell_s.sum())
+        keys = {"rates": (found.rates * faster).tolist(), "dwell_s": (found.dwell_s / faster).tolist()}
         candidate = Candidate("mmpp", keys, 2 * states, found.log_likelihood)
         candidates.append(candidate)
         if candidate.aic > best - 2:

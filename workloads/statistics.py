@@ -171,12 +171,12 @@ def tick_of(arrivals_s: FloatArray) -> float | None:
     return float(moved.min())
 
 
-def unticked(arrivals_s: FloatArray, tick_s: float) -> FloatArray:
-    """The same arrivals, those of one tick spread evenly over it, so that no two come at once; shape (n,)."""
-    _, first, count = np.unique(arrivals_s, return_index=True, return_counts=True)
-    within = np.arange(len(arrivals_s)) - np.repeat(first, count)
-    spread: FloatArray = arrivals_s + tick_s * (within + 0.5) / np.repeat(count, count)
-    return np.sort(spread)
+def unticked(arrivals_s: FloatArray, tick_s: float, rng: np.random.Generator) -> FloatArray:
+    """The same arrivals, each at any moment of the tick that it fell into, so that no two come at once; shape (n,).
+
+    That is what a Poisson process does within a tick: of all that are consistent with the clock, the least told.
+    """
+    return np.sort(arrivals_s + tick_s * rng.random(len(arrivals_s)))
 
 
 def rank_correlation(prompts: IntArray, outputs: IntArray) -> float | None:
