@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -110,6 +111,38 @@ class Verdict:
     front: tuple[str, ...]
     """The policies that no other beats in both mean end-to-end latency and memory."""
     replications: int
+
+    def trade(self) -> dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]]:
+        """Of each policy mean end-to-end latency (seconds) and memory (bytes), each as (value, low, high)."""
+        found = {}
+        for policy, each in self.intervals.items():
+            if set(PARETO) <= each.keys():
+                latency, memory = (each[measure] for measure in PARETO)
+                ends = (latency.value, latency.low, latency.high), (memory.value, memory.low, memory.high)
+                found[policy] = ends
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` gains by it; of one replication there are no intervals."""
+        told: dict[str, Any] = {
+            "replications": self.replications,
+            "conclusion": self.line,
+            "pareto": list(self.front),
+        }
+        if self.replications > 1:
+            told |= {
+                "intervals": {p: {m: _ends(i) for m, i in each.items()} for p, each in self.intervals.items()},
+                "best": None if self.ranking is None else self.ranking.best,
+                "e2e_mean_less_best": {p: _ends(i) for p, i in self.from_best.items()},
+                "e2e_mean_over_oracle_interval": {p: _ends(i) for p, i in self.from_bound.items()},
+            }
+        return told
+
+
+def _ends(interval: Interval) -> dict[str, float | None]:
+    """As JSON has it: None for an end that is infinite."""
+    ends = {"value": interval.value, "low": interval.low, "high": interval.high}
+    return {key: value if math.isfinite(value) else None for key, value in ends.items()}
 
 
 _SHOWN = (
