@@ -80,6 +80,7 @@ class Repeated:
     gaps: Gaps
     lengths: Sequence[tuple[int, int]]
     users: None = None
+    notes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Request]:
         draw, now = self.gaps(stream(self.seed, "arrivals")), 0.0

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from kvsim.errors import Livelock, UserError
     from kvsim.memory import MemoryReport, memory
     from kvsim.metrics import Result
+    from kvsim.plan import Plan, plan
     from kvsim.prefix_cache import PrefixStudy, prefix_cache
     from kvsim.report import report
     from kvsim.scenario import Scenario, builtin_names, load
     from kvsim.simulation import run
+    from kvsim.streams import describe_workload, fit_workload
     from kvsim.sweep import sweep
-    from kvsim.sweep_file import Plan, builtin_sweeps, plan
+    from kvsim.sweep_file import builtin_sweeps
     from kvsim.sweep_result import SweepResult
     from kvsim.validation import Validation, validate
+    from kvsim.workload_fit import WorkloadFit
     from real_engine.accuracy import Accuracy, accuracy
 
 __version__ = "0.1.0"
@@ -43,11 +46,14 @@ __all__ = [
     "SweepResult",
     "UserError",
     "Validation",
+    "WorkloadFit",
     "accuracy",
     "builtin_names",
     "builtin_sweeps",
     "calibrate",
     "compare",
+    "describe_workload",
+    "fit_workload",
     "load",
     "load_profile",
     "memory",
@@ -65,7 +71,7 @@ _HOMES = {
     "Comparison": "kvsim.comparison",
     "Livelock": "kvsim.errors",
     "MemoryReport": "kvsim.memory",
-    "Plan": "kvsim.sweep_file",
+    "Plan": "kvsim.plan",
     "PrefixStudy": "kvsim.prefix_cache",
     "Profile": "kvsim.costs",
     "Result": "kvsim.metrics",
@@ -73,15 +79,18 @@ _HOMES = {
     "SweepResult": "kvsim.sweep_result",
     "UserError": "kvsim.errors",
     "Validation": "kvsim.validation",
+    "WorkloadFit": "kvsim.workload_fit",
     "accuracy": "real_engine.accuracy",
     "builtin_names": "kvsim.scenario",
     "builtin_sweeps": "kvsim.sweep_file",
     "calibrate": "kvsim.calibration",
     "compare": "kvsim.comparison",
+    "describe_workload": "kvsim.streams",
+    "fit_workload": "kvsim.streams",
     "load": "kvsim.scenario",
     "load_profile": "kvsim.costs",
     "memory": "kvsim.memory",
-    "plan": "kvsim.sweep_file",
+    "plan": "kvsim.plan",
     "prefix_cache": "kvsim.prefix_cache",
     "report": "kvsim.report",
     "run": "kvsim.simulation",

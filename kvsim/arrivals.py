@@ -94,6 +94,8 @@ class Inbox:
 
     def take(self) -> Sequence[Job]:
         """All that has arrived by now."""
+        if not self._jobs:
+            return ()
         jobs, self._jobs = self._jobs, deque()
         return jobs
 

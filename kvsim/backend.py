@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kvsim.costs import CostModel, FloatArray
 from policies import NO_MOVES, NO_SHIFT, Group, Kernel, Leap, MicroBatch, Moves, Transfer
-from policies.crew import Ahead, Brief, Course
+from policies.crew import Ahead, Brief
 from workloads import Request
 
 
@@ -101,10 +101,6 @@ class SimulatedBackend:
         if brief.shift is not NO_SHIFT:
             seconds += group.share * self.costs.shift(brief.shift)
         return seconds
-
-    def along(self, members: int, course: Course, seconds: FloatArray) -> None:
-        """Put down the predicted seconds of each of some steps of a crew of so many, shape (steps,)."""
-        self.costs.along(members, course, self._kernel, self._groups[0], seconds)
 
     def _and_before(self, seconds: float, batch: MicroBatch) -> float:
         """With those of what is to be done before the pass."""

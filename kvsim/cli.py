@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from kvsim import show
+from kvsim.commands.plan import plan
 from kvsim.commands.report import report
 from kvsim.commands.sweep import sweep
+from kvsim.commands.workload import app as workload_app
 from kvsim.comparison import compare as compare_policies
 from kvsim.conformance import ENGINES
 from kvsim.console import console, print_json, warn
@@ -25,6 +27,7 @@ from kvsim.results import writable
 from kvsim.scenario import Scenario, builtin_names, load, mooncake
 from kvsim.show_verdict import show_verdict
 from kvsim.simulation import run as run_scenario
+from kvsim.trace_sections import TRACES, TraceWorkload
 from policies import EVICTIONS, Eviction, PolicyFactory, Preset, available
 from workloads import WorkloadError
 
@@ -36,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(report)
+app.add_typer(workload_app, name="workload")
 app.command()(sweep)
 scenario_app = typer.Typer(help="Look at scenarios.", no_args_is_help=True)
 app.add_typer(scenario_app, name="scenario")
@@ -47,6 +51,9 @@ ProfileName = Annotated[str | None, typer.Option("--profile", help="A shipped ma
 Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="May be given several times.")]
 NoLeap = Annotated[
     bool, typer.Option("--no-leap", help="Take every step in an event of its own; the result is the same.")
+]
+SkipBadRows = Annotated[
+    bool, typer.Option("--skip-bad-rows", help="Of a trace: leave out rows that are wrong, and say which.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -69,10 +76,11 @@ def run(
         RunDetail, typer.Option(help="Watch the cache as well, or just how requests fare: much faster for long runs.")
     ] = RunDetail.cache,
     no_leap: NoLeap = False,
+    skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under one policy."""
-    loaded = _load(scenario, seed, requests, profile)
+    loaded = _load(scenario, seed, requests, profile, skip_bad_rows)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
         result = run_scenario(loaded, policy, progress=progress, detail=detail.value, leap=not no_leap)
     if as_json:
@@ -95,10 +103,11 @@ def compare(
         int, typer.Option(help="Run all so often, with other seeds, for intervals.", min=1, max=1000)
     ] = 1,
     no_leap: NoLeap = False,
+    skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under several policies (all of them by default) and compare."""
-    loaded = _load(scenario, seed, requests, profile)
+    loaded = _load(scenario, seed, requests, profile, skip_bad_rows)
     total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests * replications
     if not as_json:
         writable(out / loaded.name)
@@ -128,11 +137,12 @@ def prefix_cache(
     block_size: Annotated[int | None, typer.Option(help="Tokens in a block, if not the scenario's.", min=1)] = None,
     requests: Requests = None,
     out: Annotated[Path, typer.Option(help="Where the picture and the table go.")] = Path("results"),
+    skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
     """How often a prefix cache would hit, by its size and by what it forgets first."""
     trace = scenario.endswith((".jsonl", ".jsonl.gz"))
-    loaded = _load(mooncake(scenario) if trace else scenario, None, requests, None)
+    loaded = _load(mooncake(scenario) if trace else scenario, None, requests, None, skip_bad_rows)
     sizes = None if blocks is None else _numbers("--blocks", blocks)
     chosen = [_eviction(name) for name in eviction] if eviction else None
     with RunProgress(loaded.name, 100) as progress:
@@ -143,6 +153,7 @@ def prefix_cache(
         show.prefixes(console(), study)
         written = study.save(out / loaded.name)
         typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {written[0].parent}/")
+    warn(study.notes)
 
 
 def _storage(option: str, name: str) -> Storage:
@@ -390,6 +401,9 @@ def memory(
         typer.echo(f"\nSaved {', '.join(path.name for path in written)} in {target}/")
 
 
+app.command()(plan)
+
+
 @app.command()
 def conform(
     engine: Annotated[str, typer.Argument(help=f"Whose recordings they are: {' or '.join(ENGINES)}.")],
@@ -477,13 +491,24 @@ def main() -> None:
         sys.exit(_fail(str(e), 2))
 
 
-def _load(scenario: str | Scenario, seed: int | None, requests: int | None, profile: str | None) -> Scenario:
+def _load(
+    scenario: str | Scenario,
+    seed: int | None,
+    requests: int | None,
+    profile: str | None,
+    skip_bad_rows: bool = False,
+) -> Scenario:
     changes: dict[str, Any] = {}
     loaded = load(scenario)
     if seed is not None:
         changes["seed"] = seed
     if requests is not None:
         changes[f"workload__{loaded.workload.count_key}"] = requests
+    if skip_bad_rows:
+        if not isinstance(loaded.workload, TraceWorkload):
+            kind, kinds = loaded.workload.kind, ", ".join(TRACES)
+            raise UserError(f"{loaded.name}: --skip-bad-rows: workload.kind is {kind!r}; accepted: {kinds}")
+        changes["workload__skip_bad_rows"] = True
     if profile is not None:
         # A path on the command line starts here, not at the scenario's folder.
         own_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()

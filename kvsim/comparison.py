@@ -66,9 +66,9 @@ class Comparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Policies left out, and where predictions went beyond what the profile measured."""
-        beyond = (f"{r.policy}: {line}" for r in self.results for line in r.warnings)
-        return (*self.left_out, *beyond)
+        """What was left out of a trace, policies left out, and where predictions went beyond what was measured."""
+        beyond = (f"{r.policy}: {line}" for r in self.results for line in r.warnings if line not in r.notes)
+        return (*self.results[0].notes, *self.left_out, *beyond)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""

@@ -13,7 +13,7 @@ coefficient is non-negative: no cost can be bought back.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
@@ -28,7 +28,6 @@ from kvsim.errors import UserError
 from kvsim.model import Storage
 from policies import Group, Kernel, Leap, MicroBatch, Moves, RelativeCosts, Shift, Transfer
 from policies.crew import Ahead, Brief, Course
-from policies.leap import COUNTED
 
 FORMAT = 3
 """Version of the profile file."""
@@ -229,24 +228,20 @@ def segments(tokens: ArrayLike, knots: Sequence[int]) -> FloatArray:
     return np.stack([np.clip(given, low, high) - low for low, high in bounds], axis=-1).astype(float)
 
 
-class _Table:
-    """Seconds by number of tokens: linear between knots, from 1 token on."""
+class _Table(dict[int, float]):
+    """Seconds by number of tokens: linear between knots, from 1 token on. Entries are computed when they are wanted."""
 
     def __init__(self, first_s: float, slopes_s: Sequence[Coefficient], knots: Sequence[int]):
+        super().__init__()
         self._first = first_s
         self._slopes = np.array([slope.value for slope in slopes_s])
         self._knots = knots
-        self._known: dict[int, float] = {}
 
-    def at(self, tokens: int) -> float:
-        """Seconds for so many."""
-        seconds = self._known.get(tokens)
-        if seconds is None:
-            first = tokens - tokens % _TOGETHER
-            for n, row in enumerate(segments(range(first, first + _TOGETHER), self._knots), first):
-                self._known[n] = self._first + float(row @ self._slopes)
-            seconds = self._known[tokens]
-        return seconds
+    def __missing__(self, tokens: int) -> float:
+        first = tokens - tokens % _TOGETHER
+        for n, row in enumerate(segments(range(first, first + _TOGETHER), self._knots), first):
+            self[n] = self._first + float(row @ self._slopes)
+        return self[tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,14 +284,14 @@ class CostModel:
         n = batch.n_tokens
         self.most_tokens = max(self.most_tokens, n)
         cell, base, chunk, run = self._attention[kernel]
-        seconds = self._forward.at(n)
+        seconds = self._forward[n]
         for place, group in zip(batch.places, groups, strict=True):
             reads = place.reads
             self.most_cells = max(self.most_cells, int(reads.scanned.max()))
             if scans_together(kernel, group):
-                attention = cell.at(n) * reads.span
+                attention = cell[n] * reads.span
             else:
-                attention = sum(map(operator.mul, map(cell.at, reads.tokens.tolist()), reads.scanned.tolist()))
+                attention = sum(map(operator.mul, map(cell.__getitem__, reads.tokens.tolist()), reads.scanned.tolist()))
             pieces = chunk * len(reads.tokens) + run * int(reads.runs.sum())
             seconds += group.share * (base + attention + pieces)
         return self._pace * seconds
@@ -306,10 +301,10 @@ class CostModel:
         cell, base, chunk, run = self._attention[kernel]
         found = []
         for each in leap.passes:
-            seconds: FloatArray | float = self._forward.at(each.tokens)
+            seconds: FloatArray | float = self._forward[each.tokens]
             for sums, group in zip(each.groups, groups, strict=True):
                 together = scans_together(kernel, group)
-                attention = cell.at(each.tokens) * sums.span if together else cell.at(1) * sums.scanned
+                attention = cell[each.tokens] * sums.span if together else cell[1] * sums.scanned
                 pieces = chunk * each.tokens + run * sums.runs
                 seconds = seconds + group.share * (base + attention + pieces)
             found.append(np.asarray(self._pace * seconds))
@@ -322,30 +317,33 @@ class CostModel:
         if n > self.most_tokens:
             self.most_tokens = n
         cell, base, chunk, run = self._attention[kernel]
-        attention, runs, longest = cell.at(1) * ahead.scanned, ahead.runs, ahead.longest
+        attention, runs, longest = cell[1] * ahead.scanned, ahead.runs, ahead.longest
         for each, scanned, pieces in brief.rows:
-            attention += cell.at(each) * scanned
+            attention += cell[each] * scanned
             runs += pieces
             if scanned > longest:
                 longest = scanned
         if longest > self.most_cells:
             self.most_cells = longest
         rest = chunk * (tokens + len(brief.rows)) + run * runs
-        return self._pace * (self._forward.at(n) + group.share * (base + attention + rest))
+        return self._pace * (self._forward[n] + group.share * (base + attention + rest))
 
-    def along(self, members: int, course: Course, kernel: Kernel, group: Group, seconds: FloatArray) -> None:
-        """Put down the seconds of each of some steps of a crew, shape (steps,); for such a model and such a kernel."""
+    def lasting(self, members: int, course: Course, kernel: Kernel, group: Group) -> Callable[[int], float]:
+        """The seconds that the first so many steps of a crew take together, for such a model and such a kernel."""
         cell, base, chunk, run = self._attention[kernel]
-        scan, piece = self._pace * group.share * cell.at(1), self._pace * group.share * run
-        fixed = self._pace * (self._forward.at(members) + group.share * (base + chunk * members))
-        np.multiply(COUNTED[: course.steps], scan * course.growth, out=seconds)
-        seconds += fixed + scan * course.scanned + piece * course.runs
-        for bend in course.bends:
-            seconds[bend:] -= scan * COUNTED[: course.steps - bend]
-        if course.fewer is not None:
-            seconds -= scan * course.fewer
-        if course.begun is not None and piece:
-            seconds += piece * course.begun
+        scan, piece = self._pace * group.share * cell[1], self._pace * group.share * run
+        fixed = self._pace * (self._forward[members] + group.share * (base + chunk * members))
+
+        def seconds(steps: int) -> float:
+            found = steps * fixed + scan * course.scores(steps)
+            if piece:
+                found += piece * course.pieces(steps)
+            for after, cells in course.copies:
+                if after < steps:
+                    found += group.share * self._moving(1, cells)
+            return found
+
+        return seconds
 
     def reached(self, tokens: int, cells: int) -> None:
         """A pass had so many tokens, one of them scored against so many cells: it counts for what is warned of."""
@@ -364,8 +362,7 @@ class CostModel:
         """Seconds to carry out a compaction."""
         if moves.n_runs == 0:
             return 0.0
-        cost = self.profile.moves
-        return self._pace * (cost.per_run_s.value * moves.n_runs + cost.per_cell_s.value * moves.n_cells)
+        return self._moving(moves.n_runs, moves.n_cells)
 
     def shift(self, shift: Shift) -> float:
         """Seconds to rotate keys."""
@@ -376,15 +373,18 @@ class CostModel:
         cells = sum(transfer.n for transfer in transfers)
         if self._link is not None:
             return self._link.latency_s * len(transfers) + cells * self._link.cell_bytes / self._link.bytes_per_s
+        return self._moving(len(transfers), cells)
+
+    def _moving(self, runs: int, cells: int) -> float:
         cost = self.profile.moves
-        return self._pace * (cost.per_run_s.value * len(transfers) + cost.per_cell_s.value * cells)
+        return self._pace * (cost.per_run_s.value * runs + cost.per_cell_s.value * cells)
 
     def relative(self, kernel: Kernel) -> RelativeCosts | None:
         """What an adaptive trigger weighs, in seconds; None if the profile does not know the kernel."""
         if kernel not in self._attention:
             return None
         moves = self.profile.moves
-        return RelativeCosts(self._attention[kernel][0].at(1), moves.per_run_s.value, moves.per_cell_s.value)
+        return RelativeCosts(self._attention[kernel][0][1], moves.per_run_s.value, moves.per_cell_s.value)
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
         """Raise ``UserError`` unless the profile speaks of this model, kernel and cache."""

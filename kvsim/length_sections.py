@@ -117,7 +117,7 @@ class ZipfLengths(Section):
 
 
 class EmpiricalLengths(Section):
-    """Quantiles in tokens, from 0 to 100 % in even steps; linear in between, rounded."""
+    """Quantiles in tokens; linear in between, rounded."""
 
     kind: Literal["empirical"]
     quantiles: Annotated[
@@ -125,8 +125,25 @@ class EmpiricalLengths(Section):
         FailFast(),
         entries(2, MAX_ENTRIES),
     ]
+    shares: Annotated[
+        tuple[Annotated[float, Field(ge=0, le=1)], ...],
+        FailFast(),
+        entries(0, MAX_ENTRIES),
+    ] = ()
+    """Of which share each is the quantile, from 0 to 1; by default in even steps."""
 
-    _ordered = field_validator("quantiles")(refuse_fall)
+    _ordered = field_validator("quantiles", "shares")(refuse_fall)
+
+    @model_validator(mode="after")
+    def _paired(self) -> EmpiricalLengths:
+        if self.shares:
+            if len(self.shares) != len(self.quantiles):
+                raise ValueError(
+                    f"{len(self.shares)} shares for {len(self.quantiles)} quantiles; one for each is expected"
+                )
+            if (self.shares[0], self.shares[-1]) != (0, 1):
+                raise ValueError(f"shares go from {self.shares[0]:g} to {self.shares[-1]:g}; from 0 to 1 is expected")
+        return self
 
     @property
     def longest(self) -> int:
@@ -135,7 +152,7 @@ class EmpiricalLengths(Section):
 
     def build(self) -> workloads.Lengths:
         """The distribution."""
-        return workloads.Empirical(self.quantiles)
+        return workloads.Empirical(self.quantiles, self.shares or None)
 
 
 AnyLengths = Annotated[

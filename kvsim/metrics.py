@@ -352,7 +352,10 @@ class Result:
     frames: tuple[Frame, ...] = field(default=(), repr=False)
     """Pictures of the cells, where they were asked for."""
     warnings: tuple[str, ...] = ()
-    """Where the prediction went beyond what the profile measured, and if arrivals outpaced service, a line each."""
+    """Where the prediction went beyond what the profile measured, what was left out of a trace or mended in it, and if
+    arrivals outpaced service, a line each."""
+    notes: tuple[str, ...] = ()
+    """Those of the warnings that speak of the workload, and are the same under every policy."""
 
     @property
     def requests(self) -> pd.DataFrame:

@@ -58,6 +58,8 @@ class PrefixStudy:
     ``belady`` reaches with as many blocks, where it was tried)."""
     lookups_per_s: float
     """Blocks looked up for each second of processor time, over all runs."""
+    notes: tuple[str, ...] = ()
+    """What was left out of a trace or mended in it, a line each."""
 
     @property
     def infinite(self) -> float:
@@ -130,7 +132,8 @@ def prefix_cache(
     """
     scenario = load(scenario)
     size = block_size or scenario.cache.block_size
-    prompts = [prompt_keys(request, size) for request in scenario.build_workload()]
+    workload = scenario.build_workload()
+    prompts = [prompt_keys(request, size) for request in workload]
     references = sum(map(len, prompts))
     if references == 0:
         raise UserError(f"{scenario.name}: no prompt fills a block of {size} tokens; try a smaller block size")
@@ -149,7 +152,9 @@ def prefix_cache(
     best = table[table["eviction"] == "belady"].set_index("blocks")["hit_rate"]
     bound = table["blocks"].map(best)
     table["of_best"] = (table["hit_rate"] / bound).where(bound > 0)
-    return PrefixStudy(scenario.name, size, len(prompts), references, distinct, table, references * len(work) / seconds)
+    speed = references * len(work) / seconds
+    notes = tuple(workload.notes)
+    return PrefixStudy(scenario.name, size, len(prompts), references, distinct, table, speed, notes)
 
 
 def prompt_keys(request: Request, block_size: int) -> list[Key]:

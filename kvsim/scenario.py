@@ -237,7 +237,7 @@ class Scenario(Section):
             if key in section and not is_shipped(section[key]) and self._file(section[key]):
                 section[key] = str((self.folder / section[key]).resolve())
         table["server"]["slot_context"] = self.slot_context
-        unset = [f"{a}.{b}" for a, keys in table.items() if isinstance(keys, dict) for b in keys if keys[b] is None]
+        unset = list(_unset(table))
         text = tomli_w.dumps(_without_none(table))
         return text + (f"\n# not set: {', '.join(unset)}\n" if unset else "")
 
@@ -336,6 +336,15 @@ def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -
         if not isinstance(data, dict):
             raise UserError(f"{label}: {'.'.join(keys[:depth])}: not a table, so it has no key {keys[depth]!r}")
     data[last] = value
+
+
+def _unset(table: dict[str, Any], above: str = "") -> Iterator[str]:
+    """The keys that have no value, with those of the tables that they are in; not those of a distribution."""
+    for key, value in table.items():
+        if value is None:
+            yield f"{above}{key}"
+        elif isinstance(value, dict) and not (above and "kind" in value):
+            yield from _unset(value, f"{above}{key}.")
 
 
 def _without_none(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from kvsim.prefetch import Prefetcher
 from kvsim.schedulers import Scheduler
 from policies import Chunk, MicroBatch, NoSlot, Policy
 from policies.crew import NOBODY, Crew
-from policies.leap import MOST
 
 
 class Server:
@@ -41,8 +40,6 @@ class Server:
         self._backend = backend
         self._recorder = recorder
         self._prefetcher = prefetcher
-        self._times = np.empty(MOST + 1)
-        """When steps end; what it holds is needed for a moment only."""
         self._inbox = arrivals if isinstance(arrivals, Inbox) and not arrivals.keeps_script else None
         self._foresight = backend if leaps and isinstance(backend, SimulatedBackend) and prefetcher.off else None
         if self._foresight is not None:
@@ -73,15 +70,18 @@ class Server:
             crew = scheduler.crew
             busy, began = bool(step) or crew is not None, now
             if busy:
-                if crew is not None and step:
-                    yield from self._beside(step, crew)
+                if crew is None:
+                    steps, seconds = self._leap(step)
+                elif step:
+                    steps, seconds = self._beside(step, crew, now)
                 else:
-                    steps, seconds = self._leap(step) if crew is None else self._along(crew)
-                    if steps:
+                    steps, seconds = self._along(crew, now)
+                if steps:
+                    if seconds > 0:
                         yield env.timeout(seconds)
-                        scheduler.ran(step, steps, env.now)
-                    else:
-                        yield from self._step(step)
+                    scheduler.ran(step, steps, env.now)
+                elif crew is None:
+                    yield from self._step(step)
                 if scheduler.ended:
                     self._tell_who_ended()
             if recorder.watches:
@@ -103,23 +103,25 @@ class Server:
             self._recorder.cache(self._env.now, self._policy.usage())
         return self._backend.move(moves)
 
-    def _along(self, crew: Crew[Any]) -> tuple[int, float]:
+    def _along(self, crew: Crew[Any], now: float) -> tuple[int, float]:
         """Take steps of a crew alone up to the next arrival or decision; how many, and their seconds.
 
         As one by one: the first step to end at or after the next event is the last that nobody else had a say in.
         """
-        backend, now = self._foresight, self._env.now
-        assert backend is not None
+        assert self._foresight is not None
+        costs, policy = self._foresight.costs, self._policy
         members, course = len(crew), crew.course(self._scheduler.steady(()))
-        times = self._times[: course.steps + 1]
-        times[0] = now
-        backend.along(members, course, times[1:])
-        np.add.accumulate(times, out=times)
-        n = min(int(times.searchsorted(self._env.peek())), course.steps)
-        n = max(n, 1)
-        backend.costs.reached(members, crew.longest(n))
-        self._recorder.along(n, crew.take(n))
-        return n, float(times[n]) - now
+        lasting = costs.lasting(members, course, policy.kernel, policy.groups[0])
+        n, event = course.steps, self._env.peek()
+        seconds = lasting(n)
+        if now + seconds >= event:
+            n = _reaching(event - now, lasting, n, seconds)
+            seconds = lasting(n)
+        costs.reached(members, crew.longest(n))
+        self._recorder.along(n, course.scores(n))
+        for moves in crew.take(course, n):
+            self._recorder.moved(moves)
+        return n, seconds
 
     def _leap(self, step: Sequence[Chunk]) -> tuple[int, float]:
         """The same of steps that the policy foresees; none where it does not."""
@@ -171,21 +173,38 @@ class Server:
         else:
             self._scheduler.no_slot(refusal, env.now)
 
-    def _beside(self, step: Sequence[Chunk], crew: Crew[Any]) -> Process:
-        """Take a step of a crew, in one pass with some chunks, or with the first of them; and tell the scheduler."""
+    def _beside(self, step: Sequence[Chunk], crew: Crew[Any], now: float) -> tuple[int, float]:
+        """Take a step of a crew, in one pass with some chunks, or with the first of them, and its seconds; none where
+        there was no room for it, and then the scheduler has been told."""
         assert self._foresight is not None
         self._scheduler.started.clear()
         try:
             briefs = crew.place(step)
         except NoSlot as reason:
-            self._scheduler.no_slot(reason, self._env.now)
-            return
+            self._scheduler.no_slot(reason, now)
+            return 0, 0.0
         seconds, tokens, ahead = 0.0, len(crew), crew.ahead()
         for brief in briefs:
             seconds += self._foresight.beside(tokens, ahead, brief)
             self._recorder.beside(brief, ahead)
             tokens, ahead = 0, NOBODY
-        crew.take(1)
-        if seconds > 0:
-            yield self._env.timeout(seconds)
-        self._scheduler.commit(step, self._env.now)
+        crew.take_one()
+        return 1, seconds
+
+
+def _reaching(seconds: float, lasting: Callable[[int], float], steps: int, most_s: float) -> int:
+    """After how many steps so much time has passed, if some steps last ``most_s``, which is enough; at least one.
+
+    Nearly all steps of a leap take as long as each other, so the next guess is where a straight line would have it.
+    """
+    if seconds <= 0:
+        return 1
+    low, low_s = 0, 0.0
+    while steps - low > 1:
+        guess = low + min(int((seconds - low_s) / (most_s - low_s) * (steps - low)) + 1, steps - low - 1)
+        guess_s = lasting(guess)
+        if guess_s >= seconds:
+            steps, most_s = guess, guess_s
+        else:
+            low, low_s = guess, guess_s
+    return steps

@@ -121,8 +121,10 @@ def drive(
     env = simpy.Environment()
     inbox = Inbox(env, keeps_script=not isinstance(backend, SimulatedBackend))
     arrivals: Arrivals = inbox
+    notes: tuple[str, ...] = ()
     if script is None:
         workload = scenario.build_workload()
+        notes = tuple(workload.notes)
         recorder.backlog = Backlog(workload.n_requests)
         env.process(send(env, inbox, workload))
     else:
@@ -142,6 +144,7 @@ def drive(
         "profile": profile,
         "wall_s": time.perf_counter() - began,
     }
-    warnings = tuple(recorder.backlog.warnings())
-    result = Result(scenario, policy.name, summary, env.now, recorder.tables(), tuple(recorder.frames), warnings)
+    warnings = (*notes, *recorder.backlog.warnings())
+    frames = tuple(recorder.frames)
+    result = Result(scenario, policy.name, summary, env.now, recorder.tables(), frames, warnings, notes)
     return result, inbox.script if script is None else script

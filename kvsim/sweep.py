@@ -11,7 +11,7 @@ from kvsim.errors import UserError
 from kvsim.estimates import stop
 from kvsim.fingerprint import code_version, digest_of, scenario_parts
 from kvsim.store import Row, Store, Timing
-from kvsim.sweep_file import Plan, Point, plan
+from kvsim.sweep_file import Point, SweepPlan, plan_sweep
 from kvsim.sweep_result import SweepResult
 from kvsim.sweep_task import Make, Task, one_line
 from kvsim.workers import each
@@ -48,7 +48,7 @@ def sweep(
         raise UserError(f"workers: {workers}; at least 1 is accepted")
     if workers is not None and dask is not None:
         raise UserError("workers: a dask cluster has its own; give either workers or dask")
-    planned = plan(source, seed=seed, requests=requests)
+    planned = plan_sweep(source, seed=seed, requests=requests)
     path = default_store(planned) if out is None else Path(out)
     with Store(path) as store:
         ledger = _Ledger(planned, store, progress)
@@ -59,7 +59,7 @@ def sweep(
         return SweepResult(planned, tuple(store.rows()), path)
 
 
-def default_store(planned: Plan) -> Path:
+def default_store(planned: SweepPlan) -> Path:
     """Where a sweep is kept, if nobody says."""
     return Path("results") / planned.name / "sweep.sqlite"
 
@@ -67,7 +67,7 @@ def default_store(planned: Plan) -> Path:
 class _Ledger:
     """Which runs are wanted, which there are, and which are missing."""
 
-    def __init__(self, planned: Plan, store: Store, progress: SweepProgress | None):
+    def __init__(self, planned: SweepPlan, store: Store, progress: SweepProgress | None):
         self._plan = planned
         self._store = store
         self._progress = progress

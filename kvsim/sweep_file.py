@@ -171,7 +171,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """All points of a sweep, checked."""
 
     file: SweepFile
@@ -203,7 +203,9 @@ def builtin_sweeps() -> list[str]:
     return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
 
 
-def plan(source: str | Path | dict[str, Any], *, seed: int | None = None, requests: int | None = None) -> Plan:
+def plan_sweep(
+    source: str | Path | dict[str, Any], *, seed: int | None = None, requests: int | None = None
+) -> SweepPlan:
     """Read a sweep and lay out its points, without running any.
 
     ``source`` is a built-in name, a TOML file or its table. ``seed`` and ``requests`` replace the scenario's. Settings
@@ -232,7 +234,7 @@ def plan(source: str | Path | dict[str, Any], *, seed: int | None = None, reques
         load_profile(own.machine.profile, own.folder)
     points = tuple(_points(file.name, base, base_folder, settings, policies, own))
     _refuse(file, label, points)
-    return Plan(file, points)
+    return SweepPlan(file, points)
 
 
 def _folder() -> Any:

@@ -13,14 +13,14 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvsim.sweep_file import Plan, Span
+from kvsim.sweep_file import Span, SweepPlan
 
 _MOST_PANELS = 6
 _WIDE = 16.0
 """Largest over smallest value of an axis from which on it is drawn on a logarithmic scale."""
 
 
-def sweep_figure(table: pd.DataFrame, plan: Plan, measure: str) -> Figure:
+def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
     """A measure over the axes, a colour for each policy, intervals where there are several replications.
 
     A grid of one axis is one panel; of two or three, a panel for each value of the others, if they are few. Other
@@ -42,7 +42,7 @@ def sweep_figure(table: pd.DataFrame, plan: Plan, measure: str) -> Figure:
 
 
 def _panels(
-    table: pd.DataFrame, plan: Plan, measure: str, across: str | None, columns: str | None, rows: str | None
+    table: pd.DataFrame, plan: SweepPlan, measure: str, across: str | None, columns: str | None, rows: str | None
 ) -> Figure:
     column_values, row_values = _values(table, columns), _values(table, rows)
     size = (3.2 + 3.4 * len(column_values), 1.6 + 3.2 * len(row_values))
@@ -88,7 +88,7 @@ def _line(axis: Axes, part: pd.DataFrame, measure: str, across: str | None, poli
     )
 
 
-def _dots(table: pd.DataFrame, plan: Plan, measure: str) -> Figure:
+def _dots(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
     keys = plan.axes
     columns = min(len(keys), 3)
     rows = -(-len(keys) // columns)

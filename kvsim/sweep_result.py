@@ -16,7 +16,7 @@ from kvsim.estimates import LEVEL, over_replications
 from kvsim.measures import MEASURES, MORE_IS_BETTER
 from kvsim.results import writable
 from kvsim.store import Row
-from kvsim.sweep_file import Plan
+from kvsim.sweep_file import SweepPlan
 from kvsim.verdict import BOUND, Ranking, rank
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class SweepResult:
     """All runs of a sweep."""
 
-    plan: Plan
+    plan: SweepPlan
     rows: tuple[Row, ...]
     """By number, policy and replication."""
     store: Path

@@ -298,9 +298,10 @@ class Arena:
         """Move tokens: each run's cells end up where the plan says, and the cells they left are empty."""
         if plan.n_runs == 0:
             return
+        reached = max(self.top, int((plan.dst + plan.length).max()))
         carry(plan, ((self.position, -1), (self.owner, 0), (self._turned, 0)))
         self._where.scatter()
-        self.free.rebuild(self.owner > 0)
+        self.free.rebuild(self.owner[:reached] > 0)
         self._owed.append(plan)
 
     @property

@@ -93,10 +93,11 @@ class BlockPool:
             if key is not None:
                 if on_evict is not None:
                     on_evict(block, key)
-                if found[key] == block:
-                    del found[key]
+                holds = found.pop(key)
+                if holds == block:
                     keys[block] = None
                 else:
+                    found[key] = holds
                     self._drop(block, key)
                 evicted += 1
         self.n_idle -= evicted

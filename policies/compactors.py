@@ -43,8 +43,8 @@ def fill_holes(arena: Arena, most_runs: int) -> Moves:
 def is_packed(arena: Arena) -> bool:
     """Whether there is no hole below the highest used cell, and each sequence is in one piece, in order of position."""
     top = arena.top
-    if arena.used < top:
-        return False
+    if arena.used < top or top == 0:
+        return top == 0
     owner, position = arena.owner[:top], arena.position[:top]
     changes = owner[1:] != owner[:-1]
     borders = changes.nonzero()[0]
@@ -79,17 +79,21 @@ def pack(arena: Arena) -> Moves:
     order = np.argsort(owner.astype(np.uint16) if len(arena.sets) < 2**16 else owner, kind="stable")
     bounds = np.flatnonzero(np.diff(owner[order])) + 1
     sequences = [_by_position(arena, sequence) for sequence in np.split(cells[order], bounds)]
+    if len(sequences) == 1:
+        return in_safe_order(sequences[0], arena.size)
     best: IntArray | None = None
     fewest = len(cells) + 1
     there = np.arange(len(cells))
     orders = [sorted(sequences, key=rank) for rank in (_first_cell, _middle_cell, _best_offset)]
-    for ordered in (*orders, _filling_gaps(orders[0])):
+    orders.append(_filling_gaps(orders[0]))
+    # Where they are few, several orders mostly come to the same.
+    for ordered in {tuple(map(id, ordered)): ordered for ordered in orders}.values():
         source = np.concatenate(ordered)
         moved = int(np.count_nonzero(source != there))
         if moved < fewest:
             best, fewest = source, moved
     assert best is not None
-    return in_safe_order(best, arena.size) if fewest else NO_MOVES
+    return in_safe_order(best, arena.size)
 
 
 def _by_position(arena: Arena, cells: IntArray) -> IntArray:

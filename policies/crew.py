@@ -3,12 +3,11 @@ all have come, and a step costs no more for many of them than for one."""
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, MicroBatch, Moves, Shift
+from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Shift
 
 
 class Ahead(NamedTuple):
@@ -22,23 +21,64 @@ class Ahead(NamedTuple):
     """Cells that one token is scored against, at most."""
 
 
+Dues = Sequence[tuple[int, Mapping[int, Any]]]
+"""After how many steps these members, by their numbers, take or give up a block, for the first time and then again and
+again."""
+
+
 class Course(NamedTuple):
-    """What attention reads for all of a crew together in some steps from the next one on."""
+    """What attention reads for all of a crew together in some steps from the next one on; all sums are exact."""
 
     steps: int
     scanned: int
     """Scores that were computed in the step before."""
     growth: int
     """By how many there are more in each further step."""
-    bends: Sequence[int]
-    """After how many steps the growth lessens by one, and again by one; ascending."""
     runs: int
     """Contiguous pieces that the scanned cells lay in."""
-    begun: IntArray | None
-    """How many more they are in each step than before the first, shape (steps,); None where they stay as many."""
-    fewer: IntArray | None = None
-    """How many scores are not computed in each step because cells were given up on the way, shape (steps,); None where
-    none are."""
+    bends: Sequence[int] = ()
+    """After how many steps the growth lessens by one, and again by one."""
+    size: int = 1
+    """Cells in a block, and so the steps between two blocks of one member."""
+    begins: Dues = ()
+    """Who takes a block when, ascending: all do, once in so many steps, and their cells are one piece more."""
+    gives: Dues = ()
+    """Who gives up a full block when: one piece less."""
+    copies: Sequence[tuple[int, int]] = ()
+    """After how many steps so many cells in a row are copied, before the next one."""
+
+    def scores(self, n: int) -> int:
+        """Computed in the first ``n`` steps."""
+        scores = n * self.scanned + self.growth * (n * (n + 1) // 2)
+        for bend in self.bends:
+            if bend < n:
+                scores -= (n - bend) * (n - bend + 1) // 2
+        return scores - self.size * self._since(self.gives, n) if self.gives else scores
+
+    def pieces(self, n: int) -> int:
+        """Read in the first ``n`` steps."""
+        pieces = n * self.runs
+        if self.begins:
+            # Each of the members takes its first block when it has filled those that it has.
+            size, members = self.size, self.growth
+            room = size * self.runs - self.scanned
+            whole, rest = divmod(n, size)
+            pieces += whole * (members * n - room) - members * size * (whole * (whole - 1) // 2)
+            for first, who in self.begins:
+                if first >= rest:
+                    break
+                pieces += len(who) * (rest - first)
+        return pieces - self._since(self.gives, n) if self.gives else pieces
+
+    def _since(self, dues: Dues, n: int) -> int:
+        """How many of the first ``n`` steps there are from each block on, that one's included; over all blocks."""
+        size, found = self.size, 0
+        for first, who in dues:
+            left = n - first
+            if left > 0:
+                times = (left - 1) // size + 1
+                found += len(who) * times * (2 * left - size * (times - 1))
+        return found // 2
 
 
 NOBODY = Ahead(0, 0, 0)
@@ -103,8 +143,8 @@ class Crew(ABC, Generic[M]):
         """Taken so far."""
         self._members: dict[int, M] = {}
         self._turn = 0
-        self._starts: list[tuple[int, int]] = []
-        """A heap of, for each member at least: at how many steps it held nothing, and its number."""
+        self._most: int | None = 0
+        """Tokens of the longest member, less all steps; None where it must be looked for."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -139,24 +179,35 @@ class Crew(ABC, Generic[M]):
         """As many of the next ``n`` steps as can be taken before something is to be decided; at least one, if that has
         been reserved and nobody is stuck."""
 
+    def keeps_all(self) -> int:
+        """Steps up to the first in which a member may give room back, that one included."""
+        return 1 << 62
+
     @abstractmethod
     def longest(self, n: int) -> int:
         """Cells that one token is scored against in the next ``n`` steps, at most."""
 
     @abstractmethod
-    def take(self, n: int) -> int:
-        """Take so many steps, which must have been foreseen, or reserved; the scores computed in them, all against
-        cells that the token's sequence can see."""
+    def take_one(self) -> None:
+        """Take the next step, which must have been reserved."""
+
+    @abstractmethod
+    def take(self, course: Course, n: int) -> Sequence[Moves]:
+        """Take so many of the steps that have just been foreseen; the copies that were foreseen for them."""
 
     def _add(self, seq: int, member: M) -> None:
         self._turn += 1
-        member.crew, member.turn, self._members[seq] = self, self._turn, member
-        heapq.heappush(self._starts, (self.steps - member._length, seq))
         member._length -= self.steps
+        most = self._most
+        if not self._members or (most is not None and member._length > most):
+            self._most = member._length
+        member.crew, member.turn, self._members[seq] = self, self._turn, member
 
     def _drop(self, seq: int) -> M:
         member = self._members.pop(seq)
         member.crew = None
+        if member._length == self._most:
+            self._most = None
         member._length += self.steps
         return member
 
@@ -164,7 +215,6 @@ class Crew(ABC, Generic[M]):
         """That a member holds; 0 where there is none."""
         if not self._members:
             return 0
-        starts, members = self._starts, self._members
-        while (seq := starts[0][1]) not in members or members[seq]._length != -starts[0][0]:
-            heapq.heappop(starts)
-        return self.steps - starts[0][0]
+        if self._most is None:
+            self._most = max([member._length for member in self._members.values()])
+        return self.steps + self._most

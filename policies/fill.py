@@ -38,8 +38,6 @@ class Fill:
 
     def fill(self, blocks: Iterable[int]) -> None:
         """All tokens of these blocks can be seen."""
-        if not self.kept:
-            return
         tokens, size, more = self._tokens, self._block_size, 0
         for block in blocks:
             if block > self._high:

@@ -73,10 +73,10 @@ class FreeRuns:
             return self.starts[-1]
         return self.size
 
-    def arrays(self, first: int = 0) -> tuple[IntArray, IntArray]:
-        """Starts and ends of all runs from the ``first`` on, both of shape (n,), as they are now: not to be kept nor
-        written to."""
-        return np.asarray(self.starts)[first:], np.asarray(self.ends)[first:]
+    def arrays(self, first: int = 0, stop: int | None = None) -> tuple[IntArray, IntArray]:
+        """Starts and ends of all runs from the ``first`` on, up to below ``stop``, both of shape (n,), as they are now:
+        not to be kept nor written to."""
+        return np.asarray(self.starts)[first:stop], np.asarray(self.ends)[first:stop]
 
     def below(self, cells: IntArray) -> IntArray:
         """Free cells below each of ``cells``; the same shape."""
@@ -110,16 +110,17 @@ class FreeRuns:
         i = bisect_right(self.ends, start)
         return i < len(self.ends) and self.starts[i] <= start and self.ends[i] - start >= n
 
-    def first_of(self, n: int, index: int) -> int | None:
-        """Index of the first run of at least ``n`` cells from ``index`` on."""
+    def first_of(self, n: int, index: int, stop: int | None = None) -> int | None:
+        """Index of the first run of at least ``n`` cells from ``index`` on, up to below ``stop``."""
         starts, ends = self.starts, self.ends
-        few = min(index + _FEW // 2, len(starts))
+        stop = len(starts) if stop is None else stop
+        few = min(index + _FEW // 2, stop)
         for i in range(index, few):
             if ends[i] - starts[i] >= n:
                 return i
-        if few >= len(starts):
+        if few >= stop:
             return None
-        first, last = self.arrays(few)
+        first, last = self.arrays(few, stop)
         wide = last - first >= n
         i = int(wide.argmax())
         return few + i if wide[i] else None
@@ -152,10 +153,16 @@ class FreeRuns:
         self.total -= n
 
     def rebuild(self, used: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-        """Start anew from a mask of the cells that are not free; shape (size,)."""
-        edges = np.flatnonzero(used[1:] != used[:-1]) + 1
-        bounds = [[0]] * (not used[0]) + [edges] + [[self.size]] * (not used[-1]) if self.size else [edges]
-        self._set(np.concatenate(bounds).astype(np.int64))
+        """Start anew from a mask of the cells that are not free; those behind the mask are."""
+        edges: list[IntArray] = [(used[1:] != used[:-1]).nonzero()[0] + 1]
+        if len(used) == 0 or not used[0]:
+            edges.insert(0, np.zeros(1, dtype=np.int64))
+        if len(used) and used[-1]:
+            edges.append(np.array([len(used)]))
+        edges.append(np.array([self.size]))
+        self._set(np.concatenate(edges))
+        if self.starts and self.starts[-1] == self.size:
+            del self.starts[-1], self.ends[-1]
         self.total = self.size - int(np.count_nonzero(used))
 
     def take_cells(self, cells: IntArray) -> None:

@@ -22,7 +22,22 @@ _SHORT = 24
 
 def in_safe_order(source: IntArray, size: int) -> Moves:
     """Moves that bring cell ``source[i]`` to ``i`` for all i, in an order that overwrites nothing still needed."""
-    return _Ordering(source, size).solve()
+    target = (source != np.arange(len(source))).nonzero()[0]
+    if len(target) == 0:
+        return NO_MOVES
+    packed, source = len(source), source[target]
+    breaks = ((source[1:] - source[:-1] != 1) | (target[1:] - target[:-1] != 1)).nonzero()[0] + 1
+    starts = np.concatenate(([0], breaks))
+    lengths = np.diff(starts, append=len(source))
+    moves = Moves(source[starts], target[starts], lengths)
+    of_run = np.arange(len(lengths)).repeat(lengths)
+    reader = np.full(max(int(source.max()) + 1, packed), -1)
+    reader[source] = of_run
+    readers = reader[target]
+    waits = (readers >= 0) & (readers != of_run)
+    if not waits.any():
+        return moves
+    return _Ordering(moves, source, target, packed, size, waits, readers < 0).solve()
 
 
 def carry(plan: Moves, arrays: Iterable[tuple[NDArray[Any] | None, int]]) -> None:
@@ -75,33 +90,38 @@ def together(plan: Moves) -> tuple[IntArray, IntArray, IntArray] | None:
 class _Ordering:
     """Runs become ready when none of their target cells is still to be read by another run."""
 
-    def __init__(self, source: IntArray, size: int):
-        self._packed = len(source)
+    def __init__(
+        self,
+        moves: Moves,
+        source: IntArray,
+        target: IntArray,
+        packed: int,
+        size: int,
+        waits: NDArray[np.bool_],
+        clear: NDArray[np.bool_],
+    ):
+        """``source`` and ``target``: those of all ``moves``, cell by cell; ``waits``: which targets another run has yet
+        to read; ``clear``: which nobody has to. The first ``packed`` cells are used in the end."""
+        self._packed = packed
         self._size = size
         self._reader = array("q")
         """Of each cell, as far as they are known: the run that has yet to read it, or -1."""
         self._writer = array("q")
         """The same: the run that has yet to write it, or -1."""
-        target = np.flatnonzero(source != np.arange(len(source)))
-        source = source[target]
-        breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
-        starts = np.concatenate(([0], breaks))
-        lengths = np.diff(starts, append=len(source))
+        lengths = moves.length
         self._runs: list[tuple[int, int, int]] = list(
-            zip(source[starts].tolist(), target[starts].tolist(), lengths.tolist(), strict=True)
+            zip(moves.src.tolist(), moves.dst.tolist(), lengths.tolist(), strict=True)
         )
         """Source, target and length of each."""
         of_run = np.repeat(np.arange(len(lengths)), lengths)
         # Cells beyond these nobody reads or writes, unless a run is set aside there, which seldom needs more.
-        self._know(min(size, max(len(source) and int(source.max()) + 1, self._packed) + int(lengths.max(initial=0))))
+        self._know(min(size, max(int(source.max()) + 1, packed) + int(lengths.max())))
         self._readers[source] = of_run
         self._writers[target] = of_run
-        readers = self._readers[target]
-        blocked = of_run[(readers >= 0) & (readers != of_run)]
-        self._blocking: list[int] = np.bincount(blocked, minlength=len(lengths)).tolist()
+        self._blocking: list[int] = np.bincount(of_run[waits], minlength=len(lengths)).tolist()
         """Of each run: target cells that others have yet to read."""
-        clear = np.bincount(of_run[readers < 0], minlength=len(lengths)).tolist()
-        self._partly = [i for i, blocking in enumerate(self._blocking) if blocking and clear[i]]
+        free = np.bincount(of_run[clear], minlength=len(lengths)).tolist()
+        self._partly = [i for i, blocking in enumerate(self._blocking) if blocking and free[i]]
         """A heap of at least all runs that can be split: some of their target cells are clear, others are not."""
         self._left = [True] * len(lengths)
         self._n_left = len(lengths)

@@ -599,16 +599,18 @@ class PagedPolicy(Policy):
 
     def _write(self, s: Paged, start: int, end: int) -> None:
         """Tokens ``[start, end)`` are there."""
-        size = self.block_size
         s.length, s.reserved = end, 0
-        full = end // size
-        self._fill.fill(s.table[start // size : full])
-        if end % size:
-            self._fill.raise_to(s.table[full], end % size)
+        if self._fill.kept:
+            size = self.block_size
+            full = end // size
+            self._fill.fill(s.table[start // size : full])
+            if end % size:
+                self._fill.raise_to(s.table[full], end % size)
 
     def _place_beside(self, step: Sequence[Chunk], beside: int) -> Sequence[Brief]:
         """Place chunks for which room has been set aside, where nobody asks for cells."""
-        if self._copies or sum(chunk.n for chunk in step) > self._n_ubatch - beside:
+        tokens = sum([chunk.n for chunk in step])
+        if self._copies or tokens > self._n_ubatch - beside:
             return [Brief.of(batch) for batch in self._allocate(step, False, beside)]
         rows = []
         for seq, start, n, _ in step:
@@ -616,7 +618,7 @@ class PagedPolicy(Policy):
             self._write(s, start, start + n)
             held = start + n - s.skipped * self.block_size
             rows.append((n, held, self._blocks(held)))
-        return [Brief(sum(n for n, _, _ in rows), rows)]
+        return [Brief(tokens, rows)]
 
     def _view(self, seq: int) -> View:
         s = self.tables[seq]

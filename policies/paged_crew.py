@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
-
-import numpy as np
 
 from policies.block_table import Paged
 from policies.blocks import BlockPool
-from policies.crew import Ahead, Brief, Course, Crew
+from policies.crew import Ahead, Brief, Course, Crew, Dues
 from policies.fill import Fill
 from policies.leap import MOST
-from policies.vocabulary import Chunk
+from policies.vocabulary import Chunk, Moves
 
 _NOBODY: dict[int, Paged] = {}
+
+_first = itemgetter(0)
 
 
 class Tables(NamedTuple):
@@ -52,8 +53,6 @@ class PagedCrew(Crew[Paged]):
         """Whether there may be something to do in a step in which nobody begins a block."""
         self._begins: dict[int, dict[int, Paged]] = {}
         """By the remainder, where there is anybody."""
-        self._counts = np.zeros(MOST + self._size, dtype=np.int64)
-        """How many there are, for each remainder and over again."""
         self._held = 0
         """Tokens of all members."""
         self._runs = 0
@@ -80,7 +79,6 @@ class PagedCrew(Crew[Paged]):
             self._begins[at] = {seq: s}
         else:
             who[seq] = s
-        self._counts[at::size] += 1
         self._held += length
         self._runs += blocks
         return True
@@ -96,7 +94,6 @@ class PagedCrew(Crew[Paged]):
         del who[seq]
         if not who:
             del self._begins[at]
-        self._counts[at::size] -= 1
         self._held -= length
         self._runs -= len(s.table)
 
@@ -117,7 +114,7 @@ class PagedCrew(Crew[Paged]):
             if begins and len(begins) > len(self._pool.free):
                 return False
             if begins or self._eventful:
-                self._set_aside(1)
+                self._set_aside(1, [(0, begins or _NOBODY)])
             self._reserved = self.steps
         return True
 
@@ -132,69 +129,70 @@ class PagedCrew(Crew[Paged]):
 
     def course(self, n: int) -> Course:
         """Until the free blocks run out."""
-        steps, size, members = self.steps, self._size, len(self._members)
-        n, at = min(n, MOST), steps % size
-        here = self._beginning(steps) if self._reserved == steps else 0
-        if (n // size + 1) * members > len(self._pool.free) + here:
-            n = self._suffices(len(self._pool.free) + here, n)
-        begun = np.add.accumulate(self._counts[at : at + n])
-        return Course(n, self._held, members, (), self._runs - here, begun)
+        size, members, free = self._size, len(self._members), len(self._pool.free)
+        begins, n = sorted(self._when(self._begins), key=_first), min(n, MOST)
+        if (n // size + 1) * members > free:
+            n = min(n, self._suffices(begins, free))
+        return Course(n, self._held, members, self._runs, size=size, begins=begins)
 
     def longest(self, n: int) -> int:
         """All of its tokens."""
         return self._most_tokens() + n
 
-    def take(self, n: int) -> int:
-        """As ever, in each step first room, then a token for each."""
-        members, held = len(self._members), self._held
-        spared = self._set_aside(n)
-        self.steps += n
-        self._held += n * members
-        return n * held + members * (n * (n + 1) // 2) - spared
+    def take_one(self) -> None:
+        """A token for each."""
+        self.steps += 1
+        self._held += len(self._members)
 
-    def _set_aside(self, n: int) -> int:
-        """Room for the next ``n`` steps, but for one that has been reserved; how many scores in all of them are spared
-        by what is given up for it."""
+    def take(self, course: Course, n: int) -> Sequence[Moves]:
+        """As ever, in each step first room, then a token for each."""
+        self._set_aside(n, course.begins)
+        self.steps += n
+        self._held += n * len(self._members)
+        return ()
+
+    def _set_aside(self, n: int, begins: Dues) -> None:
+        """Room for the next ``n`` steps, but for one that has been reserved; ``begins``: who takes a block when."""
         if not self._in_order:
-            self._begin_all(n)
+            self._begin_all(n, begins)
         else:
             for step in range(self.steps, self.steps + n):
                 if self._reserved != step:
                     self._begin(step)
-        return 0
+
+    def _when(self, kept: dict[int, dict[int, Paged]]) -> list[tuple[int, dict[int, Paged]]]:
+        """Members kept by the remainder of a step, by how many steps come before their next one that has not been
+        reserved."""
+        size, reserved = self._size, self._reserved == self.steps
+        first = self.steps + reserved
+        return [((at - first) % size + reserved, who) for at, who in kept.items()]
 
     def _beginning(self, step: int) -> int:
         """How many begin a block in this step."""
         return len(self._begins.get(step % self._size, ()))
 
-    def _begin_all(self, n: int) -> None:
-        """All blocks that the next ``n`` steps begin, in order."""
-        first, size = self.steps, self._size
-        order: list[Paged] = []
-        if n == 1:
-            if self._reserved != first:
-                order += self._begins.get(first % size, _NOBODY).values()
-        else:
-            begins = sorted(((at - first) % size, who.values()) for at, who in self._begins.items())
-            for turn in range(0, n, size):
-                for at, who in begins:
-                    if turn + at < n and (turn + at or self._reserved != first):
-                        order += who
-        if order:
-            for s, block in zip(order, self._pool.take(len(order)), strict=True):
-                s.table.append(block)
-            self._runs += len(order)
+    def _begin_all(self, n: int, begins: Dues) -> None:
+        """All blocks that the next ``n`` steps begin: each member takes one in turn, and then again."""
+        size, turns, blocks = self._size, list[Paged](), 0
+        for at, who in begins:
+            if at >= n:
+                break
+            turns += who.values()
+            blocks += len(who) * ((n - 1 - at) // size + 1)
+        if blocks:
+            taken, stride = self._pool.take(blocks), len(turns)
+            for at, s in enumerate(turns):
+                s.table += taken[at::stride]
+            self._runs += blocks
 
-    def _suffices(self, free: int, n: int) -> int:
-        """For how many of ``n`` steps so many free blocks do."""
-        size, at = self._size, self.steps % self._size
-        whole = min(n // size, free // len(self._members))
-        free -= whole * len(self._members)
-        for j, count in enumerate(self._counts[at : at + min(n - whole * size, size)].tolist()):
-            free -= count
-            if free < 0:
-                return whole * size + j
-        return min(whole * size + size, n)
+    def _suffices(self, begins: Dues, free: int) -> int:
+        """For how many steps so many free blocks do."""
+        whole, left = divmod(free, len(self._members))
+        for at, who in begins:
+            left -= len(who)
+            if left < 0:
+                return whole * self._size + at
+        raise AssertionError("all together begin more blocks than are left over")
 
     def _begin(self, step: int) -> None:
         """Blocks for those who begin one in this step, and keys for those that will then be full."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from policies.crew import Ahead, Brief, Course, Crew, Member
 from policies.leap import MOST
-from policies.vocabulary import Chunk
+from policies.vocabulary import Chunk, Moves
 
 
 class Region(Member):
@@ -51,9 +51,23 @@ class Regions(Protocol):
         """So many cells more hold a token."""
         ...
 
+    @property
+    def largest_free(self) -> int:
+        """Cells of the largest free run."""
+        ...
+
+    def next_size(self, size: int) -> int | None:
+        """Cells of the region that a sequence moves to when one of that size is full; None where it gets no other."""
+        ...
+
+    def move_on(self, region: Region, size: int) -> Moves:
+        """A full region becomes one of that size, for which there must be a free run; what is to be copied."""
+        ...
+
 
 class RegionCrew(Crew[Region]):
-    """Each member goes on in its own region, until that is full or must be renumbered."""
+    """Each member goes on in its own region, until that is full or must be renumbered; on the way, one at a time may
+    move on to a larger one."""
 
     takes = False
 
@@ -72,10 +86,13 @@ class RegionCrew(Crew[Region]):
         """Whoever has a region and room in it."""
         policy, most = self._policy, self._policy.most
         region = policy.region(seq)
-        if region is None or region.length == 0 or policy.room(seq) < 1:
+        if region is None or region.length == 0:
+            return False
+        room = policy.room(seq)
+        if room < 1:
             return False
         self._add(seq, region)
-        heapq.heappush(self._ends, (self.steps + policy.room(seq), region.turn, seq))
+        heapq.heappush(self._ends, (self.steps + room, region.turn, seq))
         self._held += policy.held(seq)
         if most is None:
             self._growing += 1
@@ -114,29 +131,69 @@ class RegionCrew(Crew[Region]):
         return Ahead(self._held + self._growing, len(self), self.longest(1))
 
     def course(self, n: int) -> Course:
-        """Until somebody is stuck."""
+        """Until somebody is stuck, and cannot just move on to a larger region."""
+        n, copies = self._foresee(min(n, MOST))
+        return Course(n, self._held, self._growing, len(self._members), self._capped(n), copies=copies)
+
+    def keeps_all(self) -> int:
+        """Up to the first in which somebody moves on."""
         end = self._next(self._ends)
-        n = min(n, MOST) if end is None else min(n, MOST, end - self.steps)
-        return Course(n, self._held, self._growing, self._capped(n), len(self._members), None)
+        return super().keeps_all() if end is None else end + 1 - self.steps
 
     def longest(self, n: int) -> int:
         """All of its tokens, or as many as it keeps."""
         most, tokens = self._policy.most, self._most_tokens() + n
         return tokens if most is None else min(tokens, most)
 
-    def take(self, n: int) -> int:
+    def take_one(self) -> None:
+        """A token for each."""
+        self._fill(1)
+
+    def take(self, course: Course, n: int) -> Sequence[Moves]:
         """A token for each in every step."""
-        grown, scores = self._growing * n, n * self._held + self._growing * (n * (n + 1) // 2)
+        copies, stop = [], self.steps + n
+        while (end := self._next(self._ends)) is not None and end < stop:
+            _, turn, seq = self._ends[0]
+            region = self._members[seq]
+            before, size = region.size, self._policy.next_size(region.size)
+            assert size is not None
+            copies.append(self._policy.move_on(region, size))
+            heapq.heapreplace(self._ends, (end + size - before, turn, seq))
+        self._fill(n)
+        return copies
+
+    def _fill(self, n: int) -> None:
+        grown = self._growing * n
         for cap in self._capped(n):
-            missing = n - cap
-            grown -= missing
-            scores -= missing * (missing + 1) // 2
+            grown -= n - cap
             self._growing -= 1
             heapq.heappop(self._caps)
         self.steps += n
         self._held += grown
         self._policy.grow(grown)
-        return scores
+
+    def _foresee(self, n: int) -> tuple[int, list[tuple[int, int]]]:
+        """How many of ``n`` steps can be taken; who moves on to a larger region on the way, and copies how much: the
+        steps before that, and cells. They go one at a time, and while the largest free run has room for all of them, so
+        that no order of theirs and no lack of room could matter."""
+        end, ends, room = self._next(self._ends), self._ends, self._policy.largest_free
+        if end is None or end >= self.steps + n:
+            return n, []
+        copies: list[tuple[int, int]] = []
+        sizes = {seq: self._members[seq].size for _, _, seq in ends if seq in self._members}
+        ahead = [entry for entry in ends if entry[2] in sizes and self._members[entry[2]].turn == entry[1]]
+        heapq.heapify(ahead)
+        while ahead[0][0] < self.steps + n:
+            end, turn, seq = ahead[0]
+            size = self._policy.next_size(sizes[seq])
+            if size is None or size > room:
+                return end - self.steps, copies
+            heapq.heapreplace(ahead, (end + size - sizes[seq], turn, seq))
+            if ahead[0][0] == end:
+                return end - self.steps, copies
+            copies.append((end - self.steps, sizes[seq]))
+            sizes[seq], room = size, room - size
+        return n, copies
 
     def _next(self, heap: list[tuple[int, int, int]]) -> int | None:
         """The first step in a heap, without what has left."""

@@ -70,37 +70,33 @@ class RegionPolicy(Policy):
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Remember what is known of the sequence, and take its first region if there is one."""
         self._plans[seq] = plan
-        if seq not in self._regions and self.admits(plan):
+        if seq not in self._regions:
             size = self.size_at_start(plan)
-            self._regions[seq] = Region(self._take(size), size)
+            at = self._find(size)
+            if at is not None:
+                self._regions[seq] = Region(self._take_at(at, size), size)
 
     def admits(self, plan: SequencePlan) -> bool:
         """Whether some free run is large enough for the sequence's first region."""
         return self._free.first_of(self.size_at_start(plan), 0) is not None
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
-        """Take or grow regions where needed: all of them, or none."""
-        return self._allocate(step, views, 0)
-
     def place(self, step: Sequence[Chunk], beside: int) -> Sequence[Brief]:
         """The same where so many tokens of a crew are in the first pass as well, and nobody asks for cells."""
-        if sum(chunk.n for chunk in step) > self._n_ubatch - beside or self._most is not None:
-            return [Brief.of(batch) for batch in self._allocate(step, False, beside)]
         self._make_room(step)
-        rows = []
-        for seq, start, n, _ in step:
-            self._regions[seq].length = start + n
-            self._stored += n
-            rows.append((n, start + n, 1))
-        moves, self._owed = Moves.join(self._owed), []
-        return [Brief(sum(n for n, _, _ in rows), rows, moves)]
+        briefs = []
+        for chunks in split(step, self._n_ubatch, beside):
+            rows = [(chunk.n, self._advance(chunk), 1) for chunk in chunks]
+            moves, self._owed = Moves.join(self._owed), []
+            briefs.append(Brief(sum([n for n, _, _ in rows]), rows, moves, self._shift(chunks)))
+        return briefs
 
-    def _allocate(self, step: Sequence[Chunk], views: bool, beside: int) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+        """Take or grow regions where needed: all of them, or none."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
         self._make_room(step)
         batches = []
-        for chunks in split(step, self._n_ubatch, beside):
+        for chunks in split(step, self._n_ubatch):
             cells = np.concatenate([self._write(chunk) for chunk in chunks])
             span = padded_span(self._top(), self._pad, self.capacity)
             reads = reads_of(self.kernel, chunks, lambda seq: self._cells(seq), span, self._most)
@@ -170,6 +166,25 @@ class RegionPolicy(Policy):
         """So many cells more hold a token."""
         self._stored += cells
 
+    @property
+    def largest_free(self) -> int:
+        """Cells of the largest free run."""
+        return self._free.largest
+
+    def next_size(self, size: int) -> int | None:
+        """Cells of the region that a sequence moves to when one of that size is full; None where it gets no other."""
+        try:
+            return self.grown(Region(0, size, size), size + 1)
+        except Unsupported:
+            return None
+
+    def move_on(self, region: Region, size: int) -> Moves:
+        """A full region becomes one of that size, for which there must be a free run; what is to be copied."""
+        old = Region(region.start, region.size)
+        region.start, region.size = self._take(size), size
+        self._release(old)
+        return Moves.from_runs([(old.start, region.start, old.size)])
+
     def region(self, seq: int) -> Region | None:
         """Of a sequence, where it has one."""
         return self._regions.get(seq)
@@ -226,9 +241,16 @@ class RegionPolicy(Policy):
                 self._release(old)
 
     def _take(self, size: int) -> int:
-        at = self._free.best_of(size) if self.best_fit else self._free.first_of(size, 0)
+        at = self._find(size)
         if at is None:
             raise NoSlot(f"no free run of {size} cells: the largest has {self._free.largest} of {self._free.total}")
+        return self._take_at(at, size)
+
+    def _find(self, size: int) -> int | None:
+        """The free run that so many cells are taken from, by its number."""
+        return self._free.best_of(size) if self.best_fit else self._free.first_of(size, 0)
+
+    def _take_at(self, at: int, size: int) -> int:
         start = self._free.starts[at]
         self._free.take(start, size)
         return start
@@ -245,10 +267,22 @@ class RegionPolicy(Policy):
         return region.length
 
     def _write(self, chunk: Chunk) -> IntArray:
+        """Its tokens are there; their cells."""
+        self._advance(chunk)
+        return self._regions[chunk.seq].start + self._cell_of(np.arange(chunk.start, chunk.start + chunk.n))
+
+    def _advance(self, chunk: Chunk) -> int:
+        """A chunk's tokens are there from now on; the cells in which its sequence then has one."""
         region = self._regions[chunk.seq]
-        self._stored += chunk.n
+        before = self._held(region)
         region.length = chunk.start + chunk.n
-        return np.arange(region.start + chunk.start, region.start + chunk.start + chunk.n)
+        held = self._held(region)
+        self._stored += held - before
+        return held
+
+    def _cell_of(self, numbers: IntArray) -> IntArray:
+        """Where in a region tokens of these numbers lie."""
+        return numbers
 
     def _cells(self, seq: int) -> IntArray:
         region = self._regions[seq]
@@ -352,15 +386,11 @@ class RingPolicy(RegionPolicy):
     def _held(self, region: Region) -> int:
         return min(region.length, self.window)
 
-    def _write(self, chunk: Chunk) -> IntArray:
-        region, last = self._regions[chunk.seq], chunk.start + chunk.n - 1
-        offset = self._offsets.get(chunk.seq, 0)
-        if last - offset >= self._limit:
-            self._wrap(chunk.seq, region, chunk.start, last)
-        self._stored -= self._held(region)
-        region.length = last + 1
-        self._stored += self._held(region)
-        return region.start + self._cell_of(np.arange(chunk.start, last + 1))
+    def _advance(self, chunk: Chunk) -> int:
+        last = chunk.start + chunk.n - 1
+        if last - self._offsets.get(chunk.seq, 0) >= self._limit:
+            self._wrap(chunk.seq, self._regions[chunk.seq], chunk.start, last)
+        return super()._advance(chunk)
 
     def _wrap(self, seq: int, region: Region, start: int, last: int) -> None:
         """Renumber so that token ``last`` gets position ``window - 1``; rotate what will be left from before."""

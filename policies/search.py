@@ -89,6 +89,14 @@ def find_scattered(free: FreeRuns, head: int, n: int) -> Cells | None:
         start = max(free.starts[at], head)
         if free.ends[at] - start >= n:
             return range(start, start + n)
+        # No more runs than cells are needed, unless it goes round.
+        starts, ends = free.arrays(at, at + n)
+        lengths = ends - starts
+        lengths[0] = ends[0] - start
+        if int(lengths.sum()) >= n:
+            starts = starts.copy()
+            starts[0] = start
+            return in_order(starts, lengths, n)
     starts, ends = free.arrays()
     if at < len(free):
         # The run that the head lies in comes twice: its end first, its beginning last.

@@ -98,6 +98,8 @@ class SplitPolicy(Policy):
         self.n_streams = n_streams
         self._copies: list[list[Moves]] = [[] for _ in caches]
         """Of each group: copies between streams that an engine has not been told of yet."""
+        self._owing: set[int] = set()
+        """Groups of which an engine may have something to be told yet; of no others."""
         self.contiguous = contiguous
         self._compactor = compactor
         self.n_ubatch = config.n_ubatch
@@ -129,8 +131,9 @@ class SplitPolicy(Policy):
     def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
         """Along the free cells that the next searches find in all groups and streams; not where a trigger is asked."""
         asked = self._compactor is not None and self.trigger.asks
-        owes = any(arena.owes for arenas in self.arenas for arena in arenas)
-        if self.kernel != "masked" or asked or self.wants_compaction or owes or any(chunk.also for chunk in step):
+        if self.kernel != "masked" or asked or self.wants_compaction or self._owing:
+            return None
+        if any(chunk.also for chunk in step):
             return None
         return foresee(self, step, n)
 
@@ -173,7 +176,8 @@ class SplitPolicy(Policy):
         end = FOREVER if stop is None else stop
         if delta == 0 or start == end:
             return
-        for _, arena in self._arenas_of(seq):
+        for group, arena in self._arenas_of(seq):
+            self._owing.add(group)
             _, gone = arena.shift(seq, start, end, delta)
             arena.head = int(gone[0]) if len(gone) else 0
 
@@ -181,7 +185,8 @@ class SplitPolicy(Policy):
         """Divide positions ``[start, stop)`` (llama.cpp's ``seq_div``)."""
         end = FOREVER if stop is None else stop
         if divisor != 1 and start != end:
-            for _, arena in self._arenas_of(seq):
+            for group, arena in self._arenas_of(seq):
+                self._owing.add(group)
                 arena.divide(seq, start, end, divisor)
 
     def clear(self) -> None:
@@ -208,10 +213,12 @@ class SplitPolicy(Policy):
         if self._compactor is None or self.n_streams > 1:
             return NO_MOVES
         plans = [self._compactor(arenas[0]) for arenas in self.arenas]
-        for arenas, plan in zip(self.arenas, plans, strict=True):
+        for group, plan in enumerate(plans):
             if plan.n_runs:
-                arenas[0].compact(plan)
-                arenas[0].head = 0
+                self._owing.add(group)
+                arena = self.arenas[group][0]
+                arena.compact(plan)
+                arena.head = 0
         return max(plans, key=lambda plan: plan.n_runs)
 
     def keeps(self, seq: int, n: int) -> int:
@@ -406,6 +413,10 @@ class SplitPolicy(Policy):
 
     def _place(self, planned: Planned, views: bool) -> MicroBatch:
         chunks, by_group = planned
+        # Under ``masked`` groups differ in nothing but the span and the window.
+        alike = None
+        if self.kernel == "masked":
+            alike = reads_of("masked", chunks, lambda seq: self._arena(0, seq).cells_of(seq)[0], 1)
         places = []
         for group, slots in enumerate(by_group):
             spec, arenas = self.caches[group], self.arenas[group]
@@ -416,19 +427,21 @@ class SplitPolicy(Policy):
             cells = found[0] if len(found) == 1 else np.concatenate(found)
             span = max(padded_span(arenas[stream].top, spec.pad, spec.size) for stream, _, _ in slots)
             self.attended.add(span)
-            reads = self._reads(group, chunks, span, len(slots))
+            reads = self._reads(group, chunks, span, len(slots), alike)
             seen = tuple(self._view(group, chunk) for chunk in chunks) if views else ()
             places.append(Place(cells, reads, moves, shift, seen))
         return MicroBatch(chunks, tuple(places))
 
-    def _reads(self, group: int, chunks: Sequence[Chunk], span: int, n_streams: int) -> Reads:
-        reads = reads_of(self.kernel, chunks, lambda seq: self._arena(group, seq).cells_of(seq)[0], span)
+    def _reads(self, group: int, chunks: Sequence[Chunk], span: int, n_streams: int, alike: Reads | None) -> Reads:
+        """What a group's layers read; ``alike``: under ``masked``, of a single cell and without a window."""
         window = self.caches[group].window
-        if window is None and n_streams == 1:
-            return reads
+        if alike is None:
+            reads = reads_of(self.kernel, chunks, lambda seq: self._arena(group, seq).cells_of(seq)[0], span)
+            scanned, whole = reads.scanned, reads.span
+        else:
+            reads, scanned, whole = alike, alike.scanned * span, span * n_streams
         useful = reads.useful if window is None else np.minimum(reads.useful, window + reads.tokens - 1)
-        whole = span * n_streams if self.kernel == "masked" else reads.span
-        return Reads(reads.tokens, reads.scanned, useful, reads.runs, whole)
+        return Reads(reads.tokens, scanned, useful, reads.runs, whole)
 
     def _view(self, group: int, chunk: Chunk) -> View:
         cells, positions = self._arena(group, chunk.seq).cells_of(chunk.seq)
@@ -440,8 +453,9 @@ class SplitPolicy(Policy):
     def _settle(self, group: int) -> tuple[Moves, Shift]:
         """What is owed in all streams of a group, in the group's own cell numbers."""
         size = self.caches[group].size
-        if not self._copies[group] and not any(arena.owes for arena in self.arenas[group]):
+        if group not in self._owing:
             return NO_MOVES, NO_SHIFT
+        self._owing.remove(group)
         moves, cells, deltas = [], [], []
         for stream, arena in enumerate(self.arenas[group]):
             own, shift = arena.settle()
@@ -465,4 +479,5 @@ class SplitPolicy(Policy):
         starts, ends = runs_of(np.sort(cells))
         size = self.caches[group].size
         offset_from, offset_to = self.stream_of(src) * size, self.stream_of(dst) * size
+        self._owing.add(group)
         self._copies[group].append(Moves(starts + offset_from, starts + offset_to, ends - starts))

@@ -12,6 +12,8 @@ def split_equal(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -> li
 
     ``sequential``: only runs of consecutive sequence ids go together.
     """
+    if len({chunk.seq for chunk in step}) == len(step) and all(chunk.n and not chunk.also for chunk in step):
+        return _split_single(step, n_ubatch, sequential)
     left = [(chunk, 0) for chunk in step]
     batches: list[tuple[Chunk, ...]] = []
     while left:
@@ -39,6 +41,32 @@ def split_equal(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -> li
                     need -= n
         left = [(chunk, done) for chunk, done in left if done < chunk.n]
         batches.append(tuple(batch))
+    return batches
+
+
+def _split_single(step: Sequence[Chunk], n_ubatch: int, sequential: bool) -> list[tuple[Chunk, ...]]:
+    """The same where each sequence has one chunk, and that alone: without a table of who has which."""
+    left = list(step)
+    batches: list[tuple[Chunk, ...]] = []
+    while left:
+        chosen: list[Chunk] = []
+        others: list[Chunk] = []
+        follower = left[0].seq
+        for chunk in left:
+            if len(chosen) <= n_ubatch and (not sequential or chunk.seq == follower):
+                chosen.append(chunk)
+                follower = chunk.seq + 1
+            else:
+                others.append(chunk)
+        give = min(min([chunk.n for chunk in chosen]), max(1, n_ubatch // len(chosen)))
+        if all(chunk.n == give for chunk in chosen):
+            batches.append(tuple(chosen))
+            left = others
+        else:
+            batches.append(tuple([Chunk(seq, start, give) for seq, start, _, _ in chosen]))
+            going = {chunk.seq for chunk in chosen}
+            cut = [Chunk(c.seq, c.start + give, c.n - give) if c.seq in going else c for c in left]
+            left = [chunk for chunk in cut if chunk.n]
     return batches
 
 

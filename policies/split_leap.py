@@ -9,6 +9,7 @@ import numpy as np
 
 from policies.leap import MOST, Leap, Pass, Usages
 from policies.reads import padded_spans
+from policies.split_equal import split_equal
 from policies.stretch import Stretch, masked_sums
 from policies.vocabulary import Chunk, IntArray
 from policies.window import WindowStretch
@@ -23,7 +24,9 @@ def foresee(policy: SplitPolicy, step: Sequence[Chunk], n: int) -> Leap | None:
     if (len(step) > policy.n_ubatch and not streams) or policy.caches[0].window is not None:
         return None
     steps = min(n, MOST)
-    parts = _side_by_side(step, policy.n_ubatch) if streams else [step]
+    parts: list[Sequence[Chunk]] = [step]
+    if streams:
+        parts = list(split_equal(step, policy.n_ubatch, sequential=True))
     ways: list[list[list[Stretch]]] = []
     """Of each pass, in each group: a way for each stream."""
     for part in parts:
@@ -57,20 +60,6 @@ def foresee(policy: SplitPolicy, step: Sequence[Chunk], n: int) -> Leap | None:
         sums = tuple(masked_sums(part, span, spec.window, n_streams) for spec, span in pairs)
         passes.append(Pass(len(part), sums))
     return Leap(tuple(passes), take)
-
-
-def _side_by_side(step: Sequence[Chunk], n_ubatch: int) -> list[Sequence[Chunk]]:
-    """``split_equal`` of a token for each sequence, in turns: only runs of consecutive sequence ids go together."""
-    parts: list[Sequence[Chunk]] = []
-    left = list(step)
-    while left:
-        part, rest = [left[0]], list[Chunk]()
-        for chunk in left[1:]:
-            goes_on = chunk.seq == part[-1].seq + 1 and len(part) <= n_ubatch
-            (part if goes_on else rest).append(chunk)
-        parts.append(part)
-        left = rest
-    return parts
 
 
 def _way(policy: SplitPolicy, group: int, lane: Sequence[Chunk], steps: int) -> Stretch:

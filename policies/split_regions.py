@@ -49,6 +49,9 @@ class SplitRegionsPolicy(UnifiedPolicy):
             if chunk.n > prompt:
                 before = parts.pop()[0] if parts and not parts[-1][1] else 0
                 parts.append((before + chunk.n - prompt, False))
+        apart = self._apart(arena, parts)
+        if apart is not None:
+            return apart
         found: list[Cells] = []
         for n, is_prompt in parts:
             found.append(self._lowest(arena, n) if is_prompt else _from_the_top(arena, n))
@@ -60,6 +63,20 @@ class SplitRegionsPolicy(UnifiedPolicy):
         for cells in parts_found[:-1]:
             arena.free.release(cells)
         return np.concatenate(parts_found)
+
+    def _apart(self, arena: Arena, parts: Sequence[tuple[int, bool]]) -> Cells | None:
+        """All cells at once, where one prompt stays below all generated tokens; None where that is not certain."""
+        prompts = [n for n, is_prompt in parts if is_prompt]
+        if len(parts) == 1 or len(prompts) != 1:
+            return None
+        low = cells_array(self._lowest(arena, prompts[0]))
+        high = cells_array(_from_the_top(arena, sum([n for n, is_prompt in parts if not is_prompt])))
+        if low[-1] > high[-1]:
+            return None
+        if parts[0][1]:
+            return np.concatenate((low, high))
+        before = parts[0][0]
+        return np.concatenate((high[:before], low, high[before:]))
 
     @staticmethod
     def _lowest(arena: Arena, n: int) -> Cells:

@@ -50,15 +50,24 @@ class Stretch:
         first = max(free.starts[at], head)
         room = (free.ends[at] - first) // tokens
         # From the second step on, a search begins anew from 0 where the head is too far beyond what is in use.
-        if room >= n and first <= used + 2 * tokens:
+        if room >= n and (first <= used + 2 * tokens or self._is_lowest(first)):
             self.steps, self.cells = n, range(first, first + n * tokens)
         else:
             self._step_over(first, n)
 
+    def _is_lowest(self, first: int) -> bool:
+        """Whether no cells below the first could be taken, so that searches from 0 end there too. What the steps leave
+        behind them on their way is too short as well."""
+        free, at = self.arena.free, self._at
+        if free.starts[at] < first:
+            return False
+        return at == 0 or (not self._anywhere and free.first_of(len(self.step), 0, at) is None)
+
     def _step_over(self, first: int, n: int) -> None:
         """Go on from run to run, but not round the end."""
         tokens = len(self.step)
-        starts, ends = self.arena.free.arrays(self._at)
+        # No more runs than cells are needed where any will do.
+        starts, ends = self.arena.free.arrays(self._at, self._at + n * tokens if self._anywhere else None)
         lengths = ends - starts
         lengths[0] = ends[0] - first
         if not self._anywhere:
@@ -71,7 +80,7 @@ class Stretch:
         cells = in_order(starts, lengths, found * tokens)
         heads = cells[tokens - 1 :: tokens] + 1
         far = heads[:-1] > self.arena.used + tokens * np.arange(3, found + 2)
-        if far.any():
+        if far.any() and not self._is_lowest(first):
             found = int(far.argmax()) + 1
         self.steps, self.cells = found, cells[: found * tokens]
 

@@ -12,8 +12,8 @@ from policies.reads import TILE
 from policies.search import Cells
 from policies.vocabulary import Chunk, IntArray, Reads
 
-_FEW = 24
-"""In so many tiles cells are followed tile by tile."""
+_FEW = 48
+"""So many tiles are entered one by one; more are looked at as arrays."""
 
 
 class _Tiles:
@@ -24,7 +24,7 @@ class _Tiles:
     def __init__(self, cells: Sequence[Cells], n_tiles: int):
         # One more at either end, so that every tile has two neighbours.
         self.holds = np.zeros(n_tiles + 2, dtype=np.int8)
-        self.cells = 0
+        self.cells = self.tiles = self.runs = 0
         for some in cells:
             self.add(some)
 
@@ -32,7 +32,12 @@ class _Tiles:
         """A range leaves out less than a tile at a time."""
         self.cells += len(cells)
         if isinstance(cells, range):
-            self.holds[cells.start // TILE + 1 : (cells.stop - 1) // TILE + 2] = 1
+            first, last = cells.start // TILE, (cells.stop - 1) // TILE
+            if last - first < _FEW // 2:
+                for tile in range(first + 1, last + 2):
+                    self._enter(tile)
+                return
+            self.holds[first + 1 : last + 2] = 1
         else:
             self.holds[cells // TILE + 1] = 1
         self.tiles = int(np.count_nonzero(self.holds))
@@ -40,7 +45,10 @@ class _Tiles:
 
     def add_one(self, cell: int) -> None:
         self.cells += 1
-        holds, tile = self.holds, cell // TILE + 1
+        self._enter(cell // TILE + 1)
+
+    def _enter(self, tile: int) -> None:
+        holds = self.holds
         if not holds[tile]:
             self.runs += 1 - int(holds[tile - 1]) - int(holds[tile + 1])
             self.tiles += 1
@@ -87,14 +95,13 @@ class TileMap:
         """What steps will read whose tokens go into ``cells``; shape (steps, n_chunks), each column rising or
         falling."""
         known = [self._of(chunk.seq) for chunk in step]
-        if _in_a_row(cells):
-            tiles = abs(int(cells[0, 0]) - int(cells[-1, 0])) // TILE + 2
-            if tiles * len(step) <= _FEW:
-                return self._along(known, cells)
         at = cells // TILE + 1
         enters = np.ones(cells.shape, dtype=np.bool_)
         np.not_equal(at[1:], at[:-1], out=enters[1:])
-        steps, seqs = np.nonzero(enters)
+        entries = enters.ravel().nonzero()[0]
+        if len(entries) <= _FEW:
+            return self._one_by_one(known, at, entries)
+        steps, seqs = np.divmod(entries, len(step))
         tile = at[steps, seqs]
         holds = np.stack([each.holds for each in known])
         new = holds[seqs, tile] == 0
@@ -115,33 +122,31 @@ class TileMap:
         return Sums(total, useful, runs, total, scanned.max(axis=1))
 
     @staticmethod
-    def _along(known: Sequence[_Tiles], cells: IntArray) -> Sums:
-        """``foresee``, of cells in a row that lie in few tiles: one tile after another."""
-        steps, apart = cells.shape
-        up = cells[-1, 0] > cells[0, 0]
-        runs = np.full(steps, sum([each.runs for each in known]))
-        columns = []
-        for each, first, last in zip(known, cells[0].tolist(), cells[-1].tolist(), strict=True):
-            scanned = np.full(steps, TILE * each.tiles)
-            columns.append(scanned)
-            begin, end, holds = first // TILE, last // TILE, each.holds
-            for tile in range(begin, end + 1) if up else range(begin, end - 1, -1):
-                if holds[tile + 1]:
-                    continue
-                # The first step whose cell lies in it; the tile that it comes from holds something by then.
-                way = TILE * tile - first if up else first - (TILE * tile + TILE - 1)
-                step = max(-(-way // apart), 0)
-                behind, ahead = (tile, tile + 2) if up else (tile + 2, tile)
-                meets = int(tile != begin or holds[behind] > 0) + int(holds[ahead] > 0)
-                scanned[step:] += TILE
-                if meets != 1:
-                    runs[step:] += 1 - meets
-        total = longest = columns[0]
-        for column in columns[1:]:
-            total, longest = total + column, np.maximum(longest, column)
+    def _one_by_one(known: Sequence[_Tiles], at: IntArray, entries: IntArray) -> Sums:
+        """``foresee``, one after another of few ``entries``: where in ``at``, counted row by row, a tile is entered."""
+        n, apart = at.shape
+        tiles = [each.tiles for each in known]
+        total, runs, longest = sum(tiles), sum([each.runs for each in known]), max(tiles)
+        rows = [(0, total, runs, longest)]
+        came = [-1] * apart
+        """Of each sequence: the tile that it is in, if that was new; else one that no other is beside."""
+        for entry, tile in zip(entries.tolist(), at.ravel()[entries].tolist(), strict=True):
+            step, seq = divmod(entry, apart)
+            holds, before, came[seq] = known[seq].holds, came[seq], -1
+            if not holds[tile]:
+                runs += 1 - int(holds[tile - 1]) - int(holds[tile + 1]) - (abs(before - tile) == 1)
+                total += 1
+                tiles[seq] += 1
+                longest = max(longest, tiles[seq])
+                came[seq] = tile
+                rows.append((step, total, runs, longest))
+        table = np.array(rows)
+        lasts = np.diff(table[:, 0], append=n)
+        scanned, in_runs, most = (table[:, column].repeat(lasts) for column in (1, 2, 3))
         now = sum([each.cells for each in known])
-        useful = np.arange(now + apart, now + apart * steps + 1, apart)
-        return Sums(total, useful, runs, total, longest)
+        useful = np.arange(now + apart, now + apart * n + 1, apart)
+        scanned *= TILE
+        return Sums(scanned, useful, in_runs, scanned, most * TILE)
 
     def took_steps(self, step: Sequence[Chunk], cells: IntArray) -> None:
         """The tokens of steps were put into cells; shape (steps, n_chunks)."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from policies.block_table import Paged
 from policies.blocks import NULL
-from policies.crew import Ahead, Course
-from policies.leap import MOST
+from policies.crew import Ahead, Course, Dues
 from policies.paged_crew import PagedCrew, Tables
 
 _Due = tuple[int, dict[int, Paged]]
@@ -27,14 +24,11 @@ class WindowCrew(PagedCrew):
     def __init__(self, about: Tables, window: int, release: Callable[[Sequence[int]], None]):
         """``window``: tokens that attention looks back; ``release``: one sequence fewer holds each of some blocks."""
         super().__init__(about)
-        size = about.size
         self._window = window
         self._release = release
         self._eventful = True
         self._gives: dict[int, dict[int, Paged]] = {}
         """By the remainder, where there is anybody, in order of joining; without the young."""
-        self._leaves = np.zeros(MOST + size, dtype=np.int64)
-        """How many there are, for each remainder and over again."""
         self._young: list[tuple[int, int, int]] = []
         """A heap of, for each member at least that will not give up its first block in the next ``size`` steps: the
         step in which it does, turn, number."""
@@ -58,10 +52,8 @@ class WindowCrew(PagedCrew):
         s, size = self._members[seq], self._size
         at = (self.steps + self._window - 1 - s.length) % size
         who = self._gives.get(at)
-        if who is not None and who.pop(seq, None) is not None:
-            if not who:
-                del self._gives[at]
-            self._leaves[at::size] -= 1
+        if who is not None and who.pop(seq, None) is not None and not who:
+            del self._gives[at]
         self._held += s.skipped * size
         self._runs += s.skipped
         super().leave(seq)
@@ -74,20 +66,13 @@ class WindowCrew(PagedCrew):
 
     def course(self, n: int) -> Course:
         """Until the free blocks run out, if none came back."""
-        steps, size = self.steps, self._size
-        n, scanned, growth, bends, runs, begun, _ = super().course(n)
-        here = self._giving()
-        given, at = self._leaves[steps % size : steps % size + n], steps + n
-        if self._young and self._young[0][0] < at:
-            given = given.copy()
-            for first, turn, seq in self._young:
-                if first < at and self._is_member(seq, turn):
-                    given[first - steps :: size] += 1
-        given = np.add.accumulate(given)
-        if self._reserved == steps:
-            scanned, runs = scanned + here * size, runs + here
-        assert begun is not None
-        return Course(n, scanned, growth, bends, runs, begun - given, given * size)
+        course = super().course(n)
+        self._mature(self.steps)
+        gives, stop = self._when(self._gives), self.steps + course.steps
+        if self._young and self._young[0][0] < stop:
+            young = [(first, seq) for first, turn, seq in self._young if first < stop and self._is_member(seq, turn)]
+            gives += [(first - self.steps, {seq: self._members[seq]}) for first, seq in young]
+        return course._replace(gives=gives)
 
     def longest(self, n: int) -> int:
         """All of its tokens, or as many as are left the step before it gives up a block."""
@@ -103,30 +88,26 @@ class WindowCrew(PagedCrew):
             found = max(found, most - (self._young[0][0] - self.steps) + n)
         return min(found, most)
 
-    def _set_aside(self, n: int) -> int:
+    def _set_aside(self, n: int, begins: Dues) -> None:
         """In the order of steps, and of joining in each; so many steps at a time that nobody's turn comes twice."""
-        size, spared = self._size, 0
+        size = self._size
         first, stop = self.steps + (self._reserved == self.steps), self.steps + n
         for start in range(first, stop, size):
             self._mature(start)
             end = min(start + size, stop)
-            gives, begins = self._due(self._gives, start, end), self._due(self._begins, start, end)
-            given = 0
-            for step, who in gives:
-                given += len(who)
-                spared += len(who) * (stop - step)
+            gives, takes = self._due(self._gives, start, end), self._due(self._begins, start, end)
+            given = sum([len(who) for _, who in gives])
             self._held -= given * size
             self._runs -= given
-            for _, who in begins:
+            for _, who in takes:
                 self._runs += len(who)
             if self._in_order:
                 fills = [(step - 1, who) for step, who in self._due(self._begins, start + 1, end + 1)]
-                self._one_by_one(gives, begins, fills)
+                self._one_by_one(gives, takes, fills)
             elif not gives:
-                self._take_all(begins)
-            elif self._name is None or not self._exchange(gives, begins, start):
-                self._one_by_one(gives, begins, [])
-        return spared * size
+                self._take_all(takes)
+            elif self._name is None or not self._exchange(gives, takes, start):
+                self._one_by_one(gives, takes, [])
 
     def _due(self, kept: dict[int, dict[int, Paged]], start: int, stop: int) -> list[_Due]:
         """Those whose step is one of these, of which there are ``size`` at most, by their steps."""
@@ -202,7 +183,6 @@ class WindowCrew(PagedCrew):
         who[seq] = s
         if late:
             self._gives[at] = dict(sorted(who.items(), key=lambda item: item[1].turn))
-        self._leaves[at :: self._size] += 1
 
     def _is_member(self, seq: int, turn: int) -> bool:
         s = self._members.get(seq)

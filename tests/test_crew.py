@@ -14,6 +14,7 @@ from kvsim.metrics import Recorder
 from kvsim.scenario import load
 from kvsim.simulation import build_policy, cost_model, drive
 from policies import available
+from policies.crew import Course
 from policies.paged import PagedPolicy
 
 PROFILE = load_profile("default")
@@ -133,3 +134,61 @@ def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache):
     assert recorder.forward_passes > 1000
     # Neither one by one, nor with those beside a crew who could not join it.
     assert policy.allocate.call_count + crew.place.call_count < 0.1 * recorder.forward_passes
+
+
+@given(
+    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=8),
+    size=st.integers(1, 20),
+    reserved=st.booleans(),
+    n=st.integers(1, 100),
+)
+def test_a_course_sums_up_what_its_steps_read(lengths, size, reserved, n):
+    """``reserved``: who begins a block in the first step has it already."""
+    begins = {}
+    for seq, length in enumerate(lengths):
+        at = -length % size
+        begins.setdefault(size if reserved and at == 0 else at, {})[seq] = None
+    blocks = [-(-length // size) + (reserved and length % size == 0) for length in lengths]
+    course = Course(n, sum(lengths), len(lengths), sum(blocks), size=size, begins=sorted(begins.items()))
+    later = [length + step for step in range(1, n + 1) for length in lengths]
+    assert course.scores(n) == sum(later)
+    assert course.pieces(n) == sum(-(-length // size) for length in later)
+
+
+@given(lengths=st.lists(st.integers(1, 100), max_size=8), most=st.integers(1, 100), n=st.integers(1, 100))
+def test_a_course_grows_no_more_where_all_is_held(lengths, most, n):
+    bends = [most - length for length in lengths if length < most]
+    course = Course(n, sum(min(length, most) for length in lengths), len(bends), len(lengths), bends)
+    assert course.scores(n) == sum(min(length + step, most) for step in range(1, n + 1) for length in lengths)
+    assert course.pieces(n) == n * len(lengths)
+
+
+def alone(name, prompt, output, window=64):
+    """A single request on a server of its own; the policy, whose calls are counted, and the recorder."""
+    fixed = {key: {"kind": "fixed", "value": n} for key, n in (("prompt_tokens", prompt), ("output_tokens", output))}
+    scenario = load(
+        {
+            "workload": {"kind": "batch", "requests": 1, **fixed},
+            "server": {"scheduler": "vllm", "slots": 4, "n_batch": 512, "n_ubatch": 512, "slot_context": 512},
+            "cache": {"cells": 4096, "window": window},
+        }
+    )
+    costs = cost_model(scenario, PROFILE)
+    policy, recorder = build_policy(scenario, name, costs), Recorder(detail="requests")
+    for method in ("allocate", "place"):
+        setattr(policy, method, Mock(side_effect=getattr(policy, method)))
+    drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, "default")
+    return policy, recorder
+
+
+def test_a_region_grows_on_the_way():
+    policy, recorder = alone("growing", 20, 200)
+    assert (recorder.compactions, recorder.moved_cells) == (3, 32 + 64 + 128)
+    # The prompt, and nothing else, is placed beside the others.
+    assert (policy.allocate.call_count, policy.place.call_count) == (0, 1)
+
+
+def test_a_ring_takes_a_prompt_longer_than_its_window_in_several_passes():
+    policy, recorder = alone("ring", 300, 10)
+    assert recorder.forward_passes == -(-300 // policy.crew().widest) + 9
+    assert (policy.allocate.call_count, policy.place.call_count) == (0, 1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import linalg, special
 
-from workloads import Lognormal
+from workloads import Empirical, Lognormal
 from workloads.fits import fit_gaps, fit_lengths, quantiles_of
 from workloads.modulated_fit import fit_modulated, log_likelihood
 
@@ -66,8 +66,21 @@ def test_a_constant_is_fixed():
 
 
 def test_quantiles_from_the_smallest_to_the_largest():
-    found = quantiles_of(np.arange(1, 1001))
-    assert (len(found), found[0], found[50], found[100]) == (101, 1, 500, 1000)
+    found, shares = quantiles_of(np.arange(1, 1001))
+    assert (found[0], found[50], found[-1]) == (1, 500, 1000)
+    assert (shares[0], shares[50], shares[-1]) == (0, 0.5, 1)
+    assert sorted(set(shares)) == shares
+
+
+def test_quantiles_keep_the_mean_of_a_heavy_tail():
+    """As of a trace's answers: most are short, a few in a thousand very long."""
+    tokens = Lognormal(3.0, 1.2, 1, 4000).draw(rng(), 20_000)
+    tokens[:20] += 3000
+    found, shares = quantiles_of(tokens)
+    drawn = Empirical(found, shares).draw(rng(2), 200_000)
+    assert drawn.mean() == pytest.approx(tokens.mean(), rel=0.05)
+    hundredths = Empirical(np.quantile(tokens, np.linspace(0, 1, 101)).tolist()).draw(rng(2), 200_000)
+    assert hundredths.mean() > 1.2 * tokens.mean()
 
 
 @pytest.mark.parametrize("states", [2, 3])

@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,8 @@ from kvsim.metrics import Recorder
 from kvsim.scenario import load
 from kvsim.simulation import build_policy, cost_model, drive, run
 from policies import Chunk, Policy, SequencePlan, available
+from policies.arena import Arena
+from policies.tiles import TileMap
 from policies.unified import UnifiedPolicy
 from tests.worlds import command
 
@@ -236,3 +239,48 @@ def test_a_trigger_learns_as_if_asked_step_by_step():
         drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default", leap=leap)
         states.append(policy.trigger)
     assert states[0] == states[1]
+
+
+def test_steps_leap_over_holes_too_short_for_them():
+    """From high up each search begins anew from 0, and finds nothing before where the last one ended: a leap goes on
+    there, and not where a hole is wide enough."""
+    leaped, stepped, held = (build_policy(load("chat", cache__cells=4096), "contiguous") for _ in range(3))
+    for policy in (leaped, stepped, held):
+        for start in range(100):
+            policy.allocate([Chunk(seq, start, 1) for seq in range(3)])
+        policy.free(1)
+    held.free(0, 0, 30)
+    held.arena.head = 100
+    step = [Chunk(0, 100, 1), Chunk(2, 100, 1)]
+    foreseen = leaped.extend(step, 60)
+    assert foreseen is not None
+    assert foreseen.steps == 60
+    foreseen.take(60, False)
+    for more in range(60):
+        stepped.allocate([chunk._replace(start=100 + more) for chunk in step])
+    assert leaped.occupancy().position.tolist() == stepped.occupancy().position.tolist()
+    assert leaped.occupancy().owners == stepped.occupancy().owners
+    assert held.extend(step, 60) is None
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_tiles_entered_one_by_one_are_those_found_as_arrays(down, monkeypatch):
+    """In a row and with gaps, up and down, beside tiles that hold something and far from them."""
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        size, seqs, steps = 64 * 40, int(rng.integers(1, 4)), int(rng.integers(2, 60))
+        arena = Arena(size)
+        cells = rng.permutation(size)[: int(rng.integers(40, 1500))]
+        held, free = np.sort(cells[:30]), np.sort(cells[30:])
+        steps = min(steps, len(free) // seqs)
+        if steps < 1:
+            continue
+        for seq in range(seqs):
+            arena.take(held[seq::seqs], [Chunk(seq, 0, len(held[seq::seqs]))])
+        step = [Chunk(seq, len(held[seq::seqs]), 1) for seq in range(seqs)]
+        table = (free[::-1] if down else free)[: steps * seqs].reshape(steps, seqs)
+        found = []
+        for few in (10**6, 0):
+            monkeypatch.setattr("policies.tiles._FEW", few)
+            found.append([np.asarray(column).tolist() for column in TileMap(arena).foresee(step, table)])
+        assert found[0] == found[1]

@@ -220,6 +220,7 @@ class Given:
 
     rows: Sequence[tuple[int | None, float, int, int, float]]
     users: None = None
+    notes: Sequence[str] = ()
 
     @property
     def n_requests(self):

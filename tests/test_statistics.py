@@ -67,6 +67,15 @@ def test_what_is_said_again():
     assert told.found_tokens == pytest.approx((10 + 20 + 7) / (30 + 67 + 25))
 
 
+def test_a_longer_stretch_of_the_same_text_is_found_as_far_as_it_was_there():
+    first = Request(0, 0.0, 100, 1, content=(Segment(1, 0, 100),))
+    longer = Request(1, 1.0, 150, 1, content=(Segment(1, 0, 150),))
+    parted = Request(2, 2.0, 130, 1, content=(Segment(1, 0, 120), Segment(9, 0, 10)))
+    told = describe(Given([first, longer, parted])).reuse
+    assert (told.segments, told.distinct, told.found) == (4, 2, 1)
+    assert told.found_tokens == pytest.approx((100 + 120) / (100 + 150 + 130))
+
+
 def test_pieces_behind_the_prompt_do_not_count():
     told = describe(Given([Request(0, 0.0, 10, 1, content=(Segment(1, 0, 16), Segment(2, 0, 16)))])).reuse
     assert (told.segments, told.found) == (1, 0)

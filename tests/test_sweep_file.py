@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from kvsim import UserError, builtin_sweeps, plan
-from kvsim.sweep_file import MOST_RUNS
+from kvsim import UserError, builtin_sweeps
+from kvsim.sweep_file import MOST_RUNS, plan_sweep
 
 CELLS = {"from": 512, "to": 4096, "scale": "log"}
 RATE = {"from": 2, "to": 8}
 
 
 def laid_out(**keys):
-    return plan({"scenario": "chat", **keys})
+    return plan_sweep({"scenario": "chat", **keys})
 
 
 def settings(planned):
@@ -41,7 +41,9 @@ def test_values_that_round_to_the_same_are_run_once():
 
 def test_a_key_without_a_default_is_whole_where_its_ends_are():
     base = {"workload": {"requests": 5}}
-    (_, middle, _) = settings(plan({"base": base, "axes": {"server.slot_context": {"from": 5, "to": 10, "steps": 3}}}))
+    (_, middle, _) = settings(
+        plan_sweep({"base": base, "axes": {"server.slot_context": {"from": 5, "to": 10, "steps": 3}}})
+    )
     assert middle["server.slot_context"] in (7, 8)
 
 
@@ -57,11 +59,11 @@ def test_designs_that_are_drawn_fill_their_axes(design):
     # Spread evenly: a half of the points in each half of an axis, give or take one or two.
     assert 8 <= sum(row["workload.rate"] < 5 for row in each) <= 13
     assert settings(laid_out(design=design, points=21, axes=axes)) == each
-    assert settings(plan({"scenario": "chat", "design": design, "points": 21, "axes": axes}, seed=2)) != each
+    assert settings(plan_sweep({"scenario": "chat", "design": design, "points": 21, "axes": axes}, seed=2)) != each
 
 
 def test_replications_have_the_same_seeds_everywhere():
-    planned = plan({"scenario": "chat", "axes": {"cache.cells": [1024, 2048]}, "replications": 3}, seed=10)
+    planned = plan_sweep({"scenario": "chat", "axes": {"cache.cells": [1024, 2048]}, "replications": 3}, seed=10)
     assert [[point.replication(r).seed for r in range(3)] for point in planned.points] == [[10, 11, 12]] * 2
 
 
@@ -88,7 +90,7 @@ def test_paths_start_at_the_files_they_stand_in(tmp_path):
     (tmp_path / "inner" / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,4\n")
     (tmp_path / "inner" / "traced.toml").write_text('[workload]\nkind = "azure"\npath = "trace.csv"\n')
     (tmp_path / "sweep.toml").write_text('scenario = "inner/traced.toml"\n')
-    planned = plan(tmp_path / "sweep.toml")
+    planned = plan_sweep(tmp_path / "sweep.toml")
     assert planned.name == "sweep"
     assert planned.points[0].scenario.build_workload().n_requests == 1
 
@@ -96,7 +98,7 @@ def test_paths_start_at_the_files_they_stand_in(tmp_path):
 def test_shipped_sweeps_can_be_planned():
     assert builtin_sweeps()
     for name in builtin_sweeps():
-        planned = plan(name)
+        planned = plan_sweep(name)
         assert planned.name == name
         assert not any(point.fault for point in planned.points)
         json.dumps(planned.to_dict())
@@ -178,4 +180,4 @@ def test_a_mistake_is_answered_in_one_line(keys, answer):
 
 def test_seeds_must_fit():
     with pytest.raises(UserError, match="leaves no room for further replications' seeds"):
-        plan({"scenario": "chat", "replications": 2}, seed=2**63 - 1)
+        plan_sweep({"scenario": "chat", "replications": 2}, seed=2**63 - 1)

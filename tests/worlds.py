@@ -86,6 +86,10 @@ class Listed:
     def n_requests(self) -> int:
         return len(self.rows)
 
+    @property
+    def notes(self) -> Sequence[str]:
+        return ()
+
     def __iter__(self) -> Iterator[Request]:
         return (Request(i, at, prompt, output) for i, (at, prompt, output) in enumerate(self.rows))
 
@@ -100,6 +104,10 @@ class Given:
     @property
     def n_requests(self) -> int:
         return len(self.requests)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return ()
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.requests)

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from itertools import islice
 
 from workloads.azure_columns import OddError, read_columns
-from workloads.azure_rows import COLUMNS, Clock, RowReader
+from workloads.azure_rows import COLUMNS, AzureClock, RowReader
+from workloads.csv_rows import CsvRows
 from workloads.files import open_bytes, open_text
+from workloads.ledger import FlawError
 from workloads.request import WorkloadError
 from workloads.traces import Page, Row, Trace, page_of, paged
 
@@ -34,7 +36,7 @@ class AzureTrace(Trace):
             for page in self._blocks():
                 yield page
                 done += len(page.seconds)
-        except (OddError, WorkloadError, csv.Error):
+        except (OddError, FlawError, WorkloadError, csv.Error):
             pass
         else:
             return
@@ -43,12 +45,12 @@ class AzureTrace(Trace):
 
     def _blocks(self) -> Iterator[Page]:
         """The rows block by block. Raises ``OddError`` where only ``_rows`` can go on; no fault is worded here."""
-        clock = Clock()
+        clock = AzureClock()
         with open_bytes(self.path) as binary:
             header = binary.readline(_LINE)
             if header.decode("utf-8-sig").rstrip("\r\n") != ",".join(COLUMNS):
                 raise OddError
-            reader = RowReader(self.path, list(COLUMNS), clock)
+            reader = RowReader(list(COLUMNS), range(3), clock)
             while block := binary.read(_BLOCK):
                 rest = binary.readline(_LINE)
                 if len(rest) == _LINE:
@@ -61,15 +63,11 @@ class AzureTrace(Trace):
                 yield page
 
     def _rows(self) -> Iterator[Row]:
-        """The rows one by one, as every file can be read. Raises ``WorkloadError`` for the first fault."""
+        """The rows one by one, as every file can be read. Raises ``WorkloadError``."""
         with open_text(self.path) as text:
-            rows = csv.reader(text, strict=True)
-            try:
-                reader = RowReader(self.path, next(rows, None), Clock())
-                for number, row in enumerate((r for r in rows if r), 1):
-                    yield reader.read(number, row)
-            except csv.Error as e:
-                raise WorkloadError(f"{self.path}: line {rows.line_num}: not CSV ({e})") from None
+            rows = CsvRows(self.path, text, COLUMNS)
+            reader = RowReader(rows.header or [], rows.columns, AzureClock())
+            yield from self._ledger.sift(rows.numbered(), reader.read)
 
 
 def _read_lines(block: bytes, reader: RowReader) -> Page:
@@ -77,4 +75,4 @@ def _read_lines(block: bytes, reader: RowReader) -> Page:
     if b'"' in block or block.count(b"\r") != block.count(b"\r\n"):
         raise OddError
     rows = csv.reader(block.decode().split("\n"), strict=True)
-    return page_of([reader.read(0, row) for row in rows if row])
+    return page_of([reader.read(row) for row in rows if row])

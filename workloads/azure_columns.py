@@ -7,7 +7,8 @@ from datetime import date, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.azure_rows import TIMESTAMP, Clock, parse_time
+from workloads.azure_rows import AzureClock
+from workloads.clock import TIMESTAMP, parse_time
 from workloads.lengths import MAX_TOKENS
 from workloads.traces import Page
 
@@ -28,7 +29,7 @@ class OddError(Exception):
     """These rows are written in another way or wrong: they must be read one by one."""
 
 
-def read_columns(block: bytes, clock: Clock) -> Page:
+def read_columns(block: bytes, clock: AzureClock) -> Page:
     """The rows of whole lines, each with its line end, the last perhaps without.
 
     All times must be written alike, in fields of the same width. Raises ``OddError`` for whatever is not exactly as
@@ -68,7 +69,7 @@ def _numbers(data: Bytes, starts: Ints, stops: Ints) -> Ints:
     return numbers
 
 
-def _ticks(texts: Bytes, clock: Clock) -> Ints:
+def _ticks(texts: Bytes, clock: AzureClock) -> Ints:
     """Nanoseconds from the trace's first row to each of these times, shape (rows, characters); moves the clock on."""
     like = texts[0].tobytes().decode("latin-1")
     match = TIMESTAMP.fullmatch(like)
@@ -85,7 +86,7 @@ def _ticks(texts: Bytes, clock: Clock) -> Ints:
         raise OddError
     local = _days(_written(digits[:8])) * _DAY + _seconds(*(_written(digits[k : k + 2]) for k in (8, 10, 12)))
     nanoseconds = _written(digits[14:]) * np.int64(10 ** (9 - decimals))
-    moment, beyond = parse_time("", like)
+    moment, beyond = parse_time("TIMESTAMP", like)
     first, before = (moment, beyond) if clock.first is None else (clock.first, clock.nanoseconds)
     seconds = local - (local[0] - _second(moment)) - _second(first)
     if np.abs(seconds).max() >= _MOST_SECONDS:

@@ -18,9 +18,9 @@ from workloads.modulated_fit import fit_modulated
 Share = Callable[[NDArray[np.floating[Any]]], NDArray[np.float64]]
 """The share of a distribution below given values."""
 
-_MOST_GAPS = 50_000
+_MOST_GAPS = 20_000
 """Gaps that are fitted: the likelihood of a modulated process takes time, and must be of the same gaps for all."""
-_QUANTILES = 101
+_SHARES = (*(i / 100 for i in range(100)), *(i / 1000 for i in range(991, 1001)))
 _MOST_STATES = 4
 _HOURS = 24
 _DAY_S = 86_400.0
@@ -66,10 +66,13 @@ def fit_lengths(tokens: IntArray) -> list[Candidate]:
     return sorted(candidates, key=lambda c: c.aic)
 
 
-def quantiles_of(tokens: IntArray) -> list[int]:
-    """Quantiles at 0, 1, ... 100 %, as whole tokens."""
-    found: list[int] = np.rint(np.quantile(tokens, np.linspace(0, 1, _QUANTILES))).astype(np.int64).tolist()
-    return found
+def quantiles_of(tokens: IntArray) -> tuple[list[int], list[float]]:
+    """Quantiles as whole tokens, and of which shares: each hundredth, and in the last one each thousandth.
+
+    The longest few are much of all tokens where the tail is heavy; a straight line to the maximum would make them more.
+    """
+    found: list[int] = np.rint(np.quantile(tokens, _SHARES)).astype(np.int64).tolist()
+    return found, list(_SHARES)
 
 
 def fit_gaps(arrivals_s: FloatArray) -> tuple[list[Candidate], int]:

@@ -124,12 +124,14 @@ class Zipf:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """Given quantiles in tokens, from 0 to 100 % in even steps; linear in between, rounded.
+    """Given quantiles in tokens; linear in between, rounded.
 
     At least two, not decreasing, each at least 1: as published of traces that cannot be published themselves.
     """
 
     quantiles: Sequence[float]
+    shares: Sequence[float] | None = None
+    """Of which share each is the quantile, rising from 0 to 1; None: even steps."""
 
     def draw(self, rng: np.random.Generator, n: int) -> IntArray:
         """``n`` lengths."""
@@ -138,13 +140,15 @@ class Empirical:
     def at(self, u: FloatArray) -> IntArray:
         """The lengths at these shares."""
         tokens = np.array(self.quantiles, dtype=np.float64)
-        return _tokens(np.interp(u, np.linspace(0.0, 1.0, len(tokens)), tokens), 1, None)
+        shares = np.linspace(0.0, 1.0, len(tokens)) if self.shares is None else np.array(self.shares)
+        return _tokens(np.interp(u, shares, tokens), 1, None)
 
 
 def _tokens(drawn: NDArray[np.floating], low: int, high: int | None) -> IntArray:
     """Rounded and held within the limits."""
     top = float(MAX_TOKENS) if high is None else float(high)
-    return np.clip(np.rint(drawn), low, top).astype(np.int64)
+    tokens: IntArray = np.clip(np.rint(drawn), low, top).astype(np.int64)
+    return tokens
 
 
 @lru_cache(maxsize=16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
@@ -55,21 +55,24 @@ class Mix:
     def _renumbered(self, groups: Iterator[_Group]) -> Iterator[Request]:
         number = session = 0
         for place, requests in groups:
+            # Of this session, by what its own part calls them; a prompt repeats all texts of the one before.
             texts: dict[Segment, Segment] = {}
-            """Of this session, by what its own part calls them; a prompt repeats all texts of the one before."""
+            answers: dict[int, int] = {}
             together = None if requests[0].session is None else session
             for request in requests:
                 for segment in request.content:
                     if segment not in texts:
-                        texts[segment] = self._own(place, segment)
+                        texts[segment] = self._own(place, segment, answers)
                 content = tuple([texts[segment] for segment in request.content])
                 yield request._replace(id=number, content=content, session=together)
-                texts[request.answer] = answer_of(number, request.output_tokens)
+                answers[request.answer.source] = answer_of(number, 1).source
                 number += 1
             session += together is not None
 
-    def _own(self, place: int, segment: Segment) -> Segment:
-        """A text of one part, as no other part has it."""
+    def _own(self, place: int, segment: Segment, answers: Mapping[int, int]) -> Segment:
+        """A text of one part, as no other part has it; ``answers``: new sources of those that its session gave."""
+        if segment.source in answers:
+            return segment._replace(source=answers[segment.source])
         if segment.source >= SOURCES:
             raise WorkloadError(f"part {place} quotes an answer from outside of its session, which cannot be mixed")
         source = segment.source * len(self.parts) + place
@@ -78,7 +81,7 @@ class Mix:
             raise WorkloadError(
                 f"part {place}: text {segment.source} is numbered too high to be mixed; expected 0 to {most}"
             )
-        return Segment(source, segment.start, segment.n)
+        return segment._replace(source=source)
 
 
 _Group = tuple[int, Sequence[Request]]

@@ -10,7 +10,7 @@ from workloads.gaps import Gaps, moments
 from workloads.lengths import FloatArray, IntArray
 
 _BLOCK = 4096
-"""Stays in a state, or candidates, drawn at a time. Part of what a seed means."""
+"""Stays in a state drawn at a time. Part of what a seed means."""
 
 
 def modulated_gaps(rates: Sequence[float], dwell_s: Sequence[float]) -> Gaps:
@@ -83,41 +83,31 @@ def diurnal_gaps(rate: float, profile: Sequence[float], period_s: float, phase_s
     """A Poisson process whose rate repeats every ``period_s`` seconds, with a mean of ``rate`` requests/s.
 
     ``profile``: relative rates of equal parts of the period, not all 0; the run begins ``phase_s`` seconds into it.
-    By thinning (Lewis & Shedler 1979): of candidates at the highest rate, each is kept with the share of it that holds
-    at its time, so that drawing costs as much more as the peak is above the mean.
+    By inversion, as above: thinning (Lewis & Shedler 1979) draws candidates all through a night in which nothing comes.
     """
-    relative = np.array(profile, dtype=np.float64)
-    peak = rate * float(relative.max() / relative.mean())
-    return lambda rng: _Thinned(rng, peak, relative / relative.max(), period_s, phase_s).draw
+    share = np.concatenate(([0.0], np.cumsum(profile))) / np.sum(profile)
+    return lambda rng: _Daily(rng, rate * period_s, share, period_s, phase_s % period_s).draw
 
 
-class _Thinned:
+class _Daily:
     """One run of the process."""
 
-    def __init__(self, rng: np.random.Generator, peak: float, shares: FloatArray, period_s: float, phase_s: float):
-        self._rng, self._peak, self._shares = rng, peak, shares
-        self._period_s, self._phase_s = period_s, phase_s
-        self._now = self._candidate = 0.0
-        """The last arrival and the last candidate, in seconds."""
-        self._left = np.empty(0)
-        """Arrivals of the last block that nobody has asked for yet."""
+    def __init__(self, rng: np.random.Generator, requests: float, share: FloatArray, period_s: float, phase_s: float):
+        """``requests``: of a period; ``share``: of them, up to the end of each part, shape (parts + 1,)."""
+        self._rng, self._requests, self._share, self._period_s = rng, requests, share, period_s
+        self._ends = np.linspace(0.0, period_s, len(share))
+        self._now = phase_s
+        self._due = requests * float(np.interp(phase_s, self._ends, share))
+        """The last arrival, and the integral of the rate up to it, from the start of the first period."""
 
     def draw(self, n: int) -> FloatArray:
         """The next n gaps."""
-        parts, found = [self._left], len(self._left)
-        while found < n:
-            parts.append(self._block())
-            found += len(parts[-1])
-        times = np.concatenate(parts)
-        self._left = times[n:]
-        gaps = np.diff(times[:n], prepend=self._now)
-        self._now = float(times[n - 1]) if n else self._now
+        due = moments(self._due, self._rng.exponential(size=n))
+        periods = np.floor(due / self._requests)
+        rest = np.clip(due / self._requests - periods, 0.0, 1.0)
+        times = periods * self._period_s + np.interp(rest, self._share, self._ends)
+        # The sums and the period, both rounded, may disagree in the last digit.
+        gaps = np.maximum(np.diff(times, prepend=self._now), 0.0)
+        if n:
+            self._now, self._due = float(times[-1]), float(due[-1])
         return gaps
-
-    def _block(self) -> FloatArray:
-        """Those of the next candidates that are kept."""
-        times = moments(self._candidate, self._rng.exponential(1.0 / self._peak, _BLOCK))
-        self._candidate = float(times[-1])
-        place = (times + self._phase_s) % self._period_s / self._period_s * len(self._shares)
-        part = np.minimum(place.astype(np.int64), len(self._shares) - 1)
-        return times[self._rng.random(_BLOCK) < self._shares[part]]

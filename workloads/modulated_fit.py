@@ -19,6 +19,11 @@ Floats = NDArray[np.float64]
 
 _WIDEST = 12.0
 """How far from the mean a rate or a dwelling time may lie, as the exponent of e."""
+_WINDOWS = {2: (8, 64), 3: (8, 64)}
+"""Arrivals in a window, from whose counts the climb starts; of more states ``_WINDOW``."""
+_WINDOW = (64,)
+_HOPELESS = 1e12
+"""In place of a likelihood that cannot be reckoned."""
 
 
 class Modulated(NamedTuple):
@@ -34,10 +39,12 @@ class Modulated(NamedTuple):
 def fit_modulated(gaps: FloatArray, states: int) -> Modulated:
     """The likeliest process with so many states (2 or more); ``gaps`` in seconds, above 0, shape (n,).
 
-    Starts from the quantiles of the rate in windows of several lengths, and climbs by the simplex of Nelder and Mead.
+    Starts from the quantiles of the rate in windows, and climbs by L-BFGS-B on the logarithms.
     """
     mean = float(gaps.mean())
-    found = [_climb(gaps / mean, *_start(gaps / mean, states, per_window)) for per_window in (8, 64)]
+    found = [
+        _climb(gaps / mean, *_start(gaps / mean, states, per_window)) for per_window in _WINDOWS.get(states, _WINDOW)
+    ]
     best = max(found, key=lambda process: process.log_likelihood)
     order = np.argsort(-best.rates)
     # Of a density in units of the mean gap, back to one in seconds.
@@ -92,19 +99,18 @@ def _climb(gaps: FloatArray, rates: FloatArray, dwells: FloatArray) -> Modulated
     states = len(rates)
 
     def worse(logs: FloatArray) -> float:
-        if np.abs(logs).max() > _WIDEST:
-            return 1e12
         try:
             value = log_likelihood(gaps, np.exp(logs[:states]), np.exp(logs[states:]))
         except np.linalg.LinAlgError:
-            return 1e12
-        return -value if np.isfinite(value) else 1e12
+            return _HOPELESS
+        return -value if np.isfinite(value) else _HOPELESS
 
-    start: FloatArray = np.clip(np.log(np.concatenate((rates, dwells))), -_WIDEST + 1, _WIDEST - 1)
+    start: FloatArray = np.clip(np.log(np.concatenate((rates, dwells))), 1 - _WIDEST, _WIDEST - 1)
     found = optimize.minimize(
         worse,
         start,
-        method="Nelder-Mead",
-        options={"maxfev": 250 * states, "xatol": 1e-3, "fatol": 0.05, "adaptive": True},
+        method="L-BFGS-B",
+        bounds=[(-_WIDEST, _WIDEST)] * len(start),
+        options={"maxiter": 80, "ftol": 1e-7},
     )
     return Modulated(np.exp(found.x[:states]), np.exp(found.x[states:]), -float(found.fun))

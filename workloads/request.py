@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 SOURCES = 1 << 48
@@ -74,3 +75,19 @@ class Workload(Protocol):
 
 class WorkloadError(ValueError):
     """What the user gave cannot be read. The message is one line: file, row or key, what, what is accepted."""
+
+
+class BadRowError(WorkloadError):
+    """A row of a file is wrong; those before and after it may be good."""
+
+    def __init__(self, path: Path, row: int, what: str):
+        # Not the message: exceptions are told to another process by their arguments.
+        super().__init__(path, row, what)
+        self.path = path
+        self.row = row
+        """Of the rows of data, the first of which is 1."""
+        self.what = what
+        """The message without the file and the row."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: row {self.row}: {self.what}"

@@ -19,7 +19,7 @@ _TICKING = 0.05
 """Share of gaps of no length from which on a clock is held to tick coarsely."""
 
 
-class Columns(NamedTuple):
+class StreamColumns(NamedTuple):
     """A request stream by column; shape (requests,) each."""
 
     arrivals_s: FloatArray
@@ -117,7 +117,7 @@ def describe(workload: Workload) -> Statistics:
     )
 
 
-def read_columns(workload: Workload) -> tuple[Columns, int, Reuse | None]:
+def read_columns(workload: Workload) -> tuple[StreamColumns, int, Reuse | None]:
     """The stream by column, its sessions, and what a prefix cache would find. Raises ``WorkloadError``.
 
     A turn of a session counts as arriving with its session and the pauses before it: what the server adds to that is
@@ -142,7 +142,7 @@ def read_columns(workload: Workload) -> tuple[Columns, int, Reuse | None]:
             texts.read(request.content, request.prompt_tokens, request.answer)
     at = np.array(arrivals)
     order = np.argsort(at, kind="stable")
-    columns = Columns(
+    columns = StreamColumns(
         at[order] - at[order[0]], np.array(prompts, dtype=np.int64)[order], np.array(outputs, dtype=np.int64)[order]
     )
     return columns, sessions, texts.reuse(int(columns.prompt_tokens.sum()))
@@ -187,28 +187,38 @@ def rank_correlation(prompts: IntArray, outputs: IntArray) -> float | None:
 
 
 class _Texts:
-    """Every beginning that was said so far, as a tree: number of the text before and the next piece make a number."""
+    """Every beginning that was said so far, as a tree: of each place in it, what may come next and how much of it."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[int, Segment], int] = {}
+        self._next: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        """By the number of the piece before and how much of it there was, source and start: a number, and the most
+        tokens of it so far."""
         self._asked = self._found = self._tokens = self._distinct = 0
 
     def read(self, content: Sequence[Segment], prompt_tokens: int, answer: Segment) -> None:
         """A prompt, and the answer behind it, which a later prompt may quote."""
-        at, left, numbers = 0, prompt_tokens, self._numbers
+        place, left, known = (0, 0), prompt_tokens, True
         for piece in content:
             if left <= 0:
                 break
             self._asked += 1
-            before = len(numbers)
-            at = numbers.setdefault((at, piece), before + 1)
-            if at <= before:
-                self._found += 1
-                self._tokens += min(piece.n, left)
-            else:
-                self._distinct += 1
+            place, before = self._enter(place, piece)
+            if known:
+                self._tokens += min(piece.n, left, before)
+            known = known and before >= piece.n
+            self._found += known
+            self._distinct += before == 0
             left -= piece.n
-        numbers.setdefault((at, answer), len(numbers) + 1)
+        self._enter(place, answer)
+
+    def _enter(self, place: tuple[int, int], piece: Segment) -> tuple[tuple[int, int], int]:
+        """The place behind a piece, and how many tokens of it had been there."""
+        source, start, n = piece
+        key = (*place, source, start)
+        number, before = self._next.get(key, (len(self._next) + 1, 0))
+        if n > before:
+            self._next[key] = (number, n)
+        return (number, n), before
 
     def reuse(self, prompt_tokens: int) -> Reuse | None:
         if not self._asked:

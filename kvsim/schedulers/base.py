@@ -95,7 +95,8 @@ class Desk(ABC):
         """So many steady steps have run; in the last, somebody may have ended."""
         if n > 1:
             self.skip(step, n - 1)
-        self.commit([chunk._replace(start=chunk.start + n - 1) for chunk in step], now)
+            step = [chunk._replace(start=chunk.start + n - 1) for chunk in step]
+        self.commit(step, now)
 
     def _plan(self, job: Job) -> SequencePlan:
         """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""

@@ -64,7 +64,7 @@ class Vllm(Desk):
         self._listed = 0
         """The chunks at its beginning that are of those in lockstep."""
         self._vain = False
-        """Whether nobody can be let in until somebody ends."""
+        """Whether nobody can be let in until somebody ends, or somebody in lockstep gives room back."""
         self._places_alone = type(policy).reserve is Policy.reserve
 
     def keep_step(self, crew: Crew[Any] | None) -> None:
@@ -141,16 +141,17 @@ class Vllm(Desk):
         lets_in = bool(self.waiting and self._seats and left > 0 and not self._crowded)
         if crew is not None and not crew.reserve():
             return None
-        threshold = self._most_of_one()
-        for job in rest:
-            n = min(job.tokens - job.computed, threshold, left, self._limit - job.computed)
-            if n > 0:
-                chunk = Chunk(job.seat, job.computed, n)
-                if not self._policy.reserve(chunk):
-                    return None
-                step[job.seat] = chunk
-                left -= n
-        self._left = left
+        if rest:
+            threshold = self._most_of_one()
+            for job in rest:
+                n = min(job.tokens - job.computed, threshold, left, self._limit - job.computed)
+                if n > 0:
+                    chunk = Chunk(job.seat, job.computed, n)
+                    if not self._policy.reserve(chunk):
+                        return None
+                    step[job.seat] = chunk
+                    left -= n
+            self._left = left
         if lets_in:
             first = self.waiting.first()
             self._admit_waiting(step, now)
@@ -166,7 +167,8 @@ class Vllm(Desk):
                 self._stalled = -1
             for job in self._lockstep.went(1):
                 self._finish(job, now)
-            chunks = chunks[self._listed :]
+            if self._listed:
+                chunks = chunks[self._listed :]
         for chunk in chunks:
             job = self._at[chunk.seq]
             job.computed += chunk.n
@@ -182,22 +184,26 @@ class Vllm(Desk):
         lock = self._lockstep
         if lock is None or not self._together or len(step) > self._listed:
             return 0
-        if self._rest or (self.waiting and self._seats and self._left > 0 and not self._crowded and not self._vain):
+        if self._rest:
             return 1
-        return lock.lasts
+        if not (self.waiting and self._seats and self._left > 0 and not self._crowded):
+            return lock.lasts
+        if not self._vain:
+            return 1
+        return lock.lasts if lock.crew is None else min(lock.lasts, lock.crew.keeps_all())
 
     def skip(self, step: Sequence[Chunk], n: int) -> None:
         """Those in lockstep have got so many tokens."""
         assert self._lockstep is not None
-        self._lockstep.went(n)
+        self._lockstep.steps += n
 
     def _muster(self) -> None:
         """Let those join the lockstep that generate, in the order of the running."""
         lock, rest = self._lockstep, self._rest
-        if lock is None:
+        if lock is None or not rest:
             return
         for at, job in enumerate(rest):
-            ready = job.prefilled and job.computed == job.tokens - 1 and job.computed >= job.furthest
+            ready = job.generated and job.computed == job.tokens - 1 and job.computed >= job.furthest
             if not ready or not lock.join(job, self._lasts(job, self._context - 1)):
                 del rest[:at]
                 return
@@ -309,8 +315,9 @@ class Vllm(Desk):
 
     def _most_of_one(self) -> int:
         """Tokens that one prompt may have of a step: a long one gives way to others, if there are any."""
-        alone = len(self.running) + len(self.waiting) == 1
-        return self._threshold if self._threshold and not alone else 1 << 62
+        if not self._threshold or len(self.running) + len(self.waiting) == 1:
+            return 1 << 62
+        return self._threshold
 
     def _victim(self) -> Job:
         return max(self.running, key=urgency) if self._by_priority else self.running[-1]

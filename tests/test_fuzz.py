@@ -1,0 +1,24 @@
+"""The readers under bytes that coverage leads, for a few seconds; see ``tests/fuzz/fuzz_readers.py``."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 10
+
+
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="needs atheris (the extra fuzz)")
+@pytest.mark.parametrize("group", ["csv", "jsonl", "packed", "parquet"])
+def test_readers_read_or_refuse_whatever_they_are_given(tmp_path, group):
+    if group == "parquet":
+        pytest.importorskip("pyarrow", reason="needs pyarrow")
+    arguments = [sys.executable, "-m", "tests.fuzz.fuzz_readers", group, "--seconds", str(SECONDS)]
+    done = subprocess.run(
+        arguments, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Done" in done.stderr
