@@ -10,7 +10,7 @@ from typing import Any
 from kvsim.errors import UserError
 from kvsim.estimates import stop
 from kvsim.fingerprint import code_version, digest_of, scenario_parts
-from kvsim.store import Row, Store, Timing
+from kvsim.store import Place, Row, Store, Timing
 from kvsim.sweep_file import Point, SweepPlan, plan_sweep
 from kvsim.sweep_result import SweepResult
 from kvsim.sweep_task import Make, Task, one_line
@@ -80,8 +80,8 @@ class _Ledger:
         faults = [self._fault(point) for point in planned.points if point.scenario is None]
         first = self._ask()
         meta = {"name": planned.name, "sweep": json.dumps(planned.to_dict()), "code": code_version()}
-        there = [(task.digest, task.number, task.replication) for task in first if task.digest in self._known]
-        store.begin(meta, [*there, *((row.digest, row.number or 0, 0) for row in faults)])
+        there = [_place(task) for task in first if task.digest in self._known]
+        store.begin(meta, [*there, *(Place(row.digest, row.number or 0, 0, row.settings) for row in faults)])
         store.add([row for row in faults if row.digest not in self._known])
         self._done, self._failed = len(faults) + len(there), len(faults)
         self._total = len(faults) + len(first)
@@ -99,7 +99,7 @@ class _Ledger:
             if missing:
                 return missing
         while self._plan.file.stop is not None and (more := self._ask()):
-            there = [(task.digest, task.number, task.replication) for task in more if task.digest in self._known]
+            there = [_place(task) for task in more if task.digest in self._known]
             self._store.adopt(there)
             self._done += len(there)
             self._total += len(more)
@@ -168,6 +168,10 @@ class _Ledger:
         digest = digest_of(code_version(), "fault", point.policy, settings, point.fault)
         error = one_line(point.fault)
         return Row(digest, point.number, 0, point.policy, settings, "", "failed", error=error)
+
+
+def _place(task: Task) -> Place:
+    return Place(task.digest, task.number, task.replication, task.settings)
 
 
 def _chunks(tasks: Sequence[Task]) -> list[list[Task]]:

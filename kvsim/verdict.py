@@ -33,6 +33,8 @@ class Ranking:
     found: Best
     """Of the values, turned round where more is better; ``found.ratios`` are of the measure itself."""
     replications: int
+    spread: bool = True
+    """Whether any replication differs from another; a trace that is replayed does not know seeds."""
 
     @property
     def best(self) -> str:
@@ -58,7 +60,7 @@ class Ranking:
     @property
     def holds(self) -> bool:
         """Whether the best is better than all others with the level asked for, all comparisons together."""
-        return self.replications > 1 and not self.found.ties
+        return self.replications > 1 and self.spread and not self.found.ties
 
 
 def rank(values: Mapping[str, Sequence[float]], measure: str, level: float = LEVEL) -> Ranking:
@@ -73,7 +75,7 @@ def rank(values: Mapping[str, Sequence[float]], measure: str, level: float = LEV
     samples = np.array([list(each)[:common] for each in values.values()], dtype=np.float64)
     found = best_of(-samples if measure in MORE_IS_BETTER else samples, level)
     means = tuple(float(mean) for mean in samples.mean(axis=1))
-    return Ranking(measure, tuple(values), means, found, common)
+    return Ranking(measure, tuple(values), means, found, common, bool((samples != samples[:, :1]).any()))
 
 
 def column(runs: Sequence[Measures], measure: str) -> list[float] | None:
@@ -214,6 +216,9 @@ def _conclude(
     if ranking.replications == 1:
         aside.append("differences are of one run: ask for --replications 5 to know whether they hold")
         return _with(f"{said}: {_below(lead)} below {second}{_of_bound(over, best)}", aside)
+    if not ranking.spread:
+        aside.append("all replications are the same: seeds make no difference to this workload")
+        return _with(f"{said}: {_below(lead)} below {second}{_of_bound(over, best)}", aside)
     if ranking.holds:
         return _with(f"{said}: {_below(lead)} below {second}{_of_bound(over, best)}", aside)
     ties = ranking.ties
@@ -234,7 +239,7 @@ def _with(line: str, aside: Sequence[str]) -> str:
 def _below(lead: Interval) -> str:
     """By how much the best is below another, ``lead`` being the other's mean over the best's."""
     value = 1 - 1 / lead.value
-    if not math.isfinite(lead.low) or lead.low <= 0:
+    if lead.low == lead.high or not math.isfinite(lead.low) or lead.low <= 0:
         return _percent(value)
     return f"{_percent(value)} ({_percent(1 - 1 / lead.low)[:-2]} to {_percent(1 - 1 / lead.high)})"
 

@@ -128,6 +128,15 @@ def test_a_sweep_that_grows_makes_what_is_missing_only(small, tmp_path):
     assert len(made(path)) == 24
 
 
+def test_runs_are_found_again_where_they_are_wanted_now(tmp_path):
+    path = tmp_path / "moved.sqlite"
+    few = SMALL | {"axes": {"cache.cells": [512]}, "policies": ["paged"]}
+    sweep(few, out=path, workers=1)
+    wider = few | {"axes": {"workload.rate": [30.0, 50.0], "cache.cells": [256, 512]}}
+    assert sweep(wider, out=path, workers=1).rows == sweep(wider, out=tmp_path / "new.sqlite", workers=1).rows
+    assert len(made(path)) == 8
+
+
 def pretend_other_code(monkeypatch):
     """In this process; its workers know better."""
     for module in (HOME, sys.modules["kvsim.sweep_task"]):

@@ -63,6 +63,15 @@ def test_whoever_forgets_is_named():
     assert line.startswith("ring (which forgets tokens) has the lowest")
 
 
+def test_replications_that_are_all_the_same_prove_nothing():
+    verdict = judge({"a": given(1.0, 1.0, 1.0), "b": given(2.0, 2.0, 2.0)})
+    assert not verdict.ranking.holds
+    assert verdict.line == (
+        "a has the lowest mean end-to-end latency of all: 50 % below b; all replications are the same: seeds make no "
+        "difference to this workload"
+    )
+
+
 def test_unstable_policies_take_no_part():
     line = judge({"a": given(0.1, unstable=1), "b": given(0.5), "c": given(0.6)}).line
     assert line.startswith("b has the lowest")
