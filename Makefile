@@ -41,6 +41,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.paged
 	$(BIN)/python -m benchmarks.leaps --requests 75
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.engine --model small
 
 lock: setup

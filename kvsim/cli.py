@@ -25,6 +25,7 @@ from kvsim.prefix_cache import prefix_cache as study_prefixes
 from kvsim.progress import RunProgress
 from kvsim.results import writable
 from kvsim.scenario import Scenario, builtin_names, load, mooncake
+from kvsim.show_verdict import show_verdict
 from kvsim.simulation import run as run_scenario
 from kvsim.trace_sections import TRACES, TraceWorkload
 from policies import EVICTIONS, Eviction, PolicyFactory, Preset, available
@@ -98,21 +99,27 @@ def compare(
     requests: Requests = None,
     profile: ProfileName = None,
     out: Annotated[Path, typer.Option(help="Where the picture and the tables go.")] = Path("results"),
+    replications: Annotated[
+        int, typer.Option(help="Run all so often, with other seeds, for intervals.", min=1, max=1000)
+    ] = 1,
     no_leap: NoLeap = False,
     skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under several policies (all of them by default) and compare."""
     loaded = _load(scenario, seed, requests, profile, skip_bad_rows)
-    total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests
+    total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests * replications
     if not as_json:
         writable(out / loaded.name)
     with RunProgress(loaded.name, total) as progress:
-        comparison = compare_policies(loaded, policy, progress=progress, film=not as_json, leap=not no_leap)
+        comparison = compare_policies(
+            loaded, policy, progress=progress, film=not as_json, leap=not no_leap, replications=replications
+        )
     if as_json:
         print_json(comparison.to_dict())
     else:
         show.comparison(console(), comparison)
+        show_verdict(console(), comparison.verdict)
         written = comparison.save(out / loaded.name)
         pictures = [path.name for path in written if path.name in ("comparison.png", "cells.png")]
         others = len(written) - len(pictures)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,12 @@ from kvsim.costs import load_profile
 from kvsim.errors import Livelock, UserError
 from kvsim.films import FILE as FILMS
 from kvsim.films import save_films
+from kvsim.measures import Measures, of_whole
 from kvsim.metrics import Progress, Result
 from kvsim.results import writable
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import build_policy, run
+from kvsim.verdict import Verdict, judge
 from policies import PolicyFactory, available
 
 if TYPE_CHECKING:
@@ -39,6 +42,20 @@ class Comparison:
     """One line: which machine profile the times come from, and where it was measured."""
     left_out: tuple[str, ...] = ()
     """Policies that cannot serve the scenario, and why, a line each."""
+    runs: Mapping[str, Sequence[Measures]] = field(default_factory=dict, repr=False)
+    """Of each policy the measures of its replications, the first of which is in ``results``."""
+    forgetful: tuple[str, ...] = ()
+    """Policies that drop tokens."""
+
+    @property
+    def replications(self) -> int:
+        """How often each policy was run, with another seed each time."""
+        return max((len(runs) for runs in self.runs.values()), default=1)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What the numbers support: the conclusion in one line, intervals, differences in pairs."""
+        return judge(self.runs or {r.policy: [of_whole(r)] for r in self.results}, self.forgetful)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -62,7 +79,18 @@ class Comparison:
             "wall_s": sum(result.summary["wall_s"] for result in self.results),
             "e2e_mean_over_oracle": against_oracle(self.results) or None,
             "policies": [result.summary for result in self.results],
+            **self.verdict.to_dict(),
         }
+
+    @property
+    def replications_table(self) -> pd.DataFrame:
+        """A row for each run: policy, replication, seed, all measures."""
+        rows = [
+            {"policy": policy, "replication": r, "seed": self.scenario.seed + r, **found}
+            for policy, runs in self.runs.items()
+            for r, found in enumerate(runs)
+        ]
+        return pd.DataFrame(rows)
 
     def plot(self) -> Figure:
         """Latency distributions and the cache over time."""
@@ -75,6 +103,16 @@ class Comparison:
         from kvsim.plots import cell_maps_figure
 
         return cell_maps_figure(self.results)
+
+    def plot_pareto(self) -> Figure:
+        """Mean end-to-end latency against memory, a dot for each policy, intervals where there are replications."""
+        from kvsim.sweep_plots import pareto_figure
+
+        judged = self.verdict
+        title = (
+            f"{self.scenario.name}: latency against memory, and who failed nothing and is beaten in neither (dashed)"
+        )
+        return pareto_figure(judged.trade(), judged.front, title)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the pictures, the tables and the scenario; returns the files. Raises ``UserError``."""
@@ -91,6 +129,11 @@ class Comparison:
                 result.requests.to_csv(written[-1], index=False)
             written.append(target / "comparison.png")
             self.plot().savefig(written[-1], dpi=130)
+            written.append(target / "pareto.png")
+            self.plot_pareto().savefig(written[-1], dpi=130)
+            if self.replications > 1:
+                written.append(target / "replications.csv")
+                self.replications_table.to_csv(written[-1], index=False)
             filmed = [result for result in self.results if result.frames]
             if filmed:
                 written.append(target / "cells.png")
@@ -112,12 +155,20 @@ def compare(
     progress: Progress | None = None,
     film: bool = True,
     leap: bool = True,
+    replications: int = 1,
 ) -> Comparison:
     """Run the scenario under each policy (all that are installed, by default): same requests, same arrivals.
 
-    ``film`` keeps pictures of the cells. ``leap``: as for ``run``. Raises ``UserError`` and ``WorkloadError``.
+    ``film`` keeps pictures of the cells. ``leap``: as for ``run``. With several ``replications`` all are run again with
+    the seeds that follow the scenario's, the same for each policy, for intervals around the figures and around the
+    differences; results and tables are those of the first. Raises ``UserError`` and ``WorkloadError``.
     """
+    if replications < 1:
+        raise UserError(f"replications: {replications}; at least 1 is accepted")
     scenario = load(scenario)
+    seeds = [scenario.seed + r for r in range(1, replications)]
+    if seeds and seeds[-1] >= 2**63:
+        raise UserError(f"replications: seed {scenario.seed} leaves no room for further ones")
     chosen, left_out = choose(scenario, policies)
     ran = list(_run_all(scenario, chosen, progress, film, leap))
     results = tuple(result for result in ran if isinstance(result, Result))
@@ -125,7 +176,19 @@ def compare(
     if not results:
         raise UserError("\n".join(stuck))
     profile = load_profile(scenario.machine.profile, scenario.folder)
-    return Comparison(scenario, results, profile.describe(), left_out + stuck)
+    alive = [(p, r) for p, r in zip(chosen, ran, strict=True) if isinstance(r, Result)]
+    runs = {result.policy: [of_whole(result)] for _, result in alive}
+    counted = _counting_on(progress, len(ran) * scenario.build_workload().n_requests)
+    for (_, result), found in zip(
+        [pair for _ in seeds for pair in alive], _replicate(scenario, seeds, alive, leap, counted), strict=True
+    ):
+        if isinstance(found, str):
+            stuck += (f"no intervals for {found}",)
+            runs.pop(result.policy, None)
+        elif result.policy in runs:
+            runs[result.policy].append(found)
+    forgetful = tuple(result.policy for policy, result in alive if build_policy(scenario, policy).endless)
+    return Comparison(scenario, results, profile.describe(), left_out + stuck, runs, forgetful)
 
 
 def choose(
@@ -173,6 +236,33 @@ def _run_all(
         if progress is not None:
             progress(ended, 0.0 if isinstance(result, str) else result.ended_s)
         yield result
+
+
+def _replicate(
+    scenario: Scenario,
+    seeds: Sequence[int],
+    alive: Sequence[tuple[str | PolicyFactory, Result]],
+    leap: bool,
+    progress: Progress | None,
+) -> Iterator[Measures | str]:
+    """The measures of each policy's run with each seed, seed by seed; in place of those of a run that could not go on:
+    the reason."""
+    calls = [(scenario.model_copy(update={"seed": seed}), policy) for seed in seeds for policy, _ in alive]
+    if not calls:
+        return
+    jobs = (joblib.delayed(_measured)(of, policy, leap) for of, policy in calls)
+    n_requests, ended = scenario.build_workload().n_requests, 0
+    worth = n_requests * len(calls) >= _WORTH_PROCESSES
+    for found in joblib.Parallel(n_jobs=-1 if worth else 1, return_as="generator")(jobs):
+        ended += n_requests
+        if progress is not None:
+            progress(ended, 0.0)
+        yield found
+
+
+def _measured(scenario: Scenario, policy: str | PolicyFactory, leap: bool) -> Measures | str:
+    found = _attempt(scenario, policy, False, leap)
+    return f"{found} (seed {scenario.seed})" if isinstance(found, str) else of_whole(found)
 
 
 def _attempt(

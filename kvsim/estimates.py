@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 FloatArray = NDArray[np.float64]
 
@@ -200,6 +200,8 @@ def quantile_by_order(values: ArrayLike, q: float, level: float = LEVEL) -> Inte
     independent.
     """
     _share("q", q)
+    from scipy import stats  # Slow to import, and needed here alone.
+
     x = np.sort(_values(values))
     n = len(x)
     tail = (1 - level) / 2
@@ -341,7 +343,7 @@ def _successive(means: FloatArray) -> tuple[float, bool]:
     correlation = float(centred[:-1] @ centred[1:]) / total
     statistic = correlation + (float(centred[0]) ** 2 + float(centred[-1]) ** 2) / (2 * total)
     n = len(means)
-    return correlation, statistic <= float(stats.norm.ppf(1 - _CORRELATED)) * math.sqrt((n - 2) / (n * n - 1))
+    return correlation, statistic <= float(special.ndtri(1 - _CORRELATED)) * math.sqrt((n - 2) / (n * n - 1))
 
 
 def _t(x: FloatArray, level: float, how: str) -> Interval:
@@ -355,4 +357,4 @@ def _t(x: FloatArray, level: float, how: str) -> Interval:
 
 @cache
 def _t_quantile(level: float, degrees: int) -> float:
-    return float(stats.t.ppf((1 + level) / 2, degrees))
+    return float(special.stdtrit(degrees, (1 + level) / 2))

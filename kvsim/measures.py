@@ -108,6 +108,12 @@ def measures(result: Result, warmup: Rule = "mser-5", slo: Objectives | None = N
     )
 
 
+def of_whole(result: Result) -> Measures:
+    """The measures of a whole run, whose figures are those of its summary; ``too_short`` as MSER-5 has it."""
+    _, enough = _warmup(result.requests, "mser-5")
+    return measures(result, "none") | {"too_short": int(not enough)}
+
+
 def in_order(requests: pd.DataFrame) -> pd.DataFrame:
     """A table of requests in order of arrival."""
     return requests.sort_values(["arrival_s", "id"], ignore_index=True)

@@ -84,6 +84,16 @@ class Timing(NamedTuple):
     ended: str
 
 
+class Place(NamedTuple):
+    """Where in a sweep a finished run belongs: an earlier sweep may have had it elsewhere."""
+
+    digest: str
+    number: int
+    replication: int
+    settings: str
+    """JSON."""
+
+
 _COLUMNS = ", ".join(field.name for field in fields(Row))
 _MARKS = ", ".join("?" for _ in fields(Row))
 
@@ -140,23 +150,23 @@ class Store:
         """Let others have the file."""
         self._connection.close()
 
-    def begin(self, meta: dict[str, str], adopted: Iterable[tuple[str, int, int]]) -> None:
-        """A sweep begins: what it is, and which finished runs are part of it (digest, number, replication)."""
+    def begin(self, meta: dict[str, str], adopted: Iterable[Place]) -> None:
+        """A sweep begins: what it is, and which finished runs are part of it."""
         with self._transaction():
             run = self._connection.execute
             run("UPDATE points SET number = NULL")
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
             self._adopt(adopted)
 
-    def adopt(self, found: Iterable[tuple[str, int, int]]) -> None:
+    def adopt(self, found: Iterable[Place]) -> None:
         """These finished runs are part of the sweep, too."""
         with self._transaction():
             self._adopt(found)
 
-    def _adopt(self, found: Iterable[tuple[str, int, int]]) -> None:
+    def _adopt(self, found: Iterable[Place]) -> None:
         self._connection.executemany(
-            "UPDATE points SET number = ?, replication = ? WHERE digest = ?",
-            ((number, replication, digest) for digest, number, replication in found),
+            "UPDATE points SET number = ?, replication = ?, settings = ? WHERE digest = ?",
+            ((place.number, place.replication, place.settings, place.digest) for place in found),
         )
 
     def add(self, rows: Sequence[Row], timings: Sequence[Timing] = ()) -> None:

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UserError
 from kvsim.estimates import stop
 from kvsim.fingerprint import code_version, digest_of, scenario_parts
-from kvsim.measures import Objectives, Rule, measures
-from kvsim.scenario import Scenario
-from kvsim.simulation import run
-from kvsim.store import Row, Store, Timing
+from kvsim.store import Place, Row, Store, Timing
 from kvsim.sweep_file import Point, SweepPlan, plan_sweep
 from kvsim.sweep_result import SweepResult
+from kvsim.sweep_task import Make, Task, one_line
 from kvsim.workers import each
-from workloads import WorkloadError
 
 SweepProgress = Callable[[int, int, int], None]
 """Called with the number of runs finished, of runs wanted so far, and of those that failed."""
 
 _CHUNK_REQUESTS = 100
 """Requests worth handing to a worker at a time: some tens of milliseconds, beside one for the way there and back."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A run to be made, as it travels to a worker."""
-
-    digest: str
-    number: int
-    replication: int
-    policy: str
-    settings: str
-    """JSON."""
-    scenario: Scenario
-    warmup: Rule
-    slo: Objectives | None
 
 
 def sweep(
@@ -76,7 +53,7 @@ def sweep(
     with Store(path) as store:
         ledger = _Ledger(planned, store, progress)
         while tasks := ledger.missing():
-            for finished in each(_Make(code_version()), _chunks(tasks), workers, dask):
+            for finished in each(Make(code_version()), _chunks(tasks), workers, dask):
                 ledger.keep(finished)
         ledger.tell()
         return SweepResult(planned, tuple(store.rows()), path)
@@ -103,8 +80,8 @@ class _Ledger:
         faults = [self._fault(point) for point in planned.points if point.scenario is None]
         first = self._ask()
         meta = {"name": planned.name, "sweep": json.dumps(planned.to_dict()), "code": code_version()}
-        there = [(task.digest, task.number, task.replication) for task in first if task.digest in self._known]
-        store.begin(meta, [*there, *((row.digest, row.number or 0, 0) for row in faults)])
+        there = [_place(task) for task in first if task.digest in self._known]
+        store.begin(meta, [*there, *(Place(row.digest, row.number or 0, 0, row.settings) for row in faults)])
         store.add([row for row in faults if row.digest not in self._known])
         self._done, self._failed = len(faults) + len(there), len(faults)
         self._total = len(faults) + len(first)
@@ -122,7 +99,7 @@ class _Ledger:
             if missing:
                 return missing
         while self._plan.file.stop is not None and (more := self._ask()):
-            there = [(task.digest, task.number, task.replication) for task in more if task.digest in self._known]
+            there = [_place(task) for task in more if task.digest in self._known]
             self._store.adopt(there)
             self._done += len(there)
             self._total += len(more)
@@ -189,8 +166,12 @@ class _Ledger:
     def _fault(self, point: Point) -> Row:
         settings = self._settings[point.number]
         digest = digest_of(code_version(), "fault", point.policy, settings, point.fault)
-        error = _one_line(point.fault)
+        error = one_line(point.fault)
         return Row(digest, point.number, 0, point.policy, settings, "", "failed", error=error)
+
+
+def _place(task: Task) -> Place:
+    return Place(task.digest, task.number, task.replication, task.settings)
 
 
 def _chunks(tasks: Sequence[Task]) -> list[list[Task]]:
@@ -207,43 +188,3 @@ def _chunks(tasks: Sequence[Task]) -> list[list[Task]]:
         chunks[-1].append(task)
         room -= requests
     return chunks
-
-
-@dataclass(frozen=True)
-class _Make:
-    """Makes runs, wherever it is called."""
-
-    code: str
-    """The code version that they must be made by."""
-
-    def __call__(self, tasks: Sequence[Task]) -> list[tuple[Row, Timing]]:
-        if code_version() != self.code:
-            here = f"{platform.node()} has {code_version()}"
-            raise UserError(f"the workers run another kvsim than this process: {here}, here is {self.code}")
-        return list(_make(tasks))
-
-
-def _make(tasks: Sequence[Task]) -> Iterator[tuple[Row, Timing]]:
-    for task in tasks:
-        began = time.perf_counter()
-        row = _run(task)
-        ended = datetime.now(UTC).isoformat(timespec="milliseconds")
-        yield row, Timing(task.digest, time.perf_counter() - began, platform.node(), os.getpid(), ended)
-
-
-def _run(task: Task) -> Row:
-    scenario = task.scenario
-    known = (task.digest, task.number, task.replication, task.policy, task.settings, scenario.to_toml())
-    try:
-        result = run(scenario, detail="tables")
-        found = measures(result, task.warmup, task.slo)
-    except (UserError, WorkloadError) as e:
-        return Row(*known, "failed", error=_one_line(str(e)))
-    except Exception as e:  # Whatever it is, it is this run's: kept, shown at the end, and no reason to stop the rest.
-        return Row(*known, "failed", error=_one_line(f"{type(e).__name__}: {e}"))
-    summary = {key: value for key, value in result.summary.items() if key != "wall_s"}
-    return Row(*known, "done", json.dumps(found, allow_nan=False), json.dumps(summary, allow_nan=False))
-
-
-def _one_line(text: str) -> str:
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())[:1000]

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Discriminator, Field, NonNegativeInt, Tag, ValidationError, model_validator
 from pydantic_core import ErrorDetails
-from scipy.stats import qmc
 
 from kvsim.costs import load_profile
 from kvsim.errors import UserError
@@ -352,6 +351,8 @@ def _shares(design: str, axes: int, points: int, seed: int) -> NDArray[np.float6
     Latin hypercube: McKay, Beckman, Conover, Technometrics 21(2), 1979. Scrambled Sobol sequence: Owen 1998; the first
     ``points`` of the next power of two.
     """
+    from scipy.stats import qmc  # Slow to import, and of no use to a grid.
+
     rng = np.random.default_rng(seed)
     if design == "sobol":
         drawn: NDArray[np.float64] = qmc.Sobol(axes, rng=rng).random_base2((points - 1).bit_length())

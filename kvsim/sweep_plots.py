@@ -185,6 +185,8 @@ def pareto_figure(
         latencies = [latency[0] for latency, _ in points.values() if latency[0] > 0]
         if latencies and max(latencies) / min(latencies) > _WIDE / 2:
             axis.set_yscale("log")
+            for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+                ticks(mpl.ticker.FuncFormatter(lambda seconds, _: f"{seconds:g}"))
         axis.set_title(title, fontsize=12)
         figure.legend(loc="outside right upper", frameon=False, fontsize=10)
     return figure

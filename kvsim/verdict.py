@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class Ranking:
     found: Best
     """Of the values, turned round where more is better; ``found.ratios`` are of the measure itself."""
     replications: int
+    spread: bool = True
+    """Whether any replication differs from another; a trace that is replayed does not know seeds."""
 
     @property
     def best(self) -> str:
@@ -57,7 +60,7 @@ class Ranking:
     @property
     def holds(self) -> bool:
         """Whether the best is better than all others with the level asked for, all comparisons together."""
-        return self.replications > 1 and not self.found.ties
+        return self.replications > 1 and self.spread and not self.found.ties
 
 
 def rank(values: Mapping[str, Sequence[float]], measure: str, level: float = LEVEL) -> Ranking:
@@ -72,7 +75,7 @@ def rank(values: Mapping[str, Sequence[float]], measure: str, level: float = LEV
     samples = np.array([list(each)[:common] for each in values.values()], dtype=np.float64)
     found = best_of(-samples if measure in MORE_IS_BETTER else samples, level)
     means = tuple(float(mean) for mean in samples.mean(axis=1))
-    return Ranking(measure, tuple(values), means, found, common)
+    return Ranking(measure, tuple(values), means, found, common, bool((samples != samples[:, :1]).any()))
 
 
 def column(runs: Sequence[Measures], measure: str) -> list[float] | None:
@@ -110,6 +113,38 @@ class Verdict:
     front: tuple[str, ...]
     """The policies that no other beats in both mean end-to-end latency and memory."""
     replications: int
+
+    def trade(self) -> dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]]:
+        """Of each policy mean end-to-end latency (seconds) and memory (bytes), each as (value, low, high)."""
+        found = {}
+        for policy, each in self.intervals.items():
+            if set(PARETO) <= each.keys():
+                latency, memory = (each[measure] for measure in PARETO)
+                ends = (latency.value, latency.low, latency.high), (memory.value, memory.low, memory.high)
+                found[policy] = ends
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` gains by it; of one replication there are no intervals."""
+        told: dict[str, Any] = {
+            "replications": self.replications,
+            "conclusion": self.line,
+            "pareto": list(self.front),
+        }
+        if self.replications > 1:
+            told |= {
+                "intervals": {p: {m: _ends(i) for m, i in each.items()} for p, each in self.intervals.items()},
+                "best": None if self.ranking is None else self.ranking.best,
+                "e2e_mean_less_best": {p: _ends(i) for p, i in self.from_best.items()},
+                "e2e_mean_over_oracle_interval": {p: _ends(i) for p, i in self.from_bound.items()},
+            }
+        return told
+
+
+def _ends(interval: Interval) -> dict[str, float | None]:
+    """As JSON has it: None for an end that is infinite."""
+    ends = {"value": interval.value, "low": interval.low, "high": interval.high}
+    return {key: value if math.isfinite(value) else None for key, value in ends.items()}
 
 
 _SHOWN = (
@@ -181,6 +216,9 @@ def _conclude(
     if ranking.replications == 1:
         aside.append("differences are of one run: ask for --replications 5 to know whether they hold")
         return _with(f"{said}: {_below(lead)} below {second}{_of_bound(over, best)}", aside)
+    if not ranking.spread:
+        aside.append("all replications are the same: seeds make no difference to this workload")
+        return _with(f"{said}: {_below(lead)} below {second}{_of_bound(over, best)}", aside)
     if ranking.holds:
         return _with(f"{said}: {_below(lead)} below {second}{_of_bound(over, best)}", aside)
     ties = ranking.ties
@@ -201,7 +239,7 @@ def _with(line: str, aside: Sequence[str]) -> str:
 def _below(lead: Interval) -> str:
     """By how much the best is below another, ``lead`` being the other's mean over the best's."""
     value = 1 - 1 / lead.value
-    if not math.isfinite(lead.low) or lead.low <= 0:
+    if lead.low == lead.high or not math.isfinite(lead.low) or lead.low <= 0:
         return _percent(value)
     return f"{_percent(value)} ({_percent(1 - 1 / lead.low)[:-2]} to {_percent(1 - 1 / lead.high)})"
 

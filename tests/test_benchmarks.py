@@ -10,6 +10,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks import scale, speed
+from benchmarks import sweep as sweeping
 from benchmarks.vidur import Vidur, VidurError
 
 CONFIG = """
@@ -152,3 +153,10 @@ def test_ratios_are_of_medians_with_rounds_drawn_together() -> None:
     found = scale.ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0])
     assert found == {"ratio": 2.0, "low": 2.0, "high": 2.0}
     assert scale.ratio([3.0], [2.0]) == {"ratio": 1.5, "low": 1.5, "high": 1.5}
+
+
+def test_what_a_second_worker_is_worth(capsys):
+    sweeping.main(["--points", "4", "--requests", "20", "--rounds", "1", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["points"] == 4
+    assert told["efficiency"] > 0

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from kvsim.errors import UserError
-from kvsim.store import FORMAT, Row, Store, Timing
+from kvsim.store import FORMAT, Place, Row, Store, Timing
 
 
 def row(digest="a", number=0, **keys):
@@ -45,10 +45,12 @@ def test_what_is_added_is_there_again(path):
 def test_runs_of_an_earlier_sweep_are_kept_and_found_again(path):
     with Store(path) as store:
         store.add([row("a"), row("b", 1), row("c", 2)])
-        store.begin({"name": "second"}, [("b", 0, 3)])
-        assert [(each.digest, each.number, each.replication) for each in store.rows()] == [("b", 0, 3)]
+        store.begin({"name": "second"}, [Place("b", 0, 3, "{}")])
+        assert [(each.digest, each.number, each.replication, each.settings) for each in store.rows()] == [
+            ("b", 0, 3, "{}")
+        ]
         assert store.digests() == {"a", "b", "c"}
-        store.adopt([("c", 5, 0)])
+        store.adopt([Place("c", 5, 0, "{}")])
         assert [each.digest for each in store.rows()] == ["b", "c"]
 
 

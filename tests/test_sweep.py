@@ -128,11 +128,26 @@ def test_a_sweep_that_grows_makes_what_is_missing_only(small, tmp_path):
     assert len(made(path)) == 24
 
 
+def test_runs_are_found_again_where_they_are_wanted_now(tmp_path):
+    path = tmp_path / "moved.sqlite"
+    few = SMALL | {"axes": {"cache.cells": [512]}, "policies": ["paged"]}
+    sweep(few, out=path, workers=1)
+    wider = few | {"axes": {"workload.rate": [30.0, 50.0], "cache.cells": [256, 512]}}
+    assert sweep(wider, out=path, workers=1).rows == sweep(wider, out=tmp_path / "new.sqlite", workers=1).rows
+    assert len(made(path)) == 8
+
+
+def pretend_other_code(monkeypatch):
+    """In this process; its workers know better."""
+    for module in (HOME, sys.modules["kvsim.sweep_task"]):
+        monkeypatch.setattr(module, "code_version", lambda: "0.0+other")
+
+
 def test_other_code_makes_everything_anew(small, tmp_path, monkeypatch):
     path = tmp_path / "code.sqlite"
     few = SMALL | {"axes": {"cache.cells": [512]}, "policies": ["paged"]}
     before = sweep(few, out=path, workers=1)
-    monkeypatch.setattr(HOME, "code_version", lambda: "0.0+other")
+    pretend_other_code(monkeypatch)
     after = sweep(few, out=path, workers=1)
     assert len(made(path)) == 4
     assert [row.measures for row in after.rows] == [row.measures for row in before.rows]
@@ -140,7 +155,7 @@ def test_other_code_makes_everything_anew(small, tmp_path, monkeypatch):
 
 
 def test_workers_of_another_kvsim_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(HOME, "code_version", lambda: "0.0+other")
+    pretend_other_code(monkeypatch)
     with pytest.raises(UserError, match=r"the workers run another kvsim than this process: .* here is 0\.0"):
         sweep(SMALL, out=tmp_path / "a.sqlite", workers=2)
 
@@ -182,7 +197,7 @@ def test_whatever_breaks_is_told_in_one_line(tmp_path, monkeypatch):
     def broken(scenario, **_):
         raise ZeroDivisionError("by\nnothing")
 
-    monkeypatch.setattr(HOME, "run", broken)
+    monkeypatch.setattr("kvsim.sweep_task.run", broken)
     result = sweep(SMALL | {"axes": {}}, out=tmp_path / "a.sqlite", workers=1)
     assert set(result.failures["error"]) == {"ZeroDivisionError: by; nothing"}
     assert len(result.best()) == 0
