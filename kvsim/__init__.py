@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvsim.scenario import Scenario, builtin_names, load
     from kvsim.simulation import run
     from kvsim.validation import Validation, validate
+    from kvsim.why import Diagnosis, why
     from real_engine.accuracy import Accuracy, accuracy
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "Accuracy",
     "Calibration",
     "Comparison",
+    "Diagnosis",
     "Livelock",
     "MemoryReport",
     "PrefixStudy",
@@ -47,12 +49,14 @@ __all__ = [
     "prefix_cache",
     "run",
     "validate",
+    "why",
 ]
 
 _HOMES = {
     "Accuracy": "real_engine.accuracy",
     "Calibration": "kvsim.calibration",
     "Comparison": "kvsim.comparison",
+    "Diagnosis": "kvsim.why",
     "Livelock": "kvsim.errors",
     "MemoryReport": "kvsim.memory",
     "PrefixStudy": "kvsim.prefix_cache",
@@ -71,6 +75,7 @@ _HOMES = {
     "prefix_cache": "kvsim.prefix_cache",
     "run": "kvsim.simulation",
     "validate": "kvsim.validation",
+    "why": "kvsim.why",
 }
 """Of each public name its module. All are imported when first asked for: the core is spared the engine, and the engine,
 which needs errors and shapes alone, is spared pandas, SciPy and pydantic, which take more memory than all of it."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvsim import show
+from kvsim.commands.why import why
 from kvsim.comparison import compare as compare_policies
 from kvsim.conformance import ENGINES
 from kvsim.console import console, print_json, warn
@@ -32,6 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(why)
 scenario_app = typer.Typer(help="Look at scenarios.", no_args_is_help=True)
 app.add_typer(scenario_app, name="scenario")
 
