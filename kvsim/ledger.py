@@ -253,7 +253,9 @@ class Ledger:
     def table(self) -> pd.DataFrame:
         """One row for each completed request, in order of its number: id, arrival_s, e2e_s, and the seconds of each of
         ``CAUSES``, which make up e2e_s."""
-        table = pd.DataFrame(self._rows, columns=["id", "arrival_s", "e2e_s", *SECONDS]).astype({"id": int})
+        names = ["id", "arrival_s", "e2e_s", *SECONDS]
+        rows = np.array(self._rows, dtype=float).reshape(-1, len(names))
+        table = pd.DataFrame(rows, columns=names).astype({"id": int})
         return table.sort_values("id", ignore_index=True)
 
     def terms(self) -> pd.DataFrame:

@@ -152,14 +152,14 @@ class Diagnosis:
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
-        """What to try, the likeliest first: by the dominant cause, and where that is queueing, also by what most keeps
-        the server from being faster."""
+        """What to try, the likeliest first: by the dominant cause; where that is queueing, before it by what most keeps
+        the server from being faster, if that is a fifth of its time."""
         if self.main is None or self.main.dominant is None:
             return ()
         causes = [self.main.dominant]
         busy_with = self.main.doing[list(_CURED)] if len(self.main.doing) else self.main.doing
         if causes == ["queueing"] and len(busy_with) and busy_with.max() >= 0.2:
-            causes.append(_CURED[str(busy_with.idxmax())])
+            causes.insert(0, _CURED[str(busy_with.idxmax())])
         return tuple(
             remedy._replace(kvsim=remedy.kvsim.format(scenario=self.source))
             for cause in causes
@@ -271,7 +271,7 @@ def _diagnosis(
     by_latency = requests.sort_values(["e2e_s", "arrival_s", "id"], ignore_index=True)
     early, late = requests.head(quarter), requests.tail(quarter)
     fast, slow = by_latency.head(quarter), by_latency.tail(quarter)
-    interval = difference_interval(early["e2e_s"].to_numpy(dtype=float), late["e2e_s"].to_numpy(dtype=float))
+    interval = difference_interval(requests["e2e_s"].to_numpy(dtype=float), quarter)
     over_time = _contrast(("early", "late"), early, late, interval, passes)
     across = _contrast(("fast", "slow"), fast, slow, None, passes)
     return Diagnosis(name, source, policy, passes is None, failed, requests, over_time, across)
@@ -310,17 +310,23 @@ def _meanwhile(requests: pd.DataFrame, passes: pd.DataFrame) -> pd.Series[float]
     return pd.Series({term: seconds / total for term, seconds in spent.items()} if total > 0 else {}, dtype=float)
 
 
-def difference_interval(first: FloatArray, second: FloatArray) -> tuple[float, float]:
-    """95 % interval for the second mean less the first, of two series of shape (n,), n at least 2.
+def difference_interval(values: FloatArray, n: int) -> tuple[float, float]:
+    """95 % interval for the mean of the last ``n`` values less that of the first ``n``; ``values`` in order, of shape
+    (N,), N at least 2 n, n at least 2.
 
-    Welch's; where neighbours in a series are alike, they count for fewer (``_effective``).
+    Welch's, of what strays from the straight line through all values, so that a steady rise is no noise; where
+    neighbours are alike, they count for fewer (``_effective``).
     """
-    counts = [_effective(values) for values in (first, second)]
-    parts = [float(values.var(ddof=1)) / n for values, n in zip((first, second), counts, strict=True)]
-    difference, variance = float(second.mean() - first.mean()), sum(parts)
-    if variance <= (1e-9 * float(first.mean())) ** 2:
+    groups = values[:n], values[-n:]
+    at = np.arange(len(values), dtype=float)
+    slope = float(np.polyfit(at, values, 1)[0])
+    strays = [group - slope * at[:n] for group in groups]
+    counts = [_effective(stray) for stray in strays]
+    parts = [float(stray.var(ddof=1)) / count for stray, count in zip(strays, counts, strict=True)]
+    difference, variance = float(groups[1].mean() - groups[0].mean()), sum(parts)
+    if variance <= (1e-9 * float(np.abs(values).max())) ** 2:
         return difference, difference
-    freedom = variance**2 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
+    freedom = variance**2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
     reach = float(student.ppf(0.975, freedom)) * variance**0.5
     return difference - reach, difference + reach
 
@@ -342,7 +348,10 @@ def _over_time(c: Contrast) -> str:
     )
     if not c.slower:
         faster = high < 0 and c.difference_s < -NEGLIGIBLE * c.means_s[0]
-        return f"{'no slowdown: late requests are faster' if faster else 'flat: no slowdown over time'} ({sizes})."
+        if faster:
+            return f"no slowdown: late requests are faster ({sizes})."
+        chance = " beyond chance" if c.difference_s > NEGLIGIBLE * c.means_s[0] else ""
+        return f"flat: no slowdown over time{chance} ({sizes})."
     return f"Late requests take {c.ratio:.2f} times as long as early ones ({sizes}). {_blame(c)}"
 
 

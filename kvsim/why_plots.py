@@ -68,6 +68,8 @@ def _stack(axis: Axes, diagnosis: Diagnosis, causes: list[str]) -> None:
     axis.stackplot(at, *heights, labels=[_LABELS[c] for c in causes], colors=colours, linewidth=0, alpha=0.9)
     axis.plot(at, means["e2e_s"], color="0.15", linewidth=1.3, label="end-to-end latency")
     each = f", means of {len(requests) / len(means):.3g} each" if len(means) < len(requests) else ""
+    if (requests["machine_s"] < 0).any():
+        each += "; where the line is below the stack, the machine was faster than predicted"
     axis.set(
         xlabel="arrival, seconds" if spread else "request (all arrived at once)",
         ylabel="seconds",

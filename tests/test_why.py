@@ -86,7 +86,7 @@ def test_accounts_change_no_figure(detail):
 
 def test_queueing_alone():
     """One slot, and twice as many requests as it can serve."""
-    workload = {"kind": "poisson", "rate": 120.0, "requests": 80, **SHORT}
+    workload = {"kind": "poisson", "rate": 240.0, "requests": 80, **SHORT}
     found = why(load({"workload": workload, "server": {"slots": 1, "keep_idle_slots": False}}))
     assert found.over_time.dominant == "queueing"
     assert found.over_time.table["share"]["queueing"] > 0.99
@@ -208,27 +208,41 @@ def test_a_run_that_only_varies_is_called_flat():
     assert found.across.dominant == "own"
 
 
+def noisy(rng, r):
+    """400 values, each of which depends on the one before it."""
+    noise = rng.normal(size=400)
+    for i in range(1, 400):
+        noise[i] += r * noise[i - 1]
+    return noise
+
+
 @pytest.mark.parametrize("r", [0.0, 0.6])
 def test_intervals_hold_what_they_should(r):
-    """Of two series from one law, where each value depends on the one before it: the interval of the difference of
-    their means holds 0 about as often as it says."""
-    rng, holds = np.random.default_rng(1), 0
-    for _ in range(400):
-        noise = rng.normal(size=400)
-        for i in range(1, 400):
-            noise[i] += r * noise[i - 1]
-        low, high = difference_interval(noise[:100], noise[300:])
-        holds += low <= 0 <= high
-    assert 0.91 <= holds / 400 <= 0.99
+    """Where nothing rises, the interval of the difference holds 0 about as often as it says; where something does, it
+    holds that."""
+    rng = np.random.default_rng(1)
+    for rise in (0.0, 3.0):
+        holds = 0
+        for _ in range(400):
+            low, high = difference_interval(noisy(rng, r) + rise * np.arange(400) / 300, 100)
+            holds += low <= rise <= high
+        assert 0.91 <= holds / 400 <= 0.99
 
 
 def test_an_interval_that_takes_neighbours_for_independent_is_too_narrow():
     """The control: shuffled, the same values seem to say more than they do."""
-    noise = np.cumsum(np.random.default_rng(1).normal(size=200))
-    low, high = difference_interval(noise[:100], noise[100:])
-    shuffled = np.random.default_rng(2).permutation(noise[:100]), np.random.default_rng(2).permutation(noise[100:])
-    low_shuffled, high_shuffled = difference_interval(*shuffled)
-    assert high - low > 3 * (high_shuffled - low_shuffled)
+    noise = noisy(np.random.default_rng(1), 0.95)
+    low, high = difference_interval(noise, 100)
+    shuffled = np.random.default_rng(2).permutation(noise)
+    low_shuffled, high_shuffled = difference_interval(shuffled, 100)
+    assert high - low > 2 * (high_shuffled - low_shuffled)
+
+
+def test_a_steady_rise_is_seen_in_few_requests():
+    """Ten are enough where nothing strays from the line; the same values in any other order are noise."""
+    assert difference_interval(np.arange(10.0), 2) == pytest.approx((8.0, 8.0))
+    low, high = difference_interval(np.array([3.0, 9, 1, 5, 0, 8, 4, 2, 7, 6]), 2)
+    assert low < 0 < high
 
 
 def test_remedies_are_commands_that_exist():
