@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvsim.sweep_file import builtin_sweeps
     from kvsim.sweep_result import SweepResult
     from kvsim.validation import Validation, validate
+    from kvsim.why import Diagnosis, why
     from kvsim.workload_fit import WorkloadFit
     from real_engine.accuracy import Accuracy, accuracy
 
@@ -36,6 +37,7 @@ __all__ = [
     "Accuracy",
     "Calibration",
     "Comparison",
+    "Diagnosis",
     "Livelock",
     "MemoryReport",
     "Plan",
@@ -63,12 +65,14 @@ __all__ = [
     "run",
     "sweep",
     "validate",
+    "why",
 ]
 
 _HOMES = {
     "Accuracy": "real_engine.accuracy",
     "Calibration": "kvsim.calibration",
     "Comparison": "kvsim.comparison",
+    "Diagnosis": "kvsim.why",
     "Livelock": "kvsim.errors",
     "MemoryReport": "kvsim.memory",
     "Plan": "kvsim.plan",
@@ -96,6 +100,7 @@ _HOMES = {
     "run": "kvsim.simulation",
     "sweep": "kvsim.sweep",
     "validate": "kvsim.validation",
+    "why": "kvsim.why",
 }
 """Of each public name its module. All are imported when first asked for: the core is spared the engine, and the engine,
 which needs errors and shapes alone, is spared pandas, SciPy and pydantic, which take more memory than all of it."""

@@ -14,6 +14,7 @@ from kvsim import show
 from kvsim.commands.plan import plan
 from kvsim.commands.report import report
 from kvsim.commands.sweep import sweep
+from kvsim.commands.why import why
 from kvsim.commands.workload import app as workload_app
 from kvsim.comparison import compare as compare_policies
 from kvsim.conformance import ENGINES
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(report)
 app.add_typer(workload_app, name="workload")
 app.command()(sweep)
+app.command()(why)
 scenario_app = typer.Typer(help="Look at scenarios.", no_args_is_help=True)
 app.add_typer(scenario_app, name="scenario")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -255,6 +255,19 @@ class HostLink:
     """K and V of one token in all layers."""
 
 
+class Rates(NamedTuple):
+    """A profile's terms under one kernel, for those who look into a prediction; seconds before ``pace``."""
+
+    pace: float
+    matmul: Callable[[int], float]
+    """Of matrix work, for so many tokens."""
+    cell: Callable[[int], float]
+    """Of a cell that so many tokens scan together."""
+    base_s: float
+    per_chunk_s: float
+    per_run_s: float
+
+
 class CostModel:
     """Predicts seconds from a profile, and remembers when it was asked beyond what was measured.
 
@@ -385,6 +398,11 @@ class CostModel:
             return None
         moves = self.profile.moves
         return RelativeCosts(self._attention[kernel][0][1], moves.per_run_s.value, moves.per_cell_s.value)
+
+    def rates(self, kernel: Kernel) -> Rates:
+        """What ``forward`` adds up."""
+        cell, base, chunk, run = self._attention[kernel]
+        return Rates(self._pace, self._forward.at, cell.at, base, chunk, run)
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
         """Raise ``UserError`` unless the profile speaks of this model, kernel and cache."""

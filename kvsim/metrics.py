@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kvsim.accounts import Ledger
 from kvsim.distribution import TimeMean
 from kvsim.errors import UserError
 from kvsim.job import Job
@@ -63,7 +64,10 @@ class Recorder:
         detail: Detail = "tables",
         digest: bool = False,
         film: bool = False,
+        ledger: Ledger | None = None,
     ):
+        """``ledger``: keeps on what the requests' seconds were spent, where tables are kept."""
+        self._ledger = ledger if detail == "tables" else None
         self.detail: Detail = detail
         self.watches = film or digest or detail != "requests"
         """Whether how full the cache is, is wanted after each step."""
@@ -114,6 +118,8 @@ class Recorder:
         self._count += 1
         if self.detail == "tables":
             self._passes.add((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
+            if self._ledger is not None:
+                self._ledger.forward(batch)
         for place in batch.places:
             self.moved(place.moves)
             self.transferred(place.transfers)
@@ -126,6 +132,8 @@ class Recorder:
         """A request has come to the server."""
         if self.backlog.arrived == 0 and self._states is not None:
             self._states.begin(job.arrival_s)
+        if self._ledger is not None:
+            self._ledger.arrived(job)
         self.backlog.arrive(self.outcomes.ended)
 
     def beside(self, brief: Brief, ahead: Ahead) -> None:
@@ -159,6 +167,8 @@ class Recorder:
             self._states.extend(starts_s, self._columns(usages))
         if self.detail == "tables":
             self._tabulate(starts_s, seconds, leap, usages)
+        if self._ledger is not None:
+            self._ledger.leap(leap)
 
     def _tabulate(self, starts_s: FloatArray, seconds: Sequence[FloatArray], leap: Leap, usages: Usages) -> None:
         passes: list[tuple[NDArray[Any], ...]] = []
@@ -195,8 +205,27 @@ class Recorder:
                 for array in (moves.src, moves.dst, moves.length):
                     self._digest.update(array.tobytes())
 
+    def idled(self, start_s: float, seconds: float) -> None:
+        """Moves were carried out while there was nothing else to do."""
+        if self._ledger is not None:
+            self._ledger.idled(start_s, seconds)
+
+    def waited(self, seconds: float) -> None:
+        """A step waited for copies that were on their way."""
+        self.prefetch_wait_s += seconds
+        if self._ledger is not None:
+            self._ledger.waited(seconds)
+
+    def split(self, tokens: int) -> None:
+        """A batch, so many of whose tokens are not done yet, found no room, and will be tried in parts."""
+        self.batch_splits += 1
+        if self._ledger is not None:
+            self._ledger.cut(tokens)
+
     def begun(self, job: Job, held: int) -> None:
         """A job takes a sequence that holds ``held`` of its tokens."""
+        if self._ledger is not None:
+            self._ledger.begun(job, held)
         if job.preemptions == 0:
             self.backlog.let_in += 1
             job.cached = held
@@ -208,6 +237,8 @@ class Recorder:
     def preempted(self, job: Job) -> None:
         """A job has given up its sequence."""
         self.preemptions += 1
+        if self._ledger is not None:
+            self._ledger.preempted(job)
 
     def transferred(self, transfers: Sequence[Transfer], *, ahead: bool = False) -> None:
         """Copies between the cache and the host tier have been carried out; ``ahead`` of their use, or for a step."""
@@ -253,6 +284,8 @@ class Recorder:
         self.outcomes.add(job)
         if job.started_s != job.started_s:
             self.backlog.let_in += 1
+        if self._ledger is not None:
+            self._ledger.finish(job)
         if self.detail == "tables":
             self.jobs.append(job)
         if self._progress is not None:
@@ -268,7 +301,8 @@ class Recorder:
         """All that was recorded, where tables are kept."""
         if self.detail != "tables":
             return None
-        return Tables(self.requests_table(), self.cache_table(), self.passes_table())
+        causes = None if self._ledger is None else self._ledger.table()
+        return Tables(self.requests_table(), self.cache_table(), self.passes_table(), causes)
 
     def requests_table(self) -> pd.DataFrame:
         """One row for each request, in order of its number; times in seconds."""
@@ -311,8 +345,9 @@ class Recorder:
         return table.drop_duplicates("time_s", keep="last", ignore_index=True)
 
     def passes_table(self) -> pd.DataFrame:
-        """One row for each forward pass."""
-        return self._passes.table()
+        """One row for each forward pass; with what it cost by term, where a ledger was kept (``ledger.TERMS``)."""
+        table = self._passes.table()
+        return table if self._ledger is None else table.join(self._ledger.terms())
 
     def cache_means(self) -> dict[str, float | None]:
         """Means over time, from the first arrival to the last change, of how full and how broken up the cache was; None
@@ -335,6 +370,8 @@ class Tables(NamedTuple):
     """The state of the cache over time: one row for each change, valid until the next."""
     passes: pd.DataFrame
     """One row for each forward pass."""
+    causes: pd.DataFrame | None = None
+    """One row for each completed request: on what its seconds were spent (``Ledger.table``)."""
 
 
 @dataclass(frozen=True)
@@ -371,6 +408,13 @@ class Result:
     def passes(self) -> pd.DataFrame:
         """The table of forward passes. Raises ``UserError`` where no tables were kept."""
         return self._tables.passes
+
+    @property
+    def causes(self) -> pd.DataFrame:
+        """On what each completed request's seconds were spent. Raises ``UserError`` where that was not kept."""
+        if self._tables.causes is None:
+            raise UserError(f"{self.policy}: no cost model was at hand to say what the seconds were spent on")
+        return self._tables.causes
 
     @property
     def _tables(self) -> Tables:

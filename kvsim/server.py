@@ -101,7 +101,9 @@ class Server:
         self._recorder.moved(moves)
         if self._recorder.watches:
             self._recorder.cache(self._env.now, self._policy.usage())
-        return self._backend.move(moves)
+        seconds = self._backend.move(moves)
+        self._recorder.idled(self._env.now, seconds)
+        return seconds
 
     def _along(self, crew: Crew[Any], now: float) -> tuple[int, float]:
         """Take steps of a crew alone up to the next arrival or decision; how many, and their seconds.
@@ -158,7 +160,8 @@ class Server:
             self._prefetcher.look_after(self._scheduler.waiting)
         seconds = self._prefetcher.wait_s(self._scheduler.started)
         self._scheduler.started.clear()
-        recorder.prefetch_wait_s += seconds
+        if seconds:
+            recorder.waited(seconds)
         for batch in batches:
             took = backend.forward(batch)
             recorder.forward(env.now + seconds, took, batch)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import simpy
 
+from kvsim.accounts import Ledger
 from kvsim.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.backend import Backend, SimulatedBackend
 from kvsim.costs import CostModel, HostLink, Profile, load_profile
@@ -58,6 +59,12 @@ def cost_model(scenario: Scenario, profile: Profile, pace: float = 1.0) -> CostM
     return CostModel(profile, link, pace)
 
 
+def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> Ledger:
+    """What keeps the accounts of a run."""
+    widest = scenario.cache_config().n_ubatch
+    return Ledger(costs, policy, scenario.server.slots, widest)
+
+
 def run(
     scenario: Scenario | str | Path,
     policy: str | PolicyFactory | None = None,
@@ -79,7 +86,8 @@ def run(
     scenario = load(scenario)
     costs = cost_model(scenario, load_profile(scenario.machine.profile, scenario.folder))
     chosen = build_policy(scenario, policy, costs)
-    recorder = Recorder(progress, detail=detail, film=film)
+    ledger = ledger_for(scenario, chosen, costs) if detail == "tables" else None
+    recorder = Recorder(progress, detail=detail, film=film, ledger=ledger)
     result, _ = drive(
         scenario,
         chosen,

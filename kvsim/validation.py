@@ -26,7 +26,7 @@ from kvsim.costs import Profile
 from kvsim.errors import UserError
 from kvsim.metrics import Progress, Recorder, Result
 from kvsim.scenario import Scenario, load
-from kvsim.simulation import build_policy, cost_model, drive
+from kvsim.simulation import build_policy, cost_model, drive, ledger_for
 from policies import PolicyFactory
 from real_engine import Engine, Transformer, load_model
 
@@ -59,6 +59,10 @@ class Validation:
     long they had taken while the profile was measured."""
     cpu_share: dict[str, float]
     """Of each policy: processor seconds per wall second of the real runs, the least of the repeats."""
+    causes: pd.DataFrame
+    """One row for each policy, repeat and request that both runs completed: policy, repeat (from 1), id, arrival_s,
+    e2e_s (measured), on what its seconds were spent as predicted without the machine's pace (``ledger.SECONDS``), and
+    machine_s: measured less predicted."""
 
     @property
     def busy(self) -> bool:
@@ -121,6 +125,7 @@ class Validation:
                     "cpu_share": self.cpu_share[policy],
                     "pace": list(self.pace[policy]),
                     "moved_bytes": self.moved_bytes[policy],
+                    "causes": self.causes[self.causes["policy"] == policy].drop(columns="policy").to_dict("records"),
                     "measures": json.loads(
                         self.table[self.table["policy"] == policy].drop(columns="policy").to_json(orient="records")
                     ),
@@ -173,7 +178,19 @@ def validate(
         moved_bytes={policy: own[0].real.summary["cache"]["moved_bytes"] for policy, own in runs.items()},
         pace={policy: (min(r.pace for r in own), max(r.pace for r in own)) for policy, own in runs.items()},
         cpu_share={policy: min(r.cpu_share for r in own) for policy, own in runs.items()},
+        causes=pd.concat(
+            [_causes(r).assign(policy=r.policy, repeat=i) for own in runs.values() for i, r in enumerate(own, 1)],
+            ignore_index=True,
+        ),
     )
+
+
+def _causes(run: _Run) -> pd.DataFrame:
+    """Of each request, as ``Validation.causes``."""
+    real = run.real.requests[["id", "e2e_s"]].rename(columns={"e2e_s": "measured_s"})
+    both = run.unscaled.causes.merge(real, on="id")
+    both["machine_s"] = both["measured_s"] - both["e2e_s"]
+    return both.drop(columns="e2e_s").rename(columns={"measured_s": "e2e_s"})
 
 
 @dataclass(frozen=True)
@@ -225,7 +242,7 @@ def _predict(
     """The same schedule with predicted times. Raises ``ScheduleMismatch`` where it is not the same."""
     costs = cost_model(scenario, profile, pace)
     policy = build_policy(scenario, choice, costs)
-    recorder = Recorder(digest=True)
+    recorder = Recorder(digest=True, ledger=ledger_for(scenario, policy, costs))
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
     result, _ = drive(scenario, policy, backend, recorder, profile.name, script)
     same_bytes = result.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]

@@ -117,7 +117,7 @@ class LlamaServer(Desk):
             self.commit(done, now)
         if self._tried > 1:
             self._limit = self._tried // 2
-            self._recorder.batch_splits += 1
+            self._recorder.split(self._tried - sum(chunk.n for chunk in done))
         elif not self._purge_one():
             self._pending.clear()
             self._limit = self._scenario.server.n_batch

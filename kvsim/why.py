@@ -1,0 +1,382 @@
+"""Why requests slow down: what makes late ones longer than early ones, and slow ones longer than fast ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+
+from kvsim.accounts import SECONDS
+from kvsim.costs import FloatArray
+from kvsim.errors import UserError
+from kvsim.metrics import Progress, Result
+from kvsim.remedies import REMEDIES, Remedy
+from kvsim.results import writable
+from kvsim.scenario import Scenario, load
+from kvsim.simulation import run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from kvsim.validation import Validation
+
+LEAST = 8
+"""Completed requests below which nothing is said: a quarter of them is two."""
+
+NEGLIGIBLE = 0.05
+"""A difference smaller than this share of the earlier (or faster) requests' mean is none."""
+
+CAUSES: dict[str, str] = {
+    "queueing": "queueing for a slot",
+    "own": "their own tokens",
+    "batch": "other requests' tokens in the same passes",
+    "context": "attention over useful cells",
+    "holes": "attention over cells that are not their own",
+    "compaction": "compaction",
+    "failures": "cut batches and preemptions",
+    "prefix": "prompt tokens that an earlier request had computed",
+    "transfers": "copies to and from the host",
+    "machine": "the machine: measured less predicted",
+}
+"""What a request's seconds may be spent on; ``kvsim/accounts.py`` defines all but the last, which only measured runs
+have."""
+
+_COLUMNS = [*SECONDS, "machine_s"]
+_DOING = {
+    "fixed_s": "the fixed cost of passes",
+    "matrix_s": "matrix work",
+    "useful_s": "attention over useful cells",
+    "holes_s": "attention over cells that are not the sequence's own",
+    "moves_s": "compaction",
+    "transfers_s": "copies to and from the host",
+}
+"""What a server may be doing while requests wait: the terms of ``ledger.TERMS``."""
+_CURED = {"useful_s": "context", "holes_s": "holes", "moves_s": "compaction", "transfers_s": "transfers"}
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two groups of requests, a quarter each, and what makes up the difference between their mean latencies."""
+
+    names: tuple[str, str]
+    size: int
+    """Requests in each."""
+    table: pd.DataFrame
+    """One row for each cause; the columns: each group's mean seconds under its name, difference (seconds), share
+    (of the difference of the mean latencies; negative where a cause lessened it)."""
+    interval_s: tuple[float, float] | None
+    """Of the difference of the mean latencies, 95 %; None where the groups were chosen by latency itself."""
+    doing: pd.Series[float]
+    """What the server did while those of the second group waited for a slot: shares of ``ledger.TERMS``; empty where
+    nobody waited, or that is not known."""
+
+    @property
+    def means_s(self) -> tuple[float, float]:
+        """Mean latency of each group."""
+        first, second = (float(self.table[name].sum()) for name in self.names)
+        return first, second
+
+    @property
+    def difference_s(self) -> float:
+        """Of the second group's mean latency over the first's."""
+        return self.means_s[1] - self.means_s[0]
+
+    @property
+    def ratio(self) -> float:
+        """Of the second group's mean latency to the first's; NaN where that is 0."""
+        first, second = self.means_s
+        return second / first if first > 0 else float("nan")
+
+    @property
+    def slower(self) -> bool:
+        """Whether the second group is, by more than can be chance and more than is negligible."""
+        sure = self.interval_s is None or self.interval_s[0] > 0
+        return sure and self.difference_s > NEGLIGIBLE * self.means_s[0]
+
+    @property
+    def dominant(self) -> str | None:
+        """The cause that most of the difference comes from; None where there is none."""
+        return str(self.table["difference"].idxmax()) if self.slower else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "groups": list(self.names),
+            "requests_each": self.size,
+            "means_s": list(self.means_s),
+            "difference_s": self.difference_s,
+            "interval_s": None if self.interval_s is None else list(self.interval_s),
+            "slower": self.slower,
+            "dominant": self.dominant,
+            "causes": {str(cause): row for cause, row in self.table.astype(object).to_dict("index").items()},
+            "server_meanwhile": {str(key): float(value) for key, value in self.doing.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """On what the requests of one run spent their time, and why some of them took longer."""
+
+    scenario: str
+    """Its name."""
+    source: str
+    """What a command must be given to run it again."""
+    policy: str
+    measured: bool
+    """Whether latencies were measured on the real engine, or predicted."""
+    failed: int
+    """Requests that were not completed, and are not in what follows."""
+    requests: pd.DataFrame
+    """One row for each completed request, in order of arrival: id, arrival_s, e2e_s, and for each of ``CAUSES`` its
+    seconds (with ``_s`` behind its name), which make up e2e_s."""
+    over_time: Contrast
+    """The first quarter to arrive against the last."""
+    across: Contrast
+    """The fastest quarter against the slowest."""
+
+    @property
+    def main(self) -> Contrast | None:
+        """Where the slowdown is: over time, else between requests; None where there is none."""
+        return next((contrast for contrast in (self.over_time, self.across) if contrast.slower), None)
+
+    @property
+    def sentence(self) -> str:
+        """What there is to say, in plain words."""
+        return f"{_over_time(self.over_time)} {_across(self.across)}"
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """What to try, the likeliest first: by the dominant cause; where that is queueing, before it by what most keeps
+        the server from being faster, if that is a fifth of its time."""
+        if self.main is None or self.main.dominant is None:
+            return ()
+        causes = [self.main.dominant]
+        busy_with = self.main.doing[list(_CURED)] if len(self.main.doing) else self.main.doing
+        if causes == ["queueing"] and len(busy_with) and busy_with.max() >= 0.2:
+            causes.insert(0, _CURED[str(busy_with.idxmax())])
+        return tuple(
+            remedy._replace(kvsim=remedy.kvsim.format(scenario=self.source))
+            for cause in causes
+            for remedy in REMEDIES[cause]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        return {
+            "scenario": self.scenario,
+            "policy": self.policy,
+            "measured": self.measured,
+            "completed": len(self.requests),
+            "failed": self.failed,
+            "diagnosis": self.sentence,
+            "over_time": self.over_time.to_dict(),
+            "across": self.across.to_dict(),
+            "remedies": [remedy._asdict() for remedy in self.remedies],
+        }
+
+    def plot(self) -> Figure:
+        """Causes over arrival time, and what they add to the late and the slow."""
+        from kvsim.why_plots import why_figure
+
+        return why_figure(self)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write why.png and why.csv; returns the files. Raises ``UserError``."""
+        target = writable(folder)
+        written = [target / "why.png", target / "why.csv"]
+        try:
+            self.plot().savefig(written[0], dpi=130)
+            self.requests.to_csv(written[1], index=False)
+        except OSError as e:
+            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
+        return written
+
+
+def why(
+    source: Scenario | str | Path | Result | Validation,
+    policy: str | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """On what each completed request's time was spent, and why some took longer.
+
+    ``source``: a scenario, its name or its file, or a folder that ``kvsim compare`` wrote: it is run (again), under its
+    own policy or another. Or a result that kept tables, or a validation (or the file of what ``kvsim validate --json``
+    printed), whose latencies are measured. Raises ``UserError`` where fewer than ``LEAST`` requests were completed.
+    """
+    if isinstance(source, (str, Path)) and str(source).endswith(".json"):
+        return _of_file(Path(source), policy)
+    if isinstance(source, (str, Path)) and Path(source).is_dir():
+        source = Path(source) / "scenario.toml"
+        if not source.is_file():
+            raise UserError(f"{source.parent}: no scenario.toml in it; a folder that kvsim compare wrote is expected")
+    if isinstance(source, (str, Path, Scenario)):
+        name = source.name if isinstance(source, Scenario) else str(source)
+        return diagnose(run(load(source), policy, detail="tables", progress=progress), name)
+    if isinstance(source, Result):
+        if policy not in (None, source.policy):
+            raise UserError(f"the result is of policy {source.policy!r}, not {policy!r}")
+        return diagnose(source, source.scenario.name)
+    name = source.scenario.name
+    return _measured(name, name, {str(p): rows for p, rows in source.causes.groupby("policy", sort=False)}, policy)
+
+
+def diagnose(result: Result, source: str) -> Diagnosis:
+    """The same of a finished run that kept tables. Raises ``UserError``."""
+    rows, failed = result.causes.assign(machine_s=0.0), int(result.summary["failed"])
+    return _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, failed)
+
+
+def _of_file(path: Path, policy: str | None) -> Diagnosis:
+    """Of what ``kvsim validate --json`` printed."""
+    wanted = f"{path}: not what kvsim validate --json prints"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        name = str(told["scenario"])
+        runs = {str(p["policy"]): pd.DataFrame(p["causes"]) for p in told["policies"]}
+        for rows in runs.values():
+            rows[["id", "repeat", "arrival_s", "e2e_s", *_COLUMNS]].astype(float)
+    except OSError as e:
+        raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(wanted) from None
+    if not runs:
+        raise UserError(wanted)
+    return _measured(name, name, runs, policy)
+
+
+def _measured(name: str, source: str, runs: Mapping[str, pd.DataFrame], policy: str | None) -> Diagnosis:
+    """Of measured latencies, each request's the mean over the repeats."""
+    chosen = next(iter(runs)) if policy is None else policy
+    if chosen not in runs:
+        raise UserError(f"{name}: policy {chosen!r} was not measured; there are {', '.join(runs)}")
+    rows = runs[chosen].groupby("id", as_index=False)[["arrival_s", "e2e_s", *_COLUMNS]].mean()
+    return _diagnosis(name, source, chosen, rows, None)
+
+
+def _diagnosis(
+    name: str, source: str, policy: str, causes: pd.DataFrame, passes: pd.DataFrame | None, failed: int = 0
+) -> Diagnosis:
+    """``passes``: of a simulated run; None: the latencies were measured."""
+    requests = causes.sort_values(["arrival_s", "id"], ignore_index=True)
+    if len(requests) < LEAST:
+        raise UserError(f"{name}: {len(requests)} requests were completed under {policy}; at least {LEAST} are needed")
+    quarter = len(requests) // 4
+    by_latency = requests.sort_values(["e2e_s", "arrival_s", "id"], ignore_index=True)
+    early, late = requests.head(quarter), requests.tail(quarter)
+    fast, slow = by_latency.head(quarter), by_latency.tail(quarter)
+    interval = difference_interval(requests["e2e_s"].to_numpy(dtype=float), quarter)
+    over_time = _contrast(("early", "late"), early, late, interval, passes)
+    across = _contrast(("fast", "slow"), fast, slow, None, passes)
+    return Diagnosis(name, source, policy, passes is None, failed, requests, over_time, across)
+
+
+def _contrast(
+    names: tuple[str, str],
+    first: pd.DataFrame,
+    second: pd.DataFrame,
+    interval: tuple[float, float] | None,
+    passes: pd.DataFrame | None,
+) -> Contrast:
+    table = pd.DataFrame({name: rows[_COLUMNS].mean() for name, rows in zip(names, (first, second), strict=True)})
+    table.index = pd.Index(list(CAUSES), name="cause")
+    table["difference"] = table[names[1]] - table[names[0]]
+    total = float(table["difference"].sum())
+    table["share"] = table["difference"] / total if total else 0.0
+    doing = pd.Series(dtype=float) if passes is None else _meanwhile(second, passes)
+    return Contrast(names, len(first), table, interval, doing)
+
+
+def _meanwhile(requests: pd.DataFrame, passes: pd.DataFrame) -> pd.Series[float]:
+    """What passes spent their time on while these requests waited for a slot."""
+    if not requests["queueing_s"].sum() > 0 or not len(passes):
+        return pd.Series(dtype=float)
+    starts = passes["start_s"].to_numpy(dtype=float)
+    edges = np.stack([starts, starts + passes["seconds"].to_numpy(dtype=float)], axis=1).ravel()
+    begun = requests["arrival_s"].to_numpy(dtype=float)
+    ended = begun + requests["queueing_s"].to_numpy(dtype=float)
+    spent = {}
+    for term in _DOING:
+        after = passes[term].to_numpy(dtype=float).cumsum()
+        known = np.stack([np.concatenate([[0.0], after[:-1]]), after], axis=1).ravel()
+        spent[term] = float((np.interp(ended, edges, known) - np.interp(begun, edges, known)).sum())
+    total = sum(spent.values())
+    return pd.Series({term: seconds / total for term, seconds in spent.items()} if total > 0 else {}, dtype=float)
+
+
+def difference_interval(values: FloatArray, n: int) -> tuple[float, float]:
+    """95 % interval for the mean of the last ``n`` values less that of the first ``n``; ``values`` in order, of shape
+    (N,), N at least 2 n, n at least 2.
+
+    Welch's, of what strays from the straight line through all values, so that a steady rise is no noise; where
+    neighbours are alike, they count for fewer (``_effective``).
+    """
+    groups = values[:n], values[-n:]
+    at = np.arange(len(values), dtype=float)
+    slope = float(np.polyfit(at, values, 1)[0])
+    strays = [group - slope * at[:n] for group in groups]
+    counts = [_effective(stray) for stray in strays]
+    parts = [float(stray.var(ddof=1)) / count for stray, count in zip(strays, counts, strict=True)]
+    difference, variance = float(groups[1].mean() - groups[0].mean()), sum(parts)
+    if variance <= (1e-9 * float(np.abs(values).max())) ** 2:
+        return difference, difference
+    freedom = variance**2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
+    reach = float(student.ppf(0.975, freedom)) * variance**0.5
+    return difference - reach, difference + reach
+
+
+def _effective(values: FloatArray) -> float:
+    """How many independent values say as much about the mean, if each depends on the one before it alone: n (1 - r) /
+    (1 + r), r the correlation between neighbours; at least 2."""
+    away = values - values.mean()
+    square = float(away @ away)
+    r = float(away[1:] @ away[:-1]) / square if square > 0 else 0.0
+    return max(len(values) * (1 - r) / (1 + r), 2.0) if r > 0 else float(len(values))
+
+
+def _over_time(c: Contrast) -> str:
+    low, high = c.interval_s or (c.difference_s, c.difference_s)
+    sizes = (
+        f"{seconds(c.means_s[0])} for the first {c.size} requests, {seconds(c.means_s[1])} for the last {c.size}; "
+        f"difference {seconds(c.difference_s)}, 95 % interval {seconds(low)} to {seconds(high)}"
+    )
+    if not c.slower:
+        faster = high < 0 and c.difference_s < -NEGLIGIBLE * c.means_s[0]
+        if faster:
+            return f"no slowdown: late requests are faster ({sizes})."
+        chance = " beyond chance" if c.difference_s > NEGLIGIBLE * c.means_s[0] else ""
+        return f"flat: no slowdown over time{chance} ({sizes})."
+    return f"Late requests take {c.ratio:.2f} times as long as early ones ({sizes}). {_blame(c)}"
+
+
+def _across(c: Contrast) -> str:
+    sizes = f"{seconds(c.means_s[0])} and {seconds(c.means_s[1])}"
+    if not c.slower:
+        return f"Slow requests take about as long as fast ones ({sizes})."
+    return f"The slowest quarter takes {c.ratio:.2f} times as long as the fastest ({sizes}). {_blame(c)}"
+
+
+def _blame(c: Contrast) -> str:
+    ranked = c.table["share"].sort_values(ascending=False)
+    most = f"{ranked.iloc[0]:.0%} of that is {CAUSES[str(ranked.index[0])]}"
+    if ranked.iloc[1] >= 0.1:
+        most += f", {ranked.iloc[1]:.0%} {CAUSES[str(ranked.index[1])]}"
+    if c.dominant == "queueing" and len(c.doing):
+        term = str(c.doing.idxmax())
+        most += f"; while they waited, {c.doing.max():.0%} of the server's time went to {_DOING[term]}"
+    return f"{most}."
+
+
+def seconds(value: float) -> str:
+    """With three digits and a unit."""
+    if abs(value) < 1e-12:
+        return "0 s"
+    if abs(value) >= 1:
+        return f"{value:.3g} s"
+    return f"{1e3 * value:.3g} ms" if abs(value) >= 1e-3 else f"{1e6 * value:.3g} µs"
