@@ -402,7 +402,7 @@ class CostModel:
     def rates(self, kernel: Kernel) -> Rates:
         """What ``forward`` adds up."""
         cell, base, chunk, run = self._attention[kernel]
-        return Rates(self._pace, self._forward.at, cell.at, base, chunk, run)
+        return Rates(self._pace, self._forward.__getitem__, cell.__getitem__, base, chunk, run)
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
         """Raise ``UserError`` unless the profile speaks of this model, kernel and cache."""
