@@ -181,14 +181,16 @@ class SweepResult:
         return sweep_figure(self.table, self.plan, self._known(measure))
 
     def save(self, folder: str | Path | None = None) -> list[Path]:
-        """Write ``sweep.csv``, ``runs.csv``, ``best.csv``, ``failures.csv`` where there are any, and ``sweep.png``, by
-        default beside the store; returns the files. Raises ``UserError``."""
+        """Write ``sweep.json`` (``to_dict``), ``sweep.csv``, ``runs.csv``, ``best.csv``, ``failures.csv`` where there
+        are any, and ``sweep.png``, by default beside the store; returns the files. Raises ``UserError``."""
         target = writable(self.store.parent if folder is None else folder)
         tables = {"sweep.csv": self.table, "runs.csv": self.runs, "best.csv": self.best()}
         if len(self.failures):
             tables["failures.csv"] = self.failures
-        written = [target / name for name in (*tables, "sweep.png")]
+        written = [target / name for name in ("sweep.json", *tables, "sweep.png")]
         try:
+            text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+            written[0].write_text(text + "\n", encoding="utf-8")
             for name, table in tables.items():
                 table.to_csv(target / name, index=False)
             self.plot().savefig(written[-1], dpi=130)

@@ -133,6 +133,39 @@ def test_the_command(results, tmp_path):
 
 
 @pytest.fixture(scope="module")
+def sweep_page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    file = {
+        "name": "little",
+        "scenario": "chat",
+        "policies": ["paged", "contiguous", "oracle"],
+        "replications": 2,
+        "axes": {"cache.cells": [256, 2048], "workload.requests": [40]},
+    }
+    kvsim.sweep(file, out=folder / "little.sqlite", workers=1).save()
+    return kvsim.report(folder / "little.sqlite")
+
+
+def test_a_report_of_a_sweep(sweep_page):
+    html = sweep_page.read_text(encoding="utf-8")
+    told = json.loads((sweep_page.parent / "sweep.json").read_text())
+    assert told["conclusion"] in html
+    assert told["failed"] > 0
+    for part in ("cache.cells", "What failed", "exceeds cache.cells", "paged", "&#34;cache.cells&#34; = ["):
+        assert part in html
+
+
+def test_a_report_of_a_comparison_over_replications(tmp_path):
+    scenario = kvsim.load("chat", workload__requests=40)
+    comparison = kvsim.compare(scenario, ["paged", "oracle"], replications=2)
+    comparison.save(tmp_path)
+    html = kvsim.report(tmp_path).read_text(encoding="utf-8")
+    assert "Over replications" in html
+    assert "--policy oracle --replications 2" in html
+    assert html.count("data:image/png") >= 3
+
+
+@pytest.fixture(scope="module")
 def browser():
     from selenium import webdriver
 
@@ -175,6 +208,13 @@ def test_a_browser_complains_of_nothing_and_the_page_fits(browser, page, width, 
     bright = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (background, ink)]
     assert (bright[0] < bright[1]) is dark
     assert abs(bright[0] - bright[1]) > 450
+
+
+@needs_browser
+def test_a_sweep_in_the_browser(browser, sweep_page):
+    look(browser, sweep_page, 390)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
 @needs_browser

@@ -9,7 +9,12 @@ import typer
 
 
 def report(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="A folder that kvsim compare wrote.")],
+    results: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULTS", help="What kvsim compare, sweep or recommend wrote: its folder, or a file in it."
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="The file to write; by default report.html beside them.")] = None,
 ) -> None:
     """Write one self-contained HTML page about saved results; it needs no network and opens from disk."""

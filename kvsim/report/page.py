@@ -132,6 +132,11 @@ def share(value: float | None) -> Cell:
     return Cell("–", None) if value is None or value != value else Cell(f"{value:.1%}", float(value))
 
 
+def milliseconds(seconds: float | None) -> Cell:
+    """Seconds as a cell, in milliseconds."""
+    return number(None if seconds is None else 1e3 * seconds)
+
+
 def words(text: str) -> Cell:
     """A text as a cell."""
     return Cell(text, text.lower())
