@@ -10,11 +10,13 @@ from kvsim.errors import UserError
 from kvsim.report.comparison_page import comparison_page
 from kvsim.report.page import Page
 from kvsim.report.parts import read_json
+from kvsim.report.recommendation_page import recommendation_page
 from kvsim.report.sweep_page import sweep_page
 
 _KINDS: dict[str, tuple[str, Callable[[Path, dict[str, Any]], Page]]] = {
     "comparison.json": ("kvsim compare", comparison_page),
     "sweep.json": ("kvsim sweep", sweep_page),
+    "recommendation.json": ("kvsim recommend", recommendation_page),
 }
 """By the file that is in the folder: who wrote it, and what makes a page of it."""
 
