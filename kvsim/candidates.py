@@ -15,7 +15,7 @@ from scipy.stats import qmc
 from kvsim.costs import Profile
 from kvsim.engine_flags import DEFRAG_NOTE, LLAMACPP_2024, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
 from kvsim.errors import UserError
-from kvsim.model import SHAPES, STORAGES, Storage
+from kvsim.model import BYTES_PER_NUMBER, SHAPES, STORAGES, Storage
 from kvsim.plan import Engine, Plan, plan
 from kvsim.scenario import Scenario, load
 from kvsim.shapes import AttentionGroup, ModelPlanShape, plan_shape
@@ -132,6 +132,11 @@ class Candidate:
             "type_k": self.type_k,
             "type_v": self.type_v,
         }
+
+    @property
+    def width(self) -> float:
+        """Bytes of a number of K and one of V, together."""
+        return BYTES_PER_NUMBER[self.type_k] + BYTES_PER_NUMBER[self.type_v]
 
     @property
     def flags(self) -> Flags:

@@ -76,8 +76,8 @@ class _Standing(NamedTuple):
 
     @property
     def key(self) -> tuple[int, float]:
-        """The smaller, the better."""
-        return -self.passed, self.factor
+        """The smaller, the better; who has met all loads is not told by how."""
+        return -self.passed, self.factor if self.passed <= MOST_DOUBLINGS else 0.0
 
 
 def recommend(
@@ -194,7 +194,7 @@ class _Search:
         top = self._climb(sample, standing, None)
         by_number = {c.number: c for c in self.space.candidates}
         beside: dict[int, Candidate] = {}
-        for number in sorted(standing, key=lambda n: (standing[n].key, n)):
+        for number in sorted(standing, key=lambda n: (standing[n].key, by_number[n].memory_bytes, n)):
             for c in self.space.neighbours(by_number[number]):
                 if c.number not in standing and len(beside) < self.budget.neighbours:
                     beside[c.number] = c
@@ -204,7 +204,8 @@ class _Search:
         for c in self.space.candidates:
             if not c.reason and c.number not in standing:
                 self.fates[c.number] = Fate("untried", "")
-        ordered = [by_number[n] for n in sorted(standing, key=lambda n: (standing[n].key, n))]
+        tried = [by_number[n] for n in standing]
+        ordered = sorted(tried, key=lambda c: (standing[c.number].key, -c.width, c.memory_bytes, c.number))
         dozen = _with_each_home(ordered, self.budget.kept)
         chosen = {c.number for c in dozen}
         for c in ordered:
@@ -253,9 +254,10 @@ class _Search:
         for c in dozen:
             outcomes = [outcome for trial, outcome in found if trial.number == c.number]
             met, worst = all(o.met(self.slo) for o in outcomes), max(o.factor(self.slo) for o in outcomes)
-            keys[c.number] = (not met, -loads.get((c.number, 0), 0.0), worst, c.memory_bytes, c.number)
+            load = loads.get((c.number, 0), 0.0)
+            keys[c.number] = (not met, -load, 0.0 if load else worst, -c.width, c.memory_bytes, c.number)
         ordered = sorted(dozen, key=lambda c: keys[c.number])
-        few = _with_each_home(ordered, self.budget.best)
+        few = _with_each_home(_unlike(ordered), self.budget.best)
         for c in ordered:
             if c not in few:
                 missed, load, worst = keys[c.number][:3]
@@ -293,14 +295,14 @@ class _Search:
         return min(1.0, max(share, self.budget.fewest / self.traffic.requests))
 
     def _make(self, trials: Sequence[Trial]) -> list[tuple[Trial, Outcome]]:
-        """In no order."""
+        """By number and replication, whichever ended first."""
         jobs = [trials[i : i + _TOGETHER] for i in range(0, len(trials), _TOGETHER)]
         found: list[tuple[Trial, Outcome]] = []
         for made in each(Make(self.traffic), jobs, self.workers):
             found += made
             self._stuck += sum(bool(outcome.error) for _, outcome in made)
             self._tell(len(made), len(trials) - len(found))
-        return found
+        return sorted(found, key=lambda each: (each[0].number, each[0].replication))
 
     def _stretch(self, trials: Sequence[Trial], steps: int) -> dict[tuple[int, int], float]:
         """The largest load of each, by number and replication; nothing where there is no load to change."""
@@ -316,6 +318,14 @@ class _Search:
         self.runs += runs
         if self.progress is not None:
             self.progress(self.runs, self.runs + left + self._later, self._stuck)
+
+
+def _unlike(ordered: Sequence[Candidate]) -> list[Candidate]:
+    """The first of each policy with so many cells and slots, then those that differ from them in less."""
+    first: dict[tuple[str, int, int], Candidate] = {}
+    for c in ordered:
+        first.setdefault((c.family, c.scenario.cache.cells, c.scenario.server.slots), c)
+    return [*first.values(), *(c for c in ordered if c not in first.values())]
 
 
 def _with_each_home(ordered: Sequence[Candidate], most: int) -> list[Candidate]:
@@ -336,7 +346,8 @@ def _with_each_home(ordered: Sequence[Candidate], most: int) -> list[Candidate]:
 def _miss(outcome: Outcome, slo: Slo) -> Fate:
     """Of a setting that does not meet the service level at the load asked about."""
     failing = bool(outcome.error) or (outcome.factor(slo) > 1 and slo.worst(outcome.measures)[0].is_share)
-    return Fate("fails" if failing else "slo", _missed(outcome, slo))
+    factor = outcome.factor(slo)
+    return Fate("fails" if failing else "slo", _missed(outcome, slo), factor if math.isfinite(factor) else None)
 
 
 def _missed(outcome: Outcome, slo: Slo) -> str:

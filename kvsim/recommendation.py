@@ -39,8 +39,8 @@ _MOST_LOAD = 2.0**MOST_DOUBLINGS
 
 RULE = (
     "ranked by whether the service level is met at this load (surely: the upper ends of all intervals are within the "
-    "bounds; likely: the means are; not), then by the largest load sustained (5 % less counts as equal), then by less "
-    "memory, then by order of search"
+    "bounds; likely: the means are; not), then by the largest load sustained (5 % less counts as equal), then by "
+    "wider K and V, then by less memory, then by order of search"
 )
 
 
@@ -50,6 +50,9 @@ class Fate(NamedTuple):
     reason: str
     """A key of ``candidates.REASONS``."""
     detail: str
+    factor: float | None = None
+    """Where it was run at the load asked about and missed: its worst measure over the limit, as far as that is finite
+    (below 1 where arrivals outpace service)."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,13 @@ def rank(finalists: Sequence[Finalist]) -> list[Finalist]:
         group = [f for f in left if _VERDICTS.index(f.verdict) == leading]
         most = max(f.reach for f in group)
         near = [f for f in group if f.reach >= _NEAR * most]
-        ordered.append(min(near, key=lambda f: (f.candidate.memory_bytes, f.candidate.number)))
+        ordered.append(min(near, key=lambda f: _simple(f.candidate)))
         left.remove(ordered[-1])
     return ordered
+
+
+def _simple(c: Candidate) -> tuple[float, int, int]:
+    return -c.width, c.memory_bytes, c.number
 
 
 @dataclass(frozen=True)
@@ -207,12 +214,12 @@ class Recommendation:
     @cached_property
     def candidates(self) -> pd.DataFrame:
         """A row for each setting that was thought of: its number and settings, ``memory_bytes``, ``place`` among the
-        best, or ``reason`` (a key of ``candidates.REASONS``) and ``detail``."""
+        best, or ``reason`` (a key of ``candidates.REASONS``), ``detail`` and ``factor``; see ``Fate``."""
         places = {f.candidate.number: place for place, f in enumerate(self.best, 1)}
         rows = []
         for c in self.space.candidates:
-            reason, detail = self.fates.get(c.number, Fate("", ""))
-            ends = {"place": places.get(c.number), "reason": reason, "detail": detail}
+            fate = self.fates.get(c.number, Fate("", ""))
+            ends = {"place": places.get(c.number), **fate._asdict()}
             head = {"number": c.number, "family": c.family, "engine": c.home}
             rows.append({**head, **c.settings, "memory_bytes": c.memory_bytes, **ends})
         return pd.DataFrame(rows).astype({"place": "Int64"})
@@ -224,6 +231,12 @@ class Recommendation:
         return {reason: counts[reason] for reason in REASONS if counts[reason]}
 
     @property
+    def missed_by(self) -> tuple[float, float] | None:
+        """The smallest and the largest factor by which settings missed the service level."""
+        factors = [f.factor for f in self.fates.values() if f.reason == "slo" and f.factor is not None and f.factor > 1]
+        return (min(factors), max(factors)) if factors else None
+
+    @property
     def conclusion(self) -> str:
         """One sentence."""
         if not self.best:
@@ -233,6 +246,8 @@ class Recommendation:
             f"{_title(bound.measure)} {spoken(first.measures.get(bound.measure), bound.is_share)}"
             for bound in self.slo.asked
         )
+        if self.model != self.profile.model:
+            figures += f" (times of {self.profile.model}, memory of {self.model})"
         what = f"{first.candidate.command} {typed(first.candidate.flags)}".strip()
         if not first.candidate.flags:
             what = f"{first.candidate.label} (which no engine has)"
@@ -325,6 +340,7 @@ class Recommendation:
                 "settings": len(self.space.candidates),
                 "tried": self.tried,
                 "runs": self.runs,
+                "missed_by": list(self.missed_by) if self.missed_by else None,
                 "reasons": {reason: {"count": n, "means": REASONS[reason]} for reason, n in self.reasons.items()},
                 "policies_left_out": {
                     name: {"reason": reason, "detail": detail}
@@ -389,8 +405,9 @@ class Recommendation:
             return "there is no load to change"
         if f.sustained is None:
             return "in some replications it meets the service level at no load that was tried"
-        more = "at least " if f.at_least else ""
-        return f"sustains {more}{spoken_load(f.sustained)} this load"
+        if f.at_least:
+            return f"sustains at least {f.sustained.value:.3g} x this load; no more than {_MOST_LOAD:.0f} x was tried"
+        return f"sustains {spoken_load(f.sustained)} this load"
 
     def _fraction(self, f: Finalist) -> str:
         if not f.loads:

@@ -102,7 +102,9 @@ def show(out: Console, found: Recommendation) -> None:
     n = len(found.space.candidates)
     out.print(f"\nOf {n:,} settings {found.tried:,} were tried in {found.runs:,} runs; ruled out:", highlight=False)
     for reason, count in found.reasons.items():
-        out.print(f"   {count:>5,}  {REASONS[reason]}", highlight=False)
+        by = found.missed_by if reason == "slo" else None
+        much = f", by {by[0]:.3g} x to {by[1]:.3g} x" if by else ""
+        out.print(f"   {count:>5,}  {REASONS[reason]}{much}", highlight=False)
     for reason in ("engine", "forgets"):
         names = [name for name, (why, _) in found.space.elsewhere.items() if why == reason]
         if names:
@@ -128,7 +130,7 @@ def _table(found: Recommendation) -> Table:
         batch = str(server.n_batch) if c.home == "vllm" else f"{server.n_batch}/{server.n_ubatch}"
         types = c.type_k if c.type_k == c.type_v else f"{c.type_k}/{c.type_v}"
         figures = [_short(f.measures.get(bound.measure), bound.is_share) for bound in found.slo.asked]
-        reach = "–" if f.sustained is None else f"{'≥ ' * f.at_least}{f.sustained.value:.2f} x{_half(f.sustained, 2)}"
+        reach = "–" if f.sustained is None else f"{'≥ ' * f.at_least}{f.sustained.value:.3g} x{_half(f.sustained, 2)}"
         row = [str(place), c.family, f"{cache.cells:,}", str(server.slots), batch, types, show_bytes(c.memory_bytes)]
         table.add_row(*row, *figures, reach, f.verdict)
     return table
