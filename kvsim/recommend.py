@@ -4,12 +4,12 @@ The search halves successively (Jamieson, Talwalkar, AISTATS 2016), with budgets
 seconds. All settings see the same requests.
 
 1. Screen: a sample of the settings serves a short stretch at the load asked about. Those that meet the service level
-   serve it at twice the load, and so on, until no more than a dozen do. Then what differs in one step from the best few
-   is tried likewise.
-2. The best dozen serve a longer stretch in three replications, and each is stretched once to the largest load that
-   meets the service level.
-3. The best four serve the longest stretch in all replications, and the largest load is found in each replication by
-   bisection of its logarithm. They are ranked by ``recommendation.rank``.
+   serve it at twice the load, and so on, until no more than a dozen do; where the others fell is found to a quarter
+   of a doubling. Then what differs in one step from the best few is tried likewise.
+2. The best dozen serve a longer stretch in three replications, and for each the largest load that meets the service
+   level is found in one of them.
+3. The best four serve the longest stretch in several replications, others than those before where there are any; the
+   largest load is found in each by bisection of its logarithm. They are ranked by ``recommendation.rank``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ RecommendProgress = Callable[[int, int, int], None]
 
 _TOGETHER = 4
 """Runs that are handed to a worker at a time."""
+_FINE = 0.25
+"""Of a doubling of the load: how finely the first stage tells settings apart."""
 _BISECTION = 8
 """Runs that finding a largest load takes, about."""
 
@@ -54,7 +56,7 @@ class Budget(NamedTuple):
     best: int = 4
     """Settings in the last."""
     replications: int = 5
-    """In the last stage; in the second, three at most."""
+    """In the last stage; there are three in the second, of a short trace fewer."""
     steps: int = 5
     """Halvings of a doubling of the load, in the last stage."""
     short: float = 0.25
@@ -68,16 +70,18 @@ class Budget(NamedTuple):
 class _Standing(NamedTuple):
     """How far a setting came on the ladder of loads."""
 
-    passed: int
-    """Loads that it has met, each twice the one before."""
+    met: float
+    """The largest load that it has met, as a power of 2; -1: none."""
+    tried: float
+    """The smallest that it has missed, or the largest that was tried."""
     factor: float
-    """By which it missed, or met, the last that was tried."""
+    """By which it missed, or met, that one."""
     outcome: Outcome
 
     @property
-    def key(self) -> tuple[int, float]:
+    def key(self) -> tuple[float, float]:
         """The smaller, the better; who has met all loads is not told by how."""
-        return -self.passed, self.factor if self.passed <= MOST_DOUBLINGS else 0.0
+        return -self.met, self.factor if self.met < MOST_DOUBLINGS else 0.0
 
 
 def recommend(
@@ -124,7 +128,8 @@ def recommend(
         changes["machine__profile"] = str(Path(profile).resolve()) if own_file else profile
     base = load_scenario(base, **changes)
     measured = load_profile(base.machine.profile, base.folder)
-    shape = model_shape(model or base.model.name)
+    # A trace says nothing of a model.
+    shape = model_shape(model or (measured.model if trace is not None else base.model.name))
     traffic = read_traffic(base, budget.replications, requests, load)
     tolerant = any(bound.is_share and bound.limit > 0 for bound in asked.bounds)
     choices = space(traffic.scenario, traffic.needs, engine, measured, shape, room, weights=weights, tolerant=tolerant)
@@ -192,6 +197,7 @@ class _Search:
         sample = self.space.sample(self.budget.screened, self.traffic.scenario.seed)
         standing: dict[int, _Standing] = {}
         top = self._climb(sample, standing, None)
+        self._refine(sample, standing)
         by_number = {c.number: c for c in self.space.candidates}
         beside: dict[int, Candidate] = {}
         for number in sorted(standing, key=lambda n: (standing[n].key, by_number[n].memory_bytes, n)):
@@ -200,13 +206,14 @@ class _Search:
                     beside[c.number] = c
         self._later -= self.budget.neighbours * 2
         self._climb(list(beside.values()), standing, top)
+        self._refine([by_number[n] for n in standing], standing)
         self.tried = set(standing)
         for c in self.space.candidates:
             if not c.reason and c.number not in standing:
                 self.fates[c.number] = Fate("untried", "")
         tried = [by_number[n] for n in standing]
         ordered = sorted(tried, key=lambda c: (standing[c.number].key, -c.width, c.memory_bytes, c.number))
-        dozen = _with_each_home(ordered, self.budget.kept)
+        dozen = _with_each_home(_unlike(ordered), self.budget.kept)
         chosen = {c.number for c in dozen}
         for c in ordered:
             if c.number not in chosen:
@@ -216,16 +223,16 @@ class _Search:
     def _climb(self, candidates: Sequence[Candidate], standing: dict[int, _Standing], top: int | None) -> int:
         """Try them at ever higher loads, while they meet the service level; the last load that was tried, as a power
         of 2. Without ``top`` it ends where no more than the second stage takes are left."""
-        level, alive = 0, list(candidates)
+        level, alive, scout = 0, list(candidates), self.traffic.scouts[0]
         while alive:
             share = self._share(self.budget.short)
-            found = self._make([Trial(c.number, 0, c.scenario, share, 2.0**level) for c in alive])
+            found = self._make([Trial(c.number, scout, c.scenario, share, 2.0**level) for c in alive])
             outcomes = {trial.number: outcome for trial, outcome in found}
             passing = []
             for c in alive:
                 outcome = outcomes[c.number]
                 met = outcome.met(self.slo)
-                standing[c.number] = _Standing(level + met, outcome.factor(self.slo), outcome)
+                standing[c.number] = _Standing(level - (not met), level, outcome.factor(self.slo), outcome)
                 if met:
                     passing.append(c)
             last = MOST_DOUBLINGS if top is None else top
@@ -234,27 +241,45 @@ class _Search:
             level, alive = level + 1, passing
         return level
 
+    def _refine(self, candidates: Sequence[Candidate], standing: dict[int, _Standing]) -> None:
+        """Halve the doubling in which they fell, twice, for those who came as far as the best of their engine, or fell
+        a doubling before: by how much a load too large is missed says little of the largest that is met."""
+        homes = {c.home for c in candidates}
+        best = {h: max(standing[c.number].met for c in candidates if c.home == h) for h in homes}
+        near = [c for c in candidates if standing[c.number].met >= max(best[c.home] - 1, 0)]
+        while wide := [c for c in near if standing[c.number].tried - standing[c.number].met > _FINE]:
+            powers = {c.number: (standing[c.number].met + standing[c.number].tried) / 2 for c in wide}
+            share, scout = self._share(self.budget.short), self.traffic.scouts[0]
+            for trial, outcome in self._make(
+                [Trial(c.number, scout, c.scenario, share, 2.0 ** powers[c.number]) for c in wide]
+            ):
+                before, power = standing[trial.number], powers[trial.number]
+                standing[trial.number] = (
+                    before._replace(met=power)
+                    if outcome.met(self.slo)
+                    else _Standing(before.met, power, outcome.factor(self.slo), outcome)
+                )
+
     def _fate(self, standing: _Standing) -> Fate:
-        if standing.passed == 0:
+        if standing.met < 0:
             return _miss(standing.outcome, self.slo)
         if standing.outcome.met(self.slo):
-            return Fate(
-                "dominated", f"meets it at {2 ** (standing.passed - 1)} x the load, as more than enough others do"
-            )
-        return Fate("dominated", f"at {2**standing.passed} x the load: {_missed(standing.outcome, self.slo)}")
+            return Fate("dominated", f"meets it at {2**standing.met:.3g} x the load, as more than enough others do")
+        return Fate("dominated", f"at {2**standing.tried:.3g} x the load: {_missed(standing.outcome, self.slo)}")
 
     # Stage 2
 
     def _longer(self, dozen: Sequence[Candidate]) -> list[Candidate]:
         share = self._share(self.budget.long)
-        several = range(min(3, self.traffic.replications))
+        several = self.traffic.scouts
         found = self._make([Trial(c.number, r, c.scenario, share, 1.0) for c in dozen for r in several])
-        loads = self._stretch([Trial(c.number, 0, c.scenario, share, 1.0) for c in dozen], self.budget.steps - 2)
+        trials = [Trial(c.number, several[0], c.scenario, share, 1.0) for c in dozen]
+        loads = self._stretch(trials, self.budget.steps - 2)
         keys = {}
         for c in dozen:
             outcomes = [outcome for trial, outcome in found if trial.number == c.number]
             met, worst = all(o.met(self.slo) for o in outcomes), max(o.factor(self.slo) for o in outcomes)
-            load = loads.get((c.number, 0), 0.0)
+            load = loads.get((c.number, several[0]), 0.0)
             keys[c.number] = (not met, -load, 0.0 if load else worst, -c.width, c.memory_bytes, c.number)
         ordered = sorted(dozen, key=lambda c: keys[c.number])
         few = _with_each_home(_unlike(ordered), self.budget.best)
@@ -329,18 +354,14 @@ def _unlike(ordered: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _with_each_home(ordered: Sequence[Candidate], most: int) -> list[Candidate]:
-    """The first so many, with the first of each engine among them, if there is room."""
-    first: dict[Home, Candidate] = {}
+    """The first so many; of each engine its first, an equal share of them at least, as far as it has so many."""
+    homes: dict[Home, list[Candidate]] = {}
     for c in ordered:
-        first.setdefault(c.home, c)
-    chosen = list(ordered[:most])
-    for c in first.values():
-        if c not in chosen:
-            # The last whose engine has another one makes room.
-            spare = [o for o in chosen if first[o.home] is not o]
-            if spare:
-                chosen[chosen.index(spare[-1])] = c
-    return chosen
+        homes.setdefault(c.home, []).append(c)
+    share = most // max(len(homes), 1)
+    sure = [c for members in homes.values() for c in members[:share]]
+    rest = [c for c in ordered if c not in sure][: most - len(sure)]
+    return [c for c in ordered if c in sure or c in rest]
 
 
 def _miss(outcome: Outcome, slo: Slo) -> Fate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pydantic import PrivateAttr
@@ -17,6 +18,8 @@ from workloads import Request, Workload
 
 DEFAULT_REQUESTS = 400
 """Requests (of sessions: conversations) in the longest runs, where nobody says."""
+_SCOUTS = 3
+"""Replications to search with."""
 _FEW = 50
 """Requests below which windows of a trace overlap rather than get shorter."""
 
@@ -80,6 +83,9 @@ class Traffic:
     """Of a trace: a window for each replication. Empty: each replication has a seed of its own."""
     replications: int
     """That there are: of a short trace, fewer than were asked for."""
+    scouts: tuple[int, ...]
+    """Replications to search with: others than those that the best are judged by, where there are any, so that nobody
+    is praised for the luck that it was chosen for."""
     needs: Needs
     scalable: bool
     """Whether there is a load that could be changed."""
@@ -123,17 +129,28 @@ def read_traffic(scenario: Scenario, replications: int, requests: int | None, fa
     if requests is None:
         requests = DEFAULT_REQUESTS if own is None else min(own, DEFAULT_REQUESTS)
     scenario = load(scenario, **{f"workload__{scenario.workload.count_key}": requests})
-    streams = [load(scenario, seed=(scenario.seed + r) % 2**63).build_workload() for r in range(replications)]
-    note = f"{replications} replications: seeds {scenario.seed} to {scenario.seed + replications - 1}"
-    return Traffic(scenario, requests, (), replications, _needs(streams), scalable, note)
+    scouts = tuple(range(replications, replications + _SCOUTS))
+    streams = [load(scenario, seed=(scenario.seed + r) % 2**63).build_workload() for r in range(scouts[-1] + 1)]
+    first = scenario.seed
+    note = (
+        f"{replications} replications: seeds {first} to {first + replications - 1}; searched with seeds "
+        f"{first + replications} to {first + scouts[-1]}"
+    )
+    return Traffic(scenario, requests, (), replications, scouts, _needs(streams), scalable, note)
 
 
 def _resolved(scenario: Scenario) -> Scenario:
-    """A named workload in its own words, so that its load can be changed."""
-    if scenario.workload.kind != "named":
-        return scenario
-    named = scenario.workload
-    return load(scenario, workload=named_section(named.name, named.requests, named.rate))
+    """With named workloads in their own words, so that their load can be changed."""
+    table = scenario.workload.model_dump()
+    if scenario.workload.kind == "named":
+        return load(scenario, workload=_spelt_out(table))
+    if scenario.workload.kind == "mix":
+        return load(scenario, workload={**table, "parts": [_spelt_out(part) for part in table["parts"]]})
+    return scenario
+
+
+def _spelt_out(table: dict[str, Any]) -> dict[str, Any]:
+    return named_section(table["name"], table["requests"], table["rate"]) if table["kind"] == "named" else table
 
 
 def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Traffic:
@@ -146,7 +163,11 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
     starts = sorted({round(r * (total - size) / max(replications - 1, 1)) for r in range(replications)})
     kept: list[list[Request]] = [[] for _ in starts]
     session: int | None = None
+    totals: list[int] = []
+    reuse = False
     for at, request in enumerate(stream):
+        totals.append(request.prompt_tokens + request.output_tokens)
+        reuse = reuse or bool(request.content) or request.session is not None
         fresh = request.session is None or request.session != session
         session = request.session
         for start, window in zip(starts, kept, strict=True):
@@ -158,9 +179,13 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
         note = f"one replication: all {total:,} requests of the trace, so that nothing can be said of chance"
     else:
         overlap = "" if size * len(windows) <= total else ", which overlap"
-        note = f"{len(windows)} replications: windows of {size:,} of the trace's {total:,} requests{overlap}"
+        note = (
+            f"{len(windows)} replications: windows of {size:,} of the trace's {total:,} requests{overlap}; searched "
+            "with the first of them"
+        )
     scenario = load(scenario, workload__limit=size)
-    return Traffic(scenario, size, windows, len(windows), _needs(windows), True, note)
+    scouts = tuple(range(min(_SCOUTS, len(windows))))
+    return Traffic(scenario, size, windows, len(windows), scouts, _of_totals(totals, reuse), True, note)
 
 
 def _window(requests: Sequence[Request]) -> Held:
@@ -174,5 +199,9 @@ def _needs(streams: Sequence[Workload]) -> Needs:
         for request in stream:
             totals.append(request.prompt_tokens + request.output_tokens)
             reuse = reuse or bool(request.content) or request.session is not None
+    return _of_totals(totals, reuse)
+
+
+def _of_totals(totals: Sequence[int], reuse: bool) -> Needs:
     p95, p99 = np.quantile(totals, (0.95, 0.99), method="higher").tolist()
     return Needs(len(totals), max(totals), int(p99), int(p95), float(np.mean(totals)), reuse)
