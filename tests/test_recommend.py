@@ -20,7 +20,7 @@ from kvsim.trials import Outcome, Stretch, Trial, run_trial
 from policies import available
 from tests.worlds import command
 
-SMALL = Budget(16, 4, 4, 3, 3, 2, fewest=30)
+SMALL = Budget(10, 2, 4, 3, 3, 2, fewest=30)
 
 BUSY = {
     "name": "busy",
@@ -59,8 +59,8 @@ def busy():
 
 
 def test_too_few_slots_queue_and_are_ruled_out():
-    every = Budget(999, 0, 4, 2, 2, 1, fewest=60)
-    found = recommend(load(BUSY), slo="ttft_p95<250ms", engine="llamacpp", budget=every, workers=1)
+    every = Budget(999, 0, 2, 1, 2, 1, fewest=40)
+    found = recommend(load(BUSY), slo="ttft_p95<250ms", engine="llamacpp", requests=40, budget=every, workers=1)
     assert found.met
     assert found.best[0].candidate.scenario.server.slots >= 4
     single = found.candidates[found.candidates["slots"] == 1]
