@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvsim.metrics import Result
     from kvsim.plan import Plan, plan
     from kvsim.prefix_cache import PrefixStudy, prefix_cache
+    from kvsim.recommend import recommend
+    from kvsim.recommendation import Recommendation
     from kvsim.report import report
     from kvsim.scenario import Scenario, builtin_names, load
     from kvsim.simulation import run
@@ -43,6 +45,7 @@ __all__ = [
     "Plan",
     "PrefixStudy",
     "Profile",
+    "Recommendation",
     "Result",
     "Scenario",
     "SweepResult",
@@ -61,6 +64,7 @@ __all__ = [
     "memory",
     "plan",
     "prefix_cache",
+    "recommend",
     "report",
     "run",
     "sweep",
@@ -78,6 +82,7 @@ _HOMES = {
     "Plan": "kvsim.plan",
     "PrefixStudy": "kvsim.prefix_cache",
     "Profile": "kvsim.costs",
+    "Recommendation": "kvsim.recommendation",
     "Result": "kvsim.metrics",
     "Scenario": "kvsim.scenario",
     "SweepResult": "kvsim.sweep_result",
@@ -96,6 +101,7 @@ _HOMES = {
     "memory": "kvsim.memory",
     "plan": "kvsim.plan",
     "prefix_cache": "kvsim.prefix_cache",
+    "recommend": "kvsim.recommend",
     "report": "kvsim.report",
     "run": "kvsim.simulation",
     "sweep": "kvsim.sweep",

@@ -12,6 +12,7 @@ import typer
 
 from kvsim import show
 from kvsim.commands.plan import plan
+from kvsim.commands.recommend import recommend
 from kvsim.commands.report import report
 from kvsim.commands.sweep import sweep
 from kvsim.commands.why import why
@@ -43,6 +44,7 @@ app.command()(report)
 app.add_typer(workload_app, name="workload")
 app.command()(sweep)
 app.command()(why)
+app.command()(recommend)
 scenario_app = typer.Typer(help="Look at scenarios.", no_args_is_help=True)
 app.add_typer(scenario_app, name="scenario")
 

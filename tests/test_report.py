@@ -155,6 +155,21 @@ def test_a_report_of_a_sweep(sweep_page):
         assert part in html
 
 
+@pytest.fixture(scope="module")
+def recommendation_page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recommendation")
+    kvsim.recommend("chat", slo="ttft_p95<300ms", engine="llamacpp", requests=40, workers=1).save(folder)
+    return kvsim.report(folder)
+
+
+def test_a_report_of_a_recommendation(recommendation_page):
+    html = recommendation_page.read_text(encoding="utf-8")
+    told = json.loads((recommendation_page.parent / "recommendation.json").read_text())
+    for part in ("ttft_p95&lt;300ms", "llama-server --ctx-size", "What was ruled out", "Scenario of place 1"):
+        assert part in html
+    assert html.count("<tr>") > told["searched"]["settings"]
+
+
 def test_a_report_of_a_comparison_over_replications(tmp_path):
     scenario = kvsim.load("chat", workload__requests=40)
     comparison = kvsim.compare(scenario, ["paged", "oracle"], replications=2)
@@ -211,8 +226,9 @@ def test_a_browser_complains_of_nothing_and_the_page_fits(browser, page, width, 
 
 
 @needs_browser
-def test_a_sweep_in_the_browser(browser, sweep_page):
-    look(browser, sweep_page, 390)
+@pytest.mark.parametrize("of", ["sweep_page", "recommendation_page"])
+def test_other_pages_in_the_browser(browser, request, of):
+    look(browser, request.getfixturevalue(of), 390)
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
 
