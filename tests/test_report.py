@@ -9,6 +9,7 @@ import pytest
 
 import kvsim
 from kvsim.films import FILE, Film, load_films
+from kvsim.recommend import Budget
 from kvsim.report.page import FilmStrip, Page, Section, Table, number, share, words
 from tests.worlds import command
 
@@ -158,7 +159,8 @@ def test_a_report_of_a_sweep(sweep_page):
 @pytest.fixture(scope="module")
 def recommendation_page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recommendation")
-    kvsim.recommend("chat", slo="ttft_p95<300ms", engine="llamacpp", requests=40, workers=1).save(folder)
+    few = Budget(8, 2, 3, 2, 2, 1, fewest=30)
+    kvsim.recommend("chat", slo="ttft_p95<300ms", engine="llamacpp", requests=40, workers=1, budget=few).save(folder)
     return kvsim.report(folder)
 
 
@@ -167,7 +169,7 @@ def test_a_report_of_a_recommendation(recommendation_page):
     told = json.loads((recommendation_page.parent / "recommendation.json").read_text())
     for part in ("ttft_p95&lt;300ms", "llama-server --ctx-size", "What was ruled out", "Scenario of place 1"):
         assert part in html
-    assert html.count("<tr>") > told["searched"]["settings"]
+    assert html.count("<tr>") > told["searched"]["tried"]
 
 
 def test_a_report_of_a_comparison_over_replications(tmp_path):
