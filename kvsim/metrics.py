@@ -273,7 +273,7 @@ class Recorder:
         if not self._film:
             return
         if self._steps % self._frame_every == 0:
-            self.frames.append((now, policy.occupancy().first_owner().astype(np.int16)))
+            self.frames.append((now, policy.first_owners().astype(np.int16)))
             if len(self.frames) == _FRAMES:
                 self.frames = self.frames[::2]
                 self._frame_every *= 2

@@ -24,6 +24,12 @@ def named_text(name: str) -> str:
     return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
 
 
+def named_source(name: str) -> str:
+    """Where it comes from, and under which licence: its first sentence. Raises ``UserError``."""
+    comment = " ".join(line.lstrip("# ") for line in named_text(name).splitlines() if line.startswith("#"))
+    return comment.partition(" Fitted to ")[0]
+
+
 def named_section(name: str, requests: int | None = None, rate: float | None = None) -> dict[str, Any]:
     """The section as a table, of so many requests (or sessions), at so many a second. Raises ``UserError``.
 

@@ -209,7 +209,7 @@ def fit(
     if sessions:
         notes.append(f"{sessions:,} sessions became single requests: what a turn says again is not in the model")
     if reuse is not None and reuse.found:
-        notes.append(f"prompts begin alike ({reuse.share:.0%} of their pieces), which the model does not know")
+        notes.append(f"prompts begin alike ({reuse.found_tokens:.0%} of their tokens), which the model does not know")
     keys = {key: _rounded(value) for key, value in used.candidate.keys.items()}
     section = {"kind": used.candidate.kind, **keys, "requests": requests, **lengths}
     model = read_columns(_build({**section, "requests": min(requests, _MOST_DRAWN)}, seed))[0]
@@ -235,7 +235,7 @@ def statistics_dict(statistics: Statistics) -> dict[str, Any]:
     told["dispersion"] = {f"{w:g}": value for w, value in statistics.dispersion.items()}
     told["prompt"], told["output"] = statistics.prompt._asdict(), statistics.output._asdict()
     reuse = statistics.reuse
-    told["reuse"] = None if reuse is None else {**reuse._asdict(), "share": reuse.share}
+    told["reuse"] = None if reuse is None else {**reuse._asdict(), "distinct": reuse.distinct, "share": reuse.share}
     return told
 
 
@@ -245,7 +245,7 @@ def _fit_length(tokens: IntArray) -> LengthFit:
     if best.distance is not None and best.distance <= FAR:
         keys = {key: _rounded(value) for key, value in best.keys.items()}
         return LengthFit(candidates, {"kind": best.kind, **keys}, f"{best.kind}: distance {best.distance:.3f}")
-    why = f"quantiles: the best law, {best.kind}, is {best.distance:.3f} away, more than {FAR}"
+    why = f"quantiles: the best law by AIC, {best.kind}, is {best.distance:.3f} away, more than {FAR}"
     quantiles, shares = quantiles_of(tokens)
     return LengthFit(candidates, {"kind": "empirical", "quantiles": quantiles, "shares": shares}, why)
 

@@ -13,6 +13,7 @@ from pydantic import (
     PositiveInt,
     Tag,
     TypeAdapter,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -37,12 +38,16 @@ _CHAT_PROMPT = LognormalLengths(kind="lognormal", mu=4.2, sigma=0.9, min=4, max=
 _CHAT_OUTPUT = LognormalLengths(kind="lognormal", mu=4.0, sigma=0.8, min=1, max=300)
 
 
+Count = Annotated[int, Field(ge=1, le=10**9)]
+"""Of requests."""
+
+
 class Generated(Section):
     """What all generated workloads of single requests have."""
 
     count_key: ClassVar[str] = "requests"
     """The key that says how many."""
-    requests: PositiveInt = 400
+    requests: Count = 400
     """How many."""
     prompt_tokens: AnyLengths = _CHAT_PROMPT
     output_tokens: AnyOutputs = _CHAT_OUTPUT
@@ -305,7 +310,7 @@ class NamedWorkload(Section):
     """The key that says how many (of sessions: conversations)."""
     kind: Literal["named"]
     name: str
-    requests: PositiveInt = 400
+    requests: Count = 400
     rate: Rate | None = None
     """Requests/s, all of its time stretched or shrunk; by default the trace's own."""
 
@@ -318,9 +323,19 @@ class NamedWorkload(Section):
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
         """The request stream."""
-        section = named_section(self.name, self.requests, self.rate)
-        built: workloads.Workload = TypeAdapter(AnyWorkload).validate_python(section).build(seed, folder)
+        built: workloads.Workload = self._section().build(seed, folder)
         return built
+
+    @model_validator(mode="after")
+    def _within(self) -> NamedWorkload:
+        try:
+            self._section()
+        except ValidationError:
+            raise ValueError(f"rate {self.rate:g} is too far from the trace's own") from None
+        return self
+
+    def _section(self) -> Any:
+        return TypeAdapter(AnyWorkload).validate_python(named_section(self.name, self.requests, self.rate))
 
 
 def _workload_kind(value: Any) -> str:

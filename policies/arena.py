@@ -383,6 +383,10 @@ class Arena:
         """A copy of the whole state, cell by cell."""
         return CellMap(self.position.copy(), tuple(self.sets[i] for i in self.owner.tolist()))
 
+    def first_owners(self) -> IntArray:
+        """The smallest sequence in each cell, -1 where it holds no token."""
+        return np.array([min(owners, default=-1) for owners in self.sets], dtype=np.int64)[self.owner]
+
     def turn(self, cells: IntArray, deltas: int | IntArray) -> None:
         """Remember that the keys in ``cells`` must be rotated on by ``deltas`` positions."""
         if len(cells):

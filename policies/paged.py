@@ -31,6 +31,7 @@ from policies.vocabulary import (
     CellMap,
     Chunk,
     Group,
+    IntArray,
     MicroBatch,
     Moves,
     NoSlot,
@@ -398,6 +399,14 @@ class PagedPolicy(Policy):
             for cell in cells.tolist():
                 owners[cell] = owners[cell] | {seq}
         return CellMap(position, tuple(owners))
+
+    def first_owners(self, group: int = 0) -> IntArray:
+        """Laid out from the tables."""
+        owners = np.full(self.groups[0].cells, -1, dtype=np.int64)
+        for seq in sorted(self.tables, reverse=True):
+            s = self.tables[seq]
+            owners[s.cells(s.skipped * self.block_size, s.length, self.block_size)] = seq
+        return owners
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

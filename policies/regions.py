@@ -210,6 +210,13 @@ class RegionPolicy(Policy):
                 owners[cell] = frozenset({seq})
         return CellMap(position, tuple(owners))
 
+    def first_owners(self, group: int = 0) -> IntArray:
+        """Laid out from the regions."""
+        owners = np.full(self.capacity, -1, dtype=np.int64)
+        for seq in self._regions:
+            owners[self._view(seq).cells] = seq
+        return owners
+
     def _make_room(self, step: Sequence[Chunk]) -> None:
         """Take and grow regions for the whole step; undone if one finds no room."""
         taken: list[tuple[int, Region | None, Region]] = []

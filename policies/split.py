@@ -28,6 +28,7 @@ from policies.vocabulary import (
     CellMap,
     Chunk,
     Group,
+    IntArray,
     MicroBatch,
     Moves,
     NoSlot,
@@ -247,6 +248,10 @@ class SplitPolicy(Policy):
         """The streams one after another."""
         maps = [arena.cell_map() for arena in self.arenas[group]]
         return CellMap(np.concatenate([m.position for m in maps]), tuple(o for m in maps for o in m.owners))
+
+    def first_owners(self, group: int = 0) -> IntArray:
+        """The streams one after another."""
+        return np.concatenate([arena.first_owners() for arena in self.arenas[group]])
 
     def _moves_of_first(self) -> Moves:
         return NO_MOVES if self._compactor is None else self._compactor(self.arenas[0][0])

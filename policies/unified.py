@@ -18,6 +18,7 @@ from policies.vocabulary import (
     CellMap,
     Chunk,
     Group,
+    IntArray,
     MicroBatch,
     Moves,
     NoSlot,
@@ -254,6 +255,10 @@ class UnifiedPolicy(Policy):
     def occupancy(self, group: int = 0) -> CellMap:
         """Read off the arena."""
         return self.arena.cell_map()
+
+    def first_owners(self, group: int = 0) -> IntArray:
+        """Read off the arena."""
+        return self.arena.first_owners()
 
     def _facts(self, tokens: int) -> Facts:
         arena = self.arena

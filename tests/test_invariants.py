@@ -550,6 +550,11 @@ class CacheMachine(RuleBasedStateMachine):
                 assert len(set(token_in.values())) == len(token_in)
 
     @invariant()
+    def films_show_the_map(self):
+        for group in range(len(self.policy.groups)):
+            assert np.array_equal(self.policy.first_owners(group), self.policy.occupancy(group).first_owner())
+
+    @invariant()
     def usage_counts_the_cells(self):
         policy, usage = self.policy, self.policy.usage()
         used = np.array([bool(of) for of in policy.occupancy().owners])

@@ -11,6 +11,7 @@ from kvsim.load import at_load, mean_rate
 from kvsim.named_workloads import NAMED, named_section, named_text
 from tests.traces import SHARED, needs_shared
 from tests.worlds import command
+from workloads import WorkloadError
 from workloads.statistics import describe, read_columns
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -157,6 +158,26 @@ def test_a_named_workload_s_own_rate_is_that_of_its_trace():
     assert told.rate == pytest.approx(5.53, rel=0.1)
     assert told.prompt.mean == pytest.approx(1155, rel=0.03)
     assert told.output.mean == pytest.approx(211, rel=0.03)
+
+
+@pytest.mark.parametrize("rate", [1e9, 1e-6])
+def test_a_rate_that_cannot_be_drawn_is_refused_when_it_is_read(rate):
+    with pytest.raises(kvsim.UserError, match="too far from the trace's own") as fault:
+        kvsim.load({"workload": {"kind": "named", "name": "azure-code", "rate": rate}})
+    assert len(str(fault.value).splitlines()) == 1
+
+
+def test_the_list_names_sources_and_licences():
+    told = json.loads(command("workload", "list", "--json").stdout)
+    assert list(told) == list(NAMED)
+    assert all(
+        line.endswith(".") and any(of in line for of in ("CC-BY-4.0", "Apache-2.0", "MIT")) for line in told.values()
+    )
+
+
+def test_more_requests_than_can_be_described():
+    with pytest.raises(WorkloadError, match="too many to describe"):
+        describe(kvsim.load({"workload": {"requests": 10**9}}).build_workload())
 
 
 def test_an_unknown_name_is_refused():

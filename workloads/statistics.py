@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,10 @@ _FEW_WINDOWS = 10
 """With fewer windows their variance says nothing."""
 _TICKING = 0.05
 """Share of gaps of no length from which on a clock is held to tick coarsely."""
+_FINE_S = 1e-6
+"""Steps below this are no clock's, but of the arithmetic that made the times."""
+_MOST = 10**8
+"""Requests that can be described: a hundred million take 2.4 GB."""
 
 
 class StreamColumns(NamedTuple):
@@ -59,12 +64,15 @@ class Reuse(NamedTuple):
 
     segments: int
     """Pieces of text (a trace's blocks) that the prompts are made of."""
-    distinct: int
-    """Different ones, each with all that precedes it."""
     found: int
-    """Pieces that were there, with all before them."""
+    """Pieces that were there whole, with all before them."""
     found_tokens: float
     """Share of the prompts' tokens in them."""
+
+    @property
+    def distinct(self) -> int:
+        """Pieces that were new, or longer than before, each with all that precedes it."""
+        return self.segments - self.found
 
     @property
     def share(self) -> float:
@@ -125,8 +133,10 @@ def read_columns(workload: Workload) -> tuple[StreamColumns, int, Reuse | None]:
     """
     if workload.users is not None:
         raise WorkloadError("a closed loop has no arrivals of its own: its users wait for the server's answers")
+    if workload.n_requests > _MOST:
+        raise WorkloadError(f"{workload.n_requests:,} requests are too many to describe; {_MOST:,} are accepted")
     texts = _Texts()
-    arrivals, prompts, outputs = [], [], []
+    arrivals, prompts, outputs = array("d"), array("q"), array("q")
     session, sessions, now = None, 0, 0.0
     for request in workload:
         if request.session is None or request.session != session:
@@ -142,9 +152,7 @@ def read_columns(workload: Workload) -> tuple[StreamColumns, int, Reuse | None]:
             texts.read(request.content, request.prompt_tokens, request.answer)
     at = np.array(arrivals)
     order = np.argsort(at, kind="stable")
-    columns = StreamColumns(
-        at[order] - at[order[0]], np.array(prompts, dtype=np.int64)[order], np.array(outputs, dtype=np.int64)[order]
-    )
+    columns = StreamColumns(at[order] - at[order[0]], np.array(prompts)[order], np.array(outputs)[order])
     return columns, sessions, texts.reuse(int(columns.prompt_tokens.sum()))
 
 
@@ -168,7 +176,8 @@ def tick_of(arrivals_s: FloatArray) -> float | None:
     moved = gaps[gaps > 0]
     if len(moved) == 0 or len(moved) > (1 - _TICKING) * len(gaps):
         return None
-    return float(moved.min())
+    tick = float(moved.min())
+    return tick if tick >= _FINE_S else None
 
 
 def unticked(arrivals_s: FloatArray, tick_s: float, rng: np.random.Generator) -> FloatArray:
@@ -193,7 +202,7 @@ class _Texts:
         self._next: dict[tuple[int, int, int, int], tuple[int, int]] = {}
         """By the number of the piece before and how much of it there was, source and start: a number, and the most
         tokens of it so far."""
-        self._asked = self._found = self._tokens = self._distinct = 0
+        self._asked = self._found = self._tokens = 0
 
     def read(self, content: Sequence[Segment], prompt_tokens: int, answer: Segment) -> None:
         """A prompt, and the answer behind it, which a later prompt may quote."""
@@ -207,7 +216,6 @@ class _Texts:
                 self._tokens += min(piece.n, left, before)
             known = known and before >= piece.n
             self._found += known
-            self._distinct += before == 0
             left -= piece.n
         self._enter(place, answer)
 
@@ -223,4 +231,4 @@ class _Texts:
     def reuse(self, prompt_tokens: int) -> Reuse | None:
         if not self._asked:
             return None
-        return Reuse(self._asked, self._distinct, self._found, self._tokens / prompt_tokens)
+        return Reuse(self._asked, self._found, self._tokens / prompt_tokens)

@@ -10,7 +10,7 @@ import typer
 
 from kvsim import show_workload
 from kvsim.console import console, print_json, warn
-from kvsim.named_workloads import NAMED, named_text
+from kvsim.named_workloads import NAMED, named_source, named_text
 from kvsim.progress import RunProgress
 from kvsim.results import writable
 from kvsim.streams import open_stream
@@ -82,7 +82,7 @@ def fit(
 @app.command("list")
 def list_named(as_json: Json = False) -> None:
     """The named workloads that ship with the package: generators fitted to public traces."""
-    lines = {name: named_text(name).splitlines()[0].lstrip("# ") for name in NAMED}
+    lines = {name: named_source(name) for name in NAMED}
     if as_json:
         typer.echo(json.dumps(lines, indent=1))
     else:
