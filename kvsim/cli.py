@@ -288,6 +288,7 @@ def validate(
         print_json(validation.to_dict())
     else:
         show.validation(console(), validation)
+    warn(validation.warnings)
     if validation.busy:
         warn(["the machine was busy during a real run; these figures cannot be trusted"])
     if bound is not None and not validation.worst <= bound:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,10 @@ class Validation:
     """Of each policy: processor seconds per wall second of the real runs, the least of the repeats."""
     causes: pd.DataFrame
     """One row for each policy, repeat and request that both runs completed: policy, repeat (from 1), id, arrival_s,
-    e2e_s (measured), on what its seconds were spent as predicted without the machine's pace (``ledger.SECONDS``), and
+    e2e_s (measured), on what its seconds were spent as predicted without the machine's pace (``accounts.SECONDS``), and
     machine_s: measured less predicted."""
+    warnings: tuple[str, ...] = ()
+    """Where predictions went beyond what the profile measured, and whose requests failed, a line each."""
 
     @property
     def busy(self) -> bool:
@@ -118,6 +120,7 @@ class Validation:
             "profile_of_another_processor": self.elsewhere,
             "kendall_tau": tau,
             "pairs_ranked_wrong": wrong,
+            "warnings": list(self.warnings),
             "policies": [
                 {
                     "policy": policy,
@@ -182,7 +185,16 @@ def validate(
             [_causes(r).assign(policy=r.policy, repeat=i) for own in runs.values() for i, r in enumerate(own, 1)],
             ignore_index=True,
         ),
+        warnings=tuple(dict.fromkeys(line for own in runs.values() for run in own for line in _warnings(run))),
     )
+
+
+def _warnings(run: _Run) -> Iterator[str]:
+    for line in run.unscaled.warnings:
+        yield f"{run.policy}: {line}"
+    failed, requests = run.real.summary["failed"], run.real.summary["requests"]
+    if failed:
+        yield f"{run.policy}: {failed:,} of {requests:,} requests failed; the errors are of those that were left"
 
 
 def _causes(run: _Run) -> pd.DataFrame:
@@ -248,7 +260,7 @@ def _predict(
     same_bytes = result.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]
     if recorder.schedule_digest != digest or not same_bytes:
         raise ScheduleMismatch(f"{policy.name}: the predicted run placed other cells than the real one")
-    return result
+    return replace(result, warnings=tuple(costs.warnings()))
 
 
 def _measures(run: _Run) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:

@@ -94,3 +94,12 @@ def test_a_machine_that_was_measured_by_another_yardstick_cannot_be_paced():
     profile = load_profile("default").model_copy(update={"yardstick_s": (1e-3,)})
     with pytest.raises(UserError, match="calibrate anew"):
         validate("batch", profile, ["paged"], requests=2)
+
+
+def test_a_validation_says_whose_requests_failed():
+    tight = load("chat", cache__cells=520, workload__requests=30, workload__rate=200.0)
+    done = validate(tight, load_profile("default"), ["contiguous"], requests=30)
+    (line,) = [line for line in done.warnings if "failed" in line]
+    assert line.startswith("contiguous: ")
+    assert "of 30 requests failed; the errors are of those that were left" in line
+    assert done.to_dict()["warnings"] == list(done.warnings)
