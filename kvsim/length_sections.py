@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, FailFast, Field, field_validator, model_validator
 
@@ -43,17 +43,14 @@ class FixedLengths(Section):
         return workloads.Fixed(self.value)
 
 
-class LognormalLengths(Section):
-    """exp(normal(mu, sigma)) tokens, held within [min, max]."""
+class _Held(Section):
+    """Any length, held within [min, max]."""
 
-    kind: Literal["lognormal"]
-    mu: Annotated[float, Field(ge=-20, le=20)]
-    sigma: Annotated[float, Field(ge=0, le=10)]
     min: Tokens = 1
     max: Tokens | None = None
 
     @model_validator(mode="after")
-    def _ordered(self) -> LognormalLengths:
+    def _ordered(self) -> Self:
         _refuse_inverted(self.min, self.max)
         return self
 
@@ -61,30 +58,26 @@ class LognormalLengths(Section):
     def longest(self) -> int:
         """As of ``FixedLengths``."""
         return max(self.min, self.max or 1)
+
+
+class LognormalLengths(_Held):
+    """exp(normal(mu, sigma)) tokens, held within [min, max]."""
+
+    kind: Literal["lognormal"]
+    mu: Annotated[float, Field(ge=-20, le=20)]
+    sigma: Annotated[float, Field(ge=0, le=10)]
 
     def build(self) -> workloads.Lengths:
         """The distribution."""
         return workloads.Lognormal(self.mu, self.sigma, self.min, self.max)
 
 
-class GammaLengths(Section):
+class GammaLengths(_Held):
     """Gamma with mean ``shape * scale`` tokens, held within [min, max]."""
 
     kind: Literal["gamma"]
     shape: Annotated[float, Field(ge=1e-3, le=1e6)]
     scale: Annotated[float, Field(ge=1e-6, le=MAX_TOKENS)]
-    min: Tokens = 1
-    max: Tokens | None = None
-
-    @model_validator(mode="after")
-    def _ordered(self) -> GammaLengths:
-        _refuse_inverted(self.min, self.max)
-        return self
-
-    @property
-    def longest(self) -> int:
-        """As of ``FixedLengths``."""
-        return max(self.min, self.max or 1)
 
     def build(self) -> workloads.Lengths:
         """The distribution."""

@@ -6,10 +6,27 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 _AFTER_S = 2.0
 _EVERY_S = 0.1
+
+
+def _bar(said: str, clock: ProgressColumn) -> Progress | None:
+    """A line on the terminal's error stream; None where that is none."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return None
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(said), clock)
+    return Progress(*columns, console=console, transient=True)
 
 
 class RunProgress:
@@ -22,17 +39,7 @@ class RunProgress:
         self.title = title
         self._total = total
         self._began = self._shown = time.perf_counter()
-        console = Console(stderr=True)
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:,.0f}/{task.total:,.0f} {task.fields[detail]}"),
-                TimeElapsedColumn(),
-                console=console,
-                transient=True,
-            )
+        self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} {task.fields[detail]}", TimeElapsedColumn())
         self._task = self._bar.add_task(title, total=total, detail="") if self._bar else None
         self._live = False
 
@@ -84,17 +91,9 @@ class SweepBar:
     def __init__(self, title: str):
         self._title = title
         self.done = self.total = 0
-        console = Console(stderr=True)
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:,.0f}/{task.total:,.0f} runs{task.fields[detail]}, left:"),
-                TimeRemainingColumn(),
-                console=console,
-                transient=True,
-            )
+        self._bar = _bar(
+            "{task.completed:,.0f}/{task.total:,.0f} runs{task.fields[detail]}, left:", TimeRemainingColumn()
+        )
         self._task: TaskID | None = None
 
     def __call__(self, done: int, total: int, failed: int) -> None:
