@@ -105,7 +105,7 @@ BAD_ROWS = {
     "nested": ("[" * 200_000 + "]" * 200_000, "nested too deeply"),
     "nested where nobody looks": (row(9600, x=0).replace("0}", '{"a":' * 200_000 + "0" + "}" * 200_001), "nested too"),
     "CSV": ("9600,700,9", "not JSON"),
-    "a list": ("[9600, 700, 9]", "[...] is not an object; expected the keys timestamp, input_length, "),
+    "a list": ("[9600, 700, 9]", "an array; one JSON object a line is expected"),
     "a number": ("9600", "9600 is not an object"),
     "no timestamp": (without("timestamp"), "no key 'timestamp'; expected timestamp, input_length, "),
     "no input_length": (without("input_length"), "no key 'input_length'"),

@@ -89,16 +89,18 @@ def test_texts_that_are_longer_than_the_prompt_cover_it(read, texts):
 
 
 def test_the_clock_starts_anew_only_where_that_is_allowed(read, tmp_path):
-    rows = [row("604453"), row("604453"), row("0"), row("7"), row("3"), row("20")]
-    with pytest.raises(BadRowError, match=r'row 3: timestamp "0" is earlier.*clock_reset = "continue" would'):
+    rows = [row("604453"), row("604453"), row("0"), row("604460"), row("3"), row("20")]
+    with pytest.raises(
+        BadRowError, match=r'row 3: timestamp "0" is earlier.*clock_reset = "continue" \(--continue-clock\) would'
+    ):
         read(lines(*rows))
     trace = read(lines(*rows[:4]), clock_reset="continue")
-    assert [r.arrival_s for r in trace] == [0.0, 0.0, 347.0, 354.0]
+    assert [r.arrival_s for r in trace] == [0.0, 0.0, 347.0, 604_807.0]
     assert (
         trace.notes[-1] == f"{tmp_path / '0_trace.jsonl'}: the clock fell once, at row 3: 604,800 s added from there on"
     )
     trace = read(lines(*rows), clock_reset="continue")
-    assert [r.arrival_s for r in trace] == [0.0, 0.0, 347.0, 354.0, 350.0 + WEEK, 367.0 + WEEK]
+    assert [r.arrival_s for r in trace] == [0.0, 0.0, 347.0, 604_807.0, 350.0 + WEEK, 367.0 + WEEK]
     assert "the clock fell 2 times, at row 3: 604,800 s added from there on; row 5: " in trace.notes[-1]
 
 
@@ -136,7 +138,7 @@ BAD_ROWS = {
     "id in text": (row("4", hash_ids=ids(history=["5"])), 'hash_ids: history: "5" is not a whole number'),
     "no list of ids": (row("4", hash_ids=ids(history=5)), "hash_ids: history 5 is not a list"),
     "unknown text": (row("4", hash_ids=ids(history=[6])), "hash_ids: history: 6 is not in 3_history.jsonl"),
-    "array": ("[" + row("4") + "]", "[...] is not an object"),
+    "array": ("[" + row("4") + "]", "an array; one JSON object a line is expected"),
     "key twice": ('{"timestamp": "4", "timestamp": "4"}', 'not JSON (key "timestamp" twice)'),
 }
 

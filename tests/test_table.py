@@ -162,7 +162,7 @@ BAD_OBJECTS = {
     "true": ('{"when": true, "ask": 1, "say": 1, "who": null, "rank": 0}', "when true is not a number; expected s"),
     "no rank": ('{"when": 1, "ask": 1, "say": 1, "who": null}', "no key 'rank'; expected when, ask, say, who, rank"),
     "session": ('{"when": 1, "ask": 1, "say": 1, "who": [1], "rank": 0}', "who [...] is not a name; expected text"),
-    "array": ("[1]", "[...] is not an object"),
+    "array": ("[1]", "an array; one JSON object a line is expected"),
 }
 
 

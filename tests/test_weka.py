@@ -139,7 +139,7 @@ BAD_ROWS = {
     "empty": (talk(), "requests: none"),
     "only an empty subagent": (talk(agent(1)), "requests: none"),
     "not a list": ('{"requests": {"t": 1}}', "requests {...} is not a list"),
-    "array": (f"[{talk(call())}]", "[...] is not an object; expected the keys requests"),
+    "array": (f"[{talk(call())}]", "an array; one JSON object a line is expected"),
     "not an object": (talk(3), "requests[0]: 3 is not an object; expected the keys t, in, out, hash_ids"),
     "no out": (talk({"t": 0, "in": 3, "hash_ids": []}), "requests[0]: no key 'out'"),
     "time": (talk(call("0")), 'requests[0]: t "0" is not a number of seconds'),

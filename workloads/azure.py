@@ -30,6 +30,9 @@ class AzureTrace(Trace):
 
     __slots__ = ()
 
+    def _has_header(self) -> bool:
+        return True
+
     def _pages(self, *, check_all: bool) -> Iterator[Page]:
         done = 0
         try:

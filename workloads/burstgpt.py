@@ -23,6 +23,7 @@ from workloads.traces import Page, Row, Trace, paged
 Failed = Literal["refuse", "drop"]
 """What becomes of failed calls: they are bad rows, or they are left out and counted."""
 
+_ADVICE = 'a failed call, which failed = "drop" (--drop-failed) would leave out'
 _COLUMNS = ("Timestamp", "Request tokens", "Response tokens", "Total tokens")
 
 
@@ -31,6 +32,9 @@ class BurstGptTrace(Trace):
     """The requests of one of these files; ``Total tokens`` must be the sum of the two others."""
 
     failed: Failed = "refuse"
+
+    def _has_header(self) -> bool:
+        return True
 
     def _pages(self, *, check_all: bool) -> Iterator[Page]:
         return paged(self._rows())
@@ -47,7 +51,7 @@ class BurstGptTrace(Trace):
                 now = clock.check(parse_seconds("Timestamp", time), quoted(time))
                 lengths = self._lengths(request, response, total)
                 if lengths is None:
-                    self._ledger.drop(number, "failed calls")
+                    self._ledger.drop(number, "failed call")
                     return None
                 return Row(clock.move(now) / 1e9, *lengths)
 
@@ -65,8 +69,7 @@ class BurstGptTrace(Trace):
             )
         if output == 0 and self.failed == "drop":
             return None
-        hint = '; a failed call, which failed = "drop" would leave out' if output == 0 else ""
         try:
             return parse_tokens("Request tokens", request), parse_tokens("Response tokens", response)
         except FlawError as flaw:
-            raise FlawError(f"{flaw}{hint}") from None
+            raise FlawError(f"{flaw}{self._ledger.hint(_ADVICE) if output == 0 else ''}") from None

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from workloads.ledger import FlawError, quoted
 
-TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?")
+TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 """Date and time, fraction, offset."""
 
 MAX_SECONDS = 10**12
@@ -55,7 +55,7 @@ def parse_seconds(column: str, text: str, decimals: int = 9) -> int:
 
     ``decimals``: so many of its digits behind the point are nanoseconds, 9 for seconds and 0 for nanoseconds.
     """
-    match = _NUMBER.fullmatch(text.strip())
+    match = _NUMBER.fullmatch(text.strip(" \t"))
     if match is None:
         raise FlawError(f"{column} {quoted(text)} is not a time; expected a number, whole or with decimals, at least 0")
     beyond = (match[2] or "")[:decimals].ljust(decimals, "0")
@@ -67,7 +67,7 @@ def parse_seconds(column: str, text: str, decimals: int = 9) -> int:
 
 def parse_time(column: str, text: str) -> tuple[datetime, int]:
     """The whole second (UTC) and the nanoseconds beyond it. Raises ``FlawError``."""
-    match = TIMESTAMP.fullmatch(text.strip())
+    match = TIMESTAMP.fullmatch(text.strip(" \t"))
     try:
         if match is None:
             raise ValueError

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from workloads.ledger import FlawError, quoted
+from workloads.files import no_text, shown_path
+from workloads.ledger import FlawError, check_text, quoted
 from workloads.lengths import MAX_TOKENS
 from workloads.request import WorkloadError
 
@@ -16,8 +17,16 @@ MAX_ROW = 1 << 20
 """Characters in a row, all its lines together."""
 
 
+class Broken(list[str]):
+    """A row of one line that is no CSV: the line, and what is wrong with it."""
+
+    def __init__(self, line: str, fault: str):
+        super().__init__([line])
+        self.fault = fault
+
+
 class CsvRows:
-    """The rows of one CSV text, whose first line names the columns.
+    """The rows of one CSV text, whose first line that is not blank names the columns.
 
     Raises ``WorkloadError`` for whatever is wrong with the header, and while rows are taken for what is no CSV.
     """
@@ -27,8 +36,9 @@ class CsvRows:
         self._lines = _Lines(path, text)
         self._rows = csv.reader(self._lines, strict=True, delimiter=delimiter)
         self._path = path
-        self.header = next(self._taken(), None)
+        self.header = next((row for row in self._taken() if any(map(str.strip, row)) or len(row) > 1), None)
         """The fields of the first line; None: there is none."""
+        self._lines.row = 1
         self.columns = find_columns(path, self.header, columns)
         """Where the columns stand, in the order of the names asked for."""
 
@@ -43,13 +53,19 @@ class CsvRows:
         return check_fields(row, self.header or [])
 
     def _taken(self) -> Iterator[list[str]]:
-        try:
-            for row in self._rows:
-                self._lines.taken = 0
-                self._lines.row = max(self._lines.row, 1)
-                yield row
-        except csv.Error as e:
-            raise WorkloadError(f"{self._path}: {self._lines.where}: not CSV ({e})") from None
+        while True:
+            self._lines.begin()
+            try:
+                row = next(self._rows, None)
+            except csv.Error as e:
+                if self._lines.row == 0 or not self._lines.one:
+                    where = f"{shown_path(self._path)}: {self._lines.where}"
+                    raise WorkloadError(f"{where}: not CSV ({e})") from None
+                # Whatever is wrong ends with the line, and the next row begins with the next one.
+                row = Broken(self._lines.last, f"line {self._lines.number}: not CSV ({e})")
+            if row is None:
+                return
+            yield row
 
 
 class _Lines:
@@ -57,36 +73,55 @@ class _Lines:
 
     def __init__(self, path: Path, text: TextIO):
         self._path, self._text = path, text
-        self._number = 0
+        self.number = 0
+        """Of the last line, from 1."""
+        self.last = ""
+        self._n = 0
+        """Lines since the last row ended, the end of the text being one."""
         self.row = 0
         """Number of the row that is being read; 0: the header."""
         self.taken = 0
         """Characters since the last row ended."""
 
     @property
+    def one(self) -> bool:
+        """Whether the row that is being read is one line, and has ended with it."""
+        return self._n == 1
+
+    def begin(self) -> None:
+        """A row begins."""
+        self.taken = self._n = 0
+
+    @property
     def where(self) -> str:
         """The row and the line that are being read."""
-        return f"row {self.row}, line {self._number}" if self.row else f"line {self._number}"
+        return f"row {self.row}, line {self.number}" if self.row else f"line {self.number}"
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
         line = self._text.readline(MAX_ROW + 1)
+        self._n += 1
         if not line:
             raise StopIteration
-        self._number += 1
+        self.number += 1
         self.taken += len(line)
+        self.last = line
         if self.taken > MAX_ROW:
-            raise WorkloadError(f"{self._path}: {self.where}: longer than {MAX_ROW} characters; CSV is expected")
+            raise WorkloadError(
+                f"{shown_path(self._path)}: {self.where}: longer than {MAX_ROW} characters; CSV is expected"
+            )
         return line
 
 
-def find_columns(path: Path, header: list[str] | None, wanted: Sequence[str]) -> tuple[int, ...]:
+def find_columns(path: Path | str, header: list[str] | None, wanted: Sequence[str]) -> tuple[int, ...]:
     """Where each of these columns stands. Raises ``WorkloadError`` where one is not there, or not once."""
-    names = ",".join(wanted)
+    names, path = ",".join(wanted), shown_path(path)
     if header is None:
         raise WorkloadError(f"{path}: empty file; expected the header {names}")
+    if fault := no_text("".join(header)):
+        raise WorkloadError(f"{path}: {fault}; a trace is expected, CSV or JSONL")
     if any("\0" in field for field in header):
         raise WorkloadError(f"{path}: header: zero bytes; expected {names} in UTF-8 (is this UTF-16, or an archive?)")
     for name in wanted:
@@ -100,10 +135,14 @@ def find_columns(path: Path, header: list[str] | None, wanted: Sequence[str]) ->
 
 def check_fields(row: list[str], header: list[str]) -> list[str]:
     """The row, which has a field for each column and is not the header again. Raises ``FlawError``."""
+    if isinstance(row, Broken):
+        raise FlawError(row.fault)
+    for field in row:
+        check_text(field)
     if row == header:
         raise FlawError("the header again; two files joined?")
     if len(row) != len(header):
-        raise FlawError(f"{len(row)} fields, the header has {len(header)}")
+        raise FlawError(f"{len(row)} field{'' if len(row) == 1 else 's'}, the header has {len(header)}")
     if any("\0" in field for field in row):
         column = next(name for name, field in zip(header, row, strict=True) if "\0" in field)
         raise FlawError(f"{quoted(column)}: a zero byte; text is expected")
@@ -117,7 +156,7 @@ def parse_tokens(column: str, text: str) -> int:
 
 def parse_whole(column: str, text: str, low: int, high: int, of: str = "") -> int:
     """A whole number from ``low`` to ``high``; ``of`` what, a message says. Raises ``FlawError``."""
-    digits = text.strip()
+    digits = text.strip(" \t")
     if not re.fullmatch(r"-?[0-9]+", digits):
         raise FlawError(f"{column} {quoted(text)} is not a whole number{of}")
     # Longer than any number of tokens: refused before it is converted, which for huge strings is slow.

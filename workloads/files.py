@@ -5,6 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
+import re
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,28 +19,61 @@ from workloads.request import WorkloadError
 
 _PIECE = 1 << 16
 """Packed bytes that are read at a time."""
+_NO_TEXT = re.compile("[\udc80-\udcff]")
+"""What stands for a byte that is not UTF-8."""
 _MAX_DICTIONARY = 1 << 27
 """Bytes that unpacking xz may take; the most that ``xz -9`` asks for is half of it."""
+
+
+def shown_path(path: Path | str) -> str:
+    """The path in one line that can be printed: as it is, but for characters that cannot, which are escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(path))
+
+
+def no_text(text: str) -> str:
+    """What is wrong with text that was opened by ``open_text`` and is not UTF-8; else nothing."""
+    found = _NO_TEXT.search(text)
+    return f"not UTF-8 text (byte {ord(found[0]) - 0xDC00:#04x})" if found else ""
+
+
+def no_text_file(start: bytes) -> str:
+    """What is wrong with a file that begins so and is no text at all; nothing where some bytes may be wrong."""
+    if _is_utf16(start):
+        return f"not UTF-8 text (byte {start[0]:#04x}): looks like UTF-16; UTF-8 is expected"
+    text = start.decode("utf-8", errors="surrogateescape")
+    return no_text(text) if len(_NO_TEXT.findall(text)) > max(3, len(text) // 10) else ""
+
+
+def _is_utf16(start: bytes) -> bool:
+    """Whether a file that begins so looks like UTF-16: a byte order mark, then a character of ASCII."""
+    if start.startswith(b"\xff\xfe"):
+        return len(start) >= 4 and start[2] != 0 and start[3] == 0
+    return start.startswith(b"\xfe\xff") and len(start) >= 4 and start[2] == 0 and start[3] != 0
 
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
     """The file as UTF-8 text (with or without a byte order mark), unpacked if it is packed; line ends as they are.
 
-    Raises ``WorkloadError`` for whatever is wrong with the file, also while it is being read.
+    Bytes that are not UTF-8 come as lone surrogates: whoever reads the row that they are in refuses it. Raises
+    ``WorkloadError`` for whatever is wrong with the file, also while it is being read.
     """
-    with open_bytes(path) as binary, TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
-        yield text
+    with open_bytes(path) as binary:
+        # Whatever is opened can be looked into.
+        if fault := no_text_file(cast(BufferedReader, binary).peek(_PIECE)):
+            raise WorkloadError(f"{shown_path(path)}: {fault}; a trace is expected, CSV or JSONL")
+        with TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+            yield text
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """The file's bytes, unpacked if it is gzip, bzip2 or xz; which, is read off its first bytes, not its name.
 
-    It is unpacked piece by piece, as it is read. Raises ``WorkloadError`` for whatever is wrong with the file, also
-    while it is being read.
+    It is unpacked piece by piece, as it is read. What is no regular file is refused before it is opened. Raises
+    ``WorkloadError`` for whatever is wrong with the file, also while it is being read.
     """
-    packing = ""
+    packing, shown = "", shown_path(path)
     try:
         packing = packing_of(path)
         with _opened(path, packing) as binary:
@@ -45,17 +81,17 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     except WorkloadError:
         raise
     except FileNotFoundError:
-        raise WorkloadError(f"{path}: no such file") from None
+        raise WorkloadError(f"{shown}: no such file") from None
     except IsADirectoryError:
-        raise WorkloadError(f"{path}: is a directory; a trace file is expected") from None
+        raise WorkloadError(f"{shown}: is a directory; a trace file is expected") from None
     except UnicodeDecodeError as e:
         raise WorkloadError(
-            f"{path}: not UTF-8 text (byte {e.object[e.start]:#04x}); a trace is expected, CSV or JSONL"
+            f"{shown}: not UTF-8 text (byte {e.object[e.start]:#04x}); a trace is expected, CSV or JSONL"
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, _DamagedError) as e:
-        raise WorkloadError(f"{path}: damaged {packing} data ({e})") from None
+        raise WorkloadError(f"{shown}: damaged {packing} data ({e})") from None
     except OSError as e:
-        raise WorkloadError(f"{path}: cannot be read: {e.strerror or e}") from None
+        raise WorkloadError(f"{shown}: cannot be read: {e.strerror or e}") from None
     except ValueError as e:
         raise WorkloadError(f"{str(path)!r}: cannot be a path: {e}") from None
 
@@ -66,16 +102,21 @@ def packing_of(path: Path) -> str:
     Raises ``WorkloadError`` where its name says otherwise or it is packed in another way, and whatever opening it
     raises.
     """
+    shown, mode = shown_path(path), os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise WorkloadError(f"{shown}: is a pipe or device; a file is expected, since it is read more than once")
     with path.open("rb") as raw:
         start = raw.read(8)
     found = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "")
-    named = _SUFFIXES.get(path.suffix, "")
+    named = _SUFFIXES.get(path.suffix.lower(), "")
     if found in _UNREADABLE or (named in _UNREADABLE and not found):
         what = found or named
-        raise WorkloadError(f"{path}: {what} data, which is not read; unpack it first ({_UNREADABLE[what]})")
+        raise WorkloadError(f"{shown}: {what} data, which is not read; unpack it first ({_UNREADABLE[what]})")
     if named and named != found:
         how = "compress it with" if named == "gzip" else "pack it with"
-        raise WorkloadError(f"{path}: named {path.suffix} but not {named} data; rename it, or {how} {named}")
+        raise WorkloadError(
+            f"{shown}: named {shown_path(path.suffix)} but not {named} data; rename it, or {how} {named}"
+        )
     return found
 
 
@@ -85,7 +126,7 @@ def _opened(path: Path, packing: str) -> IO[bytes]:
     raw = path.open("rb")
     if not packing:
         return raw
-    return BufferedReader(_Unpacked(raw, _DECOMPRESSORS[packing]), _PIECE)
+    return BufferedReader(_Unpacked(raw, packing), _PIECE)
 
 
 class _Decompressor(Protocol):
@@ -105,9 +146,10 @@ class _DamagedError(Exception):
 class _Unpacked(RawIOBase):
     """A packed file's content. Unlike the standard library's readers, it does not overlook what follows the end."""
 
-    def __init__(self, raw: IO[bytes], begin: Callable[[], _Decompressor]):
-        self._raw, self._begin = raw, begin
-        self._unpacking = begin()
+    def __init__(self, raw: IO[bytes], packing: str):
+        self._raw, self._packing = raw, packing
+        self._begin: Callable[[], _Decompressor] = _DECOMPRESSORS[packing]
+        self._unpacking = self._begin()
 
     def readable(self) -> bool:
         return True
@@ -120,7 +162,7 @@ class _Unpacked(RawIOBase):
         while True:
             unpacking = self._unpacking
             if unpacking.eof:
-                following = unpacking.unused_data or self._raw.read(_PIECE)
+                following = self._next_stream(unpacking.unused_data)
                 if not following:
                     return 0
                 unpacking = self._unpacking = self._begin()
@@ -135,6 +177,23 @@ class _Unpacked(RawIOBase):
             if data:
                 buffer[: len(data)] = data
                 return len(data)
+
+    def _next_stream(self, following: bytes) -> bytes:
+        """The beginning of what follows a stream's end; nothing where the file ends. xz may be padded by zeros."""
+        magic = next(magic for magic, name in _MAGIC.items() if name == self._packing)
+        padding = 0
+        while True:
+            if self._packing == "xz":
+                start = following.lstrip(b"\0")
+                padding += len(following) - len(start)
+                following = start
+            piece = self._raw.read(_PIECE) if len(following) < len(magic) else b""
+            if not piece:
+                break
+            following += piece
+        if padding % 4 or (following and not following.startswith(magic)):
+            raise _DamagedError("trailing bytes after its end")
+        return following
 
 
 _MAGIC = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
-from workloads.ledger import FlawError
+from workloads.files import shown_path
+from workloads.ledger import FlawError, check_text
 from workloads.lengths import MAX_TOKENS
 from workloads.request import WorkloadError
 
@@ -16,10 +18,12 @@ MAX_LINE = 1 << 22
 MAX_ID = 2**48 - 1
 """The sources of texts end here; beyond are answers."""
 
+_ARRAY = "an array; one JSON object a line is expected"
+
 Object = dict[str, Any]
 
 
-def json_lines(path: object, text: TextIO, longest: int = MAX_LINE) -> Iterator[tuple[int, str]]:
+def json_lines(path: Path, text: TextIO, longest: int = MAX_LINE) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, numbered from 1; one without end is refused before it fills the memory.
 
     ``longest``: characters in a line at most. Raises ``WorkloadError``.
@@ -29,7 +33,7 @@ def json_lines(path: object, text: TextIO, longest: int = MAX_LINE) -> Iterator[
         number += 1
         if len(line) > longest:
             where = f"row {row + 1}, line {number}"
-            raise WorkloadError(f"{path}: {where}: longer than {longest} characters; JSONL is expected")
+            raise WorkloadError(f"{shown_path(path)}: {where}: longer than {longest} characters; JSONL is expected")
         if not line.isspace():
             row += 1
             yield row, line.rstrip("\r\n")
@@ -37,15 +41,20 @@ def json_lines(path: object, text: TextIO, longest: int = MAX_LINE) -> Iterator[
 
 def parse(line: str, keys: Sequence[str]) -> Object:
     """The object that a line is, which has at least these keys. Raises ``FlawError``."""
+    check_text(line)
     try:
         # Only ``loads`` says what a byte order mark in the midst of a file is.
         row = json.loads(line) if line.startswith("\ufeff") else _DECODER.decode(line)
     except RecursionError:
         raise FlawError("not JSON that can be read: nested too deeply") from None
     except json.JSONDecodeError as e:
+        if line.lstrip().startswith("["):
+            raise FlawError(_ARRAY) from None
         raise FlawError(f"not JSON ({e.msg}, column {e.colno})") from None
     except ValueError as e:  # ours below, or an integer beyond Python's limit
         raise FlawError(f"not JSON ({str(e).partition(';')[0]})") from None
+    if isinstance(row, list):
+        raise FlawError(_ARRAY)
     return check_keys("", row, keys)
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from workloads.azure import AzureTrace
 from workloads.burstgpt import BurstGptTrace
 from workloads.cells import Columns
-from workloads.files import open_bytes
+from workloads.files import no_text, no_text_file, open_bytes, shown_path
+from workloads.jsonl import MAX_LINE
 from workloads.ledger import quoted
 from workloads.mooncake import MooncakeTrace
 from workloads.ragpulse import RagPulseTrace
 from workloads.request import WorkloadError
-from workloads.table import TableTrace
+from workloads.table import PARQUET, TableTrace
 from workloads.traces import Trace
 from workloads.weka import WekaTrace
 
@@ -30,7 +32,7 @@ KINDS: dict[str, type[Trace]] = {
 """Readers by what a scenario calls them."""
 
 _START = 1 << 14
-"""Bytes that are looked at."""
+"""Bytes that are looked at, from the first that is not blank; a first line may be longer."""
 
 _JSON_SIGNS = (
     ("weka", r'"requests"\s*:|"hash_id_scope"|"tool_tokens"'),
@@ -38,7 +40,10 @@ _JSON_SIGNS = (
     ("mooncake", r'"(hash_ids|input_length|output_length)"'),
     ("table", r'"(arrival|prompt|output)"\s*:'),
 )
-"""What tells the kinds apart, in this order; also where a part of a row is missing or damaged."""
+"""What tells the kinds apart, in this order, where no row can be parsed."""
+_COMPONENTS = {"sys_prompt", "passages_ids", "user_input", "web_search"}
+_LENGTHS = {"input_length", "output_length"}
+_BLANK = b" \t\r\n\v\f"
 
 _CSV_SIGNS = (
     ("azure", {"contexttokens", "generatedtokens"}),
@@ -54,26 +59,26 @@ def sniff(path: Path | str) -> str:
 
     Raises ``WorkloadError`` where none suits, and for what cannot be opened.
     """
-    path = Path(path)
+    path = _path_of(path)
+    shown = shown_path(path)
     with open_bytes(path) as raw:
-        start = raw.read(_START)
-    if start.startswith(b"PAR1"):
+        start = _beginning(raw)
+    if start.startswith(PARQUET):
         return "table"
     kinds = f"expected a trace of one of the kinds {', '.join(KINDS)}"
-    if not start.strip():
-        raise WorkloadError(f"{path}: empty file; {kinds}")
-    try:
-        # The last character may be cut.
-        text = start.decode("utf-8-sig", errors="strict" if len(start) < _START else "ignore")
-    except UnicodeDecodeError as e:
-        raise WorkloadError(f"{path}: not UTF-8 text (byte {e.object[e.start]:#04x}); {kinds}") from None
-    if "\0" in text:
-        raise WorkloadError(f"{path}: zero bytes; {kinds}, in UTF-8 (is this UTF-16, or an archive?)")
-    text = text.lstrip()
-    signs = _json_kind(text) if text.startswith(("{", "[")) else _csv_kind(text.splitlines()[0])
+    if not start:
+        raise WorkloadError(f"{shown}: empty file; {kinds}")
+    # The last character may be cut; a few bytes that are wrong are for the reader of their rows.
+    text = start.decode("utf-8", errors="surrogateescape")
+    is_json = text.startswith(("{", "["))
+    first = text.splitlines()[0]
+    if fault := no_text_file(start[:_START]) or ("" if is_json else no_text(first)):
+        raise WorkloadError(f"{shown}: {fault}; {kinds}")
+    if text.count("\0") > len(text) // 10 or "\0" * 8 in text or (not is_json and "\0" in first):
+        raise WorkloadError(f"{shown}: zero bytes; {kinds}, in UTF-8 (is this UTF-16, or an archive?)")
+    signs = _json_kind(text.replace("\0", "")) if is_json else _csv_kind(first)
     if signs is None:
-        shown = quoted(text.splitlines()[0])
-        raise WorkloadError(f"{path}: begins with {shown}; {kinds}; table reads any columns that are named")
+        raise WorkloadError(f"{shown}: begins with {quoted(first)}; {kinds}; table reads any columns that are named")
     return signs
 
 
@@ -82,22 +87,70 @@ def open_trace(path: Path | str, kind: str | None = None, **options: Any) -> Tra
 
     Raises ``WorkloadError``.
     """
-    path = Path(path)
+    path = _path_of(path)
     kind = sniff(path) if kind is None else kind
     if kind not in KINDS:
-        raise WorkloadError(f"{path}: no kind of trace is called {kind!r}; there are {', '.join(KINDS)}")
+        raise WorkloadError(f"{shown_path(path)}: no kind of trace is called {kind!r}; there are {', '.join(KINDS)}")
     reader = KINDS[kind]
     accepted = [option.name for option in fields(reader) if option.init and option.name != "path"]
     for name in options:
         if name not in accepted:
             raise WorkloadError(
-                f"{path}: {name}: a trace of kind {kind} has no such option; accepted: {', '.join(accepted)}"
+                f"{shown_path(path)}: {name}: a trace of kind {kind} has no such option; "
+                f"accepted: {', '.join(accepted)}"
             )
     return reader(path, **options)
 
 
+def _path_of(path: Path | str) -> Path:
+    if not str(path):
+        raise WorkloadError("an empty path; that of a trace file is expected")
+    return Path(path)
+
+
+def _beginning(raw: IO[bytes]) -> bytes:
+    """The file's first bytes after a byte order mark and blanks, and the whole of its first line if it is not huge."""
+    start = raw.read(_START).removeprefix(b"\xef\xbb\xbf").lstrip(_BLANK)
+    while not start:
+        piece = raw.read(_START)
+        if not piece:
+            return b""
+        start = piece.lstrip(_BLANK)
+    return start if b"\n" in start else start + raw.readline(MAX_LINE)
+
+
 def _json_kind(text: str) -> str | None:
-    return next((kind for kind, sign in _JSON_SIGNS if re.search(sign, text)), None)
+    """By the keys and the types of the first row that can be parsed and tells; else by the text of the first one."""
+    parsed = False
+    for line in text.split("\n"):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        row = row[0] if isinstance(row, list) and row else row
+        if isinstance(row, dict):
+            parsed = True
+            if (kind := _row_kind(row)) is not None:
+                return kind
+    if parsed:
+        return None
+    # What an array holds may begin in another line.
+    first = text if text.startswith("[") else text.partition("\n")[0]
+    return next((kind for kind, sign in _JSON_SIGNS if re.search(sign, first)), None)
+
+
+def _row_kind(row: dict[str, Any]) -> str | None:
+    keys, ids = row.keys(), row.get("hash_ids")
+    plain = keys & _LENGTHS or set(Columns().named) <= keys
+    if isinstance(row.get("requests"), list) or (not plain and keys & {"requests", "hash_id_scope", "tool_tokens"}):
+        return "weka"
+    if not isinstance(ids, list) and (
+        isinstance(ids, dict) or isinstance(row.get("timestamp"), str) or keys & _COMPONENTS
+    ):
+        return "ragpulse"
+    if keys & _LENGTHS or "hash_ids" in keys:
+        return "mooncake"
+    return "table" if keys & set(Columns().named) else None
 
 
 def _csv_kind(header: str) -> str | None:

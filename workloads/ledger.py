@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from workloads.files import no_text, shown_path
 from workloads.request import BadRowError, WorkloadError
 
 MAX_BAD_ROWS = 100_000
@@ -29,11 +30,28 @@ class Ledger:
     Holds eight bytes for each bad row, and the reasons of the first few.
     """
 
-    __slots__ = ("_bad", "_closed", "_dropped", "_falls", "_first", "_named", "_others", "_path", "_skips", "_what")
+    __slots__ = (
+        "_advice",
+        "_bad",
+        "_closed",
+        "_dropped",
+        "_falls",
+        "_first",
+        "_named",
+        "_others",
+        "_path",
+        "_rows",
+        "_skips",
+        "_what",
+    )
 
     def __init__(self, path: Path, *, skips: bool = False):
         """``skips``: bad rows are left out; else the first of them is raised."""
-        self._path, self._skips = path, skips
+        self._path, self._skips = Path(shown_path(path)), skips
+        """The path as messages show it."""
+        self._rows = 0
+        """Rows that were read for the first time."""
+        self._advice = ""
         self._closed = False
         self._bad = array("q")
         self._first: BadRowError | None = None
@@ -43,6 +61,11 @@ class Ledger:
         self._others = 0
         """Rows dropped beyond those that are named."""
         self._falls: list[str] = []
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that were sifted at the first reading, good or bad."""
+        return self._rows
 
     @property
     def closed(self) -> bool:
@@ -64,6 +87,7 @@ class Ledger:
             yield from self._again(rows, read)
             return
         for number, raw in rows:
+            self._rows += 1
             try:
                 good = read(raw)
             except FlawError as flaw:
@@ -71,8 +95,15 @@ class Ledger:
             else:
                 yield good
 
+    def hint(self, advice: str) -> str:
+        """What follows a fault to say what would help against it: where bad rows are left out, a note instead, once."""
+        if not self._skips:
+            return f"; {advice}"
+        self._advice = advice
+        return ""
+
     def drop(self, number: int, what: str) -> None:
-        """A row that is as it should be is not wanted; ``what`` says what such rows are, in the plural."""
+        """A row that is as it should be is not wanted; ``what`` says what such a row is."""
         if self._closed:
             return
         self._what = what
@@ -92,10 +123,12 @@ class Ledger:
         if self._bad:
             count = _counted(len(self._bad), "bad row")
             lines.append(f"{count} skipped: {_listed(self._named, len(self._bad) - len(self._named))}")
+        if self._advice:
+            lines.append(f"among the bad rows: {self._advice}")
         if self._dropped:
             n = len(self._dropped) + self._others
             rows = _listed([f"{number}" for number in self._dropped], self._others)
-            lines.append(f"{n:,} {self._what} dropped: {'row' if n == 1 else 'rows'} {rows}")
+            lines.append(f"{_counted(n, self._what)} dropped: {'row' if n == 1 else 'rows'} {rows}")
         if len(self._falls) == 1:
             lines.append(f"the clock fell once, at {self._falls[0]}")
         elif self._falls:
@@ -110,6 +143,14 @@ class Ledger:
         if self._first is None:
             return ""
         return f"; {_counted(len(self._bad), 'bad row')} skipped, the first: row {self._first.row}: {self._first.what}"
+
+    def refuse_most(self) -> None:
+        """Raises ``WorkloadError`` where more than half of all rows were left out: they are no exceptions then."""
+        if self._first is not None and 2 * len(self._bad) > self._rows:
+            raise WorkloadError(
+                f"{self._path}: more than half of the rows are wrong: {len(self._bad):,} of {self._rows:,}; "
+                f"the first: row {self._first.row}: {self._first.what}"
+            )
 
     def _again(self, rows: Iterable[tuple[int, Raw]], read: Callable[[Raw], Good]) -> Iterator[Good]:
         bad = iter(self._bad)
@@ -137,9 +178,15 @@ class Ledger:
             self._named.append(f"row {fault.row} ({fault.what})")
 
 
+def check_text(text: str) -> None:
+    """Part of a row, or all of it, which has no bytes that are no text. Raises ``FlawError``."""
+    if not text.isascii() and (found := no_text(text)):
+        raise FlawError(found)
+
+
 def changed(path: Path, how: str) -> WorkloadError:
     """The file is no longer the one that was checked."""
-    return WorkloadError(f"{path}: changed since it was checked ({how}); run again")
+    return WorkloadError(f"{shown_path(path)}: changed since it was checked ({how}); run again")
 
 
 def quoted(text: str) -> str:

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workloads.clock import Clock, parse_seconds
-from workloads.files import open_text
+from workloads.files import open_text, shown_path
 from workloads.jsonl import check_keys, ids, json_lines, parse, shown, tokens, whole
 from workloads.ledger import FlawError, Ledger
 from workloads.request import Segment, WorkloadError
 from workloads.traces import Page, Row, Trace, paged
 
 ClockReset = Literal["refuse", "continue"]
-"""Where the clock falls: the row is bad, or whole weeks are added from there on."""
+"""Where the clock falls: the row is bad, or whole weeks are added from there on; but they never are where it falls by
+half a week or less, which is no new week but a row out of order."""
 
 _WEEK_S = 604_800
+_CONTINUE = 'clock_reset = "continue" (--continue-clock)'
 
 _KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 _COMPONENTS = {
@@ -89,11 +91,14 @@ class RagPulseTrace(Trace):
         now = time + weeks * _WEEK_S * 10**9
         if clock.last is None or now >= clock.last:
             return now, weeks
+        earlier = f"timestamp {shown(told)} is earlier than the row before"
+        new_week = 2 * (clock.last - now) > _WEEK_S * 10**9
         if self.clock_reset == "refuse":
-            raise FlawError(
-                f"timestamp {shown(told)} is earlier than the row before; "
-                'clock_reset = "continue" would add whole weeks from there on'
-            )
+            advice = f"{_CONTINUE} would add whole weeks from there on"
+            raise FlawError(f"{earlier}{self._ledger.hint(advice) if new_week else ''}")
+        if not new_week:
+            only = f"{_CONTINUE} goes on only where the clock falls by more than half a week"
+            raise FlawError(f"{earlier}{self._ledger.hint(only)}")
         weeks = -(-(clock.last - time) // (_WEEK_S * 10**9))
         return time + weeks * _WEEK_S * 10**9, weeks
 
@@ -110,7 +115,8 @@ class RagPulseTrace(Trace):
         if not missing:
             return ()
         return (
-            f"{self.path}: prompts have no content; the files that say how long each text is are missing: {missing}",
+            f"{shown_path(self.path)}: prompts have no content; "
+            f"the files that say how long each text is are missing: {missing}",
         )
 
 
@@ -137,7 +143,7 @@ def _lengths_of(folder: Path, component: str) -> dict[int, int]:
         if number in found:
             raise FlawError(f"{key} {number} was there before")
         if len(found) == _MAX_IDS:
-            raise WorkloadError(f"{path}: more than {_MAX_IDS:,} texts; RAGPulse has some thousand")
+            raise WorkloadError(f"{shown_path(path)}: more than {_MAX_IDS:,} texts; RAGPulse has some thousand")
         found[number] = n
 
     with open_text(path) as text:

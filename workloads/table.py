@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, Literal
 
 from workloads.cells import DECIMALS, MAX_PRIORITY, Cells, Columns, Time, parse_session, parse_value
 from workloads.clock import Clock, parse_datetime, parse_seconds
 from workloads.csv_rows import CsvRows, parse_tokens, parse_whole
-from workloads.files import open_text
+from workloads.files import open_bytes, open_text, shown_path
 from workloads.jsonl import json_lines, parse, shown, tokens, whole
 from workloads.ledger import FlawError, quoted
 from workloads.parquet import parquet_rows
@@ -29,6 +29,8 @@ _SUFFIXES: dict[str, Format] = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
+PARQUET = b"PAR1"
+"""How Parquet begins."""
 _PACKED = (".gz", ".bz2", ".xz")
 _PLAIN = Columns()
 
@@ -45,7 +47,7 @@ class TableTrace(Trace):
     """
 
     format: Format | None = None
-    """None: as the name says."""
+    """None: Parquet where the file begins so, else as the name says."""
     columns: Columns = _PLAIN
     time: Time = "s"
     """The unit of arrivals; or they are dates with a time (UTC, where they name no offset)."""
@@ -56,7 +58,8 @@ class TableTrace(Trace):
         return paged(self._rows(check_all=check_all))
 
     def _rows(self, *, check_all: bool) -> Iterator[Row]:
-        kind = self.format or format_of(self.path)
+        self._check_columns()
+        kind = self._format()
         talks = _Talks(self.columns, remembers=check_all)
         if kind == "parquet":
             rows, cells = parquet_rows(self.path, self.columns, self.time)
@@ -72,6 +75,24 @@ class TableTrace(Trace):
             else:
                 yield from self._ledger.sift(
                     json_lines(self.path, text), lambda line: talks.row(self._json(parse(line, self.columns.named)))
+                )
+
+    def _has_header(self) -> bool:
+        return self._format() == "csv"
+
+    def _format(self) -> Format:
+        if self.format is not None:
+            return self.format
+        with open_bytes(self.path) as raw:
+            return "parquet" if raw.read(len(PARQUET)) == PARQUET else format_of(self.path)
+
+    def _check_columns(self) -> None:
+        """Raises ``WorkloadError`` where one column is to be two things."""
+        meanings: dict[str, str] = {}
+        for meaning, name in self.columns._asdict().items():
+            if name is not None and (other := meanings.setdefault(name, meaning)) != meaning:
+                raise WorkloadError(
+                    f"{shown_path(self.path)}: column {quoted(name)} is named twice, for {other} and {meaning}"
                 )
 
     def _csv(self, row: list[str], places: dict[str, int]) -> Cells:
@@ -132,11 +153,13 @@ class _Talks:
         return Row(self._start_s, prompt, output, (), think_s, session, priority)
 
 
-def format_of(path: PurePath) -> Format:
+def format_of(path: Path) -> Format:
     """What a file's name says of its format. Raises ``WorkloadError``."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _PACKED:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in _SUFFIXES:
-        raise WorkloadError(f'{path}: its name does not say what it is; give format = "csv", "jsonl" or "parquet"')
+        raise WorkloadError(
+            f'{shown_path(path)}: its name does not say what it is; give format = "csv", "jsonl" or "parquet"'
+        )
     return _SUFFIXES[suffixes[-1]]

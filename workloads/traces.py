@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.files import shown_path
 from workloads.ledger import Ledger, changed
 from workloads.lengths import FloatArray
 from workloads.request import Request, Segment, WorkloadError
@@ -84,16 +85,20 @@ class Trace(ABC):
         ledger = Ledger(self.path, skips=self.skip_bad_rows)
         object.__setattr__(self, "_ledger", ledger)
         object.__setattr__(self, "_state", tuple(map(_state_of, self._files())))
-        inside, thinning = 0, _Thinning(self.keep, self.seed)
+        inside, seen, thinning = 0, 0, _Thinning(self.keep, self.seed)
         for page in self._pages(check_all=True):
+            seen += len(page.seconds)
             low, high = self._window(page.seconds)
             chosen = thinning.choose(page, low, high)
             inside += high - low if chosen is None else int(chosen.sum())
         ledger.close()
         count = inside if self.limit is None else min(inside, self.limit)
         if count == 0:
+            if seen == 0 and self._has_header() and ledger.n_rows == 0:
+                raise WorkloadError(f"{shown_path(self.path)}: no requests: only a header")
             where = " in the window" if self._windowed() else ""
-            raise WorkloadError(f"{self.path}: no requests{where}{self._thinned()}{ledger.because()}")
+            raise WorkloadError(f"{shown_path(self.path)}: no requests{where}{self._thinned()}{ledger.because()}")
+        ledger.refuse_most()
         object.__setattr__(self, "n_requests", count)
         object.__setattr__(self, "notes", (*self._remarks(), *ledger.notes()))
 
@@ -137,6 +142,10 @@ class Trace(ABC):
     def _files(self) -> tuple[Path, ...]:
         """All that is read."""
         return (self.path,)
+
+    def _has_header(self) -> bool:
+        """Whether the first line names the columns."""
+        return False
 
     def _remarks(self) -> tuple[str, ...]:
         """What else a user must know, a line each."""
