@@ -59,7 +59,8 @@ def test_parts_of_a_second(read):
 
 def test_a_failed_call_is_refused_or_dropped_and_told(read, tmp_path):
     content = lines(OLD, FAILED.replace("46", "1"), ROWS[0], FAILED.replace("46", "9"), *ROWS[1:])
-    with pytest.raises(BadRowError, match=r'row 1: Request tokens 0 is out of range.*failed = "drop" \(--drop-failed\) would') as fault:
+    advised = r'row 1: Request tokens 0 is out of range.*failed = "drop" \(--drop-failed\) would'
+    with pytest.raises(BadRowError, match=advised) as fault:
         read(content)
     assert fault.value.row == 1
     trace = read(content, failed="drop")
