@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.cells import MAX_PRIORITY, Cells, Columns, Read, Time, parse_session, parse_value
-from workloads.files import open_bytes, packing_of
+from workloads.files import open_bytes, packing_of, shown_path
 from workloads.jsonl import shown, tokens, whole
 from workloads.ledger import FlawError
 from workloads.request import WorkloadError
@@ -50,13 +50,15 @@ def _rows(path: Path, columns: Columns, time: Time) -> Rows:
         from pyarrow import parquet
     except ImportError:
         raise WorkloadError(
-            f"{path}: reading Parquet needs pyarrow; install it with: pip install 'kvsim[parquet]'"
+            f"{shown_path(path)}: reading Parquet needs pyarrow; install it with: pip install 'kvsim[parquet]'"
         ) from None
     with open_bytes(path) as raw:
         if packing := packing_of(path):
-            raise WorkloadError(f"{path}: Parquet packed by {packing}, which cannot be searched; unpack it first")
+            raise WorkloadError(
+                f"{shown_path(path)}: Parquet packed by {packing}, which cannot be searched; unpack it first"
+            )
         if raw.read(len(_MAGIC)) != _MAGIC:
-            raise WorkloadError(f"{path}: not Parquet data, which begins with {_MAGIC.decode()}")
+            raise WorkloadError(f"{shown_path(path)}: not Parquet data, which begins with {_MAGIC.decode()}")
         number = 0
         try:
             with parquet.ParquetFile(raw, buffer_size=1 << 16, pre_buffer=False) as file:
@@ -68,7 +70,7 @@ def _rows(path: Path, columns: Columns, time: Time) -> Rows:
                         yield number, row
         except (pa.ArrowException, OSError, EOFError, OverflowError) as e:
             what = " ".join(str(e).split())[:200]
-            raise WorkloadError(f"{path}: damaged Parquet data after row {number} ({what})") from None
+            raise WorkloadError(f"{shown_path(path)}: damaged Parquet data after row {number} ({what})") from None
 
 
 def _values(column: Any, time: Time, is_arrival: bool, pa: Any) -> list[Any]:
@@ -87,7 +89,9 @@ def _check_types(path: Path, schema: Any, columns: Columns, time: Time, types: A
             what = "no column" if not found else f"{len(found)} columns"
             there = ", ".join(schema.names)
             there = there if len(there) <= 80 else there[:77] + "..."
-            raise WorkloadError(f"{path}: {what} {name!r}; expected {', '.join(columns.named)}, got {there!r}")
+            raise WorkloadError(
+                f"{shown_path(path)}: {what} {name!r}; expected {', '.join(columns.named)}, got {there!r}"
+            )
     whole = ("whole numbers", types.is_integer)
     wanted = {
         columns.prompt: whole,
@@ -106,5 +110,5 @@ def _check_types(path: Path, schema: Any, columns: Columns, time: Time, types: A
         kind = schema.field(name).type
         if not fits(kind):
             shown_kind = " ".join(str(kind).split())[:60]
-            raise WorkloadError(f"{path}: column {name!r} has the type {shown_kind}; expected {what}")
+            raise WorkloadError(f"{shown_path(path)}: column {name!r} has the type {shown_kind}; expected {what}")
     return columns.named

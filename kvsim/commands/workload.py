@@ -28,7 +28,7 @@ Kind = Annotated[str | None, typer.Option(help=f"What the trace is, where it can
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out, and say which.")]
 DropFailed = Annotated[bool, typer.Option("--drop-failed", help="BurstGPT: leave out calls that failed (0 tokens).")]
 ContinueClock = Annotated[
-    bool, typer.Option("--continue-clock", help="RAGPulse: where the clock falls, go on a week later.")
+    bool, typer.Option("--continue-clock", help="RAGPulse: where the clock falls by days, go on a week later.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
