@@ -3,7 +3,9 @@
 While a request has a slot, it waits for every forward pass that is run, whoever's tokens are in it. A pass costs what
 the cost model's terms say (``kvsim/costs.py``), and each term is put down to a cause:
 
-- ``queueing``: from the arrival to the slot, the rest of the step that was running included;
+- ``queueing``: from the arrival to the slot, the rest of the step that was running included, but for
+- ``cells``: passes that were run meanwhile although a seat was free, so that it was the cache that held the request
+  back, or who was before it; not passes that were full or left a prompt unfinished, for want of tokens to spare;
 - ``own``: the base of a pass that has tokens of the request, and what these would cost in it alone;
 - ``batch``: all that the tokens of others add to that, but for attention; passes with tokens of others alone;
 - ``context``: attention over cells that the token's sequence can see, of all tokens in the pass;
@@ -29,9 +31,9 @@ import pandas as pd
 from kvsim.costs import CostModel, FloatArray, scans_together
 from kvsim.job import Job
 from kvsim.rows import Rows
-from policies import Group, Leap, MicroBatch, Place, Policy
+from policies import Chunk, Group, Leap, MicroBatch, Place, Policy
 
-CAUSES = ("queueing", "own", "batch", "context", "holes", "compaction", "failures", "prefix", "transfers")
+CAUSES = ("queueing", "cells", "own", "batch", "context", "holes", "compaction", "failures", "prefix", "transfers")
 """Of a request's seconds, in the order of the columns of ``Ledger.table`` (each with ``_s`` behind it)."""
 
 SECONDS = [f"{cause}_s" for cause in CAUSES]
@@ -69,10 +71,19 @@ class Ledger:
         self._pieces_are_holes = policy.block_size == 1
         share = self._rates.pace * sum(group.share for group in self._groups)
         self._base, self._chunk = share * self._rates.base_s, share * self._rates.per_chunk_s
-        self._spent = np.zeros((seats, len(CAUSES) - 1))
+        self._spent = np.zeros((seats, len(CAUSES) - 2))
         """Since the seat's request started; of an empty seat, nothing of meaning."""
         self._pass = np.zeros_like(self._spent)
         self._watched: dict[int, _Watch] = {}
+        self._seats = seats
+        self._seated: dict[int, Job] = {}
+        """Who has which seat."""
+        self._short_s = 0.0
+        """Seconds so far in which whoever waited waited for cells."""
+        self._short_before: dict[int, float] = {}
+        """Those until a request came that waits."""
+        self._held_back: dict[int, float] = {}
+        """Seconds that those who have a seat waited for cells."""
         self._seen: set[int] = set()
         """Blocks of text that were computed."""
         self._kept: dict[int, FloatArray] = {}
@@ -101,6 +112,8 @@ class Ledger:
                 transfers += group.share * self._costs.transfers(place.transfers)
         matrix, pieces = rates.pace * rates.matmul(n), self._chunk * len(batch.chunks)
         self._terms.add((self._base + pieces, matrix, useful, holes, moves, transfers, extra))
+        if self._could_seat(n) and not any(self._unfinished(chunk) for chunk in batch.chunks):
+            self._short_s += self._base + pieces + matrix + useful + holes + moves + transfers
         base = 0.0 if extra else self._base
         all_but_attention = base + matrix + pieces
         now[:] = (0.0, all_but_attention, useful, holes, moves, self._base - base, 0.0, transfers)
@@ -160,6 +173,8 @@ class Ledger:
             batch += fixed + matrix
             context += float(seen.sum())
             holes += float(other.sum())
+            if self._could_seat(each.tokens):
+                self._short_s += steps * (fixed + matrix) + float(seen.sum()) + float(other.sum())
         self._terms.extend([np.stack(column, axis=1).ravel() for column in zip(*columns, strict=True)])
         failures, mine = self._base * sum(extra), self._base * all(extra)
         others = max(steps * (batch - own) - (failures - mine), 0.0)
@@ -168,6 +183,17 @@ class Ledger:
     def waited(self, seconds: float) -> None:
         """A step waited for copies that were on their way."""
         self._spent[:, _TRANSFERS] += seconds
+        if self._could_seat(0):
+            self._short_s += seconds
+
+    def _could_seat(self, tokens: int) -> bool:
+        """Whether a seat is free while a pass of so many tokens is run, and the pass is not full."""
+        return len(self._seated) < self._seats and tokens < self._n_ubatch
+
+    def _unfinished(self, chunk: Chunk) -> bool:
+        """Whether a prompt goes on behind this chunk of it."""
+        job = self._seated.get(chunk.seq)
+        return chunk.n > 1 and job is not None and chunk.start + chunk.n < job.tokens
 
     def idled(self, start_s: float, seconds: float) -> None:
         """Cells were moved while there was nothing else to do."""
@@ -175,12 +201,16 @@ class Ledger:
 
     def arrived(self, job: Job) -> None:
         """The server has taken a request in."""
+        self._short_before[job.request.id] = self._short_s
         if job.arrival_s < self._idle_until:
             self._beside_idle[job.request.id] = self._idle_until - job.arrival_s
 
     def begun(self, job: Job, held: int) -> None:
         """A request takes a seat where ``held`` of its tokens are found."""
         self._watched.pop(job.seat, None)
+        self._seated[job.seat] = job
+        if job.request.id in self._short_before:
+            self._held_back[job.request.id] = self._short_s - self._short_before.pop(job.request.id)
         if job.preemptions:
             self._spent[job.seat] = self._kept.pop(job.request.id)
             self._watched[job.seat] = _Watch(job, job.furthest, _FAILURES)
@@ -232,12 +262,16 @@ class Ledger:
 
     def preempted(self, job: Job) -> None:
         """A request has given up its seat."""
+        self._seated.pop(job.seat, None)
         self._kept[job.request.id] = self._spent[job.seat].copy()
 
     def finish(self, job: Job) -> None:
         """A request has ended, well or not."""
         number = job.request.id
-        beside_idle = self._beside_idle.pop(number, 0.0)
+        beside_idle, held_back = self._beside_idle.pop(number, 0.0), self._held_back.pop(number, 0.0)
+        self._short_before.pop(number, None)
+        if self._seated.get(job.seat) is job:
+            del self._seated[job.seat]
         if job.status != "completed":
             self._cut = 0
             self._kept.pop(number, None)
@@ -248,7 +282,10 @@ class Ledger:
         if job.preemptions:
             spent[_FAILURES] += job.finished_s - job.arrival_s - waited - (float(spent.sum()) - beside_idle)
         e2e = job.finished_s - job.arrival_s
-        self._rows.append((number, job.arrival_s, e2e, waited - beside_idle, *spent.tolist()))
+        # Sums of passes may stray from the clock in the last digits.
+        queued = max(waited - beside_idle, 0.0)
+        cells = queued if held_back > queued - 1e-9 * e2e else held_back
+        self._rows.append((number, job.arrival_s, e2e, queued - cells, cells, *spent.tolist()))
 
     def table(self) -> pd.DataFrame:
         """One row for each completed request, in order of its number: id, arrival_s, e2e_s, and the seconds of each of

@@ -29,6 +29,28 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         ),
         Remedy("fewer arrivals at one server: another one beside it", "workload.rate, half of it", "a second instance"),
     ),
+    "cells": (
+        Remedy(
+            "more cells: a slot was free, but the cache had no room",
+            "cache.cells, twice as many",
+            "llama-server --ctx-size N; vLLM --gpu-memory-utilization X or --num-gpu-blocks-override N",
+        ),
+        Remedy(
+            "narrower K and V, so that the same memory has more cells (measure it)",
+            'cache.type_k = "q8_0" and cache.type_v = "q8_0", with cache.cells accordingly',
+            "llama-server --cache-type-k q8_0 --cache-type-v q8_0; vLLM --kv-cache-dtype fp8",
+        ),
+        Remedy(
+            "a smaller limit for each request, so that less room is set aside for it",
+            "server.slot_context, half of it",
+            "llama-server --ctx-size N --parallel M (N / M each); vLLM --max-model-len N",
+        ),
+        Remedy(
+            "paging, which sets aside only what is used",
+            "kvsim compare {scenario} -p paged -p llama.cpp-today",
+            "vLLM as it is; llama-server --kv-unified",
+        ),
+    ),
     "own": (
         Remedy(
             "these requests are longer: limit what they may ask for and be answered",
@@ -104,6 +126,16 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
             "kvsim prefix-cache {scenario}; kvsim compare {scenario} -p paged",
             "vLLM --enable-prefix-caching; llama-server --cache-reuse N --slot-prompt-similarity X",
         ),
+        Remedy(
+            "more cells, so that prefixes stay until they are asked for again",
+            "cache.prefix_cache = true; cache.cells, twice as many",
+            "llama-server --ctx-size N; vLLM --gpu-memory-utilization X",
+        ),
+        Remedy(
+            "slots that keep what they held, and are chosen by what they share with the prompt",
+            "server.keep_idle_slots = true; server.slot_similarity, half of it",
+            "llama-server --cache-prompt --slot-prompt-similarity X --cache-reuse N",
+        ),
     ),
     "transfers": (
         Remedy(
@@ -121,3 +153,50 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
     ),
 }
 """By cause; the first is the first to try."""
+
+FAILURES: dict[str, tuple[Remedy, ...]] = {
+    "room": (
+        Remedy(
+            "more cells: requests failed because the cache was full",
+            "cache.cells, twice as many",
+            "llama-server --ctx-size N; vLLM --gpu-memory-utilization X or --num-gpu-blocks-override N",
+        ),
+        Remedy(
+            "fewer or shorter slots, so that all of them fit into the cache",
+            "server.slots, half as many; server.slot_context, half of it",
+            "llama-server --parallel N --ctx-size N; vLLM --max-num-seqs N --max-model-len N",
+        ),
+        Remedy(
+            "a policy that pages or compacts, so that no free cell is out of reach",
+            "kvsim compare {scenario} -p paged -p llama.cpp-today -p full-compaction",
+            "llama.cpp since b6975; vLLM, which lets requests wait instead",
+        ),
+    ),
+    "context": (
+        Remedy(
+            "longer slots: prompts were refused that exceed them",
+            "server.slot_context, twice as many; cache.cells, twice as many",
+            "llama-server --ctx-size N; vLLM --max-model-len N",
+        ),
+        Remedy(
+            "fewer slots, each with more of the cache",
+            "server.slots, half as many",
+            "llama-server --parallel N; vLLM --max-num-seqs N",
+        ),
+    ),
+    "batch": (
+        Remedy(
+            "prompts in pieces, or a larger batch",
+            "server.chunked_prefill = true; server.n_batch, twice as many",
+            "vLLM --enable-chunked-prefill or --max-num-batched-tokens N",
+        ),
+    ),
+}
+"""Against requests that fail; the first is the first to try."""
+
+
+def failure_kind(error: str) -> str:
+    """Which of ``FAILURES`` an error's text speaks of."""
+    if "available context size" in error or "longest sequence" in error:
+        return "context"
+    return "batch" if "exceed n_batch" in error else "room"

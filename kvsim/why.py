@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from kvsim.accounts import SECONDS
 from kvsim.costs import FloatArray
 from kvsim.errors import UserError
 from kvsim.metrics import Progress, Result
-from kvsim.remedies import REMEDIES, Remedy
+from kvsim.remedies import FAILURES, REMEDIES, Remedy, failure_kind
 from kvsim.results import writable
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import run
@@ -24,6 +25,7 @@ from kvsim.simulation import run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from kvsim.comparison import Comparison
     from kvsim.validation import Validation
 
 LEAST = 8
@@ -33,7 +35,8 @@ NEGLIGIBLE = 0.05
 """A difference smaller than this share of the earlier (or faster) requests' mean is none."""
 
 CAUSES: dict[str, str] = {
-    "queueing": "queueing for a slot",
+    "queueing": "waiting for a slot",
+    "cells": "waiting for cells",
     "own": "their own tokens",
     "batch": "other requests' tokens in the same passes",
     "context": "attention over useful cells",
@@ -73,8 +76,8 @@ class Contrast:
     interval_s: tuple[float, float] | None
     """Of the difference of the mean latencies, 95 %; None where the groups were chosen by latency itself."""
     doing: pd.Series[float]
-    """What the server did while those of the second group waited for a slot: shares of ``ledger.TERMS``; empty where
-    nobody waited, or that is not known."""
+    """What the server did while those of the second group waited for a slot or for cells: shares of ``ledger.TERMS``;
+    empty where nobody waited, or that is not known."""
 
     @property
     def means_s(self) -> tuple[float, float]:
@@ -139,6 +142,10 @@ class Diagnosis:
     """The first quarter to arrive against the last."""
     across: Contrast
     """The fastest quarter against the slowest."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Of the failed: how many for each reason, the commonest first."""
+    note: str = ""
+    """Why this policy, where it is not the scenario's own and nobody asked for it."""
 
     @property
     def main(self) -> Contrast | None:
@@ -148,23 +155,34 @@ class Diagnosis:
     @property
     def sentence(self) -> str:
         """What there is to say, in plain words."""
-        return f"{_over_time(self.over_time)} {_across(self.across)}"
+        said = f"{_over_time(self.over_time)} {_across(self.across)}"
+        if not self.failed:
+            return said
+        return f"{_failures(self.failed, len(self.requests), self.errors)}. Of the others: {said}"
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
-        """What to try, the likeliest first: by the dominant cause; where that is queueing, before it by what most keeps
-        the server from being faster, if that is a fifth of its time."""
-        if self.main is None or self.main.dominant is None:
-            return ()
-        causes = [self.main.dominant]
-        busy_with = self.main.doing[list(_CURED)] if len(self.main.doing) else self.main.doing
-        if causes == ["queueing"] and len(busy_with) and busy_with.max() >= 0.2:
-            causes.insert(0, _CURED[str(busy_with.idxmax())])
-        return tuple(
-            remedy._replace(kvsim=remedy.kvsim.format(scenario=self.source))
-            for cause in causes
-            for remedy in REMEDIES[cause]
-        )
+        """What to try, the likeliest first: against what made requests fail; then by the dominant cause; where that is
+        waiting for a slot, before it by what most keeps the server from being faster, if that is a fifth of its time;
+        last by prefixes, if computing them again takes a tenth of the difference or of all seconds."""
+        kinds = dict.fromkeys(failure_kind(error) for error in self.errors)
+        found = [remedy for kind in kinds for remedy in FAILURES[kind]]
+        found += [remedy for cause in self._causes() for remedy in REMEDIES[cause]]
+        return tuple(dict.fromkeys(r._replace(kvsim=r.kvsim.format(scenario=self.source)) for r in found))
+
+    def _causes(self) -> list[str]:
+        """Those to do something about."""
+        causes, main = [], self.main
+        if main is not None and main.dominant is not None:
+            causes.append(main.dominant)
+            busy_with = main.doing[list(_CURED)] if len(main.doing) else main.doing
+            if causes == ["queueing"] and len(busy_with) and busy_with.max() >= 0.2:
+                causes.insert(0, _CURED[str(busy_with.idxmax())])
+        seconds_in_all = float(self.requests["e2e_s"].sum())
+        again = float(self.requests["prefix_s"].sum()) >= 0.1 * seconds_in_all > 0
+        if again or (main is not None and float(main.table["share"]["prefix"]) >= 0.1):
+            causes.append("prefix")
+        return list(dict.fromkeys(causes))
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -174,6 +192,8 @@ class Diagnosis:
             "measured": self.measured,
             "completed": len(self.requests),
             "failed": self.failed,
+            "errors": dict(self.errors),
+            "note": self.note or None,
             "diagnosis": self.sentence,
             "over_time": self.over_time.to_dict(),
             "across": self.across.to_dict(),
@@ -199,7 +219,7 @@ class Diagnosis:
 
 
 def why(
-    source: Scenario | str | Path | Result | Validation,
+    source: Scenario | str | Path | Result | Validation | Comparison,
     policy: str | None = None,
     *,
     progress: Progress | None = None,
@@ -207,30 +227,103 @@ def why(
     """On what each completed request's time was spent, and why some took longer.
 
     ``source``: a scenario, its name or its file, or a folder that ``kvsim compare`` wrote: it is run (again), under its
-    own policy or another. Or a result that kept tables, or a validation (or the file of what ``kvsim validate --json``
-    printed), whose latencies are measured. Raises ``UserError`` where fewer than ``LEAST`` requests were completed.
+    own policy or another. Or a result that kept tables, or a comparison, or a validation (or the file of what ``kvsim
+    validate --json`` printed), whose latencies are measured. Of a comparison, the policy is the scenario's own, or if
+    that was not compared, the one with the slowest mean end-to-end latency. Raises ``UserError`` where fewer than
+    ``LEAST`` requests were completed.
     """
+    from kvsim.comparison import Comparison
+
+    note = ""
     if isinstance(source, (str, Path)) and str(source).endswith(".json"):
         return _of_file(Path(source), policy)
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         source = Path(source) / "scenario.toml"
         if not source.is_file():
             raise UserError(f"{source.parent}: no scenario.toml in it; a folder that kvsim compare wrote is expected")
+        if policy is None:
+            policy, note = _compared(source)
     if isinstance(source, (str, Path, Scenario)):
         name = source.name if isinstance(source, Scenario) else str(source)
-        return diagnose(run(load(source), policy, detail="tables", progress=progress), name)
+        found = diagnose(run(load(source), policy, detail="tables", progress=progress), name)
+        return replace(found, note=note)
+    if isinstance(source, Comparison):
+        return _of_comparison(source, policy, progress)
     if isinstance(source, Result):
         if policy not in (None, source.policy):
             raise UserError(f"the result is of policy {source.policy!r}, not {policy!r}")
         return diagnose(source, source.scenario.name)
     name = source.scenario.name
-    return _measured(name, name, {str(p): rows for p, rows in source.causes.groupby("policy", sort=False)}, policy)
+    causes = _seats_only(source.causes) if source.scenario.server.scheduler == "static" else source.causes
+    return _measured(name, name, {str(p): rows for p, rows in causes.groupby("policy", sort=False)}, policy)
 
 
 def diagnose(result: Result, source: str) -> Diagnosis:
     """The same of a finished run that kept tables. Raises ``UserError``."""
-    rows, failed = result.causes.assign(machine_s=0.0), int(result.summary["failed"])
-    return _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, failed)
+    rows, requests = result.causes.assign(machine_s=0.0), result.requests
+    if result.scenario.server.scheduler == "static":
+        rows = _seats_only(rows)
+    errors = _grouped(requests.loc[requests["status"] == "failed", "error"].astype(str))
+    return _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, errors)
+
+
+def _seats_only(causes: pd.DataFrame) -> pd.DataFrame:
+    """The same where a batch is served before the next: its empty seats are not free, so nobody waits for cells."""
+    return causes.assign(queueing_s=causes["queueing_s"] + causes["cells_s"], cells_s=0.0)
+
+
+def _grouped(errors: pd.Series[str]) -> dict[str, int]:
+    """How many there are of each, the commonest first; those that differ in figures alone are one, with N for them."""
+    alike = errors.groupby(errors.map(lambda text: re.sub(r"\d+", "N", text)))
+    groups = {rows.iloc[0] if rows.nunique() == 1 else str(text): len(rows) for text, rows in alike}
+    return dict(sorted(groups.items(), key=lambda item: -item[1]))
+
+
+def _failures(failed: int, completed: int, errors: Mapping[str, int]) -> str:
+    """How many, and why."""
+    texts = [text.strip().rstrip(".") or "no reason given" for text in errors]
+    why_so = (
+        texts[0]
+        if len(texts) == 1
+        else ", ".join(f"{n:,} {text!r}" for n, text in zip(errors.values(), texts, strict=True))
+    )
+    return f"{failed:,} of {failed + completed:,} requests failed: {why_so}"
+
+
+def _compared(scenario_file: Path) -> tuple[str | None, str]:
+    """Of a folder that ``kvsim compare`` wrote: the policy to look at, and why, where it is not the scenario's own."""
+    path = scenario_file.parent / "comparison.json"
+    if not path.is_file():
+        return None, ""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))["policies"]
+        means = {str(row["policy"]): row["e2e_s"]["mean"] for row in told}
+        means = {name: None if mean is None else float(mean) for name, mean in means.items()}
+    except OSError as e:
+        raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: not what kvsim compare writes") from None
+    return _choose(load(scenario_file).cache.policy, means)
+
+
+def _choose(own: str, means: Mapping[str, float | None]) -> tuple[str, str]:
+    """The scenario's own policy if it was compared, else the slowest; and a line that says so."""
+    if own in means or not means:
+        return own, ""
+    slowest = max(means, key=lambda name: -1.0 if (mean := means[name]) is None else mean)
+    return slowest, f"{own}, the scenario's own policy, was not compared; {slowest} is the slowest of those that were"
+
+
+def _of_comparison(comparison: Comparison, policy: str | None, progress: Progress | None) -> Diagnosis:
+    """Of one of its results, or of a policy that it does not have, which is run."""
+    results, note = {result.policy: result for result in comparison.results}, ""
+    if policy is None:
+        means = {name: result.summary["e2e_s"]["mean"] for name, result in results.items()}
+        policy, note = _choose(comparison.scenario.cache.policy, means)
+    result = results.get(policy)
+    if result is None or result.tables is None:
+        result = run(comparison.scenario, policy, detail="tables", progress=progress)
+    return replace(diagnose(result, comparison.scenario.name), note=note)
 
 
 def _of_file(path: Path, policy: str | None) -> Diagnosis:
@@ -241,6 +334,8 @@ def _of_file(path: Path, policy: str | None) -> Diagnosis:
         name = str(told["scenario"])
         runs = {str(p["policy"]): pd.DataFrame(p["causes"]) for p in told["policies"]}
         for rows in runs.values():
+            if "cells_s" not in rows and "queueing_s" in rows:  # what earlier versions printed knows of slots alone
+                rows["cells_s"] = 0.0
             rows[["id", "repeat", "arrival_s", "e2e_s", *_COLUMNS]].astype(float)
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
@@ -261,12 +356,21 @@ def _measured(name: str, source: str, runs: Mapping[str, pd.DataFrame], policy: 
 
 
 def _diagnosis(
-    name: str, source: str, policy: str, causes: pd.DataFrame, passes: pd.DataFrame | None, failed: int = 0
+    name: str,
+    source: str,
+    policy: str,
+    causes: pd.DataFrame,
+    passes: pd.DataFrame | None,
+    errors: Mapping[str, int] | None = None,
 ) -> Diagnosis:
-    """``passes``: of a simulated run; None: the latencies were measured."""
+    """``passes``: of a simulated run; None: the latencies were measured. ``errors``: of those that failed."""
+    errors = errors or {}
+    failed = sum(errors.values())
     requests = causes.sort_values(["arrival_s", "id"], ignore_index=True)
     if len(requests) < LEAST:
-        raise UserError(f"{name}: {len(requests)} requests were completed under {policy}; at least {LEAST} are needed")
+        because = f"; {_failures(failed, len(requests), errors)}" if failed else ""
+        few = f"{len(requests)} requests were completed under {policy}; at least {LEAST} are needed"
+        raise UserError(f"{name}: {few}{because}")
     quarter = len(requests) // 4
     by_latency = requests.sort_values(["e2e_s", "arrival_s", "id"], ignore_index=True)
     early, late = requests.head(quarter), requests.tail(quarter)
@@ -274,7 +378,7 @@ def _diagnosis(
     interval = difference_interval(requests["e2e_s"].to_numpy(dtype=float), quarter)
     over_time = _contrast(("early", "late"), early, late, interval, passes)
     across = _contrast(("fast", "slow"), fast, slow, None, passes)
-    return Diagnosis(name, source, policy, passes is None, failed, requests, over_time, across)
+    return Diagnosis(name, source, policy, passes is None, failed, requests, over_time, across, errors)
 
 
 def _contrast(
@@ -294,13 +398,14 @@ def _contrast(
 
 
 def _meanwhile(requests: pd.DataFrame, passes: pd.DataFrame) -> pd.Series[float]:
-    """What passes spent their time on while these requests waited for a slot."""
-    if not requests["queueing_s"].sum() > 0 or not len(passes):
+    """What passes spent their time on while these requests waited for a slot or for cells."""
+    waited = (requests["queueing_s"] + requests["cells_s"]).to_numpy(dtype=float)
+    if not waited.sum() > 0 or not len(passes):
         return pd.Series(dtype=float)
     starts = passes["start_s"].to_numpy(dtype=float)
     edges = np.stack([starts, starts + passes["seconds"].to_numpy(dtype=float)], axis=1).ravel()
     begun = requests["arrival_s"].to_numpy(dtype=float)
-    ended = begun + requests["queueing_s"].to_numpy(dtype=float)
+    ended = begun + waited
     spent = {}
     for term in _DOING:
         after = passes[term].to_numpy(dtype=float).cumsum()
@@ -367,7 +472,7 @@ def _blame(c: Contrast) -> str:
     most = f"{ranked.iloc[0]:.0%} of that is {CAUSES[str(ranked.index[0])]}"
     if ranked.iloc[1] >= 0.1:
         most += f", {ranked.iloc[1]:.0%} {CAUSES[str(ranked.index[1])]}"
-    if c.dominant == "queueing" and len(c.doing):
+    if c.dominant in ("queueing", "cells") and len(c.doing):
         term = str(c.doing.idxmax())
         most += f"; while they waited, {c.doing.max():.0%} of the server's time went to {_DOING[term]}"
     return f"{most}."

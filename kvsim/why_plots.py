@@ -17,16 +17,12 @@ if TYPE_CHECKING:
 
 _BINS = 60
 """Points along the time axis, of equally many requests each."""
-_COLOURS = dict(
-    zip(
-        # Neighbours in the stack are not to be alike.
-        ("queueing", "own", "batch", "context", "holes", "compaction", "transfers", "prefix", "failures", "machine"),
-        [*sns.color_palette("colorblind", 10)],
-        strict=True,
-    )
-)
+# Neighbours in the stack are not to be alike.
+_STACK = ("queueing", "own", "batch", "context", "holes", "compaction", "transfers", "prefix", "failures", "machine")
+_COLOURS = {**dict(zip(_STACK, sns.color_palette("colorblind", 10), strict=True)), "cells": (0.25, 0.25, 0.45)}
 _LABELS = {
-    "queueing": "queueing",
+    "queueing": "waiting for a slot",
+    "cells": "waiting for cells",
     "own": "own tokens",
     "batch": "others' tokens",
     "context": "useful cells",

@@ -15,7 +15,7 @@ from kvsim.accounts import SECONDS, TERMS
 from kvsim.costs import load_profile
 from kvsim.errors import Livelock
 from kvsim.metrics import DETAILS
-from kvsim.remedies import REMEDIES
+from kvsim.remedies import FAILURES, REMEDIES
 from kvsim.scenario import load
 from kvsim.simulation import run
 from kvsim.why import CAUSES, LEAST, diagnose, difference_interval, why
@@ -94,6 +94,66 @@ def test_queueing_alone():
     assert found.remedies[0] == REMEDIES["queueing"][0]
 
 
+def crowded(cells=512, slots=16, scheduler="vllm", **more):
+    """Arrivals that a cache of 512 cells has no room for, though there are slots for all of them."""
+    hundred = {"kind": "fixed", "value": 100}
+    workload = {"kind": "poisson", "rate": 8.0, "requests": 150, "prompt_tokens": hundred, "output_tokens": hundred}
+    server = {"slots": slots, "scheduler": scheduler, **more}
+    return load({"name": "crowded", "workload": workload, "server": server, "cache": {"cells": cells}})
+
+
+def test_who_waits_although_a_slot_is_free_waits_for_cells():
+    found = why(crowded(), "paged")
+    assert found.across.dominant == "cells"
+    assert "is waiting for cells" in found.sentence
+    assert found.requests["cells_s"].sum() > 20 * found.requests["queueing_s"].sum()
+    assert found.remedies[0] == REMEDIES["cells"][0]
+    more_slots, more_cells = why(crowded(slots=32), "paged"), why(crowded(cells=1024), "paged")
+    waited = found.requests["cells_s"].sum()
+    assert more_slots.requests["cells_s"].sum() > 0.9 * waited
+    assert more_cells.requests["cells_s"].sum() < 0.1 * waited
+
+
+@pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
+def test_who_waits_while_all_slots_are_taken_waits_for_a_slot(scheduler):
+    """The control: with room for all, nobody waits for cells, even if prompts fill the steps."""
+    for world in (crowded(16384, 2, scheduler), crowded(16384, 16, scheduler, n_batch=32)):
+        found = why(world, "paged")
+        assert found.requests["queueing_s"].sum() > 0
+        assert (found.requests["cells_s"] == 0).all()
+
+
+def test_a_policy_that_lets_nobody_in_makes_llama_server_wait_for_cells():
+    found = why(crowded(1024, 8, "llama-server", slot_context=256), "hf-reserved")
+    assert found.failed == 0
+    assert found.requests["cells_s"].sum() > 10 * found.requests["queueing_s"].sum()
+
+
+def test_failures_come_first():
+    """Half of the requests fail, and the others are none the slower: that is not what there is to say."""
+    found = why(crowded(scheduler="llama-server"), "paged")
+    assert found.failed == 72
+    assert found.errors == {"Context size has been exceeded.": 72}
+    assert found.sentence.startswith("72 of 150 requests failed: Context size has been exceeded. Of the others: flat")
+    assert found.remedies[0] == FAILURES["room"][0]
+    assert found.to_dict()["errors"] == dict(found.errors)
+
+
+def test_refused_prompts_are_told_in_groups():
+    """Messages that differ in figures alone are one; longer slots are what helps."""
+    found = why(load("chat", workload__requests=100, server__slot_context=100), "paged")
+    (error,) = found.errors
+    assert error == "the request exceeds the available context size: N prompt tokens, N in a slot"
+    assert found.errors[error] == found.failed > 0
+    assert found.remedies[0] == FAILURES["context"][0]
+
+
+def test_where_most_failed_it_is_said_why():
+    with pytest.raises(kvsim.UserError, match=r"at least 8 are needed; \d+ of 20 requests failed: Context size") as e:
+        why(load(crowded(256, scheduler="llama-server"), workload__requests=20, workload__rate=100.0), "paged")
+    assert "\n" not in str(e.value)
+
+
 def test_holes_alone():
     """Slots that have ended keep their cells, and a masked kernel reads them all: each request finds more of them."""
     found = why(one_after_another(requests=40, slots=40, keep_idle_slots=True), "contiguous")
@@ -170,6 +230,10 @@ def test_prefix_misses_are_what_a_prefix_cache_would_find():
     assert result.summary["prefix"]["hit_rate"] > 0.5
     assert without["prefix_s"].sum() > 0.05 * without["e2e_s"].sum()
     assert found["prefix_s"].sum() < 0.05 * without["prefix_s"].sum()
+    told = why(talk, "contiguous")
+    assert told.main.dominant != "prefix"
+    assert [remedy.what for remedy in REMEDIES["prefix"]] == [remedy.what for remedy in told.remedies][-3:]
+    assert not {*REMEDIES["prefix"][1:]} & {*why(talk, "paged").remedies}
     private, _ = accounts(FEW, "contiguous")
     assert (private["prefix_s"] == 0).all()
 
@@ -248,7 +312,7 @@ def test_a_steady_rise_is_seen_in_few_requests():
 def test_remedies_are_commands_that_exist():
     names = {c.name or c.callback.__name__ for c in kvsim.cli.app.registered_commands}
     assert REMEDIES.keys() == CAUSES.keys()
-    for remedy in (remedy for remedies in REMEDIES.values() for remedy in remedies):
+    for remedy in (remedy for remedies in [*REMEDIES.values(), *FAILURES.values()] for remedy in remedies):
         for part in remedy.kvsim.split(";"):
             words = shlex.split(part)
             if words[0] == "kvsim":
@@ -295,12 +359,35 @@ def test_a_slow_machine_is_told_from_what_it_printed(tmp_path):
 
 def test_a_folder_of_results_is_run_again(tmp_path):
     world = load(FEW, name="tight", workload__rate=20.0)
-    kvsim.compare(world, ["contiguous"], film=False).save(tmp_path / "tight")
+    kvsim.compare(world, ["contiguous", "paged"], film=False).save(tmp_path / "tight")
     again, first = why(tmp_path / "tight"), why(world)
     assert again.requests.equals(first.requests)
     assert again.policy == "contiguous"
     assert why(tmp_path / "tight", "paged").policy == "paged"
     assert diagnose(run(world, detail="tables"), "tight").sentence == first.sentence
+
+
+def test_of_a_comparison_a_policy_is_told_of_that_was_compared(tmp_path):
+    """The scenario's own, else the slowest; any other, if that is asked for."""
+    world = load(FEW, name="tight", workload__rate=20.0)
+    compared = kvsim.compare(world, ["paged", "llama.cpp-2024"], film=False)
+    compared.save(tmp_path / "tight")
+    slowest = max(compared.results, key=lambda result: result.summary["e2e_s"]["mean"]).policy
+    for source in (compared, tmp_path / "tight"):
+        found = why(source)
+        assert found.policy == slowest
+        assert found.note == (
+            f"contiguous, the scenario's own policy, was not compared; {slowest} is the slowest of those that were"
+        )
+        assert why(source, "paged").policy == "paged"
+        assert why(source, "ring").policy == "ring"
+        assert why(source, "paged").note == ""
+    assert why(kvsim.compare(world, ["paged", "contiguous"], film=False)).policy == "contiguous"
+    assert slowest in command("why", str(tmp_path / "tight"), "--out", str(tmp_path)).stdout
+    (tmp_path / "tight" / "comparison.json").write_text("[]")
+    done = command("why", str(tmp_path / "tight"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "not what kvsim compare writes" in done.stderr
 
 
 def test_the_command_prints_a_table_and_saves_a_picture(tmp_path):

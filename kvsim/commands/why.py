@@ -43,9 +43,11 @@ def _print(to: Console, found: Diagnosis) -> None:
     kind = "measured" if found.measured else "simulated"
     counts = f"{len(found.requests):,} completed requests ({kind})"
     if found.failed:
-        counts += f"; {found.failed:,} failed and are left out"
+        counts += f"; {found.failed:,} failed and are left out of the table"
     to.print(f"[bold]{found.scenario}[/] under [bold]{found.policy}[/], {counts}", highlight=False)
-    to.print(found.sentence, highlight=False)
+    if found.note:
+        to.print(found.note, highlight=False, markup=False)
+    to.print(found.sentence, highlight=False, markup=False)
     for contrast in (found.over_time, found.across):
         to.print()
         to.print(_table(contrast))
