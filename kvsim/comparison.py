@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _WORTH_PROCESSES = 1000
 """Requests to simulate in all, from which on it is worth starting processes."""
+_MOST_REPLICATIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,9 @@ class Comparison:
         from kvsim.sweep_plots import pareto_figure
 
         judged = self.verdict
-        title = (
-            f"{self.scenario.name}: latency against memory, and who failed nothing and is beaten in neither (dashed)"
+        return pareto_figure(
+            judged.trade(), judged.front, f"{self.scenario.name}: latency against memory", judged.failing
         )
-        return pareto_figure(judged.trade(), judged.front, title)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the pictures, the tables and the scenario; returns the files. Raises ``UserError``."""
@@ -150,7 +150,7 @@ class Comparison:
 
 def compare(
     scenario: Scenario | str | Path,
-    policies: Sequence[str | PolicyFactory] | None = None,
+    policies: str | Sequence[str | PolicyFactory] | None = None,
     *,
     progress: Progress | None = None,
     film: bool = True,
@@ -163,8 +163,9 @@ def compare(
     the seeds that follow the scenario's, the same for each policy, for intervals around the figures and around the
     differences; results and tables are those of the first. Raises ``UserError`` and ``WorkloadError``.
     """
-    if replications < 1:
-        raise UserError(f"replications: {replications}; at least 1 is accepted")
+    if type(replications) is not int or not 1 <= replications <= _MOST_REPLICATIONS:
+        said = f"a whole number from 1 to {_MOST_REPLICATIONS} is accepted"
+        raise UserError(f"replications: {replications!r:.40}; {said}")
     scenario = load(scenario)
     seeds = [scenario.seed + r for r in range(1, replications)]
     if seeds and seeds[-1] >= 2**63:
@@ -192,12 +193,13 @@ def compare(
 
 
 def choose(
-    scenario: Scenario, policies: Sequence[str | PolicyFactory] | None
+    scenario: Scenario, policies: str | Sequence[str | PolicyFactory] | None
 ) -> tuple[list[str | PolicyFactory], tuple[str, ...]]:
     """The policies named, each once, or all that are installed and can serve the scenario; and who was left out.
 
     Raises ``UserError`` where one that was named cannot serve it, or none can.
     """
+    policies = [policies] if isinstance(policies, str) else policies
     named = list(dict.fromkeys(available() if policies is None else policies))
     can: list[str | PolicyFactory] = []
     left_out: list[str] = []

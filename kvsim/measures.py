@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveFloat
 
 from kvsim.errors import UserError
-from kvsim.estimates import mser5
+from kvsim.estimates import LEVEL, Interval, mser5, over_replications
 from kvsim.metrics import Result
 from kvsim.section import Section
 
@@ -47,6 +49,12 @@ MORE_IS_BETTER = frozenset(
     {"throughput_tokens_per_s", "goodput_requests_per_s", "slo_share", "utilization_mean", "prefix_hit_rate"}
 )
 """Of all others, less is."""
+
+SHARES = frozenset({"slo_share", "failed_share", "utilization_mean", "external_fragmentation_mean", "prefix_hit_rate"})
+"""Measures that lie between 0 and 1."""
+
+WITHOUT_INTERVAL = frozenset({"cache_bytes", "requests", "warmup_requests", "too_short", "unstable"})
+"""Flags, settings, and counts of what was looked at: they estimate nothing."""
 
 Measures = dict[str, float | None]
 
@@ -106,6 +114,20 @@ def measures(result: Result, warmup: Rule = "mser-5", slo: Objectives | None = N
             "too_short": int(not enough),
         }
     )
+
+
+def over_runs(measure: str, values: FloatArray | Sequence[float], level: float = LEVEL) -> Interval:
+    """A measure's interval over replications, shape (n,), by ``estimates.over_replications``.
+
+    A t interval knows no bounds, so ends that no value could have are cut off: below 0 for every measure, latencies
+    among them, and above 1 for a share. The estimate is not changed. Infinite ends, of one replication, stay so.
+    """
+    found = over_replications(values, level)
+    if not math.isfinite(found.half_width):
+        return found
+    # Rounding must not push the estimate out of its own interval.
+    high = max(min(found.high, 1.0), found.value) if measure in SHARES else found.high
+    return replace(found, low=min(max(found.low, 0.0), found.value), high=high)
 
 
 def of_whole(result: Result) -> Measures:

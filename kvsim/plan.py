@@ -40,6 +40,8 @@ _PAD = 256
 """Cells that llama.cpp rounds a cache up to."""
 MOST_CONTEXT = 1 << 30
 """Tokens of a sequence that are tried at most; what keeps windows alone has no largest context."""
+_LEAST_MEMORY = 1 << 20
+"""Bytes below which somebody forgot the unit."""
 _MOST_PARALLEL: dict[Engine, int] = {"llamacpp": 256, "vllm": 1 << 16}
 """Sequences at once: llama.cpp's ``LLAMA_MAX_SEQ``; vLLM has no such bound."""
 
@@ -114,9 +116,10 @@ class Plan:
 
         return pd.DataFrame([asdict(part) for part in self.parts])
 
-    def fits(self, engine: Engine, memory: int) -> bool:
-        """Whether all parts fit into so many bytes: for vLLM, into its share of them."""
-        return sum(part.bytes for part in _PARTS[engine](self.shape, self.settings)) <= self.budget(engine, memory)
+    def fits(self, engine: Engine, memory: int | str) -> bool:
+        """Whether all parts fit into so many bytes, or a size such as 24GB: for vLLM, into its share of them."""
+        parts = _PARTS[engine](self.shape, self.settings)
+        return sum(part.bytes for part in parts) <= self.budget(engine, _bytes(memory))
 
     def budget(self, engine: Engine, memory: int) -> int:
         """Bytes that the engine may take of so many."""
@@ -129,20 +132,23 @@ class Plan:
         )
         return max(0, left) // _VllmGroups.of(self.shape, self.settings).block_bytes
 
-    def largest_context(self, memory: int, engine: Engine = "llamacpp") -> int:
+    def largest_context(self, memory: int | str, engine: Engine = "llamacpp") -> int:
         """The most tokens that each of the ``parallel`` sequences may have; 0 where nothing fits.
 
-        ``memory``: bytes. Searched over the formula itself, which never falls as the context grows. ``MOST_CONTEXT``
-        where no bound was found.
+        ``memory``: bytes, or a size such as 24GB. Searched over the formula itself, which never falls as the context
+        grows, up to the context that the model states. ``MOST_CONTEXT`` where it states none and no bound was found.
         """
+        size = _bytes(memory)
         return _largest(
-            lambda n: replace(self, settings=replace(self.settings, ctx=n)).fits(engine, memory), MOST_CONTEXT
+            lambda n: replace(self, settings=replace(self.settings, ctx=n)).fits(engine, size),
+            min(self.shape.context or MOST_CONTEXT, MOST_CONTEXT),
         )
 
-    def largest_parallel(self, memory: int, engine: Engine = "llamacpp") -> int:
-        """The most sequences of ``ctx`` tokens at once; 0 where not even one fits. ``memory``: bytes."""
+    def largest_parallel(self, memory: int | str, engine: Engine = "llamacpp") -> int:
+        """The most sequences of ``ctx`` tokens at once; 0 where not even one fits. ``memory``: as above."""
+        size = _bytes(memory)
         return _largest(
-            lambda n: replace(self, settings=replace(self.settings, parallel=n)).fits(engine, memory),
+            lambda n: replace(self, settings=replace(self.settings, parallel=n)).fits(engine, size),
             _MOST_PARALLEL[engine],
         )
 
@@ -224,9 +230,9 @@ def plan(
     ):
         if kind not in known:
             raise UserError(f"{name}: there is no {kind!r:.40}; there are {', '.join(known)}")
-    available = read_bytes(memory) if isinstance(memory, str) else memory
-    if available is not None and available < 1:
-        raise UserError(f"--memory is {available}; at least one byte is expected")
+    available = None if memory is None else _bytes(memory)
+    if available is not None and available < _LEAST_MEMORY:
+        raise UserError(f"--memory is {available} bytes; at least 1 MiB is expected; units are 8GB, 8GiB, 512MiB")
     shape = plan_shape(model) if isinstance(model, str) else model
     if shape.stored and weights is not None:
         raise UserError(f"{shape.source}: --weights: the file states the types of its weights; leave the option out")
@@ -256,6 +262,10 @@ def plan(
         raise UserError("; ".join(filter(None, reasons.values())))
     notes = [f"left out: {reason}" for name, reason in reasons.items() if reason and engine is None]
     return Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available)
+
+
+def _bytes(memory: int | str) -> int:
+    return read_bytes(memory) if isinstance(memory, str) else memory
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

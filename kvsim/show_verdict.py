@@ -50,7 +50,9 @@ def _half(interval: Interval | None, scale: float) -> str:
     if interval is None:
         return "–"
     value = f"{scale * interval.value:,.4g}"
-    return f"{value} ±{scale * interval.half_width:.2g}" if math.isfinite(interval.half_width) else value
+    # An end may have been cut off at 0, so the wider side is told.
+    half = max(interval.high - interval.value, interval.value - interval.low)
+    return f"{value} ±{scale * half:.2g}" if math.isfinite(half) else value
 
 
 def _between(interval: Interval | None, scale: float) -> str:

@@ -51,6 +51,20 @@ CREATE TABLE timings (
 """
 
 
+_OTHERS = ("comparison", "recommendation")
+"""What other commands call their files."""
+
+
+def written_names(store: Path) -> dict[str, str]:
+    """What the files beside a store are called, by what they hold: json, csv, runs, best, failures, png.
+
+    They carry the store's own name, so that two sweeps can share a folder.
+    """
+    stem = f"{store.stem}-sweep" if store.stem in _OTHERS else store.stem
+    names = {kind: f"{stem}.{kind}" for kind in ("json", "csv", "png")}
+    return names | {kind: f"{'' if stem == 'sweep' else f'{stem}-'}{kind}.csv" for kind in ("runs", "best", "failures")}
+
+
 @dataclass(frozen=True)
 class Row:
     """A finished run, as it is kept."""
@@ -176,6 +190,12 @@ class Store:
                 f"INSERT INTO points ({_COLUMNS}) VALUES ({_MARKS})", (astuple(row) for row in rows)
             )
             self._connection.executemany("INSERT INTO timings VALUES (?, ?, ?, ?, ?)", timings)
+
+    def name(self) -> str | None:
+        """What the sweep is called that this file was made for; None where it is new."""
+        with self._guard():
+            found = self._connection.execute("SELECT value FROM meta WHERE key = 'name'").fetchone()
+        return None if found is None else str(found[0])
 
     def digests(self) -> set[str]:
         """Of all runs that were ever finished here."""

@@ -50,7 +50,13 @@ def sweep(
         raise UserError("workers: a dask cluster has its own; give either workers or dask")
     planned = plan_sweep(source, seed=seed, requests=requests)
     path = default_store(planned) if out is None else Path(out)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; a file is expected")
+    if path.suffix in (".json", ".csv", ".png"):
+        raise UserError(f"{path}: tables and pictures have such names; FILE.sqlite is expected")
     with Store(path) as store:
+        if (name := store.name()) not in (None, planned.name):
+            raise UserError(f"{path}: keeps the sweep {name!r}, this one is {planned.name!r}; name another with --out")
         ledger = _Ledger(planned, store, progress)
         while tasks := ledger.missing():
             for finished in each(Make(code_version()), _chunks(tasks), workers, dask):

@@ -16,7 +16,16 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Discriminator, Field, NonNegativeInt, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from kvsim.costs import load_profile
@@ -28,6 +37,8 @@ from policies import available
 
 MOST_RUNS = 100_000
 """Runs in one sweep at most."""
+_MOST_REQUESTS = 10**9
+"""Requests that a run may be asked for."""
 
 Scalar = bool | int | float | str
 
@@ -51,6 +62,15 @@ def _measure(name: str) -> str:
         hint = f"did you mean {close[0]!r}?" if close else "accepted: " + ", ".join(MEASURES)
         raise ValueError(f"there is no measure {name!r}; {hint}")
     return name
+
+
+def _listed(axis: Any) -> Any:
+    """An axis that Python code gave, as a file would have it."""
+    if isinstance(axis, np.ndarray):
+        return axis.tolist()
+    if isinstance(axis, list | tuple | range):
+        return [value.item() if isinstance(value, np.generic) else value for value in axis]
+    return axis
 
 
 class Span(Section):
@@ -123,6 +143,12 @@ class SweepFile(Section):
     stop: StopRule | None = None
     slo: Objectives | None = None
     """The service level that goodput is counted by."""
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _plain(cls, axes: Any) -> Any:
+        """Tuples, ranges and arrays as lists of plain numbers."""
+        return {key: _listed(axis) for key, axis in axes.items()} if isinstance(axes, dict) else axes
 
     @model_validator(mode="after")
     def _fits(self) -> SweepFile:
@@ -219,16 +245,19 @@ def plan_sweep(
     if seed is not None:
         base["seed"] = seed
     own = validated(base, label, base_folder)
+    _known_sections(file, label)
     if requests is not None:
+        if not 1 <= requests <= _MOST_REQUESTS:
+            raise UserError(f"--requests is {requests}; a whole number from 1 to {_MOST_REQUESTS:,} is accepted")
         set_key(label, base, ["workload", own.workload.count_key], requests)
         own = validated(base, label, base_folder)
     if own.seed + max(file.replications, file.stop.most if file.stop else 1) > 2**63:
         raise UserError(f"{label}: seed: {own.seed} leaves no room for further replications' seeds")
     policies = _policies(file, label, own)
-    settings = _design(file, own)
-    runs = len(settings) * len(policies) * file.replications
+    runs = _size(file, own) * len(policies) * file.replications
     if runs > MOST_RUNS:
         raise UserError(f"{label}: {runs:,} runs; at most {MOST_RUNS:,} are accepted")
+    settings = _design(file, own)
     if not any(key.startswith(("workload.", "machine.")) for key in file.axes):
         own.build_workload()  # What is missing for all is said once.
         load_profile(own.machine.profile, own.folder)
@@ -253,12 +282,35 @@ def _read(source: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str, Pat
 
 
 def _checked(data: dict[str, Any], label: str) -> SweepFile:
+    axes = data.get("axes")
+    for key, axis in axes.items() if isinstance(axes, dict) else ():
+        if unquoted := _inner(axis):
+            raise UserError(f'{label}: axes: quote the key: "{key}.{unquoted}"')
     try:
         return SweepFile.model_validate(data)
     except ValidationError as e:
         # Where a key takes one of several things, each has its complaint; they say the same.
         lines = [_explain(label, error) for error in e.errors()]
         raise UserError("\n".join({line.split(": ")[1]: line for line in reversed(lines)}.values())) from None
+
+
+def _inner(axis: Any) -> str:
+    """The rest of a key that was written without quotes, so that TOML made tables of it; empty where it was not."""
+    for key, value in axis.items() if isinstance(axis, dict) else ():
+        if isinstance(value, dict | list):
+            return ".".join(filter(None, (str(key), _inner(value))))
+    return ""
+
+
+def _known_sections(file: SweepFile, label: str) -> None:
+    """Refuse an axis whose section no scenario has; what is wrong within a section is found where it is set."""
+    sections = [name for name in Scenario.model_fields if name != "folder"]
+    for key in file.axes:
+        section, dot, rest = key.partition(".")
+        if dot and section not in sections:
+            close = difflib.get_close_matches(section, sections, n=1)
+            hint = f"did you mean '{close[0]}.{rest}'?" if close else "accepted: " + ", ".join(sections)
+            raise UserError(f"{label}: axes: {key}: unknown section; {hint}")
 
 
 def _explain(label: str, error: ErrorDetails) -> str:
@@ -314,6 +366,14 @@ def _policies(file: SweepFile, label: str, base: Scenario) -> list[str | None]:
     return list(dict.fromkeys(file.policies)) if file.policies else [None]
 
 
+def _size(file: SweepFile, base: Scenario) -> int:
+    """How many settings there are; of a design that is drawn, at most."""
+    if file.points is not None:
+        return file.points
+    columns = (_grid(axis, _is_whole(base, key, axis)) for key, axis in file.axes.items())
+    return math.prod(len({json.dumps(value) for value in column}) for column in columns)
+
+
 def _design(file: SweepFile, base: Scenario) -> list[dict[str, Scalar]]:
     """The settings, each once, in the order of the design."""
     keys = list(file.axes)
@@ -328,7 +388,7 @@ def _design(file: SweepFile, base: Scenario) -> list[dict[str, Scalar]]:
         ]
         rows = zip(*columns, strict=True)
     # Rounded to whole numbers, two may have become one.
-    once = {json.dumps(row): row for row in itertools.islice(rows, MOST_RUNS + 1)}
+    once = {json.dumps(row): row for row in rows}
     return [dict(zip(keys, row, strict=True)) for row in once.values()]
 
 

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
+import matplotlib.ticker
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 
 from kvsim.sweep_file import Span, SweepPlan
+from kvsim.verdict import BOUND
 
 _MOST_PANELS = 6
+_MARKERS = "osD^vPX*"
 _WIDE = 16.0
 """Largest over smallest value of an axis from which on it is drawn on a logarithmic scale."""
+_WIDE_MEASURE = 10**1.5
+"""The same of a measure."""
+_LETTERS = 0.1
+"""Inches that a letter of a tick label takes at most."""
 
 
 def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
     """A measure over the axes, a colour for each policy, intervals where there are several replications.
 
     A grid of one axis is one panel; of two or three, a panel for each value of the others, if they are few. Other
-    designs, and larger grids, are drawn once over each axis, every point a dot.
+    designs, and larger grids, are drawn once over each axis, every point a dot. Hollow: points where requests failed.
     """
     drawn = table[table[measure].notna()] if len(table) else table
     numeric = [key for key in plan.axes if pd.api.types.is_numeric_dtype(table[key])]
@@ -37,7 +45,14 @@ def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
             figure = _panels(drawn, plan, measure, across, columns, rows)
         else:
             figure = _dots(drawn, plan, measure)
-        figure.suptitle(f"{plan.name}: {measure}{_unit(measure)}", fontsize=14)
+        hollow = "; hollow: requests failed" if _failed(drawn).any() else ""
+        figure.suptitle(f"{plan.name}: {measure}{_unit(measure)}{hollow}", fontsize=14)
+        if _is_wide(drawn[measure]):
+            for axis in figure.axes:
+                axis.set_yscale("log")
+                # An interval that reaches down to 0 would leave no room for the rest.
+                axis.set_ylim(drawn[measure].min() / 2, drawn[measure].max() * 2)
+                plain_log(axis.yaxis, drawn[measure])
     return figure
 
 
@@ -47,6 +62,7 @@ def _panels(
     column_values, row_values = _values(table, columns), _values(table, rows)
     size = (3.2 + 3.4 * len(column_values), 1.6 + 3.2 * len(row_values))
     figure = Figure(figsize=(max(size[0], 7.5), size[1]), layout="constrained")
+    room = (figure.get_figwidth() - 1.0) / len(column_values)
     axes = figure.subplots(len(row_values), len(column_values), squeeze=False, sharex=True, sharey=True)
     palette = _palette(plan.policies)
     for i, row in enumerate(row_values):
@@ -58,7 +74,7 @@ def _panels(
             axis.set_title(", ".join(f"{key} = {_said(value)}" for key, value in said), fontsize=11)
             for at, (policy, colour) in enumerate(palette.items()):
                 _line(axis, part[part["policy"] == policy], measure, across, policy, colour, at)
-            _scale(axis, table, across)
+            _scale(axis, table, across, room)
     axes[0, 0].set_ylabel(measure)
     _legend(figure, axes[0, 0])
     return figure
@@ -72,20 +88,25 @@ def _line(axis: Axes, part: pd.DataFrame, measure: str, across: str | None, poli
         x = part[across].tolist()
     else:
         x = [str(value) for value in part[across]]
-    ends = np.abs(part[[f"{measure}_low", f"{measure}_high"]].to_numpy(dtype=float).T - part[measure].to_numpy())
-    known = np.isfinite(ends).all()
+    ends = None
+    if f"{measure}_low" in part.columns:  # A flag has no interval.
+        ends = np.abs(part[[f"{measure}_low", f"{measure}_high"]].to_numpy(dtype=float).T - part[measure].to_numpy())
+    marker = _MARKERS[at % len(_MARKERS)]
     axis.errorbar(
         x,
         part[measure],
-        yerr=ends if known and len(part) else None,
+        yerr=ends if ends is not None and np.isfinite(ends).all() and len(part) else None,
         color=colour,
         label=policy,
-        marker="osD^vPX*"[at % 8],
+        marker=marker,
         markersize=5,
         linewidth=1.4,
         elinewidth=1.0,
         capsize=2.5,
     )
+    failed = _failed(part).tolist()
+    at_x = [each for each, fell in zip(x, failed, strict=True) if fell]
+    axis.plot(at_x, part[measure][failed], marker, markersize=6, markerfacecolor="white", color=colour, zorder=5)
 
 
 def _dots(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
@@ -98,26 +119,57 @@ def _dots(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
         axis.set_visible(False)
     for axis, key in zip(axes.flat, keys, strict=False):
         text = table if pd.api.types.is_numeric_dtype(table[key]) else table.astype({key: str})
+        palette = _palette(plan.policies)
+        markers = {policy: _MARKERS[at % len(_MARKERS)] for at, policy in enumerate(palette)}
         sns.scatterplot(
-            text, x=key, y=measure, hue="policy", style="policy", palette=_palette(plan.policies), s=34, ax=axis
+            text, x=key, y=measure, hue="policy", style="policy", palette=palette, markers=markers, s=34, ax=axis
         )
+        fell = text[_failed(text)]
+        for policy, part in fell.groupby("policy", sort=False):
+            look = {"marker": markers[str(policy)], "edgecolor": palette[str(policy)]}
+            axis.scatter(part[key], part[measure], s=34, facecolor="white", zorder=5, **look)
         spec = plan.file.axes[key]
         if isinstance(spec, Span) and spec.scale == "log":
             axis.set_xscale("log")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
     for axis in axes.flat:
         if axis.get_legend() is not None:
             axis.get_legend().remove()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(max(len(labels), 1), 6), frameon=False)
+    _legend(figure, axes[0, 0])
     return figure
 
 
 def _legend(figure: Figure, axis: Axes) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(max(len(labels), 1), 6), frameon=False)
+    if labels:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
 
 
-def _scale(axis: Axes, table: pd.DataFrame, across: str | None) -> None:
+def _failed(table: pd.DataFrame) -> pd.Series[bool]:
+    """Points where requests, or whole runs, failed."""
+    return (table["failed_share"] > 0) | (table["failed"] > 0)
+
+
+def _is_wide(values: pd.Series[float]) -> bool:
+    return bool(len(values)) and values.min() > 0 and bool(values.max() / values.min() > _WIDE_MEASURE)
+
+
+def plain_log(axis: XAxis | YAxis, values: Iterable[float]) -> None:
+    """Plain numbers along a logarithmic axis: at 1, 2 and 5 where its values span less than 1.5 decades, or hold less
+    than two powers of ten, else at those; where they span little, at even distances."""
+    known = [value for value in values if value > 0]
+    span = max(known) / min(known) if known else 1.0
+    powers = math.floor(math.log10(max(known))) - math.ceil(math.log10(min(known))) + 1 if known else 0
+    if span < 6:
+        axis.set_major_locator(mpl.ticker.MaxNLocator(5))
+    else:
+        narrow = span < _WIDE_MEASURE or powers < 2
+        axis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5) if narrow else (1,), numticks=12))
+    axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(mpl.ticker.NullFormatter())
+
+
+def _scale(axis: Axes, table: pd.DataFrame, across: str | None, room: float) -> None:
+    """The axis below, ``room`` inches wide."""
     if across is None:
         axis.tick_params(axis="x", rotation=30)
         return
@@ -131,6 +183,12 @@ def _scale(axis: Axes, table: pd.DataFrame, across: str | None) -> None:
     if len(known) <= 8:
         axis.set_xticks(known, [_said(value) for value in known])
         axis.minorticks_off()
+        at = np.log(known) if axis.get_xscale() == "log" else np.array(known, dtype=float)
+        # Labels at the ends reach into the neighbouring panels.
+        between = room * np.diff(at).min() / max(float(np.ptp(at)), 1e-300) if len(at) > 1 else room
+        beyond = _LETTERS * (2 + len(_said(known[0])) + len(_said(known[-1]))) / 2 > 0.09 * room
+        if beyond or between < _LETTERS * (2 + max(len(_said(value)) for value in known)):
+            axis.tick_params(axis="x", rotation=90 if between < 4 * _LETTERS else 45)
 
 
 def _values(table: pd.DataFrame, key: str | None) -> list[Any]:
@@ -153,9 +211,15 @@ def _unit(measure: str) -> str:
 
 
 def pareto_figure(
-    points: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]], front: Sequence[str], title: str
+    points: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]],
+    front: Sequence[str],
+    title: str,
+    failing: Sequence[str] = (),
 ) -> Figure:
-    """Latency against memory: of each policy (value, low, high) of both, and who is on the front."""
+    """Latency against memory: of each policy (value, low, high) of both, and who is on the front.
+
+    ``failing`` policies, which failed requests, are drawn hollow.
+    """
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
         figure = Figure(figsize=(10, 6.5), layout="constrained")
         axis = figure.subplots()
@@ -167,9 +231,10 @@ def pareto_figure(
                 y[0],
                 xerr=_ends(x),
                 yerr=_ends(y),
-                marker="osD^vPX*"[at % 8],
+                marker=_MARKERS[at % len(_MARKERS)],
                 markersize=9 if policy in front else 6,
-                markeredgecolor="0.1" if policy in front else "none",
+                markeredgecolor="0.1" if policy in front else palette[policy],
+                markerfacecolor="white" if policy in failing else palette[policy],
                 color=palette[policy],
                 capsize=2.5,
                 linestyle="none",
@@ -185,11 +250,20 @@ def pareto_figure(
         latencies = [latency[0] for latency, _ in points.values() if latency[0] > 0]
         if latencies and max(latencies) / min(latencies) > _WIDE / 2:
             axis.set_yscale("log")
-            for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-                ticks(mpl.ticker.FuncFormatter(lambda seconds, _: f"{seconds:g}"))
-        axis.set_title(title, fontsize=12)
-        figure.legend(loc="outside right upper", frameon=False, fontsize=10)
+            plain_log(axis.yaxis, latencies)
+        figure.suptitle(title, fontsize=13)
+        axis.set_title(_key(points, front, failing), fontsize=10, loc="left")
+        if points:
+            figure.legend(loc="outside right upper", frameon=False, fontsize=10)
     return figure
+
+
+def _key(points: Mapping[str, Any], front: Sequence[str], failing: Sequence[str]) -> str:
+    """How to read the picture of the trade; nothing that it does not show."""
+    said = ["dashed: who failed nothing and is beaten in neither"] if front else []
+    said += ["hollow: failed requests"] if any(policy in points for policy in failing) else []
+    said += [f"the {BOUND}, a bound, takes no part"] if BOUND in points else []
+    return "\n".join(filter(None, ("; ".join(said[:2]), "; ".join(said[2:]))))
 
 
 def _ends(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[list[float]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +13,11 @@ import numpy as np
 import pandas as pd
 
 from kvsim.errors import UserError
-from kvsim.estimates import LEVEL, over_replications
-from kvsim.measures import MEASURES, MORE_IS_BETTER
+from kvsim.estimates import LEVEL, over_replications, stop
+from kvsim.measures import MEASURES, MORE_IS_BETTER, WITHOUT_INTERVAL, over_runs
 from kvsim.results import writable
-from kvsim.store import Row
+from kvsim.simulation import build_policy
+from kvsim.store import Row, written_names
 from kvsim.sweep_file import SweepPlan
 from kvsim.verdict import BOUND, Ranking, rank
 
@@ -69,8 +71,9 @@ class SweepResult:
     @cached_property
     def table(self) -> pd.DataFrame:
         """A row for each point: number, policy, the axes, ``replications`` and ``failed`` runs, each measure's mean
-        over replications with ``_low`` and ``_high`` (a t interval; infinite of one replication), and a ``verdict``
-        where the figures should not be trusted. Times in seconds; NaN where nothing can be said."""
+        over replications with ``_low`` and ``_high`` (see ``measures.over_runs``; infinite of one replication), and a
+        ``verdict`` where the figures should not be trusted, or the stopping rule was not met. Flags and settings
+        (``measures.WITHOUT_INTERVAL``) have no interval. Times in seconds; NaN where nothing can be said."""
         done = dict(iter(self.runs.groupby(["number", "policy"], sort=False)))
         failed: dict[tuple[int, str], int] = {}
         for row in self.rows:
@@ -87,8 +90,13 @@ class SweepResult:
             if group is not None:
                 for measure in MEASURES:
                     row_ |= self._interval(measure, group[measure].to_numpy())
-            rows.append({**row_, "verdict": _verdict(group, fell)})
-        ends = [f"{measure}{end}" for measure in MEASURES for end in ("", "_low", "_high")]
+            said = filter(None, (self._unmet(group), _verdict(group, fell)))
+            rows.append({**row_, "verdict": "; ".join(said)})
+        ends = [
+            f"{measure}{end}"
+            for measure in MEASURES
+            for end in (("",) if measure in WITHOUT_INTERVAL else ("", "_low", "_high"))
+        ]
         return pd.DataFrame(
             rows, columns=["number", "policy", *self.plan.axes, "replications", "failed", *ends, "verdict"]
         )
@@ -97,8 +105,40 @@ class SweepResult:
         known = values[~np.isnan(values)]
         if not len(known):
             return {}
-        found = over_replications(known, self.level)
+        if measure in WITHOUT_INTERVAL:
+            return {measure: float(known.mean())}
+        found = over_runs(measure, known, self.level)
         return {measure: found.value, f"{measure}_low": found.low, f"{measure}_high": found.high}
+
+    def _unmet(self, group: pd.DataFrame | None) -> str:
+        """By how much a point's runs missed the stopping rule; empty where they met it, or there is none."""
+        rule = self.plan.file.stop
+        if rule is None or group is None:
+            return ""
+        values = group[rule.measure].to_numpy(dtype=float)
+        if np.isnan(values).any():
+            return f"{len(values)} runs, {rule.measure} unknown in {int(np.isnan(values).sum())}"
+        if stop(values, rule.within, rule.level, max(self.plan.file.replications, 2), rule.most).precise:
+            return ""
+        return f"{len(values)} runs, still ±{100 * over_replications(values, rule.level).relative:.1f} %"
+
+    @property
+    def imprecise(self) -> int:
+        """Points, each under each policy, whose runs did not meet the stopping rule."""
+        groups = self.runs.groupby(["number", "policy"], sort=False)
+        return sum(bool(self._unmet(group)) for _, group in groups)
+
+    @cached_property
+    def forgetful(self) -> tuple[str, ...]:
+        """Policies that drop tokens."""
+        found = {}
+        for point in self.plan.points:
+            if point.scenario is not None and point.policy not in found:
+                try:
+                    found[point.policy] = build_policy(point.scenario, point.policy).endless
+                except UserError:
+                    continue  # Here it cannot be built; elsewhere it may.
+        return tuple(policy for policy, endless in found.items() if endless)
 
     @property
     def failures(self) -> pd.DataFrame:
@@ -120,8 +160,13 @@ class SweepResult:
         """Of each point, by number, the policies ranked by a measure, as far as they failed nothing and are stable;
         the oracle, which bounds them, is not among them. Raises ``UserError`` for an unknown measure."""
         measure = self._known(measure)
-        fair = self.table[(self.table["failed"] == 0) & (self.table["policy"] != BOUND)]
-        fair = fair[(fair["failed_share"] == 0) & (fair["unstable"] == 0)]
+        aside = self._aside()
+        fair = self.table[
+            [
+                policy != BOUND and policy not in aside.get(number, {})
+                for number, policy in zip(self.table["number"], self.table["policy"], strict=True)
+            ]
+        ]
         ours = set(zip(fair["number"], fair["policy"], strict=True))
         values: dict[int, dict[str, list[float]]] = {}
         for key, group in self.runs.groupby(["number", "policy"], sort=False):
@@ -131,16 +176,33 @@ class SweepResult:
                 values.setdefault(number, {})[policy] = each.tolist()
         return {number: rank(found, measure, self.level) for number, found in values.items()}
 
+    def _aside(self) -> dict[int, dict[str, str]]:
+        """Of each point the policies that take no part in its ranking, and why; the oracle is not told of."""
+        found: dict[int, dict[str, str]] = {}
+        for row in self.table[self.table["policy"] != BOUND].to_dict("records"):
+            if row["failed"]:
+                why = "could not run"
+            elif row["failed_share"] != 0:
+                why = "failed requests"
+            elif row["unstable"] != 0:
+                why = "unstable"
+            else:
+                continue
+            found.setdefault(row["number"], {})[row["policy"]] = why
+        return found
+
     def best(self, measure: str | None = None) -> pd.DataFrame:
         """A row for each point: number, the axes, the ``best`` policy by a measure (by default ``self.measure``), its
         ``value``, the ``second``, by how much that is worse (``behind``, a share, with ``_low`` and ``_high``), whether
-        the best ``holds`` against all others with the level, and the ``rivals`` it had.
+        the best ``holds`` against all others with the level, the ``rivals`` it had, and who was ``left_out`` and why.
 
-        Policies that failed a request or are unstable take no part, nor does the oracle. Replications are compared in
+        Policies that failed a request or are unstable take no part, nor does the oracle; with no rivals left nobody has
+        won. Replications are compared in
         pairs, and Bonferroni's correction is for all rivals. Raises ``UserError`` for an unknown measure.
         """
         rows = []
         settings = {point.number: point.settings for point in self.plan.points}
+        aside = self._aside()
         for number, found in self.rankings(measure).items():
             at = found.names.index(found.best)
             row = {"number": number, **settings[number], "best": found.best, "value": found.values[at]}
@@ -150,8 +212,10 @@ class SweepResult:
                 low, high = sorted((sign * (lead.low - 1), sign * (lead.high - 1)))
                 away = {"behind": sign * (lead.value - 1), "behind_low": low, "behind_high": high}
                 row |= {"second": found.runner_up, **away}
-            rows.append({**row, "holds": found.holds and len(found.names) > 1, "rivals": len(found.names) - 1})
-        columns = ["best", "value", "second", "behind", "behind_low", "behind_high", "holds", "rivals"]
+            rivals = {"holds": found.holds and len(found.names) > 1, "rivals": len(found.names) - 1}
+            left_out = "; ".join(f"{policy}: {why}" for policy, why in aside.get(number, {}).items())
+            rows.append({**row, **rivals, "left_out": left_out})
+        columns = ["best", "value", "second", "behind", "behind_low", "behind_high", "holds", "rivals", "left_out"]
         return pd.DataFrame(rows, columns=["number", *self.plan.axes, *columns])
 
     def conclusion(self, measure: str | None = None) -> str:
@@ -161,18 +225,52 @@ class SweepResult:
         points = len({point.number for point in self.plan.points})
         if not len(best):
             return f"no conclusion: at none of {points} points did a policy fail nothing and keep up with its arrivals"
-        if best["rivals"].max() == 0:
-            return f"{best['best'].iloc[0]} has no rivals; name several policies to compare them"
+        if len({policy for policy in self.plan.policies if policy != BOUND}) == 1:
+            alone = f"{self._called(best['best'].iloc[0])} has no rivals; name several policies to compare them"
+            return "; ".join([alone, *self._not_precise()])
         side = "highest" if measure in MORE_IS_BETTER else "lowest"
-        wins = best["best"].value_counts()
-        said = ", ".join(f"{policy} at {n}" for policy, n in wins.items())
-        if self.runs["replication"].max() == 0:
-            sure = "of one run each: ask for replications to know whether they hold"
+        won = best[best["rivals"] > 0]
+        parts = []
+        if len(won):
+            wins = won["best"].value_counts()
+            parts.append(", ".join(f"{self._called(str(policy))} at {n}" for policy, n in wins.items()))
         else:
-            sure = (
-                f"more than chance at {int(best['holds'].sum())} of them, {self.level:.0%} each, by paired differences"
-            )
-        return f"{side} {measure} of {points} points: {said}; {sure}"
+            parts.append("no conclusion, nobody had a rival")
+        parts += self._alone(best, measure)
+        if len(won) and self.runs["replication"].max() == 0:
+            parts.append("of one run each: ask for replications to know whether they hold")
+        elif len(won):
+            holds = int(won["holds"].sum())
+            parts.append(f"more than chance at {holds} of them, {self.level:.0%} each, by paired differences")
+        return "; ".join([f"{side} {measure} of {points} points: {parts[0]}", *parts[1:], *self._not_precise()])
+
+    def _alone(self, best: pd.DataFrame, measure: str) -> list[str]:
+        """Where somebody had no rivals, where nobody was left, and where some were not, and why."""
+        aside, lone = self._aside(), best[best["rivals"] == 0]
+        parts = []
+        for policy, at in lone.groupby("best", sort=False):
+            why = _reasons([aside.get(number, {}) for number in at["number"]])
+            name = str(policy) if (best[best["rivals"] > 0]["best"] == policy).any() else self._called(str(policy))
+            parts.append(f"at {len(at)} {name} is alone{f' ({why})' if why else ''}")
+        ranked, alone = set(best["number"]), set(lone["number"])
+        nobody = [found for number, found in aside.items() if number not in ranked]
+        if nobody:
+            parts.append(f"at {len(nobody)} nobody is left ({_reasons(nobody)})")
+        some = [found for number, found in aside.items() if number in ranked - alone]
+        if some:
+            parts.append(f"at {len(some)} some are left out ({_reasons(some)})")
+        return parts
+
+    def _called(self, policy: str) -> str:
+        return f"{policy} (which forgets tokens)" if policy in self.forgetful else policy
+
+    def _not_precise(self) -> list[str]:
+        """The part of the conclusion that says where the stopping rule was not met, if it was not."""
+        rule, missed = self.plan.file.stop, self.imprecise
+        if rule is None or not missed:
+            return []
+        groups = self.runs.groupby(["number", "policy"]).ngroups
+        return [f"not within {100 * rule.within:g} % after {rule.most} runs: {missed} of {groups} points and policies"]
 
     def plot(self, measure: str | None = None) -> Figure:
         """A measure over the axes, a colour for each policy, with intervals. Raises ``UserError``."""
@@ -182,12 +280,14 @@ class SweepResult:
 
     def save(self, folder: str | Path | None = None) -> list[Path]:
         """Write ``sweep.json`` (``to_dict``), ``sweep.csv``, ``runs.csv``, ``best.csv``, ``failures.csv`` where there
-        are any, and ``sweep.png``, by default beside the store; returns the files. Raises ``UserError``."""
+        are any, and ``sweep.png``, by default beside the store; returns the files. Of a store that is not called
+        ``sweep.sqlite`` they carry its name (``store.written_names``). Raises ``UserError``."""
         target = writable(self.store.parent if folder is None else folder)
-        tables = {"sweep.csv": self.table, "runs.csv": self.runs, "best.csv": self.best()}
+        names = written_names(self.store)
+        tables = {names["csv"]: self.table, names["runs"]: self.runs, names["best"]: self.best()}
         if len(self.failures):
-            tables["failures.csv"] = self.failures
-        written = [target / name for name in ("sweep.json", *tables, "sweep.png")]
+            tables[names["failures"]] = self.failures
+        written = [target / name for name in (names["json"], *tables, names["png"])]
         try:
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
             written[0].write_text(text + "\n", encoding="utf-8")
@@ -209,6 +309,8 @@ class SweepResult:
             "measure": self.measure,
             "level": self.level,
             "conclusion": self.conclusion(),
+            "forgetful": list(self.forgetful),
+            "imprecise": self.imprecise,
             "points": _records(self.table),
             "best": _records(self.best()),
             "failures": _records(self.failures),
@@ -219,6 +321,16 @@ class SweepResult:
         if measure not in MEASURES:
             raise UserError(f"there is no measure {measure!r}; there are {', '.join(MEASURES)}")
         return measure
+
+
+def _reasons(aside: Iterable[Mapping[str, str]]) -> str:
+    """Who takes no part, by reason: ``paged, contiguous failed requests; ring unstable``."""
+    found: dict[str, list[str]] = {}
+    for point in aside:
+        for policy, why in point.items():
+            if policy not in found.setdefault(why, []):
+                found[why].append(policy)
+    return "; ".join(f"{', '.join(policies)} {why}" for why, policies in found.items())
 
 
 def _verdict(group: pd.DataFrame | None, failed: int) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.estimates import LEVEL, Best, Interval, best_of, over_replications, paired, ratio
-from kvsim.measures import MORE_IS_BETTER, Measures
+from kvsim.estimates import LEVEL, Best, Interval, best_of, paired, ratio
+from kvsim.measures import MORE_IS_BETTER, Measures, over_runs
 
 BOUND = "oracle"
 """The policy that bounds the others; it is no choice."""
@@ -113,6 +113,8 @@ class Verdict:
     front: tuple[str, ...]
     """The policies that no other beats in both mean end-to-end latency and memory."""
     replications: int
+    failing: tuple[str, ...] = ()
+    """Policies that failed requests: they are not on the front."""
 
     def trade(self) -> dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]]:
         """Of each policy mean end-to-end latency (seconds) and memory (bytes), each as (value, low, high)."""
@@ -157,7 +159,7 @@ def judge(runs: Mapping[str, Sequence[Measures]], forgetful: Sequence[str] = (),
     """Judge policies by their runs, the r-th of each on the same requests. ``forgetful`` ones drop tokens."""
     replications = min((len(each) for each in runs.values()), default=0)
     intervals = {
-        policy: {m: over_replications(values, level) for m in _SHOWN if (values := column(each, m)) is not None}
+        policy: {m: over_runs(m, values, level) for m in _SHOWN if (values := column(each, m)) is not None}
         for policy, each in runs.items()
     }
     means = {policy: values for policy, each in runs.items() if (values := column(each, "e2e_mean")) is not None}
@@ -175,7 +177,7 @@ def judge(runs: Mapping[str, Sequence[Measures]], forgetful: Sequence[str] = (),
         # Those that take no part in the ranking are set beside it, each by itself.
         best = means[ranking.best]
         away |= {p: paired(v, best, level) for p, v in means.items() if p not in away and len(v) == len(best)}
-    return Verdict(line, ranking, intervals, away, over, tuple(front), replications)
+    return Verdict(line, ranking, intervals, away, over, tuple(front), replications, tuple(failing))
 
 
 def _conclude(

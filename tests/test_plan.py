@@ -323,10 +323,18 @@ def test_the_largest_fits_and_one_more_does_not(given_, engine, memory):
 
     longest, most = made.largest_context(memory, engine), made.largest_parallel(memory, engine)
     assert longest == 0 or fits(ctx=longest)
-    assert longest == 1 << 30 or not fits(ctx=longest + 1)
+    own = made.shape.context or 1 << 30
+    assert longest == own or not fits(ctx=longest + 1)
     assert most == 0 or fits(parallel=most)
     assert most == (256 if engine == "llamacpp" else 1 << 16) or not fits(parallel=most + 1)
-    assert made.fits(engine, memory) == (longest >= given_["ctx"]) == (most >= given_["parallel"])
+    assert made.fits(engine, memory) == (most >= given_["parallel"])
+    assert longest == own or made.fits(engine, memory) == (longest >= given_["ctx"])
+
+
+def test_a_context_is_never_longer_than_the_models_own():
+    assert plan("llama-3.1-8b").largest_context("400GB") == plan("llama-3.1-8b").largest_context(4 * 10**11) == 131_072
+    printed = succeeded(command("plan", "--model", "llama-3.1-8b", "--memory", "400GB"))
+    assert printed.count("at most 131,072 tokens (the model's own limit)") == 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -431,6 +439,7 @@ MISTAKES = {
         "--engine: there is no 'tgi'; there are llamacpp, vllm",
     ),
     "no size": (("--model", "phi-4", "--memory", "much"), "--memory: 'much'; a size such as 8GB, 8GiB, "),
+    "no unit": (("--model", "phi-4", "--memory", "8"), "--memory is 8 bytes; at least 1 MiB is expected; units are"),
     "vLLM without q8_0": (
         ("--model", "phi-4", "--engine", "vllm", "--cache-type-k", "q8_0"),
         "--cache-type-k: vLLM has no q8_0 cache; it has f16, bf16, f32, fp8",

@@ -149,7 +149,7 @@ def sweep_page(tmp_path_factory):
 
 def test_a_report_of_a_sweep(sweep_page):
     html = sweep_page.read_text(encoding="utf-8")
-    told = json.loads((sweep_page.parent / "sweep.json").read_text())
+    told = json.loads((sweep_page.parent / "little.json").read_text())
     assert told["conclusion"] in html
     assert told["failed"] > 0
     for part in ("cache.cells", "What failed", "exceeds cache.cells", "paged", "&#34;cache.cells&#34; = ["):

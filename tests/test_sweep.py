@@ -236,8 +236,9 @@ def test_the_best_of_each_point(small):
 
 def test_pictures_and_tables_are_saved(small, tmp_path):
     written = small.save(tmp_path / "kept")
-    assert [path.name for path in written] == ["sweep.csv", "runs.csv", "best.csv", "failures.csv", "sweep.png"]
-    assert len(pd.read_csv(tmp_path / "kept" / "sweep.csv")) == 18
+    names = ["one.json", "one.csv", "one-runs.csv", "one-best.csv", "one-failures.csv", "one.png"]
+    assert [path.name for path in written] == names
+    assert len(pd.read_csv(tmp_path / "kept" / "one.csv")) == 18
     assert written[-1].read_bytes().startswith(b"\x89PNG")
 
 
@@ -329,7 +330,7 @@ def test_the_command_prints_a_table_and_a_conclusion(within, tmp_path):
     assert "point cache.cells workload.rate policy runs e2e mean" in printed
     assert "24 runs, 0 failed" in printed
     assert "small: lowest e2e_mean of 4 points: " in printed
-    assert "Saved sweep.sqlite, sweep.csv, runs.csv, best.csv, sweep.png in results/small/" in printed
+    assert "Saved sweep.sqlite, sweep.json, sweep.csv, runs.csv, best.csv, sweep.png in results/small/" in printed
     assert len(pd.read_csv(tmp_path / "results" / "small" / "runs.csv")) == 24
 
 

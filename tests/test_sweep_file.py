@@ -107,6 +107,13 @@ def test_shipped_sweeps_can_be_planned():
 MISTAKES = {
     "misspelt key": ({"axs": {}}, "sweep: axs: unknown key; did you mean 'axes'?"),
     "misspelt axis": ({"axes": {"cache.cels": [64]}}, "sweep: axes: cache.cels: unknown key; did you mean 'cells'?"),
+    "misspelt section": ({"axes": {"cash.cells": [64]}}, "cash.cells: unknown section; did you mean 'cache.cells'?"),
+    "unquoted": ({"axes": {"cache": {"cells": [64]}}}, 'sweep: axes: quote the key: "cache.cells"'),
+    "unquoted range": ({"axes": {"cache": {"cells": CELLS}}}, 'sweep: axes: quote the key: "cache.cells"'),
+    "huge": (
+        {"axes": {f"workload.a{i}": list(range(10)) for i in range(11)}},
+        "sweep: 100,000,000,000 runs; at most 100,000 are accepted",
+    ),
     "misspelt step": (
         {"axes": {"cache.cells": {"from": 1, "to": 2, "step": 3}}},
         "step: unknown key; did you mean 'st",
@@ -176,6 +183,12 @@ def test_a_mistake_is_answered_in_one_line(keys, answer):
         laid_out(**keys)
     (line,) = str(caught.value).splitlines()
     assert answer in line
+
+
+@pytest.mark.parametrize("requests", [0, 999_999_999_999_999_999_999])
+def test_requests_have_a_bound(requests):
+    with pytest.raises(UserError, match="a whole number from 1 to 1,000,000,000 is accepted"):
+        plan_sweep({"scenario": "chat"}, requests=requests)
 
 
 def test_seeds_must_fit():

@@ -226,5 +226,5 @@ def test_results_are_those_of_the_first_replication():
     assert one.table.equals(three.table)
     assert three.replications == 3
     assert math.isfinite(three.verdict.intervals["ring"]["e2e_p99"].high)
-    with pytest.raises(UserError, match="replications: 0; at least 1 is accepted"):
+    with pytest.raises(UserError, match="replications: 0; a whole number from 1 to 1000 is accepted"):
         kvsim.compare(scenario, replications=0)

@@ -128,6 +128,8 @@ def _fit(made: Plan, engine: Engine, memory: int) -> str:
     if not context:
         return f"{said}; not even one token does"
     longest = "any context" if context == MOST_CONTEXT else f"{context:,} tokens"
+    if context == made.shape.context:
+        longest += " (the model's own limit)"
     each = "" if s.parallel == 1 else f" for each of {s.parallel:,} sequences"
     several = f", or {parallel:,} sequence{'s' * (parallel > 1)} of {s.ctx:,}" if parallel else ""
     return f"{said}; at most {longest}{each}{several}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +13,11 @@ from rich.table import Table
 from kvsim.console import console, print_json, warn
 from kvsim.measures import LATENCIES
 from kvsim.progress import SweepBar
+from kvsim.store import written_names
 from kvsim.sweep_result import SweepResult
 
 _MOST_ROWS = 60
-"""Points that a table on the terminal shows; all are in sweep.csv."""
+"""Points that a table on the terminal shows; all are in the table that is saved."""
 
 _SHOWN = ("e2e_mean", "ttft_p95", "e2e_p95", "throughput_tokens_per_s")
 
@@ -48,12 +50,12 @@ def sweep(
     else:
         _show(console(), result)
         typer.echo(f"\nSaved {', '.join(path.name for path in (result.store, *written))} in {written[0].parent}/")
-    failures = result.failures
+    failures, listed_in = result.failures, written_names(result.store)["failures"]
     if len(failures):
         warn(
             [
                 *(_failed(row) for row in failures.head(5).to_dict("records")),
-                *([f"and {len(failures) - 5:,} more failed runs, see failures.csv"] if len(failures) > 5 else []),
+                *([f"and {len(failures) - 5:,} more failed runs, see {listed_in}"] if len(failures) > 5 else []),
             ]
         )
 
@@ -76,10 +78,11 @@ def _show(console: Console, result: SweepResult) -> None:
         point = [str(row["number"]), *(_value(row[key]) for key in plan.axes)] if new else [""] * (1 + len(plan.axes))
         runs = f"{row['replications']}" + (f" ({row['failed']} failed)" if row["failed"] else "")
         figures = [_figure(row, measure) for measure in shown]
-        printed.add_row(*point, str(row["policy"]), runs, *figures, str(row["verdict"]).split(":")[0])
+        printed.add_row(*point, str(row["policy"]), runs, *figures, _brief(str(row["verdict"])))
     console.print(printed)
     if len(table) > _MOST_ROWS:
-        console.print(f"and {len(table) - _MOST_ROWS:,} more rows, see sweep.csv", style="dim")
+        file = written_names(result.store)["csv"]
+        console.print(f"and {len(table) - _MOST_ROWS:,} more rows, see {file}", style="dim")
     n_failed = len(result.failures)
     console.print(
         f"{len(result.rows):,} runs, {n_failed:,} failed; latencies in milliseconds, ± half of the "
@@ -98,8 +101,15 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _brief(verdict: str) -> str:
+    """A verdict without its details."""
+    return "; ".join(part.split(":")[0] for part in verdict.split("; "))
+
+
 def _figure(row: dict[Any, Any], measure: str) -> str:
-    value, half = row[measure], (row[f"{measure}_high"] - row[f"{measure}_low"]) / 2
+    value = row[measure]
+    # An end may have been cut off at a bound, so the wider side is told; a flag has no interval.
+    half = max(row.get(f"{measure}_high", math.inf) - value, value - row.get(f"{measure}_low", -math.inf))
     if value != value:
         return "–"
     scale = 1000 if measure.split("_")[0] in LATENCIES else 1

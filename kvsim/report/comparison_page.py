@@ -117,10 +117,11 @@ def _cache_table(runs: list[dict[str, Any]]) -> Table:
 def _ranges(runs: list[dict[str, Any]]) -> Drawing:
     """P50, P95 and P99 of each latency, a row for each policy; tall rather than wide, for small screens."""
     import matplotlib as mpl
-    import matplotlib.ticker
     import pandas as pd
     import seaborn as sns
     from matplotlib.figure import Figure as Canvas
+
+    from kvsim.sweep_plots import plain_log
 
     rows = [
         {"policy": run["policy"], "measure": name, "quantile": x.upper(), "ms": 1e3 * run[key][x]}
@@ -137,11 +138,18 @@ def _ranges(runs: list[dict[str, Any]]) -> Drawing:
             part = table[table["measure"] == name]
             sns.lineplot(part, x="ms", y="policy", units="policy", estimator=None, color="0.75", sort=False, ax=axis)
             sns.scatterplot(
-                part, x="ms", y="policy", hue="quantile", style="quantile", palette="colorblind", s=55, ax=axis
+                part,
+                x="ms",
+                y="policy",
+                hue="quantile",
+                style="quantile",
+                palette="colorblind",
+                s=55,
+                zorder=3,
+                ax=axis,
             )
             axis.set(title=name, xlabel="milliseconds" if name == "end to end" else "", ylabel="", xscale="log")
-            axis.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
+            plain_log(axis.xaxis, part["ms"])
             axis.set_ylim(len(names) - 0.5, -0.5)
             if axis.get_legend() is not None:
                 axis.get_legend().set_title("")

@@ -15,8 +15,8 @@ _FAILURES = 200
 """Failed runs that are listed."""
 
 
-def sweep_page(folder: Path, told: dict[str, Any]) -> Page:
-    """The page of a folder whose ``sweep.json`` is ``told``."""
+def sweep_page(folder: Path, told: dict[str, Any], picture: str = "sweep.png") -> Page:
+    """The page of a sweep in a folder, whose ``sweep.json`` is ``told``."""
     sweep, points = told["sweep"], told["points"]
     axes = list(sweep.get("axes", {}))
     numbers = {row["number"] for row in points}
@@ -27,9 +27,9 @@ def sweep_page(folder: Path, told: dict[str, Any]) -> Page:
         f"{sweep.get('replications', 1)} replications with the same requests under every policy.",
     ]
     figures = []
-    if (folder / "sweep.png").is_file():
+    if (folder / picture).is_file():
         title = f"{told['measure']} over the axes"
-        figures.append(Figure.of_png(title, (folder / "sweep.png").read_bytes(), title, wide=True))
+        figures.append(Figure.of_png(title, (folder / picture).read_bytes(), title, wide=True))
     sections = [
         Section("The best of each point", tables=[_best_table(told, axes)], figures=figures),
         Section("Every point", tables=[_points_table(told, axes)]),
@@ -42,21 +42,28 @@ def sweep_page(folder: Path, told: dict[str, Any]) -> Page:
 
 def _best_table(told: dict[str, Any], axes: list[str]) -> Table:
     measure = told["measure"]
-    heads = ["point", *axes, "best", measure, "second", "behind by", "more than chance"]
+    heads = ["point", *axes, "best", measure, "second", "behind by", "more than chance", "left out"]
     rows = [
         [
             number(row["number"]),
             *(_setting(row[axis]) for axis in axes),
-            words(row["best"]),
+            words(_called(told, row)),
             _value(measure, row["value"]),
             words(row["second"] or "–"),
             _value("share" if row["behind"] is not None else measure, row["behind"]),
             words("yes" if row["holds"] else "no"),
+            words(row.get("left_out") or "–"),
         ]
         for row in told["best"]
     ]
-    note = "Behind by: the second over the best, less 1. Policies that failed requests, and the oracle, are left out."
+    note = "Behind by: the second over the best, less 1. Policies that failed requests, and the oracle, are left out; "
+    note += "who is then alone has not won."
     return Table("The best policy of each point", heads, rows, note)
+
+
+def _called(told: dict[str, Any], row: dict[str, Any]) -> str:
+    forgets = " (forgets tokens)" if row["best"] in told.get("forgetful", ()) else ""
+    return f"{row['best']}{forgets}{'' if row['rivals'] else ', alone'}"
 
 
 def _points_table(told: dict[str, Any], axes: list[str]) -> Table:
@@ -64,15 +71,17 @@ def _points_table(told: dict[str, Any], axes: list[str]) -> Table:
     heads = ["point", *axes, "policy", "runs"]
     for measure in shown:
         heads += [_head(measure), "±"]
+    heads.append("verdict")
     rows = []
     for row in told["points"]:
         figures = []
         for measure in shown:
-            low, high = row[f"{measure}_low"], row[f"{measure}_high"]
-            half = None if low is None or high is None else (high - low) / 2
+            value, low, high = (row.get(f"{measure}{end}") for end in ("", "_low", "_high"))
+            half = None if value is None or low is None or high is None else max(high - value, value - low)
             figures += [_value(measure, row[measure]), _value(measure, half)]
         settings = [_setting(row[axis]) for axis in axes]
         rows.append([number(row["number"]), *settings, words(row["policy"]), number(row["replications"]), *figures])
+        rows[-1].append(words(row.get("verdict") or "–"))
     note = f"Latencies in milliseconds; ± is half of the {told['level']:.0%} interval over replications."
     return Table("All points", heads, rows, note)
 
