@@ -15,7 +15,12 @@ def report(
             metavar="RESULTS", help="What kvsim compare, sweep or recommend wrote: its folder, or a file in it."
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="The file to write; by default report.html beside them.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to write; by default report.html beside them (of a store NAME.sqlite: NAME-report.html)."
+        ),
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page about saved results; it needs no network and opens from disk."""
     from kvsim.report import report as write
