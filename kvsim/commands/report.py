@@ -17,9 +17,7 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The file to write; by default report.html beside them (of a store NAME.sqlite: NAME-report.html)."
-        ),
+        typer.Option(help="The file to write; by default report.html beside them (of NAME.sqlite: NAME-report.html)."),
     ] = None,
 ) -> None:
     """Write one self-contained HTML page about saved results; it needs no network and opens from disk."""
