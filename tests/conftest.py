@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the commands that tests start
 
 import numpy as np
@@ -9,3 +11,15 @@ from threadpoolctl import threadpool_limits
 
 np.ones((2, 2)) @ np.ones((2, 2))  # loads the library, so that there is something to limit
 threadpool_limits(1)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a file; its path."""
+
+    def write_file(content, name="trace.csv"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    return write_file

@@ -17,18 +17,6 @@ PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
 SUFFIX = {"gzip": ".gz", "bzip2": ".bz2", "xz": ".xz"}
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Writes a file; its path."""
-
-    def write_file(content, name="trace.csv"):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write_file
-
-
 @pytest.mark.parametrize("packing", PACK)
 def test_a_packed_file_is_read_whatever_its_name(write, packing):
     for name in ("trace.csv", f"trace.csv{SUFFIX[packing]}"):

@@ -22,18 +22,6 @@ GOOD = {
 }
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Writes a file; its path."""
-
-    def write_file(content, name="trace.csv"):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write_file
-
-
 def test_every_kind_is_tried():
     assert set(GOOD) == set(KINDS)
 

@@ -23,18 +23,6 @@ M = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0,1]
 TABLE = "arrival,prompt,output"
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Writes a file; its path."""
-
-    def write_file(content, name="trace.csv"):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write_file
-
-
 def refusal(path, *args, **options):
     with pytest.raises(WorkloadError) as fault:
         open_trace(path, *args, **options)

@@ -26,18 +26,6 @@ def azure_rows(n):
     return [f"{stamp(i)},{100 + i},{1 + i % 9}" for i in range(n)]
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Writes a file; its path."""
-
-    def write_file(content, name="trace.csv"):
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write_file
-
-
 def prompts(trace):
     return [request.prompt_tokens for request in trace]
 
