@@ -76,7 +76,9 @@ class FreeRuns:
     def arrays(self, first: int = 0, stop: int | None = None) -> tuple[IntArray, IntArray]:
         """Starts and ends of all runs from the ``first`` on, up to below ``stop``, both of shape (n,), as they are now:
         not to be kept nor written to."""
-        return np.asarray(self.starts)[first:stop], np.asarray(self.ends)[first:stop]
+        # Of copies: an array that is looked into cannot grow, and whoever looks may be kept alive by others, as a
+        # profiler does that samples frames.
+        return np.asarray(self.starts[first:stop]), np.asarray(self.ends[first:stop])
 
     def below(self, cells: IntArray) -> IntArray:
         """Free cells below each of ``cells``; the same shape."""

@@ -99,3 +99,14 @@ def test_searches_that_fail_leave_the_head_where_the_original_does():
         assert found == find_cell_by_cell(used, head, n)
         failed += found[0] is None
     assert failed > 1000
+
+
+def test_whoever_has_looked_does_not_keep_the_runs_from_changing():
+    """As the frames that a sampling profiler holds on to, in a dask worker, say."""
+    runs = FreeRuns(100)
+    kept = [runs.arrays()]
+    for cell in range(0, 100, 2):
+        runs.take_cells(np.array([cell]))
+        kept.append(runs.arrays())
+    assert len(runs) == 50
+    assert [len(starts) for starts, _ in kept[:3]] == [1, 1, 2]
