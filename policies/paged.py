@@ -55,6 +55,9 @@ class PagedPolicy(Policy):
     ``tail_only``: then only the last window of a prompt can be found again (vLLM's retention interval of 0).
     """
 
+    moves_cells = True
+    """A block that others share too is copied before it is written to."""
+
     def __init__(
         self,
         name: str,

@@ -102,6 +102,9 @@ class Policy(ABC):
     endless: bool = False
     """Whether a sequence may go on for ever in a bounded number of cells, forgetting its oldest tokens."""
 
+    moves_cells: bool = False
+    """Whether it may ever ask for cells to be copied, so that what that costs must be known."""
+
     makes_room: bool = False
     """Whether decode steps may let in who had to wait: by giving up cells, or by forgetting what it would share."""
 

@@ -316,6 +316,7 @@ class ReservedPolicy(RegionPolicy):
 class GrowingPolicy(RegionPolicy):
     """A buffer that is doubled, and copied, when it is full (a dynamic cache that concatenates)."""
 
+    moves_cells = True
     least = 16
     """Cells of the smallest buffer."""
 

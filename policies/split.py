@@ -103,6 +103,7 @@ class SplitPolicy(Policy):
         """Groups of which an engine may have something to be told yet; of no others."""
         self.contiguous = contiguous
         self._compactor = compactor
+        self.moves_cells = compactor is not None
         self.n_ubatch = config.n_ubatch
 
     @property
@@ -274,8 +275,6 @@ class SplitPolicy(Policy):
         together: dict[int, set[int]] = {}
         arenas = self.arenas[-1]
         for chunk in step:
-            if chunk.also and self.n_streams > 1:
-                raise Rejected(f"sequences {chunk.seqs} are coupled, which needs a unified cache")
             for seq in chunk.seqs if chunk.also else (chunk.seq,):
                 expected = next_position.get(seq)
                 if expected is None:
@@ -293,6 +292,9 @@ class SplitPolicy(Policy):
                 ends = (first.first_position(chunk.seq), first.last_position(chunk.seq))
                 if ends != (other.first_position(seq), other.last_position(seq)):
                     raise Rejected(f"sequence {chunk.seq} is coupled to {seq}, but they have diverged")
+        if together and self.n_streams > 1:
+            # Not a fault of the batch, in the original's eyes: it only finds no way to split it.
+            raise NoSlot("coupled sequences need a unified cache")
 
     def _find_at_once(self, step: Sequence[Chunk]) -> Iterable[Planned] | None:
         """The plan, where that is certain to fit as it is taken, and no micro-batch sees what a later one takes; each

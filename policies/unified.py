@@ -74,6 +74,7 @@ class UnifiedPolicy(Policy):
         self.attended = 0
         """llama.cpp's ``n_kv``: the span of the last micro-batch that was placed."""
         self._compactor = compactor
+        self.moves_cells = compactor is not None
         self._find = find
         self._anywhere = anywhere
         self._keeps_partial = keeps_partial
