@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,10 +14,11 @@ from real_engine import kernels
 from real_engine.copies import CopyKernel, carry_out
 from real_engine.model import Floats, Ints, Transformer, rotary_table, rotate
 from real_engine.storage import store
-from workloads import Request, stream
+from real_engine.texts import Texts
+from workloads import stream
 
 
-class Engine:
+class Engine(Texts):
     """A transformer over K and V arrays that are indexed by cell.
 
     Placements, moves and rotations are applied as the policy gave them; what is computed is right only if they are.
@@ -37,16 +37,9 @@ class Engine:
         type_v: Storage = "f32",
         copies: CopyKernel = "slices",
     ):
+        super().__init__(model.shape.vocabulary, seed)
         self.model = model
         self.kernel = kernel
-        self.tokens: dict[int, list[int]] = {}
-        """Of each sequence: the tokens at its positions, prompt and what it has generated so far."""
-        self.texts: dict[int, list[int]] = {}
-        """Of each request number: prompt and output of whoever began last; kept after the end."""
-        self.best: dict[int, list[int]] = {}
-        """Of each request number: the likeliest token wherever it has said one."""
-        self._request_of: dict[int, Request] = {}
-        self._seed = seed
         self.groups = tuple(groups)
         self._copies = copies
         s = model.shape
@@ -71,51 +64,22 @@ class Engine:
             heads, cells = kept.arrays[0].shape[:2]
             kept.write(slice(0, cells), rng.standard_normal((heads, cells, self.model.shape.d_head), dtype=np.float32))
 
-    def prompt(self, request: Request) -> list[int]:
-        """The request's prompt: random token ids, the same in every run with this seed; equal where segments are."""
-        if request.content:
-            tokens = [self._text(*segment) for segment in request.content]
-            return [int(t) for t in np.concatenate(tokens)[: request.prompt_tokens]]
-        rng = stream(self._seed, f"prompt {request.id}")
-        return [int(t) for t in rng.integers(0, self.model.shape.vocabulary, request.prompt_tokens)]
-
-    def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
-        """The sequence starts with the request's prompt; ``again``: and with what it has said so far."""
-        if not again:
-            self.texts[request.id] = self.prompt(request)
-            self.best[request.id] = []
-        self.tokens[seq] = list(self.texts[request.id])
-        self._request_of[seq] = request
-
-    def discard(self, seq: int, start: int, stop: int) -> None:
-        """Forget the tokens at positions ``[start, stop)``; those behind move up (context shift)."""
-        del self.tokens[seq][start:stop]
-
     def forward(self, batch: MicroBatch) -> float:
-        """Run the pass and return its seconds; where a chunk ends its sequence, append a token.
-
-        It is the likeliest one, unless others may quote the answer, as the next turn of a session does: then its text
-        is given by the request, so that what is shared does not depend on rounding.
-        """
+        """Run the pass and return its seconds; where a chunk ends its sequence, append a token."""
         began = time.perf_counter()
         for group, place in enumerate(batch.places):
             self._transfer(place.transfers, group)
             self._apply(place.moves, group)
             self._rotate(place.shift, group)
-        tokens = np.array(
-            [t for c in batch.chunks for t in self.tokens[c.seq][c.start : c.start + c.n]], dtype=np.int64
-        )
+        tokens = np.array([token for chunk in batch.chunks for token in self.of_chunk(chunk)], dtype=np.int64)
         logits = self.run(tokens, batch)
         for chunk, best in zip(batch.chunks, logits.argmax(axis=1).tolist(), strict=True):
-            text = self.tokens[chunk.seq]
-            if chunk.start + chunk.n == len(text):
-                request = self._request_of[chunk.seq]
-                said = self.best[request.id]
-                token = int(self._text(request.answer.source, len(said), 1)[0]) if request.content else best
-                said.append(best)
-                text.append(token)
-                self.texts[request.id].append(token)
+            self.say(chunk, best)
         return time.perf_counter() - began
+
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
+        """Run one pass after another."""
+        return [self.forward(batch) for batch in batches]
 
     def move(self, moves: Moves) -> float:
         """Carry out moves in the first group and return their seconds."""
@@ -153,14 +117,6 @@ class Engine:
             return kernels.attend(q, keys.read, values.read, k.shape[1], selections[group])
 
         return self.model.forward(tokens, positions, outputs, attend)
-
-    def _text(self, source: int, start: int, n: int) -> Ints:
-        """Tokens of a text by its number: a mixing function (splitmix64) of the text, the place and the seed."""
-        x = np.arange(start, start + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        x += np.uint64(zlib.crc32(f"{self._seed} {source}".encode()) << 32)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return ((x ^ (x >> np.uint64(31))) % np.uint64(self.model.shape.vocabulary)).astype(np.int64)
 
     def _transfer(self, transfers: Sequence[Transfer], group: int) -> None:
         for to_host, cell, host, n in transfers:

@@ -15,8 +15,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from kvsim.gguf_file import read_header
 from kvsim.model import ModelShape, Storage, gguf_path
 from policies import CacheConfig, Chunk, MicroBatch, Policy, SequencePlan, available
 from policies.regions import GrowingPolicy
+from real_engine.apart import ask_apart
 from real_engine.engine import Engine
 from real_engine.kernels import BLOCK
 from real_engine.loading import load_model
@@ -51,7 +50,6 @@ _BLOCK_SIZE = 16
 _MINIATURE = ModelShape(n_layers=1, d_model=64, n_heads=2, n_kv_heads=1, d_head=64, d_ff=64, vocabulary=64)
 _PR_SET_THP_DISABLE = 41
 """Of Linux's ``prctl``."""
-_ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,25 +216,14 @@ def measure(setup: SetUp) -> Footprint:
     available_bytes()
     # One BLAS thread: each further one would have buffers of its own.
     one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     huge = {"NUMPY_MADVISE_HUGEPAGE": str(int(setup.huge_pages))}
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "real_engine.footprint"],
-        input=json.dumps(asdict(setup)),
-        env=os.environ | one | huge | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
+    answer = ask_apart(
+        "real_engine.footprint",
+        asdict(setup),
+        f"model {setup.model}: the process that was to be measured failed",
+        killed=", as Linux does where memory runs out",
+        environment=one | huge,
     )
-    try:
-        answer = json.loads(ended.stdout)
-    except ValueError:
-        why = ended.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        if ended.returncode < 0:
-            why = [f"it was ended by signal {-ended.returncode}, as Linux does where memory runs out"]
-        raise UserError(f"model {setup.model}: the process that was to be measured failed: {why[0]}") from None
-    if "error" in answer:
-        raise UserError(answer["error"])
     return Footprint(
         readings=tuple(Reading(**reading) for reading in answer["readings"]),
         needed=Parts(**answer["needed"]),

@@ -66,6 +66,8 @@ class Small:
     rope_base: float = 5000.0
     epsilon: float = 1e-5
     seed: int = 0
+    architecture: str = "llama"
+    """What the file calls itself and its fields; another one may want more ``tensors``, and has other ``logits``."""
     tensors: dict = field(default_factory=dict)
     """By name: float32, shape (outputs, inputs), as they are written; or raw bytes with their type."""
     fields: dict = field(default_factory=dict)
@@ -110,19 +112,20 @@ class Small:
 
     def write(self, path):
         """Write the file; tensors set to None are left out."""
-        writer = gguf.GGUFWriter(path, "llama")
+        of = self.architecture
+        writer = gguf.GGUFWriter(path, of)
         fields = {
-            "llama.block_count": self.n_layers,
-            "llama.context_length": 256,
-            "llama.embedding_length": self.d_model,
-            "llama.feed_forward_length": self.d_ff,
-            "llama.attention.head_count": self.n_heads,
-            "llama.attention.head_count_kv": self.n_kv_heads,
-            "llama.attention.key_length": self.d_head,
-            "llama.attention.value_length": self.d_head,
-            "llama.rope.dimension_count": self.d_head,
-            "llama.rope.freq_base": self.rope_base,
-            "llama.attention.layer_norm_rms_epsilon": self.epsilon,
+            f"{of}.block_count": self.n_layers,
+            f"{of}.context_length": 256,
+            f"{of}.embedding_length": self.d_model,
+            f"{of}.feed_forward_length": self.d_ff,
+            f"{of}.attention.head_count": self.n_heads,
+            f"{of}.attention.head_count_kv": self.n_kv_heads,
+            f"{of}.attention.key_length": self.d_head,
+            f"{of}.attention.value_length": self.d_head,
+            f"{of}.rope.dimension_count": self.d_head,
+            f"{of}.rope.freq_base": self.rope_base,
+            f"{of}.attention.layer_norm_rms_epsilon": self.epsilon,
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "smollm",
             "tokenizer.ggml.tokens": list(TOKENS),

@@ -1,0 +1,330 @@
+"""The third backend: the server drives the real llama.cpp, step by step, under a stopwatch.
+
+llama.cpp chooses its cells itself. So a policy that describes it decides beside it (``Followed``): whatever the
+scheduler asks of the policy is done in llama.cpp too, and wherever llama.cpp shows its cells they are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from kvsim.errors import Parted, UserError
+from policies import Chunk, MicroBatch, Moves, NoSlot, Policy, Transfer
+from policies.arena import Arena
+from policies.around import AroundPolicy
+from policies.split import Rejected, SplitPolicy
+from policies.unified import UnifiedPolicy
+from real_engine.llama_library import SEVERAL, Cells, Context, Era, Ints, LlamaModel, Row, Settings, digits_alike
+from real_engine.texts import Texts
+
+POLICIES: dict[Era, tuple[str, ...]] = {
+    "A": ("llama.cpp-2024",),
+    "B": ("llama.cpp-today", "streams", "sliding-window"),
+}
+"""The presets that describe each era of llama.cpp."""
+
+DONE, NO_SLOT, REJECTED = 0, 1, -1
+"""What ``llama_decode`` returns."""
+
+
+class State(NamedTuple):
+    """What one of the policy's streams holds, in llama.cpp's words."""
+
+    head: int
+    used: int
+    largest: int
+    position: Ints
+    owner: Ints
+    """As ``Cells.owner``."""
+    shared: dict[int, tuple[int, ...]]
+    """As ``Cells.shared``."""
+
+
+class Scribe(Protocol):
+    """Whoever wants to know what llama.cpp is told to do, and what it shows."""
+
+    def did(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
+        """An operation is done."""
+        ...
+
+    def saw(self, cells: Sequence[Cells]) -> None:
+        """The cells as they were before the last operation, in era B, or are after it, in era A."""
+        ...
+
+
+@dataclass(slots=True)
+class Comparison:
+    """How often llama.cpp's cells were looked at."""
+
+    streams: int = 0
+    """Pictures of whole streams that were compared."""
+    steps: int = 0
+    """Steps before or after which there was one."""
+
+
+class Followed(AroundPolicy):
+    """A policy that describes llama.cpp; llama.cpp does after it whatever changes its sequences."""
+
+    def __init__(self, inner: UnifiedPolicy | SplitPolicy, context: Context, offset: int = 0):
+        """``offset``: what llama.cpp's sequence numbers have more than ours."""
+        super().__init__(inner)
+        self.context = context
+        self.offset = offset
+        self.scribe: Scribe | None = None
+        self.expected = DONE
+        """What ``llama_decode`` should return for the step that was asked for last."""
+        self.before: dict[tuple[int, int], State] = {}
+        """Era B, where cells are shown: of each cache and stream its state before that step."""
+
+    def states(self) -> dict[tuple[int, int], State]:
+        """Of each cache and stream, as the policy has them now."""
+        inner = self.inner
+        if isinstance(inner, UnifiedPolicy):
+            return {(0, 0): self._state(inner.arena)}
+        assert isinstance(inner, SplitPolicy)
+        arenas = inner.arenas
+        return {(c, s): self._state(arena) for c, streams in enumerate(arenas) for s, arena in enumerate(streams)}
+
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+        """As the inner one; what became of it is noted."""
+        if self.context.era == "B" and self.context.settings.show_cells:
+            self.before = self.states()
+        try:
+            batches = self.inner.allocate(step, views=views)
+        except NoSlot:
+            self.expected = NO_SLOT
+            raise
+        except Rejected:
+            self.expected = REJECTED
+            raise
+        self.expected = DONE
+        return batches
+
+    def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
+        """In both."""
+        self.inner.free(seq, start, stop)
+        self.context.remove(*self._told("seq_rm", self._named(seq), start, _end(stop)))
+
+    def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
+        """In both."""
+        self.inner.copy(src, dst, start, stop)
+        self.context.copy(*self._told("seq_cp", self._named(src), self._named(dst), start, _end(stop)))
+
+    def keep(self, seq: int) -> None:
+        """In both."""
+        self.inner.keep(seq)
+        self.context.keep(*self._told("seq_keep", self._named(seq)))
+
+    def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
+        """In both."""
+        self.inner.shift(seq, start, stop, delta)
+        self.context.shift(*self._told("seq_add", self._named(seq), start, _end(stop), delta))
+
+    def compact(self) -> Moves:
+        """One pass of defragmentation in both; era A."""
+        inner = self.inner
+        assert isinstance(inner, UnifiedPolicy), "only caches of era A are ever tidied"
+        moves = inner.compact()
+        # One pass is all that is done, whether it was due anyway or not.
+        inner.wants_compaction = False
+        self.context.defragment(*self._told("defrag"))
+        self.context.update(*self._told("update"))
+        return moves
+
+    def row_of(self, chunk: Chunk) -> tuple[int, ...]:
+        """The sequences that see a chunk, by llama.cpp's numbers."""
+        return tuple(self._named(seq) for seq in chunk.seqs)
+
+    def _named(self, seq: int) -> int:
+        return seq + self.offset if seq >= 0 else seq
+
+    def _told(self, operation: str, *arguments: int) -> tuple[int, ...]:
+        if self.scribe is not None:
+            self.scribe.did(operation, arguments)
+        return arguments
+
+    def _state(self, arena: Arena) -> State:
+        sets = [tuple(sorted(seq + self.offset for seq in seqs)) for seqs in arena.sets]
+        owner = np.array([-1 if not seqs else seqs[0] if len(seqs) == 1 else SEVERAL for seqs in sets])
+        owners = owner[arena.owner]
+        shared = {cell: sets[arena.owner[cell]] for cell in np.flatnonzero(owners == SEVERAL).tolist()}
+        return State(arena.head, arena.used, arena.free.largest, arena.position.copy(), owners, shared)
+
+
+class LlamaCpp(Texts):
+    """The backend: each step is one ``llama_decode`` under a stopwatch.
+
+    A step of several micro-batches has one time, which is shared out over them by their tokens. Tokens are made up as
+    in our own engine; what it says is the likeliest token, found within the time of the step.
+    """
+
+    wants_views = False
+
+    def __init__(self, policy: Followed, seed: int):
+        super().__init__(policy.context.model.vocabulary, seed)
+        self.policy = policy
+        self.context = policy.context
+        self.compared = Comparison()
+        self.checks = True
+        """Whether cells that are shown are compared, and a difference ends the run."""
+
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
+        """Run the step, and share its seconds out. Raises ``Parted``."""
+        policy, context = self.policy, self.context
+        rows: list[Row] = []
+        last: dict[tuple[int, int], int] = {}
+        """Of each chunk that a token follows, by sequence and the position behind it: its last row."""
+        for chunk in step:
+            seqs, ends = policy.row_of(chunk), self.ends(chunk)
+            at = chunk.start + chunk.n
+            rows += [
+                (token, position, ends and position == at - 1, seqs)
+                for position, token in enumerate(self.of_chunk(chunk), chunk.start)
+            ]
+            if ends:
+                last[chunk.seq, at] = len(rows) - 1
+        if policy.scribe is not None and context.era == "A":
+            policy.scribe.saw(context.cells())
+        returned, seconds = context.decode(rows)
+        seconds += self._say(batches, last)
+        self._look(step, returned)
+        if returned != policy.expected:
+            raise Parted(
+                f"llama_decode of {len(rows)} tokens returned {returned}, {policy.name} expects {policy.expected}"
+            )
+        total = sum(batch.n_tokens for batch in batches)
+        return [seconds * batch.n_tokens / total for batch in batches]
+
+    def move(self, moves: Moves) -> float:
+        """Nothing: policies that describe llama.cpp move nothing by themselves."""
+        raise Parted(f"{self.policy.name} moves {moves.n_cells} cells, which llama.cpp does not do")
+
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
+        """Nothing: they have no host tier."""
+        raise Parted(f"{self.policy.name} copies to or from a host tier, which llama.cpp does not have")
+
+    def _say(self, batches: Sequence[MicroBatch], last: dict[tuple[int, int], int]) -> float:
+        """Append what is said behind the chunks that ran; the seconds that finding it took."""
+        began = perf_counter()
+        said = [
+            (chunk, self.context.best(last[chunk.seq, chunk.start + chunk.n]) or 0)
+            for batch in batches
+            for chunk in batch.chunks
+            if (chunk.seq, chunk.start + chunk.n) in last
+        ]
+        seconds = perf_counter() - began
+        for chunk, best in said:
+            self.say(chunk, best)
+        return seconds
+
+    def _look(self, step: Sequence[Chunk], returned: int) -> None:
+        scribe, context = self.policy.scribe, self.context
+        era_b = context.era == "B"
+        shown = context.cells() if not era_b or context.settings.show_cells else []
+        if scribe is not None:
+            if era_b:
+                scribe.saw(shown)
+            batch = [[list(self.policy.row_of(chunk)), chunk.start, chunk.n] for chunk in step]
+            scribe.did("decode", batch, returned)
+            if not era_b:
+                scribe.saw(shown)
+        if era_b and context.settings.show_cells and returned == DONE and not shown:
+            raise Parted(f"{context.library.name} shows none of its cells, or not as it did when this was written")
+        if self.checks and shown:
+            self._compare(shown, self.policy.before if era_b else self.policy.states())
+
+    def finish(self) -> None:
+        """Era B, where cells are shown: look at them once more, by a batch of one token for each stream.
+
+        Nothing can be run on the context after that.
+        """
+        context, policy = self.context, self.policy
+        if context.era == "A" or not context.settings.show_cells:
+            return
+        streams = 1 if context.settings.unified else context.settings.sequences
+        states = policy.states()
+        shown: list[Cells] = []
+        for stream in range(streams):
+            seq = stream + policy.offset
+            context.decode([(0, context.last_position(seq) + 1, True, (seq,))])
+            shown += context.cells()
+        if policy.scribe is not None:
+            policy.scribe.saw(shown)
+        if self.checks:
+            self._compare(shown, states)
+
+    def _compare(self, shown: Sequence[Cells], ours: dict[tuple[int, int], State]) -> None:
+        for cells in shown:
+            state = ours[cells.cache, cells.stream]
+            differing = _difference(cells, state)
+            if differing is not None:
+                raise Parted(f"cache {cells.cache}, stream {cells.stream}, step {self.compared.steps + 1}: {differing}")
+        self.compared.streams += len(shown)
+        self.compared.steps += bool(shown)
+
+
+def _difference(cells: Cells, state: State) -> str | None:
+    """The first thing that llama.cpp shows otherwise than the policy has it."""
+    counts = (
+        ("head", cells.head, state.head),
+        ("used", cells.used, state.used),
+        ("largest", cells.largest, state.largest),
+    )
+    for name, theirs, ours in counts:
+        if theirs is not None and theirs != ours:
+            return f"{name} is {theirs} in llama.cpp, {ours} in the policy"
+    for name, there, here in (("position", cells.position, state.position), ("owner", cells.owner, state.owner)):
+        differ = np.flatnonzero(there != here)
+        if len(differ):
+            cell = int(differ[0])
+            both = f"is {there[cell]} in llama.cpp, {here[cell]} in the policy"
+            return f"{len(differ)} cells differ; the {name} in cell {cell} {both}"
+    if cells.shared is not None and cells.shared != state.shared:
+        return "a cell is seen by other sequences"
+    return None
+
+
+def _end(stop: int | None) -> int:
+    return -1 if stop is None else stop
+
+
+def settings_of(policy: Policy, settings: Settings, era: Era) -> tuple[UnifiedPolicy | SplitPolicy, Settings, int]:
+    """The policy, the settings that make llama.cpp's cache like its own, and what to add to sequence numbers.
+
+    ``settings`` has what the policy does not say. Raises ``UserError`` where llama.cpp has no such cache.
+    """
+    if policy.name not in POLICIES[era] or not isinstance(policy, UnifiedPolicy | SplitPolicy):
+        raise UserError(
+            f"llama.cpp hands out its cells itself; this version does it as {' or '.join(POLICIES[era])}, "
+            f"not as {policy.name}"
+        )
+    if policy.kernel not in ("masked", "tiled"):
+        raise UserError(f"llama.cpp has no kernel {policy.kernel!r}; masked and tiled (flash attention) are accepted")
+    streams = policy.n_streams if isinstance(policy, SplitPolicy) else 1
+    windows = isinstance(policy, SplitPolicy) and len(policy.caches) > 1
+    settings = replace(settings, cells=policy.capacity, unified=streams == 1, flash_attention=policy.kernel == "tiled")
+    offset = 0
+    if settings.show_cells and streams == 1:
+        offset = digits_alike(settings.sequences, era)
+        if offset and windows:
+            raise UserError("a cache with a window can be looked at with 10 slots at most, as llama.cpp prints it")
+    return policy, replace(settings, sequences=settings.sequences + offset), offset
+
+
+def follow(model: LlamaModel, policy: Policy, settings: Settings, seed: int) -> LlamaCpp:
+    """A backend, and (``backend.policy``) the policy that it must be driven with. Raises ``UserError``."""
+    own, settings, offset = settings_of(policy, settings, model.library.era)
+    context = Context(model, settings)
+    made = tuple(spec.size for spec in own.caches) if isinstance(own, SplitPolicy) else (own.capacity,)
+    if context.sizes != made:
+        context.close()
+        raise UserError(
+            f"{model.path.name}: llama.cpp makes caches of {' and '.join(map(str, context.sizes))} cells, "
+            f"policy {own.name} of {' and '.join(map(str, made))}"
+        )
+    return LlamaCpp(Followed(own, context, offset), seed)
