@@ -107,7 +107,7 @@ class Ledger:
             if place.moves.n_runs:
                 moves += group.share * self._costs.moves(place.moves)
             if len(place.shift.cells):
-                moves += group.share * self._costs.shift(place.shift)
+                moves += group.share * self._costs.shift(place.shift, group)
             if place.transfers:
                 transfers += group.share * self._costs.transfers(place.transfers)
         matrix, pieces = rates.pace * rates.matmul(n), self._chunk * len(batch.chunks)
@@ -136,9 +136,8 @@ class Ledger:
             scores = int(reads.tokens @ reads.scanned)
             seen = whole * (int(reads.tokens @ reads.useful) / scores) if scores else whole
         else:
-            rows = list(
-                zip(map(rates.cell, reads.tokens.tolist()), reads.scanned.tolist(), reads.useful.tolist(), strict=True)
-            )
+            scans = reads.useful if rates.skips else reads.scanned
+            rows = list(zip(map(rates.cell, reads.tokens.tolist()), scans.tolist(), reads.useful.tolist(), strict=True))
             whole = sum(cell * scanned for cell, scanned, _ in rows)
             seen = sum(cell * min(useful, scanned) for cell, scanned, useful in rows)
         pieces, chunks = int(reads.runs.sum()), len(reads.tokens)
@@ -162,7 +161,8 @@ class Ledger:
                     whole = rates.cell(each.tokens) * sums.span
                     useful = whole * np.divide(sums.useful, sums.scanned, out=np.ones(steps), where=sums.scanned > 0)
                 else:
-                    whole, useful = rates.cell(1) * sums.scanned, rates.cell(1) * sums.useful
+                    useful = rates.cell(1) * sums.useful
+                    whole = useful if rates.skips else rates.cell(1) * sums.scanned
                 further = sums.runs - each.tokens if self._pieces_are_holes else 0
                 seen += share * (useful + run * (sums.runs - further))
                 other += share * (whole - useful + run * further)

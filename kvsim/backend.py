@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
 from kvsim.costs import CostModel, FloatArray
-from policies import NO_MOVES, NO_SHIFT, Group, Kernel, Leap, MicroBatch, Moves, Transfer
+from policies import NO_MOVES, NO_SHIFT, Chunk, Group, Kernel, Leap, MicroBatch, Moves, Transfer
 from policies.crew import Ahead, Brief
 from workloads import Request
 
@@ -27,8 +28,11 @@ class Backend(Protocol):
         """The sequence forgets positions ``[start, stop)``; those behind move up (context shift)."""
         ...
 
-    def forward(self, batch: MicroBatch) -> float:
-        """Seconds that the micro-batch takes, its moves and rotations included."""
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
+        """Seconds of each of a step's micro-batches, their moves and rotations included.
+
+        ``batches`` are those that the policy placed: of a step that found no room, none, or those that it keeps.
+        """
         ...
 
     def move(self, moves: Moves) -> float:
@@ -38,6 +42,18 @@ class Backend(Protocol):
     def transfer(self, transfers: Sequence[Transfer]) -> float:
         """Seconds that copies to and from the host tier take."""
         ...
+
+
+class PassByPass(ABC):
+    """A backend that knows a step as one micro-batch after another."""
+
+    @abstractmethod
+    def forward(self, batch: MicroBatch) -> float:
+        """Seconds that the micro-batch takes, its moves and rotations included."""
+
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
+        """Seconds of each."""
+        return [self.forward(batch) for batch in batches]
 
 
 class Around:
@@ -59,9 +75,9 @@ class Around:
         """As the inner one."""
         self._inner.discard(seq, start, stop)
 
-    def forward(self, batch: MicroBatch) -> float:
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
         """As the inner one."""
-        return self._inner.forward(batch)
+        return self._inner.step(step, batches)
 
     def move(self, moves: Moves) -> float:
         """As the inner one."""
@@ -72,7 +88,7 @@ class Around:
         return self._inner.transfer(transfers)
 
 
-class SimulatedBackend:
+class SimulatedBackend(PassByPass):
     """Predicts from a cost model."""
 
     wants_views = False
@@ -99,7 +115,7 @@ class SimulatedBackend:
         if brief.moves is not NO_MOVES:
             seconds += group.share * self.costs.moves(brief.moves)
         if brief.shift is not NO_SHIFT:
-            seconds += group.share * self.costs.shift(brief.shift)
+            seconds += group.share * self.costs.shift(brief.shift, group)
         return seconds
 
     def _and_before(self, seconds: float, batch: MicroBatch) -> float:
@@ -108,7 +124,7 @@ class SimulatedBackend:
             if place.moves.n_runs:
                 seconds += group.share * self.costs.moves(place.moves)
             if len(place.shift.cells):
-                seconds += group.share * self.costs.shift(place.shift)
+                seconds += group.share * self.costs.shift(place.shift, group)
             if place.transfers:
                 seconds += group.share * self.transfer(place.transfers)
         return seconds

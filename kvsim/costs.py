@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvsim.errors import UserError
-from kvsim.model import Storage
+from kvsim.model import SHAPES, Storage
 from policies import Group, Kernel, Leap, MicroBatch, Moves, RelativeCosts, Shift, Transfer
 from policies.crew import Ahead, Brief, Course
 
@@ -73,11 +73,19 @@ class Attention(Record):
     per_chunk_s: Coefficient
     per_run_s: Coefficient
     """Each contiguous piece that is read; 0 for kernels that read one for each chunk."""
+    skips: bool = False
+    """Whether cells that a sequence may not see are skipped one by one, so that only useful ones cost: llama.cpp's
+    flash attention on a CPU does, while those that skip whole tiles scan the rest of a tile."""
+
+
+NOTHING_S = Coefficient(value=0.0, low=0.0, high=0.0)
 
 
 class CopyCost(Record):
     """What a compaction costs."""
 
+    per_pass_s: Coefficient = NOTHING_S
+    """Each compaction, whatever it moves."""
     per_run_s: Coefficient
     per_cell_s: Coefficient
 
@@ -112,7 +120,8 @@ class Fit(Record):
     matmul_slopes_s: tuple[Coefficient, ...]
     """Seconds per further token in each segment between knots."""
     kernels: dict[Kernel, Attention]
-    moves: CopyCost
+    moves: CopyCost | None
+    """None: the engine never moves a cell."""
     shift_per_cell_s: Coefficient
     """To rotate the key of one cell in all layers (K-shift)."""
     held_out_samples: int
@@ -121,11 +130,32 @@ class Fit(Record):
     held_out_error_p95: float
 
 
+NUMPY = "numpy"
+"""Our own engine, in profiles and commands."""
+
+ENGINES = (NUMPY, "llamacpp")
+"""Those that can be measured."""
+
+USUAL_MODEL = {NUMPY: "tiny", "llamacpp": "smollm2"}
+"""What each is measured with where no model is named."""
+
+
+def is_llamacpp(engine: str) -> bool:
+    """Whether the engine that was named is llama.cpp, and not ours. Raises ``UserError`` where it is neither."""
+    if engine not in ENGINES:
+        raise UserError(f"engine: there is no {engine!r}; there are {', '.join(ENGINES)}")
+    return engine != NUMPY
+
+
 class Profile(Fit):
     """A machine profile: the fitted costs of one model on one machine."""
 
     format: int = FORMAT
     name: str
+    engine: str = NUMPY
+    """What was measured: our own engine, or which llama.cpp."""
+    shifts_all: bool = False
+    """Whether a K-shift rotates every cell of the cache, as llama.cpp does, or only those whose position changed."""
     model: str
     """Name of the model's shape."""
     type_k: Storage = "f32"
@@ -170,8 +200,13 @@ class Profile(Fit):
         return (
             f"profile {self.name}: model {self.model}, K in {self.type_k}, V in {self.type_v}, "
             f"measured {self.measured} on {m.processor}, "
-            f"{m.threads} of {m.cores} cores, {m.blas}"
+            f"{m.threads} of {m.cores} cores, {m.blas if self.engine == NUMPY else self.engine}"
         )
+
+    @property
+    def command(self) -> str:
+        """How one like it is made."""
+        return "kvsim calibrate" if self.engine == NUMPY else "kvsim calibrate --engine llamacpp"
 
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON."""
@@ -212,6 +247,12 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
     if profile.format != FORMAT:
         raise UserError(f"{name}: profile format {profile.format}; this version reads format {FORMAT}")
     return profile
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two names mean the same model: of files it is the name that counts, wherever they lie."""
+    both = [Path(name).name if name.endswith(".gguf") else name for name in (one, other)]
+    return both[0] == both[1]
 
 
 def scans_together(kernel: Kernel, group: Group) -> bool:
@@ -266,6 +307,8 @@ class Rates(NamedTuple):
     base_s: float
     per_chunk_s: float
     per_run_s: float
+    skips: bool
+    """As ``Attention.skips``."""
 
 
 class CostModel:
@@ -286,6 +329,7 @@ class CostModel:
                 a.base_s.value,
                 a.per_chunk_s.value,
                 a.per_run_s.value,
+                a.skips,
             )
             for kernel, a in profile.kernels.items()
         }
@@ -296,28 +340,31 @@ class CostModel:
         """Seconds of one forward pass, moves and rotations not included."""
         n = batch.n_tokens
         self.most_tokens = max(self.most_tokens, n)
-        cell, base, chunk, run = self._attention[kernel]
+        cell, base, chunk, run, skips = self._attention[kernel]
         seconds = self._forward[n]
         for place, group in zip(batch.places, groups, strict=True):
             reads = place.reads
-            self.most_cells = max(self.most_cells, int(reads.scanned.max()))
+            each = reads.useful if skips else reads.scanned
+            self.most_cells = max(self.most_cells, int(each.max()))
             if scans_together(kernel, group):
                 attention = cell[n] * reads.span
             else:
-                attention = sum(map(operator.mul, map(cell.__getitem__, reads.tokens.tolist()), reads.scanned.tolist()))
+                attention = sum(map(operator.mul, map(cell.__getitem__, reads.tokens.tolist()), each.tolist()))
             pieces = chunk * len(reads.tokens) + run * int(reads.runs.sum())
             seconds += group.share * (base + attention + pieces)
         return self._pace * seconds
 
     def leap(self, leap: Leap, kernel: Kernel, groups: Sequence[Group]) -> list[FloatArray]:
         """Seconds of each pass of a step, in each of the steps; arrays of shape (steps,)."""
-        cell, base, chunk, run = self._attention[kernel]
+        cell, base, chunk, run, skips = self._attention[kernel]
         found = []
         for each in leap.passes:
             seconds: FloatArray | float = self._forward[each.tokens]
             for sums, group in zip(each.groups, groups, strict=True):
-                together = scans_together(kernel, group)
-                attention = cell[each.tokens] * sums.span if together else cell[1] * sums.scanned
+                if scans_together(kernel, group):
+                    attention = cell[each.tokens] * sums.span
+                else:
+                    attention = cell[1] * (sums.useful if skips else sums.scanned)
                 pieces = chunk * each.tokens + run * sums.runs
                 seconds = seconds + group.share * (base + attention + pieces)
             found.append(np.asarray(self._pace * seconds))
@@ -329,7 +376,7 @@ class CostModel:
         n = tokens + brief.tokens
         if n > self.most_tokens:
             self.most_tokens = n
-        cell, base, chunk, run = self._attention[kernel]
+        cell, base, chunk, run, _ = self._attention[kernel]
         attention, runs, longest = cell[1] * ahead.scanned, ahead.runs, ahead.longest
         for each, scanned, pieces in brief.rows:
             attention += cell[each] * scanned
@@ -343,7 +390,7 @@ class CostModel:
 
     def lasting(self, members: int, course: Course, kernel: Kernel, group: Group) -> Callable[[int], float]:
         """The seconds that the first so many steps of a crew take together, for such a model and such a kernel."""
-        cell, base, chunk, run = self._attention[kernel]
+        cell, base, chunk, run, _ = self._attention[kernel]
         scan, piece = self._pace * group.share * cell[1], self._pace * group.share * run
         fixed = self._pace * (self._forward[members] + group.share * (base + chunk * members))
 
@@ -377,12 +424,15 @@ class CostModel:
             return 0.0
         return self._moving(moves.n_runs, moves.n_cells)
 
-    def shift(self, shift: Shift) -> float:
-        """Seconds to rotate keys."""
-        return self._pace * self.profile.shift_per_cell_s.value * len(shift.cells)
+    def shift(self, shift: Shift, group: Group) -> float:
+        """Seconds to rotate keys in a cache group."""
+        cells = group.cells if self.profile.shifts_all and len(shift.cells) else len(shift.cells)
+        return self._pace * self.profile.shift_per_cell_s.value * cells
 
     def transfers(self, transfers: Sequence[Transfer]) -> float:
         """Seconds to copy runs of cells between the cache and the host tier, one after another."""
+        if not transfers:
+            return 0.0
         cells = sum(transfer.n for transfer in transfers)
         if self._link is not None:
             return self._link.latency_s * len(transfers) + cells * self._link.cell_bytes / self._link.bytes_per_s
@@ -390,36 +440,53 @@ class CostModel:
 
     def _moving(self, runs: int, cells: int) -> float:
         cost = self.profile.moves
-        return self._pace * (cost.per_run_s.value * runs + cost.per_cell_s.value * cells)
+        if cost is None:
+            raise UserError(f"profile {self.profile.name} knows no cost of moving cells: {self._still}")
+        each = cost.per_run_s.value * runs + cost.per_cell_s.value * cells
+        return self._pace * (cost.per_pass_s.value + each)
 
     def relative(self, kernel: Kernel) -> RelativeCosts | None:
-        """What an adaptive trigger weighs, in seconds; None if the profile does not know the kernel."""
-        if kernel not in self._attention:
-            return None
+        """What an adaptive trigger weighs, in seconds; None if the profile does not know the kernel, or no moves."""
         moves = self.profile.moves
+        if kernel not in self._attention or moves is None:
+            return None
         return RelativeCosts(self._attention[kernel][0][1], moves.per_run_s.value, moves.per_cell_s.value)
 
     def rates(self, kernel: Kernel) -> Rates:
         """What ``forward`` adds up."""
-        cell, base, chunk, run = self._attention[kernel]
-        return Rates(self._pace, self._forward.__getitem__, cell.__getitem__, base, chunk, run)
+        cell, base, chunk, run, skips = self._attention[kernel]
+        return Rates(self._pace, self._forward.__getitem__, cell.__getitem__, base, chunk, run, skips)
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
         """Raise ``UserError`` unless the profile speaks of this model, kernel and cache."""
-        if model != self.profile.model:
+        if not same_model(model, self.profile.model):
+            how = f"measure one with: kvsim calibrate --model {model}"
+            if model in SHAPES and self.profile.engine != NUMPY:
+                how = f"name the model in the scenario: model.name = '{self.profile.model}'"
+            elif self.profile.engine != NUMPY:
+                how = f"measure one with: {self.profile.command} --model {model}"
             raise UserError(
                 f"profile {self.profile.name} was measured on model {self.profile.model!r}, the scenario serves "
-                f"{model!r}; measure one with: kvsim calibrate --model {model}"
+                f"{model!r}; {how}"
             )
         kept = (self.profile.type_k, self.profile.type_v)
         if (type_k, type_v) != kept:
             raise UserError(
                 f"profile {self.profile.name} was measured with K in {kept[0]} and V in {kept[1]}; measure one with: "
-                f"kvsim calibrate --model {model} --cache-type-k {type_k} --cache-type-v {type_v}"
+                f"{self.profile.command} --model {model} --cache-type-k {type_k} --cache-type-v {type_v}"
             )
         if kernel not in self._attention:
             known = ", ".join(self._attention)
             raise UserError(f"profile {self.profile.name} has no kernel {kernel!r}; it has {known}")
+
+    def check_moves(self, policy: str) -> None:
+        """Raise ``UserError`` where the profile does not know what a policy's moves cost."""
+        if self.profile.moves is None:
+            raise UserError(f"profile {self.profile.name} knows no cost of {policy}'s moves: {self._still}")
+
+    @property
+    def _still(self) -> str:
+        return f"{self.profile.engine} never moves any cells"
 
     def warnings(self) -> list[str]:
         """A line for each way in which the run went beyond what the profile measured."""

@@ -17,6 +17,10 @@ class UserError(ValueError):
     """The user's input is wrong. The message is one line (a line for each fault) and says what is accepted."""
 
 
+class Parted(Exception):
+    """Two that should do the same did not: a fault of ours, or a build of an engine that differs. One line."""
+
+
 class Livelock(UserError):
     """The server makes no progress and never will: these settings cannot serve this traffic.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,15 +30,22 @@ _CLIP = 2.0
 """A pass that took more than this times what is predicted counts as having taken just that: something else ran."""
 
 
-class Sample(Record):
-    """A measured forward pass: what it did and its seconds."""
+class Work(Record):
+    """What a forward pass did."""
 
-    kernel: Kernel
     tokens: int
     scans: tuple[tuple[int, int], ...]
     """Tokens that scan the same cells together, and how many cells."""
     chunks: int
     runs: int
+
+
+class Sample(Work):
+    """A measured forward pass: what it did and its seconds."""
+
+    kernel: Kernel
+    further: tuple[Work, ...] = ()
+    """Passes that were timed together with it, where an engine takes a step as a whole."""
     seconds: float
     origin: int
     """Passes of one origin belong together: they are held out together."""
@@ -61,21 +68,32 @@ class ShiftSample(Record):
     seconds: float
 
 
-def sample_of(kernel: Kernel, batch: MicroBatch, group: Group, seconds: float, origin: int, mixed: bool) -> Sample:
-    """What a pass over a single cache group did."""
+def work_of(kernel: Kernel, batch: MicroBatch, group: Group, skips: bool = False) -> Work:
+    """What a pass over a single cache group did; ``skips`` as in ``Attention``."""
     reads = batch.reads
     together = ((batch.n_tokens, reads.span),)
-    apart = tuple(zip(reads.tokens.tolist(), reads.scanned.tolist(), strict=True))
-    return Sample(
-        kernel=kernel,
+    each = reads.useful if skips else reads.scanned
+    apart = tuple(zip(reads.tokens.tolist(), each.tolist(), strict=True))
+    return Work(
         tokens=batch.n_tokens,
         scans=together if scans_together(kernel, group) else apart,
         chunks=len(batch.chunks),
         runs=int(reads.runs.sum()),
-        seconds=seconds,
-        origin=origin,
-        mixed=mixed,
     )
+
+
+def sample_of(
+    kernel: Kernel,
+    batches: Sequence[MicroBatch],
+    group: Group,
+    seconds: float,
+    origin: int,
+    mixed: bool,
+    skips: bool = False,
+) -> Sample:
+    """What one pass did, or several that were timed together, over one cache group; ``skips`` as in ``Attention``."""
+    first, *further = (work_of(kernel, batch, group, skips) for batch in batches)
+    return Sample(**dict(first), kernel=kernel, further=tuple(further), seconds=seconds, origin=origin, mixed=mixed)
 
 
 @dataclass(frozen=True)
@@ -92,8 +110,11 @@ def fit(
     moves: Sequence[MoveSample],
     shifts: Sequence[ShiftSample],
     rng: np.random.Generator,
+    skipping: Collection[Kernel] = (),
 ) -> Fitted:
     """Fit all coefficients with non-negative least squares on relative errors.
+
+    ``skipping``: the kernels of whose passes the samples count useful cells alone (see ``Attention.skips``).
 
     A third of the origins is held out to report the error; the coefficients then come from all samples, and their
     intervals from 200 bootstrap resamples of the origins.
@@ -106,8 +127,8 @@ def fit(
     held_out = pd.DataFrame(
         {
             "kernel": [s.kernel for s, out in zip(samples, held, strict=True) if out],
-            "tokens": [s.tokens for s, out in zip(samples, held, strict=True) if out],
-            "chunks": [s.chunks for s, out in zip(samples, held, strict=True) if out],
+            "tokens": [_sum_of(s, "tokens") for s, out in zip(samples, held, strict=True) if out],
+            "chunks": [_sum_of(s, "chunks") for s, out in zip(samples, held, strict=True) if out],
             "mixed": [s.mixed for s, out in zip(samples, held, strict=True) if out],
             "measured_s": seconds[held],
             "predicted_s": predicted,
@@ -127,13 +148,17 @@ def fit(
             further_token_s=tuple(further),
             per_chunk_s=per_chunk,
             per_run_s=per_run,
+            skips=kernel in skipping,
         )
-    per_run, per_cell = _simple([[m.runs, m.cells] for m in moves], [m.seconds for m in moves], rng)
+    copies = None
+    if moves:
+        each, per_run, per_cell = _simple([[1, m.runs, m.cells] for m in moves], [m.seconds for m in moves], rng)
+        copies = CopyCost(per_pass_s=each, per_run_s=per_run, per_cell_s=per_cell)
     (per_key,) = _simple([[s.cells] for s in shifts], [s.seconds for s in shifts], rng)
     fitted = Fit(
         matmul_slopes_s=tuple(coefficients[:n_slopes]),
         kernels=attention,
-        moves=CopyCost(per_run_s=per_run, per_cell_s=per_cell),
+        moves=copies,
         shift_per_cell_s=per_key,
         held_out_samples=int(held.sum()),
         held_out_error_median=float(error.median()),
@@ -148,17 +173,24 @@ def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Seque
     return hashlib.sha256(raw.encode()).hexdigest()
 
 
+def _sum_of(sample: Sample, count: str) -> int:
+    return sum(int(getattr(work, count)) for work in (sample, *sample.further))
+
+
 def _design(samples: Sequence[Sample], kernels: Sequence[Kernel]) -> FloatArray:
     """Shape (n_samples, n_coefficients): how often each coefficient is charged."""
     matmul = segments([s.tokens for s in samples], KNOTS)
     width = len(ATTENTION_KNOTS) + 3
     attention = np.zeros((len(samples), len(kernels), width))
-    for row, sample in zip(attention, samples, strict=True):
-        together, cells = np.array(sample.scans).T
+    for row, products, sample in zip(attention, matmul, samples, strict=True):
         own = row[kernels.index(sample.kernel)]
-        own[:2] = 1, cells.sum()
-        own[2:-2] = cells @ segments(together, ATTENTION_KNOTS)
-        own[-2:] = sample.chunks, sample.runs
+        for work in (sample, *sample.further):
+            together, cells = np.array(work.scans).T
+            own[:2] += 1, cells.sum()
+            own[2:-2] += cells @ segments(together, ATTENTION_KNOTS)
+            own[-2:] += work.chunks, work.runs
+        for work in sample.further:
+            products += segments(work.tokens, KNOTS)
     chunks, runs = attention[..., -2], attention[..., -1]
     # Where each chunk is one run, the two cannot be told apart.
     runs[:, (chunks == runs).all(axis=0)] = 0

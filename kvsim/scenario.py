@@ -254,7 +254,7 @@ def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scen
     ``UserError`` with a line for each fault.
     """
     if isinstance(source, Scenario):
-        data, label, folder = source.model_dump(), source.name, source.folder
+        data, label, folder = source.model_dump(exclude_unset=True), source.name, source.folder
     elif isinstance(source, dict):
         data, label, folder = source, str(source.get("name", "scenario")), Path()
     else:
@@ -280,12 +280,19 @@ def validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
             raise UserError(f"{label}: folder: unknown key")
     model = data.get("model")
     if isinstance(model, dict) and str(model.get("name", "")).endswith(".gguf"):
-        # As all paths in a scenario: from the file's folder on.
-        data = {**data, "model": {**model, "name": str(folder / str(model["name"]))}}
+        # As all paths in a scenario: from the file's folder on; whole, so that it can be read once more.
+        data = {**data, "model": {**model, "name": _whole(folder, str(model["name"]))}}
     try:
         return Scenario.model_validate({**data, "folder": folder})
     except ValidationError as e:
         raise UserError("\n".join(_explain(label, error) for error in e.errors())) from None
+
+
+def _whole(folder: Path, name: str) -> str:
+    try:
+        return str((folder / Path(name).expanduser()).absolute())
+    except (RuntimeError, ValueError):
+        return name  # Whoever opens it says what is wrong.
 
 
 def read(source: str | Path) -> tuple[dict[str, Any], str, Path]:

@@ -162,8 +162,7 @@ class Server:
         self._scheduler.started.clear()
         if seconds:
             recorder.waited(seconds)
-        for batch in batches:
-            took = backend.forward(batch)
+        for batch, took in zip(batches, backend.step(step, batches), strict=True):
             recorder.forward(env.now + seconds, took, batch)
             seconds += took
         if seconds > 0:

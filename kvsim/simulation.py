@@ -47,6 +47,8 @@ def build_policy(
         raise UserError(f"{scenario.name}: server.context_shift: policy {built.name!r} cannot shift positions")
     if costs is not None:
         costs.check(scenario.model.name, built.kernel, scenario.cache.type_k, scenario.cache.type_v)
+        if built.moves_cells:
+            costs.check_moves(built.name)
     return built
 
 

@@ -114,6 +114,35 @@ def test_passes_of_one_origin_are_held_out_together():
     assert len(held) == sum(s.chunks % 3 == held["chunks"].iloc[0] % 3 for s in samples)
 
 
+def test_steps_that_were_timed_as_a_whole_fit_as_well_as_their_passes():
+    samples, moves, shifts = known_samples(np.random.default_rng(4))
+    of = {kernel: [s for s in samples if s.kernel == kernel] for kernel in BASE}
+    steps = []
+    for own in of.values():
+        for first, second, third in zip(own[::3], own[1::3], own[2::3], strict=False):
+            seconds = first.seconds + second.seconds + third.seconds
+            steps.append(first.model_copy(update={"further": (second, third), "seconds": seconds}))
+    alone = [s.model_copy(update={"origin": len(samples) + i}) for i, s in enumerate(samples[:60])]
+    fitted = fit([*steps, *alone], moves, shifts, np.random.default_rng(2))
+    assert fitted.fit.held_out_error_p95 < 1e-6
+    assert fitted.fit.kernels["gather"].per_cell_s.value == pytest.approx(PER_CELL, rel=1e-2)
+    most = max(s.tokens for s in samples)
+    assert fitted.held_out["tokens"].max() > most, "of all passes of a step"
+
+
+def test_what_every_compaction_costs_is_told_from_its_runs():
+    samples, moves, shifts = known_samples(np.random.default_rng(1), n=60)
+    dearer = [m.model_copy(update={"seconds": m.seconds + 4e-4}) for m in moves]
+    copies = fit(samples, dearer, shifts, np.random.default_rng(2)).fit.moves
+    assert copies.per_pass_s.value == pytest.approx(4e-4)
+    assert copies.per_run_s.value == pytest.approx(PER_RUN)
+
+
+def test_an_engine_that_moves_nothing_has_no_cost_of_moves():
+    samples, _, shifts = known_samples(np.random.default_rng(1), n=60)
+    assert fit(samples, [], shifts, np.random.default_rng(2)).fit.moves is None
+
+
 def test_a_sample_says_who_scans_what():
     chunks = (Chunk(0, 100, 1), Chunk(1, 0, 30))
     views = {0: np.arange(101), 1: np.arange(200, 230)}
@@ -123,9 +152,11 @@ def test_a_sample_says_who_scans_what():
         ("gather", 1, ((1, 101), (30, 30))),
     ]:
         batch = MicroBatch(chunks, (Place(np.arange(31), reads_of(kernel, chunks, views.__getitem__, 512)),))
-        sample = sample_of(kernel, batch, Group(1024, streams=streams), 0.5, 3, mixed=True)
+        sample = sample_of(kernel, [batch], Group(1024, streams=streams), 0.5, 3, mixed=True)
         assert (sample.scans, sample.tokens, sample.chunks, sample.seconds) == (scans, 31, 2, 0.5)
         assert (sample.origin, sample.mixed, len(ATTENTION_KNOTS) > 2) == (3, True, True)
+        both = sample_of(kernel, [batch, batch], Group(1024, streams=streams), 0.5, 3, mixed=True)
+        assert [(work.scans, work.tokens, work.chunks) for work in both.further] == [(scans, 31, 2)]
 
 
 def test_the_digest_changes_with_any_measurement():

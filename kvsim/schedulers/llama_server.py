@@ -38,7 +38,7 @@ class LlamaServer(Desk):
 
     A request gets the idle slot whose kept tokens share the longest prefix with its prompt, if that is more than
     ``slot_prompt_similarity`` of it, and computes only the rest (``get_available_slot``, ``cache_prompt``); else the
-    slot used longest ago, whose tokens are forgotten.
+    slot used longest ago, of whose tokens it keeps what its prompt begins with, too.
     """
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
