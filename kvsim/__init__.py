@@ -15,12 +15,21 @@ if TYPE_CHECKING:
     from kvsim.comparison import Comparison, compare
     from kvsim.costs import Profile, load_profile
     from kvsim.errors import Livelock, UserError
+    from kvsim.llama_studies import (
+        Defragmentation,
+        Holes,
+        KShift,
+        measure_defragmentation,
+        measure_holes,
+        measure_shift,
+    )
     from kvsim.memory import MemoryReport, memory
     from kvsim.metrics import Result
     from kvsim.plan import Plan, plan
     from kvsim.prefix_cache import PrefixStudy, prefix_cache
     from kvsim.recommend import recommend
     from kvsim.recommendation import Recommendation
+    from kvsim.recording import Recording, record
     from kvsim.report import report
     from kvsim.scenario import Scenario, builtin_names, load
     from kvsim.simulation import run
@@ -39,13 +48,17 @@ __all__ = [
     "Accuracy",
     "Calibration",
     "Comparison",
+    "Defragmentation",
     "Diagnosis",
+    "Holes",
+    "KShift",
     "Livelock",
     "MemoryReport",
     "Plan",
     "PrefixStudy",
     "Profile",
     "Recommendation",
+    "Recording",
     "Result",
     "Scenario",
     "SweepResult",
@@ -61,10 +74,14 @@ __all__ = [
     "fit_workload",
     "load",
     "load_profile",
+    "measure_defragmentation",
+    "measure_holes",
+    "measure_shift",
     "memory",
     "plan",
     "prefix_cache",
     "recommend",
+    "record",
     "report",
     "run",
     "sweep",
@@ -76,13 +93,17 @@ _HOMES = {
     "Accuracy": "real_engine.accuracy",
     "Calibration": "kvsim.calibration",
     "Comparison": "kvsim.comparison",
+    "Defragmentation": "kvsim.llama_studies",
     "Diagnosis": "kvsim.why",
+    "Holes": "kvsim.llama_studies",
+    "KShift": "kvsim.llama_studies",
     "Livelock": "kvsim.errors",
     "MemoryReport": "kvsim.memory",
     "Plan": "kvsim.plan",
     "PrefixStudy": "kvsim.prefix_cache",
     "Profile": "kvsim.costs",
     "Recommendation": "kvsim.recommendation",
+    "Recording": "kvsim.recording",
     "Result": "kvsim.metrics",
     "Scenario": "kvsim.scenario",
     "SweepResult": "kvsim.sweep_result",
@@ -98,10 +119,14 @@ _HOMES = {
     "fit_workload": "kvsim.streams",
     "load": "kvsim.scenario",
     "load_profile": "kvsim.costs",
+    "measure_defragmentation": "kvsim.llama_studies",
+    "measure_holes": "kvsim.llama_studies",
+    "measure_shift": "kvsim.llama_studies",
     "memory": "kvsim.memory",
     "plan": "kvsim.plan",
     "prefix_cache": "kvsim.prefix_cache",
     "recommend": "kvsim.recommend",
+    "record": "kvsim.recording",
     "report": "kvsim.report",
     "run": "kvsim.simulation",
     "sweep": "kvsim.sweep",

@@ -13,6 +13,7 @@ import typer
 from kvsim import show
 from kvsim.commands.plan import plan
 from kvsim.commands.recommend import recommend
+from kvsim.commands.record import LibraryFolder, Threads, record
 from kvsim.commands.report import report
 from kvsim.commands.sweep import sweep
 from kvsim.commands.why import why
@@ -20,8 +21,8 @@ from kvsim.commands.workload import app as workload_app
 from kvsim.comparison import compare as compare_policies
 from kvsim.conformance import ENGINES
 from kvsim.console import console, print_json, warn
-from kvsim.costs import is_shipped, load_profile
-from kvsim.errors import UserError
+from kvsim.costs import USUAL_MODEL, is_llamacpp, is_shipped, load_profile
+from kvsim.errors import Parted, UserError
 from kvsim.model import STORAGES, Storage
 from kvsim.prefix_cache import prefix_cache as study_prefixes
 from kvsim.progress import RunProgress
@@ -41,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(report)
+app.command()(record)
 app.add_typer(workload_app, name="workload")
 app.command()(sweep)
 app.command()(why)
@@ -60,6 +62,9 @@ SkipBadRows = Annotated[
     bool, typer.Option("--skip-bad-rows", help="Of a trace: leave out rows that are wrong, and say which.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+EngineName = Annotated[str, typer.Option(help="numpy (our own engine) or llamacpp (the real llama.cpp).")]
 
 
 class RunDetail(StrEnum):
@@ -166,6 +171,10 @@ def _storage(option: str, name: str) -> Storage:
     return name
 
 
+def _storage_or_none(option: str, name: str | None) -> Storage | None:
+    return None if name is None else _storage(option, name)
+
+
 def _numbers(option: str, text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -184,32 +193,50 @@ def _eviction(name: str) -> Eviction:
 
 @app.command()
 def calibrate(
-    model: Annotated[str, typer.Option(help="The model to measure: tiny, small, smollm2, or a GGUF file.")] = "tiny",
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model to measure: tiny (the default), small, smollm2 (llama.cpp's), or a GGUF file."),
+    ] = None,
+    engine: EngineName = "numpy",
     seconds: Annotated[float, typer.Option(help="How long to measure at most.", min=1, max=86400)] = 60.0,
     out: Annotated[Path | None, typer.Option(help="The profile file to write; by default MODEL.profile.json.")] = None,
-    cache_type_k: Annotated[str, typer.Option(help=f"How keys are kept: {', '.join(STORAGES)}.")] = "f32",
-    cache_type_v: Annotated[str, typer.Option(help="How values are kept.")] = "f32",
+    cache_type_k: Annotated[
+        str | None, typer.Option(help=f"How keys are kept: {', '.join(STORAGES)}; f32, for llama.cpp f16.")
+    ] = None,
+    cache_type_v: Annotated[str | None, typer.Option(help="How values are kept.")] = None,
+    threads: Threads = 1,
+    library: LibraryFolder = None,
     bound: Annotated[float | None, typer.Option(help="The largest median held-out error to save.", min=0)] = None,
     force: Annotated[bool, typer.Option(help="Save whatever the error, and on a busy machine too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure the real engine on this machine and write a machine profile.
+    """Measure the real engine, or llama.cpp, on this machine and write a machine profile.
 
     Measures until the intervals are tight or the time is over. Cut short, it goes on where it was when called again.
     """
     from kvsim.calibration import HELD_OUT_BOUND
     from kvsim.calibration import calibrate as measure
 
-    target = out or Path(f"{Path(model).stem}.profile.json")
+    llama = is_llamacpp(engine)
+    model = model or USUAL_MODEL[engine]
+    # Two engines' profiles of one model, and what was measured for them so far, are not to be in each other's way.
+    target = out or Path(f"{Path(model).stem}{'.llamacpp' if llama else ''}.profile.json")
     journal = writable(target.parent) / f"{target.name}.part"
     name = target.name.split(".")[0]
-    types: dict[str, Any] = {
-        "type_k": _storage("--cache-type-k", cache_type_k),
-        "type_v": _storage("--cache-type-v", cache_type_v),
-    }
     try:
         with RunProgress(f"measuring {model}", 100) as progress:
-            done = measure(model, seconds=seconds, name=name, **types, report=progress.share, journal=journal)
+            done = measure(
+                model,
+                engine=engine,
+                seconds=seconds,
+                name=name,
+                type_k=_storage_or_none("--cache-type-k", cache_type_k),
+                type_v=_storage_or_none("--cache-type-v", cache_type_v),
+                threads=threads,
+                library=library,
+                report=progress.share,
+                journal=journal,
+            )
     except KeyboardInterrupt:
         raise typer.Exit(_fail(f"stopped; what is in {journal} counts when you calibrate again", 130)) from None
     refusal = None if force else done.refusal(HELD_OUT_BOUND if bound is None else bound)
@@ -230,13 +257,15 @@ def calibrate(
         print_json(done.profile.model_dump(mode="json"))
     else:
         show.calibration(console(), done)
-        typer.echo(f"\nSaved {target} and {picture.name}. Use it with: kvsim compare --profile {target}")
+        use = "validate SCENARIO --engine llamacpp" if llama else "compare"
+        typer.echo(f"\nSaved {target} and {picture.name}. Use it with: kvsim {use} --profile {target}")
 
 
 @app.command()
 def validate(
     scenario: ScenarioName = "chat",
     model: Annotated[str | None, typer.Option(help="Replace the scenario's model.")] = None,
+    engine: EngineName = "numpy",
     policy: Policies = None,
     seed: Seed = None,
     requests: Annotated[int, typer.Option(help="Shorten the scenario to this many requests.", min=1)] = 60,
@@ -246,44 +275,55 @@ def validate(
     ] = None,
     profile: ProfileName = None,
     calibration_seconds: Annotated[float, typer.Option(help="How long to calibrate.", min=1, max=86400)] = 60.0,
+    threads: Annotated[
+        int | None, typer.Option(help="llama.cpp: threads; by default the profile's.", min=1, max=512)
+    ] = None,
+    library: LibraryFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Run a scenario on the real engine, and hold the prediction against what was measured.
+    """Run a scenario on the real engine, or on llama.cpp, and hold the prediction against what was measured.
 
     Calibrates first, unless a profile of this machine is given.
     """
     from kvsim.calibration import calibrate as measure
-    from kvsim.validation import ScheduleMismatch
+    from kvsim.live import fitted as fitted_to
+    from kvsim.live import from_here
     from kvsim.validation import validate as check
+    from real_engine.llama_library import Library
 
     loaded = _load(scenario, seed, None, None)
-    if model is not None:
-        loaded = load(loaded, model__name=model)
+    if is_llamacpp(engine):
+        loaded = fitted_to(loaded, Library(library).era, model)
+    elif model is not None:
+        loaded = load(loaded, model__name=from_here(model))
     with RunProgress("calibrating", 100) as progress:
         if profile is not None:
             fitted = load_profile(profile)
+            if threads not in (None, fitted.machine.threads):
+                raise UserError(f"--threads: {profile} was measured with {fitted.machine.threads}, not with {threads}")
         else:
-            cache = loaded.cache
             fitted = measure(
                 loaded.model.name,
+                engine=engine,
                 seconds=calibration_seconds,
-                type_k=cache.type_k,
-                type_v=cache.type_v,
+                type_k=loaded.cache.type_k,
+                type_v=loaded.cache.type_v,
+                threads=threads or 1,
+                library=library,
                 report=progress.share,
             ).profile
         total = min(requests, loaded.build_workload().n_requests)
-        try:
-            validation = check(
-                loaded,
-                fitted,
-                policy,
-                requests=requests,
-                repeats=repeat,
-                progress=progress,
-                announce=lambda name: progress.begin(f"running {name}", total),
-            )
-        except ScheduleMismatch as e:
-            raise typer.Exit(_fail(str(e), 1)) from None
+        validation = check(
+            loaded,
+            fitted,
+            policy,
+            requests=requests,
+            repeats=repeat,
+            engine=engine,
+            library=library,
+            progress=progress,
+            announce=lambda name: progress.begin(f"running {name}", total),
+        )
     if as_json:
         print_json(validation.to_dict())
     else:
@@ -494,6 +534,8 @@ def main() -> None:
         app()
     except (UserError, WorkloadError) as e:
         sys.exit(_fail(str(e), 2))
+    except Parted as e:
+        sys.exit(_fail(str(e), 1))
 
 
 def _load(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from kvsim.measures import Measures, of_whole
 from kvsim.metrics import Progress, Result
 from kvsim.results import writable
 from kvsim.scenario import Scenario, load
-from kvsim.simulation import build_policy, run
+from kvsim.simulation import build_policy, cost_model, run
 from kvsim.verdict import Verdict, judge
 from policies import PolicyFactory, available
 
@@ -170,13 +170,14 @@ def compare(
     seeds = [scenario.seed + r for r in range(1, replications)]
     if seeds and seeds[-1] >= 2**63:
         raise UserError(f"replications: seed {scenario.seed} leaves no room for further ones")
-    chosen, left_out = choose(scenario, policies)
+    profile = load_profile(scenario.machine.profile, scenario.folder)
+    costs = cost_model(scenario, profile)
+    chosen, left_out = choose(policies, available(), lambda policy: build_policy(scenario, policy, costs))
     ran = list(_run_all(scenario, chosen, progress, film, leap))
     results = tuple(result for result in ran if isinstance(result, Result))
     stuck = tuple(f"left out {reason}" for reason in ran if isinstance(reason, str))
     if not results:
         raise UserError("\n".join(stuck))
-    profile = load_profile(scenario.machine.profile, scenario.folder)
     alive = [(p, r) for p, r in zip(chosen, ran, strict=True) if isinstance(r, Result)]
     runs = {result.policy: [of_whole(result)] for _, result in alive}
     counted = _counting_on(progress, len(ran) * scenario.build_workload().n_requests)
@@ -193,19 +194,22 @@ def compare(
 
 
 def choose(
-    scenario: Scenario, policies: str | Sequence[str | PolicyFactory] | None
+    policies: str | Sequence[str | PolicyFactory] | None,
+    every: Iterable[str],
+    fits: Callable[[str | PolicyFactory], object],
 ) -> tuple[list[str | PolicyFactory], tuple[str, ...]]:
-    """The policies named, each once, or all that are installed and can serve the scenario; and who was left out.
+    """The policies named, each once, or of ``every`` one those that ``fits`` raises no ``UserError`` for; and who was
+    left out.
 
-    Raises ``UserError`` where one that was named cannot serve it, or none can.
+    Raises ``UserError`` where one that was named does not fit, or none does.
     """
     policies = [policies] if isinstance(policies, str) else policies
-    named = list(dict.fromkeys(available() if policies is None else policies))
+    known = list(every)
     can: list[str | PolicyFactory] = []
     left_out: list[str] = []
-    for policy in named:
+    for policy in dict.fromkeys(known if policies is None else policies):
         try:
-            build_policy(scenario, policy)
+            fits(policy)
         except UserError as e:
             if policies is not None:
                 raise
@@ -213,7 +217,7 @@ def choose(
         else:
             can.append(policy)
     if not can:
-        why = left_out[0] if left_out else f"there are {', '.join(available())}"
+        why = left_out[0] if left_out else f"there are {', '.join(known)}"
         raise UserError(f"no policies to compare; {why}")
     return can, tuple(left_out)
 

@@ -26,6 +26,8 @@ _MOST_ENTRIES = 1 << 16
 _MOST_ITEMS = 1 << 22
 """Of an array."""
 _MOST_DIMENSIONS = 4
+_VOCABULARY = "tokenizer."
+"""What the names of a vocabulary's fields begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,12 @@ class _Damaged(Exception):
     """The file is not what it should be; the message says how."""
 
 
-def read_header(path: Path) -> GgufHeader:
-    """Read the header of a GGUF file, version 2 or 3, little-endian. Raises ``UserError``."""
+def read_header(path: Path, *, vocabulary: bool = True) -> GgufHeader:
+    """Read the header of a GGUF file, version 2 or 3, little-endian. Raises ``UserError``.
+
+    Without its ``vocabulary``, the fields of the tokeniser are passed over: some hundred thousand words, whose memory
+    Python gives back only in part.
+    """
     try:
         # Opening a pipe would wait for somebody to write into it.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -66,7 +72,7 @@ def read_header(path: Path) -> GgufHeader:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise UserError(f"{path}: not a GGUF file (it does not begin with {_MAGIC.decode()})")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(data).header(path)
+                return _Reader(data, vocabulary).header(path)
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
     except _Damaged as e:
@@ -81,8 +87,9 @@ def read_header(path: Path) -> GgufHeader:
 class _Reader:
     """Walks through the header once."""
 
-    def __init__(self, data: mmap.mmap):
+    def __init__(self, data: mmap.mmap, vocabulary: bool):
         self._data = data
+        self._vocabulary = vocabulary
         self._at = len(_MAGIC)
 
     def header(self, path: Path) -> GgufHeader:
@@ -94,11 +101,17 @@ class _Reader:
         if max(n_tensors, n_fields) > _MOST_ENTRIES:
             raise _Damaged(f"it claims {n_tensors} tensors and {n_fields} fields")
         fields: dict[str, Any] = {}
+        seen: set[str] = set()
         for _ in range(n_fields):
             key = self._string()
-            if key in fields:
+            if key in seen:
                 raise _Damaged(f"field {key!r:.60} twice")
-            fields[key] = self._value(*self._numbers("I", 1))
+            seen.add(key)
+            (kind,) = self._numbers("I", 1)
+            if self._vocabulary or not key.startswith(_VOCABULARY):
+                fields[key] = self._value(kind)
+            else:
+                self._pass_over(kind)
         found: list[tuple[str, TensorInfo]] = [self._tensor() for _ in range(n_tensors)]
         alignment = fields.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
@@ -113,37 +126,50 @@ class _Reader:
             tensors[name] = TensorInfo(info.kind, info.dims, start + info.offset)
         return GgufHeader(path, len(self._data), fields, tensors)
 
-    def _numbers(self, code: str, n: int) -> tuple[Any, ...]:
-        size = struct.calcsize(f"<{code}") * n
+    def _past(self, size: int) -> int:
+        """Go on behind so many bytes; where they begin."""
         if size > len(self._data) - self._at:
             raise _Damaged(f"it ends after {len(self._data)} bytes, inside its header")
-        numbers = struct.unpack_from(f"<{n}{code}", self._data, self._at)
         self._at += size
-        return numbers
+        return self._at - size
+
+    def _numbers(self, code: str, n: int) -> tuple[Any, ...]:
+        return struct.unpack_from(f"<{n}{code}", self._data, self._past(struct.calcsize(f"<{code}") * n))
 
     def _string(self) -> str:
         (n,) = self._numbers("Q", 1)
-        if n > len(self._data) - self._at:
-            raise _Damaged(f"it ends after {len(self._data)} bytes, inside its header")
-        text = self._data[self._at : self._at + n]
-        self._at += n
-        return text.decode("utf-8", "replace")
+        start = self._past(n)
+        return self._data[start : start + n].decode("utf-8", "replace")
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
         if kind in _SCALARS:
             return self._numbers(_SCALARS[kind], 1)[0]
+        kind, n = self._array(kind)
+        return [self._string() for _ in range(n)] if kind == _STRING else list(self._numbers(_SCALARS[kind], n))
+
+    def _array(self, kind: int) -> tuple[int, int]:
+        """Of what, and of how many; ``kind``: that of a value that is neither a string nor a number."""
         if kind != _ARRAY:
             raise _Damaged(f"a value of type {kind}")
         (kind,), (n,) = self._numbers("I", 1), self._numbers("Q", 1)
         if n > _MOST_ITEMS:
             raise _Damaged(f"an array of {n} values")
+        if kind != _STRING and kind not in _SCALARS:
+            raise _Damaged(f"an array of values of type {kind}")
+        return kind, n
+
+    def _pass_over(self, kind: int) -> None:
+        """A value that nobody asks for."""
+        n = 1
+        if kind != _STRING and kind not in _SCALARS:
+            kind, n = self._array(kind)
         if kind == _STRING:
-            return [self._string() for _ in range(n)]
-        if kind in _SCALARS:
-            return list(self._numbers(_SCALARS[kind], n))
-        raise _Damaged(f"an array of values of type {kind}")
+            for _ in range(n):
+                self._past(*self._numbers("Q", 1))
+        else:
+            self._past(struct.calcsize(f"<{_SCALARS[kind]}") * n)
 
     def _tensor(self) -> tuple[str, TensorInfo]:
         name = self._string()

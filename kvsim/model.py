@@ -98,7 +98,7 @@ def shape_of(name: str) -> ModelShape:
 def _shape_of_file(path: Path, modified: int, size: int) -> ModelShape:
     from kvsim.gguf_file import read_header
 
-    return shape_in(read_header(path))
+    return shape_in(read_header(path, vocabulary=False))
 
 
 def shape_in(header: GgufHeader) -> ModelShape:

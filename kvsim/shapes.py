@@ -425,7 +425,7 @@ def _shape_of_gguf(model: str) -> ModelPlanShape:
 
     path = gguf_path(model)
     assert path is not None
-    header = read_header(path)
+    header = read_header(path, vocabulary=False)
     fields, stem = header.fields, path.stem
     arch = fields.get("general.architecture")
     if not isinstance(arch, str) or arch not in _GGUF_PATTERNS:

@@ -140,8 +140,10 @@ def calibration(console: Console, c: Calibration) -> None:
             row(f"{kernel} attention, that cell for a token more, {low} to {high} tokens", slope)
         row(f"{kernel} attention, a chunk", attention.per_chunk_s)
         row(f"{kernel} attention, a run", attention.per_run_s)
-    row("moves, per run", p.moves.per_run_s)
-    row("moves, per cell", p.moves.per_cell_s)
+    if p.moves is not None:
+        row("moves, each compaction", p.moves.per_pass_s)
+        row("moves, per run", p.moves.per_run_s)
+        row("moves, per cell", p.moves.per_cell_s)
     console.print(table)
     console.print(
         f"held-out error over {p.held_out_samples} forward passes: median {p.held_out_error_median:.1%}, "
@@ -184,6 +186,9 @@ def validation(console: Console, v: Validation) -> None:
         + ", ".join(f"{policy} {digest[:8]}" for policy, digest in v.schedules.items()),
         highlight=False,
     )
+    if v.compared:
+        pictures = ", ".join(f"{policy} {n:,}" for policy, n in v.compared.items())
+        console.print(f"llama.cpp showed its cells, and they were the policy's every time: {pictures}", highlight=False)
     tau, wrong = v.ranking
     if tau is not None:
         console.print(

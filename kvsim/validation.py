@@ -12,30 +12,32 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 from scipy.stats import kendalltau
 
 from kvsim import machine
 from kvsim.arrivals import Turn
-from kvsim.backend import SimulatedBackend
-from kvsim.calibration.yardstick import Paced, Yardstick
+from kvsim.backend import Backend, SimulatedBackend
+from kvsim.calibration.yardstick import Paced, Yardstick, numpy_yardstick
 from kvsim.comparison import choose
-from kvsim.costs import Profile
-from kvsim.errors import UserError
+from kvsim.costs import NUMPY, Profile, is_llamacpp
+from kvsim.errors import Parted, UserError
+from kvsim.live import Live
 from kvsim.metrics import Progress, Recorder, Result
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import build_policy, cost_model, drive, ledger_for
-from policies import PolicyFactory
-from real_engine import Engine, Transformer, load_model
+from policies import Policy, PolicyFactory, available
+from real_engine import Engine, load_model
+from real_engine.llamacpp import LlamaCpp
 
 _MEASURES = ("ttft_s", "tpot_s", "e2e_s")
 _STATISTICS = ("mean", "p50", "p95", "p99")
 
 
-class ScheduleMismatch(Exception):
-    """The predicted run placed other cells than the real one: a fault of ours."""
+class ScheduleMismatch(Parted):
+    """The predicted run placed other cells than the real one, or llama.cpp others than its policy: a fault of ours."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Validation:
     long they had taken while the profile was measured."""
     cpu_share: dict[str, float]
     """Of each policy: processor seconds per wall second of the real runs, the least of the repeats."""
+    compared: dict[str, int]
+    """On llama.cpp, of each policy: pictures of llama.cpp's cells that were held against the policy's, all the same."""
     causes: pd.DataFrame
     """One row for each policy, repeat and request that both runs completed: policy, repeat (from 1), id, arrival_s,
     e2e_s (measured), on what its seconds were spent as predicted without the machine's pace (``accounts.SECONDS``), and
@@ -113,6 +117,7 @@ class Validation:
             "seed": self.scenario.seed,
             "model": self.scenario.model.name,
             "profile": self.profile.name,
+            "engine": self.profile.engine,
             "repeats": self.repeats,
             "busy": self.busy,
             "worst_e2e_error": self.worst,
@@ -128,6 +133,7 @@ class Validation:
                     "cpu_share": self.cpu_share[policy],
                     "pace": list(self.pace[policy]),
                     "moved_bytes": self.moved_bytes[policy],
+                    "compared": self.compared.get(policy),
                     "causes": self.causes[self.causes["policy"] == policy].drop(columns="policy").to_dict("records"),
                     "measures": json.loads(
                         self.table[self.table["policy"] == policy].drop(columns="policy").to_json(orient="records")
@@ -145,10 +151,17 @@ def validate(
     *,
     requests: int | None = 60,
     repeats: int = 1,
+    engine: str = NUMPY,
+    library: Path | str | None = None,
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> Validation:
     """Run the scenario (its first ``requests``) on the real engine, then predict the same schedule.
+
+    With ``engine="llamacpp"`` on the real llama.cpp, with as many threads as the profile was measured with; by default
+    under the policies that describe its version (``library``: a folder with another llama-cpp-python). Its cells are
+    compared after every step: in era B, where looking at them takes time, in one more run along the first one's script,
+    without a stopwatch.
 
     The real run decides by its own clock what has arrived at each turn; the predicted run follows its script, so
     both take the same decisions and place the same cells (checked), and differ only in how long each step took. With
@@ -160,18 +173,29 @@ def validate(
         raise UserError(
             f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
         )
-    model = load_model(scenario.model.name, scenario.seed).transformer
-    chosen = choose(scenario, policies)[0]
-    yardstick = Yardstick(model, scenario.cache.type_k, scenario.cache.type_v)
+    reality: _Reality
+    if is_llamacpp(engine):
+        live = Live(scenario, library=library, threads=profile.machine.threads)
+        scenario = live.scenario
+        chosen, left_out = choose(policies, live.policies, live.check)
+        reality = _LlamaCpp(live, profile)
+    else:
+        reality = _Numpy(scenario, profile)
+        chosen, _ = choose(policies, available(), lambda policy: build_policy(scenario, policy))
+        left_out = ()
     rows: list[tuple[str, str, str, float | None, float | None, float | None]] = []
     runs: dict[str, list[_Run]] = {}
-    for again in range(repeats):
-        for choice in chosen:
-            done = _run(scenario, profile, choice, model, yardstick, progress, announce)
-            runs.setdefault(done.policy, []).append(done)
-            rows += [(done.policy, *row) for row in _measures(done)]
-        if announce is not None and repeats > 1:
-            announce(f"repeat {again + 1} of {repeats} is done")
+    try:
+        for again in range(repeats):
+            for choice in chosen:
+                done = _run(scenario, profile, choice, reality, progress, announce, first=again == 0)
+                runs.setdefault(done.policy, []).append(done)
+                rows += [(done.policy, *row) for row in _measures(done)]
+            if announce is not None and repeats > 1:
+                announce(f"repeat {again + 1} of {repeats} is done")
+    finally:
+        reality.end()
+    beyond = dict.fromkeys(line for own in runs.values() for run in own for line in _warnings(run))
     return Validation(
         scenario,
         profile,
@@ -181,11 +205,12 @@ def validate(
         moved_bytes={policy: own[0].real.summary["cache"]["moved_bytes"] for policy, own in runs.items()},
         pace={policy: (min(r.pace for r in own), max(r.pace for r in own)) for policy, own in runs.items()},
         cpu_share={policy: min(r.cpu_share for r in own) for policy, own in runs.items()},
+        compared={policy: sum(r.compared for r in own) for policy, own in runs.items() if is_llamacpp(engine)},
         causes=pd.concat(
             [_causes(r).assign(policy=r.policy, repeat=i) for own in runs.values() for i, r in enumerate(own, 1)],
             ignore_index=True,
         ),
-        warnings=tuple(dict.fromkeys(line for own in runs.values() for run in own for line in _warnings(run))),
+        warnings=(*left_out, *beyond),
     )
 
 
@@ -217,29 +242,134 @@ class _Run:
     digest: str
     pace: float
     cpu_share: float
+    compared: int
+    """As ``Validation.compared``."""
+
+
+class _Reality(Protocol):
+    """What runs the scenario for real."""
+
+    yardstick: Yardstick
+
+    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
+        """A fresh one, and the policy to drive it with."""
+        ...
+
+    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+        """The share of its processors that the run got, and pictures of cells that were compared in it."""
+        ...
+
+    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        """Run the same once more to compare cells, where the first could not; pictures that were compared."""
+        ...
+
+    def close(self, backend: Backend) -> None:
+        """The run is over."""
+        ...
+
+    def end(self) -> None:
+        """All are."""
+        ...
+
+
+class _Numpy:
+    """Our own engine."""
+
+    def __init__(self, scenario: Scenario, profile: Profile):
+        if profile.engine != NUMPY:
+            raise UserError(f"profile {profile.name} was measured on {profile.engine}, so engine must be llamacpp")
+        self._scenario, cache = scenario, scenario.cache
+        self._model = load_model(scenario.model.name, scenario.seed).transformer
+        self.yardstick = numpy_yardstick(self._model, cache.type_k, cache.type_v)
+
+    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
+        cache, seed = self._scenario.cache, self._scenario.seed
+        engine = Engine(self._model, policy.groups, policy.kernel, seed, type_k=cache.type_k, type_v=cache.type_v)
+        return policy, engine
+
+    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+        return watch.cpu_share, 0
+
+    def close(self, backend: Backend) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        return 0
+
+
+class _LlamaCpp:
+    """The real llama.cpp."""
+
+    def __init__(self, live: Live, profile: Profile):
+        from kvsim.calibration.llamacpp import standing_yardstick
+
+        if profile.engine == NUMPY:
+            raise UserError(f"profile {profile.name} was measured on our own engine, not on llama.cpp")
+        if profile.engine != live.library.name:
+            raise UserError(f"profile {profile.name} was measured on {profile.engine}; this is {live.library.name}")
+        self._live = live
+        self.yardstick, self._standing = standing_yardstick(live)
+
+    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
+        backend = self._live.backend(choice)
+        return backend.policy, backend
+
+    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+        assert isinstance(backend, LlamaCpp)
+        context = backend.context
+        share = context.cpu_s / (context.wall_s * self._live.threads) if context.wall_s else 1.0
+        return min(share, 1.0), backend.compared.streams
+
+    def close(self, backend: Backend) -> None:
+        assert isinstance(backend, LlamaCpp)
+        backend.context.close()
+
+    def end(self) -> None:
+        self._standing.close()
+        self._live.close()
+
+    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        if self._live.library.era == "A":
+            return 0
+        backend = self._live.backend(choice, show_cells=True)
+        with backend.context:
+            drive(self._live.scenario, backend.policy, backend, Recorder(detail="requests"), None, script)
+            backend.finish()
+        return backend.compared.streams
 
 
 def _run(
     scenario: Scenario,
     profile: Profile,
     choice: str | PolicyFactory,
-    model: Transformer,
-    yardstick: Yardstick,
+    reality: _Reality,
     progress: Progress | None,
     announce: Callable[[str], None] | None,
+    *,
+    first: bool,
 ) -> _Run:
     policy = build_policy(scenario, choice, cost_model(scenario, profile))
     if announce is not None:
         announce(policy.name)
-    cache = scenario.cache
-    engine = Engine(model, policy.groups, policy.kernel, scenario.seed, type_k=cache.type_k, type_v=cache.type_v)
+    driven, backend = reality.backend(policy, choice)
     recorder = Recorder(progress, digest=True)
-    with machine.measuring() as watch:
-        real, script = drive(scenario, policy, Paced(engine, yardstick), recorder, None)
-        pace = yardstick.pace(profile.yardstick_s)
+    try:
+        with machine.measuring() as watch:
+            real, script = drive(scenario, driven, Paced(backend, reality.yardstick), recorder, None)
+            pace = reality.yardstick.pace(profile.yardstick_s)
+        cpu_share, compared = reality.done(backend, watch)
+        reality.close(backend)
+        compared += reality.look_again(choice, script) if first else 0
+    except Parted as e:
+        raise ScheduleMismatch(f"{policy.name}: {e}") from None
+    finally:
+        reality.close(backend)
     digest = recorder.schedule_digest
     predicted, unscaled = (_predict(scenario, profile, choice, script, real, digest, scale) for scale in (pace, 1.0))
-    return _Run(policy.name, real, predicted, unscaled, digest, pace, watch.cpu_share)
+    return _Run(policy.name, real, predicted, unscaled, digest, pace, cpu_share, compared)
 
 
 def _predict(

@@ -10,7 +10,7 @@ import kvsim
 from kvsim.calibration.journal import Header, Journal, Round
 from kvsim.calibration.serving import POLICIES, USERS, Watched, serve, traffic
 from kvsim.calibration.trials import Trial, draw_trials, random_pass, whole_pass
-from kvsim.calibration.yardstick import Paced, Yardstick
+from kvsim.calibration.yardstick import Paced, numpy_yardstick
 from kvsim.errors import UserError
 from kvsim.scenario import load
 from kvsim.simulation import build_policy
@@ -174,12 +174,12 @@ def test_passes_of_a_server_are_noted_but_for_the_first(kernel):
 def test_passes_with_copies_are_not_noted():
     real = engine()
     real.tokens = {0: [7] * 200}
-    watched = Watched(real, 0)
+    watched = Watched(real, "sliced", real.groups[0], 0)
     batch = whole_pass(1, 100, prompt=False)
     for _ in range(10):
-        watched.forward(batch)
+        watched.step((), [batch])
     place = batch.places[0]._replace(moves=Moves.from_runs([(200, 300, 4)]))
-    watched.forward(batch._replace(places=(place,)))
+    watched.step((), [batch._replace(places=(place,))])
     assert len(watched.samples) == 2
 
 
@@ -221,7 +221,7 @@ def test_the_interval_of_a_median_narrows():
 
 
 def test_the_pace_is_how_much_longer_the_same_passes_take():
-    yardstick = Yardstick(TINY, "f32", "f32")
+    yardstick = numpy_yardstick(TINY, "f32", "f32")
     for i, trial in enumerate(yardstick.trials):
         trial.seconds = [0.5 + i, 1.0 + i, 9.0 + i]
     known = [(1.0 + i) / 1.1 for i in range(len(yardstick.trials))]
@@ -232,13 +232,13 @@ def test_the_pace_is_how_much_longer_the_same_passes_take():
 
 
 def test_the_yardstick_is_not_on_the_servers_clock():
-    yardstick = Yardstick(TINY, "f32", "f32")
+    yardstick = numpy_yardstick(TINY, "f32", "f32")
     real = engine()
     real.tokens = {0: [7] * 200}
     real.forward = lambda batch: 0.2
     paced = Paced(real, yardstick)
     batch = whole_pass(1, 100, prompt=False)
-    assert [paced.forward(batch) for _ in range(7)] == [0.2] * 7
+    assert [paced.step((), [batch]) for _ in range(7)] == [[0.2]] * 7
     # Before the first, and whenever half a second of work has gone by since: before the fourth and the seventh.
     assert {len(trial.seconds) for trial in yardstick.trials[:3]} == {6}
     assert paced.wants_views

@@ -216,6 +216,66 @@ def test_a_record_that_is_not_ours_is_named(tmp_path, records, number, change, f
     assert first.operation["op"] == records[number]["op"]
 
 
+def without(records, *keys):
+    """A copy in which no record has these keys, but for the header."""
+    return records[:1] + [{k: v for k, v in record.items() if k not in keys} for record in records[1:]]
+
+
+@pytest.mark.parametrize("records", [ERA_A, ERA_M, ERA_B], ids=["A", "M", "B"])
+def test_of_a_recorder_that_saw_no_cells_only_what_came_back_is_compared(tmp_path, records):
+    state = ("map", "head", "used", "n_kv", "max_contiguous", "do_defrag", "caches", "attn")
+    blind = without(records, *state)
+    found = conform_llamacpp(write(tmp_path / "blind.jsonl", blind))
+    decoded = sum(record.get("op") == "decode" for record in records)
+    assert (found.agree, found.total, found.first) == (decoded, decoded, None)
+    wrong = changed(blind, 2, lambda r: r.update(ret=1))
+    first = conform_llamacpp(write(tmp_path / "wrong.jsonl", wrong)).first
+    assert (first.record, first.fields) == (1, ("ret",))
+
+
+def test_of_a_recorder_that_saw_the_cells_now_and_then_those_are_compared(tmp_path):
+    """What lies between is replayed all the same: a fault shows where somebody looks again."""
+    seldom = [
+        r if i in (0, 8) else without([r, r], "map", "head", "used", "n_kv", "max_contiguous", "do_defrag")[1]
+        for i, r in enumerate(ERA_A)
+    ]
+    assert conform_llamacpp(write(tmp_path / "seldom.jsonl", seldom)).first is None
+    assert seldom[4]["args"] == [0, 1, 3]
+    wrong = changed(seldom, 4, lambda r: r.update(args=[0, 1, 2]))
+    first = conform_llamacpp(write(tmp_path / "wrong.jsonl", wrong)).first
+    assert first.record == 7
+    assert "map" in first.fields
+
+
+@pytest.mark.parametrize("unseen", ["head", "n_kv", "do_defrag"])
+def test_a_field_that_was_not_seen_is_not_compared(tmp_path, unseen):
+    """The interface of era A shows neither, but all cells."""
+    records = without(ERA_A, unseen)
+    assert conform_llamacpp(write(tmp_path / "seen.jsonl", records)).first is None
+    wrong = changed(records, 3, lambda r: r.update(used=8))
+    assert conform_llamacpp(write(tmp_path / "wrong.jsonl", wrong)).first.fields == ("used",)
+
+
+def test_streams_that_were_not_seen_are_not_compared(tmp_path):
+    """As where llama.cpp shows those only in which it looks for room; a record may have fewer streams, or caches."""
+    caches = [{"size": 256, "n_pad": 1, "n_swa": 0, "swa_type": 0}]
+    top = header("B", n_cells=256, n_ubatch=256, n_stream=2, kv_unified=False, caches=caches)
+    first, second = ({"map": [[0, 3, [seq], 0]], "head": 3, "used": 3} for seq in (0, 1))
+    records = [
+        top,
+        {"op": "init"},
+        {"op": "decode", "batch": [[[0], 0, 3]], "ret": 0, "caches": [[first]]},
+        {"op": "decode", "batch": [[[1], 0, 3]], "ret": 0, "caches": [[None, second]]},
+        {"op": "seq_rm", "args": [0, 0, -1], "caches": [[None, None]]},
+        {"op": "seq_rm", "args": [1, 0, -1], "caches": []},
+    ]
+    assert conform_llamacpp(write(tmp_path / "some.jsonl", records)).first is None
+    wrong = changed(records, 3, lambda r: r["caches"][0][1].update(head=4))
+    assert conform_llamacpp(write(tmp_path / "wrong.jsonl", wrong)).first.fields == ("cache 0 stream 1 head",)
+    beside = changed(records, 3, lambda r: r["caches"][0].reverse())
+    assert conform_llamacpp(write(tmp_path / "beside.jsonl", beside)).first.fields[0] == "cache 0 stream 0 map"
+
+
 def test_of_the_first_disagreement_both_sides_are_shown(tmp_path):
     wrong = changed(ERA_B, 5, lambda r: r["caches"][0][0]["map"].__setitem__(1, [1, 1, [1], 4]))
     wrong[7]["ret"] = 0
@@ -609,3 +669,11 @@ def test_a_scheduler_may_wait_for_ever(tmp_path):
     assert records[-1]["wait"] == ["r0"]
     found = conform_vllm(write(tmp_path / "patient.jsonl", records))
     assert (found.agree, found.first) == (1100, None)
+
+
+def test_a_recording_in_which_nothing_was_seen_agrees_with_nobody(tmp_path):
+    path = tmp_path / "blind.jsonl"
+    blind = [header("B"), {"op": "init", "args": []}, {"op": "seq_rm", "args": [0, 0, -1]}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in blind))
+    with pytest.raises(UserError, match="nothing that can be compared"):
+        conform_llamacpp(path)

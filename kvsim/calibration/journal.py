@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kvsim.costs import NUMPY
 from kvsim.errors import UserError
 from kvsim.fitting import Sample
 from kvsim.model import Storage
@@ -30,6 +31,8 @@ class Header(_Line):
     processor: str
     blas: str
     numpy: str
+    engine: str = NUMPY
+    threads: int = 1
 
 
 class Round(_Line):
@@ -41,7 +44,9 @@ class Round(_Line):
     """The same of the yardstick's passes."""
     mixed: tuple[Sample, ...]
     wall_s: float
+    """Spent by all threads together ..."""
     cpu_s: float
+    """... and what they got of their processors."""
 
 
 class Journal:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -17,14 +16,12 @@ from matplotlib.figure import Figure
 
 from kvsim import machine
 from kvsim.calibration.journal import Header, Journal, Round
-from kvsim.calibration.serving import USERS, serve, traffic
-from kvsim.calibration.trials import CELLS, Trial, Trials, draw_trials, random_pass
-from kvsim.calibration.yardstick import Yardstick
-from kvsim.costs import ATTENTION_KNOTS, KNOTS, MachineInfo, Profile, Range
+from kvsim.calibration.subject import NumpySubject, Subject
+from kvsim.calibration.trials import Trials
+from kvsim.costs import ATTENTION_KNOTS, KNOTS, NUMPY, USUAL_MODEL, MachineInfo, Profile, Range, is_llamacpp
+from kvsim.errors import UserError
 from kvsim.fitting import Sample, digest, fit
 from kvsim.model import Storage
-from policies import Group, Kernel
-from real_engine import Engine, load_model
 from workloads import stream
 
 Report = Callable[[float], None]
@@ -36,18 +33,12 @@ TIGHT = 0.01
 HELD_OUT_BOUND = 0.10
 """A profile whose median held-out error is larger is not worth keeping."""
 
-_EACH = (24, 150)
-"""The fewest and the most forward passes, for each kernel."""
 _ROUNDS = 4
 """Rounds that a time budget should have room for."""
 _PACED = 10
 """Times that the yardstick is measured in a round."""
 _LEAST = 3
 """Rounds before intervals say anything."""
-_PASSES = 18
-"""Decodes that a trial, with what runs before it, takes as long as; roughly."""
-_SERVED = 160
-"""And a run of a server."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class Calibration:
     @property
     def tight(self) -> bool:
         """Whether measuring ended because more would not have told more."""
-        return self.half_width <= TIGHT
+        return self.rounds >= _LEAST and self.half_width <= TIGHT
 
     @property
     def busy(self) -> bool:
@@ -91,39 +82,74 @@ class Calibration:
 
 
 def calibrate(
-    model: str = "tiny",
+    model: str | None = None,
     *,
+    engine: str = NUMPY,
     seconds: float = 60.0,
     name: str = "calibrated",
-    type_k: Storage = "f32",
-    type_v: Storage = "f32",
+    type_k: Storage | None = None,
+    type_v: Storage | None = None,
+    threads: int = 1,
+    library: Path | str | None = None,
     report: Report | None = None,
     journal: Path | None = None,
 ) -> Calibration:
-    """Measure the real engine and fit a profile for K and V kept as these types.
+    """Measure our own engine, or with ``engine="llamacpp"`` the real llama.cpp, and fit a profile; see ``measure``.
+
+    By default ours with the model tiny and K and V in f32, llama.cpp with smollm2 and f16. ``threads`` and ``library``
+    (a folder with another llama-cpp-python than the installed one) are llama.cpp's. Raises ``UserError``.
+    """
+    subject = subject_of(model, engine, type_k, type_v, threads, library)
+    try:
+        return measure(subject, seconds=seconds, name=name, report=report, journal=journal)
+    finally:
+        subject.close()
+
+
+def subject_of(
+    model: str | None,
+    engine: str,
+    type_k: Storage | None,
+    type_v: Storage | None,
+    threads: int,
+    library: Path | str | None,
+) -> Subject:
+    """Who is to be measured. Raises ``UserError``."""
+    if is_llamacpp(engine):
+        from kvsim.calibration.llamacpp import LlamaSubject
+
+        return LlamaSubject(
+            model or USUAL_MODEL[engine], type_k or "f16", type_v or "f16", threads=threads, library=library
+        )
+    if threads != 1:
+        raise UserError("threads: our own engine is measured on one; llama.cpp can have more")
+    return NumpySubject(model or USUAL_MODEL[engine], type_k or "f32", type_v or "f32")
+
+
+def measure(
+    subject: Subject,
+    *,
+    seconds: float,
+    name: str = "calibrated",
+    report: Report | None = None,
+    journal: Path | None = None,
+) -> Calibration:
+    """Measure an engine and fit a profile.
 
     Each cost alone (forward passes of random sizes under each kernel, copies of random runs) and mixed (passes of
     running servers under random traffic) are measured by turns, round after round, so that a slow moment of the
     machine falls on all alike; until the intervals are tight, or ``seconds`` have passed and the round is done. With a
     ``journal``, what an earlier calibration had measured until it was cut short counts too. Raises ``UserError``.
     """
-    transformer = load_model(model).transformer
     book = Journal(journal)
-    rng = stream(0, "calibration")
-    engines: dict[Kernel, Engine] = {
-        kernel: Engine(transformer, (Group(CELLS),), kernel, seed=0, type_k=type_k, type_v=type_v)
-        for kernel in get_args(Kernel)
-    }
-    for engine in engines.values():
-        engine.fill()
-    header = _header(model, type_k, type_v, *_sizes(engines, seconds))
+    header = _header(subject, *subject.sizes(seconds / _ROUNDS))
     before = book.header()
     done: list[Round] = []
     if before is not None and before == header.model_copy(update={"each": before.each, "runs": before.runs}):
         # It was begun with another budget, perhaps.
         header, done = before, book.rounds()
-    trials = draw_trials(engines, header.each, rng)
-    yardstick = Yardstick(transformer, type_k, type_v)
+    trials = subject.draw(header.each, stream(0, "calibration"))
+    yardstick = subject.yardstick
     # Another version may have drawn other trials: what it measured is of no use here.
     sizes = len(trials.all()), len(yardstick.trials)
     done = [each for each in done if (len(each.trials), len(each.yardstick)) == sizes]
@@ -139,18 +165,18 @@ def calibrate(
     load_before = machine.load()
     began = time.perf_counter()
     while not _enough(trials, len(done), time.perf_counter() - began, seconds):
-        turn = _Turn(trials, yardstick, header, len(done), began, seconds, report)
+        turn = _Turn(subject, trials, header, len(done), began, seconds, report)
         done.append(turn.run())
         book.add(done[-1])
-    return _fitted(name, header, trials, yardstick, done, resumed, load_before)
+    return _fitted(name, header, subject, trials, done, resumed, load_before)
 
 
 @dataclass(slots=True)
 class _Turn:
     """A round."""
 
+    subject: Subject
     trials: Trials
-    yardstick: Yardstick
     header: Header
     number: int
     began: float
@@ -160,39 +186,34 @@ class _Turn:
     def run(self) -> Round:
         """All trials and the runs of servers, in random order."""
         rng = stream(0, f"calibration round {self.number}")
-        alone = self.trials.all()
-        served = [(kernel, i) for kernel in self.trials.engines for i in range(self.header.runs)]
-        measured = [*alone, *self.yardstick.trials]
+        alone, yardstick, kinds = self.trials.all(), self.subject.yardstick, self.subject.kinds
+        served = [(kind, i) for kind in range(kinds) for i in range(self.header.runs)]
+        measured = [*alone, *yardstick.trials]
         had = [len(trial.seconds) for trial in measured]
         paced = np.linspace(0, len(alone) + len(served) - 1, _PACED).astype(int).tolist()
         mixed: list[Sample] = []
-        with machine.measuring() as watch:
+        wall_before, cpu_before = self.subject.spent()
+        with machine.measuring():
             for at, index in enumerate(rng.permutation(len(alone) + len(served)).tolist()):
                 if at in paced:
-                    self.yardstick.measure()
+                    yardstick.measure()
                 if index < len(alone):
                     alone[index].measure()
                 else:
-                    kernel, i = served[index - len(alone)]
-                    mixed += self._serve(kernel, i, rng)
+                    kind, i = served[index - len(alone)]
+                    turn = self.number * self.header.runs + i
+                    # Each run an origin of its own, behind those of the trials.
+                    mixed += self.subject.serve(kind, turn, len(self.trials.passes) + turn * kinds + kind, rng)
                 if self.report is not None:
                     self.report(min((time.perf_counter() - self.began) / self.seconds, 1.0))
         news = tuple(tuple(trial.seconds[n:]) for trial, n in zip(measured, had, strict=True))
+        wall, cpu = self.subject.spent()
         return Round(
             trials=news[: len(alone)],
             yardstick=news[len(alone) :],
             mixed=tuple(mixed),
-            wall_s=watch.wall_s,
-            cpu_s=watch.cpu_s,
-        )
-
-    def _serve(self, kernel: Kernel, i: int, rng: np.random.Generator) -> list[Sample]:
-        header = self.header
-        turn = self.number * header.runs + i
-        # Each run an origin of its own, behind those of the trials.
-        origin = len(self.trials.passes) + turn * len(self.trials.engines) + list(self.trials.engines).index(kernel)
-        return serve(
-            self.trials.engines[kernel], traffic(header.model, header.type_k, header.type_v, turn, rng), origin
+            wall_s=wall - wall_before,
+            cpu_s=cpu - cpu_before,
         )
 
 
@@ -204,46 +225,39 @@ def _half_width(trials: Trials) -> float:
     return float(np.median([trial.half_width for trial in trials.all()]))
 
 
-def _sizes(engines: dict[Kernel, Engine], seconds: float) -> tuple[int, int]:
-    """Forward passes and runs of servers for each kernel, so that some rounds fit into the time."""
-    engine = engines["sliced"]
-    batch = random_pass("sliced", stream(0, "calibration size"), decodes=1)
-    engine.tokens = {0: [7] * (batch.chunks[0].start + 2)}
-    trial = Trial(lambda: engine.forward(batch))
-    with machine.measuring():
-        trial.measure()
-    share = seconds / _ROUNDS / 2 / len(engines) / trial.median_s
-    return int(np.clip(share / _PASSES, *_EACH)), int(np.clip(share / _SERVED, 1, len(USERS)))
-
-
-def _header(model: str, type_k: Storage, type_v: Storage, each: int, runs: int) -> Header:
+def _header(subject: Subject, each: int, runs: int) -> Header:
     return Header(
-        model=model,
-        type_k=type_k,
-        type_v=type_v,
+        model=subject.model,
+        type_k=subject.type_k,
+        type_v=subject.type_v,
         each=each,
         runs=runs,
         processor=machine.processor(),
         blas=machine.blas(),
         numpy=np.__version__,
+        engine=subject.engine,
+        threads=subject.threads,
     )
 
 
 def _fitted(
     name: str,
     header: Header,
+    subject: Subject,
     trials: Trials,
-    yardstick: Yardstick,
     done: list[Round],
     resumed: int,
     load_before: float,
 ) -> Calibration:
     passes, moves, shifts = trials.samples()
     samples = passes + [sample for each in done for sample in each.mixed]
-    fitted = fit(samples, moves, shifts, stream(0, "calibration fit"))
-    scanned = [cells for sample in samples for _, cells in sample.scans]
+    fitted = fit(samples, moves, shifts, stream(0, "calibration fit"), trials.skipping)
+    works = [work for sample in samples for work in (sample, *sample.further)]
+    scanned = [cells for work in works for _, cells in work.scans]
     profile = Profile(
         name=name,
+        engine=header.engine,
+        shifts_all=subject.shifts_all,
         model=header.model,
         type_k=header.type_k,
         type_v=header.type_v,
@@ -252,7 +266,7 @@ def _fitted(
             processor=header.processor,
             cores=os.cpu_count() or 1,
             blas=header.blas,
-            threads=1,
+            threads=header.threads,
             system=f"{platform.system()} {platform.release()}",
             python=platform.python_version(),
             numpy=header.numpy,
@@ -262,8 +276,8 @@ def _fitted(
         ),
         matmul_knots=KNOTS,
         attention_knots=ATTENTION_KNOTS,
-        yardstick_s=yardstick.medians_s(),
-        tokens=Range(low=min(s.tokens for s in samples), high=max(s.tokens for s in samples)),
+        yardstick_s=subject.yardstick.medians_s(),
+        tokens=Range(low=min(work.tokens for work in works), high=max(work.tokens for work in works)),
         cells=Range(low=min(scanned), high=max(scanned)),
         samples=len(samples) + len(moves) + len(shifts),
         digest=digest(samples, moves, shifts),

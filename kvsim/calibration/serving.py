@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from kvsim.backend import Around
+from kvsim.backend import Around, Backend
 from kvsim.calibration.trials import CELLS
 from kvsim.fitting import Sample, sample_of
 from kvsim.metrics import Recorder
 from kvsim.model import Storage
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import build_policy, drive
-from policies import Kernel, MicroBatch
+from policies import Chunk, Group, Kernel, MicroBatch
 from real_engine import Engine
 
 POLICIES: dict[Kernel, str] = {
@@ -35,28 +37,37 @@ _COLD = 8
 class Watched(Around):
     """An engine whose passes are noted, but for the first ones and those that have copies or rotations to make."""
 
-    def __init__(self, engine: Engine, origin: int):
+    def __init__(
+        self, engine: Backend, kernel: Kernel, group: Group, origin: int, *, apart: bool = True, skips: bool = False
+    ):
+        """``apart``: each pass of a step was timed by itself. ``skips`` as in ``Attention``."""
         super().__init__(engine)
         self.samples: list[Sample] = []
-        self._engine = engine
-        self._origin = origin
+        self._kernel, self._group, self._origin, self._apart, self._skips = kernel, group, origin, apart, skips
         self._passes = 0
 
-    def forward(self, batch: MicroBatch) -> float:
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
         """As the engine, noted."""
-        seconds = self._engine.forward(batch)
+        found = super().step(step, batches)
+        if self._apart:
+            for batch, seconds in zip(batches, found, strict=True):
+                self._note([batch], seconds)
+        elif batches:
+            self._note(batches, sum(found))
+        return found
+
+    def _note(self, batches: Sequence[MicroBatch], seconds: float) -> None:
         self._passes += 1
-        (place,) = batch.places
-        if self._passes > _COLD and not (place.moves.n_runs or len(place.shift.cells) or place.transfers):
-            engine = self._engine
-            self.samples.append(sample_of(engine.kernel, batch, engine.groups[0], seconds, self._origin, mixed=True))
-        return seconds
+        places = [batch.places[0] for batch in batches]
+        if self._passes > _COLD and not any(p.moves.n_runs or len(p.shift.cells) or p.transfers for p in places):
+            sample = sample_of(self._kernel, batches, self._group, seconds, self._origin, True, self._skips)
+            self.samples.append(sample)
 
 
 def serve(engine: Engine, scenario: Scenario, origin: int) -> list[Sample]:
     """Run a scenario on an engine under its kernel's policy, and return its passes."""
     engine.tokens = {}  # What is there belongs to whoever ran before.
-    watched = Watched(engine, origin)
+    watched = Watched(engine, engine.kernel, engine.groups[0], origin)
     drive(scenario, build_policy(scenario, POLICIES[engine.kernel]), watched, Recorder(), None)
     return watched.samples
 

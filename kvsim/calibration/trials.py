@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvsim.fitting import MoveSample, Sample, ShiftSample, sample_of
-from policies import Chunk, Kernel, MicroBatch, Moves, Place, Shift, View
+from policies import Chunk, Group, Kernel, MicroBatch, Moves, Place, Shift, View
 from policies.reads import reads_of
 from real_engine import Engine
 
@@ -67,7 +67,10 @@ class Trials:
     passes: list[tuple[Kernel, MicroBatch, Trial]] = field(default_factory=list)
     moves: list[tuple[Moves, Trial]] = field(default_factory=list)
     shifts: list[tuple[int, Trial]] = field(default_factory=list)
-    engines: dict[Kernel, Engine] = field(default_factory=dict)
+    groups: dict[Kernel, Group] = field(default_factory=dict)
+    """The cache that each kernel was measured on."""
+    skipping: tuple[Kernel, ...] = ()
+    """Kernels that skip what is not useful, cell by cell."""
 
     def all(self) -> list[Trial]:
         """In the order in which they were drawn."""
@@ -75,10 +78,10 @@ class Trials:
 
     def samples(self) -> tuple[list[Sample], list[MoveSample], list[ShiftSample]]:
         """What has been measured so far; each pass is its own origin, counted from 0."""
-        groups = {kernel: engine.groups[0] for kernel, engine in self.engines.items()}
+        groups = self.groups
         return (
             [
-                sample_of(kernel, batch, groups[kernel], t.median_s, origin, mixed=False)
+                sample_of(kernel, [batch], groups[kernel], t.median_s, origin, False, kernel in self.skipping)
                 for origin, (kernel, batch, t) in enumerate(self.passes)
             ],
             [MoveSample(runs=m.n_runs, cells=m.n_cells, seconds=t.median_s) for m, t in self.moves],
@@ -88,7 +91,7 @@ class Trials:
 
 def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generator) -> Trials:
     """``each`` forward passes for every kernel's engine, and moves and rotations on the last of them."""
-    trials = Trials(engines=engines)
+    trials = Trials(groups={kernel: engine.groups[0] for kernel, engine in engines.items()})
     for kernel, engine in engines.items():
         drawn = [random_pass(kernel, rng) for _ in range(each)]
         decodes = [timed_pass(engine, batch) for batch in drawn if _generates(batch)]
@@ -107,14 +110,7 @@ def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generat
 
 def random_pass(kernel: Kernel, rng: np.random.Generator, decodes: int | None = None) -> MicroBatch:
     """A forward pass like those that servers run: decodes, prompt chunks, or both; or so many decodes alone."""
-    only = decodes is not None
-    decodes = int(rng.choice(_DECODES)) if decodes is None else decodes
-    lengths = [1] * decodes
-    if not only and (decodes == 0 or rng.random() < 0.3):
-        most = 3 if rng.random() < 0.3 else 8
-        lengths += [max(2, round(2 ** rng.uniform(1, most))) for _ in range(rng.integers(1, 4))]
-    while sum(lengths) > 512:
-        lengths.pop()
+    lengths = random_lengths(rng, decodes)
     span = CELLS if rng.random() < 0.1 else round(2 ** rng.uniform(5, 12))
     top = -(-max(span, sum(lengths)) // 64) * 64
     shares = rng.dirichlet(np.ones(len(lengths))) * (top - sum(lengths))
@@ -130,6 +126,19 @@ def random_pass(kernel: Kernel, rng: np.random.Generator, decodes: int | None = 
     placed = np.concatenate([view.cells[-n:] for view, n in zip(views, lengths, strict=True)])
     reads = reads_of(kernel, chunks, lambda seq: views[seq].cells, top)
     return MicroBatch(tuple(chunks), (Place(placed, reads, views=tuple(views)),))
+
+
+def random_lengths(rng: np.random.Generator, decodes: int | None = None) -> list[int]:
+    """Tokens of each chunk of such a pass, 512 at most; or of so many decodes."""
+    only = decodes is not None
+    decodes = int(rng.choice(_DECODES)) if decodes is None else decodes
+    lengths = [1] * decodes
+    if not only and (decodes == 0 or rng.random() < 0.3):
+        most = 3 if rng.random() < 0.3 else 8
+        lengths += [max(2, round(2 ** rng.uniform(1, most))) for _ in range(rng.integers(1, 4))]
+    while sum(lengths) > 512:
+        lengths.pop()
+    return lengths
 
 
 def whole_pass(tokens: int, cells: int, prompt: bool) -> MicroBatch:

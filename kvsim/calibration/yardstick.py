@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvsim.backend import Around
+from kvsim.backend import Around, Backend
 from kvsim.calibration.trials import CELLS, Trial, timed_pass, whole_pass
 from kvsim.errors import UserError
 from kvsim.model import Storage
-from policies import Group, MicroBatch
+from policies import Chunk, Group, MicroBatch
 from real_engine import Engine, Transformer
 
 _DECODES = ((1, 128), (1, 1024), (2, 1536), (4, 1024), (8, 2048), (16, 4096))
@@ -25,18 +25,15 @@ _PROMPTS = ((32, 512), (128, 1024))
 
 _FEWEST = 3
 _EVERY_S = 0.5
-"""Seconds of the engine's work between two measurements."""
 
 
 class Yardstick:
     """The passes, on a cache of their own."""
 
-    def __init__(self, transformer: Transformer, type_k: Storage, type_v: Storage):
-        engine = Engine(transformer, (Group(CELLS),), "sliced", seed=0, type_k=type_k, type_v=type_v)
-        engine.fill()
-        decodes = [timed_pass(engine, whole_pass(n, cells, prompt=False)) for n, cells in _DECODES]
-        prompts = [timed_pass(engine, whole_pass(n, cells, prompt=True)) for n, cells in _PROMPTS]
-        self.trials = [Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts]
+    def __init__(self, trials: Sequence[Trial], every_s: float = _EVERY_S):
+        """``every_s``: seconds of the engine's work between two measurements."""
+        self.trials = list(trials)
+        self.every_s = every_s
 
     def measure(self) -> None:
         """All of them once more; once before that for nothing, since others have had the processor's caches."""
@@ -66,19 +63,28 @@ class Yardstick:
         return found
 
 
+def numpy_yardstick(transformer: Transformer, type_k: Storage, type_v: Storage) -> Yardstick:
+    """Of our own engine."""
+    engine = Engine(transformer, (Group(CELLS),), "sliced", seed=0, type_k=type_k, type_v=type_v)
+    engine.fill()
+    decodes = [timed_pass(engine, whole_pass(n, cells, prompt=False)) for n, cells in _DECODES]
+    prompts = [timed_pass(engine, whole_pass(n, cells, prompt=True)) for n, cells in _PROMPTS]
+    return Yardstick([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts])
+
+
 class Paced(Around):
     """An engine beside which the yardstick is measured now and then; what that takes is not on the server's clock."""
 
-    def __init__(self, engine: Engine, yardstick: Yardstick):
+    def __init__(self, engine: Backend, yardstick: Yardstick):
         super().__init__(engine)
         self._yardstick = yardstick
-        self._since = _EVERY_S
+        self._since = yardstick.every_s
 
-    def forward(self, batch: MicroBatch) -> float:
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
         """As the engine; before it, perhaps, the yardstick."""
-        if self._since >= _EVERY_S:
+        if self._since >= self._yardstick.every_s:
             self._yardstick.measure()
             self._since = 0.0
-        seconds = super().forward(batch)
-        self._since += seconds
+        seconds = super().step(step, batches)
+        self._since += sum(seconds)
         return seconds

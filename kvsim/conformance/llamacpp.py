@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.conformance.recordings import Record, State, whole_number
 from policies import CacheConfig, Chunk, NoSlot
@@ -13,6 +14,10 @@ from policies.arena import Arena
 from policies.llamacpp import early_2025, mid_2025, today
 from policies.split import CacheSpec, Rejected, SplitPolicy
 from policies.unified import UnifiedPolicy
+from policies.vocabulary import IntArray
+
+_FIELDS_A = ("map", "head", "used", "n_kv", "max_contiguous", "do_defrag")
+"""Of a record of era A."""
 
 LlamaPolicy = UnifiedPolicy | SplitPolicy
 
@@ -105,18 +110,24 @@ def _end(position: int) -> int | None:
 
 
 def _recorded(record: Record) -> State:
-    """The fields of a record that are compared."""
+    """The fields of a record that are compared: those that it has.
+
+    A recorder may not have seen the cells after every operation, nor all streams, nor all fields.
+    """
     state: State = {"ret": record["ret"]} if record["op"] == "decode" else {}
     if "caches" in record:
         for c, streams in enumerate(record["caches"]):
             for s, stream in enumerate(streams):
-                for key in ("map", "head", "used"):
-                    state[f"cache {c} stream {s} {key}"] = stream[key]
+                if stream is not None:
+                    for key in ("map", "head", "used"):
+                        state[f"cache {c} stream {s} {key}"] = stream[key]
         if record["op"] == "decode" and record["ret"] == 0 and record.get("attn"):
             state["n_kv"] = sorted({shape[2] for _, shape in record["attn"]})
     else:
-        for key in ("map", "head", "used", "n_kv", "max_contiguous", "do_defrag"):
-            state[key] = record[key]
+        seen = [key for key in _FIELDS_A if key in record]
+        if seen:
+            # Whoever saw anything saw the cells.
+            state |= {"map": record["map"], **{key: record[key] for key in seen}}
     return state
 
 
@@ -145,15 +156,27 @@ def _state(policy: LlamaPolicy, returned: int) -> State:
 
 
 def cell_runs(arena: Arena) -> list[list[Any]]:
-    """The used cells as runs ``[first cell, length, [seqs], first position]``, positions rising by one."""
-    cells = np.flatnonzero(arena.owner[: arena.top])
+    """The used cells of an arena, as ``runs_of_cells``."""
+    own = slice(0, arena.top)
+    return runs_of_cells(arena.position[own], arena.owner[own], lambda cell: arena.sets[arena.owner[cell]])
+
+
+def runs_of_cells(
+    position: IntArray, owner: NDArray[np.integer[Any]], seqs_of: Callable[[int], Iterable[int]]
+) -> list[list[Any]]:
+    """The used cells as runs ``[first cell, length, [seqs], first position]``, positions rising by one.
+
+    ``position`` and ``owner`` have the shape (n,); equal owners are equal sets of sequences, and ``seqs_of``
+    says which, for a cell. Cells whose position is negative are empty.
+    """
+    cells = np.flatnonzero(position >= 0)
     if len(cells) == 0:
         return []
-    owner, position = arena.owner[cells], arena.position[cells]
+    owner, position = owner[cells], position[cells]
     breaks = (np.diff(cells) != 1) | (np.diff(owner) != 0) | (np.diff(position) != 1)
     firsts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
     lengths = np.diff(np.concatenate((firsts, [len(cells)])))
     return [
-        [int(cells[i]), int(n), sorted(arena.sets[owner[i]]), int(position[i])]
+        [int(cells[i]), int(n), sorted(seqs_of(int(cells[i]))), int(position[i])]
         for i, n in zip(firsts.tolist(), lengths.tolist(), strict=True)
     ]

@@ -41,6 +41,7 @@ class Agreement:
     agree: int
     """Records whose every compared field is ours. After the first that is not, those that follow may suffer."""
     total: int
+    """Records after which anything was recorded that can be compared."""
     first: Disagreement | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,29 +84,36 @@ def conform(path: str | Path, start: Callable[[Record], Replay]) -> Agreement:
     lines = read_lines(source)
     number, header = next(lines, (1, {}))
     agree = total = 0
+    number_of_record = -1
     first: Disagreement | None = None
     try:
         replay = start(header)
         for number, record in lines:  # noqa: B007  (used where the loop fails)
             if record.get("type") == "footer":
                 continue
-            total += 1
+            number_of_record += 1
             try:
                 recorded, ours = replay.perform(record)
             except (*_NOT_A_RECORD, ValueError, Unsupported):
                 if first is None:
                     raise
+                total += 1
                 continue
+            if not recorded:  # Nothing was seen after it.
+                continue
+            total += 1
             differ = tuple(key for key in recorded if recorded[key] != ours.get(key))
             agree += not differ
             if differ and first is None:
-                first = Disagreement(total - 1, replay.operation(record), differ, recorded, ours)
+                first = Disagreement(number_of_record, replay.operation(record), differ, recorded, ours)
     except _NOT_A_RECORD as e:
         raise UserError(f"{source}: line {number}: not a record of such a run ({type(e).__name__}: {e})") from None
     except (ValueError, Unsupported) as e:
         if isinstance(e, UserError) and str(e).startswith(f"{source}: "):
             raise
         raise UserError(f"{source}: line {number}: {str(e).splitlines()[0]}") from None
+    if number_of_record >= 0 and not total:
+        raise UserError(f"{source}: nothing that can be compared: no record says what it found, or shows a cell")
     return Agreement(source.name, replay.era, agree, total, first)
 
 

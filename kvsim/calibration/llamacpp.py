@@ -1,0 +1,358 @@
+"""Measuring the real llama.cpp: prompts by batch size, decodes by batch and attended span, defragmentation, K-shift.
+
+Without flash attention a pass costs the same whatever its sequences hold: every token is scored against all cells up to
+the padded span. So a pass of any shape is measured on a cache that one long sequence fills up to some cell: each of the
+pass's own sequences shares a stretch of it, and their tokens go behind it. With flash attention those stretches count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from kvsim.calibration.serving import USERS, Watched
+from kvsim.calibration.subject import passes_in, runs_in
+from kvsim.calibration.trials import Trial, Trials, random_lengths
+from kvsim.calibration.yardstick import Yardstick
+from kvsim.fitting import Sample
+from kvsim.live import Live, from_here
+from kvsim.metrics import Recorder
+from kvsim.model import Storage
+from kvsim.scenario import Scenario, load
+from kvsim.simulation import drive
+from policies import CacheConfig, Chunk, Group, Kernel, MicroBatch, Moves, Place
+from policies.llamacpp import early_2025
+from policies.reads import padded_span, reads_of
+from real_engine.llama_library import Context, Row, Settings
+
+CELLS = 4096
+"""Cells of the caches that are measured on."""
+_FILLED = 3520
+"""Cells that the long sequence takes at most: the longest pass fits behind it."""
+_LONGEST = 512
+"""Tokens in a pass."""
+_MOVES = 24
+_SHIFTED = (512, 1024, 2048, CELLS)
+"""Cells of the caches in which keys are rotated."""
+_DECODES = (1, 2, 4, 8, 16)
+_PROMPTS = (32, 128)
+"""Tokens of the passes that the machine's pace is told by."""
+_STANDING = 960
+"""Cells that are filled meanwhile."""
+_EVERY_S = 4.0
+_SEQUENCES = 24
+"""More than a pass ever has chunks."""
+_PASSES, _SERVED = 40, 500
+"""Decodes that a trial, and a run of a server, take as long as; roughly."""
+_REQUESTS = 4
+"""Of a server run, beside one of each user."""
+_SLOT = 768
+"""Cells of each stream in server runs."""
+
+
+SKIPPING: tuple[Kernel, ...] = ("tiled",)
+"""On a CPU, flash attention goes cell by cell, and passes over those that are masked."""
+
+
+class LlamaSubject:
+    """llama.cpp with a model, without and with flash attention."""
+
+    shifts_all = True
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        type_k: Storage = "f16",
+        type_v: Storage = "f16",
+        *,
+        threads: int = 1,
+        library: Path | str | None = None,
+    ):
+        """Raises ``UserError`` where llama.cpp or the model is missing, or does not go with these types."""
+        self.model, self.type_k, self.type_v, self.threads = from_here(model), type_k, type_v, threads
+        self._live = Live(self._scenario("idle", 1, 1, 0), model=model, library=library, threads=threads)
+        self.engine = self._live.library.name
+        self._era = self._live.library.era
+        kernels = _kernels(type_v)
+        self._wall = self._cpu = 0.0
+        """Spent in contexts that are closed."""
+        self._benches = {kernel: _Bench(self._context(kernel, CELLS), kernel) for kernel in kernels}
+        self._served = [(kernel, policy) for kernel in kernels for policy in self._live.policies]
+        self._standing = _standing(self._context(kernels[0], CELLS), kernels[0])
+        self.yardstick = self._standing.yardstick()
+        self._others: list[Context] = []
+
+    @property
+    def kinds(self) -> int:
+        """One for each kernel and each policy that describes this version."""
+        return len(self._served)
+
+    def sizes(self, seconds: float) -> tuple[int, int]:
+        """By how long a decode takes."""
+        decode = self._standing.timed([1], _STANDING)
+        trial = Trial(decode)
+        trial.measure()
+        decodes = seconds / 2 / trial.median_s
+        each, runs = decodes / len(self._benches) / _PASSES, decodes / len(self._served) / _SERVED
+        return passes_in(each), runs_in(runs)
+
+    def draw(self, each: int, rng: np.random.Generator) -> Trials:
+        """Passes on caches that are filled up to some cell; defragmentations where there are any; K-shifts."""
+        trials = Trials(groups=dict.fromkeys(self._benches, Group(CELLS)), skipping=SKIPPING)
+        for kernel, bench in self._benches.items():
+            for _ in range(each):
+                lengths = random_lengths(rng)
+                filled = _FILLED if rng.random() < 0.1 else min(round(2 ** rng.uniform(5, 12)), _FILLED)
+                run = bench.timed(lengths, filled)
+                before = bench.timed([1], filled) if max(lengths) > 1 else None
+                trials.passes.append((kernel, bench.pass_of(lengths, filled), bench.trial(run, before, filled)))
+        if self._era == "A":
+            (bench, *_) = self._benches.values()
+            for _ in range(_MOVES):
+                trials.moves.append(bench.defragmentation(self._live.model.n_layers, rng))
+        for cells in _SHIFTED:
+            context = self._context(next(iter(self._benches)), cells)
+            self._others.append(context)
+            trials.shifts.append((cells, Trial(_timed_shift(context, cells))))
+        return trials
+
+    def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
+        """Under that kernel and policy."""
+        kernel, policy = self._served[kind]
+        users = USERS[turn % len(USERS)]
+        scenario = self._scenario(policy, users, int(rng.integers(1 << 31)), turn, kernel, int(rng.choice([64, 128])))
+        live = self._live.on(scenario)
+        backend = live.backend(policy)
+        backend.checks = False
+        watched = Watched(backend, kernel, backend.policy.groups[0], origin, apart=False, skips=kernel in SKIPPING)
+        with backend.context as context:
+            drive(live.scenario, backend.policy, watched, Recorder(), None)
+            self._wall += context.wall_s
+            self._cpu += context.cpu_s
+        return watched.samples
+
+    def spent(self) -> tuple[float, float]:
+        """In ``llama_decode``."""
+        contexts = self._contexts
+        wall = self._wall + sum(context.wall_s for context in contexts)
+        return wall * self.threads, self._cpu + sum(context.cpu_s for context in contexts)
+
+    @property
+    def _contexts(self) -> list[Context]:
+        return [bench.context for bench in (*self._benches.values(), self._standing)] + self._others
+
+    def close(self) -> None:
+        """Every context, and the model."""
+        for context in self._contexts:
+            context.close()
+        self._live.close()
+
+    def _scenario(
+        self, policy: str, users: int, seed: int, turn: int, kernel: Kernel = "masked", n_ubatch: int = 128
+    ) -> Scenario:
+        """Random requests of so many users, one after another's end."""
+        streams = policy == "streams"
+        return load(
+            {
+                "name": f"calibration {turn}",
+                "seed": seed,
+                "workload": {
+                    "kind": "closed-loop",
+                    "users": users,
+                    "think_s": 0.0,
+                    "requests": users + _REQUESTS,
+                    "prompt_tokens": {"kind": "lognormal", "mu": 4.2, "sigma": 1.0, "min": 2, "max": 480},
+                    "output_tokens": {"kind": "lognormal", "mu": 3.2, "sigma": 0.8, "min": 2, "max": 120},
+                },
+                "model": {"name": self.model},
+                "server": {"slots": users, "n_batch": 256, "n_ubatch": n_ubatch, "slot_context": 640},
+                "cache": {
+                    "cells": users * _SLOT if streams else CELLS,
+                    "kernel": kernel,
+                    "type_k": self.type_k,
+                    "type_v": self.type_v,
+                    "threshold": 0.0,
+                },
+            }
+        )
+
+    def _context(self, kernel: Kernel, cells: int) -> Context:
+        return _context(self._live, kernel, cells, self.type_k, self.type_v)
+
+
+def standing_yardstick(live: Live) -> tuple[Yardstick, Context]:
+    """Of llama.cpp as it is there: its passes stand on cells that are filled once, on that context."""
+    cache = live.scenario.cache
+    kernel = _kernels(cache.type_v)[0]
+    context = _context(live, kernel, CELLS, cache.type_k, cache.type_v)
+    return _standing(context, kernel).yardstick(), context
+
+
+def _kernels(type_v: Storage) -> tuple[Kernel, ...]:
+    """Without flash attention, V in blocks of numbers cannot be read."""
+    return ("tiled",) if type_v in ("q8_0", "q4_0") else ("masked", "tiled")
+
+
+def _standing(context: Context, kernel: Kernel) -> _Bench:
+    fill(context, _STANDING)
+    return _Bench(context, kernel, filled=_STANDING)
+
+
+def _context(live: Live, kernel: Kernel, cells: int, type_k: Storage, type_v: Storage) -> Context:
+    settings = Settings(
+        cells=cells,
+        n_batch=_LONGEST,
+        n_ubatch=_LONGEST,
+        sequences=_SEQUENCES,
+        threads=live.threads,
+        flash_attention=kernel == "tiled",
+        type_k=type_k,
+        type_v=type_v,
+    )
+    return Context(live.model, settings)
+
+
+def fill(context: Context, cells: int, seq: int = 0) -> None:
+    """Let a sequence take the first so many cells of an empty cache."""
+    for start in range(0, cells, _LONGEST):
+        rows: list[Row] = [(7, at, False, (seq,)) for at in range(start, min(start + _LONGEST, cells))]
+        rows[-1] = (*rows[-1][:2], True, (seq,))
+        returned, _ = context.decode(rows)
+        assert returned == 0, "an empty cache had no room"
+
+
+class _Bench:
+    """A context whose cells one long sequence fills, number 0; what is measured is sequences 1, 2 and so on."""
+
+    def __init__(self, context: Context, kernel: Kernel, filled: int = 0):
+        self.context = context
+        self._kernel = kernel
+        self._pad = 256 if context.era == "B" or kernel == "tiled" else 32
+        self._filled = filled
+        """Cells that are filled now."""
+        self._full = None
+        if not filled:
+            fill(context, _FILLED)
+            self._full = context.state()
+            self._filled = _FILLED
+
+    def stand(self, filled: int) -> None:
+        """Have just so many cells filled."""
+        if self._filled < filled:
+            assert self._full is not None, "a bench that stands still is asked for more"
+            self.context.clear()
+            self.context.restore(self._full)
+            self._filled = _FILLED
+        if self._filled > filled:
+            self.context.remove(0, filled, -1)
+            self._filled = filled
+
+    def chunks(self, lengths: list[int], filled: int) -> list[Chunk]:
+        """Of a pass: each sequence goes on behind a stretch of its own of what is filled."""
+        share = filled // len(lengths)
+        return [Chunk(1 + i, (i + 1) * share, n) for i, n in enumerate(lengths)]
+
+    def pass_of(self, lengths: list[int], filled: int) -> MicroBatch:
+        """What the pass does."""
+        chunks = self.chunks(lengths, filled)
+        top = filled + sum(lengths)
+        span, own, at, share = padded_span(top, self._pad, CELLS), {}, filled, filled // len(lengths)
+        for chunk in chunks:
+            stretch = np.arange(chunk.start - share, chunk.start)
+            own[chunk.seq] = np.concatenate([stretch, np.arange(at, at + chunk.n)])
+            at += chunk.n
+        reads = reads_of(self._kernel, chunks, own.__getitem__, span)
+        return MicroBatch(tuple(chunks), (Place(np.arange(filled, top), reads),))
+
+    def timed(self, lengths: list[int], filled: int) -> Callable[[], float]:
+        """The pass, to be run again and again on cells that are filled so far; returns its seconds."""
+        chunks = self.chunks(lengths, filled)
+        rows: list[Row] = [
+            (7 + at % 31, start + at, at == n - 1, (seq,)) for seq, start, n, _ in chunks for at in range(n)
+        ]
+        last = [int(end) - 1 for end in np.cumsum(lengths)]
+
+        def run() -> float:
+            context = self.context
+            for chunk in chunks:
+                context.copy(0, chunk.seq, chunk.start - filled // len(lengths), chunk.start)
+            returned, seconds = context.decode(rows)
+            assert returned == 0, "a pass found no room behind what is filled"
+            began = perf_counter()
+            for row in last:
+                context.best(row)
+            seconds += perf_counter() - began
+            for chunk in chunks:
+                context.remove(chunk.seq, -1, -1)
+            return seconds
+
+        return run
+
+    def trial(self, run: Callable[[], float], before: Callable[[], float] | None, filled: int) -> Trial:
+        """On cells that are filled so far."""
+
+        def ready(then: Callable[[], float]) -> Callable[[], float]:
+            def go() -> float:
+                self.stand(filled)
+                return then()
+
+            return go
+
+        return Trial(ready(run), None if before is None else ready(before))
+
+    def yardstick(self) -> Yardstick:
+        """Passes that tell the machine's pace, on what is filled."""
+        decodes = [self.timed([1] * n, self._filled) for n in _DECODES]
+        prompts = [self.timed([n], self._filled) for n in _PROMPTS]
+        return Yardstick([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts], _EVERY_S)
+
+    def defragmentation(self, n_layers: int, rng: np.random.Generator) -> tuple[Moves, Trial]:
+        """One pass over some holes; some have nothing to move."""
+        runs, length = int(rng.integers(0, 33)), int(2 ** rng.uniform(0, 6))
+        length = max(1, min(length, _FILLED // (4 * max(runs, 1))))
+        holes = [(i * 2 * length + 1, i * 2 * length + 1 + length) for i in range(runs)]
+        # What llama.cpp will move is what the policy that describes it would.
+        config = CacheConfig(cells=CELLS, n_ubatch=CELLS, sequences=2, n_layers=n_layers)
+        policy = early_2025("llama.cpp", config, threshold=0.0)
+        policy.allocate([Chunk(0, 0, _FILLED)])
+        for start, stop in holes:
+            policy.free(0, start, stop)
+        moves = policy.compact()
+
+        def run() -> float:
+            context = self.context
+            self._filled = 0
+            self.stand(_FILLED)
+            for start, stop in holes:
+                context.remove(0, start, stop)
+            context.defragment()
+            seconds = context.update()
+            self._filled = 0  # Not as it was.
+            return seconds
+
+        return moves, Trial(run, before=lambda: 0.0)
+
+
+def _timed_shift(context: Context, cells: int) -> Callable[[], float]:
+    """A K-shift: a pass that has one to do first, less the same pass without."""
+    at = 64
+
+    def decode(position: int) -> float:
+        returned, seconds = context.decode([(7, position, True, (0,))])
+        assert returned == 0, "a cache of little use had no room"
+        return seconds
+
+    def run() -> float:
+        context.clear()
+        fill(context, at)
+        plain = min(decode(at), decode(at + 1))
+        context.shift(0, 0, -1, 1)
+        if context.era == "A":
+            return context.update()
+        # What is lost in the noise costs something all the same.
+        return max(decode(at + 3) - plain, 0.02 * plain)
+
+    return run

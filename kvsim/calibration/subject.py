@@ -1,0 +1,127 @@
+"""Who is measured in a calibration: our own engine, or another behind the same words."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, get_args
+
+import numpy as np
+
+from kvsim import machine
+from kvsim.calibration.serving import USERS, serve, traffic
+from kvsim.calibration.trials import CELLS, Trial, Trials, draw_trials, random_pass
+from kvsim.calibration.yardstick import Yardstick, numpy_yardstick
+from kvsim.costs import NUMPY
+from kvsim.fitting import Sample
+from kvsim.model import Storage
+from policies import Group, Kernel
+from real_engine import Engine, load_model
+from workloads import stream
+
+_EACH = (24, 150)
+"""The fewest and the most forward passes, for each kernel."""
+_PASSES = 18
+"""Decodes that a trial, with what runs before it, takes as long as; roughly."""
+_SERVED = 160
+"""And a run of a server."""
+
+
+class Subject(Protocol):
+    """An engine with a model, to be measured."""
+
+    engine: str
+    """For the profile."""
+    model: str
+    type_k: Storage
+    type_v: Storage
+    threads: int
+    shifts_all: bool
+    """As ``Profile.shifts_all``."""
+    yardstick: Yardstick
+
+    @property
+    def kinds(self) -> int:
+        """Kinds of server runs in a round."""
+        ...
+
+    def sizes(self, seconds: float) -> tuple[int, int]:
+        """Forward passes for each kernel, and runs of servers of each kind, for a round of so many seconds."""
+        ...
+
+    def draw(self, each: int, rng: np.random.Generator) -> Trials:
+        """``each`` forward passes for every kernel, moves and rotations; the same from the same stream."""
+        ...
+
+    def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
+        """The passes of a server run under random traffic."""
+        ...
+
+    def spent(self) -> tuple[float, float]:
+        """Seconds so far: by the clock, times the threads that were at work, and of the processors."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is to be measured: give memory back."""
+        ...
+
+
+class NumpySubject:
+    """Our own engine, under all four kernels, on one thread."""
+
+    engine = NUMPY
+    threads = 1
+    shifts_all = False
+
+    def __init__(self, model: str, type_k: Storage, type_v: Storage):
+        """Raises ``UserError`` where there is no such model."""
+        self.model, self.type_k, self.type_v = model, type_k, type_v
+        transformer = load_model(model).transformer
+        self.engines: dict[Kernel, Engine] = {
+            kernel: Engine(transformer, (Group(CELLS),), kernel, seed=0, type_k=type_k, type_v=type_v)
+            for kernel in get_args(Kernel)
+        }
+        for engine in self.engines.values():
+            engine.fill()
+        self.yardstick = numpy_yardstick(transformer, type_k, type_v)
+
+    @property
+    def kinds(self) -> int:
+        """One for each kernel."""
+        return len(self.engines)
+
+    def sizes(self, seconds: float) -> tuple[int, int]:
+        """By how long a decode takes."""
+        engine = self.engines["sliced"]
+        batch = random_pass("sliced", stream(0, "calibration size"), decodes=1)
+        engine.tokens = {0: [7] * (batch.chunks[0].start + 2)}
+        trial = Trial(lambda: engine.forward(batch))
+        with machine.measuring():
+            trial.measure()
+        decodes = seconds / 2 / len(self.engines) / trial.median_s
+        return passes_in(decodes / _PASSES), runs_in(decodes / _SERVED)
+
+    def draw(self, each: int, rng: np.random.Generator) -> Trials:
+        """On the engines."""
+        return draw_trials(self.engines, each, rng)
+
+    def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
+        """Under the policy of the ``kind``-th kernel."""
+        engine = list(self.engines.values())[kind]
+        return serve(engine, traffic(self.model, self.type_k, self.type_v, turn, rng), origin)
+
+    def spent(self) -> tuple[float, float]:
+        """Of the process: it does nothing else."""
+        return time.perf_counter(), time.process_time()
+
+    def close(self) -> None:
+        """Nothing to do: Python takes care of it."""
+
+
+def passes_in(many: float) -> int:
+    """Passes for each kernel in a round that has time for so many."""
+    return int(np.clip(many, *_EACH))
+
+
+def runs_in(many: float) -> int:
+    """Runs of servers of each kind, likewise."""
+    return int(np.clip(many, 1, len(USERS)))
