@@ -353,7 +353,7 @@ def _load(setup: SetUp, path: Path | None, form: WeightForm) -> Transformer:
         return load_model(setup.model, setup.seed, form).transformer
     from real_engine.gguf_model import load_transformer
 
-    return load_transformer(read_header(path), form)
+    return load_transformer(read_header(path, vocabulary=False), form)
 
 
 def _engine(setup: SetUp, model: Transformer) -> tuple[Policy, _Measured]:

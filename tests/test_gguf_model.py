@@ -319,6 +319,36 @@ def test_hostile_headers(tmp_path, content, words):
     refused(path, *words, load=shape_of)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ((8, struct.pack("<Q", 2**64 - 1)), ["ends after"]),
+        ((9, struct.pack("<IQ", 0, 2**62)), [f"array of {2**62}"]),
+        ((9, struct.pack("<IQ", 8, 2**21)), ["ends after"]),
+        ((9, struct.pack("<IQ", 6, 2**21)), ["ends after"]),
+        ((9, struct.pack("<IQ", 9, 1) + bytes(64)), ["array of values of type 9"]),
+        ((99, bytes(8)), ["type 99"]),
+    ],
+)
+def test_hostile_vocabularies_that_are_passed_over(tmp_path, value, words):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf(fields=1, rest=key(b"tokenizer.ggml.tokens", *value)))
+    refused(path, *words, load=shape_of)
+    path.write_bytes(gguf(fields=2, rest=2 * key(b"tokenizer.ggml.a", 4, bytes(4))))
+    refused(path, "'tokenizer.ggml.a' twice", load=shape_of)
+
+
+def test_a_header_without_its_vocabulary_says_all_else(tmp_path):
+    small = Small()
+    words = {"tokens": ["a", "bc"], "scores": [0.5, 1.5], "token_type": [1, 1], "bos_token_id": 1, "model": "gpt2"}
+    small.fields |= {f"tokenizer.ggml.{name}": value for name, value in words.items()}
+    path = small.write(tmp_path / "m.gguf")
+    whole, rest = read_header(path), read_header(path, vocabulary=False)
+    assert [whole.fields[f"tokenizer.ggml.{name}"] for name in words] == list(words.values())
+    assert rest.fields == {name: value for name, value in whole.fields.items() if not name.startswith("tokenizer")}
+    assert rest.tensors == whole.tensors
+
+
 def test_a_file_cut_short_anywhere_is_refused(tmp_path):
     path = Small(Kind.Q4_1).write(tmp_path / "m.gguf")
     whole = path.read_bytes()
