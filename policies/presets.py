@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
-from importlib.metadata import entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 
 from policies import llamacpp
 from policies.compactors import pack
@@ -353,9 +353,17 @@ PRESETS = (
 
 
 def available() -> dict[str, PolicyFactory]:
-    """Every policy that is installed, by name: our own first, then others' in order of name."""
+    """Every policy that is installed, by name: our own first, then others' in order of name.
+
+    Others' are looked for once in a process: it takes longer than a short run.
+    """
+    return dict(_found_by(entry_points))
+
+
+@cache
+def _found_by(search: Callable[..., Iterable[EntryPoint]]) -> dict[str, PolicyFactory]:
     found: dict[str, PolicyFactory] = {preset.name: preset for preset in PRESETS}
-    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
+    for point in sorted(search(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
         if point.name not in found:
             found[point.name] = point.load()
     return found
