@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import joblib
 import pandas as pd
 
 from kvsim.costs import load_profile
@@ -22,6 +21,7 @@ from kvsim.results import writable
 from kvsim.scenario import Scenario, load
 from kvsim.simulation import build_policy, cost_model, run
 from kvsim.verdict import Verdict, judge
+from kvsim.workers import in_order
 from policies import PolicyFactory, available
 
 if TYPE_CHECKING:
@@ -233,11 +233,10 @@ def _run_all(
     ended = 0
     if n_requests * len(policies) < _WORTH_PROCESSES:
         for policy in policies:
-            yield _attempt(scenario, policy, film, leap, _counting_on(progress, ended))
+            yield _attempt(scenario, film, leap, policy, _counting_on(progress, ended))
             ended += n_requests
         return
-    jobs = (joblib.delayed(_attempt)(scenario, policy, film, leap) for policy in policies)
-    for result in joblib.Parallel(n_jobs=-1, return_as="generator")(jobs):
+    for result in in_order(partial(_attempt, scenario, film, leap), policies):
         ended += n_requests
         if progress is not None:
             progress(ended, 0.0 if isinstance(result, str) else result.ended_s)
@@ -256,23 +255,23 @@ def _replicate(
     calls = [(scenario.model_copy(update={"seed": seed}), policy) for seed in seeds for policy, _ in alive]
     if not calls:
         return
-    jobs = (joblib.delayed(_measured)(of, policy, leap) for of, policy in calls)
     n_requests, ended = scenario.build_workload().n_requests, 0
     worth = n_requests * len(calls) >= _WORTH_PROCESSES
-    for found in joblib.Parallel(n_jobs=-1 if worth else 1, return_as="generator")(jobs):
+    for found in in_order(partial(_measured, leap), calls, processes=worth):
         ended += n_requests
         if progress is not None:
             progress(ended, 0.0)
         yield found
 
 
-def _measured(scenario: Scenario, policy: str | PolicyFactory, leap: bool) -> Measures | str:
-    found = _attempt(scenario, policy, False, leap)
+def _measured(leap: bool, call: tuple[Scenario, str | PolicyFactory]) -> Measures | str:
+    scenario, policy = call
+    found = _attempt(scenario, False, leap, policy)
     return f"{found} (seed {scenario.seed})" if isinstance(found, str) else of_whole(found)
 
 
 def _attempt(
-    scenario: Scenario, policy: str | PolicyFactory, film: bool, leap: bool, progress: Progress | None = None
+    scenario: Scenario, film: bool, leap: bool, policy: str | PolicyFactory, progress: Progress | None = None
 ) -> Result | str:
     try:
         return run(scenario, policy, detail="tables", film=film, leap=leap, progress=progress)

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import joblib
 import numpy as np
 import pandas as pd
 
@@ -21,6 +20,7 @@ from kvsim.errors import UserError
 from kvsim.job import content_of
 from kvsim.results import writable
 from kvsim.scenario import Scenario, load
+from kvsim.workers import in_order
 from policies import EVICTIONS, Content, Eviction
 from policies.blocks import BlockPool
 from policies.content import Key
@@ -141,9 +141,8 @@ def prefix_cache(
     sizes = sorted(set(blocks)) if blocks else _sizes(distinct, max(map(len, prompts)))
     tried = list(dict.fromkeys(evictions or EVICTIONS))
     work = [(eviction, n) for eviction in tried for n in sizes]
-    jobs = (joblib.delayed(_hits)(prompts, eviction, n) for eviction, n in work)
     rows, seconds = [], 0.0
-    for (eviction, n), (hits, took) in zip(work, joblib.Parallel(n_jobs=-1, return_as="generator")(jobs), strict=True):
+    for (eviction, n), (hits, took) in zip(work, in_order(partial(_hits, prompts), work), strict=True):
         rows.append((eviction, n, n * size, hits, hits / references))
         seconds += took
         if progress is not None:
@@ -170,8 +169,9 @@ def _sizes(distinct: int, longest: int) -> list[int]:
     return sorted({round(n) for n in np.geomspace(least, distinct, _SIZES)})
 
 
-def _hits(prompts: Prompts, eviction: Eviction, blocks: int) -> tuple[int, float]:
+def _hits(prompts: Prompts, tried: tuple[Eviction, int]) -> tuple[int, float]:
     """Blocks found by all requests, served one after another, and the processor seconds that it took."""
+    eviction, blocks = tried
     began = time.process_time()
     future = Future(prompts) if eviction == "belady" else None
     pool = BlockPool(blocks, partial(free_blocks, eviction, future=future), first=0)

@@ -25,8 +25,8 @@ _CONNECT_S = 10
 
 
 def usable() -> int:
-    """Processors that this process may use."""
-    return int(joblib.cpu_count())
+    """Processors that this process may use; 1 within ``joblib.parallel_config("sequential")``."""
+    return int(joblib.effective_n_jobs(-1))
 
 
 def each(
@@ -42,16 +42,31 @@ def each(
         yield from _on_dask(work, jobs, dask)
         return
     count = min(workers or usable(), len(jobs))
-    if count <= 1:
-        for job in jobs:
-            with _one_thread():
-                done = work(job)
-            yield done
-        return
+    yield from _here(work, jobs) if count <= 1 else _in_processes(work, jobs, count, ordered=False)
+
+
+def in_order(work: Callable[[Job], Done], jobs: Sequence[Job], *, processes: bool = True) -> Iterator[Done]:
+    """Do all jobs as ``each`` does, and yield what ``work`` returns in the jobs' order.
+
+    ``processes``: as many as there are processors; else, where there is little to do, this one.
+    """
+    count = min(usable(), len(jobs)) if processes else 1
+    yield from _here(work, jobs) if count <= 1 else _in_processes(work, jobs, count, ordered=True)
+
+
+def _here(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterator[Done]:
+    for job in jobs:
+        yield _threadless(work, job)
+
+
+def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job], count: int, *, ordered: bool) -> Iterator[Done]:
     calls = (joblib.delayed(partial(_in_a_worker, os.getpid()))(work, job) for job in jobs)
     try:
         with joblib.parallel_config("loky", inner_max_num_threads=1):
-            yield from joblib.Parallel(n_jobs=count, batch_size=1, return_as="generator_unordered")(calls)
+            as_done = "generator" if ordered else "generator_unordered"
+            with _deaf_children():
+                done = joblib.Parallel(n_jobs=count, batch_size=1, return_as=as_done)(calls)
+            yield from done
     except BrokenExecutor:
         raise UserError(
             f"a worker died, perhaps for want of memory; what is finished is kept; try fewer than {count} workers"
@@ -87,6 +102,19 @@ def _threadless(work: Callable[[Job], Done], job: Job) -> Done:
 def _in_a_worker(parent: int, work: Callable[[Job], Done], job: Job) -> Done:
     _settle_in(parent)
     return work(job)
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that are started meanwhile ignore interrupts from the very beginning, while they import as well."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 @cache

@@ -304,10 +304,10 @@ def test_malformed_traces_are_reported(tmp_path):
 
 
 def test_results_do_not_depend_on_who_computes_them(folder):
-    """In this process, in threads, in other processes: the same table, in the same order."""
+    """In this process, in other processes: the same table, in the same order."""
     path = write(folder / "trace.jsonl", crowd(3))
     tables = []
-    for backend in ("sequential", "threading", "loky"):
+    for backend in ("sequential", "loky"):
         with joblib.parallel_config(backend):
             tables.append(prefix_cache(mooncake(str(path)), blocks=[10, 20, 40]).table)
     for table in tables[1:]:
