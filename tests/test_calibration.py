@@ -67,7 +67,12 @@ def test_a_journal_that_is_something_else_is_no_journal(tmp_path):
         Journal(path).header()
 
 
-def test_a_calibration_goes_on_where_it_was_cut_short(tmp_path):
+@pytest.fixture
+def small_rounds(monkeypatch):
+    monkeypatch.setattr("kvsim.calibration.subject._EACH", (8, 8))
+
+
+def test_a_calibration_goes_on_where_it_was_cut_short(tmp_path, small_rounds):
     path = tmp_path / "tiny.part"
     first = kvsim.calibrate("tiny", seconds=1, journal=path)
     again = kvsim.calibrate("tiny", seconds=1, journal=path)
@@ -80,7 +85,7 @@ def test_a_calibration_goes_on_where_it_was_cut_short(tmp_path):
     assert other.profile.type_k == "f16"
 
 
-def test_rounds_of_other_trials_do_not_count(tmp_path):
+def test_rounds_of_other_trials_do_not_count(tmp_path, small_rounds):
     """As another version of the program may have left them."""
     path = tmp_path / "tiny.part"
     assert kvsim.calibrate("tiny", seconds=1, journal=path).resumed == 0
@@ -127,7 +132,7 @@ def replace_machine(calibration, cpu_share):
     return replace(calibration, profile=calibration.profile.model_copy(update={"machine": machine}))
 
 
-def test_what_is_not_good_enough_is_not_saved_but_not_lost(tmp_path, monkeypatch):
+def test_what_is_not_good_enough_is_not_saved_but_not_lost(tmp_path, small_rounds, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused = command("calibrate", "--seconds", "1", "--bound", "0")
     assert refused.returncode == 1

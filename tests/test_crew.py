@@ -94,7 +94,7 @@ def outcome(scenario, name, leap):
 
 
 @pytest.mark.parametrize("name", list(available()))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=24, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios())
 def test_lockstep_changes_nothing(name, scenario):
     together, a = outcome(scenario, name, leap=True)

@@ -87,7 +87,7 @@ def alike(a, b):
 
 
 @pytest.mark.parametrize("name", list(available()))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios())
 def test_leaping_changes_nothing(name, scenario):
     leaped, a, _ = outcome(scenario, name, leap=True)

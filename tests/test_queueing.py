@@ -7,7 +7,7 @@ from scipy import stats
 from tests.worlds import GivenTimes, scenario, serve
 from workloads import Fixed, Synthetic, poisson_gaps
 
-RATE, MEAN_SERVICE, REQUESTS, WARM_UP, REPLICATIONS = 0.7, 1.0, 2500, 500, 30
+RATE, MEAN_SERVICE, REQUESTS, WARM_UP, REPLICATIONS = 0.7, 1.0, 2500, 500, 24
 WORLD = scenario(server__slots=1, server__n_batch=2**20, server__n_ubatch=2**20, cache__cells=2**20)
 
 
