@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from kvsim import load, load_profile
+from kvsim.__main__ import main
 from kvsim.scenario import builtin_names
 from tests.worlds import command
 
@@ -447,3 +448,20 @@ def test_a_calibrated_profile_predicts(kvsim, tmp_path):
     predicted = json.loads(succeeded(kvsim("run", "chat", "--requests", "10", "--profile", "mine.json", "--json")))
     assert predicted["profile"] == measured["name"] == "mine"
     check_summary(predicted)
+
+
+@pytest.mark.parametrize("where", ["importing", "running"])
+def test_an_interrupt_ends_with_130_whenever_it_comes(where, monkeypatch):
+    class Interrupted:
+        def __getattr__(self, name):
+            if where == "importing" or name != "main":
+                raise KeyboardInterrupt
+            return self.run
+
+        def run(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "kvsim.cli", Interrupted())
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
