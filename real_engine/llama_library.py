@@ -18,6 +18,7 @@ import os
 import re
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -195,9 +196,9 @@ def _load(folder: Path | None) -> tuple[Any, str]:
 class Closing(AbstractContextManager[Any]):
     """Something that is given back at the end of a ``with``."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give it back."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
