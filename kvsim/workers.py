@@ -68,9 +68,9 @@ def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job], count: int, 
                 done = joblib.Parallel(n_jobs=count, batch_size=1, return_as=as_done)(calls)
             yield from done
     except BrokenExecutor:
-        raise UserError(
-            f"a worker died, perhaps for want of memory; what is finished is kept; try fewer than {count} workers"
-        ) from None
+        # Who wants results in order neither keeps what is finished nor chooses how many workers there are.
+        way_out = "" if ordered else f"; what is finished is kept; try fewer than {count} workers"
+        raise UserError(f"a worker died, perhaps for want of memory{way_out}") from None
 
 
 def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> Iterator[Done]:
