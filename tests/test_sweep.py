@@ -297,7 +297,7 @@ def test_killed_at_any_moment_a_sweep_goes_on(tmp_path):
     assert len(digests) == len(set(digests)) == 60
 
 
-@pytest.mark.parametrize("after_s", [0.3, 1.5])
+@pytest.mark.parametrize("after_s", [0.2, 0.7])
 def test_an_interrupted_sweep_says_how_to_go_on(tmp_path, after_s):
     """The earlier interrupt meets workers that are still importing; they must not say so."""
     running = start(tmp_path, "--workers", "2")
