@@ -60,9 +60,9 @@ LOADED = $(BIN)/python -c "import sys; from real_engine.llama_library import Lib
 
 test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed
 	@$(LOADED)
-	env -u KVSIM_LLAMA_CPP $(BIN)/python -m pytest tests/llamacpp
+	env -u KVSIM_LLAMA_CPP $(BIN)/python -m pytest tests/real_engine/llamacpp
 	@$(LOADED) $(LLAMA_EARLY)
-	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(BIN)/python -m pytest tests/llamacpp
+	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(BIN)/python -m pytest tests/real_engine/llamacpp
 
 bench: setup
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s

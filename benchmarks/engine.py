@@ -35,7 +35,7 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from kvsim.machine import blas, load, processor
-from kvsim.model import STORAGES, Storage
+from kvsim.model.engine_shapes import STORAGES, Storage
 from policies import CacheConfig, Chunk, Moves, Policy, SequencePlan, available
 from real_engine import Engine, Transformer, load_model
 from real_engine.copies import COPY_KERNELS, carry_out

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed import bare_events
-from kvsim.scenario import Scenario, load
-from kvsim.simulation import run
+from kvsim.scenario.scenario import Scenario, load
+from kvsim.simulation.run import run
 
 PRESETS = ("oracle", "hf-reserved", "growing", "ring", "paged", "vllm", "chunked", "contiguous", "llama.cpp-today")
 """Those that never plan a compaction: that would be most of the time, leaps or not."""

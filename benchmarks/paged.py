@@ -14,13 +14,13 @@ from functools import partial
 
 import numpy as np
 
-from kvsim.job import Job
-from kvsim.metrics import Recorder
-from kvsim.scenario import load
-from kvsim.schedulers.vllm import Vllm
+from kvsim.scenario.scenario import load
+from kvsim.simulation.job import Job
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.schedulers.vllm import Vllm
 from policies import CacheConfig, Chunk, Content, SequencePlan
-from policies.eviction import free_blocks
-from policies.paged import PagedPolicy
+from policies.layouts.paged import PagedPolicy
+from policies.paging.eviction import free_blocks
 from tests.worlds import GivenTimes
 from workloads import Request
 

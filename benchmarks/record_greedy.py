@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, quants
 
-from kvsim.gguf_file import read_header
-from kvsim.model import gguf_path, shape_of
+from kvsim.model.engine_shapes import gguf_path, shape_of
+from kvsim.model.gguf_file import read_header
 from real_engine.tokenizer import Message, Tokenizer, read_tokenizer
 
 MODEL = "smollm2"

@@ -24,14 +24,14 @@ import numpy as np
 import simpy
 from pydantic import Field
 
-from kvsim.arrivals import Process
-from kvsim.backend import SimulatedBackend
-from kvsim.costs import load_profile
-from kvsim.metrics import Recorder
-from kvsim.scenario import Scenario
-from kvsim.simulation import build_policy, cost_model, drive
+from kvsim.costs.costs import load_profile
+from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.arrivals import Process
+from kvsim.simulation.backend import SimulatedBackend
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import build_policy, cost_model, drive
 from workloads import AzureTrace, Lengths, Synthetic, Workload, no_gaps, poisson_gaps, stream
-from workloads.gaps import Gaps, moments
+from workloads.generators.gaps import Gaps, moments
 from workloads.request import Request
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,7 +153,7 @@ def _lengths(trace: str) -> Sequence[tuple[int, int]]:
 
 
 def simulate(world: World, policy: str) -> dict[str, Any]:
-    """The summary of ``kvsim.simulation.run(world, policy, detail="requests")``, which would read the scenario anew and
+    """The summary of ``kvsim.run(world, policy, detail="requests")``, which would read the scenario anew and
     with it lose the workload."""
     costs = cost_model(world, load_profile(world.machine.profile, world.folder))
     chosen = build_policy(world, policy, costs)
@@ -228,7 +228,7 @@ def elsewhere(task: Task) -> dict[str, Any]:
 
 def import_s() -> float:
     """Seconds that a new process needs to import the simulator."""
-    code = "import time; t = time.perf_counter(); import kvsim.simulation; print(time.perf_counter() - t)"
+    code = "import time; t = time.perf_counter(); import kvsim.simulation.run; print(time.perf_counter() - t)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     return float(done.stdout)
 

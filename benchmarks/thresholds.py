@@ -5,7 +5,8 @@ Run with: python -m benchmarks.thresholds. Simulated seconds: the same on every 
 
 import joblib
 
-from kvsim import load, run
+from kvsim import run
+from kvsim.scenario import rate_scaling as load
 
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 

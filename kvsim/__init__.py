@@ -6,16 +6,19 @@ The public interface: the same verbs as the command line, returning results back
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvsim.calibration import Calibration, calibrate
-    from kvsim.comparison import Comparison, compare
-    from kvsim.costs import Profile, load_profile
-    from kvsim.errors import Livelock, UserError
-    from kvsim.llama_studies import (
+    from kvsim.advice.memory import MemoryReport, memory
+    from kvsim.advice.plan import Plan, plan
+    from kvsim.advice.recommend import recommend
+    from kvsim.advice.recommendation import Recommendation
+    from kvsim.advice.request_source import describe_workload, fit_workload
+    from kvsim.advice.why import Diagnosis, why
+    from kvsim.advice.workload_fit import WorkloadFit
+    from kvsim.calibration.run import Calibration, calibrate
+    from kvsim.costs.costs import Profile, load_profile
+    from kvsim.engines.llama_studies import (
         Defragmentation,
         Holes,
         KShift,
@@ -23,23 +26,18 @@ if TYPE_CHECKING:
         measure_holes,
         measure_shift,
     )
-    from kvsim.memory import MemoryReport, memory
-    from kvsim.metrics import Result
-    from kvsim.plan import Plan, plan
-    from kvsim.prefix_cache import PrefixStudy, prefix_cache
-    from kvsim.recommend import recommend
-    from kvsim.recommendation import Recommendation
-    from kvsim.recording import Recording, record
-    from kvsim.report import report
-    from kvsim.scenario import Scenario, builtin_names, load
-    from kvsim.simulation import run
-    from kvsim.streams import describe_workload, fit_workload
-    from kvsim.sweep import sweep
-    from kvsim.sweep_file import builtin_sweeps
-    from kvsim.sweep_result import SweepResult
-    from kvsim.validation import Validation, validate
-    from kvsim.why import Diagnosis, why
-    from kvsim.workload_fit import WorkloadFit
+    from kvsim.engines.recording import Recording, record
+    from kvsim.engines.validation import Validation, validate
+    from kvsim.errors import Livelock, UserError
+    from kvsim.experiments.comparison import Comparison, compare
+    from kvsim.experiments.prefix_cache import PrefixStudy, prefix_cache
+    from kvsim.experiments.sweep import sweep
+    from kvsim.experiments.sweep_file import builtin_sweeps
+    from kvsim.experiments.sweep_result import SweepResult
+    from kvsim.reports.sources import report
+    from kvsim.scenario.scenario import Scenario, builtin_names, load
+    from kvsim.simulation.recorder import Result
+    from kvsim.simulation.run import run
     from real_engine.accuracy import Accuracy, accuracy
 
 __version__ = "0.1.0"
@@ -91,47 +89,47 @@ __all__ = [
 
 _HOMES = {
     "Accuracy": "real_engine.accuracy",
-    "Calibration": "kvsim.calibration",
-    "Comparison": "kvsim.comparison",
-    "Defragmentation": "kvsim.llama_studies",
-    "Diagnosis": "kvsim.why",
-    "Holes": "kvsim.llama_studies",
-    "KShift": "kvsim.llama_studies",
+    "Calibration": "kvsim.calibration.run",
+    "Comparison": "kvsim.experiments.comparison",
+    "Defragmentation": "kvsim.engines.llama_studies",
+    "Diagnosis": "kvsim.advice.why",
+    "Holes": "kvsim.engines.llama_studies",
+    "KShift": "kvsim.engines.llama_studies",
     "Livelock": "kvsim.errors",
-    "MemoryReport": "kvsim.memory",
-    "Plan": "kvsim.plan",
-    "PrefixStudy": "kvsim.prefix_cache",
-    "Profile": "kvsim.costs",
-    "Recommendation": "kvsim.recommendation",
-    "Recording": "kvsim.recording",
-    "Result": "kvsim.metrics",
-    "Scenario": "kvsim.scenario",
-    "SweepResult": "kvsim.sweep_result",
+    "MemoryReport": "kvsim.advice.memory",
+    "Plan": "kvsim.advice.plan",
+    "PrefixStudy": "kvsim.experiments.prefix_cache",
+    "Profile": "kvsim.costs.costs",
+    "Recommendation": "kvsim.advice.recommendation",
+    "Recording": "kvsim.engines.recording",
+    "Result": "kvsim.simulation.recorder",
+    "Scenario": "kvsim.scenario.scenario",
+    "SweepResult": "kvsim.experiments.sweep_result",
     "UserError": "kvsim.errors",
-    "Validation": "kvsim.validation",
-    "WorkloadFit": "kvsim.workload_fit",
+    "Validation": "kvsim.engines.validation",
+    "WorkloadFit": "kvsim.advice.workload_fit",
     "accuracy": "real_engine.accuracy",
-    "builtin_names": "kvsim.scenario",
-    "builtin_sweeps": "kvsim.sweep_file",
-    "calibrate": "kvsim.calibration",
-    "compare": "kvsim.comparison",
-    "describe_workload": "kvsim.streams",
-    "fit_workload": "kvsim.streams",
-    "load": "kvsim.scenario",
-    "load_profile": "kvsim.costs",
-    "measure_defragmentation": "kvsim.llama_studies",
-    "measure_holes": "kvsim.llama_studies",
-    "measure_shift": "kvsim.llama_studies",
-    "memory": "kvsim.memory",
-    "plan": "kvsim.plan",
-    "prefix_cache": "kvsim.prefix_cache",
-    "recommend": "kvsim.recommend",
-    "record": "kvsim.recording",
-    "report": "kvsim.report",
-    "run": "kvsim.simulation",
-    "sweep": "kvsim.sweep",
-    "validate": "kvsim.validation",
-    "why": "kvsim.why",
+    "builtin_names": "kvsim.scenario.scenario",
+    "builtin_sweeps": "kvsim.experiments.sweep_file",
+    "calibrate": "kvsim.calibration.run",
+    "compare": "kvsim.experiments.comparison",
+    "describe_workload": "kvsim.advice.request_source",
+    "fit_workload": "kvsim.advice.request_source",
+    "load": "kvsim.scenario.scenario",
+    "load_profile": "kvsim.costs.costs",
+    "measure_defragmentation": "kvsim.engines.llama_studies",
+    "measure_holes": "kvsim.engines.llama_studies",
+    "measure_shift": "kvsim.engines.llama_studies",
+    "memory": "kvsim.advice.memory",
+    "plan": "kvsim.advice.plan",
+    "prefix_cache": "kvsim.experiments.prefix_cache",
+    "recommend": "kvsim.advice.recommend",
+    "record": "kvsim.engines.recording",
+    "report": "kvsim.reports.sources",
+    "run": "kvsim.simulation.run",
+    "sweep": "kvsim.experiments.sweep",
+    "validate": "kvsim.engines.validation",
+    "why": "kvsim.advice.why",
 }
 """Of each public name its module. All are imported when first asked for: the core is spared the engine, and the engine,
 which needs errors and shapes alone, is spared pandas, SciPy and pydantic, which take more memory than all of it."""
@@ -147,14 +145,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps the verbs: importing a submodule would put it in the place of the function that has its name."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line; an interrupt ends it with exit code 130, also while everything is still being imported."""
     try:
-        from kvsim.cli import main as run
+        from kvsim.cli.app import main as run
 
         run()
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvsim.job import Job
+    from kvsim.simulation.job import Job
     from policies import Policy
 
 _NAMED = 4

@@ -3,12 +3,12 @@
 Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engine``.
 """
 
+from policies.compaction.triggers import RelativeCosts
 from policies.content import NOTHING, Content
-from policies.eviction import EVICTIONS, Eviction, FreeOrder
-from policies.leap import Leap, Usages
+from policies.fast_forward.forecast import Leap, Usages
+from policies.paging.eviction import EVICTIONS, Eviction, FreeOrder
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
 from policies.presets import Preset, available
-from policies.triggers import RelativeCosts
 from policies.vocabulary import (
     NO_MOVES,
     NO_SHIFT,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from policies.compaction.triggers import RelativeCosts
 from policies.content import Content, Key
-from policies.crew import Crew
-from policies.eviction import Eviction, FreeOrder
-from policies.leap import Leap
-from policies.triggers import RelativeCosts
+from policies.fast_forward.forecast import Leap
+from policies.fast_forward.lockstep import Crew
+from policies.paging.eviction import Eviction, FreeOrder
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 
-from policies import llamacpp
-from policies.compactors import pack
-from policies.eviction import FreeBlocks, Future, Keys, LowestFirst, Stack, free_blocks
-from policies.paged import PagedPolicy
+from policies.compaction.compactors import pack
+from policies.compaction.triggers import Adaptive, Idle, OnFailure, Threshold
+from policies.layouts import llamacpp
+from policies.layouts.multi_stream import CacheSpec, SplitPolicy
+from policies.layouts.paged import PagedPolicy
+from policies.layouts.prompt_decode_regions import SplitRegionsPolicy
+from policies.layouts.sequence_regions import GrowingPolicy, OraclePolicy, ReservedPolicy, RingPolicy
+from policies.layouts.unified import UnifiedPolicy
+from policies.paging.eviction import FreeBlocks, Future, Keys, LowestFirst, Stack, free_blocks
 from policies.policy import CacheConfig, Policy, PolicyFactory
-from policies.regions import GrowingPolicy, OraclePolicy, ReservedPolicy, RingPolicy
-from policies.split import CacheSpec, SplitPolicy
-from policies.split_regions import SplitRegionsPolicy
-from policies.triggers import Adaptive, Idle, OnFailure, Threshold
-from policies.unified import UnifiedPolicy
 
 ENTRY_POINT_GROUP = "kvsim.policies"
 

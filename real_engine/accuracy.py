@@ -16,7 +16,7 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from kvsim.errors import UserError
-from kvsim.model import STORAGES, Storage
+from kvsim.model.engine_shapes import STORAGES, Storage
 from policies import CacheConfig, Chunk, Policy, SequencePlan, available
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvsim.model import Storage
+from kvsim.model.engine_shapes import Storage
 from policies import Chunk, Group, Kernel, MicroBatch, Moves, Shift, Transfer, View
-from policies.reads import TILE
+from policies.cells.reads import TILE
 from real_engine import kernels
 from real_engine.copies import CopyKernel, carry_out
 from real_engine.model import Floats, Ints, Transformer, rotary_table, rotate

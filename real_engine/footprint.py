@@ -23,10 +23,10 @@ from typing import Any, Literal
 import numpy as np
 
 from kvsim.errors import UserError
-from kvsim.gguf_file import read_header
-from kvsim.model import ModelShape, Storage, gguf_path
+from kvsim.model.engine_shapes import ModelShape, Storage, gguf_path
+from kvsim.model.gguf_file import read_header
 from policies import CacheConfig, Chunk, MicroBatch, Policy, SequencePlan, available
-from policies.regions import GrowingPolicy
+from policies.layouts.sequence_regions import GrowingPolicy
 from real_engine.apart import ask_apart
 from real_engine.engine import Engine
 from real_engine.kernels import BLOCK

@@ -10,7 +10,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from kvsim.errors import UserError
-from kvsim.model import Storage
+from kvsim.model.engine_shapes import Storage
 from policies import CacheConfig, Chunk, MicroBatch, NoSlot, Policy, PolicyFactory, SequencePlan, available
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model

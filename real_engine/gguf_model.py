@@ -12,8 +12,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from kvsim.errors import UserError
-from kvsim.gguf_file import GgufHeader
-from kvsim.model import shape_in
+from kvsim.model.engine_shapes import shape_in
+from kvsim.model.gguf_file import GgufHeader
 from real_engine.model import Floats, Ints, Layer, Transformer
 from real_engine.weights import Decoded, Matrix, WeightForm, pack, pieces
 

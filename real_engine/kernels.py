@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from policies import Chunk, Group, Kernel, View
-from policies.free_runs import runs_of
-from policies.reads import TILE
+from policies.cells.free_extents import runs_of
+from policies.cells.reads import TILE
 from real_engine.model import Floats, Ints
 
 Read = Callable[[slice | Ints], Floats]

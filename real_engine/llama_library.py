@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import UserError
-from kvsim.model import Storage
+from kvsim.model.engine_shapes import Storage
 
 Era = Literal["A", "B"]
 Ints = NDArray[np.int64]

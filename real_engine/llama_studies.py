@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from kvsim.errors import UserError
-from policies.llamacpp import run_limit
+from policies.layouts.llamacpp import run_limit
 from real_engine.apart import ask_apart
 from real_engine.llama_library import Cells, Context, Ints, Library, LlamaModel, Settings, digits_alike
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from kvsim.errors import Parted, UserError
 from policies import Chunk, MicroBatch, Moves, NoSlot, Policy, Transfer
-from policies.arena import Arena
-from policies.around import AroundPolicy
-from policies.split import Rejected, SplitPolicy
-from policies.unified import UnifiedPolicy
+from policies.cells.arena import Arena
+from policies.delegating import AroundPolicy
+from policies.layouts.multi_stream import Rejected, SplitPolicy
+from policies.layouts.unified import UnifiedPolicy
 from real_engine.llama_library import SEVERAL, Cells, Context, Era, Ints, LlamaModel, Row, Settings, digits_alike
 from real_engine.texts import Texts
 

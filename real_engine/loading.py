@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UserError
-from kvsim.model import SHAPES, gguf_path
+from kvsim.model.engine_shapes import SHAPES, gguf_path
 from real_engine.model import Transformer
 from real_engine.weights import WEIGHT_FORMS
 
@@ -40,7 +40,7 @@ def load_model(name: str, seed: int = 0, weights: str = "f32") -> LoadedModel:
             raise UserError(f"{name}: its weights are drawn, not read from a file that could be mapped")
         return LoadedModel(Transformer.random(SHAPES[name], seed, weights), None, name)
     # Imported when needed: both packages take a while, and random models do without.
-    from kvsim.gguf_file import read_header
+    from kvsim.model.gguf_file import read_header
     from real_engine.gguf_model import load_transformer
     from real_engine.tokenizer import read_tokenizer
 

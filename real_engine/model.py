@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.model import ModelShape
+from kvsim.model.engine_shapes import ModelShape
 from real_engine.weights import Matrix, WeightForm, pack
 from workloads import stream
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import UserError
-from kvsim.model import ModelShape, Storage
+from kvsim.model.engine_shapes import ModelShape, Storage
 from real_engine.model import Floats, Ints
 
 QK = 32

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer
 from tokenizers.pre_tokenizers import Sequence as InTurn
 
 from kvsim.errors import UserError
-from kvsim.gguf_file import GgufHeader
+from kvsim.model.gguf_file import GgufHeader
 
 PRE_TOKENIZERS = ("gpt-2", "smollm")
 """Ways of cutting a text into words that are understood, by GGUF's names."""

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from kvsim.model import gguf_path
+from kvsim.model.engine_shapes import gguf_path
 
 try:
     gguf_path("smollm2")

@@ -1,14 +1,14 @@
 """Where the shared traces are, if they are here, and what their manifest says of the malformed ones."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 
+from tests import paths
 from workloads import WorkloadError
 
-SHARED = Path(__file__).parent.parent.parent / "shared" / "traces"
+SHARED = paths.SHARED / "traces"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/traces, which is not here")
 
 

@@ -14,16 +14,16 @@ from unittest.mock import patch
 import joblib
 import simpy
 
-from kvsim import cli
-from kvsim.arrivals import Inbox, send
-from kvsim.backend import PassByPass
-from kvsim.job import Job
-from kvsim.metrics import Recorder
-from kvsim.prefetch import Prefetcher
-from kvsim.scenario import Scenario, load
-from kvsim.schedulers import SCHEDULERS
-from kvsim.server import Server
-from kvsim.simulation import build_policy
+from kvsim.cli import app as cli
+from kvsim.scenario.scenario import Scenario, load
+from kvsim.simulation.arrivals import Inbox, send
+from kvsim.simulation.backend import PassByPass
+from kvsim.simulation.job import Job
+from kvsim.simulation.prefetch import Prefetcher
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import build_policy
+from kvsim.simulation.schedulers import SCHEDULERS
+from kvsim.simulation.server import Server
 from policies import MicroBatch, Moves, Policy, Transfer
 from workloads import Request, Workload
 

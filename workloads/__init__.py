@@ -3,24 +3,24 @@
 Knows neither the server nor the cache; imports neither ``kvsim`` nor ``real_engine``.
 """
 
-from workloads.azure import AzureTrace
-from workloads.burstgpt import BurstGptTrace
-from workloads.cells import Columns
-from workloads.gaps import Draw, Gaps, empirical_gaps, gamma_gaps, no_gaps, poisson_gaps, weibull_gaps
-from workloads.joint import GivenPrompt
-from workloads.kinds import KINDS, open_trace, sniff
-from workloads.lengths import Empirical, Fixed, Gamma, Lengths, Lognormal, Zipf
-from workloads.mix import Mix, part_seed
-from workloads.modulated import diurnal_gaps, modulated_gaps
-from workloads.mooncake import MooncakeTrace
-from workloads.ragpulse import RagPulseTrace
+from workloads.generators.gaps import Draw, Gaps, empirical_gaps, gamma_gaps, no_gaps, poisson_gaps, weibull_gaps
+from workloads.generators.joint import GivenPrompt
+from workloads.generators.lengths import Empirical, Fixed, Gamma, Lengths, Lognormal, Zipf
+from workloads.generators.mix import Mix, part_seed
+from workloads.generators.modulated import diurnal_gaps, modulated_gaps
+from workloads.generators.sessions import MAX_TURNS, Sessions, Tools
+from workloads.generators.synthetic import Synthetic
 from workloads.request import BadRowError, Request, Segment, Workload, WorkloadError, answer_of
-from workloads.sessions import MAX_TURNS, Sessions, Tools
 from workloads.streams import stream
-from workloads.synthetic import Synthetic
-from workloads.table import TableTrace
-from workloads.traces import Trace
-from workloads.weka import WekaTrace
+from workloads.traces.azure import AzureTrace
+from workloads.traces.burstgpt import BurstGptTrace
+from workloads.traces.kinds import KINDS, open_trace, sniff
+from workloads.traces.mooncake import MooncakeTrace
+from workloads.traces.ragpulse import RagPulseTrace
+from workloads.traces.table import TableTrace
+from workloads.traces.table_cells import Columns
+from workloads.traces.trace import Trace
+from workloads.traces.weka import WekaTrace
 
 __all__ = [
     "KINDS",

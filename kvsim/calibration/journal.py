@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvsim.costs import NUMPY
+from kvsim.costs.costs import NUMPY
+from kvsim.costs.fitting import Sample
 from kvsim.errors import UserError
-from kvsim.fitting import Sample
-from kvsim.model import Storage
+from kvsim.model.engine_shapes import Storage
 
 
 class _Line(BaseModel):

@@ -13,19 +13,19 @@ from time import perf_counter
 
 import numpy as np
 
+from kvsim.calibration.reference_passes import Yardstick
 from kvsim.calibration.serving import USERS, Watched
 from kvsim.calibration.subject import passes_in, runs_in
 from kvsim.calibration.trials import Trial, Trials, random_lengths
-from kvsim.calibration.yardstick import Yardstick
-from kvsim.fitting import Sample
-from kvsim.live import Live, from_here
-from kvsim.metrics import Recorder
-from kvsim.model import Storage
-from kvsim.scenario import Scenario, load
-from kvsim.simulation import drive
+from kvsim.costs.fitting import Sample
+from kvsim.engines.live import Live, from_here
+from kvsim.model.engine_shapes import Storage
+from kvsim.scenario.scenario import Scenario, load
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import drive
 from policies import CacheConfig, Chunk, Group, Kernel, MicroBatch, Moves, Place
-from policies.llamacpp import early_2025
-from policies.reads import padded_span, reads_of
+from policies.cells.reads import padded_span, reads_of
+from policies.layouts.llamacpp import early_2025
 from real_engine.llama_library import Context, Row, Settings
 
 CELLS = 4096

@@ -18,10 +18,10 @@ from kvsim import machine
 from kvsim.calibration.journal import Header, Journal, Round
 from kvsim.calibration.subject import NumpySubject, Subject
 from kvsim.calibration.trials import Trials
-from kvsim.costs import ATTENTION_KNOTS, KNOTS, NUMPY, USUAL_MODEL, MachineInfo, Profile, Range, is_llamacpp
+from kvsim.costs.costs import ATTENTION_KNOTS, KNOTS, NUMPY, USUAL_MODEL, MachineInfo, Profile, Range, is_llamacpp
+from kvsim.costs.fitting import Sample, digest, fit
 from kvsim.errors import UserError
-from kvsim.fitting import Sample, digest, fit
-from kvsim.model import Storage
+from kvsim.model.engine_shapes import Storage
 from workloads import stream
 
 Report = Callable[[float], None]
@@ -76,7 +76,7 @@ class Calibration:
 
     def plot(self) -> Figure:
         """Predicted against measured, of what was held out."""
-        from kvsim.plots import calibration_figure
+        from kvsim.reports.plots import calibration_figure
 
         return calibration_figure(self)
 

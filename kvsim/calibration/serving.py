@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvsim.backend import Around, Backend
 from kvsim.calibration.trials import CELLS
-from kvsim.fitting import Sample, sample_of
-from kvsim.metrics import Recorder
-from kvsim.model import Storage
-from kvsim.scenario import Scenario, load
-from kvsim.simulation import build_policy, drive
+from kvsim.costs.fitting import Sample, sample_of
+from kvsim.model.engine_shapes import Storage
+from kvsim.scenario.scenario import Scenario, load
+from kvsim.simulation.backend import Around, Backend
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import build_policy, drive
 from policies import Chunk, Group, Kernel, MicroBatch
 from real_engine import Engine
 

@@ -8,12 +8,12 @@ from typing import Protocol, get_args
 import numpy as np
 
 from kvsim import machine
+from kvsim.calibration.reference_passes import Yardstick, numpy_yardstick
 from kvsim.calibration.serving import USERS, serve, traffic
 from kvsim.calibration.trials import CELLS, Trial, Trials, draw_trials, random_pass
-from kvsim.calibration.yardstick import Yardstick, numpy_yardstick
-from kvsim.costs import NUMPY
-from kvsim.fitting import Sample
-from kvsim.model import Storage
+from kvsim.costs.costs import NUMPY
+from kvsim.costs.fitting import Sample
+from kvsim.model.engine_shapes import Storage
 from policies import Group, Kernel
 from real_engine import Engine, load_model
 from workloads import stream

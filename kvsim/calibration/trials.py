@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvsim.fitting import MoveSample, Sample, ShiftSample, sample_of
+from kvsim.costs.fitting import MoveSample, Sample, ShiftSample, sample_of
 from policies import Chunk, Group, Kernel, MicroBatch, Moves, Place, Shift, View
-from policies.reads import reads_of
+from policies.cells.reads import reads_of
 from real_engine import Engine
 
 CELLS = 4096

@@ -1,0 +1,479 @@
+"""What a model takes of memory, part by part, as llama.cpp and as vLLM would allocate it; and what fits.
+
+K and V are exact: the formulas are those of the engines. Buffers are estimates, and marked so: how large they get
+depends on the device and on how its graph is laid out. The engine itself, its libraries and CUDA graphs are not
+counted.
+
+Sources. llama.cpp: ``llama-context.cpp`` (padding of the context; PR 17046), ``llama-kv-cache.cpp`` (a tensor of K and
+one of V for each layer, ``n_embd_gqa * kv_size * n_stream``; of latents no V), ``llama-kv-cache-iswa.cpp`` (cache of a
+window; PR 13194). vLLM 0.33: ``v1/kv_cache_interface.py`` (bytes of a page, blocks of a request),
+``v1/core/kv_cache_utils.py`` (groups of the hybrid KV cache manager, number of blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvsim.errors import UserError
+from kvsim.model.architectures import AttentionGroup, ModelPlanShape, plan_shape
+from kvsim.model.storage_types import (
+    CACHE_TYPES,
+    LLAMACPP_CACHE_TYPES,
+    VLLM_CACHE_TYPES,
+    WEIGHT_TYPES,
+    is_mixture,
+    read_bytes,
+    row_bytes,
+    weight_bytes,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Engine = Literal["llamacpp", "vllm"]
+PLAN_ENGINES: tuple[Engine, ...] = ("llamacpp", "vllm")
+
+_PAD = 256
+"""Cells that llama.cpp rounds a cache up to."""
+MOST_CONTEXT = 1 << 30
+"""Tokens of a sequence that are tried at most; what keeps windows alone has no largest context."""
+_LEAST_MEMORY = 1 << 20
+"""Bytes below which somebody forgot the unit."""
+_MOST_PARALLEL: dict[Engine, int] = {"llamacpp": 256, "vllm": 1 << 16}
+"""Sequences at once: llama.cpp's ``LLAMA_MAX_SEQ``; vLLM has no such bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What the engines are told."""
+
+    ctx: int = 8192
+    """Tokens that each sequence may have: ``-c`` of llama.cpp is this times ``parallel``, vLLM's ``--max-model-len`` is
+    this."""
+    parallel: int = 1
+    """Sequences that may all be of that length at once: llama.cpp's ``-np``, vLLM's ``--max-num-seqs``."""
+    type_k: str = "f16"
+    type_v: str = "f16"
+    ubatch: int = 512
+    """llama.cpp: tokens in a forward pass at most."""
+    batch: int = 2048
+    """Tokens in a batch at most; vLLM's ``--max-num-batched-tokens``."""
+    kv_unified: bool = False
+    """llama.cpp: all sequences in one stream of cells, and not in one each."""
+    swa_full: bool = False
+    """llama.cpp: layers with a window keep everything, too."""
+    flash_attn: bool = True
+    """llama.cpp: scores are never written out."""
+    block_size: int = 16
+    """vLLM: tokens in a block."""
+    gpu_memory_utilization: float = 0.9
+    """vLLM: share of the memory that it may take."""
+    weights: str | None = None
+    """Storage type of the weights, where a config.json leaves it open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that takes memory."""
+
+    engine: Engine
+    kind: Literal["weights", "kv", "buffers"]
+    name: str
+    bytes: int
+    estimate: bool
+    detail: str = ""
+    """How large it is, in the engine's own terms."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model and settings, and what they come to."""
+
+    shape: ModelPlanShape
+    settings: PlanSettings
+    engines: tuple[Engine, ...]
+    notes: tuple[str, ...] = ()
+    """What an engine does otherwise than one might think."""
+    memory: int | None = None
+    """Bytes that there are, if that was said."""
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Everything that takes memory, engine by engine."""
+        return tuple(part for engine in self.engines for part in _PARTS[engine](self.shape, self.settings))
+
+    def total(self, engine: Engine) -> int:
+        """Bytes of all parts."""
+        return sum(part.bytes for part in self.parts if part.engine == engine)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each part: ``engine``, ``kind``, ``name``, ``bytes``, ``estimate``, ``detail``."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(part) for part in self.parts])
+
+    def fits(self, engine: Engine, memory: int | str) -> bool:
+        """Whether all parts fit into so many bytes, or a size such as 24GB: for vLLM, into its share of them."""
+        parts = _PARTS[engine](self.shape, self.settings)
+        return sum(part.bytes for part in parts) <= self.budget(engine, _bytes(memory))
+
+    def budget(self, engine: Engine, memory: int) -> int:
+        """Bytes that the engine may take of so many."""
+        return int(memory * self.settings.gpu_memory_utilization) if engine == "vllm" else memory
+
+    def vllm_blocks(self, memory: int) -> int:
+        """Blocks that vLLM would make of so many bytes, the null block among them; 0 where the weights do not fit."""
+        left = self.budget("vllm", memory) - sum(
+            part.bytes for part in _vllm_parts(self.shape, self.settings) if part.kind != "kv"
+        )
+        return max(0, left) // _VllmGroups.of(self.shape, self.settings).block_bytes
+
+    def largest_context(self, memory: int | str, engine: Engine = "llamacpp") -> int:
+        """The most tokens that each of the ``parallel`` sequences may have; 0 where nothing fits.
+
+        ``memory``: bytes, or a size such as 24GB. Searched over the formula itself, which never falls as the context
+        grows, up to the context that the model states. ``MOST_CONTEXT`` where it states none and no bound was found.
+        """
+        size = _bytes(memory)
+        return _largest(
+            lambda n: replace(self, settings=replace(self.settings, ctx=n)).fits(engine, size),
+            min(self.shape.context or MOST_CONTEXT, MOST_CONTEXT),
+        )
+
+    def largest_parallel(self, memory: int | str, engine: Engine = "llamacpp") -> int:
+        """The most sequences of ``ctx`` tokens at once; 0 where not even one fits. ``memory``: as above."""
+        size = _bytes(memory)
+        return _largest(
+            lambda n: replace(self, settings=replace(self.settings, parallel=n)).fits(engine, size),
+            _MOST_PARALLEL[engine],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``--json`` prints; sizes in bytes."""
+        engines: dict[str, Any] = {}
+        for engine in self.engines:
+            parts = [
+                {key: value for key, value in asdict(p).items() if key != "engine"}
+                for p in self.parts
+                if p.engine == engine
+            ]
+            engines[engine] = {"parts": parts, "total": self.total(engine)}
+            if self.memory is not None:
+                engines[engine] |= {
+                    "budget": self.budget(engine, self.memory),
+                    "fits": self.fits(engine, self.memory),
+                    "largest_context": self.largest_context(self.memory, engine),
+                    "largest_parallel": self.largest_parallel(self.memory, engine),
+                }
+                if engine == "vllm":
+                    engines[engine]["blocks"] = self.vllm_blocks(self.memory)
+        return {
+            "model": self.shape.name,
+            "source": self.shape.source,
+            "parameters": self.shape.n_parameters,
+            "context": self.shape.context,
+            "groups": [asdict(group) for group in self.shape.groups],
+            "settings": asdict(self.settings),
+            "memory": self.memory,
+            "engines": engines,
+            "notes": list(self.notes),
+        }
+
+
+def plan(
+    model: str | ModelPlanShape,
+    *,
+    ctx: int = 8192,
+    parallel: int = 1,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    engine: str | None = None,
+    ubatch: int = 512,
+    batch: int = 2048,
+    kv_unified: bool = False,
+    swa_full: bool = False,
+    flash_attn: bool = True,
+    block_size: int = 16,
+    gpu_memory_utilization: float = 0.9,
+    weights: str | None = None,
+    memory: int | str | None = None,
+) -> Plan:
+    """Plan the memory of a model: a shipped one, a config.json, or a GGUF file.
+
+    ``ctx``: tokens that each of ``parallel`` sequences may have. ``engine``: ``llamacpp`` or ``vllm``; by default both.
+    ``memory``: bytes, or a text such as 8GiB. The other arguments are those of ``PlanSettings``. Raises ``UserError``.
+    """
+    if engine is not None and engine not in PLAN_ENGINES:
+        raise UserError(f"--engine: there is no {engine!r:.40}; there are {', '.join(PLAN_ENGINES)}")
+    for name, value, most in (
+        ("--ctx", ctx, MOST_CONTEXT),
+        ("--parallel", parallel, max(_MOST_PARALLEL.values())),
+        ("--ubatch", ubatch, 1 << 20),
+        ("--batch", batch, 1 << 20),
+        ("--block-size", block_size, 1 << 16),
+    ):
+        if not 1 <= value <= most:
+            raise UserError(f"{name} is {value}; a whole number from 1 to {most} is accepted")
+    if not 0 < gpu_memory_utilization <= 1:
+        raise UserError(
+            f"--gpu-memory-utilization is {gpu_memory_utilization}; a number above 0 and up to 1 is accepted"
+        )
+    type_k, type_v, weights = type_k.lower(), type_v.lower(), weights and weights.lower()
+    for name, kind, known in (
+        ("--cache-type-k", type_k, tuple(CACHE_TYPES)),
+        ("--cache-type-v", type_v, tuple(CACHE_TYPES)),
+        ("--weights", weights or "f16", WEIGHT_TYPES),
+    ):
+        if kind not in known:
+            raise UserError(f"{name}: there is no {kind!r:.40}; there are {', '.join(known)}")
+    available = None if memory is None else _bytes(memory)
+    if available is not None and available < _LEAST_MEMORY:
+        raise UserError(f"--memory is {available} bytes; at least 1 MiB is expected; units are 8GB, 8GiB, 512MiB")
+    shape = plan_shape(model) if isinstance(model, str) else model
+    if shape.stored and weights is not None:
+        raise UserError(f"{shape.source}: --weights: the file states the types of its weights; leave the option out")
+    if not shape.stored and weights is None and shape.default_type not in WEIGHT_TYPES:
+        raise UserError(
+            f"{shape.source}: {shape.default_type} is not known here; give --weights, one of {', '.join(WEIGHT_TYPES)}"
+        )
+    settings = PlanSettings(
+        ctx,
+        parallel,
+        type_k,
+        type_v,
+        min(ubatch, batch),  # As llama.cpp does.
+        batch,
+        kv_unified,
+        swa_full,
+        flash_attn,
+        block_size,
+        gpu_memory_utilization,
+        weights,
+    )
+    reasons = {name: _CANNOT[name](shape, settings) for name in PLAN_ENGINES}
+    if engine is not None and (reason := reasons[engine]):
+        raise UserError(reason)
+    chosen = tuple(name for name in PLAN_ENGINES if name == (engine or name) and not reasons[name])
+    if not chosen:
+        raise UserError("; ".join(filter(None, reasons.values())))
+    notes = [f"left out: {reason}" for name, reason in reasons.items() if reason and engine is None]
+    return Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available)
+
+
+def _bytes(memory: int | str) -> int:
+    return read_bytes(memory) if isinstance(memory, str) else memory
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number that fits, where all below a number that fits do too; 0 where 1 does not."""
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _ceil(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+def _weight_parts(engine: Engine, shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
+    """A part for each storage type. Exact where a file states its tensors.
+
+    Otherwise all weights are taken to have one type. A GGUF file keeps vectors (norms, biases) as f32 all the same, and
+    a mixture's bits are an average.
+    """
+    parts = [Part(engine, "weights", f"weights, {kind}", size, False) for kind, size in shape.stored.items()]
+    found: dict[str, int] = {}
+    for kind, numbers in shape.parameters.items():
+        # Who chooses a type chooses it for all weights.
+        kind = s.weights or (shape.default_type if kind == "default" else kind)
+        found[kind] = found.get(kind, 0) + numbers
+    for kind, numbers in found.items():
+        exact = kind == "f32" or (kind in ("f16", "bf16") and engine == "vllm")
+        detail = f"{numbers:,} numbers"
+        parts.append(Part(engine, "weights", f"weights, {kind}", weight_bytes(kind, numbers), not exact, detail))
+    return parts
+
+
+# llama.cpp
+
+
+def _cells(group: AttentionGroup, shape: ModelPlanShape, s: PlanSettings) -> tuple[int, int]:
+    """Cells of a stream, and streams, of the cache that llama.cpp makes for a group of layers.
+
+    The context is rounded up to 256 cells (``llama-context.cpp``), in all or for each sequence; layers with a window
+    have ``pad(min(context, window * sequences + ubatch), 256)`` (``llama-kv-cache-iswa.cpp``).
+    """
+    streams = 1 if s.kv_unified else s.parallel
+    cells = _ceil(s.ctx * s.parallel // streams, _PAD)
+    if group.kind == "window" and group.window is not None and shape.llamacpp_windows and not s.swa_full:
+        cells = _ceil(min(cells, group.window * (s.parallel // streams) + s.ubatch), _PAD)
+    return cells, streams
+
+
+def _llamacpp_parts(shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
+    parts = _weight_parts("llamacpp", shape, s)
+    for group, title in zip(shape.groups, shape.titles, strict=True):
+        cells, streams = _cells(group, shape, s)
+        row = row_bytes(s.type_k, group.k_row) + row_bytes(s.type_v, group.v_row)
+        detail = f"{cells:,} cells" + (f" x {streams} streams" if streams > 1 else "")
+        size = group.layers * cells * streams * row
+        parts.append(Part("llamacpp", "kv", f"KV, {title}", size, False, detail))
+    # One row of logits for each sequence (output_reserve in llama-context.cpp).
+    parts.append(Part("llamacpp", "buffers", "output buffer", 4 * s.parallel * shape.vocabulary, False))
+    compute, inputs = _llamacpp_buffers(shape, s)
+    parts.append(Part("llamacpp", "buffers", "compute buffer", compute, True, f"{s.ubatch} tokens in a pass"))
+    parts.append(Part("llamacpp", "buffers", "input buffer", inputs, True, "embeddings and masks"))
+    return parts
+
+
+def _llamacpp_buffers(shape: ModelPlanShape, s: PlanSettings) -> tuple[int, int]:
+    """Bytes of the compute buffer and of the inputs: an estimate, f32 as ggml computes.
+
+    The graph's memory is used again from phase to phase, so that the largest phase counts. Logits: a row of logits and
+    one of activations for each token of a pass (512 tokens: Llama 3 8B 258.50 MiB, gpt-oss-20b 398.38 MiB, as logged).
+    Attention without flash attention: scores and mask for all cells, and four rows of activations (Llama 3 8B, 8,192
+    cells: 560.00 MiB, as logged). Feed-forward: two rows between the matrices, four of activations. Inputs: embeddings,
+    and a mask for each cache (24.01 MiB in the same log, with 0.01 of positions).
+    """
+    cells = [_cells(group, shape, s)[0] for group in shape.groups]
+    logits = s.ubatch * (shape.vocabulary + shape.d_model)
+    mask = s.ubatch * sum({group.kind: n for group, n in zip(shape.groups, cells, strict=True)}.values())
+    scores = 0 if s.flash_attn else s.ubatch * shape.n_heads * max(cells)
+    attention = scores + mask + 4 * s.ubatch * shape.d_model
+    feed_forward = s.ubatch * (2 * shape.d_ff + 4 * shape.d_model)
+    return 4 * max(logits, attention, feed_forward), 4 * (s.ubatch * shape.d_model + mask)
+
+
+def _not_llamacpp(shape: ModelPlanShape, s: PlanSettings) -> str | None:
+    """Why llama.cpp would refuse; None where it would not."""
+    if s.parallel > _MOST_PARALLEL["llamacpp"]:
+        return f"--parallel: llama.cpp has {_MOST_PARALLEL['llamacpp']} sequences at most (LLAMA_MAX_SEQ)"
+    for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
+        if kind not in LLAMACPP_CACHE_TYPES:
+            return f"{option}: llama.cpp has no {kind}; it has {', '.join(LLAMACPP_CACHE_TYPES)}"
+    if not s.flash_attn and CACHE_TYPES[s.type_v][0] > 1:
+        return f"--cache-type-v: llama.cpp keeps V as {s.type_v} with flash attention only"
+    for group in shape.groups:
+        for option, kind, head in (
+            ("--cache-type-k", s.type_k, group.k_head),
+            ("--cache-type-v", s.type_v, group.v_head),
+        ):
+            if head % CACHE_TYPES[kind][0]:
+                return f"{option}: {kind} has blocks of {CACHE_TYPES[kind][0]}, which do not divide heads of {head}"
+    return None
+
+
+# vLLM
+
+
+@dataclass(frozen=True, slots=True)
+class _VllmGroups:
+    """How vLLM's hybrid KV cache manager groups layers, so that a block is as large for one group as for another."""
+
+    block_bytes: int
+    """Of a block: a page of each layer of a group, padding layers too."""
+    tables: tuple[int, ...]
+    """Block tables for each of the model's groups: so many groups of layers it was cut into."""
+    blocks: tuple[int, ...]
+    """Blocks that a request of ``ctx`` tokens needs at most in each table, for each of the model's groups."""
+
+    @staticmethod
+    def of(shape: ModelPlanShape, s: PlanSettings) -> _VllmGroups:
+        """As ``_get_kv_cache_groups_uniform_page_size`` and ``max_memory_usage_bytes`` have it."""
+        layers = [group.layers for group in shape.groups]
+        size = max(layers) if max(layers) < 1.5 * min(layers) else min(layers)
+        return _VllmGroups(
+            _page_bytes(shape.groups[0], s) * size,
+            tuple(-(-n // size) for n in layers),
+            tuple(_request_blocks(group, s) for group in shape.groups),
+        )
+
+
+def _page_bytes(group: AttentionGroup, s: PlanSettings) -> int:
+    """Bytes of a block in one layer (``AttentionSpec.page_size_bytes``)."""
+    return s.block_size * (row_bytes(s.type_k, group.k_row) + row_bytes(s.type_k, group.v_row))
+
+
+def _request_blocks(group: AttentionGroup, s: PlanSettings) -> int:
+    """Blocks of a table that a request needs at most (``max_memory_usage_bytes`` of its spec).
+
+    With a window: those of ``window - 1`` tokens and a batch, and one more, since a window begins anywhere in a block.
+    """
+    if group.kind != "window" or group.window is None:
+        return -(-s.ctx // s.block_size)
+    return -(-min(group.window - 1 + s.batch, s.ctx) // s.block_size) + 1
+
+
+def _vllm_parts(shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
+    parts = _weight_parts("vllm", shape, s)
+    groups = _VllmGroups.of(shape, s)
+    for title, tables, blocks in zip(shape.titles, groups.tables, groups.blocks, strict=True):
+        n = s.parallel * tables * blocks
+        detail = f"{n:,} blocks of {groups.block_bytes:,} bytes"
+        parts.append(Part("vllm", "kv", f"KV, {title}", n * groups.block_bytes, False, detail))
+    parts.append(Part("vllm", "kv", "KV, the null block", groups.block_bytes, False))
+    detail = f"{s.batch:,} tokens in a pass"
+    parts.append(Part("vllm", "buffers", "activation peak", _vllm_peak(shape, s), True, detail))
+    return parts
+
+
+def _vllm_peak(shape: ModelPlanShape, s: PlanSettings) -> int:
+    """Bytes of activations at the peak of vLLM's profile run: an estimate, 2 bytes a number.
+
+    For each token of the largest batch: both inputs of the gate and its output, and the residual, its norm and the
+    layer's input; or, if more, logits of all sequences in 2 and in 4 bytes. Llama 3.1 8B with batches of 20,000 and
+    29,000 tokens was seen to take 2.07 and 2.99 GiB (vLLM issue 10517); this says 2.06 and 2.99.
+    """
+    return max(2 * s.batch * 3 * (shape.d_ff + shape.d_model), 6 * s.parallel * shape.vocabulary)
+
+
+def _not_vllm(shape: ModelPlanShape, s: PlanSettings) -> str | None:
+    """Why vLLM would refuse; None where it would not."""
+    for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
+        if kind not in VLLM_CACHE_TYPES:
+            return f"{option}: vLLM has no {kind} cache; it has {', '.join(VLLM_CACHE_TYPES)}"
+    if s.type_k != s.type_v:
+        return f"--cache-type-v: vLLM keeps K and V in one type, not in {s.type_k} and {s.type_v}"
+    if len({_page_bytes(group, s) for group in shape.groups}) > 1:
+        return f"{shape.source}: layers of different width under vLLM are not planned"
+    return None
+
+
+_PARTS: dict[Engine, Callable[[ModelPlanShape, PlanSettings], list[Part]]] = {
+    "llamacpp": _llamacpp_parts,
+    "vllm": _vllm_parts,
+}
+_CANNOT: dict[Engine, Callable[[ModelPlanShape, PlanSettings], str | None]] = {
+    "llamacpp": _not_llamacpp,
+    "vllm": _not_vllm,
+}
+
+
+def _notes(shape: ModelPlanShape, s: PlanSettings, engines: tuple[Engine, ...]) -> list[str]:
+    notes = []
+    windows = [group for group in shape.groups if group.kind == "window"]
+    if "llamacpp" in engines and windows and not shape.llamacpp_windows:
+        notes.append("llama.cpp runs this architecture without its window: those layers keep all tokens")
+    if "vllm" in engines and len(shape.groups) > 1:
+        groups = _VllmGroups.of(shape, s)
+        size = max(1, groups.block_bytes // _page_bytes(shape.groups[0], s))
+        padding = sum(groups.tables) * size - sum(group.layers for group in shape.groups)
+        padded = f", {padding} of them padding" if padding else ""
+        notes.append(
+            f"vLLM's hybrid KV cache manager cuts the layers into {sum(groups.tables)} groups of {size}{padded}; each "
+            "has a block table of its own, and all take blocks from one pool"
+        )
+    if shape.context is not None and s.ctx > shape.context:
+        notes.append(f"the model states a context of {shape.context:,} tokens, less than --ctx {s.ctx:,}")
+    if s.weights is not None and is_mixture(s.weights):
+        notes.append(f"{s.weights}: bits per weight as llama-quantize reached on Llama 3.1 8B")
+    return notes

@@ -1,0 +1,45 @@
+"""Request streams as users name them: a trace file, a scenario, or a named workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kvsim.advice.workload_fit import WorkloadFit, fit
+from kvsim.errors import UserError
+from kvsim.scenario.named_workloads import NAMED
+from kvsim.scenario.scenario import Scenario, builtin_names, load
+from workloads import Workload, open_trace
+from workloads.fitting.statistics import Statistics, describe
+
+
+def open_stream(source: str | Path | Scenario, kind: str | None = None, **options: Any) -> tuple[Workload, str]:
+    """The stream, and a name for it.
+
+    ``kind`` says what a trace file is, where its beginning does not; ``options`` are those of its reader
+    (``skip_bad_rows=True``, ``failed="drop"``, ``clock_reset="continue"``). Raises ``UserError`` and ``WorkloadError``.
+    """
+    name = str(source)
+    known = isinstance(source, Scenario) or name in NAMED or name in builtin_names() or name.endswith(".toml")
+    if kind is not None or not known:
+        path = Path(name)
+        return open_trace(path, kind, **options), path.name.split(".")[0] or "trace"
+    if options:
+        raise UserError(f"{name}: {next(iter(options))} is an option of trace files; a scenario says so itself")
+    if name in NAMED:
+        source = load({"name": name, "workload": {"kind": "named", "name": name}})
+    scenario = load(source)
+    return scenario.build_workload(), scenario.name
+
+
+def describe_workload(source: str | Path | Scenario, kind: str | None = None, **options: Any) -> Statistics:
+    """What a request stream is like: a trace file, a scenario's workload, or a named one; see ``open_stream``."""
+    return describe(open_stream(source, kind, **options)[0])
+
+
+def fit_workload(
+    source: str | Path | Scenario, kind: str | None = None, *, seed: int = 1, **options: Any
+) -> WorkloadFit:
+    """A generator fitted to a request stream; see ``open_stream`` and ``workload_fit.fit``."""
+    stream, name = open_stream(source, kind, **options)
+    return fit(stream, name, seed=seed)

@@ -1,0 +1,90 @@
+"""How fast the machine is just now: the same few passes, measured during a calibration and around a validation's runs.
+
+Clocks, neighbours and temperature make a machine some percent faster or slower from minute to minute; what a profile
+predicts is right for the pace at which it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvsim.calibration.trials import CELLS, Trial, timed_pass, whole_pass
+from kvsim.errors import UserError
+from kvsim.model.engine_shapes import Storage
+from kvsim.simulation.backend import Around, Backend
+from policies import Chunk, Group, MicroBatch
+from real_engine import Engine, Transformer
+
+_DECODES = ((1, 128), (1, 1024), (2, 1536), (4, 1024), (8, 2048), (16, 4096))
+"""Sequences and cells of passes that wait for memory ..."""
+_PROMPTS = ((32, 512), (128, 1024))
+"""... and tokens and cells of passes that compute: what slows down the one need not slow down the other."""
+
+
+_FEWEST = 3
+_EVERY_S = 0.5
+
+
+class Yardstick:
+    """The passes, on a cache of their own."""
+
+    def __init__(self, trials: Sequence[Trial], every_s: float = _EVERY_S):
+        """``every_s``: seconds of the engine's work between two measurements."""
+        self.trials = list(trials)
+        self.every_s = every_s
+
+    def measure(self) -> None:
+        """All of them once more; once before that for nothing, since others have had the processor's caches."""
+        for trial in self.trials:
+            trial.run()
+        for trial in self.trials:
+            trial.measure()
+
+    def medians_s(self) -> tuple[float, ...]:
+        """Of each pass, over all that was measured."""
+        return tuple(trial.median_s for trial in self.trials)
+
+    def pace(self, known_s: Sequence[float]) -> float:
+        """How long things took, over how long they took when ``known_s`` was measured; and begin anew.
+
+        Measures until there are a few figures to go by. Raises ``UserError`` where those were other passes.
+        """
+        while min(len(trial.seconds) for trial in self.trials) < _FEWEST:
+            self.measure()
+        if len(known_s) != len(self.trials):
+            raise UserError(
+                f"the profile's yardstick has {len(known_s)} passes, not {len(self.trials)}; calibrate anew"
+            )
+        found = float(np.mean(np.array(self.medians_s()) / np.array(known_s)))
+        for trial in self.trials:
+            trial.seconds.clear()
+        return found
+
+
+def numpy_yardstick(transformer: Transformer, type_k: Storage, type_v: Storage) -> Yardstick:
+    """Of our own engine."""
+    engine = Engine(transformer, (Group(CELLS),), "sliced", seed=0, type_k=type_k, type_v=type_v)
+    engine.fill()
+    decodes = [timed_pass(engine, whole_pass(n, cells, prompt=False)) for n, cells in _DECODES]
+    prompts = [timed_pass(engine, whole_pass(n, cells, prompt=True)) for n, cells in _PROMPTS]
+    return Yardstick([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts])
+
+
+class Paced(Around):
+    """An engine beside which the yardstick is measured now and then; what that takes is not on the server's clock."""
+
+    def __init__(self, engine: Backend, yardstick: Yardstick):
+        super().__init__(engine)
+        self._yardstick = yardstick
+        self._since = yardstick.every_s
+
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
+        """As the engine; before it, perhaps, the yardstick."""
+        if self._since >= self._yardstick.every_s:
+            self._yardstick.measure()
+            self._since = 0.0
+        seconds = super().step(step, batches)
+        self._since += sum(seconds)
+        return seconds

@@ -1,0 +1,27 @@
+"""``kvsim report``: one page about saved results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    results: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULTS", help="What kvsim compare, sweep or recommend wrote: its folder, or a file in it."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write; by default report.html beside them (of NAME.sqlite: NAME-report.html)."),
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page about saved results; it needs no network and opens from disk."""
+    from kvsim.reports.sources import report as write
+
+    written = write(results, out)
+    typer.echo(f"Wrote {written} ({written.stat().st_size / 1e6:.1f} MB)")

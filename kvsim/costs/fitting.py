@@ -1,0 +1,263 @@
+"""Costs from measurements: non-negative least squares on relative errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+from kvsim.costs.costs import (
+    ATTENTION_KNOTS,
+    KNOTS,
+    Attention,
+    Coefficient,
+    CopyCost,
+    Fit,
+    FloatArray,
+    Record,
+    scans_together,
+    segments,
+)
+from policies import Group, Kernel, MicroBatch
+
+_RESAMPLES = 200
+_CLIP = 2.0
+"""A pass that took more than this times what is predicted counts as having taken just that: something else ran."""
+
+
+class Work(Record):
+    """What a forward pass did."""
+
+    tokens: int
+    scans: tuple[tuple[int, int], ...]
+    """Tokens that scan the same cells together, and how many cells."""
+    chunks: int
+    runs: int
+
+
+class Sample(Work):
+    """A measured forward pass: what it did and its seconds."""
+
+    kernel: Kernel
+    further: tuple[Work, ...] = ()
+    """Passes that were timed together with it, where an engine takes a step as a whole."""
+    seconds: float
+    origin: int
+    """Passes of one origin belong together: they are held out together."""
+    mixed: bool = False
+    """Measured once, among others in a running server; otherwise by itself, the median of several."""
+
+
+class MoveSample(Record):
+    """One measured compaction."""
+
+    runs: int
+    cells: int
+    seconds: float
+
+
+class ShiftSample(Record):
+    """One measured rotation of keys."""
+
+    cells: int
+    seconds: float
+
+
+def work_of(kernel: Kernel, batch: MicroBatch, group: Group, skips: bool = False) -> Work:
+    """What a pass over a single cache group did; ``skips`` as in ``Attention``."""
+    reads = batch.reads
+    together = ((batch.n_tokens, reads.span),)
+    each = reads.useful if skips else reads.scanned
+    apart = tuple(zip(reads.tokens.tolist(), each.tolist(), strict=True))
+    return Work(
+        tokens=batch.n_tokens,
+        scans=together if scans_together(kernel, group) else apart,
+        chunks=len(batch.chunks),
+        runs=int(reads.runs.sum()),
+    )
+
+
+def sample_of(
+    kernel: Kernel,
+    batches: Sequence[MicroBatch],
+    group: Group,
+    seconds: float,
+    origin: int,
+    mixed: bool,
+    skips: bool = False,
+) -> Sample:
+    """What one pass did, or several that were timed together, over one cache group; ``skips`` as in ``Attention``."""
+    first, *further = (work_of(kernel, batch, group, skips) for batch in batches)
+    return Sample(**dict(first), kernel=kernel, further=tuple(further), seconds=seconds, origin=origin, mixed=mixed)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The costs, and how they did where they had not been fitted."""
+
+    fit: Fit
+    held_out: pd.DataFrame
+    """A row for each pass that was held out: kernel, tokens, chunks, mixed, measured_s, predicted_s."""
+
+
+def fit(
+    samples: Sequence[Sample],
+    moves: Sequence[MoveSample],
+    shifts: Sequence[ShiftSample],
+    rng: np.random.Generator,
+    skipping: Collection[Kernel] = (),
+) -> Fitted:
+    """Fit all coefficients with non-negative least squares on relative errors.
+
+    ``skipping``: the kernels of whose passes the samples count useful cells alone (see ``Attention.skips``).
+
+    A third of the origins is held out to report the error; the coefficients then come from all samples, and their
+    intervals from 200 bootstrap resamples of the origins.
+    """
+    kernels = tuple(sorted({s.kernel for s in samples}))
+    design, seconds = _design(samples, kernels), np.array([s.seconds for s in samples])
+    origins, member = np.unique([s.origin for s in samples], return_inverse=True)
+    held = np.isin(member, rng.permutation(len(origins))[: len(origins) // 3])
+    predicted = design[held] @ _nnls(*_weighted(design[~held], seconds[~held]))
+    held_out = pd.DataFrame(
+        {
+            "kernel": [s.kernel for s, out in zip(samples, held, strict=True) if out],
+            "tokens": [_sum_of(s, "tokens") for s, out in zip(samples, held, strict=True) if out],
+            "chunks": [_sum_of(s, "chunks") for s, out in zip(samples, held, strict=True) if out],
+            "mixed": [s.mixed for s, out in zip(samples, held, strict=True) if out],
+            "measured_s": seconds[held],
+            "predicted_s": predicted,
+        }
+    )
+    error = (held_out["predicted_s"] / held_out["measured_s"] - 1).abs()
+
+    coefficients = _with_intervals(design, seconds, member, rng)
+    n_slopes, n_further = len(KNOTS) - 1, len(ATTENTION_KNOTS) - 1
+    attention = {}
+    for i, kernel in enumerate(kernels):
+        first = n_slopes + i * (n_further + 4)
+        base, per_cell, *further, per_chunk, per_run = coefficients[first : first + n_further + 4]
+        attention[kernel] = Attention(
+            base_s=base,
+            per_cell_s=per_cell,
+            further_token_s=tuple(further),
+            per_chunk_s=per_chunk,
+            per_run_s=per_run,
+            skips=kernel in skipping,
+        )
+    copies = None
+    if moves:
+        each, per_run, per_cell = _simple([[1, m.runs, m.cells] for m in moves], [m.seconds for m in moves], rng)
+        copies = CopyCost(per_pass_s=each, per_run_s=per_run, per_cell_s=per_cell)
+    (per_key,) = _simple([[s.cells] for s in shifts], [s.seconds for s in shifts], rng)
+    fitted = Fit(
+        matmul_slopes_s=tuple(coefficients[:n_slopes]),
+        kernels=attention,
+        moves=copies,
+        shift_per_cell_s=per_key,
+        held_out_samples=int(held.sum()),
+        held_out_error_median=float(error.median()),
+        held_out_error_p95=float(error.quantile(0.95)),
+    )
+    return Fitted(fitted, held_out)
+
+
+def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Sequence[ShiftSample]) -> str:
+    """SHA-256 of the raw measurements."""
+    raw = json.dumps([s.model_dump() for s in (*samples, *moves, *shifts)], sort_keys=True)
+    return hashlib.sha256(raw.encode()).hexdigest()
+
+
+def _sum_of(sample: Sample, count: str) -> int:
+    return sum(int(getattr(work, count)) for work in (sample, *sample.further))
+
+
+def _design(samples: Sequence[Sample], kernels: Sequence[Kernel]) -> FloatArray:
+    """Shape (n_samples, n_coefficients): how often each coefficient is charged."""
+    matmul = segments([s.tokens for s in samples], KNOTS)
+    width = len(ATTENTION_KNOTS) + 3
+    attention = np.zeros((len(samples), len(kernels), width))
+    for row, products, sample in zip(attention, matmul, samples, strict=True):
+        own = row[kernels.index(sample.kernel)]
+        for work in (sample, *sample.further):
+            together, cells = np.array(work.scans).T
+            own[:2] += 1, cells.sum()
+            own[2:-2] += cells @ segments(together, ATTENTION_KNOTS)
+            own[-2:] += work.chunks, work.runs
+        for work in sample.further:
+            products += segments(work.tokens, KNOTS)
+    chunks, runs = attention[..., -2], attention[..., -1]
+    # Where each chunk is one run, the two cannot be told apart.
+    runs[:, (chunks == runs).all(axis=0)] = 0
+    return np.hstack([matmul, attention.reshape(len(samples), -1)])
+
+
+def _weighted(design: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Rows and right-hand side whose plain least squares are those of the relative errors.
+
+    Relative to what is predicted by a first fit: relative to what was measured, passes that by chance were slow would
+    count less than those that were fast, and the fit would come out below the mean.
+    """
+    first = np.maximum(design @ _nnls(design / seconds[:, None], np.ones(len(seconds))), seconds / 10)
+    return design / first[:, None], np.minimum(seconds / first, _CLIP)
+
+
+def _nnls(rows: FloatArray, aims: FloatArray) -> FloatArray:
+    """Non-negative least squares, columns scaled to the same size."""
+    scale = _sizes(rows)
+    solution, _ = nnls(rows / scale, aims)
+    return np.asarray(solution / scale)
+
+
+def _sizes(rows: FloatArray) -> FloatArray:
+    """Of each column; 1 for those that are all zero."""
+    sizes: FloatArray = np.linalg.norm(rows, axis=0)
+    sizes[sizes == 0] = 1.0
+    return sizes
+
+
+def _with_intervals(
+    design: FloatArray,
+    seconds: FloatArray,
+    member: np.ndarray[tuple[int], np.dtype[np.intp]],
+    rng: np.random.Generator,
+) -> list[Coefficient]:
+    """The coefficients of all samples, with intervals from resampled origins."""
+    rows, aims = _weighted(design, seconds)
+    value = _nnls(rows, aims)
+    # Least squares know the rows only by their products, which are added up by origin once.
+    scale = _sizes(rows)
+    both = np.hstack([rows / scale, aims[:, None]])
+    n_origins, width = member.max() + 1, both.shape[1]
+    products = np.zeros((n_origins, width, width))
+    for origin in range(n_origins):
+        own = both[member == origin]
+        products[origin] = own.T @ own
+    others = np.zeros((_RESAMPLES, width - 1))
+    for other in others:
+        times = np.bincount(rng.integers(0, n_origins, n_origins), minlength=n_origins)
+        product = np.tensordot(times, products, axes=1)
+        asked = np.flatnonzero(product.diagonal()[:-1] > 0)
+        size, axes = np.linalg.eigh(product[np.ix_(asked, asked)])
+        kept = size > size[-1] * 1e-13
+        root, axes = np.sqrt(size[kept]), axes[:, kept]
+        solution, _ = nnls((axes * root).T, axes.T @ product[asked, -1] / root)
+        other[asked] = solution / scale[asked]
+    low, high = np.quantile(others, [0.025, 0.975], axis=0)
+    return _coefficients(value, low, high)
+
+
+def _simple(design: list[list[int]], seconds: list[float], rng: np.random.Generator) -> list[Coefficient]:
+    """A fit of a few samples, each its own origin."""
+    rows = np.array(design, dtype=float)
+    return _with_intervals(rows, np.array(seconds), np.arange(len(rows)), rng)
+
+
+def _coefficients(value: FloatArray, low: FloatArray, high: FloatArray) -> list[Coefficient]:
+    triples = zip(value.tolist(), np.minimum(low, value).tolist(), np.maximum(high, value).tolist(), strict=True)
+    return [Coefficient(value=v, low=lo, high=hi) for v, lo, hi in triples]

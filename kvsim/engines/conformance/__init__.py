@@ -1,0 +1,25 @@
+"""Recorded runs of real engines, replayed on our policies, and compared after every operation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvsim.engines.conformance.llamacpp import LlamaCppReplay
+from kvsim.engines.conformance.recordings import Agreement, Disagreement, conform
+from kvsim.engines.conformance.vllm import vllm_replay
+
+__all__ = ["ENGINES", "Agreement", "Disagreement", "conform_llamacpp", "conform_vllm"]
+
+
+def conform_llamacpp(path: str | Path) -> Agreement:
+    """Replay one recording of llama.cpp. Raises ``UserError`` where the file is not one."""
+    return conform(path, LlamaCppReplay)
+
+
+def conform_vllm(path: str | Path) -> Agreement:
+    """Replay one recording of vLLM's cache manager or scheduler. Raises ``UserError`` where the file is not one."""
+    return conform(path, vllm_replay)
+
+
+ENGINES = {"llamacpp": conform_llamacpp, "vllm": conform_vllm}
+"""By name of the engine: what replays one of its recordings."""

@@ -1,0 +1,140 @@
+"""Scenarios on the real llama.cpp: what a scenario comes to there, and the backend that runs it."""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from pathlib import Path
+from typing import Any, Self
+
+from kvsim.costs.costs import USUAL_MODEL
+from kvsim.errors import UserError
+from kvsim.model.engine_shapes import SHAPES, gguf_path
+from kvsim.scenario.scenario import Scenario, load
+from kvsim.simulation.run import build_policy
+from policies import Policy, PolicyFactory
+from real_engine.llama_library import Closing, Era, Library, LlamaModel, Settings, refusal
+from real_engine.llamacpp import POLICIES, LlamaCpp, follow, settings_of
+
+_WITHOUT_WINDOW = {era: tuple(name for name in names if name != "sliding-window") for era, names in POLICIES.items()}
+"""Policies that describe each era and that a Llama can be served with: no layer of it has a window."""
+
+
+class Live(Closing):
+    """One version of llama.cpp with a model, for runs of one scenario; a context manager that closes the model."""
+
+    def __init__(
+        self,
+        scenario: Scenario | str | Path,
+        *,
+        model: str | None = None,
+        library: Path | str | None = None,
+        threads: int = 1,
+    ):
+        """``model``: a GGUF file in place of the scenario's model; ``library``: a folder with another llama-cpp-python.
+
+        Raises ``UserError`` where llama.cpp is missing, or cannot serve the scenario.
+        """
+        cores = os.cpu_count() or 1
+        if not 1 <= threads <= cores:
+            raise UserError(f"threads: {threads}; from 1 to {cores} are accepted, as many as there are cores")
+        self.library = Library(library)
+        self.scenario = fitted(scenario, self.library.era, model)
+        self.threads = threads
+        path = gguf_path(self.scenario.model.name)
+        assert path is not None, "a scenario for llama.cpp has a model from a file"
+        self.model = LlamaModel(self.library, path)
+
+    def on(self, scenario: Scenario) -> Self:
+        """The same for another scenario, with the same model."""
+        other = copy(self)
+        other.scenario = fitted(scenario, self.library.era)
+        return other
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Those that describe this version of llama.cpp."""
+        return _WITHOUT_WINDOW[self.library.era]
+
+    def policy_of(self, policy: str | None) -> str:
+        """That one; or the scenario's, where it describes this version; or else the first that does."""
+        if policy is not None:
+            return policy
+        own = self.scenario.cache.policy
+        return own if own in self.policies else self.policies[0]
+
+    def check(self, policy: str | PolicyFactory) -> None:
+        """Raise ``UserError`` unless llama.cpp can be made to serve the scenario as that policy says."""
+        built, settings = self._settings(policy, show_cells=True)
+        try:
+            _, settings, _ = settings_of(built, settings, self.library.era)
+            why = refusal(self.library.era, settings)
+        except UserError as e:
+            why = str(e)
+        if why is not None:
+            raise UserError(f"{self.scenario.name}: {built.name}: {why}")
+
+    def backend(self, policy: str | PolicyFactory, *, show_cells: bool = False) -> LlamaCpp:
+        """What runs the scenario under that policy, which is to be driven with the backend's own ``policy``.
+
+        ``show_cells``: cells are compared at every step; in era B that costs time which the stopwatch sees. Raises
+        ``UserError``.
+        """
+        built, settings = self._settings(policy, show_cells)
+        try:
+            return follow(self.model, built, settings, self.scenario.seed)
+        except UserError as e:
+            raise UserError(f"{self.scenario.name}: {e}") from None
+
+    def _settings(self, policy: str | PolicyFactory, show_cells: bool) -> tuple[Policy, Settings]:
+        built = build_policy(self.scenario, policy)
+        server, cache = self.scenario.server, self.scenario.cache
+        return built, Settings(
+            cells=built.capacity,
+            n_batch=server.n_batch,
+            n_ubatch=server.n_batch if server.scheduler == "vllm" else server.n_ubatch,
+            sequences=server.slots,
+            threads=self.threads,
+            type_k=cache.type_k,
+            type_v=cache.type_v,
+            defrag_threshold=cache.threshold if cache.threshold > 0 else -1.0,
+            show_cells=show_cells,
+        )
+
+    def close(self) -> None:
+        """Give the model's memory back; every context on it must be closed before."""
+        self.model.close()
+
+
+def fitted(scenario: Scenario | str | Path, era: Era, model: str | None = None) -> Scenario:
+    """The scenario with what llama.cpp takes for granted, wherever it does not say otherwise itself.
+
+    That is a model from a file (``model``, the scenario's own, or smollm2), K and V in f16, batches of at most as many
+    tokens as there are cells, and era A's padding. Raises ``UserError``.
+    """
+    scenario = load(scenario)
+    changes: dict[str, Any] = {}
+    if model is not None:
+        changes["model__name"] = from_here(model)
+    elif scenario.model.name in SHAPES:
+        changes["model__name"] = USUAL_MODEL["llamacpp"]
+    if changes.get("model__name") in SHAPES:
+        raise UserError(f"model {model}: llama.cpp needs a GGUF file (FILE.gguf, or smollm2)")
+    for key in ("type_k", "type_v"):
+        if key not in scenario.cache.model_fields_set:
+            changes[f"cache__{key}"] = "f16"
+    if scenario.server.n_batch > scenario.cache.cells:
+        changes["server__n_batch"] = scenario.cache.cells
+    if era == "A":
+        # Its own padding; era B's presets know theirs.
+        changes["cache__pad"] = 256 if scenario.cache.kernel == "tiled" else 32
+    return load(scenario, **changes)
+
+
+def from_here(model: str) -> str:
+    """A model's name; of a file its whole path, since what is named outside of a scenario does not start at its folder.
+
+    Raises ``UserError``.
+    """
+    path = gguf_path(model)
+    return model if path is None or not model.endswith(".gguf") else str(path.resolve())

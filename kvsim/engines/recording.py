@@ -1,0 +1,164 @@
+"""Recording a scenario's run on the real llama.cpp, in the format that ``kvsim conform`` reads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvsim.engines.conformance.llamacpp import runs_of_cells
+from kvsim.engines.live import Live
+from kvsim.errors import Parted, UserError
+from kvsim.results import writable
+from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.recorder import Progress, Recorder
+from kvsim.simulation.run import drive
+from policies.layouts.multi_stream import SplitPolicy
+from real_engine.llama_library import SEVERAL, Cells
+from real_engine.llamacpp import LlamaCpp
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was written."""
+
+    path: Path
+    engine: str
+    """Which llama.cpp."""
+    policy: str
+    records: int
+    seen: int
+    """Records after which llama.cpp showed its cells."""
+    parted: str | None
+    """How llama.cpp and the policy parted, where they did: the recording ends there."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        return {
+            "file": str(self.path),
+            "engine": self.engine,
+            "policy": self.policy,
+            "records": self.records,
+            "seen": self.seen,
+            "parted": self.parted,
+        }
+
+
+def record(
+    scenario: Scenario | str | Path,
+    path: str | Path,
+    policy: str | None = None,
+    *,
+    model: str | None = None,
+    threads: int = 1,
+    library: Path | str | None = None,
+    progress: Progress | None = None,
+) -> Recording:
+    """Run the scenario on llama.cpp and write down every operation and what llama.cpp shows of its cells.
+
+    ``policy``: the one that describes this version, where there are several. ``model``: a GGUF file in place of the
+    scenario's. ``library``: a folder with another llama-cpp-python than the installed one.
+
+    The schedule follows the policy that describes this version. Where llama.cpp returns something else, the recording
+    ends with that. Nothing is left half-written. Raises ``UserError``.
+    """
+    path = Path(path)
+    if not path.name or path.is_dir():
+        raise UserError(f"{path}: cannot write: the name of a file is expected, this is a folder")
+    scribe, parted = _Scribe(), None
+    with Live(scenario, model=model, library=library, threads=threads) as live:
+        backend = live.backend(live.policy_of(policy), show_cells=True)
+        backend.checks = False
+        backend.policy.scribe = scribe
+        writable(path.parent)
+        with backend.context:
+            try:
+                drive(live.scenario, backend.policy, backend, Recorder(progress, detail="requests"), None)
+                backend.finish()
+            except Parted as e:
+                parted = str(e)
+    lines = [_header(live, backend), *scribe.records]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    new = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+        new.replace(path)
+    except OSError as e:
+        with suppress(OSError):
+            new.unlink()
+        raise UserError(f"{path}: cannot write: {e.strerror}") from None
+    seen = sum("map" in record or "caches" in record for record in scribe.records)
+    return Recording(path, live.library.name, backend.policy.name, len(scribe.records), seen, parted)
+
+
+def _header(live: Live, backend: LlamaCpp) -> dict[str, Any]:
+    context, scenario = backend.context, live.scenario
+    settings, inner = context.settings, backend.policy.inner
+    header: dict[str, Any] = {
+        "era": context.era,
+        "engine": live.library.name,
+        "model": live.model.path.name,
+        "scenario": scenario.name,
+        "n_ctx": settings.cells,
+        "n_seq_max": settings.sequences,
+        "n_batch": settings.n_batch,
+        "n_ubatch": settings.n_ubatch,
+        "defrag_thold": settings.defrag_threshold,
+        "n_layer": live.model.n_layers,
+    }
+    if not isinstance(inner, SplitPolicy):
+        return header | {"n_cells": settings.cells, "n_pad": scenario.cache.pad}
+    caches = [
+        {"size": size, "n_pad": spec.pad, "n_swa": spec.window or 0}
+        for size, spec in zip(context.sizes, inner.caches, strict=True)
+    ]
+    streams = {"n_stream": inner.n_streams, "kv_unified": settings.unified, "set_rows": True}
+    return header | {"n_cells": context.sizes[0], "caches": caches, **streams}
+
+
+class _Scribe:
+    """Keeps records; what is seen belongs to the last of them."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = [{"op": "init", "args": []}]
+
+    def did(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
+        """An operation is done."""
+        record: dict[str, Any] = {"op": operation, "batch" if operation == "decode" else "args": list(arguments)}
+        self.records.append(record if returned is None else record | {"ret": returned})
+
+    def saw(self, cells: Sequence[Cells]) -> None:
+        """The cells after the last operation."""
+        last = self.records[-1]
+        if any(each.head is None for each in cells):
+            (own,) = cells
+            last |= {"map": _runs(own), "used": own.used, "max_contiguous": own.largest}
+            return
+        for each in cells:
+            caches = last.setdefault("caches", [])
+            while len(caches) <= each.cache:
+                caches.append([])
+            streams = caches[each.cache]
+            streams += [None] * (each.stream + 1 - len(streams))
+            streams[each.stream] = {"map": _runs(each), "head": each.head, "used": each.used}
+
+
+def _runs(cells: Cells) -> list[list[Any]]:
+    def seqs_of(cell: int) -> tuple[int, ...]:
+        owner = int(cells.owner[cell])
+        if owner != SEVERAL:
+            return (owner,)
+        if cells.shared is None:
+            raise UserError("sequences share cells, and this version of llama.cpp does not show which")
+        return cells.shared[cell]
+
+    # Cells of several sequences are told apart by who they are.
+    label = cells.owner.copy()
+    for number, seqs in enumerate(sorted(set((cells.shared or {}).values()))):
+        label[[cell for cell, own in (cells.shared or {}).items() if own == seqs]] = SEVERAL - 1 - number
+    return runs_of_cells(cells.position, label, seqs_of)

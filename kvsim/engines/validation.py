@@ -1,0 +1,426 @@
+"""The same schedule under two stopwatches: what the engine took, and what was predicted.
+
+A machine's pace changes by some percent from minute to minute. It is measured during every real run by passes that have
+nothing to do with the scenario (``calibration.yardstick``), and predictions are scaled by it; the errors of predictions
+that are not are reported beside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+from scipy.stats import kendalltau
+
+from kvsim import machine
+from kvsim.calibration.reference_passes import Paced, Yardstick, numpy_yardstick
+from kvsim.costs.costs import NUMPY, Profile, is_llamacpp
+from kvsim.engines.live import Live
+from kvsim.errors import Parted, UserError
+from kvsim.experiments.comparison import choose
+from kvsim.scenario.scenario import Scenario, load
+from kvsim.simulation.arrivals import Turn
+from kvsim.simulation.backend import Backend, SimulatedBackend
+from kvsim.simulation.recorder import Progress, Recorder, Result
+from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
+from policies import Policy, PolicyFactory, available
+from real_engine import Engine, load_model
+from real_engine.llamacpp import LlamaCpp
+
+_MEASURES = ("ttft_s", "tpot_s", "e2e_s")
+_STATISTICS = ("mean", "p50", "p95", "p99")
+
+
+class ScheduleMismatch(Parted):
+    """The predicted run placed other cells than the real one, or llama.cpp others than its policy: a fault of ours."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Predicted against measured, for each policy and measure."""
+
+    scenario: Scenario
+    profile: Profile
+    repeats: int
+    table: pd.DataFrame
+    """Columns policy, measure, statistic; predicted, measured (seconds; tokens/s for throughput; medians over the
+    repeats); error (relative: predicted / measured - 1, the median over the repeats, each against its own
+    prediction); low, high (the errors' range over the repeats); unscaled (the error of predictions that know nothing
+    of the machine's pace); spread (of the real run itself: half the range of what was measured, over its median)."""
+    schedules: dict[str, str]
+    """Of each policy: the digest of all placements and moves of the first repeat, the same in both runs."""
+    moved_bytes: dict[str, int]
+    """Of each policy: bytes moved by the first repeat's real run, and by the predicted one."""
+    pace: dict[str, tuple[float, float]]
+    """Of each policy: the least and the most of the machine's pace over the repeats: how long passes took, over how
+    long they had taken while the profile was measured."""
+    cpu_share: dict[str, float]
+    """Of each policy: processor seconds per wall second of the real runs, the least of the repeats."""
+    compared: dict[str, int]
+    """On llama.cpp, of each policy: pictures of llama.cpp's cells that were held against the policy's, all the same."""
+    causes: pd.DataFrame
+    """One row for each policy, repeat and request that both runs completed: policy, repeat (from 1), id, arrival_s,
+    e2e_s (measured), on what its seconds were spent as predicted without the machine's pace (``accounts.SECONDS``), and
+    machine_s: measured less predicted."""
+    warnings: tuple[str, ...] = ()
+    """Where predictions went beyond what the profile measured, and whose requests failed, a line each."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether other work took so much of the machine that the figures cannot be trusted."""
+        return min(self.cpu_share.values()) < machine.BUSY_BELOW
+
+    @property
+    def worst(self) -> float:
+        """The largest error of end-to-end latency at P50 or P99, over all policies; no sign."""
+        return self._worst("error")
+
+    @property
+    def worst_unscaled(self) -> float:
+        """The same of predictions that know nothing of the machine's pace."""
+        return self._worst("unscaled")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the profile was measured on another processor."""
+        return self.profile.machine.processor != machine.processor()
+
+    def _worst(self, error: str) -> float:
+        t = self.table
+        return float(t[(t["measure"] == "e2e_s") & t["statistic"].isin(["p50", "p99"])][error].abs().max())
+
+    @property
+    def ranking(self) -> tuple[float | None, int]:
+        """Kendall's tau between the policies' predicted and measured mean end-to-end latencies (None for fewer than
+        two policies), and how many pairs are ranked otherwise although they lie further apart than they spread."""
+        t = self.table
+        means = t[(t["measure"] == "e2e_s") & (t["statistic"] == "mean")]
+        if len(means) < 2:
+            return None, 0
+        rows = list(zip(means["predicted"], means["measured"], means["measured"] * means["spread"], strict=True))
+        wrong = sum(
+            (a[0] - b[0]) * (a[1] - b[1]) < 0 and abs(a[1] - b[1]) > a[2] + b[2] for a, b in combinations(rows, 2)
+        )
+        tau = float(kendalltau(means["predicted"], means["measured"]).statistic)
+        return (None if tau != tau else tau), wrong
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        tau, wrong = self.ranking
+        return {
+            "scenario": self.scenario.name,
+            "seed": self.scenario.seed,
+            "model": self.scenario.model.name,
+            "profile": self.profile.name,
+            "engine": self.profile.engine,
+            "repeats": self.repeats,
+            "busy": self.busy,
+            "worst_e2e_error": self.worst,
+            "worst_e2e_error_unscaled": self.worst_unscaled,
+            "profile_of_another_processor": self.elsewhere,
+            "kendall_tau": tau,
+            "pairs_ranked_wrong": wrong,
+            "warnings": list(self.warnings),
+            "policies": [
+                {
+                    "policy": policy,
+                    "schedule": digest,
+                    "cpu_share": self.cpu_share[policy],
+                    "pace": list(self.pace[policy]),
+                    "moved_bytes": self.moved_bytes[policy],
+                    "compared": self.compared.get(policy),
+                    "causes": self.causes[self.causes["policy"] == policy].drop(columns="policy").to_dict("records"),
+                    "measures": json.loads(
+                        self.table[self.table["policy"] == policy].drop(columns="policy").to_json(orient="records")
+                    ),
+                }
+                for policy, digest in self.schedules.items()
+            ],
+        }
+
+
+def validate(
+    scenario: Scenario | str | Path,
+    profile: Profile,
+    policies: Sequence[str | PolicyFactory] | None = None,
+    *,
+    requests: int | None = 60,
+    repeats: int = 1,
+    engine: str = NUMPY,
+    library: Path | str | None = None,
+    progress: Progress | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> Validation:
+    """Run the scenario (its first ``requests``) on the real engine, then predict the same schedule.
+
+    With ``engine="llamacpp"`` on the real llama.cpp, with as many threads as the profile was measured with; by default
+    under the policies that describe its version (``library``: a folder with another llama-cpp-python). Its cells are
+    compared after every step: in era B, where looking at them takes time, in one more run along the first one's script,
+    without a stopwatch.
+
+    The real run decides by its own clock what has arrived at each turn; the predicted run follows its script, so
+    both take the same decisions and place the same cells (checked), and differ only in how long each step took. With
+    several ``repeats`` the policies take turns, round after round, so that a slow moment meets all of them.
+    Raises ``UserError`` where the scenario's decisions depend on more than that.
+    """
+    scenario = _shortened(load(scenario), requests)
+    if scenario.server.prefetch == "predictive":
+        raise UserError(
+            f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
+        )
+    reality: _Reality
+    if is_llamacpp(engine):
+        live = Live(scenario, library=library, threads=profile.machine.threads)
+        scenario = live.scenario
+        chosen, left_out = choose(policies, live.policies, live.check)
+        reality = _LlamaCpp(live, profile)
+    else:
+        reality = _Numpy(scenario, profile)
+        chosen, _ = choose(policies, available(), lambda policy: build_policy(scenario, policy))
+        left_out = ()
+    rows: list[tuple[str, str, str, float | None, float | None, float | None]] = []
+    runs: dict[str, list[_Run]] = {}
+    try:
+        for again in range(repeats):
+            for choice in chosen:
+                done = _run(scenario, profile, choice, reality, progress, announce, first=again == 0)
+                runs.setdefault(done.policy, []).append(done)
+                rows += [(done.policy, *row) for row in _measures(done)]
+            if announce is not None and repeats > 1:
+                announce(f"repeat {again + 1} of {repeats} is done")
+    finally:
+        reality.end()
+    beyond = dict.fromkeys(line for own in runs.values() for run in own for line in _warnings(run))
+    return Validation(
+        scenario,
+        profile,
+        repeats,
+        _summary(rows),
+        schedules={policy: own[0].digest for policy, own in runs.items()},
+        moved_bytes={policy: own[0].real.summary["cache"]["moved_bytes"] for policy, own in runs.items()},
+        pace={policy: (min(r.pace for r in own), max(r.pace for r in own)) for policy, own in runs.items()},
+        cpu_share={policy: min(r.cpu_share for r in own) for policy, own in runs.items()},
+        compared={policy: sum(r.compared for r in own) for policy, own in runs.items() if is_llamacpp(engine)},
+        causes=pd.concat(
+            [_causes(r).assign(policy=r.policy, repeat=i) for own in runs.values() for i, r in enumerate(own, 1)],
+            ignore_index=True,
+        ),
+        warnings=(*left_out, *beyond),
+    )
+
+
+def _warnings(run: _Run) -> Iterator[str]:
+    for line in run.unscaled.warnings:
+        yield f"{run.policy}: {line}"
+    failed, requests = run.real.summary["failed"], run.real.summary["requests"]
+    if failed:
+        yield f"{run.policy}: {failed:,} of {requests:,} requests failed; the errors are of those that were left"
+
+
+def _causes(run: _Run) -> pd.DataFrame:
+    """Of each request, as ``Validation.causes``."""
+    real = run.real.requests[["id", "e2e_s"]].rename(columns={"e2e_s": "measured_s"})
+    both = run.unscaled.causes.merge(real, on="id")
+    both["machine_s"] = both["measured_s"] - both["e2e_s"]
+    return both.drop(columns="e2e_s").rename(columns={"measured_s": "e2e_s"})
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A policy's real run, and two predictions of it."""
+
+    policy: str
+    real: Result
+    predicted: Result
+    unscaled: Result
+    """Predicted as if the machine's pace were that of the calibration."""
+    digest: str
+    pace: float
+    cpu_share: float
+    compared: int
+    """As ``Validation.compared``."""
+
+
+class _Reality(Protocol):
+    """What runs the scenario for real."""
+
+    yardstick: Yardstick
+
+    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
+        """A fresh one, and the policy to drive it with."""
+        ...
+
+    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+        """The share of its processors that the run got, and pictures of cells that were compared in it."""
+        ...
+
+    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        """Run the same once more to compare cells, where the first could not; pictures that were compared."""
+        ...
+
+    def close(self, backend: Backend) -> None:
+        """The run is over."""
+        ...
+
+    def end(self) -> None:
+        """All are."""
+        ...
+
+
+class _Numpy:
+    """Our own engine."""
+
+    def __init__(self, scenario: Scenario, profile: Profile):
+        if profile.engine != NUMPY:
+            raise UserError(f"profile {profile.name} was measured on {profile.engine}, so engine must be llamacpp")
+        self._scenario, cache = scenario, scenario.cache
+        self._model = load_model(scenario.model.name, scenario.seed).transformer
+        self.yardstick = numpy_yardstick(self._model, cache.type_k, cache.type_v)
+
+    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
+        cache, seed = self._scenario.cache, self._scenario.seed
+        engine = Engine(self._model, policy.groups, policy.kernel, seed, type_k=cache.type_k, type_v=cache.type_v)
+        return policy, engine
+
+    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+        return watch.cpu_share, 0
+
+    def close(self, backend: Backend) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        return 0
+
+
+class _LlamaCpp:
+    """The real llama.cpp."""
+
+    def __init__(self, live: Live, profile: Profile):
+        from kvsim.calibration.llamacpp import standing_yardstick
+
+        if profile.engine == NUMPY:
+            raise UserError(f"profile {profile.name} was measured on our own engine, not on llama.cpp")
+        if profile.engine != live.library.name:
+            raise UserError(f"profile {profile.name} was measured on {profile.engine}; this is {live.library.name}")
+        self._live = live
+        self.yardstick, self._standing = standing_yardstick(live)
+
+    def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
+        backend = self._live.backend(choice)
+        return backend.policy, backend
+
+    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+        assert isinstance(backend, LlamaCpp)
+        context = backend.context
+        share = context.cpu_s / (context.wall_s * self._live.threads) if context.wall_s else 1.0
+        return min(share, 1.0), backend.compared.streams
+
+    def close(self, backend: Backend) -> None:
+        assert isinstance(backend, LlamaCpp)
+        backend.context.close()
+
+    def end(self) -> None:
+        self._standing.close()
+        self._live.close()
+
+    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        if self._live.library.era == "A":
+            return 0
+        backend = self._live.backend(choice, show_cells=True)
+        with backend.context:
+            drive(self._live.scenario, backend.policy, backend, Recorder(detail="requests"), None, script)
+            backend.finish()
+        return backend.compared.streams
+
+
+def _run(
+    scenario: Scenario,
+    profile: Profile,
+    choice: str | PolicyFactory,
+    reality: _Reality,
+    progress: Progress | None,
+    announce: Callable[[str], None] | None,
+    *,
+    first: bool,
+) -> _Run:
+    policy = build_policy(scenario, choice, cost_model(scenario, profile))
+    if announce is not None:
+        announce(policy.name)
+    driven, backend = reality.backend(policy, choice)
+    recorder = Recorder(progress, digest=True)
+    try:
+        with machine.measuring() as watch:
+            real, script = drive(scenario, driven, Paced(backend, reality.yardstick), recorder, None)
+            pace = reality.yardstick.pace(profile.yardstick_s)
+        cpu_share, compared = reality.done(backend, watch)
+        reality.close(backend)
+        compared += reality.look_again(choice, script) if first else 0
+    except Parted as e:
+        raise ScheduleMismatch(f"{policy.name}: {e}") from None
+    finally:
+        reality.close(backend)
+    digest = recorder.schedule_digest
+    predicted, unscaled = (_predict(scenario, profile, choice, script, real, digest, scale) for scale in (pace, 1.0))
+    return _Run(policy.name, real, predicted, unscaled, digest, pace, cpu_share, compared)
+
+
+def _predict(
+    scenario: Scenario,
+    profile: Profile,
+    choice: str | PolicyFactory,
+    script: Sequence[Turn],
+    real: Result,
+    digest: str,
+    pace: float,
+) -> Result:
+    """The same schedule with predicted times. Raises ``ScheduleMismatch`` where it is not the same."""
+    costs = cost_model(scenario, profile, pace)
+    policy = build_policy(scenario, choice, costs)
+    recorder = Recorder(digest=True, ledger=ledger_for(scenario, policy, costs))
+    backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+    result, _ = drive(scenario, policy, backend, recorder, profile.name, script)
+    same_bytes = result.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]
+    if recorder.schedule_digest != digest or not same_bytes:
+        raise ScheduleMismatch(f"{policy.name}: the predicted run placed other cells than the real one")
+    return replace(result, warnings=tuple(costs.warnings()))
+
+
+def _measures(run: _Run) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
+    """Measure, statistic, predicted, without the pace, measured."""
+    results = (run.predicted, run.unscaled, run.real)
+    for measure in _MEASURES:
+        for statistic in _STATISTICS:
+            predicted, unscaled, measured = (result.summary[measure][statistic] for result in results)
+            yield measure, statistic, predicted, unscaled, measured
+    throughput = "throughput_tokens_per_s"
+    predicted, unscaled, measured = (result.summary[throughput] for result in results)
+    yield throughput, "mean", predicted, unscaled, measured
+
+
+def _summary(rows: Sequence[tuple[str, str, str, float | None, float | None, float | None]]) -> pd.DataFrame:
+    """The repeats of each figure, put together."""
+    keys = ["policy", "measure", "statistic"]
+    each = pd.DataFrame(rows, columns=[*keys, "predicted", "unscaled", "measured"])
+    for column, prediction in (("error", "predicted"), ("unscaled", "unscaled")):
+        each[column] = each[prediction] / each["measured"] - 1
+    by = each.groupby(keys, sort=False)
+    table = by[["predicted", "measured", "error", "unscaled"]].median()
+    table["low"], table["high"] = by["error"].min(), by["error"].max()
+    table["spread"] = (by["measured"].max() - by["measured"].min()) / 2 / by["measured"].median()
+    return table.reset_index()
+
+
+def _shortened(scenario: Scenario, requests: int | None) -> Scenario:
+    if requests is None:
+        return scenario
+    key = scenario.workload.count_key
+    now = getattr(scenario.workload, key)
+    return load(scenario, **{f"workload__{key}": requests if now is None else min(now, requests)})

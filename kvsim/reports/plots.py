@@ -1,0 +1,281 @@
+"""Pictures of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import matplotlib.ticker
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from kvsim.simulation.recorder import Result
+
+if TYPE_CHECKING:
+    from kvsim.calibration.run import Calibration
+    from kvsim.experiments.comparison import Comparison
+    from kvsim.experiments.prefix_cache import PrefixStudy
+
+
+_LINES = 8
+"""The most policies whose lines can be told apart in one panel."""
+
+
+def comparison_figure(comparison: Comparison) -> Figure:
+    """Four panels: TTFT and end-to-end latency as distributions; cells used and fragmentation over time.
+
+    Up to eight policies are drawn as lines, more as a row each.
+    """
+    results = comparison.results
+    few = len(results) <= _LINES
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook" if few else "paper")}):
+        figure = Figure(figsize=(12, 8) if few else (13, 1.5 + 0.5 * len(results)), layout="constrained")
+        (ttft, e2e), (used, holes) = figure.subplots(2, 2)
+        draw_latency, draw_share = (_ecdf, _lines) if few else (_ranges, _heat)
+        draw_latency(ttft, results, "ttft_s", "Time to first token")
+        draw_latency(e2e, results, "e2e_s", "End-to-end latency")
+        draw_share(used, results, "utilization", "Cells that hold a token, share of the cache")
+        draw_share(holes, results, "external_fragmentation", "External fragmentation, share of free cells out of reach")
+        if few:
+            handles, labels = used.get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
+        scenario, n_requests = comparison.scenario, len(results[0].requests)
+        asked = f"{scenario.name}: {n_requests} requests, {scenario.cache.cells} cells, seed {scenario.seed}"
+        figure.suptitle(asked + "\n", fontsize=14)
+        figure.text(0.5, 0.955, comparison.profile, ha="center", fontsize=8, color="0.4")
+    return figure
+
+
+def _ecdf(axis: Axes, results: Sequence[Result], measure: str, title: str) -> None:
+    completed = pd.concat(
+        [r.requests[r.requests["status"] == "completed"].assign(policy=r.policy) for r in results], ignore_index=True
+    )
+    if len(completed):
+        palette = dict(zip((r.policy for r in results), _colours(len(results)), strict=True))
+        sns.ecdfplot(completed, x=measure, hue="policy", palette=palette, ax=axis, legend=False)
+    axis.set(title=title, xlabel="seconds", ylabel="share of completed requests")
+    axis.set_xlim(left=0)
+
+
+def _ranges(axis: Axes, results: Sequence[Result], measure: str, title: str) -> None:
+    """P50, P95 and P99 on a line for each policy, on a logarithmic axis."""
+    for row, result in enumerate(results):
+        quantiles = [result.summary[measure][x] for x in ("p50", "p95", "p99")]
+        if None in quantiles:
+            continue
+        axis.plot(quantiles, [row] * 3, color="0.6", linewidth=1.2, zorder=1)
+        for value, marker, colour in zip(quantiles, "o|x", sns.color_palette("colorblind", 3), strict=True):
+            axis.scatter(value, row, marker=marker, color=colour, s=36, zorder=2)
+    axis.set(title=f"{title}: P50 (dot), P95 (bar), P99 (cross)", xlabel="seconds", xscale="log")
+    axis.set_yticks(range(len(results)), [result.policy for result in results])
+    axis.invert_yaxis()
+
+
+def _lines(axis: Axes, results: Sequence[Result], share: str, title: str) -> None:
+    for result, colour in zip(results, _colours(len(results)), strict=True):
+        smooth = _smooth(result.cache["time_s"], result.cache[share])
+        axis.plot(smooth.index, smooth, color=colour, label=result.policy, linewidth=1.4)
+    axis.set(title=title, xlabel="simulated seconds", ylabel="share", ylim=(-0.02, 1.02))
+
+
+def _heat(axis: Axes, results: Sequence[Result], share: str, title: str, columns: int = 200) -> None:
+    """A row for each policy, time across, dark where the share is high."""
+    end = max(float(result.cache["time_s"].iloc[-1]) for result in results) or 1.0
+    at = (np.arange(columns) + 0.5) * end / columns
+    rows = np.full((len(results), columns), np.nan)
+    for row, result in enumerate(results):
+        smooth = _smooth(result.cache["time_s"], result.cache[share], columns)
+        lasts = at <= float(result.cache["time_s"].iloc[-1])
+        rows[row, lasts] = np.interp(at[lasts], smooth.index.to_numpy(dtype=float), smooth.to_numpy())
+    image = axis.imshow(
+        rows,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, end, len(results) - 0.5, -0.5),
+        vmin=0,
+        vmax=1,
+        cmap="rocket_r",
+    )
+    axis.set(title=title, xlabel="simulated seconds")
+    axis.set_yticks(range(len(results)), [result.policy for result in results])
+    axis.grid(visible=False)
+    axis.figure.colorbar(image, ax=axis, shrink=0.9)
+
+
+def _colours(n: int) -> list[tuple[float, float, float]]:
+    return list(sns.color_palette("colorblind" if n <= 10 else "husl", n))
+
+
+def cell_maps_figure(results: Sequence[Result]) -> Figure:
+    """For each policy its cells across and time down, a colour for each sequence, white where a cell is free."""
+    columns = min(len(results), 4)
+    rows = -(-len(results) // columns)
+    with mpl.rc_context(sns.plotting_context("notebook" if len(results) == 1 else "paper")):
+        size = (9, 6) if len(results) == 1 else (3.6 * columns, 2.9 * rows)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for axis in axes.flat[len(results) :]:
+            axis.set_visible(False)
+        for axis, result in zip(axes.flat, results, strict=False):
+            picture, end = _picture(result)
+            axis.imshow(picture, aspect="auto", interpolation="nearest", extent=(0, result.frames[0][1].size, end, 0))
+            summary = result.summary["cache"]
+            fragmented = summary["external_fragmentation_mean"]
+            note = (
+                "" if fragmented is None else f"fragmentation {fragmented:.0%}, moved {summary['moved_cells']:,} cells"
+            )
+            axis.set_title(f"{result.policy}\n{note}", fontsize=9 if len(results) > 1 else 12)
+            axis.tick_params(labelsize=7 if len(results) > 1 else 10)
+        figure.supxlabel("cell", fontsize=10)
+        figure.supylabel("simulated seconds", fontsize=10)
+        title = "Who holds which cell: a colour for each slot, white is free"
+        figure.suptitle(f"{results[0].summary['scenario']}: {title}", fontsize=12)
+    return figure
+
+
+def _picture(result: Result, rows: int = 500, columns: int = 1024) -> tuple[NDArray[np.float64], float]:
+    """Pixels of shape (rows, at most columns, 3), and the time of the lower edge in seconds.
+
+    A row shows the state at its time; where several cells share a pixel, one of them is shown.
+    """
+    times = np.array([time for time, _ in result.frames])
+    end = float(result.cache["time_s"].iloc[-1]) or 1.0
+    shown = np.searchsorted(times, (np.arange(rows) + 0.5) * end / rows, side="right") - 1
+    frames = np.stack([owner for _, owner in result.frames])[np.maximum(shown, 0)]
+    frames[shown < 0] = -1
+    picked = np.linspace(0, frames.shape[1] - 1, min(columns, frames.shape[1])).astype(int)
+    owners = frames[:, picked]
+    palette = np.array([(1.0, 1.0, 1.0), *sns.color_palette("husl", max(int(owners.max()) + 1, 1))])
+    return palette[owners + 1], end
+
+
+def prefix_figure(study: PrefixStudy) -> Figure:
+    """Hit rate over cache size, a line for each eviction policy; the infinite cache and the working set marked."""
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
+        figure = Figure(figsize=(10, 6), layout="constrained")
+        axis = figure.subplots()
+        names = list(dict.fromkeys(study.table["eviction"]))
+        palette = dict(zip(names, _colours(len(names)), strict=True))
+        sns.lineplot(
+            study.table,
+            x="blocks",
+            y="hit_rate",
+            hue="eviction",
+            style="eviction",
+            markers=True,
+            dashes=False,
+            palette=palette,
+            markersize=7,
+            ax=axis,
+        )
+        axis.axhline(study.infinite, color="0.35", linestyle="--", linewidth=1.2)
+        axis.annotate(
+            f"infinite cache: {study.infinite:.1%}",
+            (0.01, study.infinite),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 5),
+            textcoords="offset points",
+            color="0.35",
+        )
+        top = max(study.infinite, float(study.table["hit_rate"].max()))
+        axis.set(
+            xscale="log",
+            ylim=(0, 1.12 * top or 1),
+            ylabel="share of the prompts' blocks that are found",
+            xlabel=f"cache size, blocks of {study.block_size} tokens",
+        )
+        for at, (eviction, blocks) in enumerate((e, n) for e, n in study.knees.items() if e in ("lru", "belady")):
+            axis.axvline(blocks, color=palette[eviction], linestyle=":", linewidth=1.6)
+            axis.annotate(
+                f"working set of {eviction}:\n{blocks:,} blocks",
+                (blocks, 0.02 + 0.09 * at),
+                xycoords=("data", "axes fraction"),
+                xytext=(-6, 0),
+                textcoords="offset points",
+                ha="right",
+                fontsize=10,
+                color=palette[eviction],
+            )
+        axis.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
+        axis.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda n, _: f"{n:,.0f}"))
+        axis.legend(title="forgets first by", loc="lower right", frameon=True)
+        title = f"{study.scenario}: prefix hits of {study.requests:,} requests, {study.references:,} blocks asked for"
+        axis.set_title(title)
+    return figure
+
+
+def calibration_figure(calibration: Calibration) -> Figure:
+    """Predicted against measured time of every pass that was held out, and how the errors are distributed."""
+    held = calibration.held_out.assign(
+        error=calibration.held_out["predicted_s"] / calibration.held_out["measured_s"] - 1,
+        measured=np.where(calibration.held_out["mixed"], "in a running server", "by itself"),
+        ms=1e3 * calibration.held_out["measured_s"],
+        predicted_ms=1e3 * calibration.held_out["predicted_s"],
+    )
+    profile = calibration.profile
+    palette = dict(zip(sorted(profile.kernels), _colours(len(profile.kernels)), strict=True))
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
+        figure = Figure(figsize=(13, 6), layout="constrained")
+        against, errors = figure.subplots(1, 2, width_ratios=(3, 2))
+        ends = held[["ms", "predicted_ms"]].to_numpy()
+        ends = np.array([ends.min() * 0.9, ends.max() * 1.1])
+        against.plot(ends, ends, color="0.4", linewidth=1)
+        against.fill_between(ends, 0.9 * ends, 1.1 * ends, color="0.5", alpha=0.15, linewidth=0, label="within 10 %")
+        sns.scatterplot(
+            held,
+            x="ms",
+            y="predicted_ms",
+            hue="kernel",
+            style="measured",
+            palette=palette,
+            style_order=["by itself", "in a running server"],
+            s=22,
+            alpha=0.6,
+            linewidth=0,
+            ax=against,
+        )
+        against.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", xlim=ends, ylim=ends)
+        against.set_title("A forward pass that was not used in the fit")
+        for axis in (against.xaxis, against.yaxis):
+            axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda ms, _: f"{ms:g}"))
+        sns.boxplot(
+            held,
+            x="error",
+            y="kernel",
+            hue="measured",
+            hue_order=["by itself", "in a running server"],
+            order=sorted(profile.kernels),
+            whis=(5, 95),
+            showfliers=False,
+            palette=["0.75", "0.92"],
+            ax=errors,
+        )
+        errors.axvline(0, color="0.4", linewidth=1)
+        errors.set(xlabel="predicted over measured, less 1", ylabel="")
+        errors.set_title("Its error: median, quartiles, P5 to P95")
+        errors.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
+        errors.legend(title="", loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)
+        figure.suptitle(
+            f"{profile.model}, K in {profile.type_k}, V in {profile.type_v}: median error "
+            f"{profile.held_out_error_median:.1%}, P95 {profile.held_out_error_p95:.1%} "
+            f"over {profile.held_out_samples:,} passes"
+        )
+    return figure
+
+
+def _smooth(times: pd.Series[float], values: pd.Series[float], points: int = 300) -> pd.Series[float]:
+    """Time-weighted means over equal stretches of time, so that a long run stays readable."""
+    end = float(times.iloc[-1])
+    if len(times) <= points or end <= 0:
+        return pd.Series(values.to_numpy(), index=times.to_numpy())
+    lasted = times.diff().shift(-1).fillna(0.0)
+    bins = (times / end * points).astype(int).clip(upper=points - 1)
+    weight = lasted.groupby(bins).sum()
+    mean = (values * lasted).groupby(bins).sum() / weight.where(weight > 0)
+    mean.index = (mean.index + 0.5) * (end / points)
+    return mean.dropna()

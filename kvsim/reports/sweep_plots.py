@@ -1,0 +1,271 @@
+"""Pictures of sweeps, and of the trade between latency and memory; drawn without any window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.ticker
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
+from matplotlib.figure import Figure
+
+from kvsim.experiments.sweep_file import Span, SweepPlan
+from kvsim.experiments.verdict import BOUND
+
+_MOST_PANELS = 6
+_MARKERS = "osD^vPX*"
+_WIDE = 16.0
+"""Largest over smallest value of an axis from which on it is drawn on a logarithmic scale."""
+_WIDE_MEASURE = 10**1.5
+"""The same of a measure."""
+_LETTERS = 0.1
+"""Inches that a letter of a tick label takes at most."""
+
+
+def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
+    """A measure over the axes, a colour for each policy, intervals where there are several replications.
+
+    A grid of one axis is one panel; of two or three, a panel for each value of the others, if they are few. Other
+    designs, and larger grids, are drawn once over each axis, every point a dot. Hollow: points where requests failed.
+    """
+    drawn = table[table[measure].notna()] if len(table) else table
+    numeric = [key for key in plan.axes if pd.api.types.is_numeric_dtype(table[key])]
+    across = max(numeric or plan.axes, key=lambda key: table[key].nunique(), default=None)
+    others = [key for key in plan.axes if key != across]
+    columns, rows = [*others, None, None][:2]
+    few = all(table[key].nunique() <= _MOST_PANELS for key in others)
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
+        if plan.file.design == "grid" and len(plan.axes) <= 3 and few:
+            figure = _panels(drawn, plan, measure, across, columns, rows)
+        else:
+            figure = _dots(drawn, plan, measure)
+        hollow = "; hollow: requests failed" if _failed(drawn).any() else ""
+        figure.suptitle(f"{plan.name}: {measure}{_unit(measure)}{hollow}", fontsize=14)
+        if _is_wide(drawn[measure]):
+            for axis in figure.axes:
+                axis.set_yscale("log")
+                # An interval that reaches down to 0 would leave no room for the rest.
+                axis.set_ylim(drawn[measure].min() / 2, drawn[measure].max() * 2)
+                plain_log(axis.yaxis, drawn[measure])
+    return figure
+
+
+def _panels(
+    table: pd.DataFrame, plan: SweepPlan, measure: str, across: str | None, columns: str | None, rows: str | None
+) -> Figure:
+    column_values, row_values = _values(table, columns), _values(table, rows)
+    size = (3.2 + 3.4 * len(column_values), 1.6 + 3.2 * len(row_values))
+    figure = Figure(figsize=(max(size[0], 7.5), size[1]), layout="constrained")
+    room = (figure.get_figwidth() - 1.0) / len(column_values)
+    axes = figure.subplots(len(row_values), len(column_values), squeeze=False, sharex=True, sharey=True)
+    palette = _palette(plan.policies)
+    for i, row in enumerate(row_values):
+        for j, column in enumerate(column_values):
+            axis, part = axes[i, j], table
+            said = [(key, value) for key, value in ((columns, column), (rows, row)) if key is not None]
+            for key, value in said:
+                part = part[part[key] == value]
+            axis.set_title(", ".join(f"{key} = {_said(value)}" for key, value in said), fontsize=11)
+            for at, (policy, colour) in enumerate(palette.items()):
+                _line(axis, part[part["policy"] == policy], measure, across, policy, colour, at)
+            _scale(axis, table, across, room)
+    axes[0, 0].set_ylabel(measure)
+    _legend(figure, axes[0, 0])
+    return figure
+
+
+def _line(axis: Axes, part: pd.DataFrame, measure: str, across: str | None, policy: str, colour: Any, at: int) -> None:
+    part = part if across is None else part.sort_values(across)
+    if across is None:
+        x: list[Any] = [policy] * len(part)
+    elif pd.api.types.is_numeric_dtype(part[across]) and part[across].dtype != bool:
+        x = part[across].tolist()
+    else:
+        x = [str(value) for value in part[across]]
+    ends = None
+    if f"{measure}_low" in part.columns:  # A flag has no interval.
+        ends = np.abs(part[[f"{measure}_low", f"{measure}_high"]].to_numpy(dtype=float).T - part[measure].to_numpy())
+    marker = _MARKERS[at % len(_MARKERS)]
+    axis.errorbar(
+        x,
+        part[measure],
+        yerr=ends if ends is not None and np.isfinite(ends).all() and len(part) else None,
+        color=colour,
+        label=policy,
+        marker=marker,
+        markersize=5,
+        linewidth=1.4,
+        elinewidth=1.0,
+        capsize=2.5,
+    )
+    failed = _failed(part).tolist()
+    at_x = [each for each, fell in zip(x, failed, strict=True) if fell]
+    axis.plot(at_x, part[measure][failed], marker, markersize=6, markerfacecolor="white", color=colour, zorder=5)
+
+
+def _dots(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
+    keys = plan.axes
+    columns = min(len(keys), 3)
+    rows = -(-len(keys) // columns)
+    figure = Figure(figsize=(max(4.6 * columns, 7.5), 1.4 + 3.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axis in axes.flat[len(keys) :]:
+        axis.set_visible(False)
+    for axis, key in zip(axes.flat, keys, strict=False):
+        text = table if pd.api.types.is_numeric_dtype(table[key]) else table.astype({key: str})
+        palette = _palette(plan.policies)
+        markers = {policy: _MARKERS[at % len(_MARKERS)] for at, policy in enumerate(palette)}
+        sns.scatterplot(
+            text, x=key, y=measure, hue="policy", style="policy", palette=palette, markers=markers, s=34, ax=axis
+        )
+        fell = text[_failed(text)]
+        for policy, part in fell.groupby("policy", sort=False):
+            look = {"marker": markers[str(policy)], "edgecolor": palette[str(policy)]}
+            axis.scatter(part[key], part[measure], s=34, facecolor="white", zorder=5, **look)
+        spec = plan.file.axes[key]
+        if isinstance(spec, Span) and spec.scale == "log":
+            axis.set_xscale("log")
+    for axis in axes.flat:
+        if axis.get_legend() is not None:
+            axis.get_legend().remove()
+    _legend(figure, axes[0, 0])
+    return figure
+
+
+def _legend(figure: Figure, axis: Axes) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    if labels:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
+
+
+def _failed(table: pd.DataFrame) -> pd.Series[bool]:
+    """Points where requests, or whole runs, failed."""
+    return (table["failed_share"] > 0) | (table["failed"] > 0)
+
+
+def _is_wide(values: pd.Series[float]) -> bool:
+    return bool(len(values)) and values.min() > 0 and bool(values.max() / values.min() > _WIDE_MEASURE)
+
+
+def plain_log(axis: XAxis | YAxis, values: Iterable[float]) -> None:
+    """Plain numbers along a logarithmic axis: at 1, 2 and 5 where its values span less than 1.5 decades, or hold less
+    than two powers of ten, else at those; where they span little, at even distances."""
+    known = [value for value in values if value > 0]
+    span = max(known) / min(known) if known else 1.0
+    powers = math.floor(math.log10(max(known))) - math.ceil(math.log10(min(known))) + 1 if known else 0
+    if span < 6:
+        axis.set_major_locator(mpl.ticker.MaxNLocator(5))
+    else:
+        narrow = span < _WIDE_MEASURE or powers < 2
+        axis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5) if narrow else (1,), numticks=12))
+    axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(mpl.ticker.NullFormatter())
+
+
+def _scale(axis: Axes, table: pd.DataFrame, across: str | None, room: float) -> None:
+    """The axis below, ``room`` inches wide."""
+    if across is None:
+        axis.tick_params(axis="x", rotation=30)
+        return
+    axis.set_xlabel(across)
+    values = table[across]
+    if not pd.api.types.is_numeric_dtype(values) or values.dtype == bool or not len(values):
+        return
+    if values.min() > 0 and values.max() / values.min() >= _WIDE:
+        axis.set_xscale("log")
+    known = sorted(values.unique())
+    if len(known) <= 8:
+        axis.set_xticks(known, [_said(value) for value in known])
+        axis.minorticks_off()
+        at = np.log(known) if axis.get_xscale() == "log" else np.array(known, dtype=float)
+        # Labels at the ends reach into the neighbouring panels.
+        between = room * np.diff(at).min() / max(float(np.ptp(at)), 1e-300) if len(at) > 1 else room
+        beyond = _LETTERS * (2 + len(_said(known[0])) + len(_said(known[-1]))) / 2 > 0.09 * room
+        if beyond or between < _LETTERS * (2 + max(len(_said(value)) for value in known)):
+            axis.tick_params(axis="x", rotation=90 if between < 4 * _LETTERS else 45)
+
+
+def _values(table: pd.DataFrame, key: str | None) -> list[Any]:
+    return [None] if key is None or not len(table) else sorted(table[key].unique())
+
+
+def _said(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float | np.number) and not isinstance(value, bool) else str(value)
+
+
+def _palette(policies: Sequence[str]) -> dict[str, Any]:
+    colours = sns.color_palette("colorblind" if len(policies) <= 10 else "husl", len(policies))
+    return dict(zip(policies, colours, strict=True))
+
+
+def _unit(measure: str) -> str:
+    if measure.split("_")[0] in ("ttft", "tpot", "e2e"):
+        return ", seconds"
+    return ", share" if measure.endswith(("share", "rate")) else ""
+
+
+def pareto_figure(
+    points: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]],
+    front: Sequence[str],
+    title: str,
+    failing: Sequence[str] = (),
+) -> Figure:
+    """Latency against memory: of each policy (value, low, high) of both, and who is on the front.
+
+    ``failing`` policies, which failed requests, are drawn hollow.
+    """
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
+        figure = Figure(figsize=(10, 6.5), layout="constrained")
+        axis = figure.subplots()
+        palette = _palette(list(points))
+        for at, (policy, (latency, memory)) in enumerate(points.items()):
+            x, y = np.array(memory) / 1e6, np.array(latency)
+            axis.errorbar(
+                x[0],
+                y[0],
+                xerr=_ends(x),
+                yerr=_ends(y),
+                marker=_MARKERS[at % len(_MARKERS)],
+                markersize=9 if policy in front else 6,
+                markeredgecolor="0.1" if policy in front else palette[policy],
+                markerfacecolor="white" if policy in failing else palette[policy],
+                color=palette[policy],
+                capsize=2.5,
+                linestyle="none",
+                label=policy,
+            )
+        ordered = sorted((points[policy][1][0] / 1e6, points[policy][0][0]) for policy in front if policy in points)
+        if ordered:
+            axis.step(*zip(*ordered, strict=True), where="post", color="0.4", linewidth=1, linestyle="--", zorder=0)
+        axis.set(
+            xlabel="MB of cells that no other sequence could take, mean over time",
+            ylabel="mean end-to-end latency, seconds",
+        )
+        latencies = [latency[0] for latency, _ in points.values() if latency[0] > 0]
+        if latencies and max(latencies) / min(latencies) > _WIDE / 2:
+            axis.set_yscale("log")
+            plain_log(axis.yaxis, latencies)
+        figure.suptitle(title, fontsize=13)
+        axis.set_title(_key(points, front, failing), fontsize=10, loc="left")
+        if points:
+            figure.legend(loc="outside right upper", frameon=False, fontsize=10)
+    return figure
+
+
+def _key(points: Mapping[str, Any], front: Sequence[str], failing: Sequence[str]) -> str:
+    """How to read the picture of the trade; nothing that it does not show."""
+    said = ["dashed: who failed nothing and is beaten in neither"] if front else []
+    said += ["hollow: failed requests"] if any(policy in points for policy in failing) else []
+    said += [f"the {BOUND}, a bound, takes no part"] if BOUND in points else []
+    return "\n".join(filter(None, ("; ".join(said[:2]), "; ".join(said[2:]))))
+
+
+def _ends(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[list[float]] | None:
+    value, low, high = (float(each) for each in values)
+    return [[value - low], [high - value]] if math.isfinite(low) and math.isfinite(high) else None

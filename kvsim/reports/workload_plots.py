@@ -1,0 +1,94 @@
+"""Pictures of request streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import matplotlib.ticker
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from workloads.fitting.statistics import StreamColumns, dispersion
+
+if TYPE_CHECKING:
+    from kvsim.advice.workload_fit import WorkloadFit
+
+_STRETCHES = 60
+"""Of the time axis, in which arrivals are counted for the picture."""
+_SHORTEST_S, _FEWEST_WINDOWS = 0.05, 12
+_TENTHS = 10
+
+
+def fit_figure(fit: WorkloadFit) -> Figure:
+    """Six panels: arrivals over time, gaps, burstiness by window, prompts, outputs, and outputs by prompt length."""
+    both = {"stream": fit.stream, "model": fit.model}
+    colours = dict(zip(both, sns.color_palette("colorblind", 2), strict=True))
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
+        figure = Figure(figsize=(15, 8.5), layout="constrained")
+        (over_time, gaps, bursts), (prompts, outputs, joint) = figure.subplots(2, 3)
+        for name, columns in both.items():
+            style = {"color": colours[name], "label": name, "linestyle": "-" if name == "stream" else "--"}
+            _rate(over_time, columns, **style)
+            _gaps(gaps, columns, **style)
+            _bursts(bursts, columns, **style)
+            _share(prompts, columns.prompt_tokens, **style)
+            _share(outputs, columns.output_tokens, **style)
+            _joint(joint, columns, **style)
+        over_time.set(title="Arrivals", xlabel="seconds", ylabel="requests/s")
+        over_time.set_ylim(bottom=0)
+        gaps.set(title="Gaps longer than", xlabel="seconds", ylabel="share of gaps", xscale="log", yscale="log")
+        bursts.set(title="Burstiness: 1 is Poisson", xlabel="window, seconds", ylabel="variance over mean of arrivals")
+        bursts.set(xscale="log", yscale="log")
+        bursts.axhline(1, color="0.5", linewidth=1)
+        prompts.set(title="Prompts", xlabel="tokens", ylabel="share no longer", xscale="log")
+        outputs.set(title="Outputs", xlabel="tokens", ylabel="share no longer", xscale="log")
+        joint.set(title="Median output by length of prompt", xlabel="prompt tokens", ylabel="output tokens")
+        joint.set(xscale="log")
+        joint.set_ylim(bottom=0)
+        for axis in (bursts.xaxis, bursts.yaxis, prompts.xaxis, outputs.xaxis, joint.xaxis):
+            axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(mpl.ticker.NullFormatter())
+        handles, labels = prompts.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+        kinds = f"{fit.section['kind']} arrivals, {fit.prompt.used['kind']} prompts, {fit.output.used['kind']} outputs"
+        figure.suptitle(f"{fit.name}: {fit.statistics.requests:,} requests, and a model of them: {kinds}")
+    return figure
+
+
+def _rate(axis: Axes, columns: StreamColumns, **style: Any) -> None:
+    if columns.duration_s > 0:
+        counts, edges = np.histogram(columns.arrivals_s, bins=_STRETCHES)
+        axis.plot((edges[:-1] + edges[1:]) / 2, counts / np.diff(edges), linewidth=1.4, **style)
+
+
+def _gaps(axis: Axes, columns: StreamColumns, **style: Any) -> None:
+    gaps = np.sort(np.diff(columns.arrivals_s))
+    gaps = gaps[gaps > 0]
+    if len(gaps):
+        axis.plot(gaps, 1 - np.arange(len(gaps)) / len(gaps), **style)
+
+
+def _bursts(axis: Axes, columns: StreamColumns, **style: Any) -> None:
+    if columns.duration_s <= 0:
+        return
+    longest = max(columns.duration_s / _FEWEST_WINDOWS, 2 * _SHORTEST_S)
+    windows = np.geomspace(_SHORTEST_S, longest, 40)
+    found = [(w, value) for w in windows.tolist() if (value := dispersion(columns.arrivals_s, w))]
+    axis.plot([w for w, _ in found], [value for _, value in found], **style)
+
+
+def _share(axis: Axes, tokens: np.ndarray, **style: Any) -> None:
+    sns.ecdfplot(x=tokens, ax=axis, **style)
+
+
+def _joint(axis: Axes, columns: StreamColumns, **style: Any) -> None:
+    """The median output in each tenth of the prompts by length, and the middle half."""
+    order = np.argsort(columns.prompt_tokens, kind="stable")
+    tenths = [part for part in np.array_split(order, _TENTHS) if len(part)]
+    at = [float(np.median(columns.prompt_tokens[part])) for part in tenths]
+    low, middle, high = np.array([np.quantile(columns.output_tokens[part], (0.25, 0.5, 0.75)) for part in tenths]).T
+    axis.plot(at, middle, marker="o", markersize=4, **style)
+    axis.fill_between(at, low, high, color=style["color"], alpha=0.12, linewidth=0)

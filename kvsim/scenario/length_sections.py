@@ -1,0 +1,189 @@
+"""Tables of a scenario that say how long something is, in tokens: one class for each kind of distribution."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import Discriminator, FailFast, Field, field_validator, model_validator
+
+import workloads
+from kvsim.scenario.section import MAX_ENTRIES, Section, entries
+from workloads.generators.lengths import MAX_SUPPORT, MAX_TOKENS
+
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+def refuse_fall(quantiles: tuple[float, ...]) -> tuple[float, ...]:
+    """The quantiles; raises ``ValueError`` where one is below the one before."""
+    for before, value in pairwise(quantiles):
+        if value < before:
+            raise ValueError(f"quantiles cannot decrease; {value} comes after {before}")
+    return quantiles
+
+
+def _refuse_inverted(low: int, high: int | None) -> None:
+    if high is not None and high < low:
+        raise ValueError(f"max ({high}) is below min ({low})")
+
+
+class FixedLengths(Section):
+    """Always ``value`` tokens."""
+
+    kind: Literal["fixed"]
+    value: Tokens
+
+    @property
+    def longest(self) -> int:
+        """The longest that is asked for; 1 where there is no limit. The next ones say the same."""
+        return self.value
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Fixed(self.value)
+
+
+class _Held(Section):
+    """Any length, held within [min, max]."""
+
+    min: Tokens = 1
+    max: Tokens | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        _refuse_inverted(self.min, self.max)
+        return self
+
+    @property
+    def longest(self) -> int:
+        """As of ``FixedLengths``."""
+        return max(self.min, self.max or 1)
+
+
+class LognormalLengths(_Held):
+    """exp(normal(mu, sigma)) tokens, held within [min, max]."""
+
+    kind: Literal["lognormal"]
+    mu: Annotated[float, Field(ge=-20, le=20)]
+    sigma: Annotated[float, Field(ge=0, le=10)]
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Lognormal(self.mu, self.sigma, self.min, self.max)
+
+
+class GammaLengths(_Held):
+    """Gamma with mean ``shape * scale`` tokens, held within [min, max]."""
+
+    kind: Literal["gamma"]
+    shape: Annotated[float, Field(ge=1e-3, le=1e6)]
+    scale: Annotated[float, Field(ge=1e-6, le=MAX_TOKENS)]
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Gamma(self.shape, self.scale, self.min, self.max)
+
+
+class ZipfLengths(Section):
+    """k tokens in proportion to ``k ** -exponent``, for each k from min to max."""
+
+    kind: Literal["zipf"]
+    exponent: Annotated[float, Field(ge=0, le=20)]
+    min: Tokens = 1
+    max: Tokens
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ZipfLengths:
+        _refuse_inverted(self.min, self.max)
+        if self.max - self.min >= MAX_SUPPORT:
+            raise ValueError(f"{self.max - self.min + 1} values from min to max; at most {MAX_SUPPORT} are accepted")
+        return self
+
+    @property
+    def longest(self) -> int:
+        """As of ``FixedLengths``."""
+        return self.max
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Zipf(self.exponent, self.min, self.max)
+
+
+class EmpiricalLengths(Section):
+    """Quantiles in tokens; linear in between, rounded."""
+
+    kind: Literal["empirical"]
+    quantiles: Annotated[
+        tuple[Annotated[float, Field(ge=1, le=MAX_TOKENS)], ...],
+        FailFast(),
+        entries(2, MAX_ENTRIES),
+    ]
+    shares: Annotated[
+        tuple[Annotated[float, Field(ge=0, le=1)], ...],
+        FailFast(),
+        entries(0, MAX_ENTRIES),
+    ] = ()
+    """Of which share each is the quantile, from 0 to 1; by default in even steps."""
+
+    _ordered = field_validator("quantiles", "shares")(refuse_fall)
+
+    @model_validator(mode="after")
+    def _paired(self) -> EmpiricalLengths:
+        if self.shares:
+            if len(self.shares) != len(self.quantiles):
+                raise ValueError(
+                    f"{len(self.shares)} shares for {len(self.quantiles)} quantiles; one for each is expected"
+                )
+            if (self.shares[0], self.shares[-1]) != (0, 1):
+                raise ValueError(f"shares go from {self.shares[0]:g} to {self.shares[-1]:g}; from 0 to 1 is expected")
+        return self
+
+    @property
+    def longest(self) -> int:
+        """As of ``FixedLengths``."""
+        return round(self.quantiles[-1])
+
+    def build(self) -> workloads.Lengths:
+        """The distribution."""
+        return workloads.Empirical(self.quantiles, self.shares or None)
+
+
+AnyLengths = Annotated[
+    FixedLengths | LognormalLengths | GammaLengths | ZipfLengths | EmpiricalLengths, Discriminator("kind")
+]
+
+
+class GivenPromptLengths(Section):
+    """Which of several distributions holds depends on the prompt: a longer one from each edge on."""
+
+    kind: Literal["given-prompt"]
+    edges: Annotated[tuple[Tokens, ...], FailFast(), entries(1, 99)]
+    tables: Annotated[tuple[AnyLengths, ...], entries(2, 100)]
+    """One more than there are edges."""
+
+    @field_validator("edges")
+    @classmethod
+    def _increasing(cls, edges: tuple[int, ...]) -> tuple[int, ...]:
+        for before, edge in pairwise(edges):
+            if edge <= before:
+                raise ValueError(f"edges must increase; {edge} comes after {before}")
+        return edges
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GivenPromptLengths:
+        if len(self.tables) != len(self.edges) + 1:
+            raise ValueError(
+                f"{len(self.tables)} tables for {len(self.edges)} edges; one table more than edges is expected"
+            )
+        return self
+
+    def build(self) -> workloads.GivenPrompt:
+        """The distributions."""
+        return workloads.GivenPrompt(self.edges, [table.build() for table in self.tables])
+
+
+AnyOutputs = Annotated[
+    FixedLengths | LognormalLengths | GammaLengths | ZipfLengths | EmpiricalLengths | GivenPromptLengths,
+    Discriminator("kind"),
+]
+"""Of outputs, which may depend on the prompt."""

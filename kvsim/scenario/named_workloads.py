@@ -1,0 +1,41 @@
+"""Named workloads: generators fitted to public traces, as ``[workload]`` sections that ship with the package."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from typing import Any
+
+from kvsim.errors import UserError
+from kvsim.scenario.rate_scaling import at_load, mean_rate
+
+_FOLDER = resources.files("kvsim.scenario") / "named"
+
+NAMED: tuple[str, ...] = tuple(
+    sorted(p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name.endswith(".toml"))
+)
+"""Their names."""
+
+
+def named_text(name: str) -> str:
+    """The section as TOML, under a comment with its source. Raises ``UserError``."""
+    if name not in NAMED:
+        raise UserError(f"no workload called {name!r}; there are {', '.join(NAMED)}")
+    return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def named_source(name: str) -> str:
+    """Where it comes from, and under which licence: its first sentence. Raises ``UserError``."""
+    comment = " ".join(line.lstrip("# ") for line in named_text(name).splitlines() if line.startswith("#"))
+    return comment.partition(" Fitted to ")[0]
+
+
+def named_section(name: str, requests: int | None = None, rate: float | None = None) -> dict[str, Any]:
+    """The section as a table, of so many requests (or sessions), at so many a second. Raises ``UserError``.
+
+    Another rate stretches or shrinks all of its time, so that it stays as bursty as it is.
+    """
+    section: dict[str, Any] = tomllib.loads(named_text(name))["workload"]
+    if requests is not None:
+        section["sessions" if "sessions" in section else "requests"] = requests
+    return section if rate is None else at_load(section, rate / mean_rate(section))

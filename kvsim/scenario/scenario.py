@@ -1,0 +1,415 @@
+"""A scenario: everything that a run depends on, read from one TOML file."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tomli_w
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+import workloads
+from kvsim.costs.costs import is_shipped
+from kvsim.errors import UserError
+from kvsim.model.engine_shapes import ModelShape, Storage, shape_of
+from kvsim.scenario.section import Section
+from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
+from kvsim.simulation.job import content_of
+from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
+
+
+def file_name(name: str) -> str:
+    """The name of an experiment, which also names a folder. Raises ``ValueError`` where it cannot."""
+    if not re.fullmatch(r"[^\W.][\w .+=@-]{0,99}", name):
+        raise ValueError(f"{name!r} cannot name a folder; letters, digits, spaces and . _ + = @ - are accepted")
+    return name
+
+
+def _known_shape(name: str) -> str:
+    shape_of(name)
+    return name
+
+
+class ModelSection(Section):
+    """Which transformer is served."""
+
+    name: Annotated[str, AfterValidator(_known_shape)] = "tiny"
+
+    @property
+    def shape(self) -> ModelShape:
+        """Its shape."""
+        return shape_of(self.name)
+
+
+class ServerSection(Section):
+    """How requests are batched."""
+
+    scheduler: Literal["llama-server", "vllm", "static"] = "llama-server"
+    slots: Annotated[int, Field(ge=1, le=2**14)] = 8
+    """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``)."""
+    n_batch: PositiveInt = 256
+    """The most tokens in one step (``--batch-size``, ``--max-num-batched-tokens``)."""
+    n_ubatch: PositiveInt = 128
+    """The most tokens in one forward pass (``--ubatch-size``). Under ``vllm`` each step is one pass."""
+    slot_context: Annotated[int, Field(ge=2)] | None = None
+    """The most tokens in one slot; by default all cells of a unified cache, an equal share of a divided one."""
+    context_shift: bool = False
+    """A full slot forgets half of what comes after its first ``n_keep`` tokens and goes on, instead of ending."""
+    n_keep: NonNegativeInt = 0
+    keep_idle_slots: bool = True
+    """A finished slot keeps its cells until the slot is used again or purged, as llama-server's prompt cache does."""
+    slot_similarity: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of a prompt that a kept slot must begin with to be chosen for it (``--slot-prompt-similarity``)."""
+    chunked_prefill: bool = True
+    """vllm: a prompt may be computed in several steps."""
+    long_prefill_threshold: NonNegativeInt = 0
+    """vllm: the most tokens of one prompt in one step; 0: ``n_batch``."""
+    reserve_full: bool = True
+    """vllm: a request starts only when all its tokens so far fit."""
+    order: Literal["fcfs", "priority"] = "fcfs"
+    """vllm: who goes first, and who is preempted last."""
+    preemption: Literal["recompute", "swap"] = "recompute"
+    """vllm: a preempted request computes its tokens once more, or is kept in the host tier (``cache.host_cells``)."""
+    prefetch: Literal["none", "on-resume", "predictive"] = "none"
+    """What is brought back from the host tier ahead of its use: nothing; the prefix of a request that waits; also
+    that of a session's next turn, when it is expected."""
+
+
+class CacheSection(Section):
+    """The KV cache and the policy that hands out its cells."""
+
+    policy: str = "contiguous"
+    cells: Annotated[int, Field(ge=2, le=2**24)] = 16384
+    """Room for that many tokens (``--ctx-size``)."""
+    block_size: PositiveInt = 16
+    """Cells in a block, for paged layouts."""
+    chunk_size: PositiveInt = 64
+    """Cells in a chunk, for the chunked layout."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Fragmentation ratio above which threshold triggers compact (``--defrag-thold``)."""
+    window: Annotated[int, Field(ge=2)] = 256
+    """Tokens that a ring or a sliding window keeps for each sequence."""
+    sinks: NonNegativeInt = 4
+    """First tokens of each sequence that a ring never overwrites."""
+    unified: bool = True
+    """One cache for all slots (``--kv-unified``), or an equal share for each, where the policy knows both."""
+    sort_batch: bool = False
+    """Split regions: place the longest sequences of a batch first."""
+    pad: PositiveInt = 32
+    """The masked kernel reads a multiple of this many cells."""
+    kernel: Kernel | None = None
+    """How attention reads the cache; by default the policy's own way."""
+    type_k: Storage = "f32"
+    """How keys are kept (``--cache-type-k``)."""
+    type_v: Storage = "f32"
+    """How values are kept (``--cache-type-v``)."""
+    prefix_cache: bool = True
+    """Paged: full blocks are found again by their content (``--enable-prefix-caching``)."""
+    eviction: Eviction = "lru"
+    """Paged: which cached block is forgotten first."""
+    free_order: FreeOrder = "0.33.0"
+    """Paged: the version of vLLM whose order of free blocks is kept."""
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Paged: share of the blocks that a waiting request must leave free while others run."""
+    host_cells: Annotated[int, Field(ge=0, le=2**26)] = 0
+    """Paged: room for that many tokens in host memory, for blocks that are evicted or swapped out."""
+
+
+class MachineSection(Section):
+    """Whose speed is predicted."""
+
+    profile: str = "default"
+    """A shipped profile's name, or the path of one that ``kvsim calibrate`` wrote."""
+    host_gb_s: PositiveFloat | None = None
+    """Bandwidth to the host tier, 10**9 bytes/s; by default what the profile measured for copies inside the cache."""
+    host_latency_s: NonNegativeFloat = 0.0
+    """Seconds before each run of cells on the way to or from the host tier; only with ``host_gb_s``."""
+
+
+class Scenario(Section):
+    """Everything that a run depends on."""
+
+    name: Annotated[str, AfterValidator(file_name)] = "unnamed"
+    """Also the folder that results go to."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    workload: AnyWorkload = PoissonWorkload(kind="poisson")
+    model: ModelSection = ModelSection()
+    server: ServerSection = ServerSection()
+    cache: CacheSection = CacheSection()
+    machine: MachineSection = MachineSection()
+    folder: Annotated[Path, Field(exclude=True, repr=False)] = Path()
+    """Where relative paths start; not part of the file."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_kind(cls, data: Any) -> Any:
+        """A workload without a kind is Poisson."""
+        if isinstance(data, dict) and isinstance(data.get("workload"), dict):
+            return {**data, "workload": {"kind": "poisson", **data["workload"]}}
+        return data
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scenario:
+        if self.slot_context > self.cache.cells:
+            raise ValueError(f"server.slot_context ({self.slot_context}) exceeds cache.cells ({self.cache.cells})")
+        if self.server.context_shift and self.server.n_keep > self.slot_context - 2:
+            raise ValueError(
+                f"server.n_keep ({self.server.n_keep}) leaves nothing to forget of {self.slot_context} tokens in a slot"
+            )
+        if self.server.scheduler != "vllm" and self.server.preemption == "swap":
+            raise ValueError(f"server.preemption: only the scheduler vllm swaps, not {self.server.scheduler}")
+        if self.server.preemption == "swap" and not self.cache.host_cells:
+            raise ValueError("server.preemption: there is nowhere to swap to; give cache.host_cells")
+        if self.server.prefetch != "none" and not self.cache.host_cells:
+            raise ValueError("server.prefetch: there is nothing to bring back from; give cache.host_cells")
+        if self.slot_context < 2:
+            raise ValueError(
+                f"cache.cells ({self.cache.cells}) shared out over server.slots ({self.server.slots}) leaves "
+                f"{self.slot_context} tokens a slot; at least 2 are needed"
+            )
+        return self
+
+    @property
+    def slot_context(self) -> int:
+        """The most tokens in one slot."""
+        if self.server.slot_context is not None:
+            return self.server.slot_context
+        return self.cache.cells if self.cache.unified else self.cache.cells // self.server.slots
+
+    def cache_config(self, costs: RelativeCosts | None = None) -> CacheConfig:
+        """What policies are built from; ``costs`` are for those that weigh moves against attention."""
+        config = CacheConfig(
+            n_ubatch=self.server.n_batch if self.server.scheduler == "vllm" else self.server.n_ubatch,
+            sequences=self.server.slots,
+            max_tokens=self.slot_context,
+            n_layers=self.model.shape.n_layers,
+            future=self._future,
+            **self.cache.model_dump(exclude={"policy", "type_k", "type_v"}),
+        )
+        return config if costs is None else replace(config, costs=costs)
+
+    def _future(self) -> Iterator[tuple[Content, int]]:
+        """All requests to come: what each says, and its prompt's tokens. Only clairvoyant policies ask."""
+        for request in self.build_workload():
+            yield content_of(request), request.prompt_tokens
+
+    @property
+    def cell_bytes(self) -> float:
+        """Bytes of one cell: one token's K and V in all layers."""
+        return self.model.shape.cell_bytes(self.cache.type_k, self.cache.type_v)
+
+    def build_workload(self) -> workloads.Workload:
+        """The request stream; raises ``WorkloadError`` where a trace cannot be read."""
+        return self.workload.build(self.seed, self.folder)
+
+    def _file(self, name: str) -> bool:
+        try:
+            return (self.folder / name).is_file()
+        except (OSError, ValueError):
+            return False
+
+    def to_toml(self) -> str:
+        """The scenario as a file, every default filled in."""
+        table = self.model_dump(mode="json")
+        workload, machine = table["workload"], table["machine"]
+        for section, key in (
+            (machine, "profile"),
+            *((part, "path") for part in (workload, *workload.get("parts", ()))),
+        ):
+            # A file is named in full, so that the scenario can be run from anywhere.
+            if key in section and not is_shipped(section[key]) and self._file(section[key]):
+                section[key] = str((self.folder / section[key]).resolve())
+        table["server"]["slot_context"] = self.slot_context
+        unset = list(_unset(table))
+        text = tomli_w.dumps(_without_none(table))
+        return text + (f"\n# not set: {', '.join(unset)}\n" if unset else "")
+
+
+def builtin_names() -> list[str]:
+    """The scenarios that ship with the package."""
+    return sorted(p.name.removesuffix(".toml") for p in _builtin_folder().iterdir() if p.name.endswith(".toml"))
+
+
+def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scenario:
+    """A scenario from a built-in name, a TOML file or a table.
+
+    ``changes`` are keys to replace, with dots as double underscores (``workload__requests=10``). Raises
+    ``UserError`` with a line for each fault.
+    """
+    if isinstance(source, Scenario):
+        data, label, folder = source.model_dump(exclude_unset=True), source.name, source.folder
+    elif isinstance(source, dict):
+        data, label, folder = source, str(source.get("name", "scenario")), Path()
+    else:
+        data, label, folder = read(source)
+    data = copy.deepcopy(data)
+    for key, value in changes.items():
+        set_key(label, data, key.split("__"), value)
+    return validated(data, label, folder)
+
+
+def mooncake(path: str) -> Scenario:
+    """A Mooncake trace in the trace's own blocks, all else by default. Raises ``UserError``."""
+    name = re.sub(r"\W", "_", Path(path).name.split(".")[0])[:100] or "mooncake"
+    return load({"name": name, "workload": {"kind": "mooncake", "path": path}, "cache": {"block_size": 512}})
+
+
+def validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
+    """The scenario that a table describes; relative paths start at ``folder``. Raises ``UserError`` that names
+    ``label`` in a line for each fault."""
+    if "folder" in data:
+        data = {k: v for k, v in data.items() if k != "folder"} if isinstance(data["folder"], Path) else data
+        if "folder" in data:
+            raise UserError(f"{label}: folder: unknown key")
+    model = data.get("model")
+    if isinstance(model, dict) and str(model.get("name", "")).endswith(".gguf"):
+        # As all paths in a scenario: from the file's folder on; whole, so that it can be read once more.
+        data = {**data, "model": {**model, "name": _whole(folder, str(model["name"]))}}
+    try:
+        return Scenario.model_validate({**data, "folder": folder})
+    except ValidationError as e:
+        raise UserError("\n".join(_explain(label, error) for error in e.errors())) from None
+
+
+def _whole(folder: Path, name: str) -> str:
+    try:
+        return str((folder / Path(name).expanduser()).absolute())
+    except (RuntimeError, ValueError):
+        return name  # Whoever opens it says what is wrong.
+
+
+def read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
+    """The table of a built-in scenario or a file, what to call it in complaints, and where its relative paths start.
+
+    Raises ``UserError``.
+    """
+    name = str(source)
+    if name in builtin_names():
+        data = tomllib.loads((_builtin_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+        return {"name": name, **data}, name, Path()
+    data = read_toml(source, f"no such file, and not a built-in scenario ({', '.join(builtin_names())})")
+    path = Path(source)
+    return {"name": name_of(path), **data}, name, path.parent
+
+
+def name_of(path: Path) -> str:
+    """What an experiment is called whose file does not say."""
+    return re.sub(r"[^\w+=@-]", "_", path.stem) or "unnamed"
+
+
+def read_toml(source: str | Path, lost: str) -> dict[str, Any]:
+    """The table in a TOML file. Raises ``UserError``, saying ``lost`` where there is no such file."""
+    name = str(source)
+    try:
+        return tomllib.loads(Path(source).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"{name}: {lost}") from None
+    except OSError as e:
+        raise UserError(f"{name}: cannot be read: {e.strerror or e}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name}: not UTF-8 text; a TOML file is expected") from None
+    except RecursionError:
+        raise UserError(f"{name}: not TOML: nested too deeply") from None
+    except ValueError as e:  # TOMLDecodeError, an integer beyond Python's limit, or a path that cannot be
+        raise UserError(f"{name!a}: not TOML: {e}".replace("'", "", 2)) from None
+
+
+def _builtin_folder() -> Any:
+    return resources.files("kvsim.scenario") / "scenarios"
+
+
+def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """Put a value into a table of tables. Raises ``UserError`` where a key on the way is no table."""
+    *parents, last = keys
+    for depth, key in enumerate(parents, 1):
+        data = data.setdefault(key, {})
+        if not isinstance(data, dict):
+            raise UserError(f"{label}: {'.'.join(keys[:depth])}: not a table, so it has no key {keys[depth]!r}")
+    data[last] = value
+
+
+def _unset(table: dict[str, Any], above: str = "") -> Iterator[str]:
+    """The keys that have no value, with those of the tables that they are in; not those of a distribution."""
+    for key, value in table.items():
+        if value is None:
+            yield f"{above}{key}"
+        elif isinstance(value, dict) and not (above and "kind" in value):
+            yield from _unset(value, f"{above}{key}.")
+
+
+def _without_none(value: Any) -> Any:
+    """A table without the keys that are not set, at any depth."""
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _explain(label: str, error: ErrorDetails) -> str:
+    """One line for one fault: the file, the key, what is wrong, what is accepted."""
+    location, section, kinds = _walk(error["loc"])
+    key = ".".join(part if part and part.isprintable() else repr(part) for part in location) or "scenario"
+    given = error.get("input")
+    if error["type"] == "extra_forbidden":
+        known = [name for name in section.model_fields if name != "folder"]
+        close = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "accepted: " + ", ".join(known)
+        return f"{label}: {key}: unknown key; {hint}"
+    if error["type"] == "union_tag_invalid":
+        return f"{label}: {key}.kind: unknown kind {error['ctx']['tag']!r}; accepted: {error['ctx']['expected_tags']}"
+    if error["type"] == "union_tag_not_found":
+        return f"{label}: {key}.kind: missing; accepted: {', '.join(map(repr, kinds))}"
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{label}: {key}: a table is expected, got {given!r:.60}"
+    if error["type"] == "tuple_type":
+        return f"{label}: {key}: a list is expected, got {given!r:.60}"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if error["type"] in ("missing", "value_error"):
+        return f"{label}: {key}: {message}"
+    shown = repr(given)
+    return f"{label}: {key}: {message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
+
+
+def _walk(location: Sequence[str | int]) -> tuple[list[str], type[Section], dict[str, type[Section]]]:
+    """A fault's keys, the section that has the last of them, and the kinds of table that may stand there.
+
+    Which kind of workload or of lengths was meant stands among the keys; the user knows only keys.
+    """
+    keys: list[str] = []
+    section: type[Section] = Scenario
+    kinds: dict[str, type[Section]] = {}
+    for part in location:
+        if part in kinds:
+            section, kinds = kinds[str(part)], {}
+            continue
+        keys.append(str(part))
+        if isinstance(part, str):
+            section, kinds = kinds.get("", section), {}
+            if part in section.model_fields:
+                kinds = _kinds(section.model_fields[part].annotation)
+    return keys, section, kinds
+
+
+def _kinds(annotation: Any) -> dict[str, type[Section]]:
+    """The sections that a key may hold, alone, in a list or one of several, by ``kind``; by "" where it has none."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        kind = annotation.model_fields.get("kind")
+        return dict.fromkeys(get_args(kind.annotation) if kind else [""], annotation)
+    return {kind: section for inner in get_args(annotation) for kind, section in _kinds(inner).items()}

@@ -1,0 +1,398 @@
+"""The ``[workload]`` section of a scenario: one class for each kind, which knows how to build its request stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    FailFast,
+    Field,
+    PositiveInt,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+import workloads
+from kvsim.scenario.length_sections import AnyLengths, AnyOutputs, FixedLengths, LognormalLengths, refuse_fall
+from kvsim.scenario.named_workloads import NAMED, named_section
+from kvsim.scenario.section import MAX_ENTRIES, Section, entries
+from kvsim.scenario.trace_sections import (
+    AzureWorkload,
+    BurstGptWorkload,
+    MooncakeWorkload,
+    RagPulseWorkload,
+    TableWorkload,
+    WekaWorkload,
+)
+
+Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+_CHAT_PROMPT = LognormalLengths(kind="lognormal", mu=4.2, sigma=0.9, min=4, max=400)
+_CHAT_OUTPUT = LognormalLengths(kind="lognormal", mu=4.0, sigma=0.8, min=1, max=300)
+
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+"""Of requests."""
+
+
+class Generated(Section):
+    """What all generated workloads of single requests have."""
+
+    count_key: ClassVar[str] = "requests"
+    """The key that says how many."""
+    requests: Count = 400
+    """How many."""
+    prompt_tokens: AnyLengths = _CHAT_PROMPT
+    output_tokens: AnyOutputs = _CHAT_OUTPUT
+    correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    """Of prompt and output lengths: Spearman's rank correlation."""
+
+    @model_validator(mode="after")
+    def _one_dependence(self) -> Generated:
+        if self.correlation and self.output_tokens.kind == "given-prompt":
+            raise ValueError(
+                'output_tokens of kind "given-prompt" say how they depend on prompts; correlation must be 0'
+            )
+        return self
+
+    def _synthetic(self, seed: int, gaps: workloads.Gaps, users: int | None = None) -> workloads.Workload:
+        return workloads.Synthetic(
+            seed, self.requests, gaps, self.prompt_tokens.build(), self.output_tokens.build(), users, self.correlation
+        )
+
+
+class PoissonWorkload(Generated):
+    """Independent arrivals, ``rate`` requests/s."""
+
+    kind: Literal["poisson"]
+    rate: Rate = 20.0
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.poisson_gaps(self.rate))
+
+
+class GammaWorkload(Generated):
+    """Bursty arrivals: gamma gaps with coefficient of variation ``cv``."""
+
+    kind: Literal["gamma"]
+    rate: Rate = 20.0
+    cv: Annotated[float, Field(ge=0.01, le=100)] = 3.0
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.gamma_gaps(self.rate, self.cv))
+
+
+class WeibullWorkload(Generated):
+    """Weibull gaps: a ``shape`` below 1 is bursty, 1 is Poisson, above is regular."""
+
+    kind: Literal["weibull"]
+    rate: Rate = 20.0
+    shape: Annotated[float, Field(ge=0.1, le=100)] = 0.5
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.weibull_gaps(self.rate, self.shape))
+
+
+class ModulatedWorkload(Generated):
+    """Poisson arrivals whose rate goes from one of several states to another; see ``workloads.modulated_gaps``."""
+
+    kind: Literal["mmpp"]
+    rates: Annotated[tuple[Annotated[float, Field(ge=0, le=1e9)], ...], FailFast(), entries(2, 1000)] = (5.0, 80.0)
+    """Requests/s in each state."""
+    dwell_s: Annotated[tuple[Annotated[float, Field(ge=1e-6, le=1e9)], ...], FailFast(), entries(2, 1000)] = (8.0, 2.0)
+    """Mean seconds for which each state lasts, exponential."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModulatedWorkload:
+        if len(self.rates) != len(self.dwell_s):
+            raise ValueError(f"{len(self.rates)} rates, {len(self.dwell_s)} dwell_s; one of both for each state")
+        requests = sum(rate * seconds for rate, seconds in zip(self.rates, self.dwell_s, strict=True))
+        if requests * 100 < len(self.rates):
+            raise ValueError("more than 100 changes of state for each request; raise rates or dwell_s")
+        if requests / sum(self.dwell_s) < 1e-6:
+            raise ValueError("less than 0.000001 requests/s on average; higher rates are expected")
+        return self
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.modulated_gaps(self.rates, self.dwell_s))
+
+
+# fmt: off
+_DAY = (0.4, 0.3, 0.25, 0.2, 0.2, 0.25, 0.4, 0.7, 1.1, 1.5, 1.7, 1.7, 1.5, 1.6, 1.7, 1.7, 1.6, 1.4, 1.2, 1.1, 1.0, 0.9,
+        0.7, 0.5)
+# fmt: on
+
+
+class DiurnalWorkload(Generated):
+    """Poisson arrivals whose rate follows a profile that repeats; see ``workloads.diurnal_gaps``.
+
+    By default a working day, hour by hour, in 20 seconds: as long as the default number of requests takes.
+    """
+
+    kind: Literal["diurnal"]
+    rate: Rate = 20.0
+    """Mean requests/s over a period."""
+    profile: Annotated[tuple[Seconds, ...], FailFast(), entries(1, MAX_ENTRIES)] = _DAY
+    """Relative rates of equal parts of the period."""
+    period_s: Annotated[float, Field(ge=1e-6, le=1e9)] = 20.0
+    phase_s: Seconds = 0.0
+    """Where in the period the run begins."""
+
+    @field_validator("profile")
+    @classmethod
+    def _not_empty(cls, profile: tuple[float, ...]) -> tuple[float, ...]:
+        if max(profile) < 1e-9:
+            raise ValueError("nothing ever arrives; a relative rate above 0 is expected")
+        return profile
+
+    @model_validator(mode="after")
+    def _countable(self) -> DiurnalWorkload:
+        # Beyond, one request more or less would be lost in rounding.
+        if self.rate * self.period_s > 1e12:
+            raise ValueError("more than 1e12 requests in a period; a lower rate or a shorter period_s is expected")
+        return self
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.diurnal_gaps(self.rate, self.profile, self.period_s, self.phase_s))
+
+
+class RenewalWorkload(Generated):
+    """Independent gaps with given quantiles, such as those of a trace; see ``workloads.empirical_gaps``."""
+
+    kind: Literal["renewal"]
+    quantiles: Annotated[tuple[Seconds, ...], FailFast(), entries(2, MAX_ENTRIES)]
+    """Seconds, from 0 to 100 % in even steps."""
+    rate: Rate | None = None
+    """Requests/s that the gaps are stretched to; by default as they are."""
+
+    _ordered = field_validator("quantiles")(refuse_fall)
+
+    @model_validator(mode="after")
+    def _stretched(self) -> RenewalWorkload:
+        if self.rate is not None and self.quantiles[-1] < 1e-9:
+            raise ValueError("gaps of 0 seconds cannot be stretched to a rate")
+        return self
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.empirical_gaps(self.quantiles, self.rate))
+
+
+class BatchWorkload(Generated):
+    """Everything arrives at time 0."""
+
+    kind: Literal["batch"]
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._synthetic(seed, workloads.no_gaps)
+
+
+class ClosedLoopWorkload(Generated):
+    """``users`` users; each sends, waits for the answer, thinks (exponential, mean ``think_s``), sends again."""
+
+    kind: Literal["closed-loop"]
+    users: PositiveInt = 8
+    think_s: Seconds = 0.0
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        gaps = workloads.poisson_gaps(1 / self.think_s) if self.think_s else workloads.no_gaps
+        return self._synthetic(seed, gaps, self.users)
+
+
+class Conversations(Section):
+    """What sessions and agents have; see ``workloads.Sessions``."""
+
+    count_key: ClassVar[str] = "sessions"
+    """The key that says how many conversations, each of at least one request."""
+    kind: Literal["sessions", "agents"]
+    rate: Rate = 1.0
+    """New sessions/s."""
+    cv: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """Of the gamma gaps between them: 1 is Poisson, above is bursty."""
+    sessions: Annotated[int, Field(ge=1, le=10**7)] = 100
+    turns: AnyLengths = LognormalLengths(kind="lognormal", mu=1.2, sigma=0.6, min=1, max=20)
+    """Requests in a session, 1000 at most: a longer draw is cut."""
+    system_prompts: Annotated[int, Field(ge=0, le=10**6)] = 4
+    """How many there are to share; 0: none."""
+    system_tokens: AnyLengths = FixedLengths(kind="fixed", value=200)
+    popularity: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Zipf's exponent: the k-th system prompt is chosen in proportion to ``k ** -popularity``."""
+    user_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=3.2, sigma=0.6, min=1, max=200)
+    output_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=3.7, sigma=0.6, min=1, max=300)
+    think_s: Seconds = 2.0
+    """Mean seconds between an answer and the next message, exponential."""
+    max_context: Annotated[int, Field(ge=2)] | None = None
+    """A session ends before the first further turn whose prompt and output would exceed this many tokens."""
+
+    @field_validator("turns")
+    @classmethod
+    def _bounded(cls, turns: AnyLengths) -> AnyLengths:
+        if turns.longest > workloads.MAX_TURNS:
+            raise ValueError(f"{turns.longest} turns; at most {workloads.MAX_TURNS} are accepted")
+        return turns
+
+    def _sessions(self, seed: int, tools: workloads.Tools | None) -> workloads.Workload:
+        return workloads.Sessions(
+            seed,
+            self.sessions,
+            workloads.gamma_gaps(self.rate, self.cv),
+            self.turns.build(),
+            self.system_prompts,
+            self.system_tokens.build(),
+            self.popularity,
+            self.user_tokens.build(),
+            self.output_tokens.build(),
+            self.think_s,
+            self.max_context,
+            tools,
+        )
+
+
+class SessionsWorkload(Conversations):
+    """Conversations of several turns under shared system prompts; see ``workloads.Sessions``."""
+
+    kind: Literal["sessions"]
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._sessions(seed, None)
+
+
+class AgentsWorkload(Conversations):
+    """Agents in a loop: a model call, a tool's result, the next call, and now and then a user's message.
+
+    The defaults are a sample of 17 sessions of a coding agent (callanjfox/kv-cache-tester, Apache-2.0) in which all
+    that is measured in tokens is a 32nd: there, 15,300 tokens of system prompt and tool definitions, lognormal
+    results (6.0, 1.7), median answers of 225 tokens, and results in 93 % of further turns. Calls (68 in the median)
+    and waits (9 s for a tool, 287 s for a user) are cut further, for runs of minutes.
+    """
+
+    kind: Literal["agents"]
+    rate: Rate = 0.2
+    sessions: Annotated[int, Field(ge=1, le=10**7)] = 40
+    turns: AnyLengths = LognormalLengths(kind="lognormal", mu=2.5, sigma=0.8, min=1, max=60)
+    """Model calls of an agent, 1000 at most: a longer draw is cut."""
+    system_tokens: AnyLengths = FixedLengths(kind="fixed", value=480)
+    """System prompt and tool definitions."""
+    user_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=1.1, sigma=1.5, min=1, max=100)
+    output_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=2.0, sigma=0.8, min=1, max=75)
+    think_s: Seconds = 20.0
+    max_context: Annotated[int, Field(ge=2)] | None = 2048
+    tool_share: Annotated[float, Field(ge=0, le=1)] = 0.93
+    """Of the turns after the first, those that bring a tool's result."""
+    result_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=2.6, sigma=1.7, min=1, max=500)
+    tool_s: Seconds = 1.0
+    """Mean seconds between a call and its result, exponential."""
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        return self._sessions(seed, workloads.Tools(self.tool_share, self.result_tokens.build(), self.tool_s))
+
+
+class NamedWorkload(Section):
+    """A generator fitted to a public trace, as it ships with the package: ``kvsim workload list``."""
+
+    count_key: ClassVar[str] = "requests"
+    """The key that says how many (of sessions: conversations)."""
+    kind: Literal["named"]
+    name: str
+    requests: Count = 400
+    rate: Rate | None = None
+    """Requests/s, all of its time stretched or shrunk; by default the trace's own."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in NAMED:
+            raise ValueError(f"no workload called {name!r}; there are {', '.join(NAMED)}")
+        return name
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream."""
+        built: workloads.Workload = self._section().build(seed, folder)
+        return built
+
+    @model_validator(mode="after")
+    def _within(self) -> NamedWorkload:
+        try:
+            self._section()
+        except ValidationError:
+            raise ValueError(f"rate {self.rate:g} is too far from the trace's own") from None
+        return self
+
+    def _section(self) -> Any:
+        return TypeAdapter(AnyWorkload).validate_python(named_section(self.name, self.requests, self.rate))
+
+
+def _workload_kind(value: Any) -> str:
+    kind = value.get("kind", "poisson") if isinstance(value, dict) else getattr(value, "kind", "poisson")
+    return kind if isinstance(kind, str) else repr(kind)
+
+
+def _mixable(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.get("kind") == "mix":
+        raise ValueError("a mix cannot be part of a mix; name its parts here")
+    if value.get("kind") == "closed-loop":
+        raise ValueError("a closed loop cannot be part of a mix: its requests have no arrival times")
+    return {"kind": "poisson", **value}
+
+
+_Open = (
+    Annotated[PoissonWorkload, Tag("poisson")]
+    | Annotated[GammaWorkload, Tag("gamma")]
+    | Annotated[WeibullWorkload, Tag("weibull")]
+    | Annotated[ModulatedWorkload, Tag("mmpp")]
+    | Annotated[DiurnalWorkload, Tag("diurnal")]
+    | Annotated[RenewalWorkload, Tag("renewal")]
+    | Annotated[BatchWorkload, Tag("batch")]
+    | Annotated[AzureWorkload, Tag("azure")]
+    | Annotated[BurstGptWorkload, Tag("burstgpt")]
+    | Annotated[MooncakeWorkload, Tag("mooncake")]
+    | Annotated[RagPulseWorkload, Tag("ragpulse")]
+    | Annotated[WekaWorkload, Tag("weka")]
+    | Annotated[TableWorkload, Tag("table")]
+    | Annotated[NamedWorkload, Tag("named")]
+    | Annotated[SessionsWorkload, Tag("sessions")]
+    | Annotated[AgentsWorkload, Tag("agents")]
+)
+AnyPart = Annotated[_Open, Discriminator(_workload_kind), BeforeValidator(_mixable)]
+"""What a mix may consist of: all that has arrival times."""
+
+
+class MixWorkload(Section):
+    """Several workloads at once; see ``workloads.Mix``. Each part has a seed of its own (``workloads.part_seed``)."""
+
+    count_key: ClassVar[str] = "limit"
+    """The key that says how many requests at most."""
+    kind: Literal["mix"]
+    parts: Annotated[tuple[AnyPart, ...], entries(2, 100)]
+    """Tables like ``[workload]``; paths in them start at the scenario file's folder, too."""
+    limit: PositiveInt | None = None
+    """Of all parts together; by default all that they have."""
+
+    def build(self, seed: int, folder: Path) -> workloads.Workload:
+        """The request stream; builds all parts."""
+        parts = [part.build(workloads.part_seed(seed, place), folder) for place, part in enumerate(self.parts)]
+        return workloads.Mix(parts, self.limit)
+
+
+AnyWorkload = Annotated[
+    _Open | Annotated[ClosedLoopWorkload, Tag("closed-loop")] | Annotated[MixWorkload, Tag("mix")],
+    Discriminator(_workload_kind),
+]

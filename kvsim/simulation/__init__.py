@@ -1,0 +1,1 @@
+"""One run: arrivals, server, schedulers, backend, and what is recorded of it."""

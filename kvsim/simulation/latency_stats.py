@@ -1,0 +1,153 @@
+"""How the requests of a run fared, counted as they end: what a summary needs, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from kvsim.simulation.distribution import Distribution
+from kvsim.simulation.job import Job
+
+_QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+
+_ROWS = 4096
+"""Requests whose latencies are reckoned together."""
+
+_LEAST = 40
+"""Requests below which nothing is said of whether arrivals outpace service."""
+
+
+class Outcomes:
+    """Counts and latencies of the requests that have ended; latencies are those of the completed ones, in seconds."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.failed = 0
+        self.truncated = 0
+        self.output_tokens = 0
+        """Of the completed, as the next."""
+        self.prompt_tokens = 0
+        self.first_s = math.inf
+        """When the first of them arrived."""
+        self.last_s = -math.inf
+        """When the last of them ended."""
+        self._latencies = {name: Distribution() for name in ("ttft_s", "tpot_s", "e2e_s")}
+        self._rows: list[tuple[float, float, float, int]] = []
+        """Of those completed that are not in the latencies yet: when they arrived, had their first token, and ended,
+        and how many tokens they were given."""
+
+    def add(self, job: Job) -> None:
+        """One has ended, well or not."""
+        self.ended += 1
+        arrived, finished = job.arrival_s, job.finished_s
+        if arrived < self.first_s:
+            self.first_s = arrived
+        if finished > self.last_s:
+            self.last_s = finished
+        if job.status != "completed":
+            self.failed += 1
+            return
+        tokens, first = job.generated, job.first_token_s
+        self.truncated += job.truncated
+        self.output_tokens += tokens
+        self.prompt_tokens += job.request.prompt_tokens
+        self._rows.append((arrived, first, finished, tokens))
+        if len(self._rows) == _ROWS:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._rows:
+            arrived, first, finished, tokens = np.array(self._rows, dtype=np.float64).T
+            several = tokens > 1
+            self._latencies["ttft_s"].extend(first - arrived)
+            self._latencies["tpot_s"].extend((finished - first)[several] / (tokens[several] - 1))
+            self._latencies["e2e_s"].extend(finished - arrived)
+            self._rows.clear()
+
+    def summary(self) -> dict[str, Any]:
+        """The figures; what cannot be said is None."""
+        self._settle()
+        makespan = self.last_s - self.first_s if self.ended else 0.0
+        return {
+            "requests": self.ended,
+            "completed": self.ended - self.failed,
+            "failed": self.failed,
+            "truncated": self.truncated,
+            "output_tokens": self.output_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "makespan_s": makespan,
+            "throughput_tokens_per_s": self.output_tokens / makespan if makespan > 0 else None,
+            **{name: _figures(values) for name, values in self._latencies.items()},
+        }
+
+
+class Backlog:
+    """How many requests wait to be let in, looked at four times: whenever another quarter of them has arrived."""
+
+    def __init__(self, expected: int = 0):
+        """``expected``: requests that will arrive in all."""
+        self.arrived = 0
+        self.let_in = 0
+        """Those of them that wait no more: they have started, or were refused."""
+        self._marks = [expected * quarter // 4 for quarter in (1, 2, 3, 4)] if expected >= _LEAST else []
+        self._seen: list[tuple[int, int, int]] = []
+        """At each mark: arrived, waiting, and ended."""
+
+    def arrive(self, ended: int) -> None:
+        """One more; so many have ended by now."""
+        self.arrived += 1
+        if self._marks and self.arrived >= self._marks[0]:
+            del self._marks[0]
+            self._seen.append((self.arrived, self.waiting, ended))
+
+    @property
+    def waiting(self) -> int:
+        """How many do."""
+        return self.arrived - self.let_in
+
+    @property
+    def growth(self) -> float | None:
+        """By how many requests the queue grew for each that arrived, over the second half of them; None where so few
+        have arrived, or been served meanwhile, that it says nothing."""
+        if len(self._seen) < 4 or self._seen[3][2] - self._seen[1][2] < _LEAST // 4:
+            return None
+        (arrived, waiting, _), (last, left, _) = self._seen[1], self._seen[3]
+        return (left - waiting) / (last - arrived)
+
+    @property
+    def unstable(self) -> bool:
+        """Whether arrivals outpace service: the queue grows from mark to mark, in the second half by a twentieth of
+        those who arrive at least, and by more than three standard deviations of a Poisson stream."""
+        growth = self.growth
+        if growth is None:
+            return False
+        queues = [waiting for _, waiting, _ in self._seen]
+        rises = all(a <= b for a, b in pairwise(queues))
+        several = self._seen[3][0] - self._seen[1][0]
+        return rises and growth >= 0.05 and growth * several > 3 * math.sqrt(several)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures."""
+        return {
+            "waiting_at_last_arrival": self._seen[3][1] if len(self._seen) == 4 else None,
+            "growth_per_arrival": self.growth,
+            "unstable": self.unstable,
+        }
+
+    def warnings(self) -> list[str]:
+        """A line, where the latencies say how long the run was rather than what the system is like."""
+        if not self.unstable:
+            return []
+        return [
+            f"unstable: arrivals outpace service; the queue grew by {self.growth:.2f} requests with each that arrived, "
+            f"to {self._seen[3][1]:,}, so latencies tell how long the run was"
+        ]
+
+
+def _figures(values: Distribution) -> dict[str, float | None]:
+    if len(values) == 0:
+        return dict.fromkeys(("mean", *_QUANTILES))
+    return {"mean": values.mean, **dict(zip(_QUANTILES, values.quantiles(list(_QUANTILES.values())), strict=True))}

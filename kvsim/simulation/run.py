@@ -1,0 +1,160 @@
+"""One run of one scenario under one policy."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import simpy
+
+from kvsim.costs.costs import CostModel, HostLink, Profile, load_profile
+from kvsim.errors import UserError
+from kvsim.scenario.scenario import Scenario, load
+from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
+from kvsim.simulation.backend import Backend, SimulatedBackend
+from kvsim.simulation.latency_stats import Backlog
+from kvsim.simulation.prefetch import Prefetcher
+from kvsim.simulation.recorder import DETAILS, Detail, Progress, Recorder, Result, summarize
+from kvsim.simulation.schedulers import SCHEDULERS
+from kvsim.simulation.server import Server
+from kvsim.simulation.time_breakdown import Ledger
+from policies import Policy, PolicyFactory, available
+
+
+def build_policy(
+    scenario: Scenario, policy: str | PolicyFactory | None = None, costs: CostModel | None = None
+) -> Policy:
+    """The policy that the scenario names, or another by name or factory. Raises ``UserError``.
+
+    ``costs`` tell adaptive triggers what attention and moves cost; without them they assume round figures.
+    """
+    choice = policy if policy is not None else scenario.cache.policy
+    if isinstance(choice, str):
+        known = available()
+        if choice not in known:
+            raise UserError(f"no policy called {choice!r}; there are {', '.join(known)}")
+        choice = known[choice]
+    relative = None if costs is None else costs.relative(scenario.cache.kernel or "masked")
+    try:
+        built = choice(scenario.cache_config(relative))
+    except ValueError as e:
+        raise UserError(f"{scenario.name}: cache: {e}") from None
+    if scenario.server.context_shift and not built.endless and type(built).shift is Policy.shift:
+        raise UserError(f"{scenario.name}: server.context_shift: policy {built.name!r} cannot shift positions")
+    if costs is not None:
+        costs.check(scenario.model.name, built.kernel, scenario.cache.type_k, scenario.cache.type_v)
+        if built.moves_cells:
+            costs.check_moves(built.name)
+    return built
+
+
+def cost_model(scenario: Scenario, profile: Profile, pace: float = 1.0) -> CostModel:
+    """What predicts the scenario's times, on a machine that is at that pace (see ``CostModel``)."""
+    machine = scenario.machine
+    if machine.host_gb_s is None:
+        return CostModel(profile, pace=pace)
+    link = HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, scenario.cell_bytes)
+    return CostModel(profile, link, pace)
+
+
+def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> Ledger:
+    """What keeps the accounts of a run."""
+    widest = scenario.cache_config().n_ubatch
+    return Ledger(costs, policy, scenario.server.slots, widest)
+
+
+def run(
+    scenario: Scenario | str | Path,
+    policy: str | PolicyFactory | None = None,
+    *,
+    progress: Progress | None = None,
+    detail: Detail = "cache",
+    film: bool = False,
+    leap: bool = True,
+) -> Result:
+    """Run a scenario (or the one of that name or file) with predicted step times, under its own policy or another.
+
+    ``detail`` says what is kept of it: how the requests fared, or also means of how full the cache was, or also tables
+    of everything. The less, the faster is a long run, and with the least whole groups decode in lockstep. ``film``
+    keeps pictures of the cells. ``leap`` takes decode steps that are alike in one event, to the same result as one by
+    one. Raises ``UserError`` and ``WorkloadError``.
+    """
+    if detail not in DETAILS:
+        raise UserError(f"detail: {detail!r}; accepted: {', '.join(DETAILS)}")
+    scenario = load(scenario)
+    costs = cost_model(scenario, load_profile(scenario.machine.profile, scenario.folder))
+    chosen = build_policy(scenario, policy, costs)
+    ledger = ledger_for(scenario, chosen, costs) if detail == "tables" else None
+    recorder = Recorder(progress, detail=detail, film=film, ledger=ledger)
+    result, _ = drive(
+        scenario,
+        chosen,
+        SimulatedBackend(costs, chosen.kernel, chosen.groups),
+        recorder,
+        costs.profile.name,
+        leap=leap,
+    )
+    return replace(result, warnings=(*costs.warnings(), *result.warnings))
+
+
+@contextmanager
+def _seldom_collecting() -> Iterator[None]:
+    """Let Python look for unreachable cycles less often: a run makes many objects, and hardly any of those."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], 50_000), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def drive(
+    scenario: Scenario,
+    policy: Policy,
+    backend: Backend,
+    recorder: Recorder,
+    profile: str | None,
+    script: Sequence[Turn] | None = None,
+    *,
+    leap: bool = True,
+) -> tuple[Result, Sequence[Turn]]:
+    """Run the scenario on any backend, to the end; returns also the script of what each turn took in.
+
+    With a ``script``, its requests come instead of the scenario's workload (see ``arrivals.Script``).
+    """
+    began = time.perf_counter()
+    env = simpy.Environment()
+    inbox = Inbox(env, keeps_script=not isinstance(backend, SimulatedBackend))
+    arrivals: Arrivals = inbox
+    notes: tuple[str, ...] = ()
+    if script is None:
+        workload = scenario.build_workload()
+        notes = tuple(workload.notes)
+        recorder.backlog = Backlog(workload.n_requests)
+        env.process(send(env, inbox, workload))
+    else:
+        arrivals = Script(env, script)
+    scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
+    prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
+    recorder.cache(0.0, policy.usage())
+    leaps = leap and script is None
+    server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, leaps=leaps)
+    with _seldom_collecting():
+        env.run(until=env.process(server.run()))
+    summary = {
+        "scenario": scenario.name,
+        "policy": policy.name,
+        "seed": scenario.seed,
+        **summarize(recorder, scenario.cell_bytes),
+        "profile": profile,
+        "wall_s": time.perf_counter() - began,
+    }
+    warnings = (*notes, *recorder.backlog.warnings())
+    frames = tuple(recorder.frames)
+    result = Result(scenario, policy.name, summary, env.now, recorder.tables(), frames, warnings, notes)
+    return result, inbox.script if script is None else script

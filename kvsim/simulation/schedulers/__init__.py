@@ -1,0 +1,23 @@
+"""Schedulers: which tokens run in the next step, and what happens when they find no room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.backend import Backend
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.schedulers.base import Scheduler
+from kvsim.simulation.schedulers.llama_server import LlamaServer
+from kvsim.simulation.schedulers.static import Static
+from kvsim.simulation.schedulers.vllm import Vllm
+from policies import Policy
+
+SCHEDULERS: dict[str, Callable[[Scenario, Policy, Backend, Recorder], Scheduler]] = {
+    "llama-server": LlamaServer,
+    "vllm": Vllm,
+    "static": Static,
+}
+"""By the name that ``server.scheduler`` gives."""
+
+__all__ = ["SCHEDULERS", "LlamaServer", "Scheduler", "Static", "Vllm"]

@@ -1,0 +1,114 @@
+"""Static batching: a batch is filled once, and the next one waits until all of it has been said."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from kvsim.errors import Livelock
+from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.backend import Backend
+from kvsim.simulation.job import Job
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.schedulers.base import Desk
+from policies import Chunk, NoSlot, Policy
+
+
+class Static(Desk):
+    """What engines did before continuous batching (Yu et al., Orca, OSDI 2022): ``slots`` requests at a time.
+
+    Who has finished keeps its cells until the last of the batch has. When a step finds no room, the last request of
+    the batch goes back to wait, and starts anew in the next one.
+    """
+
+    def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
+        super().__init__(scenario, policy, backend, recorder)
+        self.batch: list[Job] = []
+        """In order of their seats; those that have ended among them."""
+        self.waiting: deque[Job] = deque()
+
+    def submit(self, job: Job, now: float) -> None:
+        """Refuse what could never be served; queue all others."""
+        if job.request.prompt_tokens >= self._context:
+            sizes = f"{job.request.prompt_tokens} prompt tokens, {self._context} in a sequence"
+            self._end(job, now, f"the request exceeds the longest sequence: {sizes}")
+        elif (error := self._policy.refusal(self._plan(job))) is not None:
+            self._end(job, now, error)
+        else:
+            self.waiting.append(job)
+
+    def compose(self, now: float) -> Sequence[Chunk]:
+        """A token for each that generates, then prompts, up to ``n_batch`` tokens."""
+        if not any(job.status == "running" for job in self.batch):
+            for job in self.batch:
+                self._policy.free(job.seat)
+            self.batch = []
+            self._fill(now)
+        live = [job for job in self.batch if job.status == "running"]
+        room = self._scenario.server.n_batch
+        step = [Chunk(job.seat, job.computed, 1) for job in live if job.computed == job.tokens - 1][:room]
+        room -= len(step)
+        for job in live:
+            if job.computed < job.tokens - 1 and room > 0:
+                step.append(Chunk(job.seat, job.computed, min(job.tokens - job.computed, room)))
+                room -= step[-1].n
+        if not step and self.waiting:
+            raise Livelock(now, list(self.waiting), self._policy)
+        return step
+
+    def commit(self, chunks: Sequence[Chunk], now: float) -> None:
+        """Count the tokens; emit one for whoever has computed all it had."""
+        for chunk in chunks:
+            job = self.batch[chunk.seq]
+            job.computed += chunk.n
+            job.furthest = max(job.furthest, job.computed)
+            if job.computed == job.tokens:
+                full = self._say(job, now)
+                if job.generated == job.request.output_tokens or full:
+                    job.truncated = job.generated < job.request.output_tokens
+                    self._end(job, now)
+
+    def steady(self, step: Sequence[Chunk]) -> int:
+        """While all of the batch that still run generate."""
+        jobs = [job for job in self.batch if job.status == "running"]
+        if len(step) != len(jobs) or any(chunk.n > 1 for chunk in step) or not all(job.prefilled for job in jobs):
+            return 0
+        return 1 + min(self._lasts(job, self._context) for job in jobs)
+
+    def skip(self, step: Sequence[Chunk], n: int) -> None:
+        """Count the tokens."""
+        for chunk in step:
+            job = self.batch[chunk.seq]
+            job.computed += n
+            job.generated += n
+            job.furthest = max(job.furthest, job.computed)
+
+    def no_slot(self, reason: NoSlot, now: float) -> None:
+        """The last of the batch that still runs makes room; alone, it cannot be served."""
+        self._recorder.failed_allocations += 1
+        if reason.done:
+            self.commit([chunk for batch in reason.done for chunk in batch.chunks], now)
+        if len(self.batch) < 2:
+            raise Livelock(now, [*self.batch, *self.waiting], self._policy, str(reason))
+        job = self.batch.pop()
+        self._policy.free(job.seat)
+        if job.status == "running":
+            self._recorder.preempted(job)
+            job.status, job.computed = "preempted", 0
+            job.preemptions += 1
+            self.waiting.appendleft(job)
+
+    def _fill(self, now: float) -> None:
+        """Seat those that wait, in order, as long as the policy lets them in."""
+        while self.waiting and len(self.batch) < self._scenario.server.slots:
+            job, seat = self.waiting[0], len(self.batch)
+            plan = self._plan(job)
+            if not self._policy.admits(plan):
+                return
+            held = self._policy.match(seat, job.content, job.tokens)
+            self._policy.open(seat, plan)
+            if held and not self._policy.reserve(Chunk(seat, held, 0)):
+                held = 0
+            self.waiting.popleft()
+            self.batch.append(job)
+            self._start(seat, job, held, now)

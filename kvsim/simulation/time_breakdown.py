@@ -1,0 +1,300 @@
+"""On what each request's seconds were spent: every one of them has one cause.
+
+While a request has a slot, it waits for every forward pass that is run, whoever's tokens are in it. A pass costs what
+the cost model's terms say (``kvsim/costs.py``), and each term is put down to a cause:
+
+- ``queueing``: from the arrival to the slot, the rest of the step that was running included, but for
+- ``cells``: passes that were run meanwhile although a seat was free, so that it was the cache that held the request
+  back, or who was before it; not passes that were full or left a prompt unfinished, for want of tokens to spare;
+- ``own``: the base of a pass that has tokens of the request, and what these would cost in it alone;
+- ``batch``: all that the tokens of others add to that, but for attention; passes with tokens of others alone;
+- ``context``: attention over cells that the token's sequence can see, of all tokens in the pass;
+- ``holes``: over all other cells that were scanned: others' cells, free ones, padding; where cells are not in blocks,
+  also the further pieces that a sequence's cells lie in;
+- ``compaction``: moves and rotations, before a pass or in idle time that the request arrived in;
+- ``failures``: the base of passes that there would not be if a batch had not been cut for want of room; from a
+  preemption to the next slot, and what was computed once more after it;
+- ``prefix``: prompt tokens computed although an earlier request had computed the same beginning;
+- ``transfers``: copies to and from the host tier, and waiting for them.
+
+Tokens that are computed once more, or might have been found, are charged what the pass would cost less without them;
+where a pass has no others of the request, the whole of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kvsim.costs.costs import CostModel, FloatArray, scans_together
+from kvsim.simulation.job import Job
+from kvsim.simulation.rows import Rows
+from policies import Chunk, Group, Leap, MicroBatch, Place, Policy
+
+CAUSES = ("queueing", "cells", "own", "batch", "context", "holes", "compaction", "failures", "prefix", "transfers")
+"""Of a request's seconds, in the order of the columns of ``Ledger.table`` (each with ``_s`` behind it)."""
+
+SECONDS = [f"{cause}_s" for cause in CAUSES]
+"""Those columns."""
+
+TERMS = ("fixed_s", "matrix_s", "useful_s", "holes_s", "moves_s", "transfers_s")
+"""Of a pass's seconds: its base and its chunks; matrix work; attention over cells that are seen, and over others; moves
+and rotations; copies to and from the host tier."""
+
+_OWN, _BATCH, _CONTEXT, _HOLES, _COMPACTION, _FAILURES, _PREFIX, _TRANSFERS = range(8)
+_BLOCK = 16
+"""Tokens by which equal beginnings are looked for, where the cells are not in blocks."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A request some of whose next tokens are not its due."""
+
+    job: Job
+    stop: int
+    """Those before this position."""
+    cause: int
+
+
+class Ledger:
+    """Splits what passes cost, and keeps an account for each seat; all times in seconds."""
+
+    def __init__(self, costs: CostModel, policy: Policy, seats: int, n_ubatch: int):
+        """``n_ubatch``: the most tokens in a pass."""
+        self._costs = costs
+        self._rates = costs.rates(policy.kernel)
+        self._kernel, self._groups = policy.kernel, policy.groups
+        self._n_ubatch = n_ubatch
+        self._block = policy.block_size if policy.block_size > 1 else _BLOCK
+        self._pieces_are_holes = policy.block_size == 1
+        share = self._rates.pace * sum(group.share for group in self._groups)
+        self._base, self._chunk = share * self._rates.base_s, share * self._rates.per_chunk_s
+        self._spent = np.zeros((seats, len(CAUSES) - 2))
+        """Since the seat's request started; of an empty seat, nothing of meaning."""
+        self._pass = np.zeros_like(self._spent)
+        self._watched: dict[int, _Watch] = {}
+        self._seats = seats
+        self._seated: dict[int, Job] = {}
+        """Who has which seat."""
+        self._short_s = 0.0
+        """Seconds so far in which whoever waited waited for cells."""
+        self._short_before: dict[int, float] = {}
+        """Those until a request came that waits."""
+        self._held_back: dict[int, float] = {}
+        """Seconds that those who have a seat waited for cells."""
+        self._seen: set[int] = set()
+        """Blocks of text that were computed."""
+        self._kept: dict[int, FloatArray] = {}
+        """What those who were preempted had spent."""
+        self._cut = self._allowed = 0
+        """Tokens left of a batch that was cut, and passes that they would have taken in any case."""
+        self._idle_until = 0.0
+        self._beside_idle: dict[int, float] = {}
+        self._terms = Rows({**dict.fromkeys(TERMS, float), "cut": int})
+        self._rows: list[tuple[float, ...]] = []
+
+    def forward(self, batch: MicroBatch) -> None:
+        """A forward pass has been run."""
+        rates, n, now = self._rates, batch.n_tokens, self._pass
+        extra = self._count_off(n)
+        useful = holes = moves = transfers = 0.0
+        for place, group in zip(batch.places, self._groups, strict=True):
+            seen, other = self._attention(n, place, group)
+            useful += seen
+            holes += other
+            if place.moves.n_runs:
+                moves += group.share * self._costs.moves(place.moves)
+            if len(place.shift.cells):
+                moves += group.share * self._costs.shift(place.shift, group)
+            if place.transfers:
+                transfers += group.share * self._costs.transfers(place.transfers)
+        matrix, pieces = rates.pace * rates.matmul(n), self._chunk * len(batch.chunks)
+        self._terms.add((self._base + pieces, matrix, useful, holes, moves, transfers, extra))
+        if self._could_seat(n) and not any(self._unfinished(chunk) for chunk in batch.chunks):
+            self._short_s += self._base + pieces + matrix + useful + holes + moves + transfers
+        base = 0.0 if extra else self._base
+        all_but_attention = base + matrix + pieces
+        now[:] = (0.0, all_but_attention, useful, holes, moves, self._base - base, 0.0, transfers)
+        ones = [chunk.seq for chunk in batch.chunks if chunk.n == 1]
+        now[ones, _OWN] = one = base + rates.pace * rates.matmul(1) + self._chunk
+        now[ones, _BATCH] = max(all_but_attention - one, 0.0)
+        for seq, start, tokens, _ in batch.chunks:
+            if tokens > 1:
+                now[seq, _OWN] = own = base + rates.pace * rates.matmul(tokens) + self._chunk
+                now[seq, _BATCH] = max(all_but_attention - own, 0.0)
+            if seq in self._watched:
+                self._look(self._watched[seq], now[seq], start, tokens)
+        self._spent += now
+
+    def _attention(self, n: int, place: Place, group: Group) -> tuple[float, float]:
+        """Seconds over cells that are seen, and over others."""
+        rates, reads = self._rates, place.reads
+        if scans_together(self._kernel, group):
+            whole = rates.cell(n) * reads.span
+            scores = int(reads.tokens @ reads.scanned)
+            seen = whole * (int(reads.tokens @ reads.useful) / scores) if scores else whole
+        else:
+            scans = reads.useful if rates.skips else reads.scanned
+            rows = list(zip(map(rates.cell, reads.tokens.tolist()), scans.tolist(), reads.useful.tolist(), strict=True))
+            whole = sum(cell * scanned for cell, scanned, _ in rows)
+            seen = sum(cell * min(useful, scanned) for cell, scanned, useful in rows)
+        pieces, chunks = int(reads.runs.sum()), len(reads.tokens)
+        further = pieces - chunks if self._pieces_are_holes else 0
+        share = rates.pace * group.share
+        run = rates.per_run_s
+        return share * (seen + run * (pieces - further)), share * (whole - seen + run * further)
+
+    def leap(self, leap: Leap) -> None:
+        """Decode steps have been run, each with a token of everyone."""
+        rates, steps, columns = self._rates, leap.steps, []
+        # Of a batch that was cut, the last part may be the first of these steps.
+        extra = [self._count_off(each.tokens) for each in leap.passes]
+        context = holes = batch = 0.0
+        own = self._base + rates.pace * rates.matmul(1) + self._chunk
+        for each, cut in zip(leap.passes, extra, strict=True):
+            seen, other = np.zeros(steps), np.zeros(steps)
+            for sums, group in zip(each.groups, self._groups, strict=True):
+                share, run = rates.pace * group.share, rates.per_run_s
+                if scans_together(self._kernel, group):
+                    whole = rates.cell(each.tokens) * sums.span
+                    useful = whole * np.divide(sums.useful, sums.scanned, out=np.ones(steps), where=sums.scanned > 0)
+                else:
+                    useful = rates.cell(1) * sums.useful
+                    whole = useful if rates.skips else rates.cell(1) * sums.scanned
+                further = sums.runs - each.tokens if self._pieces_are_holes else 0
+                seen += share * (useful + run * (sums.runs - further))
+                other += share * (whole - useful + run * further)
+            matrix, fixed = rates.pace * rates.matmul(each.tokens), self._base + self._chunk * each.tokens
+            nothing, flags = np.zeros(steps), np.zeros(steps, dtype=np.int64)
+            flags[0] = cut
+            columns.append((np.full(steps, fixed), np.full(steps, matrix), seen, other, nothing, nothing, flags))
+            batch += fixed + matrix
+            context += float(seen.sum())
+            holes += float(other.sum())
+            if self._could_seat(each.tokens):
+                self._short_s += steps * (fixed + matrix) + float(seen.sum()) + float(other.sum())
+        self._terms.extend([np.stack(column, axis=1).ravel() for column in zip(*columns, strict=True)])
+        failures, mine = self._base * sum(extra), self._base * all(extra)
+        others = max(steps * (batch - own) - (failures - mine), 0.0)
+        self._spent += (steps * own - mine, others, context, holes, 0.0, failures, 0.0, 0.0)
+
+    def waited(self, seconds: float) -> None:
+        """A step waited for copies that were on their way."""
+        self._spent[:, _TRANSFERS] += seconds
+        if self._could_seat(0):
+            self._short_s += seconds
+
+    def _could_seat(self, tokens: int) -> bool:
+        """Whether a seat is free while a pass of so many tokens is run, and the pass is not full."""
+        return len(self._seated) < self._seats and tokens < self._n_ubatch
+
+    def _unfinished(self, chunk: Chunk) -> bool:
+        """Whether a prompt goes on behind this chunk of it."""
+        job = self._seated.get(chunk.seq)
+        return chunk.n > 1 and job is not None and chunk.start + chunk.n < job.tokens
+
+    def idled(self, start_s: float, seconds: float) -> None:
+        """Cells were moved while there was nothing else to do."""
+        self._idle_until = start_s + seconds
+
+    def arrived(self, job: Job) -> None:
+        """The server has taken a request in."""
+        self._short_before[job.request.id] = self._short_s
+        if job.arrival_s < self._idle_until:
+            self._beside_idle[job.request.id] = self._idle_until - job.arrival_s
+
+    def begun(self, job: Job, held: int) -> None:
+        """A request takes a seat where ``held`` of its tokens are found."""
+        self._watched.pop(job.seat, None)
+        self._seated[job.seat] = job
+        if job.request.id in self._short_before:
+            self._held_back[job.request.id] = self._short_s - self._short_before.pop(job.request.id)
+        if job.preemptions:
+            self._spent[job.seat] = self._kept.pop(job.request.id)
+            self._watched[job.seat] = _Watch(job, job.furthest, _FAILURES)
+            return
+        self._spent[job.seat] = 0.0
+        if job.request.content:
+            # The last token is always computed: what it says comes out of it.
+            known = min(self._known(job), job.request.prompt_tokens - 1)
+            self._watched[job.seat] = _Watch(job, max(known, held), _PREFIX)
+
+    def _known(self, job: Job) -> int:
+        """Tokens that the request begins with, and that were computed before, in whole blocks."""
+        keys = job.content.keys(self._block, job.request.prompt_tokens // self._block)
+        return self._block * next((i for i, key in enumerate(keys) if key not in self._seen), len(keys))
+
+    def _look(self, watch: _Watch, row: FloatArray, start: int, tokens: int) -> None:
+        """Charge those of its tokens in a pass that are not its due."""
+        undue = min(max(watch.stop - start, 0), tokens)
+        if undue == tokens:
+            seconds = float(row.sum())
+            row[:] = 0.0
+            row[watch.cause] = seconds
+        elif undue:
+            matmul = self._rates.matmul
+            seconds = self._rates.pace * (matmul(tokens) - matmul(tokens - undue))
+            row[_OWN] -= seconds
+            row[watch.cause] += seconds
+        job = watch.job
+        if start + tokens >= max(watch.stop, job.request.prompt_tokens):
+            self._remember(job, start + tokens)
+            del self._watched[job.seat]
+
+    def _remember(self, job: Job, tokens: int) -> None:
+        if job.request.content:
+            self._seen.update(job.content.keys(self._block, tokens // self._block))
+
+    def _count_off(self, n: int) -> bool:
+        """Whether a pass of so many tokens is there only because a batch was cut."""
+        if not self._cut:
+            return False
+        self._cut = max(self._cut - n, 0)
+        self._allowed -= 1
+        return self._allowed < 0
+
+    def cut(self, tokens: int) -> None:
+        """A batch of so many tokens that are not done yet found no room, and will be tried in parts."""
+        if not self._cut:
+            self._cut, self._allowed = tokens, -(-tokens // self._n_ubatch)
+
+    def preempted(self, job: Job) -> None:
+        """A request has given up its seat."""
+        self._seated.pop(job.seat, None)
+        self._kept[job.request.id] = self._spent[job.seat].copy()
+
+    def finish(self, job: Job) -> None:
+        """A request has ended, well or not."""
+        number = job.request.id
+        beside_idle, held_back = self._beside_idle.pop(number, 0.0), self._held_back.pop(number, 0.0)
+        self._short_before.pop(number, None)
+        if self._seated.get(job.seat) is job:
+            del self._seated[job.seat]
+        if job.status != "completed":
+            self._cut = 0
+            self._kept.pop(number, None)
+            return
+        self._remember(job, job.computed)
+        spent, waited = self._spent[job.seat].copy(), job.started_s - job.arrival_s
+        spent[_COMPACTION] += beside_idle
+        if job.preemptions:
+            spent[_FAILURES] += job.finished_s - job.arrival_s - waited - (float(spent.sum()) - beside_idle)
+        e2e = job.finished_s - job.arrival_s
+        # Sums of passes may stray from the clock in the last digits.
+        queued = max(waited - beside_idle, 0.0)
+        cells = queued if held_back > queued - 1e-9 * e2e else held_back
+        self._rows.append((number, job.arrival_s, e2e, queued - cells, cells, *spent.tolist()))
+
+    def table(self) -> pd.DataFrame:
+        """One row for each completed request, in order of its number: id, arrival_s, e2e_s, and the seconds of each of
+        ``CAUSES``, which make up e2e_s."""
+        names = ["id", "arrival_s", "e2e_s", *SECONDS]
+        rows = np.array(self._rows, dtype=float).reshape(-1, len(names))
+        table = pd.DataFrame(rows, columns=names).astype({"id": int})
+        return table.sort_values("id", ignore_index=True)
+
+    def terms(self) -> pd.DataFrame:
+        """One row for each forward pass: ``TERMS``, and whether it was run only because a batch was cut (0 or 1)."""
+        return self._terms.table()

@@ -1,0 +1,119 @@
+"""Searches for free cells, as llama.cpp makes them: from a moving head, once round, first fit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.cells.free_extents import FreeRuns
+from policies.vocabulary import IntArray
+
+Cells = range | IntArray
+"""Cells that were found, in the order in which they are filled: a range where they lie in a row."""
+
+
+def cells_array(cells: Cells) -> IntArray:
+    """As an array; shape (n,)."""
+    return np.arange(cells.start, cells.stop) if isinstance(cells, range) else cells
+
+
+def start_of_search(head: int, used: int, n: int) -> int:
+    """Where a search for ``n`` cells begins: at the head, or at 0 if that is far beyond what is in use."""
+    return 0 if head > used + 2 * n else head
+
+
+def find_run(free: FreeRuns, head: int, n: int) -> tuple[int | None, int]:
+    """The first of ``n`` free cells in a row, searching once round from ``head``, and where the search stopped.
+
+    ``llama_kv_cache_find_slot`` (b4666 to b4880; unchanged in ``llama_kv_cache_unified``). Visits runs, not cells,
+    but counts cells tested exactly as the original, which ends the search after as many as there are. Found: the
+    run's first cell twice. Not found: None and the head that llama.cpp is left with.
+    """
+    size = free.size
+    if n > size:
+        return None, head
+    tested = 0
+    while True:
+        if head + n > size:
+            tested += size - head
+            head = 0
+            continue
+        i = free.index_after(head)
+        inside = i < len(free) and free.starts[i] <= head
+        if inside and free.ends[i] - head >= n:
+            return head, head
+        wide = free.first_of(n, i + 1 if inside else i)
+        goal = size if wide is None else free.starts[wide]
+        if tested + goal - head < size:
+            # Nothing on the way is wide enough, nor is the search given up before: go there at once.
+            tested += goal - head
+            head = goal
+        else:
+            return None, _where_it_stops(free, head, tested, n)
+
+
+def _where_it_stops(free: FreeRuns, head: int, tested: int, n: int) -> int:
+    """The head that a search is left with which finds nothing before it has tested as many cells as there are.
+
+    It steps past one used cell at a time, or past a run and the used cell behind it.
+    """
+    size = free.size
+    while True:
+        before = free.index_before(min(head + size - tested, size - n + 1))
+        if before >= 0 and head < free.starts[before]:
+            # The last run on the way to the end of the cache, or of the search: until there it only goes from hole to
+            # hole.
+            tested, head = tested + free.starts[before] - head, free.starts[before]
+        while head + n <= size:
+            i = free.index_after(head)
+            start = free.starts[i] if i < len(free) else size
+            # Among used cells it stops early at the last start that fits (size - n), or when its patience ends.
+            among_used = min(start - head, size - n + 1 - head, max(size - tested, 1))
+            step = free.ends[i] - head + 1 if start <= head else among_used
+            head += step
+            tested += step
+            if tested >= size:
+                return head
+        tested += size - head
+        head = 0
+
+
+def find_scattered(free: FreeRuns, head: int, n: int) -> Cells | None:
+    """The first ``n`` free cells going once round from ``head``, wherever they lie; None if there are fewer.
+
+    llama.cpp since b6975 (``llama_kv_cache::find_slot`` with ``cont = false``).
+    """
+    if n > free.total:
+        return None
+    at = free.index_after(head)
+    if at < len(free):
+        start = max(free.starts[at], head)
+        if free.ends[at] - start >= n:
+            return range(start, start + n)
+        # No more runs than cells are needed, unless it goes round.
+        starts, ends = free.arrays(at, at + n)
+        lengths = ends - starts
+        lengths[0] = ends[0] - start
+        if int(lengths.sum()) >= n:
+            starts = starts.copy()
+            starts[0] = start
+            return in_order(starts, lengths, n)
+    starts, ends = free.arrays()
+    if at < len(free):
+        # The run that the head lies in comes twice: its end first, its beginning last.
+        starts, ends = np.concatenate((starts[at:], starts[: at + 1])), np.concatenate((ends[at:], ends[: at + 1]))
+        starts[0] = max(head, int(starts[0]))
+        ends[-1] = min(head, int(ends[-1]))
+        ends[-1] = max(starts[-1], ends[-1])
+    return in_order(starts, ends - starts, n)
+
+
+def in_order(starts: IntArray, lengths: IntArray, n: int) -> IntArray:
+    """The first ``n`` cells of some runs, one after another; shape (n,)."""
+    upto = np.cumsum(lengths)
+    last = int(np.searchsorted(upto, n))
+    before = upto[: last + 1] - lengths[: last + 1]
+    taken = lengths[: last + 1].copy()
+    taken[-1] = n - before[-1]
+    cells: IntArray = np.repeat(starts[: last + 1] - before, taken)
+    cells += np.arange(n)
+    return cells

@@ -1,0 +1,65 @@
+"""The caches of llama.cpp, era by era, as one would find them in a build."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from policies.compaction.compactors import Compactor, fill_holes
+from policies.compaction.triggers import Threshold
+from policies.layouts.multi_stream import CacheSpec, SplitPolicy
+from policies.layouts.unified import UnifiedPolicy
+from policies.policy import CacheConfig
+
+
+def run_limit(max_nodes: int, n_layers: int) -> int:
+    """Runs that one defragmentation may move: what fits into a graph of that many nodes."""
+    return (max_nodes - 2 * n_layers) // (6 * n_layers)
+
+
+def limited_fill_holes(max_nodes: int, n_layers: int) -> Compactor:
+    """Fill-holes with llama.cpp's limit of runs."""
+    return partial(fill_holes, most_runs=run_limit(max_nodes, n_layers))
+
+
+def early_2025(name: str, config: CacheConfig, *, threshold: float, max_nodes: int = 8192) -> UnifiedPolicy:
+    """b4666 to b4880: contiguous slots, fill-holes by threshold; partly placed steps stay placed."""
+    return UnifiedPolicy(
+        name,
+        config,
+        compactor=limited_fill_holes(max_nodes, config.n_layers),
+        trigger=Threshold(threshold, "b4875"),
+        keeps_partial=True,
+    )
+
+
+def mid_2025(
+    name: str,
+    config: CacheConfig,
+    caches: Sequence[CacheSpec],
+    *,
+    threshold: float,
+    max_nodes: int,
+    n_streams: int = 1,
+    contiguous: bool = True,
+) -> SplitPolicy:
+    """b5589 to b6244: planned micro-batches; fill-holes by threshold, and once when a step finds no room."""
+    return SplitPolicy(
+        name,
+        config,
+        caches,
+        n_streams=n_streams,
+        contiguous=contiguous,
+        compactor=limited_fill_holes(max_nodes, config.n_layers),
+        trigger=Threshold(threshold, "b6170", on_failure=True),
+    )
+
+
+today = partial(SplitPolicy, contiguous=False)
+"""Since b6975: scattered slots, streams, sliding windows; nothing is ever moved."""
+
+
+def window_size(cells: int, window: int, n_ubatch: int, sequences: int, *, unified: bool) -> int:
+    """Cells of one stream of the window cache beside a full one of ``cells`` (``llama_kv_cache_iswa``)."""
+    need = min(cells, window * (sequences if unified else 1) + n_ubatch)
+    return -(-need // 256) * 256

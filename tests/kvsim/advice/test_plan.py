@@ -1,0 +1,534 @@
+"""Memory plans against sums by hand, against what the engines logged, and against their own definition."""
+
+import json
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvsim
+from kvsim.advice.plan import plan
+from kvsim.errors import UserError
+from kvsim.model.architectures import model_names, plan_shape
+from kvsim.model.engine_shapes import gguf_path
+from kvsim.model.gguf_file import read_header
+from kvsim.model.storage_types import CACHE_TYPES, LLAMACPP_CACHE_TYPES, read_bytes, show_bytes, weight_bytes
+from tests.gguf_files import SMOLLM2_MISSING, Small
+from tests.kvsim.cli.test_cli import complaint, succeeded
+from tests.worlds import command
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+PARAMETERS = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-1b": 999_885_952,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "phi-3-mini-4k": 3_821_079_552,
+    "phi-4": 14_659_507_200,
+    "gpt-oss-20b": 20_914_757_184,
+    "smollm2-135m": 134_515_008,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_419_200,
+}
+"""As the model cards on Hugging Face count them."""
+
+
+def parts(made, engine, kind):
+    return {part.name: part.bytes for part in made.parts if part.engine == engine and part.kind == kind}
+
+
+def kv(engine="llamacpp", **given):
+    """Bytes of K and V by group of layers."""
+    return parts(plan(engine=engine, **given), engine, "kv")
+
+
+def one(found):
+    (value,) = found.values()
+    return value
+
+
+# llama.cpp, by hand and as it logs
+
+
+def test_llama_keeps_a_gib_of_8192_tokens():
+    assert one(kv(model="llama-3.1-8b", ctx=8192)) == GIB == 32 * 2 * 8 * 128 * 2 * 8192
+    assert one(kv(model="llama-3.1-8b", ctx=8192, parallel=4)) == 4 * GIB
+    assert one(kv(model="llama-3.1-8b", ctx=8192, type_k="q8_0", type_v="q8_0")) == GIB * 17 // 32
+    assert one(kv(model="llama-3.1-8b", ctx=8192, type_k="q8_0", type_v="q4_0")) == GIB * (34 + 18) // 128
+
+
+def test_the_context_is_rounded_up_to_256_cells_for_each_sequence_or_in_all():
+    cell = 32 * 2 * 8 * 128 * 2
+    assert one(kv(model="llama-3.1-8b", ctx=300)) == 512 * cell
+    assert one(kv(model="llama-3.1-8b", ctx=300, parallel=3)) == 3 * 512 * cell
+    assert one(kv(model="llama-3.1-8b", ctx=300, parallel=3, kv_unified=True)) == 1024 * cell
+
+
+def test_gpt_oss_keeps_what_llamacpp_logged():
+    """Context 131,072: "3072.00 MiB (131072 cells, 12 layers", "18.00 MiB (768 cells, 12 layers", "0.77 MiB"."""
+    made = plan("gpt-oss-20b", ctx=131072, engine="llamacpp")
+    assert list(parts(made, "llamacpp", "kv").values()) == [3072 * MIB, 18 * MIB]
+    buffers = parts(made, "llamacpp", "buffers")
+    assert f"{buffers['output buffer'] / MIB:.2f}" == "0.77"
+    assert f"{buffers['compute buffer'] / MIB:.2f}" == "398.38"
+
+
+def test_deepseek_keeps_latents_as_logged():
+    """61 layers, 32,768 tokens: "c^KV (f16): 2196.00 MiB" (ik_llama.cpp, PR 235); mainline keeps no V either."""
+    for engine in ("llamacpp", "vllm"):
+        found = kv(engine, model="deepseek-v3", ctx=32768)
+        assert found["KV, latent, 61 layers"] == 2196 * MIB
+
+
+def test_windows_have_a_cache_of_their_own():
+    """Gemma 3 27B: 10 layers see everything, 52 see 1,024 tokens."""
+    cell = 2 * 16 * 128 * 2
+
+    def cells(**given):
+        full, window = kv(model="gemma-3-27b", **given).values()
+        return full // (10 * cell), window // (52 * cell)
+
+    assert cells(ctx=32768) == (32768, 1536)
+    assert cells(ctx=32768, ubatch=2048) == (32768, 3072)
+    assert cells(ctx=32768, ubatch=2048, batch=600) == (32768, 1792)
+    assert cells(ctx=32768, parallel=4) == (4 * 32768, 4 * 1536)
+    assert cells(ctx=32768, parallel=4, kv_unified=True) == (4 * 32768, 4 * 1024 + 512)
+    assert cells(ctx=32768, swa_full=True) == (32768, 32768)
+    assert cells(ctx=1000) == (1024, 1024)
+
+
+def test_llamacpp_keeps_all_of_mistral_and_vllm_its_window():
+    made = plan("mistral-7b-v0.1", ctx=32768)
+    assert one(parts(made, "llamacpp", "kv")) == 4 * GIB
+    blocks = (4095 + 2048 + 15) // 16 + 1
+    assert parts(made, "vllm", "kv")["KV, window of 4,096, 32 layers"] == blocks * 16 * 128 * KIB
+    assert any("without its window" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("ctx", "flash_attn", "compute", "inputs"),
+    [(512, False, 258.50, 9), (2048, False, 258.50, 12), (8192, False, 560.0, 24), (512, True, 258.50, 9)],
+)
+def test_buffers_of_llama_3_are_what_was_logged(ctx, flash_attn, compute, inputs):
+    """CUDA0 and CUDA_Host compute buffers of Llama 3 8B with passes of 512 tokens; the latter has 0.01 MiB more."""
+    buffers = parts(plan("llama-3-8b", ctx=ctx, flash_attn=flash_attn), "llamacpp", "buffers")
+    assert buffers["compute buffer"] == compute * MIB
+    assert buffers["input buffer"] == inputs * MIB
+    assert f"{buffers['output buffer'] / MIB:.2f}" == "0.49"
+
+
+# vLLM
+
+
+def test_vllm_makes_the_blocks_that_it_logged():
+    """Llama 3.1 8B on 23.58 GiB: 3.81 GiB for K and V are 1,952 blocks, 1.56 requests of 20,000 (vLLM issue 10517)."""
+    made = plan("llama-3.1-8b", ctx=20000, batch=20000, engine="vllm")
+    request = parts(made, "vllm", "kv")["KV, full attention, 32 layers"]
+    assert request == 1250 * 2 * MIB
+    assert abs(3.81 * GIB / (2 * MIB) - 1952) < 3
+    assert f"{1952 / 1250:.2f}" == "1.56"
+    peak = one(parts(made, "vllm", "buffers"))
+    assert peak / GIB == pytest.approx(2.07, abs=0.02)
+    longer = plan("llama-3.1-8b", ctx=29000, batch=29000, engine="vllm")
+    assert one(parts(longer, "vllm", "buffers")) / GIB == pytest.approx(2.99, abs=0.02)
+    # 0.35 GiB were taken beside PyTorch; weights as loaded were 0.03 GiB more than the parameters.
+    assert made.vllm_blocks(int(23.58 * GIB)) == pytest.approx(1952 + (0.35 + 0.03) * GIB / (2 * MIB), abs=10)
+
+
+def test_vllm_groups_layers_of_a_hybrid_model():
+    """Gemma 3 27B: one table for 10 layers, six for 52, which pads them to 60; gpt-oss: two of 12."""
+    gemma = kv("vllm", model="gemma-3-27b", ctx=8192)
+    block = 10 * 16 * 2 * 16 * 128 * 2
+    window = -(-(1023 + 2048) // 16) + 1
+    assert list(gemma.values()) == [512 * block, 6 * window * block, block]
+    oss = kv("vllm", model="gpt-oss-20b", ctx=8192)
+    block = 12 * 16 * 2 * 8 * 64 * 2
+    assert list(oss.values()) == [512 * block, (-(-(127 + 2048) // 16) + 1) * block, block]
+
+
+def test_vllm_takes_a_share_of_the_memory():
+    made = plan("llama-3.1-8b", memory=80 * GIB, engine="vllm", gpu_memory_utilization=0.5)
+    others = sum(part.bytes for part in made.parts if part.kind != "kv")
+    assert made.vllm_blocks(80 * GIB) == (40 * GIB - others) // (2 * MIB)
+    assert made.largest_parallel(80 * GIB, "vllm") == (made.vllm_blocks(80 * GIB) - 1) // 512
+    assert one(
+        {k: v for k, v in kv("vllm", model="llama-3.1-8b", type_k="fp8", type_v="fp8").items() if "full" in k}
+    ) == (GIB // 2)
+
+
+# Weights
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_shapes_add_up_to_the_models_parameters(name):
+    assert plan_shape(name).n_parameters == PARAMETERS[name]
+
+
+def test_every_shipped_model_can_be_planned():
+    for name in model_names():
+        made = plan(name, ctx=4096)
+        assert made.engines == ("llamacpp", "vllm")
+        assert made.shape.source.startswith("https://huggingface.co/")
+        assert sum(group.layers for group in made.shape.groups) > 0
+
+
+def test_weights_by_type():
+    def weights(model, **given):
+        return parts(plan(model, **given), "llamacpp", "weights")
+
+    numbers = PARAMETERS["llama-3.1-8b"]
+    assert weights("llama-3.1-8b") == {"weights, bf16": 2 * numbers}
+    assert weights("llama-3.1-8b", weights="Q8_0") == {"weights, q8_0": numbers * 34 // 32}
+    # llama-quantize made 4.58 GiB of it.
+    assert weights("llama-3.1-8b", weights="q4_K_M")["weights, q4_k_m"] / GIB == pytest.approx(4.58, abs=0.005)
+    oss = weights("gpt-oss-20b")
+    experts = 24 * 32 * 3 * 2880 * 2880
+    assert oss["weights, mxfp4"] == experts * 17 // 32
+    assert oss["weights, bf16"] == 2 * (PARAMETERS["gpt-oss-20b"] - experts)
+    assert weight_bytes("f32", 3) == 12
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0, Kind.Q4_0])
+def test_weights_of_a_gguf_file_are_summed_from_its_tensors(tmp_path, kind):
+    small = Small(kind=kind)
+    made = plan(str(small.write(tmp_path / "small.gguf")), ctx=256, engine="llamacpp")
+    stored = {}
+    for name in small.tensors:
+        data, stored_as = small.stored(name)
+        key = f"weights, {stored_as.name.lower()}"
+        stored[key] = stored.get(key, 0) + data.nbytes
+    assert parts(made, "llamacpp", "weights") == stored
+    assert one(parts(made, "llamacpp", "kv")) == 2 * 256 * 2 * 2 * 32 * 2
+
+
+@pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
+def test_weights_of_smollm2_fill_its_file():
+    header = read_header(gguf_path("smollm2"))
+    made = plan("smollm2", engine="llamacpp")
+    weights = sum(parts(made, "llamacpp", "weights").values())
+    start = min(tensor.offset for tensor in header.tensors.values())
+    # Each tensor begins on a multiple of 32 bytes.
+    assert header.size - start - 32 * len(header.tensors) <= weights <= header.size - start
+    assert one(parts(made, "llamacpp", "kv")) == 8192 * 30 * 2 * 3 * 64 * 2
+
+
+def test_a_gguf_file_of_gemma_3_has_windows(tmp_path):
+    own = {"block_count": 12, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2}
+    own |= {"attention.key_length": 32, "attention.value_length": 32, "feed_forward_length": 96}
+    fields = {f"gemma3.{key}": value for key, value in (own | {"attention.sliding_window": 512}).items()}
+    path = Small(fields={"general.architecture": "gemma3", **fields}).write(tmp_path / "gemma.gguf")
+    cell = 2 * 2 * 32 * 2
+    assert kv(model=str(path), ctx=8192) == {
+        "KV, full attention, 2 layers": 2 * 8192 * cell,
+        "KV, window of 512, 10 layers": 10 * 1024 * cell,
+    }
+
+
+def test_a_gguf_file_of_deepseek_keeps_latents_if_it_was_made_for_them(tmp_path):
+    own = {"block_count": 2, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 1}
+    own |= {"attention.key_length": 96, "attention.value_length": 64, "feed_forward_length": 96}
+    own |= {"attention.key_length_mla": 48, "attention.value_length_mla": 32}
+    fields = {"general.architecture": "deepseek2"} | {f"deepseek2.{key}": value for key, value in own.items()}
+    path = str(Small(fields=fields).write(tmp_path / "new.gguf"))
+    assert one(kv(model=path, ctx=256)) == 2 * 256 * 96 * 2
+    before = fields | {"deepseek2.attention.key_length_mla": None, "deepseek2.attention.head_count_kv": 4}
+    path = str(Small(fields=before).write(tmp_path / "old.gguf"))
+    assert one(kv(model=path, ctx=256)) == 2 * 256 * 4 * (96 + 64) * 2
+
+
+# config.json
+
+PLAIN = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 100,
+    "torch_dtype": "float16",
+}
+
+
+def config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({key: value for key, value in (PLAIN | changes).items() if value is not ...}))
+    return str(path)
+
+
+def test_a_config_is_read_from_its_file_or_folder(tmp_path):
+    made = plan(config(tmp_path), ctx=256, engine="llamacpp")
+    numbers = 2 * 100 * 64 + 64 + 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64)
+    assert parts(made, "llamacpp", "weights") == {"weights, f16": 2 * numbers}
+    assert plan(str(tmp_path), ctx=256, engine="llamacpp").parts == made.parts
+
+
+def test_a_multimodal_config_has_its_text_model_inside(tmp_path):
+    path = tmp_path / "config.json"
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    path.write_text(json.dumps({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text}))
+    shape = plan_shape(str(path))
+    assert shape.groups == plan_shape("gemma-3-4b").groups
+    assert shape.n_parameters == plan_shape("gemma-3-4b").n_parameters
+
+
+def test_layer_types_say_which_layers_have_a_window(tmp_path):
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    shape = plan_shape(config(tmp_path, model_type="gemma2", layer_types=kinds, sliding_window=64))
+    assert [(group.kind, group.layers, group.window) for group in shape.groups] == [
+        ("full", 2, None),
+        ("window", 2, 64),
+    ]
+    off = plan_shape(config(tmp_path, model_type="qwen2", sliding_window=64, use_sliding_window=False))
+    assert [group.kind for group in off.groups] == ["full"]
+    some = plan_shape(
+        config(tmp_path, model_type="qwen2", sliding_window=64, use_sliding_window=True, max_window_layers=3)
+    )
+    assert [(group.kind, group.layers) for group in some.groups] == [("full", 3), ("window", 1)]
+
+
+# What fits
+
+ANY = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(["llama-3.2-1b", "gemma-3-1b", "gpt-oss-20b", "deepseek-v2-lite", "mistral-7b-v0.1"]),
+        "ctx": st.integers(1, 200_000),
+        "parallel": st.integers(1, 64),
+        "ubatch": st.sampled_from([64, 512, 4096]),
+        "kv_unified": st.booleans(),
+        "swa_full": st.booleans(),
+        "flash_attn": st.booleans(),
+        "block_size": st.sampled_from([1, 16, 128]),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(given_=ANY, engine=st.sampled_from(["llamacpp", "vllm"]), memory=st.integers(1 << 20, 1 << 38))
+def test_the_largest_fits_and_one_more_does_not(given_, engine, memory):
+    made = plan(engine=engine, **given_)
+
+    def fits(**changes):
+        return plan(engine=engine, **(given_ | changes)).fits(engine, memory)
+
+    longest, most = made.largest_context(memory, engine), made.largest_parallel(memory, engine)
+    assert longest == 0 or fits(ctx=longest)
+    own = made.shape.context or 1 << 30
+    assert longest == own or not fits(ctx=longest + 1)
+    assert most == 0 or fits(parallel=most)
+    assert most == (256 if engine == "llamacpp" else 1 << 16) or not fits(parallel=most + 1)
+    assert made.fits(engine, memory) == (most >= given_["parallel"])
+    assert longest == own or made.fits(engine, memory) == (longest >= given_["ctx"])
+
+
+def test_a_context_is_never_longer_than_the_models_own():
+    assert plan("llama-3.1-8b").largest_context("400GB") == plan("llama-3.1-8b").largest_context(4 * 10**11) == 131_072
+    printed = succeeded(command("plan", "--model", "llama-3.1-8b", "--memory", "400GB"))
+    assert printed.count("at most 131,072 tokens (the model's own limit)") == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(given_=ANY, engine=st.sampled_from(["llamacpp", "vllm"]), more=st.integers(1, 5000))
+def test_more_never_takes_less(given_, engine, more):
+    total = plan(engine=engine, **given_).total(engine)
+    assert plan(engine=engine, **(given_ | {"ctx": given_["ctx"] + more})).total(engine) >= total
+    assert plan(engine=engine, **(given_ | {"parallel": given_["parallel"] + more % 64})).total(engine) >= total
+
+
+def test_narrower_types_take_less():
+    sizes = {kind: one(kv(model="llama-3.1-8b", type_k=kind, type_v=kind)) for kind in LLAMACPP_CACHE_TYPES}
+    order = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "f16", "f32"]
+    assert [sizes[kind] for kind in order] == sorted(sizes[kind] for kind in order)
+    assert len({sizes[kind] for kind in order}) == len(order)
+    assert sizes["iq4_nl"] == sizes["q4_0"]
+    assert sizes["bf16"] == sizes["f16"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GB", 8 * 10**9),
+        ("8GiB", 8 * GIB),
+        ("512MiB", 512 * MIB),
+        ("1.5 gb", 15 * 10**8),
+        ("24g", 24 * 10**9),
+        ("123", 123),
+        ("7kib", 7168),
+    ],
+)
+def test_sizes_are_read(text, size):
+    assert read_bytes(text) == size
+
+
+def test_sizes_are_shown_in_powers_of_two():
+    assert [show_bytes(n) for n in (3, 1536, 512 * MIB, 3 * GIB)] == ["3 B", "1.50 KiB", "512.00 MiB", "3.00 GiB"]
+
+
+# The command and the interface
+
+
+def test_the_table_and_the_object_say_the_same():
+    made = kvsim.plan("gemma-3-12b", ctx=4096, memory="48GiB")
+    told = made.to_dict()
+    assert made.table.groupby("engine")["bytes"].sum().to_dict() == {
+        engine: said["total"] for engine, said in told["engines"].items()
+    }
+    assert told["engines"]["vllm"]["largest_context"] == made.largest_context(48 * GIB, "vllm")
+    assert set(told["engines"]["llamacpp"]) == {
+        "parts",
+        "total",
+        "budget",
+        "fits",
+        "largest_context",
+        "largest_parallel",
+    }
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_the_command_prints_both_engines_and_what_fits():
+    printed = succeeded(command("plan", "--model", "llama-3.1-8b", "--parallel", "4", "--memory", "24GB"))
+    line = {row.split("  ")[0]: row.split() for row in printed.splitlines()}
+    assert line["KV, full attention, 32 layers"][-4:] == ["4.00", "GiB", "4.00", "GiB"]
+    assert "llama.cpp: -c 32768 -np 4: 8,192 cells x 4 streams" in printed
+    assert "llama.cpp: fits in 22.35 GiB; at most " in printed
+    assert "vLLM: fits in 20.12 GiB of 22.35 GiB, which makes " in printed
+    told = json.loads(succeeded(command("plan", "--model", "llama-3.1-8b", "--engine", "vllm", "--json")))
+    assert list(told["engines"]) == ["vllm"]
+
+
+def test_the_command_lists_the_models():
+    printed = succeeded(command("plan", "--list"))
+    assert [row.split()[0] for row in printed.splitlines()][1:] == model_names()
+    told = json.loads(succeeded(command("plan", "--list", "--json")))
+    assert told["llama-3.1-8b"]["parameters"] == PARAMETERS["llama-3.1-8b"]
+
+
+def test_what_one_engine_cannot_do_is_left_out_and_said():
+    made = plan("llama-3.1-8b", type_k="q8_0", type_v="q8_0")
+    assert made.engines == ("llamacpp",)
+    assert made.notes[0].startswith("left out: --cache-type-k: vLLM has no q8_0 cache")
+    assert plan("llama-3.1-8b", type_k="fp8", type_v="fp8").engines == ("vllm",)
+    assert plan("llama-3.1-8b", parallel=300).engines == ("vllm",)
+
+
+MISTAKES = {
+    "no model": ((), "--model: a name (kvsim plan --list), "),
+    "misspelt": (("--model", "lama-3.1-8b"), "no model called 'lama-3.1-8b'; did you mean llama-3.1-8b, "),
+    "nothing like it": (("--model", "%%%"), "no model called '%%%'; kvsim plan --list has them all"),
+    "no context": (("--model", "phi-4", "--ctx", "0"), "--ctx is 0; a whole number from 1 to "),
+    "no sequence": (("--model", "phi-4", "--parallel", "0"), "--parallel is 0; a whole number from 1 to "),
+    "no tokens": (("--model", "phi-4", "--ubatch", "-1"), "--ubatch is -1; "),
+    "all and more": (("--model", "phi-4", "--gpu-memory-utilization", "1.1"), "--gpu-memory-utilization is 1.1; a "),
+    "unknown type of K": (
+        ("--model", "phi-4", "--cache-type-k", "q3"),
+        "--cache-type-k: there is no 'q3'; there are f32",
+    ),
+    "unknown weights": (("--model", "phi-4", "--weights", "q9"), "--weights: there is no 'q9'; there are f32, "),
+    "unknown engine": (
+        ("--model", "phi-4", "--engine", "tgi"),
+        "--engine: there is no 'tgi'; there are llamacpp, vllm",
+    ),
+    "no size": (("--model", "phi-4", "--memory", "much"), "--memory: 'much'; a size such as 8GB, 8GiB, "),
+    "no unit": (("--model", "phi-4", "--memory", "8"), "--memory is 8 bytes; at least 1 MiB is expected; units are"),
+    "vLLM without q8_0": (
+        ("--model", "phi-4", "--engine", "vllm", "--cache-type-k", "q8_0"),
+        "--cache-type-k: vLLM has no q8_0 cache; it has f16, bf16, f32, fp8",
+    ),
+    "narrow V": (
+        ("--model", "phi-4", "--engine", "llamacpp", "--cache-type-v", "q8_0", "--no-flash-attn"),
+        "--cache-type-v: llama.cpp keeps V as q8_0 with flash attention only",
+    ),
+    "nobody": (("--model", "phi-4", "--cache-type-k", "fp8"), "llama.cpp has no fp8; "),
+    "lost file": (("--model", "lost.gguf"), "lost.gguf: cannot be read: "),
+    "lost config": (("--model", "lost.json"), "'lost.json': no such file; a config.json is expected"),
+    "no JSON": (("--model", "bad.json"), "'bad.json': not a config.json: "),
+    "a list": (("--model", "list.json"), "list.json: not a config.json: an object is expected, got list"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "answer"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_answered_in_one_line(tmp_path, monkeypatch, arguments, answer):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    assert answer in complaint(command("plan", *arguments))
+
+
+BAD_CONFIGS = {
+    "unknown kind": (
+        {"model_type": "mamba"},
+        "model_type is 'mamba'; its layers are not known here; accepted are llama",
+    ),
+    "odd kind": ({"model_type": {}}, "model_type is {}; its layers are not known here"),
+    "no kind": ({"model_type": ...}, "model_type is None; "),
+    "missing": ({"hidden_size": ...}, "config.json: hidden_size: field required"),
+    "text": ({"num_hidden_layers": "4"}, "num_hidden_layers: input should be a valid integer, got '4'"),
+    "negative": ({"vocab_size": -1}, "vocab_size: input should be greater than or equal to 1, got -1"),
+    "heads": ({"num_key_value_heads": 3}, "num_key_value_heads is 3; a divisor of num_attention_heads (4) is accepted"),
+    "head size": (
+        {"hidden_size": 66},
+        "head_dim: field required where num_attention_heads does not divide hidden_size",
+    ),
+    "linear": ({"layer_types": ["linear_attention"] * 4}, "layer_types: 'linear_attention' is not planned (recurrent"),
+    "too few": ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 4 layers"),
+    "no window": ({"layer_types": ["sliding_attention"] * 4}, "sliding_window: field required where layer_types has "),
+    "no experts": ({"model_type": "mixtral"}, "num_local_experts: field required where model_type is mixtral"),
+    "half a latent": ({"model_type": "deepseek_v3"}, "kv_lora_rank: field required where model_type is deepseek_v3"),
+    "sparse": ({"decoder_sparse_step": 2}, "decoder_sparse_step, moe_layer_freq and mlp_only_layers: only "),
+    "quantized": (
+        {"quantization_config": {"quant_method": "awq"}},
+        "quant_method 'awq' is not known here; give --weig",
+    ),
+    "unknown dtype": ({"torch_dtype": "int3"}, "torch_dtype 'int3' is not known here; give --weights, one of "),
+    "narrow heads": ({"head_dim": 16}, "q8_0 has blocks of 32, which do not divide heads of 16"),
+}
+
+
+@pytest.mark.parametrize(("changes", "answer"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
+def test_a_config_that_cannot_be_planned_is_refused_in_one_line(tmp_path, changes, answer):
+    path = config(tmp_path, **changes)
+    said = complaint(command("plan", "--model", path, "--cache-type-k", "q8_0"))
+    assert answer in said
+
+
+BAD_FILES = {
+    "recurrent": ({"general.architecture": "mamba"}, "architecture 'mamba': its layers are not known here; accepted "),
+    "split": ({"split.count": 3}, "split.count is 3; a file in one piece is accepted"),
+    "no layers": ({"llama.block_count": 0}, "llama.block_count is 0; a whole number from 1 to 4096 is expected"),
+    "layers without attention": (
+        {"llama.attention.head_count_kv": [2, 0]},
+        "head_count_kv: a list of 2; 2 whole numbers",
+    ),
+    "no window": ({"general.architecture": "gemma2"}, "gemma2.block_count is None; "),
+}
+
+
+@pytest.mark.parametrize(("fields", "answer"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_gguf_file_that_cannot_be_planned_is_refused_in_one_line(tmp_path, fields, answer):
+    path = Small(fields=fields).write(tmp_path / "odd.gguf")
+    assert answer in complaint(command("plan", "--model", str(path)))
+
+
+def test_weights_of_a_gguf_file_are_not_chosen(tmp_path):
+    path = str(Small().write(tmp_path / "small.gguf"))
+    with pytest.raises(UserError, match="the file states the types of its weights"):
+        plan(path, weights="f16")
+    # Heads of keys may differ from layer to layer.
+    path = Small(fields={"llama.attention.head_count_kv": [2, 4]}).write(tmp_path / "uneven.gguf")
+    assert sorted(kv(model=str(path), ctx=256).values()) == [256 * 2 * 2 * 32 * 2, 256 * 2 * 4 * 32 * 2]
+    with pytest.raises(UserError, match="layers of different width under vLLM are not planned"):
+        plan(str(path), engine="vllm")
+
+
+def test_every_cache_type_has_whole_blocks():
+    assert all(block in (1, 32) and size > 0 for block, size in CACHE_TYPES.values())

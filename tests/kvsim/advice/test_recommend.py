@@ -1,0 +1,356 @@
+"""Recommendations: known best settings are found, the same however it is run, and every setting is accounted for."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from kvsim import Recommendation, UserError, run
+from kvsim.advice import recommend
+from kvsim.advice.candidates import REASONS, model_shape, space
+from kvsim.advice.engine_flags import settings_of, typed
+from kvsim.advice.recommend import Budget
+from kvsim.advice.recommendation import Finalist, rank
+from kvsim.advice.slo import read_slo
+from kvsim.advice.trials import Outcome, Stretch, Trial, run_trial
+from kvsim.costs.costs import load_profile
+from kvsim.experiments.traffic import Needs, read_traffic
+from kvsim.scenario import rate_scaling as load
+from policies import available
+from tests.worlds import command
+
+SMALL = Budget(10, 2, 4, 3, 3, 2, fewest=30)
+
+BUSY = {
+    "name": "busy",
+    "workload": {
+        "rate": 25.0,
+        "requests": 60,
+        "prompt_tokens": {"kind": "lognormal", "mu": 4.0, "sigma": 0.5, "min": 4, "max": 150},
+        "output_tokens": {"kind": "fixed", "value": 60},
+    },
+}
+"""A request needs some 0.1 s alone, so that a single slot cannot keep up."""
+
+SHARED = {
+    "name": "shared",
+    "workload": {
+        "kind": "sessions",
+        "rate": 3.0,
+        "sessions": 20,
+        "system_prompts": 1,
+        "system_tokens": {"kind": "fixed", "value": 900},
+        "turns": {"kind": "fixed", "value": 4},
+        "user_tokens": {"kind": "fixed", "value": 20},
+        "output_tokens": {"kind": "fixed", "value": 8},
+        "think_s": 0.5,
+    },
+}
+"""Long prompts that all begin alike."""
+
+PROFILE = load_profile("default")
+NEEDS = Needs(100, 700, 500, 400, 200.0, False)
+
+
+@pytest.fixture(scope="module")
+def busy():
+    return recommend(load(BUSY), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=1)
+
+
+def test_too_few_slots_queue_and_are_ruled_out():
+    every = Budget(999, 0, 2, 1, 2, 1, fewest=40)
+    found = recommend(load(BUSY), slo="ttft_p95<250ms", engine="llamacpp", requests=40, budget=every, workers=1)
+    assert found.met
+    assert found.best[0].candidate.scenario.server.slots >= 4
+    single = found.candidates[found.candidates["slots"] == 1]
+    assert set(single["reason"]) == {"slo"}
+    assert (single["factor"].dropna() > 1).all()
+
+
+def test_what_exceeds_the_memory_is_never_run():
+    room = 30_000_000
+    found = recommend(load(BUSY), slo="ttft_p95<2s", memory=room, budget=SMALL, workers=1)
+    table = found.candidates
+    assert found.reasons["memory"] > 0
+    assert (table[table["reason"] != "memory"]["memory_bytes"] <= room).all()
+    assert (table[table["reason"] == "memory"]["memory_bytes"] > 0.9 * room).all()
+    assert all("at least" in detail for detail in table[table["reason"] == "memory"]["detail"])
+    # Where there is room for wider K and V, they are not made narrow.
+    roomy = space(load(BUSY), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), 10**9)
+    assert {(c.type_k, c.type_v) for c in roomy.candidates if not c.reason} == {("f32", "f32")}
+    tight = space(load(BUSY), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), room)
+    widths = {(c.type_k, c.type_v) for c in tight.candidates if not c.reason}
+    assert ("f32", "f32") in widths
+    assert ("q8_0", "q8_0") in widths
+
+
+def test_prompts_that_begin_alike_need_the_prefix_cache():
+    found = recommend(load(SHARED), slo="ttft_p95<60ms", engine="vllm", budget=SMALL, workers=1)
+    assert found.met
+    assert found.best[0].candidate.settings["prefix_cache"]
+    assert "--enable-prefix-caching" in settings_of(found.best[0].candidate.flags)
+    table = found.candidates
+    plain = table[(table["family"] == "vllm, no prefix cache") & (table["reason"] != "untried")]
+    assert len(plain)
+    assert set(plain["reason"]) == {"slo"}
+
+
+def test_the_same_whatever_makes_the_runs(busy):
+    again = recommend(load(BUSY), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=2)
+    assert json.dumps(again.to_dict()) == json.dumps(busy.to_dict())
+    pd.testing.assert_frame_equal(again.candidates, busy.candidates)
+
+
+def test_every_setting_is_among_the_best_or_has_a_reason(busy):
+    assert sum(busy.reasons.values()) + len(busy.best) == len(busy.space.candidates) == len(busy.candidates)
+    assert set(busy.reasons) <= set(REASONS)
+    assert Counter(busy.candidates["reason"])[""] == len(busy.best)
+    untouched = sum(busy.reasons.get(reason, 0) for reason in ("memory", "untried"))
+    assert busy.tried == len(busy.space.candidates) - untouched
+    assert {"contiguous", "paged", "ring", "oracle"} <= set(busy.space.elsewhere)
+    assert busy.space.elsewhere["ring"][0] == "forgets"
+
+
+def test_all_policies_are_searched_or_left_out_for_a_reason():
+    everything = space(load({}), NEEDS, "any", PROFILE, model_shape("tiny"), None)
+    searched = {family.keys["cache__policy"] for family in everything.families}
+    assert searched | set(everything.elsewhere) | {"streams", "paged"} >= set(available())
+    assert not searched & set(everything.elsewhere)
+    windows = space(load({}), NEEDS, "llamacpp", PROFILE, model_shape("gemma-3-27b"), None)
+    assert {c.scenario.cache.window for c in windows.candidates if c.family == "sliding-window"} == {1024}
+
+
+def test_loads_rise_with_what_is_allowed():
+    traffic = read_traffic(load(BUSY), 2, 40, 1.0)
+    candidate = space(traffic.scenario, traffic.needs, "llamacpp", PROFILE, model_shape("tiny"), None).candidates[20]
+    for r in range(2):
+        loads = [
+            Stretch(traffic, read_slo(f"e2e_p95<{limit}ms"), 3)(Trial(0, r, candidate.scenario, 1.0, 1.0))[1]
+            for limit in (1, 200, 400, 800, 3200)
+        ]
+        assert loads == sorted(loads)
+        assert loads[0] == 0
+        assert loads[-1] > loads[1]
+
+
+def test_the_largest_load_is_where_the_bound_is_met_and_a_little_more_is_not():
+    traffic, slo = read_traffic(load(BUSY), 1, 60, 1.0), read_slo("ttft_p95<200ms")
+    choices = space(traffic.scenario, traffic.needs, "vllm", PROFILE, model_shape("tiny"), None)
+    scenario = next(c for c in choices.candidates if c.scenario.server.slots == 4).scenario
+    trial = Trial(0, 0, scenario, 1.0, 1.0)
+    _, most, _ = Stretch(traffic, slo, 5)(trial)
+    assert run_trial(traffic, replace(trial, load=most)).met(slo)
+    assert not run_trial(traffic, replace(trial, load=most * 2 ** (1 / 32))).met(slo)
+
+
+def test_flags_say_what_the_scenario_says():
+    for c in space(load(SHARED), replace(NEEDS, reuse=True), "both", PROFILE, model_shape("tiny"), None).candidates:
+        server, cache, flags = c.scenario.server, c.scenario.cache, settings_of(c.flags)
+        if c.home == "vllm":
+            prefix = "--enable-prefix-caching" if c.settings["prefix_cache"] else "--no-enable-prefix-caching"
+            chunked = "--enable-chunked-prefill" if server.chunked_prefill else "--no-enable-chunked-prefill"
+            assert flags == {
+                "--max-model-len": str(c.scenario.slot_context),
+                "--max-num-seqs": str(server.slots),
+                "--max-num-batched-tokens": str(server.n_batch),
+                "--block-size": str(cache.block_size),
+                "--num-gpu-blocks-override": str(cache.cells // cache.block_size),
+                prefix: True,
+                chunked: True,
+            }
+            assert c.scenario.slot_context >= 700
+        else:
+            expected = {
+                "--ctx-size": str(cache.cells),
+                "--parallel": str(server.slots),
+                "--batch-size": str(server.n_batch),
+                "--ubatch-size": str(server.n_ubatch),
+                "--cache-type-k": "f32",
+                "--cache-type-v": "f32",
+            }
+            if cache.policy == "llama.cpp-2024":
+                expected["--defrag-thold"] = f"{cache.threshold:g}"
+                assert "b4666 to b4880" in " ".join(c.notes(PROFILE))
+            else:
+                assert "--defrag-thold is left out" in " ".join(c.notes(PROFILE))
+                if cache.unified:
+                    expected["--kv-unified"] = True
+            assert flags == expected
+            assert cache.cells % (256 * (1 if cache.unified else server.slots)) == 0
+
+
+def test_narrow_values_and_windows_have_their_flags():
+    gemma = space(load({}), NEEDS, "llamacpp", PROFILE, model_shape("gemma-3-27b"), 18 * 2**30, weights="q4_k_m")
+    fit = [c for c in gemma.candidates if not c.reason]
+    assert all(("--flash-attn", "on") in c.flags for c in fit if c.type_v == "q4_0" and "2024" not in c.family)
+    whole = {c.family for c in fit if "--swa-full" in typed(c.flags)}
+    assert "sliding-window" not in whole
+    assert any("times are those of K in f32 and V in f32" in note for c in fit for note in c.notes(PROFILE))
+
+
+def test_windows_of_a_trace_share_no_request_and_run_as_the_file_does(tmp_path):
+    path = tmp_path / "mine.csv"
+    lines = [f"{0.11 * i + 0.01 * (i % 7):.3f},{20 + i % 50},{5 + i % 9}" for i in range(300)]
+    path.write_text("arrival,prompt,output\n" + "\n".join(lines) + "\n")
+    base = load({"name": "mine", "workload": {"kind": "table", "path": str(path)}})
+    traffic = read_traffic(base, 3, None, 2.0)
+    assert [len(window.requests) for window in traffic.windows] == [100, 100, 100]
+    assert len({request.id for window in traffic.windows for request in window.requests}) == 300
+    assert all(window.requests[0].arrival_s == 0 for window in traffic.windows)
+    choices = space(traffic.scenario, traffic.needs, "llamacpp", PROFILE, model_shape("tiny"), None)
+    for factor in (1.0, 4.0):
+        trial = Trial(0, 0, choices.candidates[9].scenario, 1.0, factor)
+        ours = run_trial(traffic, trial).measures
+        theirs = run(load(trial.scenario, workload__rate_scale=2.0 * factor), detail="requests").summary
+        for key in ("ttft", "tpot", "e2e"):
+            assert ours[f"{key}_p95"] == pytest.approx(theirs[f"{key}_s"]["p95"], rel=1e-9)
+    short = read_traffic(load(base, workload__limit=60), 3, None, 1.0)
+    assert short.replications == 1
+    assert "nothing can be said of chance" in short.note
+
+
+def test_a_trace_is_recommended_for_and_its_scenario_runs_again(tmp_path):
+    path = tmp_path / "mine.csv"
+    lines = [f"{0.1 * i:.3f},{20 + i % 50},{5 + i % 9}" for i in range(240)]
+    path.write_text("arrival,prompt,output\n" + "\n".join(lines) + "\n")
+    found = recommend(trace=path, slo="ttft_p95<300ms", engine="llamacpp", budget=SMALL, requests=60, workers=1)
+    names = [file.name for file in found.save(tmp_path / "out")]
+    assert names[:4] == ["recommendation.json", "recommendation.csv", "candidates.csv", "recommendation.png"]
+    assert names[4:] == [f"best-{place}.toml" for place in range(1, len(found.best) + 1)]
+    again = run(tmp_path / "out" / "best-1.toml", detail="requests").summary
+    assert again["ttft_s"]["p95"] == pytest.approx(found.best[0].outcomes[0].measures["ttft_p95"])
+    assert len(pd.read_csv(tmp_path / "out" / "candidates.csv")) == len(found.candidates)
+
+
+def test_where_nothing_meets_it_the_nearest_is_shown_with_what_limits_it():
+    found = recommend(load(BUSY), slo="tpot_p95<1us".replace("us", "ms"), engine="vllm", budget=SMALL, workers=1)
+    assert not found.met
+    assert found.conclusion.startswith("Nothing meets tpot_p95<1ms. Nearest is vllm serve ")
+    assert "what limits it is tpot_p95<1ms, at " in found.conclusion
+    assert all(f.verdict == "not" for f in found.best)
+    nothing = recommend(load(BUSY), slo="ttft_p95<1s", memory=1000, budget=SMALL, workers=1)
+    assert nothing.conclusion.startswith("Nothing can be recommended: all ")
+    assert nothing.to_dict()["best"] == []
+    assert nothing.compared == ""
+
+
+def test_what_arrives_at_once_has_no_load_to_change():
+    found = recommend(
+        "batch", slo="e2e_p95<60s", engine="llamacpp", requests=30, budget=SMALL._replace(screened=4), workers=1
+    )
+    assert found.met
+    assert all(f.sustained is None and not f.loads for f in found.best)
+    assert "there is no load to change" in found.conclusion
+
+
+def finalist(number, *values, loads, memory=0, limit=1.0):
+    choices = space(load({}), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), None).candidates
+    shares = {"failed_share": 0.0, "truncated_share": 0.0}
+    outcomes = tuple(Outcome({"ttft_p95": value, **shares}, True) for value in values)
+    candidate = replace(choices[number], memory_bytes=memory)
+    return Finalist(candidate, read_slo(f"ttft_p95<{limit}s"), outcomes, loads)
+
+
+def test_the_ranking_goes_by_certainty_then_load_then_memory():
+    sure = finalist(0, 0.4, 0.5, 0.45, loads=(1.1, 1.2, 1.1))
+    likely = finalist(1, 0.5, 1.1, 0.7, loads=(3.0, 3.0, 3.0))
+    missing = finalist(2, 2.0, 2.1, 2.2, loads=(0.5, 0.5, 0.5))
+    more = finalist(3, 0.4, 0.5, 0.45, loads=(2.0, 2.1, 2.0), memory=9)
+    equal = finalist(4, 0.4, 0.5, 0.45, loads=(1.95, 2.05, 2.0), memory=5)
+    assert [f.verdict for f in (sure, likely, missing)] == ["surely", "likely", "not"]
+    order = rank([missing, likely, sure, more, equal])
+    assert [f.candidate.number for f in order] == [4, 3, 0, 1, 2]
+    assert sure.sustained.value == pytest.approx(math.exp(sum(map(math.log, sure.loads)) / 3))
+    assert finalist(0, 0.4, loads=(0.0,)).sustained is None
+    assert finalist(0, 0.4, loads=(2.0,)).verdict == "likely"
+
+
+def test_a_server_that_does_not_keep_up_does_not_meet_it():
+    unstable = Outcome({"ttft_p95": 0.1, "failed_share": 0.0, "truncated_share": 0.0}, settled=False)
+    assert not unstable.met(read_slo("ttft_p95<1s"))
+    traffic = read_traffic(load(BUSY), 1, 60, 1.0)
+    choices = space(traffic.scenario, traffic.needs, "llamacpp", PROFILE, model_shape("tiny"), None)
+    crowded = run_trial(traffic, Trial(0, 0, choices.candidates[0].scenario, 1.0, 1000.0))
+    assert not crowded.settled
+
+
+def test_what_it_found_is_told_in_full(busy, tmp_path):
+    assert isinstance(busy, Recommendation)
+    told = busy.to_dict()
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert busy.conclusion.startswith("Run llama-server --ctx-size ")
+    first = told["best"][0]
+    assert {"place", "engine", "verdict", "settings", "flags", "measures", "sustained_load", "memory_bytes"} <= set(
+        first
+    )
+    assert first["measures"]["ttft_p95"]["limit"] == 0.25
+    assert told["lead"]["measure"] == "load"
+    assert list(busy.table["place"]) == [1, 2, 3]
+    assert {"ttft_p95", "ttft_p95_low", "ttft_p95_high", "sustained_load", "flags"} <= set(busy.table)
+    assert any("memory" in line for line in busy.limits)
+    assert busy.plot().axes
+
+
+def test_asking_for_more_load_leaves_less_of_it():
+    asked = {"slo": "ttft_p95<250ms", "engine": "vllm", "budget": SMALL._replace(screened=8), "workers": 1}
+    once, twice = recommend(load(BUSY), **asked), recommend(load(BUSY), load=2.0, **asked)
+    assert twice.scenario.workload.rate == 50.0
+    assert max(f.reach for f in twice.best) < max(f.reach for f in once.best)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--slo", "ttft_p95<1s"], "--trace, --scenario: one of them is needed"),
+        (["--slo", "ttft_p95<1s", "--scenario", "chat", "--trace", "x"], "not both"),
+        (["--scenario", "chat"], "--slo: what is to be met is missing"),
+        (["--scenario", "chat", "--slo", "ttft_p95"], "is no bound; accepted are"),
+        (["--scenario", "nope", "--slo", "ttft_p95<1s"], "nope: no such file"),
+        (["--trace", "nope.csv", "--slo", "ttft_p95<1s"], "nope.csv: no such file"),
+        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--engine", "x"], "there are llamacpp, vllm, both, any"),
+        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--memory", "8XB"], "a size such as 8GB"),
+        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--model", "nope"], "--model: no model called 'nope'"),
+        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--load", "0"], "--load is 0.0; a number from"),
+        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--load", "nan"], "--load is nan; a number from"),
+        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--requests", "0"], "--requests is 0; at least 1"),
+        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--workers", "0"], "--workers is 0; at least 1"),
+        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--profile", "nope"], "nope: no profile file there"),
+        (["--scenario", "batch", "--slo", "ttft_p95<1s", "--load", "2"], "it has no load that could be changed"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = command("recommend", *arguments)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert said in told.stderr
+    assert told.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_prints_and_saves(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(recommend.__kwdefaults__, "budget", SMALL._replace(screened=6, neighbours=0, best=2))
+    asked = ["--scenario", "chat", "--slo", "ttft_p95<1s,failed<5%", "--requests", "40", "--workers", "1"]
+    told = command("recommend", *asked, "--json")
+    assert told.returncode == 0
+    assert not list(tmp_path.iterdir())
+    found = json.loads(told.stdout)
+    assert list(found) == [
+        *("scenario", "seed", "engine", "load", "slo", "memory_bytes", "model", "profile", "traffic", "met"),
+        *("conclusion", "compared", "lead", "rule", "best", "searched", "limits"),
+    ]
+    shown = command("recommend", *asked)
+    assert shown.stdout.startswith(found["conclusion"])
+    assert "ruled out:" in shown.stdout
+    for f in found["best"]:
+        assert f["typed"] in shown.stdout
+    saved = json.loads((tmp_path / "results" / "recommend-chat" / "recommendation.json").read_text())
+    assert saved == found
+
+
+def test_python_wants_one_source():
+    with pytest.raises(UserError, match="give either a scenario or a trace"):
+        recommend(slo="ttft_p95<1s")

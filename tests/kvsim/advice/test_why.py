@@ -1,0 +1,440 @@
+"""Why requests slow down: every second has one cause, and made-up slowdowns have the cause that they were made of."""
+
+import json
+import shlex
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kvsim
+from kvsim.advice.remedies import FAILURES, REMEDIES
+from kvsim.advice.why import CAUSES, LEAST, diagnose, difference_interval, why
+from kvsim.costs.costs import load_profile
+from kvsim.errors import Livelock
+from kvsim.scenario.scenario import load
+from kvsim.simulation.recorder import DETAILS
+from kvsim.simulation.run import run
+from kvsim.simulation.time_breakdown import SECONDS, TERMS
+from policies import available
+from tests.policies.fast_forward.test_fast_forward import scenarios
+from tests.worlds import command
+
+SHORT = {"prompt_tokens": {"kind": "fixed", "value": 8}, "output_tokens": {"kind": "fixed", "value": 8}}
+FEW = load("chat", workload__requests=60)
+
+
+def accounts(scenario, policy, **options):
+    """Of each request, the seconds by cause; and the run."""
+    result = run(scenario, policy, detail="tables", **options)
+    return result.causes, result
+
+
+def one_after_another(requests=40, **server):
+    """One user, so that nobody waits and nothing is batched."""
+    workload = {"kind": "closed-loop", "users": 1, "requests": requests, **SHORT}
+    return load({"name": "single", "workload": workload, "server": {"keep_idle_slots": False, **server}})
+
+
+# Every second has one cause
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
+@given(scenarios(), st.sampled_from(sorted(available())))
+def test_seconds_add_up_and_leaps_change_none(world, name):
+    try:
+        causes, result = accounts(world, name)
+        stepped, _ = accounts(world, name, leap=False)
+    except (kvsim.UserError, Livelock):
+        return
+    completed = result.requests[result.requests["status"] == "completed"]
+    assert causes["id"].tolist() == completed["id"].tolist()
+    np.testing.assert_allclose(causes[SECONDS].sum(axis=1), causes["e2e_s"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(causes["e2e_s"], completed["e2e_s"], rtol=1e-12)
+    np.testing.assert_allclose(causes[SECONDS], stepped[SECONDS], rtol=1e-9, atol=1e-9)
+    assert (causes[SECONDS] > -1e-12).all(axis=None)
+    passes = result.passes
+    np.testing.assert_allclose(passes[list(TERMS)].sum(axis=1), passes["seconds"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
+@pytest.mark.parametrize("name", ["contiguous", "llama.cpp-2024", "paged", "streams", "idle-compaction", "ring"])
+def test_shares_of_a_difference_make_up_the_whole(name, scheduler):
+    found = why(load(FEW, server__scheduler=scheduler), name)
+    for contrast in (found.over_time, found.across):
+        assert contrast.table["share"].sum() == pytest.approx(1)
+        assert contrast.table["difference"].sum() == pytest.approx(contrast.difference_s)
+    latencies = found.requests["e2e_s"]
+    quarter = len(latencies) // 4
+    assert found.over_time.means_s == pytest.approx((latencies.head(quarter).mean(), latencies.tail(quarter).mean()))
+    assert found.across.means_s[1] == pytest.approx(latencies.nlargest(quarter).mean())
+
+
+@pytest.mark.parametrize("detail", DETAILS)
+def test_accounts_change_no_figure(detail):
+    """With accounts or without: the summary is that of a run that keeps none."""
+    least, told = (run(FEW, "fill-holes", detail=d).summary for d in ("cache", detail))
+    for part in ("e2e_s", "queue", "prefix", "forward_passes"):
+        assert told[part] == least[part]
+
+
+# Slowdowns made of one cause
+
+
+def test_queueing_alone():
+    """One slot, and twice as many requests as it can serve."""
+    workload = {"kind": "poisson", "rate": 240.0, "requests": 80, **SHORT}
+    found = why(load({"workload": workload, "server": {"slots": 1, "keep_idle_slots": False}}))
+    assert found.over_time.dominant == "queueing"
+    assert found.over_time.table["share"]["queueing"] > 0.99
+    assert found.sentence.startswith("Late requests take")
+    assert found.remedies[0] == REMEDIES["queueing"][0]
+
+
+def crowded(cells=512, slots=16, scheduler="vllm", **more):
+    """Arrivals that a cache of 512 cells has no room for, though there are slots for all of them."""
+    hundred = {"kind": "fixed", "value": 100}
+    workload = {"kind": "poisson", "rate": 8.0, "requests": 150, "prompt_tokens": hundred, "output_tokens": hundred}
+    server = {"slots": slots, "scheduler": scheduler, **more}
+    return load({"name": "crowded", "workload": workload, "server": server, "cache": {"cells": cells}})
+
+
+def test_who_waits_although_a_slot_is_free_waits_for_cells():
+    found = why(crowded(), "paged")
+    assert found.across.dominant == "cells"
+    assert "is waiting for cells" in found.sentence
+    assert found.requests["cells_s"].sum() > 20 * found.requests["queueing_s"].sum()
+    assert found.remedies[0] == REMEDIES["cells"][0]
+    more_slots, more_cells = why(crowded(slots=32), "paged"), why(crowded(cells=1024), "paged")
+    waited = found.requests["cells_s"].sum()
+    assert more_slots.requests["cells_s"].sum() > 0.9 * waited
+    assert more_cells.requests["cells_s"].sum() < 0.1 * waited
+
+
+@pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
+def test_who_waits_while_all_slots_are_taken_waits_for_a_slot(scheduler):
+    """The control: with room for all, nobody waits for cells, even if prompts fill the steps."""
+    for world in (crowded(16384, 2, scheduler), crowded(16384, 16, scheduler, n_batch=32)):
+        found = why(world, "paged")
+        assert found.requests["queueing_s"].sum() > 0
+        assert (found.requests["cells_s"] == 0).all()
+
+
+def test_a_policy_that_lets_nobody_in_makes_llama_server_wait_for_cells():
+    found = why(crowded(1024, 8, "llama-server", slot_context=256), "hf-reserved")
+    assert found.failed == 0
+    assert found.requests["cells_s"].sum() > 10 * found.requests["queueing_s"].sum()
+
+
+def test_failures_come_first():
+    """Half of the requests fail, and the others are none the slower: that is not what there is to say."""
+    found = why(crowded(scheduler="llama-server"), "paged")
+    assert found.failed == 72
+    assert found.errors == {"Context size has been exceeded.": 72}
+    assert found.sentence.startswith("72 of 150 requests failed: Context size has been exceeded. Of the others: flat")
+    assert found.remedies[0] == FAILURES["room"][0]
+    assert found.to_dict()["errors"] == dict(found.errors)
+
+
+def test_refused_prompts_are_told_in_groups():
+    """Messages that differ in figures alone are one; longer slots are what helps."""
+    found = why(load("chat", workload__requests=100, server__slot_context=100), "paged")
+    (error,) = found.errors
+    assert error == "the request exceeds the available context size: N prompt tokens, N in a slot"
+    assert found.errors[error] == found.failed > 0
+    assert found.remedies[0] == FAILURES["context"][0]
+
+
+def test_where_most_failed_it_is_said_why():
+    with pytest.raises(kvsim.UserError, match=r"at least 8 are needed; \d+ of 20 requests failed: Context size") as e:
+        why(load(crowded(256, scheduler="llama-server"), workload__requests=20, workload__rate=100.0), "paged")
+    assert "\n" not in str(e.value)
+
+
+def test_holes_alone():
+    """Slots that have ended keep their cells, and a masked kernel reads them all: each request finds more of them."""
+    found = why(one_after_another(requests=40, slots=40, keep_idle_slots=True), "contiguous")
+    assert found.over_time.dominant == "holes"
+    assert found.over_time.table["share"]["holes"] > 0.99
+    assert (found.requests["queueing_s"] == 0).all()
+    assert "streams" in found.remedies[0].kvsim
+
+
+def test_holes_are_nothing_where_cells_are_found_through_a_table():
+    """The control: the same under a policy that reads its own cells alone."""
+    found = why(one_after_another(requests=40, slots=40, keep_idle_slots=True), "paged")
+    assert (found.requests["holes_s"] == 0).all()
+    assert found.main is None
+    assert found.remedies == ()
+
+
+def test_batch_alone():
+    """There are slots for all and hardly any context: who is slow runs beside more others than who is fast."""
+    workload = {"kind": "poisson", "rate": 60.0, "requests": 40, "prompt_tokens": 1, "output_tokens": 100}
+    workload |= {key: {"kind": "fixed", "value": workload[key]} for key in ("prompt_tokens", "output_tokens")}
+    found = why(load({"workload": workload, "server": {"slots": 64}}), "paged")
+    assert found.across.dominant == "batch"
+    assert found.across.table["share"]["batch"] > 0.6
+
+
+def test_compaction_alone(tmp_path):
+    """On a machine that copies a thousand times slower, those who sit through a compaction are the slow ones."""
+    profile = load_profile("default")
+    slow = {key: {name: 1e3 * x for name, x in cost.items()} for key, cost in profile.moves.model_dump().items()}
+    data = profile.model_dump(mode="json") | {"moves": slow}
+    (tmp_path / "slow.json").write_text(json.dumps(data))
+    world = load(FEW, machine__profile=str(tmp_path / "slow.json"), workload__rate=1.0)
+    assert why(world, "threshold-compaction").across.dominant == "compaction"
+    assert why(load(FEW, workload__rate=1.0), "threshold-compaction").across.dominant != "compaction"
+    assert (accounts(world, "contiguous")[0]["compaction_s"] == 0).all()
+
+
+def test_idle_compaction_makes_those_wait_who_come_meanwhile():
+    causes, result = accounts(load(FEW, workload__rate=3.0), "idle-compaction")
+    assert result.summary["cache"]["compactions"] > 0
+    assert causes["compaction_s"].sum() > 0
+    np.testing.assert_allclose(causes[SECONDS].sum(axis=1), causes["e2e_s"], rtol=1e-9)
+
+
+def test_a_batch_that_is_cut_pays_for_further_passes():
+    """As many bases as there were passes that only a cut made necessary; without cuts, none."""
+    tight = load(FEW, cache__cells=1024, workload__rate=20.0)
+    causes, result = accounts(tight, "contiguous")
+    assert result.summary["cache"]["batch_splits"] > 0
+    assert 0 < result.passes["cut"].sum() < result.summary["forward_passes"]
+    assert causes["failures_s"].sum() > 0
+    causes, result = accounts(load(FEW, cache__cells=16384), "contiguous")
+    assert result.summary["cache"]["batch_splits"] == 0
+    assert not result.passes["cut"].any()
+    assert (causes["failures_s"] == 0).all()
+
+
+def test_preemption_is_a_failure():
+    """Whoever was preempted waits for a slot again and computes once more; nobody else is charged."""
+    tight = load(FEW, server__scheduler="vllm", cache__cells=1024, workload__rate=40.0, cache__prefix_cache=False)
+    causes, result = accounts(tight, "paged")
+    preempted = result.requests.query("status == 'completed'")["preemptions"].to_numpy() > 0
+    assert preempted.any()
+    assert (causes["failures_s"].to_numpy()[preempted] > 0).all()
+    assert (causes["failures_s"].to_numpy()[~preempted] == 0).all()
+
+
+def test_prefix_misses_are_what_a_prefix_cache_would_find():
+    """Conversations without a prefix cache compute their past again; with one that is large enough, they do not."""
+    talk = load("assistant", workload__sessions=20, server__keep_idle_slots=False, server__slots=8, cache__cells=2**15)
+    without, _ = accounts(talk, "contiguous")
+    found, result = accounts(talk, "paged")
+    assert result.summary["prefix"]["hit_rate"] > 0.5
+    assert without["prefix_s"].sum() > 0.05 * without["e2e_s"].sum()
+    assert found["prefix_s"].sum() < 0.05 * without["prefix_s"].sum()
+    told = why(talk, "contiguous")
+    assert told.main.dominant != "prefix"
+    assert [remedy.what for remedy in REMEDIES["prefix"]] == [remedy.what for remedy in told.remedies][-3:]
+    assert not {*REMEDIES["prefix"][1:]} & {*why(talk, "paged").remedies}
+    private, _ = accounts(FEW, "contiguous")
+    assert (private["prefix_s"] == 0).all()
+
+
+def test_a_swap_is_a_transfer():
+    world = load(
+        FEW,
+        server__scheduler="vllm",
+        server__preemption="swap",
+        cache__cells=1024,
+        cache__host_cells=8192,
+        workload__rate=40.0,
+    )
+    causes, result = accounts(world, "paged")
+    assert result.summary["host"]["bytes_in"] > 0
+    assert causes["transfers_s"].sum() > 0
+
+
+# What is said
+
+
+def test_a_flat_run_is_called_flat():
+    found = why("identical")
+    assert found.sentence.startswith("flat: no slowdown over time")
+    assert "95 % interval 0 s to 0 s" in found.sentence
+    assert found.main is None
+    assert found.remedies == ()
+
+
+def test_a_run_that_only_varies_is_called_flat():
+    """Lengths differ, so latencies do; but not by when a request came."""
+    found = why(load("chat", workload__rate=1.0), "paged")
+    low, high = found.over_time.interval_s
+    assert low < 0 < high
+    assert found.sentence.startswith("flat")
+    assert found.across.dominant == "own"
+
+
+def noisy(rng, r):
+    """400 values, each of which depends on the one before it."""
+    noise = rng.normal(size=400)
+    for i in range(1, 400):
+        noise[i] += r * noise[i - 1]
+    return noise
+
+
+@pytest.mark.parametrize("r", [0.0, 0.6])
+def test_intervals_hold_what_they_should(r):
+    """Where nothing rises, the interval of the difference holds 0 about as often as it says; where something does, it
+    holds that."""
+    rng = np.random.default_rng(1)
+    for rise in (0.0, 3.0):
+        holds = 0
+        for _ in range(400):
+            low, high = difference_interval(noisy(rng, r) + rise * np.arange(400) / 300, 100)
+            holds += low <= rise <= high
+        assert 0.91 <= holds / 400 <= 0.99
+
+
+def test_an_interval_that_takes_neighbours_for_independent_is_too_narrow():
+    """The control: shuffled, the same values seem to say more than they do."""
+    noise = noisy(np.random.default_rng(1), 0.95)
+    low, high = difference_interval(noise, 100)
+    shuffled = np.random.default_rng(2).permutation(noise)
+    low_shuffled, high_shuffled = difference_interval(shuffled, 100)
+    assert high - low > 2 * (high_shuffled - low_shuffled)
+
+
+def test_a_steady_rise_is_seen_in_few_requests():
+    """Ten are enough where nothing strays from the line; the same values in any other order are noise."""
+    assert difference_interval(np.arange(10.0), 2) == pytest.approx((8.0, 8.0))
+    low, high = difference_interval(np.array([3.0, 9, 1, 5, 0, 8, 4, 2, 7, 6]), 2)
+    assert low < 0 < high
+
+
+def test_remedies_are_commands_that_exist():
+    names = {c.name or c.callback.__name__ for c in kvsim.cli.app.app.registered_commands}
+    assert REMEDIES.keys() == CAUSES.keys()
+    for remedy in (remedy for remedies in [*REMEDIES.values(), *FAILURES.values()] for remedy in remedies):
+        for part in remedy.kvsim.split(";"):
+            words = shlex.split(part)
+            if words[0] == "kvsim":
+                assert words[1] in names
+                assert {b for a, b in pairwise(words) if a == "-p"} <= available().keys()
+            else:
+                section, key = words[0].strip(",").split(".")
+                assert key in load({"workload": {}}).model_dump()[section]
+
+
+# Where runs come from
+
+
+def test_a_measured_run_has_a_machine():
+    validation = kvsim.validate("identical", load_profile("default"), ["paged"], repeats=2)
+    causes = validation.causes
+    assert len(causes) == 20
+    np.testing.assert_allclose(causes[[*SECONDS, "machine_s"]].sum(axis=1), causes["e2e_s"], rtol=1e-9)
+    found = why(validation)
+    assert found.measured
+    assert found.policy == "paged"
+    assert found.requests["e2e_s"].mean() == pytest.approx(causes["e2e_s"].mean())
+
+
+def test_a_slow_machine_is_told_from_what_it_printed(tmp_path):
+    """Half of a measured run at half the pace: the machine, and nothing else."""
+    told = kvsim.validate("identical", load_profile("default"), ["paged", "contiguous"], requests=8).to_dict()
+    for policy in told["policies"]:
+        for row in policy["causes"]:
+            row["machine_s"] = 0.0 if row["id"] < 4 else 5.0 + 0.01 * row["id"]
+            row["e2e_s"] = sum(row[s] for s in [*SECONDS, "machine_s"])
+    file = tmp_path / "v.json"
+    file.write_text(json.dumps(told))
+    done = command("why", str(file), "-p", "contiguous", "--json")
+    assert done.returncode == 0
+    said = json.loads(done.stdout)
+    assert said["measured"] is True
+    assert said["over_time"]["dominant"] == "machine"
+    assert said["remedies"][0]["kvsim"] == "kvsim validate identical --repeat 5"
+    done = command("why", str(file), "-p", "ring")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "there are paged, contiguous" in done.stderr
+
+
+def test_a_folder_of_results_is_run_again(tmp_path):
+    world = load(FEW, name="tight", workload__rate=20.0)
+    kvsim.compare(world, ["contiguous", "paged"], film=False).save(tmp_path / "tight")
+    again, first = why(tmp_path / "tight"), why(world)
+    assert again.requests.equals(first.requests)
+    assert again.policy == "contiguous"
+    assert why(tmp_path / "tight", "paged").policy == "paged"
+    assert diagnose(run(world, detail="tables"), "tight").sentence == first.sentence
+
+
+def test_of_a_comparison_a_policy_is_told_of_that_was_compared(tmp_path):
+    """The scenario's own, else the slowest; any other, if that is asked for."""
+    world = load(FEW, name="tight", workload__rate=20.0)
+    compared = kvsim.compare(world, ["paged", "llama.cpp-2024"], film=False)
+    compared.save(tmp_path / "tight")
+    slowest = max(compared.results, key=lambda result: result.summary["e2e_s"]["mean"]).policy
+    for source in (compared, tmp_path / "tight"):
+        found = why(source)
+        assert found.policy == slowest
+        assert found.note == (
+            f"contiguous, the scenario's own policy, was not compared; {slowest} is the slowest of those that were"
+        )
+        assert why(source, "paged").policy == "paged"
+        assert why(source, "ring").policy == "ring"
+        assert why(source, "paged").note == ""
+    assert why(kvsim.compare(world, ["paged", "contiguous"], film=False)).policy == "contiguous"
+    assert slowest in command("why", str(tmp_path / "tight"), "--out", str(tmp_path)).stdout
+    (tmp_path / "tight" / "comparison.json").write_text("[]")
+    done = command("why", str(tmp_path / "tight"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "not what kvsim compare writes" in done.stderr
+
+
+def test_the_command_prints_a_table_and_saves_a_picture(tmp_path):
+    done = command("why", "chat", "-p", "paged", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "400 completed requests (simulated)" in done.stdout
+    assert "The slowest quarter takes" in done.stdout
+    assert "To try" in done.stdout
+    assert (tmp_path / "chat" / "why.png").stat().st_size > 20_000
+    saved = pd.read_csv(tmp_path / "chat" / "why.csv")
+    assert len(saved) == 400
+
+
+def test_json_adds_up_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = command("why", "chat", "--json")
+    told = json.loads(done.stdout)
+    assert sum(cause["share"] for cause in told["across"]["causes"].values()) == pytest.approx(1)
+    assert told["completed"] + told["failed"] == 400
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_input_gets_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "garbage.json").write_text("{")
+    (tmp_path / "other.json").write_text('{"scenario": "chat", "policies": [{"policy": "paged"}]}')
+    few = tmp_path / "few.toml"
+    few.write_text(f'[workload]\nkind = "batch"\nrequests = {LEAST - 1}\n')
+    for arguments, said in (
+        (("nowhere",), "not a built-in scenario"),
+        ((str(tmp_path / "empty"),), "a folder that kvsim compare wrote is expected"),
+        ((str(tmp_path / "garbage.json"),), "not what kvsim validate --json prints"),
+        ((str(tmp_path / "other.json"),), "not what kvsim validate --json prints"),
+        ((str(tmp_path / "none.json"),), "cannot be read"),
+        ((str(few),), f"at least {LEAST} are needed"),
+        (("chat", "-p", "nobody"), "no policy called 'nobody'"),
+    ):
+        done = command("why", *arguments, "--out", str(tmp_path / "out"))
+        assert done.returncode == 2, arguments
+        assert done.stderr.startswith("kvsim: ")
+        assert done.stderr.count("\n") == 1
+        assert said in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_result_must_have_kept_tables():
+    with pytest.raises(kvsim.UserError, match="tables"):
+        why(run(FEW))
+    with pytest.raises(kvsim.UserError, match="not 'paged'"):
+        why(run(FEW, detail="tables"), "paged")

@@ -1,0 +1,257 @@
+"""Measuring the engine: what is run, what is noted, what survives an interruption, and what is not worth keeping."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import kvsim
+from kvsim.calibration.journal import Header, Journal, Round
+from kvsim.calibration.reference_passes import Paced, numpy_yardstick
+from kvsim.calibration.serving import POLICIES, USERS, Watched, serve, traffic
+from kvsim.calibration.trials import Trial, draw_trials, random_pass, whole_pass
+from kvsim.errors import UserError
+from kvsim.scenario.scenario import load
+from kvsim.simulation.run import build_policy
+from policies import Group, Moves
+from real_engine import Engine, load_model
+from tests.worlds import command
+from workloads import stream
+
+TINY = load_model("tiny").transformer
+KERNELS = ("masked", "tiled", "gather", "sliced")
+
+
+def engine(kernel="sliced"):
+    return Engine(TINY, (Group(4096),), kernel, seed=0)
+
+
+HEADER = Header(model="tiny", type_k="f32", type_v="f32", each=24, runs=1, processor="p", blas="b", numpy="2")
+
+
+def a_round(seconds=1.0):
+    return Round(trials=((seconds,), (2.0, 2.5)), yardstick=((0.5,),), mixed=(), wall_s=3.0, cpu_s=2.9)
+
+
+def test_a_journal_gives_back_what_was_written(tmp_path):
+    journal = Journal(tmp_path / "new folder" / "j.part")
+    assert journal.header() is None
+    journal.begin(HEADER)
+    journal.add(a_round(1.0))
+    journal.add(a_round(1.5))
+    again = Journal(tmp_path / "new folder" / "j.part")
+    assert again.header() == HEADER
+    assert [each.trials[0][0] for each in again.rounds()] == [1.0, 1.5]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_a_line_that_was_cut_short_does_not_count(tmp_path, cut):
+    path = tmp_path / "j.part"
+    journal = Journal(path)
+    journal.begin(HEADER)
+    journal.add(a_round(1.0))
+    journal.add(a_round(1.5))
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert [each.trials[0][0] for each in journal.rounds()] == [1.0]
+    journal.add(a_round(2.0))
+    assert [each.trials[0][0] for each in journal.rounds()] == [1.0, 2.0]
+
+
+def test_a_journal_that_is_something_else_is_no_journal(tmp_path):
+    path = tmp_path / "j.part"
+    path.write_text("hello\nworld\n")
+    assert Journal(path).header() is None
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="remove it to begin anew"):
+        Journal(path).header()
+
+
+@pytest.fixture
+def small_rounds(monkeypatch):
+    monkeypatch.setattr("kvsim.calibration.subject._EACH", (8, 8))
+
+
+def test_a_calibration_goes_on_where_it_was_cut_short(tmp_path, small_rounds):
+    path = tmp_path / "tiny.part"
+    first = kvsim.calibrate("tiny", seconds=1, journal=path)
+    again = kvsim.calibrate("tiny", seconds=1, journal=path)
+    assert (first.resumed, again.resumed) == (0, first.rounds)
+    assert again.rounds > first.rounds
+    assert again.profile.samples > first.profile.samples
+    assert again.profile.digest != first.profile.digest
+    other = kvsim.calibrate("tiny", seconds=1, journal=path, type_k="f16")
+    assert other.resumed == 0
+    assert other.profile.type_k == "f16"
+
+
+def test_rounds_of_other_trials_do_not_count(tmp_path, small_rounds):
+    """As another version of the program may have left them."""
+    path = tmp_path / "tiny.part"
+    assert kvsim.calibrate("tiny", seconds=1, journal=path).resumed == 0
+    journal = Journal(path)
+    done = journal.rounds()
+    journal.begin(journal.header())
+    for each in done:
+        journal.add(each.model_copy(update={"trials": each.trials[:-1]}))
+    assert kvsim.calibrate("tiny", seconds=1, journal=path).resumed == 0
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    return kvsim.calibrate("tiny", seconds=1)
+
+
+def test_calibration_measures_this_machine(calibrated):
+    profile = calibrated.profile
+    assert all(a.base_s.value > 0 and a.per_cell_s.value > 0 for a in profile.kernels.values())
+    assert set(profile.kernels) == set(KERNELS)
+    assert profile.moves.per_run_s.value + profile.moves.per_cell_s.value > 0
+    assert 0 < profile.held_out_error_median < 1
+    assert profile.machine.processor
+    assert all(seconds > 0 for seconds in profile.yardstick_s)
+    assert set(calibrated.held_out["mixed"]) == {True, False}
+
+
+def test_what_was_held_out_is_drawn(calibrated):
+    against, errors = calibrated.plot().axes
+    dots = sum(len(collection.get_offsets()) for collection in against.collections[1:])
+    assert dots == len(calibrated.held_out) == calibrated.profile.held_out_samples
+    assert [label.get_text() for label in errors.get_yticklabels()] == sorted(KERNELS)
+
+
+def test_a_profile_that_predicts_badly_or_was_measured_on_a_busy_machine_is_refused(calibrated):
+    quiet = replace_machine(calibrated, cpu_share=0.99)
+    assert quiet.refusal(bound=1.0) is None
+    assert "over the bound of 0.1%" in quiet.refusal(bound=0.001)
+    assert "the machine is busy, the measurement got 50% of its core" in replace_machine(calibrated, 0.5).refusal(1.0)
+
+
+def replace_machine(calibration, cpu_share):
+    machine = calibration.profile.machine.model_copy(update={"cpu_share": cpu_share})
+    return replace(calibration, profile=calibration.profile.model_copy(update={"machine": machine}))
+
+
+def test_what_is_not_good_enough_is_not_saved_but_not_lost(tmp_path, small_rounds, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = command("calibrate", "--seconds", "1", "--bound", "0")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("kvsim: not saved: ")
+    assert len(refused.stderr.splitlines()) == 1
+    assert not list(tmp_path.glob("*.json"))
+    saved = command("calibrate", "--seconds", "1", "--bound", "0", "--force")
+    assert saved.returncode == 0, saved.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.calibration.png", "tiny.profile.json"]
+    if "over the bound" in refused.stderr:  # Otherwise the machine was busy, and nothing was worth keeping.
+        assert "of them measured before" in saved.stdout
+    assert json.loads((tmp_path / "tiny.profile.json").read_text())["model"] == "tiny"
+
+
+def test_a_folder_that_cannot_be_is_known_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    refused = command("calibrate", "--seconds", "3000", "--out", "file/p.json")
+    assert refused.returncode == 2
+    assert "cannot write" in refused.stderr
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_passes_of_a_server_are_noted_but_for_the_first(kernel):
+    scenario = traffic("tiny", "f32", "f32", 2, stream(1, "test"))
+    real = engine(kernel)
+    passes = []
+    forward = real.forward
+
+    def counted(batch):
+        passes.append(batch)
+        return forward(batch)
+
+    real.forward = counted
+    samples = serve(real, scenario, origin=5)
+    assert build_policy(scenario, POLICIES[kernel]).kernel == kernel
+    assert len(samples) == len(passes) - 8
+    assert [s.tokens for s in samples] == [b.n_tokens for b in passes[8:]]
+    assert {s.origin for s in samples} == {5}
+    assert all(s.mixed and s.seconds > 0 and s.kernel == kernel for s in samples)
+    assert max(s.chunks for s in samples) == USERS[2]
+
+
+def test_passes_with_copies_are_not_noted():
+    real = engine()
+    real.tokens = {0: [7] * 200}
+    watched = Watched(real, "sliced", real.groups[0], 0)
+    batch = whole_pass(1, 100, prompt=False)
+    for _ in range(10):
+        watched.step((), [batch])
+    place = batch.places[0]._replace(moves=Moves.from_runs([(200, 300, 4)]))
+    watched.step((), [batch._replace(places=(place,))])
+    assert len(watched.samples) == 2
+
+
+def test_trials_are_the_same_from_the_same_stream():
+    drawn = [draw_trials({"sliced": engine()}, 10, stream(3, "test")) for _ in range(2)]
+    tokens = [[batch.n_tokens for _, batch, _ in trials.passes] for trials in drawn]
+    assert tokens[0] == tokens[1]
+    assert len(drawn[0].all()) == 10 + len(drawn[0].moves) + len(drawn[0].shifts)
+
+
+@pytest.mark.parametrize("decodes", [1, 5])
+def test_a_random_pass_of_decodes_alone(decodes):
+    batch = random_pass("sliced", stream(3, "test"), decodes)
+    assert [chunk.n for chunk in batch.chunks] == [1] * decodes
+
+
+def test_a_decode_counts_when_it_is_warm_and_a_prompt_comes_after_a_decode():
+    told = []
+
+    def run(name, seconds):
+        told.append(name)
+        return seconds
+
+    decode = Trial(lambda: run("decode", 1.0))
+    decode.measure()
+    assert decode.seconds == [1.0, 1.0]
+    assert len(told) >= 3
+    told.clear()
+    prompt = Trial(lambda: run("prompt", 2.0), before=lambda: run("decode", 1.0))
+    prompt.measure()
+    assert (told, prompt.seconds) == (["decode", "prompt"], [2.0])
+
+
+def test_the_interval_of_a_median_narrows():
+    rng = np.random.default_rng(1)
+    few, many = (Trial(lambda: 0.0, seconds=(1 + 0.05 * rng.standard_normal(n)).tolist()) for n in (10, 1000))
+    assert 0.005 < few.half_width < 0.08
+    assert many.half_width == pytest.approx(1.96 * 1.2533 * 0.05 / 1000**0.5, rel=0.15)
+
+
+def test_the_pace_is_how_much_longer_the_same_passes_take():
+    yardstick = numpy_yardstick(TINY, "f32", "f32")
+    for i, trial in enumerate(yardstick.trials):
+        trial.seconds = [0.5 + i, 1.0 + i, 9.0 + i]
+    known = [(1.0 + i) / 1.1 for i in range(len(yardstick.trials))]
+    assert yardstick.pace(known) == pytest.approx(1.1)
+    assert not any(trial.seconds for trial in yardstick.trials)
+    with pytest.raises(UserError, match="calibrate anew"):
+        yardstick.pace(known[1:])
+
+
+def test_the_yardstick_is_not_on_the_servers_clock():
+    yardstick = numpy_yardstick(TINY, "f32", "f32")
+    real = engine()
+    real.tokens = {0: [7] * 200}
+    real.forward = lambda batch: 0.2
+    paced = Paced(real, yardstick)
+    batch = whole_pass(1, 100, prompt=False)
+    assert [paced.step((), [batch]) for _ in range(7)] == [[0.2]] * 7
+    # Before the first, and whenever half a second of work has gone by since: before the fourth and the seventh.
+    assert {len(trial.seconds) for trial in yardstick.trials[:3]} == {6}
+    assert paced.wants_views
+
+
+def test_traffic_takes_turns_and_is_the_same_from_the_same_stream():
+    users = [traffic("tiny", "f32", "f32", turn, stream(1, "test")).workload.users for turn in range(9)]
+    assert users == [*USERS, USERS[0]]
+    one, two = (traffic("tiny", "q8_0", "f16", 3, stream(1, "test")) for _ in range(2))
+    assert one == two == load(one)
+    assert (one.cache.type_k, one.cache.type_v) == ("q8_0", "f16")

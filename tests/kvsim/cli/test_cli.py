@@ -1,0 +1,471 @@
+"""The command line as a user meets it: the installed program, its streams and its exit codes.
+
+Where only the answer matters, a command runs in this process, which is quicker.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+from kvsim import load_profile
+from kvsim.__main__ import main
+from kvsim.scenario import rate_scaling as load
+from kvsim.scenario.scenario import builtin_names
+from tests.worlds import command
+
+PROGRAM = Path(sys.executable).parent / "kvsim"
+BOTH = ("--policy", "contiguous", "--policy", "paged")
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+SUMMARY_KEYS = {"scenario", "policy", "seed", "requests", "completed", "failed", "throughput_tokens_per_s", *LATENCIES}
+SUMMARY_KEYS |= {"cache", "profile", "wall_s", "preemptions", "recomputed_tokens", "prefix", "host"}
+CACHE_KEYS = {"utilization_mean", "external_fragmentation_mean", "internal_fragmentation_mean", "failed_allocations"}
+CACHE_KEYS |= {"batch_splits", "moved_bytes", "moved_cells"}
+
+
+@pytest.fixture
+def kvsim(tmp_path):
+    """Runs the program in an empty folder, with no terminal."""
+    quiet = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
+
+    def run(*arguments):
+        return subprocess.run([PROGRAM, *arguments], cwd=tmp_path, env=quiet, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture
+def within(tmp_path, monkeypatch):
+    """The same within this process."""
+    monkeypatch.chdir(tmp_path)
+    return command
+
+
+def succeeded(finished):
+    """What a command printed that went well: and that it had nothing to complain of."""
+    assert (finished.returncode, finished.stderr) == (0, "")
+    return finished.stdout
+
+
+def complaint(finished):
+    """The one line that answers a mistake."""
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("kvsim: ")
+    return line.removeprefix("kvsim: ")
+
+
+def check_summary(summary):
+    assert summary.keys() >= SUMMARY_KEYS
+    assert summary["cache"].keys() >= CACHE_KEYS
+    assert all(list(summary[latency]) == ["mean", "p50", "p95", "p99"] for latency in LATENCIES)
+    assert summary["completed"] + summary["failed"] == summary["requests"]
+    assert list(summary["prefix"]) == ["tokens", "found", "hit_rate"]
+    assert list(summary["host"]) == ["bytes_out", "bytes_in", "bytes_prefetched", "prefetch_wait_s"]
+
+
+def test_run_prints_the_same_object_every_time(kvsim):
+    command = ("run", "chat", "--policy", "paged", "--seed", "1", "--requests", "40", "--json")
+    one, two = (json.loads(succeeded(kvsim(*command))) for _ in range(2))
+    check_summary(one)
+    assert [one[key] for key in ("scenario", "policy", "seed", "requests")] == ["chat", "paged", 1, 40]
+    assert one.pop("wall_s") > 0
+    two.pop("wall_s")
+    assert one == two
+
+
+def test_run_prints_what_a_reader_asks_first(kvsim):
+    printed = succeeded(kvsim("run", "chat", "--policy", "paged", "--seed", "7", "--requests", "40"))
+    printed = " ".join(printed.split())
+    assert "chat under paged, seed 7" in printed
+    assert "40 of 40 requests completed, 0 failed" in printed
+    for word in ("TTFT", "TPOT", "P99", "external fragmentation", "profile default"):
+        assert word in printed
+
+
+def test_compare_as_one_object(kvsim, tmp_path):
+    compared = json.loads(succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--json")))
+    assert [summary["policy"] for summary in compared["policies"]] == ["contiguous", "paged"]
+    for summary in compared["policies"]:
+        check_summary(summary)
+    assert (compared["scenario"], compared["seed"], compared["profile"]) == ("chat", 1, "default")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
+    printed = succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--out", "kept"))
+    folder = tmp_path / "kept" / "chat"
+    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    compared = json.loads((folder / "comparison.json").read_text())
+    table = pd.read_csv(folder / "comparison.csv", index_col="policy")
+    for summary in compared["policies"]:
+        check_summary(summary)
+        assert table.loc[summary["policy"], "ttft_p95_s"] == pytest.approx(summary["ttft_s"]["p95"])
+        assert len(pd.read_csv(folder / f"requests-{summary['policy']}.csv")) == 40
+    assert load(folder / "scenario.toml").workload.requests == 40
+    assert f"{len(list(folder.iterdir())) - 2} more files in kept/chat/" in printed
+    for name in ("cells.png", "cells-paged.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+MISTAKES = {
+    "misspelt key": (("run", "misspelt.toml"), "misspelt.toml: workload.raet: unknown key; did you mean 'rate'?"),
+    "negative rate": (("compare", "negative.toml"), "negative.toml: workload.rate: "),
+    "trace with a NaN": (("run", "nan.toml"), "nan.csv: row 2: ContextTokens 'NaN' "),
+    "missing trace": (("run", "lost.toml"), "lost.csv: no such file"),
+    "missing file": (("run", "none.toml"), "none.toml: no such file, and not a built-in scenario"),
+    "missing file, shown": (("scenario", "show", "none.toml"), "none.toml: no such file"),
+    "unknown policy": (("compare", "--policy", "paged", "--policy", "magic"), "no policy called 'magic'; there are "),
+    "unknown profile": (("run", "--profile", "magic"), "magic: no profile file there, and none shipped of that name"),
+    "unknown model": (("calibrate", "--model", "gpt"), "no model called 'gpt'; there are tiny, small"),
+    "no JSON": (("run", "--profile", "nan.csv"), "nan.csv: not a machine profile: file: invalid json"),
+    "out is a file": (("compare", "--requests", "5", "--out", "nan.csv"), "nan.csv/chat: cannot write results: "),
+    "name that leads out of the folder": (("compare", "outside.toml", *BOTH, "--out", "kept"), "outside.toml: name: "),
+    "profile of nobody": (("run", "--profile", "~no-such-user/p.json"), "~no-such-user/p.json: no profile file there"),
+    "half a profile": (
+        ("run", "--profile", "half.json"),
+        "half.json: not a machine profile: matmul_slopes_s: field required",
+    ),
+}
+GIVEN_FILES = {
+    "misspelt.toml": "[workload]\nraet = 8.0\n",
+    "negative.toml": "[workload]\nrate = -8.0\n",
+    "nan.toml": '[workload]\nkind = "azure"\npath = "nan.csv"\n',
+    "lost.toml": '[workload]\nkind = "azure"\npath = "lost.csv"\n',
+    "outside.toml": 'name = "../outside"\n[workload]\nrequests = 5\n',
+    "nan.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,4\n2023-11-16 18:15:47,NaN,4\n",
+    "half.json": '{"format": 1}',
+}
+
+
+def give(folder, files):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(("command", "answer"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_answered_in_one_line(within, tmp_path, command, answer):
+    give(tmp_path, GIVEN_FILES)
+    assert answer in complaint(within(*command))
+
+
+def test_the_installed_program_answers_a_mistake_in_the_same_way(kvsim, tmp_path):
+    give(tmp_path, GIVEN_FILES)
+    command, answer = MISTAKES["misspelt key"]
+    assert answer in complaint(kvsim(*command))
+
+
+@pytest.mark.parametrize("change", [{"matmul_knots": []}, {"matmul_knots": [1]}, {"matmul_slopes_s": []}], ids=str)
+def test_a_profile_that_does_not_fit_together_is_refused(within, tmp_path, change):
+    broken = load_profile("default").model_dump(mode="json") | change
+    (tmp_path / "broken.json").write_text(json.dumps(broken))
+    assert "broken.json: not a machine profile: matmul" in complaint(within("run", "--profile", "broken.json"))
+
+
+# Schedulers, prefixes and the host tier
+
+
+SERVER_MISTAKES = {
+    "nowhere to swap to": (
+        'scheduler = "vllm"\npreemption = "swap"',
+        "scenario: server.preemption: there is nowhere to swap to; give cache.host_cells",
+    ),
+    "llama-server does not swap": (
+        'preemption = "swap"\n[cache]\nhost_cells = 64',
+        "scenario: server.preemption: only the scheduler vllm swaps, not llama-server",
+    ),
+    "static does not swap": (
+        'scheduler = "static"\npreemption = "swap"\n[cache]\nhost_cells = 64',
+        "scenario: server.preemption: only the scheduler vllm swaps, not static",
+    ),
+    "nothing to prefetch": (
+        'prefetch = "on-resume"',
+        "scenario: server.prefetch: there is nothing to bring back from; give cache.host_cells",
+    ),
+    "unknown scheduler": ('scheduler = "orca"', "server.scheduler: input should be 'llama-server', 'vllm' or 'static'"),
+    "unknown order": ('order = "fair"', "server.order: input should be 'fcfs' or 'priority', got 'fair'"),
+    "unknown preemption": ('preemption = "kill"', "server.preemption: input should be 'recompute' or 'swap'"),
+    "unknown prefetch": ('prefetch = "all"', "server.prefetch: input should be 'none', 'on-resume' or 'predictive'"),
+    "misspelt": ("long_prefil_threshold = 3", "did you mean 'long_prefill_threshold'?"),
+    "a similarity beyond all": ("slot_similarity = 1.5", "server.slot_similarity: input should be less than or equal"),
+    "all kept free": ("[cache]\nwatermark = 1.0", "cache.watermark: input should be less than 1, got 1.0"),
+    "unknown eviction": ('[cache]\neviction = "mru"', "cache.eviction: input should be 'lru', 'fifo', 'lfu', "),
+    "unknown order of free blocks": ('[cache]\nfree_order = "0.1"', "cache.free_order: input should be '0.33.0' or "),
+    "less than nothing in the host": ("[cache]\nhost_cells = -1", "cache.host_cells: input should be greater than or"),
+    "no room for a block": ('[cache]\npolicy = "paged"\ncells = 24', "24 cells make 1 blocks of 16, and block 0 is "),
+}
+
+
+@pytest.mark.parametrize(("keys", "answer"), SERVER_MISTAKES.values(), ids=SERVER_MISTAKES)
+def test_a_server_that_cannot_be_is_refused_in_one_line(within, tmp_path, keys, answer):
+    (tmp_path / "odd.toml").write_text(f"[server]\n{keys}\n")
+    said = complaint(within("run", "odd.toml"))
+    assert said.startswith("odd.toml: ") or said.startswith("odd: cache: ")
+    assert answer in said
+
+
+TIGHT = """
+name = "tight"
+[workload]
+kind = "sessions"
+sessions = 8
+rate = 100.0
+think_s = 0.2
+max_context = 480
+user_tokens = {kind = "fixed", value = 20}
+output_tokens = {kind = "fixed", value = 40}
+[server]
+scheduler = "vllm"
+slots = 4
+preemption = "swap"
+prefetch = "on-resume"
+reserve_full = false
+[cache]
+policy = "paged"
+cells = 640
+host_cells = 8192
+"""
+
+
+def test_run_tells_of_prefixes_preemptions_and_the_host_tier(within, tmp_path):
+    (tmp_path / "tight.toml").write_text(TIGHT)
+    told = json.loads(succeeded(within("run", "tight.toml", "--json")))
+    check_summary(told)
+    prefix, host = told["prefix"], told["host"]
+    assert 0 < prefix["found"] < prefix["tokens"]
+    assert prefix["hit_rate"] == prefix["found"] / prefix["tokens"]
+    assert told["preemptions"] > 0
+    assert 0 < host["bytes_prefetched"] < host["bytes_in"]
+    assert host["bytes_out"] > 0
+    printed = " ".join(succeeded(within("run", "tight.toml")).split())
+    share = f"prefixes: {prefix['hit_rate']:.1%} of the tokens were in the cache already"
+    again = f"{told['preemptions']} preemptions, {told['recomputed_tokens']} tokens computed once more"
+    assert f"{share}; {again}" in printed
+    assert f"host tier: {host['bytes_out'] / 1e6:.3g} MB out, {host['bytes_in'] / 1e6:.3g} MB back, " in printed
+    assert "of them ahead of their use; steps waited " in printed
+
+
+def test_run_does_not_tell_of_what_was_not_there(within):
+    printed = succeeded(within("run", "chat", "--requests", "5", "--policy", "paged"))
+    assert "prefixes:" not in printed
+    assert "host tier:" not in printed
+
+
+STUCK = """
+[workload]
+kind = "batch"
+requests = 3
+prompt_tokens = {kind = "fixed", value = 10}
+output_tokens = {kind = "fixed", value = 12}
+[server]
+scheduler = "vllm"
+[cache]
+cells = 24
+"""
+NO_PROGRESS = "growing: no progress after 0.0"
+
+
+def test_a_run_that_makes_no_progress_says_why(within, tmp_path):
+    (tmp_path / "stuck.toml").write_text(STUCK)
+    said = complaint(within("run", "stuck.toml", "--policy", "growing"))
+    assert said.startswith(NO_PROGRESS)
+    assert "8 of 24 cells are free; request 0 (10 prompt tokens, 7 generated) waits for 17, request 1 " in said
+
+
+def test_compare_leaves_out_who_makes_no_progress_and_says_so(within, tmp_path):
+    (tmp_path / "stuck.toml").write_text(STUCK)
+    three = ("--policy", "contiguous", "--policy", "growing", "--policy", "paged")
+    block = "block_size = 4\n"
+    (tmp_path / "stuck.toml").write_text(STUCK + block)
+    finished = within("compare", "stuck.toml", *three, "--json")
+    assert finished.returncode == 0
+    compared = json.loads(finished.stdout)
+    assert [summary["policy"] for summary in compared["policies"]] == ["contiguous", "paged"]
+    for summary in compared["policies"]:
+        check_summary(summary)
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith(f"warning: left out {NO_PROGRESS}")
+
+
+def test_compare_ends_where_nobody_makes_progress(within, tmp_path):
+    (tmp_path / "stuck.toml").write_text(STUCK)
+    said = complaint(within("compare", "stuck.toml", "--policy", "growing", "--json"))
+    assert said.startswith(f"left out {NO_PROGRESS}")
+
+
+def test_compare_shows_prefix_hits_and_preemptions(within, tmp_path):
+    (tmp_path / "tight.toml").write_text(TIGHT.replace('"swap"', '"recompute"'))
+    printed = succeeded(within("compare", "tight.toml", "--policy", "paged", "--policy", "chunked", "--out", "kept"))
+    table = pd.read_csv(tmp_path / "kept" / "tight" / "comparison.csv", index_col="policy")
+    assert table.loc["paged", "prefix_hit_rate"] > 0.3
+    assert table.loc["chunked", "prefix_hit_rate"] == 0
+    assert (table["preemptions"] > 0).all()
+    assert f"{table.loc['paged', 'prefix_hit_rate']:.1%}" in printed
+    assert "preemp-" in printed
+
+
+# kvsim prefix-cache
+
+
+def mooncake_rows(*prompts):
+    """A trace of prompts, each told by the ids of its blocks."""
+    keys = ({"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids} for ids in prompts)
+    return "".join(json.dumps(row) + "\n" for row in keys)
+
+
+TRACE = mooncake_rows([1, 2], [1, 3, 4], [1, 2])
+
+
+def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
+    (tmp_path / "some.prompts.jsonl").write_text(TRACE)
+    printed = succeeded(within("prefix-cache", "some.prompts.jsonl", "--blocks", "4,2", "-e", "belady", "-e", "lru"))
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert lines[:3] == [
+        "blocks tokens belady lru lru of belady",
+        "2 1,024 28.6% 28.6% 100%",
+        "4 2,048 42.9% 42.9% 100%",
+    ]
+    assert "3 requests ask for 7 blocks of 512 tokens, 4 of them different; infinite cache 42.9%" in lines
+    assert lines[-1] == "Saved prefix-cache.csv and prefix-cache.png in results/some/"
+    table = pd.read_csv(tmp_path / "results" / "some" / "prefix-cache.csv")
+    assert table["hits"].tolist() == [2, 3, 2, 3]
+    assert (tmp_path / "results" / "some" / "prefix-cache.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_study_as_one_object(kvsim, tmp_path):
+    """By the installed program, which may use other processes."""
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    told = json.loads(succeeded(kvsim("prefix-cache", "trace.jsonl", "--requests", "2", "--json")))
+    assert told.pop("lookups_per_s") > 0
+    runs = [(run["eviction"], run["blocks"], run["hits"]) for run in told.pop("runs")]
+    assert runs == [(name, n, 1) for name in ("lru", "fifo", "lfu", "sieve", "belady") for n in (3, 4)]
+    assert told == {
+        "scenario": "trace",
+        "block_size": 512,
+        "requests": 2,
+        "references": 5,
+        "distinct": 4,
+        "infinite_hit_rate": pytest.approx(0.2),
+        "knee_blocks": {},
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
+
+
+def test_a_scenario_can_be_studied(within, tmp_path):
+    (tmp_path / "tight.toml").write_text(TIGHT)
+    told = json.loads(succeeded(within("prefix-cache", "tight.toml", "--json", "-e", "lru", "--block-size", "4")))
+    assert (told["scenario"], told["block_size"]) == ("tight", 4)
+    rates = [run["hit_rate"] for run in told["runs"]]
+    assert rates[-1] == pytest.approx(told["infinite_hit_rate"])
+    assert 0.5 < rates[-1] < 1
+    assert {run["of_best"] for run in told["runs"]} == {None}
+
+
+BLOCKS = "whole numbers from 1 to 2**28 with commas between them are accepted"
+STUDY_MISTAKES = {
+    **{
+        f"blocks {text!r}": (("--blocks", text), f"--blocks: {text!r}: {BLOCKS}")
+        for text in ("", "0", "-1", "many", "1,,2", "1.5", "1;2", "268435457")
+    },
+    "unknown eviction": (("-e", "lru", "-e", "mru"), "--eviction: there is no 'mru'; there are lru, fifo, lfu, sieve"),
+    "no requests": (("--requests", "0"), "trace: workload.limit: input should be greater than 0, got 0"),
+}
+
+
+@pytest.mark.parametrize(("options", "answer"), STUDY_MISTAKES.values(), ids=STUDY_MISTAKES)
+def test_a_study_of_mistakes_writes_nothing(within, tmp_path, options, answer):
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    assert complaint(within("prefix-cache", "trace.jsonl", *options)).startswith(answer)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
+
+
+TRACE_MISTAKES = {
+    "malformed": ("odd.jsonl", "odd.jsonl: row 1: not JSON"),
+    "missing": ("lost.jsonl", "lost.jsonl: no such file"),
+    "not a trace": ("lost.toml", "lost.toml: no such file, and not a built-in scenario"),
+    "no full block": ("short.toml", "short: no prompt fills a block of 16 tokens; try a smaller block size"),
+}
+
+
+def complain_of_a_trace(within, tmp_path, name):
+    (tmp_path / "odd.jsonl").write_text("odd\n")
+    (tmp_path / "short.toml").write_text('[workload]\nprompt_tokens = {kind = "fixed", value = 15}\n')
+    return complaint(within("prefix-cache", name))
+
+
+@pytest.mark.parametrize(("name", "answer"), TRACE_MISTAKES.values(), ids=TRACE_MISTAKES)
+def test_what_cannot_be_studied_is_answered_in_one_line(within, tmp_path, name, answer):
+    assert complain_of_a_trace(within, tmp_path, name).startswith(answer)
+
+
+@pytest.mark.parametrize("name", ["odd.jsonl", "lost.jsonl", "short.toml"])
+def test_what_cannot_be_studied_leaves_no_folder(within, tmp_path, name):
+    complain_of_a_trace(within, tmp_path, name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.jsonl", "short.toml"]
+
+
+def test_what_cannot_be_compared_leaves_no_folder(within, tmp_path):
+    give(tmp_path, GIVEN_FILES)
+    assert "lost.csv: no such file" in complaint(within("compare", "lost.toml", *BOTH))
+    assert {path.name for path in tmp_path.iterdir()} == set(GIVEN_FILES)
+
+
+def test_a_trace_may_have_a_name_that_no_folder_can_have(within, tmp_path):
+    (tmp_path / "+odd.jsonl").write_text(TRACE)
+    assert json.loads(succeeded(within("prefix-cache", "+odd.jsonl", "--json")))["requests"] == 3
+
+
+def test_a_scenario_that_is_shown_loads_again(within, tmp_path):
+    shown = succeeded(within("scenario", "show", "chat"))
+    (tmp_path / "shown.toml").write_text(shown)
+    assert load(tmp_path / "shown.toml").to_toml() == shown == load("chat").to_toml()
+
+
+def test_scenarios_and_policies_are_listed(within):
+    assert succeeded(within("scenario", "list")).split() == builtin_names()
+    described = json.loads(succeeded(within("policies", "--json")))
+    assert described.keys() >= {"contiguous", "paged"}
+    assert all(line and "\n" not in line for line in described.values())
+
+
+def test_a_reader_who_leaves_early_sees_no_traceback():
+    program = subprocess.Popen([PROGRAM, "policies"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program.stdout.close()
+    assert program.stderr.read() == ""
+    program.stderr.close()
+    program.wait()
+
+
+def test_a_calibrated_profile_predicts(kvsim, tmp_path):
+    # Tests share the machine with each other, so a busy one is no obstacle here.
+    measured = json.loads(succeeded(kvsim("calibrate", "--seconds", "1", "--force", "--out", "mine.json", "--json")))
+    assert measured == json.loads((tmp_path / "mine.json").read_text())
+    assert load_profile("mine.json", tmp_path).samples == measured["samples"]
+    predicted = json.loads(succeeded(kvsim("run", "chat", "--requests", "10", "--profile", "mine.json", "--json")))
+    assert predicted["profile"] == measured["name"] == "mine"
+    check_summary(predicted)
+
+
+@pytest.mark.parametrize("where", ["importing", "running"])
+def test_an_interrupt_ends_with_130_whenever_it_comes(where, monkeypatch):
+    reached = []
+
+    def interrupt(name="called"):
+        if name.startswith("__"):  # The import system's own questions.
+            raise AttributeError(name)
+        reached.append(name)
+        raise KeyboardInterrupt
+
+    module = ModuleType("kvsim.cli.app")
+    setattr(module, "__getattr__" if where == "importing" else "main", interrupt)
+    monkeypatch.setitem(sys.modules, "kvsim.cli.app", module)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert reached == ["main" if where == "importing" else "called"]

@@ -1,0 +1,251 @@
+"""Intervals on streams of which the truth is known: how often they hold it, and when they must be refused."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from kvsim.experiments.estimates import (
+    best_of,
+    corrected,
+    mean_by_batches,
+    mser5,
+    over_replications,
+    paired,
+    quantile_by_batches,
+    quantile_by_order,
+    ratio,
+    stop,
+)
+
+RUNS = 400
+SURE = 0.95 - 3 * math.sqrt(0.95 * 0.05 / RUNS)
+"""Coverage below which chance is no excuse: three standard errors under the level."""
+
+
+def ar1(rng, n, phi, mean=0.0, runs=RUNS):
+    """Stationary first-order autoregressions of unit variance, shape (runs, n)."""
+    x = np.empty((runs, n))
+    x[:, 0] = rng.standard_normal(runs)
+    noise = rng.standard_normal((runs, n)) * math.sqrt(1 - phi**2)
+    for i in range(1, n):
+        x[:, i] = phi * x[:, i - 1] + noise[:, i]
+    return x + mean
+
+
+def mm1_sojourns(rng, n, rho, runs=RUNS):
+    """Times in an M/M/1 queue with service rate 1, from empty, by Lindley's recursion; shape (runs, n)."""
+    service, gaps = rng.exponential(1, (runs, n)), rng.exponential(1 / rho, (runs, n))
+    waits = np.zeros((runs, n))
+    for i in range(1, n):
+        waits[:, i] = np.maximum(waits[:, i - 1] + service[:, i - 1] - gaps[:, i], 0)
+    return waits + service
+
+
+def coverage(intervals, truth):
+    return np.mean([each.low <= truth <= each.high for each in intervals])
+
+
+def test_a_t_interval_by_hand():
+    found = over_replications([1.0, 2.0, 3.0])
+    assert (found.value, found.n, found.level) == (2.0, 3, 0.95)
+    assert found.half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
+    assert found.relative == pytest.approx(found.half_width / 2)
+    assert found.excludes(0) == (found.low > 0)
+
+
+def test_of_one_value_nothing_is_known():
+    found = over_replications([3.0])
+    assert (found.value, found.low, found.high) == (3.0, -math.inf, math.inf)
+    assert found.relative == math.inf
+
+
+def test_what_never_varies_is_exact():
+    found = over_replications([0.1] * 3)
+    assert (found.low, found.high, found.relative) == (found.value, found.value, 0.0)
+
+
+def test_t_intervals_hold_the_truth():
+    rows = np.random.default_rng(1).exponential(1, (RUNS, 40)).mean(axis=1).reshape(-1, 8)
+    assert coverage(map(over_replications, rows), 1.0) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(rows))
+
+
+def test_batch_means_hold_the_truth_of_a_correlated_stream():
+    rows = ar1(np.random.default_rng(2), 4000, 0.8, mean=5.0)
+    found = [mean_by_batches(row) for row in rows]
+    assert coverage([each.interval for each in found], 5.0) >= SURE - 0.02
+    assert np.mean([each.enough for each in found]) > 0.9
+    # As if the values were independent: the control that must fail.
+    assert coverage([over_replications(row) for row in rows], 5.0) < 0.6
+
+
+def test_batch_means_of_a_queue():
+    rows = mm1_sojourns(np.random.default_rng(3), 12_000, 0.5)[:, 500:]
+    assert coverage([mean_by_batches(row).interval for row in rows], 2.0) >= SURE - 0.02
+
+
+def test_batch_means_own_up_to_a_stream_that_is_too_short():
+    found = [mean_by_batches(row) for row in ar1(np.random.default_rng(4), 200, 0.995)]
+    assert np.mean([each.enough for each in found]) < 0.5
+    refused = next(each for each in found if not each.enough)
+    assert refused.verdict().startswith("too short: the means of 8 batches of 25 values are still correlated (0.")
+
+
+def test_batched_quantiles_hold_the_truth_of_a_queue():
+    """The time in an M/M/1 queue is exponential with rate 1 - rho."""
+    rows = mm1_sojourns(np.random.default_rng(5), 16_000, 0.5)[:, 500:]
+    truth = -math.log(0.05) / 0.5
+    assert coverage([quantile_by_batches(row, 0.95) for row in rows], truth) >= SURE - 0.03
+
+
+def test_quantiles_over_replications_hold_the_truth_of_a_queue():
+    rows = mm1_sojourns(np.random.default_rng(6), 6_000, 0.5, runs=1000)[:, 500:]
+    truth = -math.log(0.05) / 0.5
+    groups = np.quantile(rows, 0.95, axis=1).reshape(-1, 10)
+    assert coverage(map(over_replications, groups), truth) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 100) - 0.02
+
+
+@pytest.mark.parametrize("q", [0.5, 0.9])
+def test_order_statistics_hold_the_truth_of_any_law(q):
+    rows = np.random.default_rng(7).lognormal(size=(RUNS, 200))
+    truth = float(stats.lognorm.ppf(q, 1.0))
+    assert coverage([quantile_by_order(row, q) for row in rows], truth) >= SURE
+
+
+def test_order_statistics_of_too_few_values_end_nowhere():
+    found = quantile_by_order(np.arange(20.0), 0.99)
+    assert (found.high, found.low) == (math.inf, 18.0)
+
+
+def test_mser_finds_a_transient():
+    rng = np.random.default_rng(8)
+    cuts = []
+    for _ in range(100):
+        x = rng.standard_normal(2000)
+        x[:300] += np.linspace(12, 0, 300)
+        cuts.append(mser5(x))
+    assert all(each.enough for each in cuts)
+    assert 200 <= np.median([each.drop for each in cuts]) <= 400
+
+
+def test_mser_cuts_little_where_there_is_no_transient():
+    cuts = [mser5(row).drop for row in np.random.default_rng(9).standard_normal((100, 1000))]
+    assert np.median(cuts) <= 50
+
+
+def test_mser_removes_the_bias_of_a_queue_that_starts_full():
+    rng = np.random.default_rng(10)
+    x = mm1_sojourns(rng, 4000, 0.5, runs=50)
+    x[:, :400] += np.linspace(60, 0, 400)
+    cut = np.mean([row[mser5(row).drop :].mean() for row in x])
+    assert abs(cut - 2.0) < 0.15 < x.mean() - 2.0
+
+
+def test_mser_says_when_it_is_too_short():
+    drift = mser5(np.arange(500.0))
+    assert not drift.enough
+    assert drift.drop <= 250
+    assert drift.verdict() == "too short: 500 values do not settle within their first half"
+    assert mser5(np.ones(20)) == (0, False, 20)
+    assert mser5(np.ones(200)) == (0, True, 200)
+
+
+def test_pairs_that_share_their_luck_tell_more():
+    rng = np.random.default_rng(11)
+    found, narrower = [], []
+    for _ in range(RUNS):
+        luck = rng.normal(10, 3, 10)
+        a, b = luck + rng.normal(0, 0.1, 10), luck + 0.5 + rng.normal(0, 0.1, 10)
+        found.append(paired(b, a))
+        apart = stats.ttest_ind(b, a).confidence_interval()
+        narrower.append((apart.high - apart.low) / 2 > 5 * found[-1].half_width)
+    assert coverage(found, 0.5) >= SURE
+    assert all(each.excludes(0) for each in found)
+    assert all(narrower)
+
+
+def test_fiellers_ratio_holds_the_truth():
+    rng = np.random.default_rng(12)
+    found = []
+    for _ in range(RUNS):
+        luck = rng.gamma(4, 1, 8)
+        found.append(ratio(1.2 * luck + rng.normal(0, 0.3, 8), luck))
+    assert coverage(found, 1.2) >= SURE
+    assert all(each.low <= each.value <= each.high for each in found)
+
+
+def test_a_ratio_to_what_may_be_nothing_could_be_anything():
+    assert ratio([1.0, 1.1, 0.9], [1.0, -1.2, 0.9]).high == math.inf
+    with pytest.raises(ValueError, match="mean below is 0"):
+        ratio([1.0, 2.0], [1.0, -1.0])
+    same = ratio([1.0, 2.0, 4.0], [1.0, 2.0, 4.0])
+    assert (same.low, same.high) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_the_best_is_rarely_one_that_is_not():
+    """Of six that are alike but for one slightly better, another is called best at most one time in twenty."""
+    rng = np.random.default_rng(13)
+    wrong = right = 0
+    for _ in range(RUNS):
+        x = rng.standard_normal((6, 6))
+        x[0] -= 0.01
+        found = best_of(x)
+        wrong += found.lowest != 0 and not found.ties
+        x[0] -= 10
+        right += best_of(x).lowest == 0 and not best_of(x).ties
+    assert wrong / RUNS <= 0.05
+    assert right == RUNS
+
+
+def test_the_best_of_one_has_no_rivals():
+    found = best_of([[1.0, 2.0]])
+    assert (found.lowest, found.ties, found.differences[0].value) == (0, (), 0.0)
+
+
+def test_more_comparisons_need_wider_intervals():
+    assert corrected(0.95, 1) == pytest.approx(0.95)
+    assert corrected(0.95, 5) == pytest.approx(0.99)
+
+
+def test_replications_end_when_they_are_precise():
+    assert not stop([1.0, 1.0], 0.02).done
+    assert stop([1.0, 1.0], 0.02).why == "2 of at least 5 replications"
+    assert stop([1.0] * 5, 0.02) == (True, True, "95% interval within 0.00% after 5 replications")
+    rough = [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert not stop(rough, 0.02).done
+    assert stop(rough, 0.02, most=5)[:2] == (True, False)
+    assert stop(rough, 0.02, most=5).why.startswith("not precise: 95% interval within ")
+
+
+def test_the_stopping_rule_keeps_its_promise():
+    """Stopped at 5 %, the estimate is within 5 % of the truth in most runs, and earlier with less noise."""
+    rng = np.random.default_rng(14)
+    errors, counts = [], []
+    for _ in range(200):
+        x = list(rng.normal(10, 1, 5))
+        while not stop(x, 0.05, most=200).done:
+            x.append(rng.normal(10, 1))
+        errors.append(abs(np.mean(x) / 10 - 1))
+        counts.append(len(x))
+    assert np.mean(np.array(errors) <= 0.05) > 0.88
+    assert np.mean(counts) > 8
+
+
+@pytest.mark.parametrize("values", [[], [[1.0]], [math.nan], [1.0, math.inf]], ids=str)
+def test_no_estimate_of_what_is_no_stream(values):
+    with pytest.raises(ValueError, match="values"):
+        over_replications(values)
+
+
+def test_what_cannot_be_asked():
+    for wrong in (
+        lambda: quantile_by_batches(np.ones(100), 0.99),
+        lambda: quantile_by_batches(np.ones(100), 1.0),
+        lambda: mean_by_batches(np.ones(10)),
+        lambda: paired([1.0], [1.0, 2.0]),
+        lambda: best_of([]),
+        lambda: over_replications([1.0, 2.0], level=1.0),
+    ):
+        with pytest.raises(ValueError, match=r"needed|between|paired"):
+            wrong()

@@ -1,0 +1,358 @@
+"""Hit rates of prefix caches: against a cache modelled block by block, at their limits, and on a real trace."""
+
+import json
+import random
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, pairwise
+
+import joblib
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsim.errors import UserError
+from kvsim.experiments.prefix_cache import PrefixStudy, prefix_cache
+from kvsim.scenario.scenario import load, mooncake
+from policies import EVICTIONS
+from tests.traces import SHARED, needs_shared
+from workloads import WorkloadError
+
+CONVERSATION = SHARED / "mooncake_conversation" / "conversation_trace.jsonl.gz"
+
+
+def write(path, prompts, last=512):
+    """A Mooncake trace of prompts, each told by the ids of its blocks; their last blocks have ``last`` tokens."""
+    rows = [
+        {"timestamp": 0, "input_length": 512 * (len(ids) - 1) + last, "output_length": 1, "hash_ids": list(ids)}
+        for ids in prompts
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("prompts")
+
+
+def study(folder, prompts, evictions=None, blocks=None, **options):
+    """In this process: small studies are not worth others."""
+    path = write(folder / "trace.jsonl", prompts)
+    with joblib.parallel_config("sequential"):
+        return prefix_cache(mooncake(str(path)), evictions, blocks, **options)
+
+
+def hits_of(found):
+    return {(row.eviction, row.blocks): row.hits for row in found.table.itertuples()}
+
+
+# A cache block by block
+
+
+@dataclass(eq=False)
+class Block:
+    id: int
+    born: int
+    uses: int = 1
+    spared: bool = False
+    rank: tuple = ()
+    """Where it stands among the free ones; the smallest goes first."""
+
+
+def model(prompts, eviction, n):
+    """Hits of all prompts in a cache of ``n`` blocks, where all are looked at whenever one is sought."""
+    clock = hits = 0
+    blocks = []
+    hand = None
+    for now, ids in enumerate(prompts):
+        held = []
+        for i in ids[:n]:
+            found = next((block for block in blocks if block.id == i), None)
+            if found is None:
+                break
+            found.uses += 1
+            found.spared = True
+            held.append(found)
+        hits += len(held)
+        fresh = len(ids[:n]) - len(held)
+        while len(blocks) + fresh > n:
+            if eviction == "sieve":
+                at = 0 if hand is None else blocks.index(hand)
+                while blocks[at] in held or blocks[at].spared:
+                    if blocks[at] not in held:
+                        blocks[at].spared = False
+                    at = (at + 1) % len(blocks)
+                victim = blocks[at]
+                hand = blocks[at + 1] if at + 1 < len(blocks) else None
+            else:
+                victim = min((block for block in blocks if block not in held), key=lambda block: block.rank)
+            blocks.remove(victim)
+        for i in ids[len(held) : n]:
+            clock += 1
+            held.append(Block(i, clock))
+            blocks.append(held[-1])
+        for block in reversed(held):
+            clock += 1
+            uses = [later for later in range(now + 1, len(prompts)) if block.id in prompts[later]]
+            worth = {"fifo": block.born, "lfu": block.uses, "belady": -min(uses, default=10**9)}
+            block.rank = (worth.get(eviction, 0), clock)
+    return hits
+
+
+def best(prompts, n):
+    """The most hits that any order of eviction could have: all of them are tried."""
+
+    @cache
+    def after(now, kept):
+        if now == len(prompts):
+            return 0
+        ids = prompts[now][:n]
+        found = next((k for k, i in enumerate(ids) if i not in kept), len(ids))
+        others = kept - set(ids)
+        room = n - len(ids)
+        choices = {frozenset(ids) | others} if len(others) <= room else set()
+        if not choices:
+            choices = {frozenset(ids) | frozenset(some) for some in combinations(sorted(others), room)}
+        return found + max(after(now + 1, choice) for choice in choices)
+
+    return after(0, frozenset())
+
+
+@st.composite
+def talks(draw, most=12):
+    """Prompts that begin like an earlier one, to some length, and go on with something new."""
+    prompts = []
+    new = 0
+    for _ in range(draw(st.integers(1, most))):
+        begun = draw(st.sampled_from(prompts)) if prompts and draw(st.integers(0, 3)) else ()
+        begun = begun[: draw(st.integers(0, len(begun)))]
+        more = draw(st.integers(0 if begun else 1, 3))
+        prompts.append((*begun, *range(new, new + more)))
+        new += more
+    return tuple(prompts)
+
+
+@settings(max_examples=80, deadline=None)
+@given(prompts=talks(), n=st.integers(1, 9))
+def test_hits_are_those_of_a_cache_modelled_block_by_block(folder, prompts, n):
+    found = study(folder, prompts, blocks=[n])
+    assert hits_of(found) == {(eviction, n): model(prompts, eviction, n) for eviction in EVICTIONS}
+    assert found.references == sum(map(len, prompts))
+    assert found.distinct == len(set().union(*prompts))
+
+
+@settings(max_examples=80, deadline=None)
+@given(prompts=talks(8), n=st.integers(1, 6))
+def test_nothing_is_better_than_belady(folder, prompts, n):
+    found = hits_of(study(folder, prompts, blocks=[n]))
+    assert found["belady", n] == best(prompts, n)
+    assert max(found.values()) == found["belady", n]
+
+
+@settings(max_examples=40, deadline=None)
+@given(prompts=talks(20))
+def test_a_cache_of_all_blocks_forgets_nothing(folder, prompts):
+    found = study(folder, prompts)
+    distinct = len(set().union(*prompts))
+    assert found.infinite == 1 - distinct / found.references
+    for eviction in EVICTIONS:
+        assert hits_of(found)[eviction, distinct] == found.references - distinct
+
+
+def crowd(seed, n=300):
+    """Prompts of people who ask much the same: a few beginnings that all know, some follow-ups, and news."""
+    draw = random.Random(seed)
+    prompts = []
+    for number in range(n):
+        topic = min(int(draw.expovariate(0.4)), 9)
+        prompt = [10 * topic + depth for depth in range(draw.randint(1, 5))]
+        if len(prompt) > 3:
+            prompt.append(1000 + 10 * topic + draw.randint(0, 3))
+        if draw.random() < 0.4:
+            prompt += [10_000 + 10 * number + k for k in range(draw.randint(1, 4))]
+        prompts.append(tuple(prompt))
+    return chained(prompts)
+
+
+def chained(prompts):
+    """The same with ids that also speak for what precedes them, as in a trace."""
+    names = {}
+    return tuple(tuple(names.setdefault(ids[: k + 1], len(names)) for k in range(len(ids))) for ids in prompts)
+
+
+def test_eviction_policies_differ_where_there_is_little_room(folder):
+    prompts = crowd(7)
+    found = hits_of(study(folder, prompts, blocks=[12, 20]))
+    assert found == {(eviction, n): model(prompts, eviction, n) for eviction in EVICTIONS for n in (12, 20)}
+    assert len({found[eviction, 20] for eviction in EVICTIONS}) == 5
+    assert max(EVICTIONS, key=lambda eviction: found[eviction, 20]) == "belady"
+
+
+# What a study says
+
+
+def test_a_study_is_a_table_and_its_counts(folder):
+    """Block 1 is shared by all, 2 by two; of a prompt that is too long for the cache only the beginning takes part."""
+    prompts = ((1, 2), (1, 3, 4), (1, 2))
+    found = study(folder, prompts, ["lru", "belady", "lru"], [4, 2, 4])
+    assert found.scenario == "trace"
+    assert (found.block_size, found.requests, found.references, found.distinct) == (512, 3, 7, 4)
+    assert found.infinite == pytest.approx(3 / 7)
+    rows = [
+        ("lru", 2, 1024, 2, 2 / 7, 1.0),
+        ("lru", 4, 2048, 3, 3 / 7, 1.0),
+        ("belady", 2, 1024, 2, 2 / 7, 1.0),
+        ("belady", 4, 2048, 3, 3 / 7, 1.0),
+    ]
+    columns = ["eviction", "blocks", "tokens", "hits", "hit_rate", "of_best"]
+    pd.testing.assert_frame_equal(found.table, pd.DataFrame(rows, columns=columns))
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert told["runs"][1] == dict(zip(columns, rows[1], strict=True))
+    assert told["infinite_hit_rate"] == found.infinite
+    assert told["lookups_per_s"] > 0
+
+
+def test_without_belady_there_is_nothing_to_compare_with(folder):
+    found = study(folder, ((1, 2), (1, 2)), ["lru"], [2])
+    assert found.table["of_best"].isna().all()
+    assert found.to_dict()["runs"][0]["of_best"] is None
+    found = study(folder, ((1, 2), (3, 4)), blocks=[2])
+    assert found.table["of_best"].isna().all(), "no hit is no share of no hit"
+    assert (found.infinite, found.knees) == (0.0, {})
+
+
+@pytest.mark.parametrize(("tokens", "references", "distinct"), [(128, 12, 8), (300, 6, 5), (512, 4, 3), (1024, 2, 2)])
+def test_blocks_of_another_size(folder, tokens, references, distinct):
+    """Prompts of 700 tokens: 512 that they share, and 188 of another block of which all 512 are known.
+
+    So the last block counts, full or not.
+    """
+    path = write(folder / "trace.jsonl", ((1, 2), (1, 3)), last=188)
+    with joblib.parallel_config("sequential"):
+        found = prefix_cache(mooncake(str(path)), ["lru"], [100], block_size=tokens)
+    assert (found.block_size, found.references, found.distinct) == (tokens, references, distinct)
+    assert found.table["hits"].tolist() == [references - distinct]
+    assert found.table["tokens"].tolist() == [100 * tokens]
+
+
+def test_sizes_go_from_a_small_share_to_everything(folder):
+    """Evenly on a logarithmic scale, and none too small for the longest prompt."""
+    prompts = [(0, *range(10 * k + 1, 10 * k + 7)) for k in range(1000)]
+    sizes = study(folder, prompts, ["lru"]).table["blocks"].tolist()
+    assert (sizes[0], sizes[-1], len(sizes)) == (12, 6001, 16), "12 of 6,001 are 0.2 %"
+    steps = [b / a for a, b in pairwise(sizes)]
+    assert max(steps) < 1.1 * min(steps)
+    sizes = study(folder, [*prompts, tuple(range(20_000, 20_500))], ["lru"]).table["blocks"].tolist()
+    assert (sizes[0], sizes[-1]) == (500, 6501)
+    assert study(folder, [(1,), (1,)], ["lru"]).table["blocks"].tolist() == [1]
+
+
+def knees_of(*curves):
+    rows = [
+        (f"e{number}", blocks, blocks, 0, rate, rate) for number, curve in enumerate(curves) for blocks, rate in curve
+    ]
+    table = pd.DataFrame(rows, columns=["eviction", "blocks", "tokens", "hits", "hit_rate", "of_best"])
+    return PrefixStudy("s", 1, 1, 1, 1, table, 1.0).knees
+
+
+def test_the_working_set_is_where_a_curve_turns_flat():
+    """Farthest above its own chord: here 0.7 above at 20, and 0.76 at 30."""
+    steep = [(10, 0.0), (20, 0.4), (30, 0.48), (110, 0.5)]
+    straight = [(10, 0.25), (20, 0.5), (30, 0.75)]
+    sagging = [(10, 0.0), (20, 0.01), (30, 0.5)]
+    falling = [(10, 0.5), (20, 0.6), (30, 0.4)]
+    short = [(10, 0.1), (20, 0.5)]
+    assert knees_of(steep, straight, sagging, falling, short) == {"e0": 30}
+    steep[1] = (20, 0.47)
+    assert knees_of(straight, steep) == {"e1": 20}
+
+
+def test_a_straight_line_has_no_working_set():
+    assert knees_of([(10, 0.1), (20, 0.2), (30, 0.3)]) == {}
+
+
+def test_nothing_to_look_up_is_said():
+    with pytest.raises(UserError) as fault:
+        prefix_cache("chat", block_size=401)
+    assert str(fault.value) == "chat: no prompt fills a block of 401 tokens; try a smaller block size"
+
+
+def test_prompts_that_nobody_shares_are_never_found():
+    with joblib.parallel_config("sequential"):
+        found = prefix_cache(load("chat", workload__requests=30), ["lru", "belady"], [5, 1000], block_size=8)
+    assert found.references == found.distinct > 100
+    assert (found.table["hits"] == 0).all()
+
+
+def test_sessions_find_what_they_said_and_their_system_prompts():
+    """A turn finds all full blocks of the turn before it, and a first turn those of its system prompt."""
+    keys = {"kind": "sessions", "sessions": 5, "turns": {"kind": "fixed", "value": 3}, "system_prompts": 1}
+    keys |= {"system_tokens": {"kind": "fixed", "value": 20}, "user_tokens": {"kind": "fixed", "value": 7}}
+    world = load({"workload": {**keys, "output_tokens": {"kind": "fixed", "value": 10}}, "cache": {"block_size": 8}})
+    with joblib.parallel_config("sequential"):
+        found = prefix_cache(world, ["lru"], [1000])
+    assert found.references == 5 * (27 // 8 + 44 // 8 + 61 // 8)
+    assert found.table["hits"].tolist() == [4 * (20 // 8) + 5 * (27 // 8 + 44 // 8)]
+
+
+def test_malformed_traces_are_reported(tmp_path):
+    (tmp_path / "odd.jsonl").write_text('{"timestamp": 0}\n')
+    with pytest.raises(WorkloadError, match=r"odd.jsonl: row 1: no key"):
+        prefix_cache(mooncake(str(tmp_path / "odd.jsonl")))
+
+
+def test_results_do_not_depend_on_who_computes_them(folder):
+    """In this process, in other processes: the same table, in the same order."""
+    path = write(folder / "trace.jsonl", crowd(3))
+    tables = []
+    for backend in ("sequential", "loky"):
+        with joblib.parallel_config(backend):
+            tables.append(prefix_cache(mooncake(str(path)), blocks=[10, 20, 40]).table)
+    for table in tables[1:]:
+        pd.testing.assert_frame_equal(tables[0], table)
+
+
+def test_progress_is_told_up_to_the_end(folder):
+    told = []
+    study(folder, ((1, 2), (1, 3)), ["lru", "fifo"], [1, 2], progress=told.append)
+    assert told == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_picture_has_a_line_for_each_policy(folder):
+    found = study(folder, crowd(5, n=60))
+    axis = found.plot().axes[0]
+    curves = [line for line in axis.lines if len(line.get_xdata()) == found.table["blocks"].nunique()]
+    by_policy = [table for _, table in found.table.groupby("eviction", sort=False)]
+    assert [line.get_xdata().tolist() for line in curves] == [table["blocks"].tolist() for table in by_policy]
+    assert [line.get_ydata().tolist() for line in curves] == [table["hit_rate"].tolist() for table in by_policy]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == list(EVICTIONS)
+    assert f"infinite cache: {found.infinite:.1%}" in [text.get_text() for text in axis.texts]
+
+
+def test_a_study_is_saved_as_a_table_and_a_picture(folder, tmp_path):
+    found = study(folder, ((1, 2), (1, 3), (1, 2)))
+    written = found.save(tmp_path / "new" / "folder")
+    assert [path.name for path in written] == ["prefix-cache.csv", "prefix-cache.png"]
+    pd.testing.assert_frame_equal(pd.read_csv(written[0]), found.table)
+    assert written[1].read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+# A real trace
+
+
+@needs_shared
+def test_a_real_trace_hits_as_its_publishers_count():
+    """12,031 requests for 288,500 blocks of 512 tokens. At most 8,199 blocks are alive at a time: ``belady`` with
+    10,000 forgets nothing that is asked for again."""
+    world = mooncake(str(CONVERSATION))
+    found = prefix_cache(world, blocks=[10_000])
+    assert (found.requests, found.references, found.distinct) == (12_031, 288_500, 182_790)
+    assert round(found.infinite, 3) == 0.366
+    rates = found.table.set_index("eviction")["hit_rate"]
+    assert round(rates["lru"], 3) == 0.212
+    assert rates.max() == rates["belady"] == pytest.approx(found.infinite)
+    assert rates.drop("belady").max() < 0.36
+    rates = prefix_cache(world, ["lru"], [1_000, 50_000]).table["hit_rate"]
+    assert rates.round(3).tolist() == [0.045, 0.355]

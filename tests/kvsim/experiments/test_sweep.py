@@ -1,0 +1,385 @@
+"""Sweeps: the same rows however they are made, nothing made twice, nothing lost."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pandas as pd
+import pytest
+
+import kvsim
+from kvsim import UserError
+from kvsim.experiments import fingerprint, sweep
+from kvsim.experiments.store import Store
+from tests.worlds import command
+
+HOME = sys.modules["kvsim.experiments.sweep"]
+"""The module; ``kvsim.sweep`` is the function."""
+
+SMALL = {
+    "name": "small",
+    "base": {
+        "workload": {
+            "rate": 50.0,
+            "requests": 60,
+            "prompt_tokens": {"kind": "lognormal", "mu": 3.5, "sigma": 0.6, "min": 4, "max": 100},
+            "output_tokens": {"kind": "fixed", "value": 12},
+        },
+        "server": {"slots": 4, "slot_context": 160},
+    },
+    "policies": ["contiguous", "paged", "ring"],
+    "replications": 2,
+    "axes": {"cache.cells": [128, 512, 1024], "workload.rate": [30.0, 60.0]},
+}
+"""36 runs under 3 policies and 6 settings; 128 cells are fewer than a slot may hold."""
+
+TOML = """
+name = "small"
+policies = ["contiguous", "paged", "ring"]
+replications = 5
+[base.workload]
+rate = 50.0
+requests = 60
+prompt_tokens = { kind = "lognormal", mu = 3.5, sigma = 0.6, min = 4, max = 100 }
+output_tokens = { kind = "fixed", value = 12 }
+[base.server]
+slots = 4
+slot_context = 160
+[axes]
+"cache.cells" = [512, 1024]
+"workload.rate" = [30.0, 60.0]
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return sweep(SMALL, out=tmp_path_factory.mktemp("small") / "one.sqlite", workers=1)
+
+
+def made(path):
+    """The digests of the runs that were really made, in order."""
+    with Store(path) as store:
+        return [timing.digest for timing in store.timings()]
+
+
+def test_every_point_has_its_rows(small):
+    assert len(small.rows) == 24 + 6
+    assert len(small.table) == 18
+    assert len(small.runs) == 24
+    done = small.table[small.table["cache.cells"] > 128]
+    assert (done["replications"] == 2).all()
+    assert (done["e2e_mean_low"] <= done["e2e_mean"]).all()
+    assert sorted(made(small.store)) == sorted(row.digest for row in small.rows if row.status == "done")
+
+
+def test_impossible_points_are_kept_with_their_reason(small):
+    failures = small.failures
+    assert len(failures) == 6
+    assert set(failures["cache.cells"]) == {128}
+    assert set(failures["error"]) == {"small: scenario: server.slot_context (160) exceeds cache.cells (128)"}
+    assert (small.table[small.table["cache.cells"] == 128]["verdict"] == "failed: 1 runs").all()
+
+
+def test_a_row_can_be_run_again_by_itself(small, tmp_path):
+    row = next(row for row in small.rows if row.status == "done" and row.replication == 1)
+    (tmp_path / "one.toml").write_text(row.scenario)
+    again = kvsim.run(tmp_path / "one.toml").summary
+    again.pop("wall_s")
+    assert json.loads(row.summary) == json.loads(json.dumps(again))
+
+
+def test_two_workers_make_the_same_rows(small, tmp_path):
+    assert sweep(SMALL, out=tmp_path / "two.sqlite", workers=2).rows == small.rows
+
+
+def test_a_dask_cluster_makes_the_same_rows(small, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+    ) as cluster:
+        result = sweep(SMALL, out=tmp_path / "dask.sqlite", dask=cluster.scheduler_address)
+    assert result.rows == small.rows
+    with Store(tmp_path / "dask.sqlite") as store:
+        assert os.getpid() not in {timing.process for timing in store.timings()}
+
+
+def test_nothing_is_made_twice(small):
+    before = made(small.store)
+    seen = []
+    again = sweep(SMALL, out=small.store, workers=2, progress=lambda *counts: seen.append(counts))
+    assert again.rows == small.rows
+    assert made(small.store) == before
+    assert seen == [(30, 30, 6), (30, 30, 6)]
+
+
+def test_a_sweep_that_grows_makes_what_is_missing_only(small, tmp_path):
+    path = tmp_path / "grown.sqlite"
+    few = SMALL | {"axes": {"cache.cells": [512], "workload.rate": [60.0]}, "policies": ["paged"]}
+    assert len(sweep(few, out=path, workers=1).rows) == 2
+    grown = sweep(SMALL, out=path, workers=1)
+    assert grown.rows == small.rows
+    assert len(made(path)) == 24
+    # And one that shrinks keeps what it had, for later.
+    assert len(sweep(few, out=path, workers=1).rows) == 2
+    assert len(made(path)) == 24
+
+
+def test_runs_are_found_again_where_they_are_wanted_now(tmp_path):
+    path = tmp_path / "moved.sqlite"
+    few = SMALL | {"axes": {"cache.cells": [512]}, "policies": ["paged"]}
+    sweep(few, out=path, workers=1)
+    wider = few | {"axes": {"workload.rate": [30.0, 50.0], "cache.cells": [256, 512]}}
+    assert sweep(wider, out=path, workers=1).rows == sweep(wider, out=tmp_path / "new.sqlite", workers=1).rows
+    assert len(made(path)) == 8
+
+
+def pretend_other_code(monkeypatch):
+    """In this process; its workers know better."""
+    for module in (HOME, sys.modules["kvsim.experiments.sweep_task"]):
+        monkeypatch.setattr(module, "code_version", lambda: "0.0+other")
+
+
+def test_other_code_makes_everything_anew(small, tmp_path, monkeypatch):
+    path = tmp_path / "code.sqlite"
+    few = SMALL | {"axes": {"cache.cells": [512]}, "policies": ["paged"]}
+    before = sweep(few, out=path, workers=1)
+    pretend_other_code(monkeypatch)
+    after = sweep(few, out=path, workers=1)
+    assert len(made(path)) == 4
+    assert [row.measures for row in after.rows] == [row.measures for row in before.rows]
+    assert not {row.digest for row in after.rows} & {row.digest for row in before.rows}
+
+
+def test_workers_of_another_kvsim_are_refused(tmp_path, monkeypatch):
+    pretend_other_code(monkeypatch)
+    with pytest.raises(UserError, match=r"the workers run another kvsim than this process: .* here is 0\.0"):
+        sweep(SMALL, out=tmp_path / "a.sqlite", workers=2)
+
+
+def test_what_a_run_reads_is_part_of_it(tmp_path):
+    trace = tmp_path / "trace.csv"
+    (tmp_path / "traced.toml").write_text('[workload]\nkind = "azure"\npath = "trace.csv"\n')
+    digests = set()
+    for tokens in (3, 4):
+        trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,{tokens},4\n")
+        fingerprint._contents.cache_clear()
+        digests.add(fingerprint.digest_of(fingerprint.scenario_parts(kvsim.load(tmp_path / "traced.toml"))))
+    assert len(digests) == 2
+
+
+def test_runs_that_fail_stop_nothing(tmp_path):
+    """A server that makes no progress, and a policy that breaks."""
+    stuck = {
+        "base": {
+            "workload": {
+                "kind": "batch",
+                "requests": 3,
+                "prompt_tokens": {"kind": "fixed", "value": 10},
+                "output_tokens": {"kind": "fixed", "value": 12},
+            },
+            "server": {"scheduler": "vllm"},
+            "cache": {"cells": 24, "block_size": 4},
+        },
+        "policies": ["growing", "paged"],
+    }
+    result = sweep(stuck, out=tmp_path / "a.sqlite", workers=1)
+    assert [row.status for row in result.rows] == ["failed", "done"]
+    (error,) = result.failures["error"]
+    assert error.startswith("growing: no progress after 0.0")
+    assert result.to_dict()["failed"] == 1
+
+
+def test_whatever_breaks_is_told_in_one_line(tmp_path, monkeypatch):
+    def broken(scenario, **_):
+        raise ZeroDivisionError("by\nnothing")
+
+    monkeypatch.setattr("kvsim.experiments.sweep_task.run", broken)
+    result = sweep(SMALL | {"axes": {}}, out=tmp_path / "a.sqlite", workers=1)
+    assert set(result.failures["error"]) == {"ZeroDivisionError: by; nothing"}
+    assert len(result.best()) == 0
+    assert result.conclusion().startswith("no conclusion: at none of 1 points")
+    result.save()
+
+
+def test_replications_go_on_until_they_are_precise(tmp_path):
+    rule = {"measure": "e2e_mean", "within": 0.04, "most": 9}
+    stopped = SMALL | {"axes": {"workload.rate": [30.0, 60.0]}, "policies": ["paged"], "replications": 3, "stop": rule}
+    one = sweep(stopped, out=tmp_path / "one.sqlite", workers=1)
+    counts = one.table["replications"].tolist()
+    assert all(3 <= n <= 9 for n in counts)
+    assert max(counts) > 3
+    for row in one.table.to_dict("records"):
+        half = (row["e2e_mean_high"] - row["e2e_mean_low"]) / 2 / row["e2e_mean"]
+        assert half <= 0.04 or row["replications"] == 9
+    assert sweep(stopped, out=tmp_path / "two.sqlite", workers=2).rows == one.rows
+    assert sweep(stopped, out=tmp_path / "one.sqlite", workers=1).rows == one.rows
+    assert len(made(tmp_path / "one.sqlite")) == sum(counts)
+
+
+def test_the_best_of_each_point(small):
+    best = small.best("e2e_mean")
+    assert best["number"].tolist() == [2, 3, 4, 5]
+    for row in best.to_dict("records"):
+        at = small.table[(small.table["number"] == row["number"]) & (small.table["failed_share"] == 0)]
+        assert row["value"] == at["e2e_mean"].min()
+        assert row["rivals"] == len(at) - 1
+    most = small.best("throughput_tokens_per_s")
+    assert (most["behind"].dropna() <= 0).all() or (most["behind"].dropna() >= 0).all()
+    assert "e2e_mean of 6 points: " in small.conclusion()
+    with pytest.raises(UserError, match="there is no measure 'speed'"):
+        small.best("speed")
+
+
+def test_pictures_and_tables_are_saved(small, tmp_path):
+    written = small.save(tmp_path / "kept")
+    names = ["one.json", "one.csv", "one-runs.csv", "one-best.csv", "one-failures.csv", "one.png"]
+    assert [path.name for path in written] == names
+    assert len(pd.read_csv(tmp_path / "kept" / "one.csv")) == 18
+    assert written[-1].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"cache.prefix_cache": [True, False]},
+        {"cache.cells": [512, 1024], "cache.prefix_cache": [True, False], "server.slots": [3, 4]},
+        {"cache.cells": [512, 600], "cache.prefix_cache": [True], "server.slots": [3, 4], "cache.pad": [32]},
+    ],
+    ids=len,
+)
+def test_any_number_of_axes_can_be_drawn(tmp_path, axes):
+    few = SMALL | {"axes": axes, "policies": ["paged"], "base": {"workload": {"requests": 5}}, "replications": 1}
+    sweep(few, out=tmp_path / "a.sqlite", workers=1).plot("ttft_p95").savefig(tmp_path / "a.png")
+
+
+def start(folder, *more):
+    (folder / "small.toml").write_text(TOML)
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from kvsim.cli.app import main; main()",
+            "sweep",
+            "small.toml",
+            "--out",
+            "a.sqlite",
+            *more,
+        ],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(path):
+    until = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def test_killed_at_any_moment_a_sweep_goes_on(tmp_path):
+    """Rows are those of a sweep that nobody disturbed, and no run that was kept is made again."""
+    (tmp_path / "small.toml").write_text(TOML)
+    undisturbed = sweep(tmp_path / "small.toml", out=tmp_path / "whole.sqlite", workers=1)
+    moments = random.Random(5)
+    kept = []
+    for _ in range(3):
+        killed = start(tmp_path, "--workers", "2")
+        wait_for(tmp_path / "a.sqlite")
+        time.sleep(moments.uniform(0.0, 2.0))
+        killed.kill()
+        killed.communicate()
+        with closing(Store(tmp_path / "a.sqlite")) as store:
+            kept.append(len(store.digests()))
+    result = sweep(tmp_path / "small.toml", out=tmp_path / "a.sqlite", workers=2)
+    assert result.rows == undisturbed.rows
+    assert kept == sorted(kept)
+    digests = made(tmp_path / "a.sqlite")
+    assert len(digests) == len(set(digests)) == 60
+
+
+@pytest.mark.parametrize("after_s", [0.2, 0.7])
+def test_an_interrupted_sweep_says_how_to_go_on(tmp_path, after_s):
+    """The earlier interrupt meets workers that are still importing; they must not say so."""
+    running = start(tmp_path, "--workers", "2")
+    wait_for(tmp_path / "a.sqlite-wal")
+    time.sleep(after_s)
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    if running.returncode == 0:
+        pytest.skip("it was quicker")
+    assert running.returncode == 130
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("kvsim: stopped; ")
+    assert line.endswith(" of 60 runs are kept; the same command goes on from there")
+    assert len(sweep(tmp_path / "small.toml", out=tmp_path / "a.sqlite", workers=1).rows) == 60
+
+
+# The command
+
+
+@pytest.fixture
+def within(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(TOML.replace("replications = 5", "replications = 2"))
+    return lambda *arguments: command("sweep", "small.toml", "--workers", "1", *arguments)
+
+
+def test_the_command_prints_a_table_and_a_conclusion(within, tmp_path):
+    finished = within("--requests", "20")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    printed = " ".join(finished.stdout.split())
+    assert "point cache.cells workload.rate policy runs e2e mean" in printed
+    assert "24 runs, 0 failed" in printed
+    assert "small: lowest e2e_mean of 4 points: " in printed
+    assert "Saved sweep.sqlite, sweep.json, sweep.csv, runs.csv, best.csv, sweep.png in results/small/" in printed
+    assert len(pd.read_csv(tmp_path / "results" / "small" / "runs.csv")) == 24
+
+
+def test_the_command_as_one_object(within):
+    told = json.loads(within("--json", "--requests", "20", "--seed", "5").stdout)
+    assert {"name", "store", "runs", "failed", "measure", "level", "conclusion", "points", "best", "failures"} <= {
+        *told
+    }
+    assert (told["name"], told["runs"], told["failed"]) == ("small", 24, 0)
+    assert told["points"][0]["requests"] <= 20
+
+
+def test_the_command_lists_what_failed(within, tmp_path):
+    text = (tmp_path / "small.toml").read_text().replace("[512, 1024]", "[128, 1024]")
+    (tmp_path / "small.toml").write_text(text)
+    finished = within("--requests", "10", "--json")
+    assert finished.returncode == 0
+    assert json.loads(finished.stdout)["failed"] == 6
+    assert len(finished.stderr.splitlines()) == 6
+    assert finished.stderr.splitlines()[-1] == "warning: and 1 more failed runs, see failures.csv"
+
+
+def test_a_mistake_leaves_nothing_behind(within, tmp_path):
+    (tmp_path / "small.toml").write_text(TOML.replace("cells", "cels"))
+    finished = within()
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr == "kvsim: small.toml: axes: cache.cels: unknown key; did you mean 'cells'?\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+
+
+def test_no_scheduler_answers(within, tmp_path, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("kvsim.experiments.workers._CONNECT_S", 0.5)
+    for address in ("nonsense://x", "127.0.0.1:9"):
+        finished = command("sweep", "small.toml", "--dask", address)
+        assert finished.returncode == 2
+        (line,) = finished.stderr.splitlines()
+        assert line.startswith(f"kvsim: {address}: no dask scheduler answers there: ")
+    both = within("--dask", "127.0.0.1:9")
+    assert both.stderr == "kvsim: workers: a dask cluster has its own; give either workers or dask\n"

@@ -1,0 +1,230 @@
+"""What is concluded from given numbers, and from runs."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import kvsim
+from kvsim import UserError
+from kvsim.experiments.measures import MEASURES, Objectives, latencies_in_order, measures
+from kvsim.experiments.verdict import judge, pareto, rank
+from tests.worlds import command
+
+
+def given(*e2e, **others):
+    """Runs of one policy with these mean latencies."""
+    keys = {"failed_share": 0.0, "unstable": 0, "too_short": 0, "requests": 400, "memory_bytes": 1e6} | others
+    return [{**dict.fromkeys(MEASURES), "e2e_mean": value, **keys} for value in e2e]
+
+
+LUCK = np.array([1.0, 1.4, 0.8, 1.2, 0.9])
+
+
+def test_one_run_is_said_to_be_one_run():
+    line = judge({"paged": given(0.88), "fill-holes": given(1.0), "oracle": given(0.8)}).line
+    assert line == (
+        "paged has the lowest mean end-to-end latency of all: 12 % below fill-holes; 1.10 x oracle; "
+        "differences are of one run: ask for --replications 5 to know whether they hold"
+    )
+
+
+def test_a_difference_that_holds_has_its_interval():
+    noise = np.array([0.01, -0.01, 0.0, 0.005, -0.005])
+    verdict = judge({"a": given(*LUCK), "b": given(*(1.2 * LUCK + noise)), "oracle": given(*LUCK)})
+    assert verdict.line == "a has the lowest mean end-to-end latency of all: 17 % (16 to 17 %) below b; 1.00 x oracle"
+    assert verdict.ranking.holds
+    assert verdict.from_best["b"].low > 0
+    assert (verdict.from_best["a"].low, verdict.from_best["a"].high) == (0, 0)
+    assert verdict.from_bound["a"].value == pytest.approx(1)
+
+
+def test_what_may_be_chance_is_no_best():
+    noise = np.array([0.2, -0.2, 0.1, -0.15, 0.1])
+    line = judge({"a": given(*LUCK), "b": given(*(LUCK + noise)), "c": given(*(3 * LUCK))}).line
+    assert line == (
+        "no single best: a has the lowest mean end-to-end latency of all, but 5 replications cannot tell it from b; "
+        "all others are behind"
+    )
+
+
+def test_the_bound_is_no_choice_and_failing_is_no_speed():
+    verdict = judge({"drops": given(0.1, failed_share=0.2), "a": given(0.5), "b": given(1.0), "oracle": given(0.2)})
+    assert verdict.ranking.best == "a"
+    assert "among policies that failed nothing" in verdict.line
+    assert "1 that failed requests left out" in verdict.line
+    assert verdict.from_best["drops"].value < 0
+
+
+def test_whoever_forgets_is_named():
+    line = judge({"ring": given(0.1), "b": given(0.5)}, ["ring"]).line
+    assert line.startswith("ring (which forgets tokens) has the lowest")
+
+
+def test_replications_that_are_all_the_same_prove_nothing():
+    verdict = judge({"a": given(1.0, 1.0, 1.0), "b": given(2.0, 2.0, 2.0)})
+    assert not verdict.ranking.holds
+    assert verdict.line == (
+        "a has the lowest mean end-to-end latency of all: 50 % below b; all replications are the same: seeds make no "
+        "difference to this workload"
+    )
+
+
+def test_unstable_policies_take_no_part():
+    line = judge({"a": given(0.1, unstable=1), "b": given(0.5), "c": given(0.6)}).line
+    assert line.startswith("b has the lowest")
+    assert "1 unstable left out" in line
+    assert judge({"a": given(0.1, unstable=1), "b": given(0.5, unstable=1)}).line.startswith(
+        "unstable: arrivals outpace"
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "line"),
+    [
+        ({"a": given(1.0, requests=10), "b": given(2.0)}, "too short: 10 requests say little of a latency"),
+        ({"a": given(1.0, 1.0, too_short=1), "b": given(2.0, 2.1)}, "too short: under a latencies do not settle"),
+        ({"a": given(1.0)}, "a is alone: nothing to compare it with"),
+        ({"a": given(1.0, failed_share=0.5)}, "no conclusion: every policy failed requests"),
+        ({"a": given(None, failed_share=1.0)}, "no conclusion: every policy failed requests"),
+    ],
+)
+def test_what_the_numbers_do_not_support_is_not_said(runs, line):
+    assert judge(runs).line.startswith(line)
+
+
+def test_the_front_of_latency_against_memory():
+    assert pareto({"a": (1, 9), "b": (2, 5), "c": (3, 6), "d": (4, 1), "e": (1, 10)}) == ["a", "b", "d"]
+    verdict = judge({"a": given(1.0, memory_bytes=9.0), "b": given(2.0, memory_bytes=9.5), "oracle": given(0.1)})
+    assert verdict.front == ("a",)
+    assert set(verdict.trade()) == {"a", "b", "oracle"}
+
+
+def test_more_is_better_where_it_is():
+    found = rank({"a": [1.0, 2.0], "b": [3.0, 4.5], "c": [2.9, 4.4]}, "throughput_tokens_per_s")
+    assert (found.best, found.runner_up) == ("b", "c")
+    assert found.found.ratios[0].value < 1
+
+
+def test_those_that_made_more_replications_are_compared_by_what_all_have():
+    found = rank({"a": [1.0, 2.0, 99.0], "b": [3.0, 4.0]}, "e2e_mean")
+    assert (found.best, found.replications) == ("a", 2)
+    with pytest.raises(ValueError, match="no policies"):
+        rank({}, "e2e_mean")
+
+
+# Measures
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return kvsim.run(kvsim.load("chat", workload__requests=300), "paged", detail="tables")
+
+
+def test_measures_without_warmup_are_those_of_the_summary(chat):
+    told, short = measures(chat, "none"), measures(kvsim.run(chat.scenario, "paged"), "none")
+    assert tuple(told) == MEASURES
+    for name, value in short.items():
+        if value is not None:
+            assert told[name] == pytest.approx(value, rel=1e-9), name
+    assert 0 < told["memory_bytes"] < told["cache_bytes"]
+    assert told["goodput_requests_per_s"] is None
+
+
+def test_what_came_in_the_warmup_does_not_count(chat):
+    cut = measures(chat, 50)
+    table = chat.requests.sort_values("arrival_s").iloc[50:]
+    assert (cut["requests"], cut["warmup_requests"]) == (250, 50)
+    assert cut["e2e_p95"] == pytest.approx(table["e2e_s"].quantile(0.95))
+    seconds = table["finished_s"].max() - table["arrival_s"].min()
+    assert cut["throughput_tokens_per_s"] == pytest.approx(table["output_tokens"].sum() / seconds)
+    assert measures(chat, 1000)["e2e_mean"] is None
+
+
+def test_mser_cuts_where_latencies_settle(chat):
+    latencies = latencies_in_order(chat.requests)
+    assert len(latencies) == 300
+    tables = chat.tables
+    slow = tables.requests.copy()
+    slow.loc[:29, ["first_token_s", "finished_s"]] += np.linspace(30, 1, 30)[:, None]
+    slow["e2e_s"] = slow["finished_s"] - slow["arrival_s"]
+    transient = kvsim.Result(chat.scenario, "paged", chat.summary, chat.ended_s, tables._replace(requests=slow))
+    found = measures(transient)
+    assert 25 <= found["warmup_requests"] <= 40
+    assert found["too_short"] == 0
+
+
+def test_goodput_counts_who_was_served_well(chat):
+    all_good, none_good = (measures(chat, "none", Objectives(e2e_s=limit)) for limit in (1e6, 1e-9))
+    assert (all_good["slo_share"], none_good["slo_share"]) == (1.0, 0.0)
+    half = measures(chat, "none", Objectives(ttft_s=float(chat.requests["ttft_s"].median())))
+    assert half["slo_share"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_batch_has_no_warmup():
+    batch = kvsim.run(kvsim.load("batch", workload__requests=60), "paged", detail="tables")
+    assert measures(batch)["warmup_requests"] == 0
+
+
+@pytest.mark.parametrize("rule", ["mser", -1])
+def test_a_rule_that_there_is_not(chat, rule):
+    with pytest.raises(UserError, match="accepted: mser-5, none, or a number of requests"):
+        measures(chat, rule)
+
+
+def test_warmup_needs_tables(chat):
+    with pytest.raises(UserError, match="warm-up and objectives need tables"):
+        measures(kvsim.run(chat.scenario, "paged"))
+
+
+# kvsim compare
+
+
+@pytest.fixture
+def within(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return command
+
+
+THREE = ("-p", "paged", "-p", "ring", "-p", "oracle", "--requests", "60")
+
+
+def test_compare_with_replications(within, tmp_path):
+    finished = within("compare", "chat", *THREE, "--replications", "3")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    printed = " ".join(finished.stdout.split())
+    assert "3 replications, 95% intervals (t)" in printed
+    assert "Conclusion: " in printed
+    folder = tmp_path / "results" / "chat"
+    table = pd.read_csv(folder / "replications.csv")
+    assert table.groupby("policy")["seed"].apply(list).tolist() == [[1, 2, 3]] * 3
+    assert (folder / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    told = json.loads((folder / "comparison.json").read_text())
+    (third,) = table[(table["policy"] == "paged") & (table["seed"] == 3)]["e2e_mean"]
+    alone = kvsim.run(kvsim.load("chat", seed=3, workload__requests=60), "paged").summary["e2e_s"]["mean"]
+    assert third == pytest.approx(alone)
+    interval = told["intervals"]["paged"]["e2e_mean"]
+    assert interval["low"] < interval["value"] < interval["high"]
+    assert told["e2e_mean_over_oracle_interval"]["oracle"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert told["e2e_mean_less_best"].keys() == {"paged", "ring", "oracle"}
+
+
+def test_compare_once_concludes_too(within):
+    told = json.loads(within("compare", "chat", *THREE, "--json").stdout)
+    assert told["replications"] == 1
+    assert "intervals" not in told
+    assert told["conclusion"].endswith("ask for --replications 5 to know whether they hold")
+    assert told["pareto"]
+
+
+def test_results_are_those_of_the_first_replication():
+    scenario = kvsim.load("chat", workload__requests=30)
+    one = kvsim.compare(scenario, ["paged", "ring"], film=False)
+    three = kvsim.compare(scenario, ["paged", "ring"], film=False, replications=3)
+    assert one.table.equals(three.table)
+    assert three.replications == 3
+    assert math.isfinite(three.verdict.intervals["ring"]["e2e_p99"].high)
+    with pytest.raises(UserError, match="replications: 0; a whole number from 1 to 1000 is accepted"):
+        kvsim.compare(scenario, replications=0)

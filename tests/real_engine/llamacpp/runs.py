@@ -1,0 +1,53 @@
+"""Runs of scenarios on the real llama.cpp that are the same each time: their steps take what they are told to."""
+
+from kvsim.scenario.scenario import load
+from kvsim.simulation.backend import Around
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import build_policy, drive
+from real_engine.llama_library import Settings
+from real_engine.llamacpp import follow
+
+
+class GivenClock(Around):
+    """A real backend whose passes are said to take some time and some more for each token, whatever they took."""
+
+    def __init__(self, inner, base_s=0.02, token_s=1e-4):
+        super().__init__(inner)
+        self._base_s, self._token_s = base_s, token_s
+
+    def step(self, step, batches):
+        super().step(step, batches)
+        return [self._base_s + self._token_s * batch.n_tokens for batch in batches]
+
+
+def backend_of(model, scenario, policy, spoil=None):
+    """What runs a scenario on a model, cells shown, by a given clock. ``spoil`` may change the policy beforehand."""
+    if model.library.era == "A":
+        # Defragmentation ends at a number of moves that depends on the model's layers.
+        scenario = load(scenario, model__name=str(model.path))
+    built = build_policy(scenario, policy)
+    if spoil is not None:
+        spoil(built)
+    server, cache = scenario.server, scenario.cache
+    settings = Settings(
+        cells=built.capacity,
+        n_batch=server.n_batch,
+        n_ubatch=server.n_batch if server.scheduler == "vllm" else server.n_ubatch,
+        sequences=server.slots,
+        type_k="f16",
+        type_v="f16",
+        defrag_threshold=cache.threshold if cache.threshold > 0 else -1.0,
+        show_cells=True,
+    )
+    backend = follow(model, built, settings, scenario.seed)
+    backend.scenario = scenario
+    return backend
+
+
+def run(backend, clock=GivenClock):
+    """To the end, cells compared at every step; who counted what happened."""
+    recorder = Recorder(None, detail="requests")
+    with backend.context:
+        drive(backend.scenario, backend.policy, clock(backend), recorder, None)
+        backend.finish()
+    return recorder

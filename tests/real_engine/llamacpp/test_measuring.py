@@ -1,0 +1,193 @@
+"""Calibration and validation on the real llama.cpp: what is measured, what a profile says, and whom it is for."""
+
+import json
+
+import numpy as np
+import pytest
+
+import kvsim
+from kvsim.calibration.llamacpp import CELLS, LlamaSubject
+from kvsim.errors import UserError
+from kvsim.scenario.scenario import load
+from policies import Chunk
+from tests.real_engine.llamacpp.conftest import FOLDER
+from tests.worlds import command
+from workloads import stream
+
+pytestmark = pytest.mark.llama
+
+
+@pytest.fixture(scope="module")
+def subject(library, tiny):
+    return LlamaSubject(str(tiny), library=FOLDER)
+
+
+@pytest.fixture(scope="module")
+def calibrated(library, tiny):
+    return kvsim.calibrate(str(tiny), engine="llamacpp", library=FOLDER, seconds=2, name="mine")
+
+
+def test_a_pass_reads_what_the_bench_says(subject):
+    """The cells that it is said to attend to are those that llama.cpp rounds up to; its tokens come behind."""
+    for kernel, bench in subject._benches.items():
+        for lengths, filled in (([1], 32), ([1, 1, 30], 700), ([200], 3520)):
+            bench.stand(filled)
+            batch = bench.pass_of(lengths, filled)
+            assert [chunk.n for chunk in batch.chunks] == lengths
+            assert batch.places[0].cells.tolist() == list(range(filled, filled + sum(lengths)))
+            if kernel == "masked":
+                assert batch.reads.span >= filled + sum(lengths)
+                assert batch.reads.span - filled - sum(lengths) < 256
+            assert bench.timed(lengths, filled)() > 0
+            if bench.context.era == "A":
+                (cells,) = bench.context.cells()
+                assert cells.used == filled, "the pass left nothing behind"
+
+
+def test_trials_are_the_same_from_the_same_stream(subject):
+    drawn = [subject.draw(8, stream(3, "test")) for _ in range(2)]
+    first, second = ([[chunk.n for chunk in batch.chunks] for _, batch, _ in t.passes] for t in drawn)
+    assert first == second
+    assert len(first) == 8 * len(subject._benches)
+    assert {cells for cells, _ in drawn[0].shifts} == {512, 1024, 2048, CELLS}
+
+
+def test_a_defragmentation_moves_what_the_policy_would(subject, only):
+    only("A")
+    bench = next(iter(subject._benches.values()))
+    rng = stream(5, "test")
+    for _ in range(6):
+        moves, trial = bench.defragmentation(2, rng)
+        bench._filled = 0
+        bench.stand(3520)
+        (before,) = bench.context.cells()
+        assert before.used == 3520
+        trial.measure()
+        (after,) = bench.context.cells()
+        assert after.used == 3520 - moves.n_cells
+        assert int(np.flatnonzero(after.position >= 0)[-1]) + 1 == after.used, "no hole is left"
+
+
+def test_a_server_run_is_noted_step_by_step(subject):
+    samples = subject.serve(0, 3, 11, stream(1, "test"))
+    assert samples
+    assert {sample.origin for sample in samples} == {11}
+    assert all(sample.mixed and sample.seconds > 0 for sample in samples)
+
+
+def test_streams_are_noted_with_all_passes_of_a_step(subject, only):
+    only("B")
+    kinds = [kind for kind in range(subject.kinds) if subject._served[kind] == ("masked", "streams")]
+    samples = [s for turn in (3, 4) for s in subject.serve(kinds[0], turn, 12, stream(turn, "test"))]
+    assert any(sample.further for sample in samples)
+    assert all(tokens == 1 or cells >= 256 for s in samples for tokens, cells in s.scans)
+
+
+def test_a_profile_names_its_engine_and_what_it_can_price(calibrated, library):
+    profile = calibrated.profile
+    assert profile.engine == library.name
+    assert set(profile.kernels) == {"masked", "tiled"}
+    assert (profile.kernels["tiled"].skips, profile.kernels["masked"].skips, profile.shifts_all) == (True, False, True)
+    assert (profile.moves is None) == (library.era == "B")
+    assert profile.shift_per_cell_s.value > 0
+    assert profile.machine.threads == 1
+    assert 0 < profile.held_out_error_median < 1
+    assert library.name in profile.describe()
+
+
+def test_values_in_blocks_are_measured_with_flash_attention_alone(library, tiny):
+    small = LlamaSubject(str(tiny), "q8_0", "q4_0", library=FOLDER)
+    assert list(small._benches) == ["tiled"]
+    batch = small._benches["tiled"].pass_of([1], 100)
+    assert batch.chunks == (Chunk(1, 100, 1),)
+    assert small._benches["tiled"].timed([1], 100)() > 0
+
+
+@pytest.fixture
+def world(tiny, calibrated, tmp_path):
+    path = tmp_path / "world.toml"
+    scenario = load(
+        "chat",
+        model__name=str(tiny),
+        cache__type_k="f16",
+        cache__type_v="f16",
+        workload__requests=12,
+        cache__cells=4096,
+    )
+    path.write_text(scenario.to_toml(), encoding="utf-8")
+    return path
+
+
+def test_predictions_follow_the_schedule_of_the_real_run(world, calibrated, library):
+    validation = kvsim.validate(world, calibrated.profile, engine="llamacpp", library=FOLDER)
+    wanted = {"A": ["llama.cpp-2024"], "B": ["llama.cpp-today", "streams"]}[library.era]
+    assert list(validation.schedules) == wanted
+    assert all(n > 50 for n in validation.compared.values()), "cells were looked at"
+    # A tiny model's passes take as long as the clock is fine: right within a factor is enough here.
+    assert validation.worst < 2
+    assert json.loads(json.dumps(validation.to_dict()))["policies"][0]["compared"] > 50
+
+
+def test_a_profile_is_for_its_own_engine(world, calibrated):
+    with pytest.raises(UserError, match=r"measured on our own engine, not on llama\.cpp"):
+        kvsim.validate(world, kvsim.load_profile("default"), engine="llamacpp", library=FOLDER)
+    with pytest.raises(UserError, match="so engine must be llamacpp"):
+        kvsim.validate("chat", calibrated.profile)
+    other = calibrated.profile.model_copy(update={"engine": "llama-cpp-python 9"})
+    with pytest.raises(UserError, match="was measured on llama-cpp-python 9; this is"):
+        kvsim.validate(world, other, engine="llamacpp", library=FOLDER)
+
+
+def test_a_policy_that_this_llamacpp_cannot_be_is_left_out_or_refused(world, calibrated, only):
+    only("B")
+    # Three slots: no whole multiple of 256 cells for each.
+    odd = load(world, server__slots=3)
+    validation = kvsim.validate(odd, calibrated.profile, engine="llamacpp", library=FOLDER, requests=3)
+    assert list(validation.schedules) == ["llama.cpp-today"]
+    assert (
+        "left out streams: chat: streams: it makes multiples of 256 cells for each of 3 streams"
+        in (validation.warnings[0])
+    )
+    with pytest.raises(UserError, match="chat: streams: it makes multiples of 256"):
+        kvsim.validate(odd, calibrated.profile, "streams", engine="llamacpp", library=FOLDER)
+    with pytest.raises(UserError, match=r"paged: llama\.cpp hands out its cells itself"):
+        kvsim.validate(odd, calibrated.profile, ["llama.cpp-today", "paged"], engine="llamacpp", library=FOLDER)
+
+
+def test_a_batch_has_no_more_tokens_than_the_cache_has_cells(world, calibrated):
+    """As llama-server has it; more would end the process."""
+    wide = load(world, server__n_batch=8192, cache__cells=1024)
+    validation = kvsim.validate(wide, calibrated.profile, engine="llamacpp", library=FOLDER, requests=8)
+    assert validation.scenario.server.n_batch == 1024
+
+
+def test_more_threads_than_cores_are_refused(world):
+    with pytest.raises(UserError, match="threads: 0; from 1 to"):
+        kvsim.calibrate(engine="llamacpp", threads=0, library=FOLDER)
+    with pytest.raises(UserError, match="threads: 4096; from 1 to"):
+        kvsim.record(world, "x.jsonl", threads=4096, library=FOLDER)
+
+
+def test_a_model_named_by_the_caller_lies_where_the_caller_is(world, tiny, tmp_path, monkeypatch, calibrated):
+    """Not in the scenario's folder; and the profile speaks of it wherever it was when it was measured."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here" / tiny.name).write_bytes(tiny.read_bytes())
+    calibrated.profile.save("mine.json")
+    given = ["--engine", "llamacpp", "--profile", "mine.json", "--model", tiny.name, "--requests", "2"]
+    said = command("validate", str(world), *given)
+    assert said.returncode == 0, said.stderr
+    assert kvsim.record(world, "a.jsonl", model=tiny.name, library=FOLDER).records > 5
+
+
+def test_the_command_line_does_the_same(world, calibrated, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    calibrated.profile.save(tmp_path / "mine.json")
+    given = ["--engine", "llamacpp", "--profile", "mine.json", "--requests", "5"]
+    said = command("validate", str(world), *given)
+    assert said.returncode == 0, said.stderr
+    assert "llama.cpp showed its cells, and they were the policy's every time" in said.stdout
+    said = command("compare", str(world), "--profile", "mine.json", "--json")
+    assert said.returncode == 0, said.stderr
+    assert "llama.cpp-today" in {row["policy"] for row in json.loads(said.stdout)["policies"]}
+    assert "has no kernel 'gather'" in said.stderr

@@ -1,0 +1,150 @@
+"""``kvsim record``: what it writes is what ``kvsim conform`` reads, and all of it agrees."""
+
+import json
+
+import pytest
+
+from real_engine.llama_library import Context
+from real_engine.llamacpp import POLICIES
+from tests.real_engine.llamacpp.conftest import FOLDER
+from tests.worlds import command
+
+pytestmark = pytest.mark.llama
+
+SCENARIO = """
+[workload]
+rate = 20.0
+requests = {requests}
+prompt_tokens = {{ kind = "lognormal", mu = 3.5, sigma = 0.9, min = 4, max = 200 }}
+output_tokens = {{ kind = "lognormal", mu = 3.0, sigma = 0.8, min = 1, max = 60 }}
+
+[server]
+slots = {slots}
+slot_context = 256
+{server}
+
+[cache]
+cells = {cells}
+{cache}
+"""
+
+
+@pytest.fixture
+def asked(library, tiny, tmp_path):
+    """Writes a scenario, and records it: the process's end, and the file that it may have written."""
+
+    def ask(*options, requests=20, slots=4, cells=1024, server="", cache="", model=tiny, engine="llamacpp"):
+        keys = {"requests": requests, "slots": slots, "cells": cells, "server": server, "cache": cache}
+        path, out = tmp_path / "mine.toml", tmp_path / "there" / "mine.jsonl.gz"
+        path.write_text(SCENARIO.format(**keys))
+        where = () if FOLDER is None else ("--library", str(FOLDER))
+        told = command("record", engine, str(path), "--model", str(model), "--out", str(out), *where, *options)
+        return told, out
+
+    return ask
+
+
+def worlds(era):
+    """Of each policy of an era some settings."""
+    yield POLICIES[era][0], {}
+    yield POLICIES[era][0], {"slots": 12, "cells": 512, "server": "context_shift = true", "cache": 'kernel = "tiled"'}
+    if era == "B":
+        yield "streams", {"cache": "unified = false", "requests": 30}
+
+
+def test_what_is_recorded_agrees_in_every_record(asked, library):
+    for policy, keys in worlds(library.era):
+        told, out = asked("--policy", policy, "--json", **keys)
+        assert (told.returncode, told.stderr) == (0, "")
+        saved = json.loads(told.stdout)
+        assert saved["file"] == str(out)
+        assert (saved["engine"], saved["policy"], saved["parted"]) == (library.name, policy, None)
+        assert saved["seen"] > 100
+        read = command("conform", "llamacpp", str(out), "--json")
+        assert read.returncode == 0, read.stdout
+        found = json.loads(read.stdout)
+        assert found["agree"] is True
+        (file,) = found["files"]
+        assert (file["file"], file["era"]) == (out.name, library.era)
+        assert saved["seen"] <= file["agree"] == file["total"] <= saved["records"]
+
+
+def test_it_says_in_words_what_to_do_with_it(asked, library):
+    told, out = asked(requests=3)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith(f"Saved {out}: ")
+    assert told.stdout.splitlines()[1].endswith(f"kvsim conform llamacpp {out}")
+    assert library.name in told.stdout
+
+
+def test_fewer_requests_and_another_seed_are_heeded(asked):
+    ends = [asked("--json", *options)[0] for options in (("--requests", "2"), (), ("--seed", "5"))]
+    counts = [json.loads(told.stdout)["records"] for told in ends]
+    assert counts[0] < counts[1] != counts[2]
+
+
+def test_the_builtin_tiny_model_is_replaced_by_smollm2_unless_asked_for(asked, tmp_path):
+    told, out = asked(model="tiny")
+    assert told.returncode == 2
+    assert told.stderr.strip().endswith("model tiny: llama.cpp needs a GGUF file (FILE.gguf, or smollm2)")
+    assert not out.parent.exists()
+
+
+REFUSED = {
+    "an engine": ({"engine": "vllm"}, (), "no engine called 'vllm' can be recorded; there is llamacpp"),
+    "a policy that does not describe it": ({}, ("--policy", "paged"), "llama.cpp hands out its cells itself"),
+    "a policy of no era": ({}, ("--policy", "nothing"), "no policy called 'nothing'"),
+    "cells": ({"cells": 1000}, (), "it makes multiples of"),
+    "V": ({"cache": 'type_v = "q8_0"'}, (), "V in q8_0 needs flash attention"),
+    "a model that is not there": ({"model": "nowhere.gguf"}, (), "nowhere.gguf"),
+    "a kernel": ({"cache": 'kernel = "gather"'}, (), "llama.cpp has no kernel 'gather'"),
+}
+
+
+@pytest.mark.parametrize(("keys", "options", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_recorded_is_refused_in_one_line(asked, keys, options, why):
+    told, out = asked(*options, **keys)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert why in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+    assert not out.parent.exists()
+
+
+def test_a_policy_of_another_era_is_refused_in_one_line(asked, library):
+    other = POLICIES["B" if library.era == "A" else "A"][0]
+    told, out = asked("--policy", other)
+    assert told.returncode == 2
+    assert told.stderr.strip().endswith(f"this version does it as {' or '.join(POLICIES[library.era])}, not as {other}")
+    assert len(told.stderr.splitlines()) == 1
+    assert not out.parent.exists()
+
+
+def test_a_window_needs_a_model_that_has_one(asked, only):
+    only("B")
+    told, _ = asked("--policy", "sliding-window")
+    assert told.returncode == 2
+    assert "llama.cpp makes caches of 1024 cells, policy sliding-window of" in told.stderr
+
+
+def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(asked, tmp_path):
+    (tmp_path / "there" / "mine.jsonl.gz").mkdir(parents=True)
+    told, out = asked(requests=2)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert f"{out}: cannot write" in told.stderr
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_run_that_differs_is_recorded_and_found_out(asked, monkeypatch):
+    """The control: llama.cpp forgets to remove something, and what it shows is not what was asked of it."""
+    told, remove = [], Context.remove
+
+    def forgetful(self, *arguments):
+        told.append(arguments)
+        return len(told) == 5 or remove(self, *arguments)
+
+    monkeypatch.setattr(Context, "remove", forgetful)
+    ended, out = asked("--json", requests=40)
+    assert ended.returncode == 0
+    read = command("conform", "llamacpp", str(out), "--json")
+    assert read.returncode == 1
+    assert json.loads(read.stdout)["agree"] is False

@@ -1,0 +1,75 @@
+"""Whatever the way, moved cells hold what they should."""
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import Moves
+from policies.cells.arena import Arena
+from policies.compaction.compactors import pack
+from policies.layouts.llamacpp import limited_fill_holes
+from real_engine.copies import COPY_KERNELS, carry_out
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    owners=st.lists(st.integers(-1, 3), min_size=2, max_size=60),
+    compactor=st.sampled_from([pack, limited_fill_holes(8192, 4)]),
+    piece=st.sampled_from([1, 20, 1 << 18]),
+)
+def test_all_ways_leave_the_same_cells_behind(owners, compactor, piece):
+    arena = Arena(len(owners))
+    for cell, seq in enumerate(owners):
+        if seq >= 0:
+            arena.free.take_cells(np.array([cell]))
+            arena.put(np.array([cell]), (seq,), owners[:cell].count(seq))
+    moves = compactor(arena)
+    if moves.n_runs == 0:
+        return
+    by_hand = list(range(len(owners)))
+    for src, dst, n in zip(moves.src.tolist(), moves.dst.tolist(), moves.length.tolist(), strict=True):
+        by_hand[dst : dst + n] = by_hand[src : src + n]
+    before = np.random.default_rng(1).integers(0, 1000, (3, len(owners), 4)).astype(np.float16)
+    for kernel in COPY_KERNELS:
+        arrays = [before.copy(), before[:1, :, :2].copy()]
+        with patch("real_engine.copies._PIECE", piece):
+            carry_out(kernel, arrays, moves)
+        assert (arrays[0] == before[:, by_hand]).all()
+        assert (arrays[1] == before[:1, by_hand, :2]).all()
+
+
+@pytest.mark.parametrize("kernel", COPY_KERNELS)
+def test_a_run_may_overlap_itself_and_a_later_one_may_read_what_an_earlier_one_wrote(kernel):
+    array = np.arange(10)[None, :, None] * np.ones((2, 1, 3), dtype=np.int64)
+    carry_out(kernel, [array], Moves.from_runs([(2, 0, 5), (0, 7, 2), (7, 9, 1)]))
+    assert array[0, :, 0].tolist() == [2, 3, 4, 5, 6, 5, 6, 2, 3, 2]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 12)), min_size=1, max_size=8),
+    kind=st.sampled_from(["f4", "f2", "i1"]),
+    piece=st.sampled_from([1, 40, 1 << 18]),
+)
+def test_runs_of_all_kinds_one_after_another(runs, kind, piece):
+    """Up, down, onto themselves and onto one another, against a copy of one cell after another."""
+    cells = list(range(32))
+    for source, target, n in runs:
+        cells[target : target + n] = cells[source : source + n]
+    before = np.random.default_rng(2).integers(0, 100, (3, 32, 2, 5)).astype(kind)
+    for kernel in COPY_KERNELS:
+        array = before.copy()
+        with patch("real_engine.copies._PIECE", piece):
+            carry_out(kernel, [array], Moves.from_runs(runs))
+        assert (array == before[:, cells]).all()
+
+
+def test_what_could_not_be_moved_in_place_is_refused():
+    """Of a copy it would be the copy that is moved, and not the cells."""
+    array = np.zeros((2, 8, 3, 4)).transpose(0, 1, 3, 2)
+    for kernel in COPY_KERNELS:
+        with pytest.raises(ValueError, match="copy"):
+            carry_out(kernel, [array], Moves.from_runs([(4, 0, 2)]))

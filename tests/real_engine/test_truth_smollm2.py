@@ -1,0 +1,160 @@
+"""The truth test on a real model: SmolLM2 says under every policy what it would say without a cache.
+
+As in ``test_engine`` and ``test_definition``, whose definitions are taken: several sequences at once, prompts in
+pieces, compaction forced at random moments. Where the two largest logits are closer than rounding, either token is the
+likeliest; so a token is wrong where its logit, recomputed without a cache, is below the largest by more than that.
+"""
+
+from importlib.resources import files
+
+import numpy as np
+import pytest
+
+from kvsim.scenario.scenario import load
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import build_policy, drive
+from policies import available
+from real_engine import Engine, best_without_cache, load_model
+from tests.gguf_files import SMOLLM2_MISSING
+from tests.policies import test_definition
+from tests.real_engine.test_engine import compacted_at_random
+from tests.worlds import scenario
+
+pytestmark = pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
+
+ROUNDING = 1e-3
+WORLD = scenario(
+    seed=9,
+    workload={
+        "kind": "batch",
+        "requests": 6,
+        "prompt_tokens": {"kind": "lognormal", "mu": 2.6, "sigma": 0.5, "max": 32},
+        "output_tokens": {"kind": "lognormal", "mu": 1.8, "sigma": 0.5, "max": 12},
+    },
+    server__slots=4,
+    server__n_batch=40,
+    server__n_ubatch=20,
+    cache__cells=256,
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def page(model):
+    return model.tokenizer.encode(files("real_engine").joinpath("accuracy_text.txt").read_text(encoding="utf-8"))
+
+
+class Quoting(Engine):
+    """An engine whose prompts are real text: each another place of the page."""
+
+    page = ()
+
+    def prompt(self, request):
+        start = 83 * request.id % (len(self.page) - request.prompt_tokens)
+        return list(self.page[start : start + request.prompt_tokens])
+
+
+class Overheard:
+    """A transformer whose logits are kept."""
+
+    def __init__(self, model):
+        self.shape, self._model = model.shape, model
+
+    def forward(self, *arguments):
+        self.logits = self._model.forward(*arguments)
+        return self.logits
+
+
+def serve(model, page, name):
+    """The engine behind a server under that policy, its completed requests, and what each compaction moved."""
+    # A ring that never overwrites is to say what anyone says; a sliding window is to be narrower than the texts.
+    world = load(WORLD, cache__window=64 if name == "ring" else 20)
+    policy = build_policy(world, name)
+    moved = compacted_at_random(policy, np.random.default_rng(3))
+    engine = Quoting(model.transformer, policy.groups, policy.kernel, world.seed)
+    engine.page = page
+    recorder = Recorder()
+    drive(world, policy, engine, recorder, None)
+    completed = [job for job in recorder.jobs if job.status == "completed"]
+    assert len(completed) == 6
+    return engine, policy, completed, moved
+
+
+_recomputed = {}
+"""Of each text: its logits, from one pass without a cache. Most policies say the same."""
+
+
+def wrong_tokens(model, engine, policy, jobs):
+    wrong = 0
+    for job in jobs:
+        prompt = engine.prompt(job.request)
+        text = engine.texts[job.request.id][: len(prompt) + job.generated]
+        assert len(text) == len(prompt) + job.generated
+        key = (tuple(text), policy.groups if any(group.window for group in policy.groups) else ())
+        if key not in _recomputed:
+            overheard = Overheard(model.transformer)
+            best_without_cache(overheard, text, len(prompt), policy.groups)
+            _recomputed[key] = overheard.logits
+        logits, said = _recomputed[key], text[len(prompt) :]
+        wrong += int((logits.max(axis=1) - logits[np.arange(len(said)), said] > ROUNDING).sum())
+    return wrong
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_policy_tells_the_truth_with_compaction_at_random_moments(model, page, name):
+    engine, policy, jobs, moved = serve(model, page, name)
+    assert wrong_tokens(model, engine, policy, jobs) == 0
+    if name in ("fill-holes", "full-compaction", "adaptive", "threshold-compaction", "idle-compaction"):
+        assert sum(moved) > 0, "nothing was put to the test"
+
+
+def test_moves_that_are_not_carried_out_show(model, page, monkeypatch):
+    """The control."""
+    monkeypatch.setattr(Engine, "_apply", lambda *_: None)
+    assert wrong_tokens(model, *serve(model, page, "full-compaction")[:3]) > 0
+
+
+FORGETFUL = scenario(
+    seed=8,
+    workload={
+        "kind": "batch",
+        "requests": 3,
+        "prompt_tokens": {"kind": "lognormal", "mu": 2.2, "sigma": 0.3, "max": 12},
+        "output_tokens": {"kind": "fixed", "value": 20},
+    },
+    server__slots=3,
+    server__n_batch=16,
+    server__n_ubatch=8,
+    cache__cells=100,
+)
+
+
+def compared(model, monkeypatch, name, keep, **keys):
+    """``test_definition.compare`` on this model, with less text: where the engine parts from the definition."""
+    monkeypatch.setattr(test_definition, "MODEL", model.transformer)
+    monkeypatch.setattr(test_definition, "SHAPE", model.transformer.shape)
+    world = load(FORGETFUL, **keys)
+    policy = build_policy(world, name)
+    engine = test_definition.Compared(policy, keep, world.seed)
+    recorder = Recorder()
+    drive(world, policy, engine, recorder, None)
+    assert [job.status for job in recorder.jobs] == ["completed"] * 3
+    assert engine.agree + engine.part > 48
+    assert engine.forgotten > 15, "nothing was put to the test"
+    return engine.part
+
+
+def test_an_overwriting_ring_is_what_its_definition_says(model, monkeypatch):
+    def sinks_and_newest(alive):
+        return alive if len(alive) <= 16 else alive[:3] + alive[-13:]
+
+    assert compared(model, monkeypatch, "ring", sinks_and_newest, cache__window=16, cache__sinks=3) == 0
+
+
+def test_a_context_shift_is_what_its_definition_says(model, monkeypatch):
+    keys = {"server__slot_context": 16, "server__context_shift": True, "server__n_keep": 4}
+    assert compared(model, monkeypatch, "full-compaction", list, **keys) == 0

@@ -1,0 +1,324 @@
+"""Mixes: in which order requests come, what they are called, and whose texts are whose."""
+
+import subprocess
+import sys
+from collections import deque
+from itertools import pairwise
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvsim
+from kvsim import UserError
+from kvsim.scenario.scenario import load
+from tests.workloads.generators.test_sessions import by_session, talk
+from tests.workloads.generators.test_synthetic import chat, digest
+from tests.workloads.traces.test_streaming import peak
+from tests.worlds import Given, GivenTimes, Listed, command, scenario, serve
+from workloads import Mix, Request, Segment, WorkloadError, answer_of, no_gaps, part_seed, stream
+
+SOURCES = 2**48
+
+
+def test_a_mix_spelled_out():
+    own = Segment(0, 0, 10)
+    first = Given(
+        [
+            Request(0, 1.0, 12, 4, 0.0, (own, Segment(1, 0, 2)), 0),
+            Request(1, 1.0, 19, 5, 3.0, (own, Segment(1, 0, 2), answer_of(0, 4), Segment(2, 0, 3)), 0),
+            Request(2, 2.0, 10, 1, 0.0, (own,), 1),
+        ]
+    )
+    second = Given(
+        [Request(0, 0.5, 7, 1), Request(1, 1.0, 8, 1, 0.0, (own,)), Request(2, 9.0, 8, 1, 0.0, (Segment(5, 2, 8),))]
+    )
+    ours = Segment(0, 0, 10)
+    assert list(Mix([first, second])) == [
+        Request(0, 0.5, 7, 1),
+        Request(1, 1.0, 12, 4, 0.0, (ours, Segment(2, 0, 2)), 0),
+        Request(2, 1.0, 19, 5, 3.0, (ours, Segment(2, 0, 2), answer_of(1, 4), Segment(4, 0, 3)), 0),
+        Request(3, 1.0, 8, 1, 0.0, (Segment(1, 0, 10),)),
+        Request(4, 2.0, 10, 1, 0.0, (ours,), 1),
+        Request(5, 9.0, 8, 1, 0.0, (Segment(11, 2, 8),)),
+    ]
+    assert Mix([first, second]).n_requests == 6
+
+
+def test_all_requests_come_in_order_and_are_numbered():
+    parts = [talk(), chat(seed=3, n=500), talk(seed=2, sessions=30), chat(seed=4, n=20, gaps=no_gaps)]
+    mix = Mix(parts)
+    requests = list(mix)
+    assert requests == list(mix)
+    assert mix.n_requests == len(requests) == sum(part.n_requests for part in parts)
+    assert [request.id for request in requests] == list(range(len(requests)))
+    times = [request.arrival_s for request in requests]
+    assert times == sorted(times)
+    lengths = sorted((r.arrival_s, r.prompt_tokens, r.output_tokens, r.think_s) for part in parts for r in part)
+    assert sorted((r.arrival_s, r.prompt_tokens, r.output_tokens, r.think_s) for r in requests) == lengths
+
+
+def test_sessions_stay_together_and_quote_their_own_answers():
+    requests = list(Mix([talk(), talk(seed=2), chat(n=300)]))
+    talks = by_session(request for request in requests if request.session is not None)
+    assert set(talks) == set(range(200))
+    for turns in talks.values():
+        assert [turn.id for turn in turns] == list(range(turns[0].id, turns[0].id + len(turns)))
+        said = turns[0].content
+        for turn in turns:
+            assert turn.content[: len(said)] == said
+            said = (*turn.content, turn.answer)
+
+
+def texts(requests):
+    """The sources of what was not answered."""
+    return {segment.source for request in requests for segment in request.content if segment.source < SOURCES}
+
+
+def test_parts_share_no_text():
+    parts = [talk(), talk(seed=5), talk(seed=6)]
+    mixed = list(Mix(parts))
+    found = []
+    for part in parts:
+        starts = {request.arrival_s for request in part}
+        found.append(texts(request for request in mixed if request.arrival_s in starts))
+        assert len(found[-1]) == len(texts(part))
+    assert len(set.union(*found)) == sum(map(len, found))
+
+
+def test_of_equal_times_the_earlier_part_is_first():
+    parts = [Listed([(1.0, 10 + k, 1), (1.0, 20 + k, 1)]) for k in range(3)]
+    assert [request.prompt_tokens for request in Mix(parts)] == [10, 20, 11, 21, 12, 22]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100, 10**6])
+def test_a_limit_keeps_the_first(limit):
+    whole, some = Mix([talk(), chat()]), Mix([talk(), chat()], limit)
+    assert list(some) == list(whole)[:limit]
+    assert some.n_requests == len(list(some)) == min(limit, whole.n_requests)
+
+
+def test_a_limit_may_cut_a_session_short_and_it_still_runs():
+    _, jobs = serve(scenario(), Mix([talk(sessions=4), talk(sessions=4)], 9), GivenTimes(lambda _: 0.01))
+    assert len(jobs) == 9
+
+
+def test_part_of_an_answer_may_be_quoted():
+    turns = [Request(0, 0.0, 3, 9, session=0), Request(1, 0.0, 4, 1, 0.0, (Segment(SOURCES, 0, 4),), 0)]
+    requests = list(Mix([Listed([(0.0, 1, 1)]), Given(turns)]))
+    assert requests[2].content == (Segment(SOURCES + 1, 0, 4),)
+
+
+def test_an_answer_of_another_session_cannot_be_quoted():
+    foreign = [Request(0, 0.0, 3, 9), Request(1, 0.0, 4, 1, 0.0, (Segment(SOURCES, 0, 4),))]
+    with pytest.raises(WorkloadError, match="part 1 quotes an answer from outside of its session"):
+        list(Mix([chat(n=1), Given(foreign)]))
+
+
+def test_texts_are_numbered_within_their_limit():
+    def of(source):
+        return Given([Request(0, 0.0, 4, 1, 0.0, (Segment(source, 0, 4),))])
+
+    assert next(iter(Mix([chat(n=1), of(2**47 - 1)]))).content[0].source == SOURCES - 1
+    with pytest.raises(
+        WorkloadError, match=r"part 1: text 140737488355328 is numbered too high .* 0 to 140737488355327"
+    ):
+        list(Mix([chat(n=1), of(2**47)]))
+
+
+def test_what_cannot_be_mixed_is_refused():
+    with pytest.raises(ValueError, match="closed loop"):
+        Mix([chat(), chat(users=3)])
+    with pytest.raises(ValueError, match="at least 2"):
+        Mix([chat()])
+
+
+def test_the_notes_of_all_parts_are_kept():
+    class Noted(Listed):
+        notes = ("one row left out",)
+
+    assert Mix([chat(), Noted([(0.0, 1, 1)]), talk()]).notes == ("part 1: one row left out",)
+    assert Mix([chat(), talk()]).notes == chat().notes == talk().notes == ()
+
+
+def test_parts_have_seeds_of_their_own():
+    seeds = [part_seed(seed, place) for seed in (0, 1, 2**63 - 1) for place in range(100)]
+    assert len(set(seeds)) == 300
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert part_seed(7, 1) == stream(7, "mix-part-1").integers(2**63)
+
+
+def test_a_further_part_leaves_the_others_alone():
+    two = [{"kind": "poisson", "requests": 30}, {"kind": "poisson", "requests": 30}]
+    short, long = (load({"workload": {"kind": "mix", "parts": parts}}).build_workload() for parts in (two, two * 2))
+    times = [{request.arrival_s for request in workload} for workload in (short, long)]
+    assert times[0] < times[1]
+    assert len(times[0]) == 60, "the parts do not repeat each other"
+
+
+def test_a_mix_holds_little():
+    big = {"sessions": 2_000}
+    made = Mix([talk(**big), chat(n=10_000), talk(seed=2, **big)])
+    assert peak(lambda: deque(made, maxlen=0)) < 4e6
+
+
+def test_the_turns_of_a_mix_are_sent_as_drawn():
+    workload = Mix([talk(sessions=10), talk(sessions=10, seed=2), chat(n=20)])
+    _, jobs = serve(scenario(), workload, GivenTimes(lambda _: 0.01))
+    for request in workload:
+        if request.session is None:
+            assert jobs[request.id].arrival_s == request.arrival_s
+    for turns in by_session(r for r in workload if r.session is not None).values():
+        assert jobs[turns[0].id].arrival_s == turns[0].arrival_s
+        for before, turn in pairwise(turns):
+            assert jobs[turn.id].arrival_s == jobs[before.id].finished_s + turn.think_s
+
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47,1,2\n"
+ROW = '{"timestamp": 100, "input_length": 600, "output_length": 3, "hash_ids": [0, 7]}\n'
+PARTS = [
+    {"kind": "azure", "path": "traces/day.csv"},
+    {"kind": "mooncake", "path": "traces/day.jsonl"},
+    {"kind": "agents", "sessions": 3},
+    {
+        "requests": 20,
+        "output_tokens": {"kind": "given-prompt", "edges": [9], "tables": [{"kind": "fixed", "value": 2}] * 2},
+    },
+    {"kind": "mmpp", "requests": 20, "rates": [1, 9], "prompt_tokens": {"kind": "zipf", "exponent": 1, "max": 9}},
+]
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A scenario file with a mix of traces and generated parts."""
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "day.csv").write_text(TRACE)
+    (tmp_path / "traces" / "day.jsonl").write_text(ROW)
+    path = tmp_path / "mine.toml"
+    path.write_text(tomli_w.dumps({"seed": 3, "workload": {"kind": "mix", "parts": PARTS}}))
+    return path
+
+
+def test_a_mix_of_traces_survives_its_own_file_in_another_folder(mine, tmp_path, monkeypatch):
+    ours = load(mine)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    copy = tmp_path / "elsewhere" / "copy.toml"
+    copy.write_text(ours.to_toml(), encoding="utf-8")
+    assert load(copy).to_toml() == load(load(copy)).to_toml()
+    assert load(copy, name="mine").to_toml() == ours.to_toml()
+    assert str(tmp_path / "traces" / "day.csv") in ours.to_toml()
+    for other in (load(copy), load(ours), load("copy.toml")):
+        assert digest(other.build_workload()) == digest(ours.build_workload())
+    assert hash(ours) == hash(load(ours))
+
+
+@pytest.mark.parametrize("policy", ["paged", "contiguous"])
+def test_a_mix_runs(mine, policy):
+    summary = kvsim.run(load(mine, cache__policy=policy)).summary
+    assert summary["completed"] == summary["requests"] == load(mine).build_workload().n_requests
+
+
+def test_the_number_of_requests_can_be_set_where_it_is_run(mine):
+    assert load(mine).workload.count_key == "limit"
+    done = command("run", str(mine), "--requests", "9", "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"requests": 9' in done.stdout
+
+
+def test_the_same_mix_in_every_process(mine):
+    program = (
+        "import sys; from kvsim import load; from tests.workloads.generators.test_synthetic import digest\n"
+        "print(digest(load(sys.argv[1]).build_workload()))"
+    )
+    run = subprocess.run([sys.executable, "-c", program, str(mine)], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == digest(load(mine).build_workload())
+
+
+def test_a_trace_that_is_not_there_is_named(mine):
+    (mine.parent / "traces" / "day.csv").unlink()
+    with pytest.raises(WorkloadError, match=r"day\.csv: no such file"):
+        load(mine).build_workload()
+
+
+POISSON = {"kind": "poisson"}
+LOGNORMAL = {"kind": "lognormal", "mu": 1.0, "sigma": 1.0}
+MISTAKES = {
+    "no parts": ({}, "workload.parts: field required"),
+    "one part": ({"parts": [POISSON]}, "workload.parts: 2 to 100 entries are expected, got 1"),
+    "many parts": ({"parts": [POISSON] * 101}, "workload.parts: 2 to 100 entries are expected, got 101"),
+    "no list": ({"parts": POISSON}, "workload.parts: a list is expected, got {"),
+    "no tables": ({"parts": [POISSON, 5]}, "workload.parts.1: a table is expected, got 5"),
+    "mix": ({"parts": [POISSON, {"kind": "mix"}]}, "workload.parts.1: a mix cannot be part of a mix; name its parts"),
+    "closed loop": ({"parts": [{"kind": "closed-loop"}, POISSON]}, "workload.parts.0: a closed loop cannot be part of"),
+    "kind": ({"parts": [POISSON, {"kind": "poison"}]}, "workload.parts.1.kind: unknown kind 'poison'; accepted: 'poi"),
+    "misspelt": ({"parts": [POISSON, {"raet": 1}]}, "workload.parts.1.raet: unknown key; did you mean 'rate'?"),
+    "of another kind": ({"parts": [POISSON, {"users": 1}]}, "workload.parts.1.users: unknown key; accepted: requests,"),
+    "value": ({"parts": [POISSON, {"rate": -1}]}, "workload.parts.1.rate: input should be greater than or equal to"),
+    "length": (
+        {"parts": [POISSON, {"prompt_tokens": {**LOGNORMAL, "mu": 99}}]},
+        "workload.parts.1.prompt_tokens.mu: input should be less than or equal to 20, got 99",
+    ),
+    "length misspelt": (
+        {"parts": [POISSON, {"prompt_tokens": {**LOGNORMAL, "mxa": 99}}]},
+        "workload.parts.1.prompt_tokens.mxa: unknown key; did you mean 'max'?",
+    ),
+    "named like a kind": ({"parts": [POISSON, {"gamma": 1}]}, "workload.parts.1.gamma: unknown key; accepted: "),
+    "no path": ({"parts": [POISSON, {"kind": "azure"}]}, "workload.parts.1.path: field required"),
+    "limit": ({"parts": [POISSON] * 2, "limit": 0}, "workload.limit: input should be greater than 0, got 0"),
+    "key": ({"parts": [POISSON] * 2, "requests": 9}, "workload.requests: unknown key; accepted: kind, parts, limit"),
+}
+
+
+@pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
+    with pytest.raises(UserError) as fault:
+        load({"workload": {"kind": "mix", **table}})
+    (line,) = str(fault.value).splitlines()
+    assert line.startswith(f"scenario: {answer}")
+
+
+def test_every_fault_of_every_part_has_its_line():
+    parts = [{"rate": 0}, {"kind": "gamma", "cv": "x", "zzz": 1}, {"kind": "sessions", "turns": {"kind": "fixed"}}]
+    with pytest.raises(UserError) as fault:
+        load({"workload": {"kind": "mix", "parts": parts}})
+    keys = [line.split(": ")[1] for line in str(fault.value).splitlines()]
+    assert sorted(keys) == [
+        "workload.parts.0.rate",
+        "workload.parts.1.cv",
+        "workload.parts.1.zzz",
+        "workload.parts.2.turns.value",
+    ]
+
+
+scalars = st.sampled_from([None, True, -1, 0, 1, 5, 2**70, 0.5, -0.0, 1e300, float("nan"), "", "mix", "gamma", "fixed"])
+KEYS = """kind rate rates dwell_s profile quantiles shape exponent min max value edges tables parts requests limit turns
+output_tokens prompt_tokens x"""
+keys = st.sampled_from(KEYS.split())
+kinds = st.sampled_from(["poisson", "weibull", "mmpp", "diurnal", "renewal", "agents", "mix", "gamma", "zipf"])
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.builds(
+            lambda kind, rest: {**rest, "kind": kind},
+            kinds | st.sampled_from(["empirical", "given-prompt", "fixed"]),
+            st.dictionaries(keys, inner, max_size=4),
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(kind=kinds, table=st.dictionaries(keys, values, max_size=5))
+def test_any_table_is_loaded_or_refused(kind, table):
+    message = ""
+    try:
+        ours = load({"workload": {**table, "kind": kind}})
+    except UserError as e:
+        message = str(e)
+    else:
+        assert load(ours).to_toml() == ours.to_toml()
+    assert all(line.startswith("scenario: ") for line in message.splitlines())

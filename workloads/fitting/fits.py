@@ -1,0 +1,213 @@
+"""Which distribution makes given lengths or gaps likeliest: candidates with their likelihoods.
+
+Lengths are whole numbers; a continuous distribution's likelihood is that of rounding to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+
+from workloads.fitting.modulated_fit import fit_modulated
+from workloads.generators.lengths import FloatArray, IntArray
+
+Share = Callable[[NDArray[np.floating[Any]]], NDArray[np.float64]]
+"""The share of a distribution below given values."""
+
+_MOST_GAPS = 20_000
+"""Gaps that are fitted: the likelihood of a modulated process takes time, and must be of the same gaps for all."""
+_SHARES = (*(i / 100 for i in range(100)), *(i / 1000 for i in range(991, 1001)))
+_MOST_STATES = 4
+_HOURS = 24
+_DAY_S = 86_400.0
+
+
+class Candidate(NamedTuple):
+    """A distribution with its likeliest parameters; one of arrivals with the mean rate of what it was fitted to."""
+
+    kind: str
+    """As in a scenario."""
+    keys: dict[str, Any]
+    """Its parameters, by their keys in a scenario."""
+    parameters: int
+    log_likelihood: float
+    distance: float | None = None
+    """Kolmogorov's: the largest difference of the shares below a value."""
+
+    @property
+    def aic(self) -> float:
+        """Akaike's information criterion: the smaller, the better."""
+        return 2 * self.parameters - 2 * self.log_likelihood
+
+
+def fit_lengths(tokens: IntArray) -> list[Candidate]:
+    """Candidates for lengths of at least 1 token, shape (n,), the best by AIC first; a constant fits itself."""
+    low, high = int(tokens.min()), int(tokens.max())
+    if low == high:
+        return [Candidate("fixed", {"value": low}, 1, 0.0, 0.0)]
+    values, counts = np.unique(tokens, return_counts=True)
+    limits = {"min": low, "max": high}
+    logs = np.log(values)
+    mean_log = float((logs * counts).sum() / counts.sum())
+    sigma = float(np.sqrt(((logs - mean_log) ** 2 * counts).sum() / counts.sum()))
+    mean = float((values * counts).sum() / counts.sum())
+    shape = _gamma_shape(np.log(mean) - mean_log)
+    candidates = [
+        _rounded("lognormal", {"mu": mean_log, "sigma": sigma, **limits}, values, counts, _lognormal(mean_log, sigma)),
+        _rounded(
+            "gamma", {"shape": shape, "scale": mean / shape, **limits}, values, counts, _gamma(shape, mean / shape)
+        ),
+        _fit_zipf(values, counts),
+    ]
+    return sorted(candidates, key=lambda c: c.aic)
+
+
+def quantiles_of(tokens: IntArray) -> tuple[list[int], list[float]]:
+    """Quantiles as whole tokens, and of which shares: each hundredth, and in the last one each thousandth.
+
+    The longest few are much of all tokens where the tail is heavy; a straight line to the maximum would make them more.
+    """
+    found: list[int] = np.rint(np.quantile(tokens, _SHARES)).astype(np.int64).tolist()
+    return found, list(_SHARES)
+
+
+def fit_gaps(arrivals_s: FloatArray) -> tuple[list[Candidate], int]:
+    """Candidates for arrivals, shape (n,), in order, no two at once; and how many gaps they were fitted to.
+
+    A renewal process with exponential, gamma or Weibull gaps; a Poisson process whose rate changes by the hour of the
+    day, where there are two days or more; Markov-modulated Poisson processes of two, three and more states, as many
+    as the likelihood pays for. The best by AIC first. Each has the mean rate of the arrivals, even where another one
+    would be a little likelier; the likelihood is that of the best.
+    """
+    gaps = np.maximum(np.diff(arrivals_s)[:_MOST_GAPS], 1e-9)
+    n, total = len(gaps), float(gaps.sum())
+    rate = n / total
+    shape = _gamma_shape(float(np.log(gaps.mean()) - np.log(gaps).mean()))
+    form, _, scale = stats.weibull_min.fit(gaps, floc=0)
+    renewals: list[tuple[str, dict[str, Any], int, Any]] = [
+        ("poisson", {"rate": rate}, 1, stats.expon(scale=1 / rate)),
+        ("gamma", {"rate": rate, "cv": float(shape**-0.5)}, 2, stats.gamma(shape, scale=1 / (rate * shape))),
+        (
+            "weibull",
+            {"rate": rate, "shape": float(form)},
+            2,
+            stats.weibull_min(form, scale=scale),
+        ),
+    ]
+    candidates = [
+        Candidate(kind, keys, count, float(law.logpdf(gaps).sum()), float(stats.kstest(gaps, law.cdf).statistic))
+        for kind, keys, count, law in renewals
+    ]
+    if total >= 2 * _DAY_S:
+        candidates.append(_fit_diurnal(arrivals_s[: n + 1]))
+    best = np.inf
+    for states in range(2, _MOST_STATES + 1):
+        if n < 50 * states:
+            break
+        found = fit_modulated(gaps, states)
+        # Few and long stays leave the mean rate open; a server's load hangs on it, so that it is the stream's.
+        faster = rate / float(found.rates @ found.dwell_s / found.dwell_s.sum())
+        keys = {"rates": (found.rates * faster).tolist(), "dwell_s": (found.dwell_s / faster).tolist()}
+        candidate = Candidate("mmpp", keys, 2 * states, found.log_likelihood)
+        candidates.append(candidate)
+        if candidate.aic > best - 2:
+            break
+        best = candidate.aic
+    return sorted(candidates, key=lambda c: c.aic), n
+
+
+def _rounded(
+    kind: str,
+    keys: dict[str, Any],
+    values: IntArray,
+    counts: IntArray,
+    below: Share,
+) -> Candidate:
+    """A continuous distribution of lengths, rounded and held within its limits, as a scenario draws it."""
+    upper, lower = below(values + 0.5), below(values - 0.5)
+    upper[-1], lower[0] = 1.0, 0.0
+    likelihood = float((counts * np.log(np.maximum(upper - lower, 1e-300))).sum())
+    return Candidate(kind, keys, 2, likelihood, _distance(counts, upper, lower))
+
+
+def _distance(counts: IntArray, upper: NDArray[np.float64], lower: NDArray[np.float64]) -> float:
+    """Kolmogorov's, of counted values from the shares that a model has up to each, and below each."""
+    share = np.cumsum(counts) / counts.sum()
+    before = np.concatenate(([0.0], share[:-1]))
+    return float(max(np.abs(share - upper).max(), np.abs(before - lower).max()))
+
+
+def _lognormal(mu: float, sigma: float) -> Share:
+    return lambda x: np.asarray(special.ndtr((np.log(np.maximum(x, 1e-300)) - mu) / sigma), dtype=np.float64)
+
+
+def _gamma(shape: float, scale: float) -> Share:
+    return lambda x: np.asarray(special.gammainc(shape, np.maximum(x, 0) / scale), dtype=np.float64)
+
+
+def _gamma_shape(excess: float) -> float:
+    """The likeliest shape, where the logarithm of the mean exceeds the mean of the logarithms by ``excess`` > 0."""
+    excess = max(excess, 1e-9)
+    # Minka's start ("Estimating a Gamma distribution", 2002), then Newton's method on log(k) - digamma(k).
+    start = (3 - excess + np.sqrt((excess - 3) ** 2 + 24 * excess)) / (12 * excess)
+    return float(
+        optimize.newton(
+            lambda k: np.log(k) - special.digamma(k) - excess, start, lambda k: 1 / k - special.polygamma(1, k)
+        )
+    )
+
+
+def _fit_zipf(values: IntArray, counts: IntArray) -> Candidate:
+    """Zipf's law on [min, max], of which the exponent is fitted."""
+    low, high = int(values[0]), int(values[-1])
+    logs, total = float((np.log(values) * counts).sum()), int(counts.sum())
+
+    def mass(exponent: float) -> float:
+        if exponent == 1.0:
+            exponent += 1e-12
+        return _power_sum(exponent, low, high)
+
+    found = optimize.minimize_scalar(
+        lambda a: a * logs + total * np.log(mass(a)), bounds=(1e-6, 20.0), method="bounded"
+    )
+    exponent = float(found.x)
+    whole = mass(exponent)
+    upper = np.array([_power_sum(exponent, low, int(v)) for v in values]) / whole
+    lower = upper - values.astype(np.float64) ** -exponent / whole
+    keys = {"exponent": exponent, "min": low, "max": high}
+    return Candidate("zipf", keys, 1, -float(found.fun), _distance(counts, upper, lower))
+
+
+def _power_sum(exponent: float, low: int, high: int, exact: int = 1024) -> float:
+    """The sum of k ** -exponent for k from low to high: the first terms, then Euler and Maclaurin's integral."""
+    head = np.arange(low, min(high, low + exact) + 1, dtype=np.float64)
+    total = float((head**-exponent).sum())
+    a, b = float(head[-1]), float(high)
+    if b > a:
+        area = (
+            np.log(b / a) if abs(exponent - 1) < 1e-9 else (b ** (1 - exponent) - a ** (1 - exponent)) / (1 - exponent)
+        )
+        total += (
+            area + (b**-exponent - a**-exponent) / 2 - exponent * (b ** -(exponent + 1) - a ** -(exponent + 1)) / 12
+        )
+    return total
+
+
+def _fit_diurnal(arrivals_s: FloatArray) -> Candidate:
+    """A rate for each hour of the day, counted from the first arrival."""
+    since = arrivals_s[1:] - arrivals_s[0]
+    end = float(since[-1])
+    width = _DAY_S / _HOURS
+    counts = np.bincount((since % _DAY_S // width).astype(np.int64), minlength=_HOURS)
+    starts = np.arange(_HOURS) * width
+    days = np.floor(end / _DAY_S)
+    lasted = days * width + np.clip(end - days * _DAY_S - starts, 0.0, width)
+    rates = np.maximum(counts, 0.5) / lasted
+    rate = float(rates.mean())
+    likelihood = float((counts * np.log(rates)).sum() - (rates * lasted).sum())
+    keys = {"rate": rate, "profile": (rates / rate).tolist(), "period_s": _DAY_S}
+    return Candidate("diurnal", keys, _HOURS, likelihood)

@@ -1,0 +1,65 @@
+"""Generated workloads of single requests: arrivals from a process, or users in a closed loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workloads.generators.gaps import Gaps, moments
+from workloads.generators.joint import GivenPrompt, draw_pairs
+from workloads.generators.lengths import Lengths
+from workloads.request import Request
+from workloads.streams import stream
+
+_PAGE = 4096
+"""Requests drawn at a time. Part of what a seed means: another value would give other requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """``n_requests`` requests, drawn page by page as they are asked for; the lengths do not depend on the gaps.
+
+    Raises ``ValueError`` for a ``correlation`` besides lengths that are given the prompt's.
+    """
+
+    seed: int
+    n_requests: int
+    gaps: Gaps
+    prompt_tokens: Lengths
+    output_tokens: Lengths | GivenPrompt
+    users: int | None = None
+    """Closed loop: the gaps are the users' think times."""
+    correlation: float = 0.0
+    """Spearman's, of a request's prompt and output lengths; -1 to 1."""
+
+    def __post_init__(self) -> None:
+        if self.correlation and isinstance(self.output_tokens, GivenPrompt):
+            raise ValueError("how outputs depend on prompts is said twice: by a correlation and by a table")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: there is no source that could need mending."""
+        return ()
+
+    def __iter__(self) -> Iterator[Request]:
+        draw = self.gaps(stream(self.seed, "arrivals"))
+        prompts = stream(self.seed, "prompt-lengths")
+        outputs = stream(self.seed, "output-lengths")
+        now = 0.0
+        for first in range(0, self.n_requests, _PAGE):
+            n = min(_PAGE, self.n_requests - first)
+            gaps = draw(n)
+            both = draw_pairs(self.prompt_tokens, self.output_tokens, self.correlation, prompts, outputs, n)
+            rows = zip(
+                range(first, first + n),
+                both[0].tolist(),
+                both[1].tolist(),
+                gaps.tolist() if self.users is not None else moments(now, gaps).tolist(),
+                strict=True,
+            )
+            if self.users is not None:
+                for i, prompt, output, gap in rows:
+                    yield Request(i, 0.0, prompt, output, gap)
+            else:
+                for i, prompt, output, now in rows:
+                    yield Request(i, now, prompt, output)

@@ -1,0 +1,166 @@
+"""What readers of CSV share: strict CSV, columns found by their names, and no row that could fill the memory."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from workloads.generators.lengths import MAX_TOKENS
+from workloads.request import WorkloadError
+from workloads.traces.bad_rows import FlawError, check_text, quoted
+from workloads.traces.files import no_text, shown_path
+
+MAX_ROW = 1 << 20
+"""Characters in a row, all its lines together."""
+
+
+class Broken(list[str]):
+    """A row of one line that is no CSV: the line, and what is wrong with it."""
+
+    def __init__(self, line: str, fault: str):
+        super().__init__([line])
+        self.fault = fault
+
+
+class CsvRows:
+    """The rows of one CSV text, whose first line that is not blank names the columns.
+
+    Raises ``WorkloadError`` for whatever is wrong with the header, and while rows are taken for what is no CSV.
+    """
+
+    def __init__(self, path: Path, text: TextIO, columns: Sequence[str], delimiter: str = ","):
+        """``columns``: the names that must be there, each once."""
+        self._lines = _Lines(path, text)
+        self._rows = csv.reader(self._lines, strict=True, delimiter=delimiter)
+        self._path = path
+        self.header = next((row for row in self._taken() if any(map(str.strip, row)) or len(row) > 1), None)
+        """The fields of the first line; None: there is none."""
+        self._lines.row = 1
+        self.columns = find_columns(path, self.header, columns)
+        """Where the columns stand, in the order of the names asked for."""
+
+    def numbered(self) -> Iterator[tuple[int, list[str]]]:
+        """The rows that are not blank, numbered from 1. Their fields are not yet checked."""
+        for number, row in enumerate((row for row in self._taken() if row), 1):
+            self._lines.row = number + 1
+            yield number, row
+
+    def check(self, row: list[str]) -> list[str]:
+        """The row, which has a field for each column and is not the header again. Raises ``FlawError``."""
+        return check_fields(row, self.header or [])
+
+    def _taken(self) -> Iterator[list[str]]:
+        while True:
+            self._lines.begin()
+            try:
+                row = next(self._rows, None)
+            except csv.Error as e:
+                if self._lines.row == 0 or not self._lines.one:
+                    where = f"{shown_path(self._path)}: {self._lines.where}"
+                    raise WorkloadError(f"{where}: not CSV ({e})") from None
+                # Whatever is wrong ends with the line, and the next row begins with the next one.
+                row = Broken(self._lines.last, f"line {self._lines.number}: not CSV ({e})")
+            if row is None:
+                return
+            yield row
+
+
+class _Lines:
+    """The lines of a text; a row that never ends, be it a long line or an open quote, is refused."""
+
+    def __init__(self, path: Path, text: TextIO):
+        self._path, self._text = path, text
+        self.number = 0
+        """Of the last line, from 1."""
+        self.last = ""
+        self._n = 0
+        """Lines since the last row ended, the end of the text being one."""
+        self.row = 0
+        """Number of the row that is being read; 0: the header."""
+        self.taken = 0
+        """Characters since the last row ended."""
+
+    @property
+    def one(self) -> bool:
+        """Whether the row that is being read is one line, and has ended with it."""
+        return self._n == 1
+
+    def begin(self) -> None:
+        """A row begins."""
+        self.taken = self._n = 0
+
+    @property
+    def where(self) -> str:
+        """The row and the line that are being read."""
+        return f"row {self.row}, line {self.number}" if self.row else f"line {self.number}"
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(MAX_ROW + 1)
+        self._n += 1
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self.taken += len(line)
+        self.last = line
+        if self.taken > MAX_ROW:
+            raise WorkloadError(
+                f"{shown_path(self._path)}: {self.where}: longer than {MAX_ROW} characters; CSV is expected"
+            )
+        return line
+
+
+def find_columns(path: Path | str, header: list[str] | None, wanted: Sequence[str]) -> tuple[int, ...]:
+    """Where each of these columns stands. Raises ``WorkloadError`` where one is not there, or not once."""
+    names, path = ",".join(wanted), shown_path(path)
+    if header is None:
+        raise WorkloadError(f"{path}: empty file; expected the header {names}")
+    if fault := no_text("".join(header)):
+        raise WorkloadError(f"{path}: {fault}; a trace is expected, CSV or JSONL")
+    if any("\0" in field for field in header):
+        raise WorkloadError(f"{path}: header: zero bytes; expected {names} in UTF-8 (is this UTF-16, or an archive?)")
+    for name in wanted:
+        if header.count(name) != 1:
+            what = "no column" if name not in header else f"{header.count(name)} columns"
+            shown = ",".join(header)
+            shown = shown if len(shown) <= 80 else shown[:77] + "..."
+            raise WorkloadError(f"{path}: header: {what} {name!r}; expected {names}, got {shown!r}")
+    return tuple(header.index(name) for name in wanted)
+
+
+def check_fields(row: list[str], header: list[str]) -> list[str]:
+    """The row, which has a field for each column and is not the header again. Raises ``FlawError``."""
+    if isinstance(row, Broken):
+        raise FlawError(row.fault)
+    for field in row:
+        check_text(field)
+    if row == header:
+        raise FlawError("the header again; two files joined?")
+    if len(row) != len(header):
+        raise FlawError(f"{len(row)} field{'' if len(row) == 1 else 's'}, the header has {len(header)}")
+    if any("\0" in field for field in row):
+        column = next(name for name, field in zip(header, row, strict=True) if "\0" in field)
+        raise FlawError(f"{quoted(column)}: a zero byte; text is expected")
+    return row
+
+
+def parse_tokens(column: str, text: str) -> int:
+    """A number of tokens. Raises ``FlawError``."""
+    return parse_whole(column, text, 1, MAX_TOKENS, " of tokens")
+
+
+def parse_whole(column: str, text: str, low: int, high: int, of: str = "") -> int:
+    """A whole number from ``low`` to ``high``; ``of`` what, a message says. Raises ``FlawError``."""
+    digits = text.strip(" \t")
+    if not re.fullmatch(r"-?[0-9]+", digits):
+        raise FlawError(f"{column} {quoted(text)} is not a whole number{of}")
+    # Longer than any number of tokens: refused before it is converted, which for huge strings is slow.
+    number = int(digits) if len(digits) <= 20 else high + 1
+    if not low <= number <= high:
+        raise FlawError(f"{column} {digits[:24]} is out of range; expected {low} to {high}")
+    return number

@@ -1,0 +1,114 @@
+"""Parquet tables, read batch by batch; needs pyarrow, which the extra ``parquet`` brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from workloads.request import WorkloadError
+from workloads.traces.bad_rows import FlawError
+from workloads.traces.files import open_bytes, packing_of, shown_path
+from workloads.traces.jsonl import shown, tokens, whole
+from workloads.traces.table_cells import MAX_PRIORITY, Cells, Columns, Read, Time, parse_session, parse_value
+
+_MAGIC = b"PAR1"
+_BATCH = 4096
+"""Rows that are decoded at a time."""
+_TICKS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+"""Nanoseconds in a unit."""
+
+Rows = Iterator[tuple[int, Sequence[Any]]]
+
+
+def parquet_rows(path: Path, columns: Columns, time: Time) -> tuple[Rows, Read]:
+    """The rows, numbered from 1, each with a value for each of ``columns.named``; and what makes cells of one.
+
+    Raises ``WorkloadError`` where pyarrow is missing, the file is no Parquet, or a column has not the type that it must
+    have; also while the rows are taken.
+    """
+    arrival, prompt, output, session, priority = columns
+    named = columns.named
+
+    def cells(row: Sequence[Any]) -> Cells:
+        values = dict(zip(named, row, strict=True))
+        told = values[arrival]
+        if told is None:
+            raise FlawError(f"{arrival} is missing; expected a time")
+        # A time stamp comes as nanoseconds already.
+        now = told if time == "datetime" else parse_value(arrival, told, time)
+        talk = None if session is None else parse_session(session, values[session])
+        rank = 0 if priority is None else whole(values, priority, -MAX_PRIORITY, MAX_PRIORITY)
+        return Cells(now, shown(told), tokens(values, prompt), tokens(values, output), talk, rank)
+
+    return _rows(path, columns, time), cells
+
+
+def _rows(path: Path, columns: Columns, time: Time) -> Rows:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise WorkloadError(
+            f"{shown_path(path)}: reading Parquet needs pyarrow; install it with: pip install 'kvsim[parquet]'"
+        ) from None
+    with open_bytes(path) as raw:
+        if packing := packing_of(path):
+            raise WorkloadError(
+                f"{shown_path(path)}: Parquet packed by {packing}, which cannot be searched; unpack it first"
+            )
+        if raw.read(len(_MAGIC)) != _MAGIC:
+            raise WorkloadError(f"{shown_path(path)}: not Parquet data, which begins with {_MAGIC.decode()}")
+        number = 0
+        try:
+            with parquet.ParquetFile(raw, buffer_size=1 << 16, pre_buffer=False) as file:
+                places = _check_types(path, file.schema_arrow, columns, time, pa.types)
+                for batch in file.iter_batches(_BATCH, columns=list(columns.named), use_threads=False):
+                    lists = [_values(batch.column(name), time, name == columns.arrival, pa) for name in places]
+                    for row in zip(*lists, strict=True):
+                        number += 1
+                        yield number, row
+        except (pa.ArrowException, OSError, EOFError, OverflowError) as e:
+            what = " ".join(str(e).split())[:200]
+            raise WorkloadError(f"{shown_path(path)}: damaged Parquet data after row {number} ({what})") from None
+
+
+def _values(column: Any, time: Time, is_arrival: bool, pa: Any) -> list[Any]:
+    """A column's values as Python's; time stamps as nanoseconds from the start of 1970."""
+    if not (is_arrival and time == "datetime"):
+        return list(column.to_pylist())
+    ticks = _TICKS[column.type.unit]
+    return [None if n is None else n * ticks for n in column.cast(pa.int64()).to_pylist()]
+
+
+def _check_types(path: Path, schema: Any, columns: Columns, time: Time, types: Any) -> tuple[str, ...]:
+    """The columns asked for, each there once with a type that can be read. Raises ``WorkloadError``."""
+    for name in columns.named:
+        found = schema.get_all_field_indices(name)
+        if len(found) != 1:
+            what = "no column" if not found else f"{len(found)} columns"
+            there = ", ".join(schema.names)
+            there = there if len(there) <= 80 else there[:77] + "..."
+            raise WorkloadError(
+                f"{shown_path(path)}: {what} {name!r}; expected {', '.join(columns.named)}, got {there!r}"
+            )
+    whole = ("whole numbers", types.is_integer)
+    wanted = {
+        columns.prompt: whole,
+        columns.output: whole,
+        columns.arrival: ("time stamps", types.is_timestamp)
+        if time == "datetime"
+        else ("numbers", lambda t: types.is_integer(t) or types.is_floating(t)),
+        columns.session: (
+            "text or whole numbers",
+            lambda t: types.is_string(t) or types.is_large_string(t) or types.is_integer(t) or types.is_null(t),
+        ),
+        columns.priority: whole,
+    }
+    for name in columns.named:
+        what, fits = wanted[name]
+        kind = schema.field(name).type
+        if not fits(kind):
+            shown_kind = " ".join(str(kind).split())[:60]
+            raise WorkloadError(f"{shown_path(path)}: column {name!r} has the type {shown_kind}; expected {what}")
+    return columns.named

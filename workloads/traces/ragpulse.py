@@ -1,0 +1,169 @@
+"""The RAGPulse trace: JSONL with ``timestamp``, ``input_length``, ``output_length`` and ``hash_ids``.
+
+Wang et al., "RAGPulse: An open-source RAG workload trace to optimize RAG serving systems" (arXiv 2511.12979); public
+at github.com/flashserve/RAGPulse under MIT. ``timestamp`` is a string of seconds. ``hash_ids`` lists, for each
+component of a prompt, the texts that it is made of; how long each is, other files of the data set say. The published
+file is two weeks one after the other, and its clock starts anew with the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from workloads.request import Segment, WorkloadError
+from workloads.traces.bad_rows import FlawError, Ledger
+from workloads.traces.clock import Clock, parse_seconds
+from workloads.traces.files import open_text, shown_path
+from workloads.traces.jsonl import check_keys, ids, json_lines, parse, shown, tokens, whole
+from workloads.traces.trace import Page, Row, Trace, paged
+
+ClockReset = Literal["refuse", "continue"]
+"""Where the clock falls: the row is bad, or whole weeks are added from there on; but they never are where it falls by
+half a week or less, which is no new week but a row out of order."""
+
+_WEEK_S = 604_800
+_CONTINUE = 'clock_reset = "continue" (--continue-clock)'
+
+_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+_COMPONENTS = {
+    "sys_prompt": ("1_sys_prompt.jsonl", "sys_prompt_id"),
+    "passages_ids": ("2_passages.jsonl", "passage_id"),
+    "history": ("3_history.jsonl", "history_id"),
+    "web_search": ("5_web_search.jsonl", "web_search_id"),
+    "user_input": ("4_user_input.jsonl", "user_input_id"),
+}
+"""In the order in which they stand in a prompt: which file says how long each text is, and under which key."""
+_TEXTS = len(_COMPONENTS) + 1
+"""Sources are counted so that each component has numbers of its own, and what only one prompt says as well."""
+_MAX_ID = 2**44
+_MAX_IDS = 10**6
+"""Texts of a component; the published files have 8,302 at most."""
+
+Lengths = dict[str, dict[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RagPulseTrace(Trace):
+    """The requests of this file; equal ids are equal texts.
+
+    A prompt says its texts one after another, and what they do not cover (the chat template) nobody else says. The
+    lengths of all texts are held while it is read, about 100 bytes for each. Where the files that have them are not in
+    the same folder, prompts have no content, and a note says so.
+    """
+
+    clock_reset: ClockReset = "refuse"
+
+    def _pages(self, *, check_all: bool) -> Iterator[Page]:
+        return paged(self._rows())
+
+    def _rows(self) -> Iterator[Row]:
+        clock, weeks, alone = Clock("timestamp"), 0, 0
+        lengths = None if self._missing() else {name: _lengths_of(self.path.parent, name) for name in _COMPONENTS}
+
+        def read(numbered: tuple[int, str]) -> Row:
+            nonlocal weeks, alone
+            number, line = numbered
+            row = parse(line, _KEYS)
+            now, more = self._moment(row["timestamp"], clock, weeks)
+            prompt, output = tokens(row, "input_length"), tokens(row, "output_length")
+            texts = _texts(row["hash_ids"], lengths)
+            if lengths is not None:
+                rest = prompt - sum(text.n for text in texts)
+                texts += (Segment(alone * _TEXTS, 0, rest),) if rest > 0 else ()
+                alone += 1
+            if more > weeks:
+                self._ledger.clock_fell(number, (more - weeks) * _WEEK_S)
+                weeks = more
+            return Row(clock.move(now) / 1e9, prompt, output, texts)
+
+        with open_text(self.path) as text:
+            rows = ((number, (number, line)) for number, line in json_lines(self.path, text))
+            yield from self._ledger.sift(rows, read)
+
+    def _moment(self, told: Any, clock: Clock, weeks: int) -> tuple[int, int]:
+        """Nanoseconds that a row's time says, and weeks that are added from there on. Raises ``FlawError``."""
+        if not isinstance(told, str):
+            raise FlawError(f'timestamp {shown(told)} is not text; expected seconds as a string, such as "82"')
+        time = parse_seconds("timestamp", told)
+        now = time + weeks * _WEEK_S * 10**9
+        if clock.last is None or now >= clock.last:
+            return now, weeks
+        earlier = f"timestamp {shown(told)} is earlier than the row before"
+        new_week = 2 * (clock.last - now) > _WEEK_S * 10**9
+        if self.clock_reset == "refuse":
+            advice = f"{_CONTINUE} would add whole weeks from there on"
+            raise FlawError(f"{earlier}{self._ledger.hint(advice) if new_week else ''}")
+        if not new_week:
+            only = f"{_CONTINUE} goes on only where the clock falls by more than half a week"
+            raise FlawError(f"{earlier}{self._ledger.hint(only)}")
+        weeks = -(-(clock.last - time) // (_WEEK_S * 10**9))
+        return time + weeks * _WEEK_S * 10**9, weeks
+
+    def _missing(self) -> list[str]:
+        files = (file for file, _ in _COMPONENTS.values())
+        return sorted(file for file in files if _beside(self.path.parent, file) is None)
+
+    def _files(self) -> tuple[Path, ...]:
+        found = (_beside(self.path.parent, file) for file, _ in _COMPONENTS.values())
+        return (self.path, *(path for path in found if path is not None))
+
+    def _remarks(self) -> tuple[str, ...]:
+        missing = ", ".join(self._missing())
+        if not missing:
+            return ()
+        return (
+            f"{shown_path(self.path)}: prompts have no content; "
+            f"the files that say how long each text is are missing: {missing}",
+        )
+
+
+def _beside(folder: Path, file: str) -> Path | None:
+    """The file of that name, plain or packed; None: it is not there."""
+    for suffix in ("", ".gz", ".bz2", ".xz"):
+        try:
+            if (path := folder / f"{file}{suffix}").is_file():
+                return path
+        except (OSError, ValueError):
+            return None
+    return None
+
+
+def _lengths_of(folder: Path, component: str) -> dict[int, int]:
+    """Tokens of each text of a component. Raises ``WorkloadError``."""
+    file, key = _COMPONENTS[component]
+    path = _beside(folder, file) or folder / file
+    found: dict[int, int] = {}
+
+    def read(line: str) -> None:
+        row = parse(line, (key, "token_length"))
+        number, n = whole(row, key, 0, _MAX_ID), tokens(row, "token_length")
+        if number in found:
+            raise FlawError(f"{key} {number} was there before")
+        if len(found) == _MAX_IDS:
+            raise WorkloadError(f"{shown_path(path)}: more than {_MAX_IDS:,} texts; RAGPulse has some thousand")
+        found[number] = n
+
+    with open_text(path) as text:
+        for _ in Ledger(path).sift(json_lines(path, text), read):
+            pass
+    return found
+
+
+def _texts(value: Any, lengths: Lengths | None) -> tuple[Segment, ...]:
+    """What a prompt is made of; nothing where lengths are not known. Raises ``FlawError``."""
+    listed = check_keys("hash_ids: ", value, tuple(_COMPONENTS))
+    for name in listed:
+        if name not in _COMPONENTS:
+            raise FlawError(f"hash_ids: unknown component {shown(name)}; expected {', '.join(_COMPONENTS)}")
+    texts = []
+    for place, name in enumerate(_COMPONENTS, 1):
+        for number in ids(f"hash_ids: {name}", listed[name], _MAX_ID):
+            if lengths is None:
+                continue
+            if number not in lengths[name]:
+                raise FlawError(f"hash_ids: {name}: {number} is not in {_COMPONENTS[name][0]}")
+            texts.append(Segment(number * _TEXTS + place, 0, lengths[name][number]))
+    return tuple(texts)
