@@ -18,7 +18,7 @@ from typing import Any
 
 from joblib.externals.loky import get_reusable_executor
 
-from kvsim.experiments import sweep
+from kvsim import sweep
 from kvsim.machine import load
 
 

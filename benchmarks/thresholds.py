@@ -5,8 +5,7 @@ Run with: python -m benchmarks.thresholds. Simulated seconds: the same on every 
 
 import joblib
 
-from kvsim import run
-from kvsim.scenario import rate_scaling as load
+from kvsim import load, run
 
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 

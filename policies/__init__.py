@@ -3,7 +3,6 @@
 Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engine``.
 """
 
-from policies.compaction.triggers import RelativeCosts
 from policies.content import NOTHING, Content
 from policies.fast_forward.forecast import Leap, Usages
 from policies.paging.eviction import EVICTIONS, Eviction, FreeOrder
@@ -20,6 +19,7 @@ from policies.vocabulary import (
     NoSlot,
     Place,
     Reads,
+    RelativeCosts,
     SequencePlan,
     Shift,
     Transfer,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policies.content import Content, Key
-from policies.fast_forward.forecast import Leap
-from policies.fast_forward.lockstep import Crew
 from policies.policy import Policy
 from policies.vocabulary import CellMap, Chunk, IntArray, MicroBatch, Moves, SequencePlan, Transfer, Usage
+
+if TYPE_CHECKING:
+    from policies.fast_forward.forecast import Leap
+    from policies.fast_forward.lockstep import Crew
 
 
 class AroundPolicy(Policy):

@@ -5,13 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from policies.compaction.triggers import RelativeCosts
 from policies.content import Content, Key
-from policies.fast_forward.forecast import Leap
-from policies.fast_forward.lockstep import Crew
-from policies.paging.eviction import Eviction, FreeOrder
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -20,10 +16,16 @@ from policies.vocabulary import (
     IntArray,
     MicroBatch,
     Moves,
+    RelativeCosts,
     SequencePlan,
     Transfer,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from policies.fast_forward.forecast import Leap
+    from policies.fast_forward.lockstep import Crew
+    from policies.paging.eviction import Eviction, FreeOrder
 
 Kernel = Literal["masked", "tiled", "gather", "sliced"]
 """How attention reads the cache. ``masked``: every cell up to the highest used one, padded, and masks what is not

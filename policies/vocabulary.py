@@ -286,6 +286,18 @@ class CellMap:
         return np.array([min(o, default=-1) for o in self.owners], dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class RelativeCosts:
+    """What attention and moves cost, in any one unit: only their ratios matter."""
+
+    score: float
+    """One query token scored against one cell."""
+    run: float
+    """One run moved."""
+    cell: float
+    """One cell moved."""
+
+
 def split(step: Sequence[Chunk], n_ubatch: int, beside: int = 0) -> list[tuple[Chunk, ...]]:
     """Cut a step into micro-batches of at most ``n_ubatch`` tokens, in order, as llama.cpp does; ``beside``: fewer than
     that, and so many less in the first."""

@@ -1,32 +1,107 @@
-"""Who may know whom: the dependencies that the architecture forbids."""
+"""Which part of the project may import which: the directions of docs/architecture.md, held file by file."""
 
 import ast
+import os
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
 from tests.paths import ROOT
 
-FACES = {"cli.py", "calibration", "live.py", "llama_studies.py", "memory.py", "recording.py", "validation.py"}
+ROOMS = (
+    "cli",
+    "engines",
+    "calibration",
+    "reports",
+    "advice",
+    "experiments",
+    "simulation",
+    "scenario",
+    "costs",
+    "model",
+)
+"""The rooms of ``kvsim``, each importing only those behind it."""
+AT_THE_ROOT = {"__init__", "__main__", "errors", "machine", "results"}
+"""Modules of ``kvsim`` in no room: every room may import them, and they import none, but for the two entrances."""
+MAY_MEASURE = {"cli", "engines", "calibration", "advice"}
+"""Rooms that may import the real engine."""
+FLOORS = {
+    "policies": ("presets", "layouts", "paging", "fast_forward", "compaction", "cells", ""),
+    "workloads": ("traces", "fitting", "generators", ""),
+}
+"""Folders of the other packages, in the same order; "" are the modules beside the folders."""
 
 
-def imported(path):
-    """Top-level packages that a file imports, at any depth, but for type checking."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    found = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+def imports_of(path):
+    """The modules that a file imports at any depth, type checking apart: pairs of a name and the function it is in."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = []
+
+    def walk(node, function):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
+            found.extend((alias.name, function) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found.extend((name if is_module(name) else node.module, function) for name in names)
+        inner = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        for child in ast.iter_child_nodes(node):
+            walk(child, inner)
+
+    walk(tree, None)
     return found
+
+
+def is_module(name):
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def modules(package):
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def draws(function):
+    """Whether an import in this function is that of a result which draws itself, the one way up that is allowed."""
+    return function is not None and (function == "plot" or function.startswith("plot_") or function == "save")
+
+
+def test_every_room_imports_only_the_rooms_behind_it():
+    for name, path in modules("kvsim"):
+        room = name.split(".")[1] if "." in name else "__init__"
+        assert room in {*ROOMS, *AT_THE_ROOT}, f"{name} is in no room"
+        for target, function in imports_of(path):
+            top, *rest = target.split(".")
+            if top == "real_engine":
+                assert room in MAY_MEASURE, f"{name} imports {target}"
+            if top != "kvsim" or not rest or rest[0] in AT_THE_ROOT or name == "kvsim.__main__":
+                continue
+            assert room in ROOMS, f"{name} is outside of the rooms and imports {target}"
+            if ROOMS.index(rest[0]) < ROOMS.index(room):
+                assert (rest[0], draws(function)) == ("reports", True), f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("package", sorted(FLOORS))
+def test_folders_import_only_the_folders_behind_them(package):
+    floors = FLOORS[package]
+
+    def floor(name):
+        parts = name.split(".")[1:]
+        return floors.index(parts[0] if parts and parts[0] in floors else "")
+
+    for name, path in modules(package):
+        if name == package:
+            continue
+        for target, _ in imports_of(path):
+            if target.split(".")[0] == package and target != package:
+                assert floor(target) >= floor(name), f"{name} imports {target}"
+            assert target != package or name == f"{package}.presets", f"{name} imports the face of its own package"
 
 
 @pytest.mark.parametrize(
@@ -35,44 +110,69 @@ def imported(path):
         ("policies", {"kvsim", "real_engine", "workloads", "simpy"}),
         ("workloads", {"kvsim", "real_engine", "policies", "simpy"}),
         ("real_engine", {"simpy"}),
-        ("kvsim", {"real_engine"}),
     ],
 )
-def test_nobody_imports_upward(package, forbidden):
-    home = ROOT / package
-    files = [p for p in home.rglob("*.py") if not (package == "kvsim" and p.relative_to(home).parts[0] in FACES)]
-    assert files
-    for path in files:
-        assert not imported(path) & forbidden, f"{path.name} imports {imported(path) & forbidden}"
+def test_a_package_does_not_import_those_above_it(package, forbidden):
+    for name, path in modules(package):
+        for target, _ in imports_of(path):
+            assert target.split(".")[0] not in forbidden, f"{name} imports {target}"
+
+
+def test_the_engine_imports_only_what_a_model_is_and_errors():
+    for name, path in modules("real_engine"):
+        for target, _ in imports_of(path):
+            if target.startswith("kvsim"):
+                assert target.startswith(("kvsim.model", "kvsim.errors")), f"{name} imports {target}"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """But for a result, which imports what draws it as it is drawn."""
+    known = {
+        name: path for package in ("kvsim", "policies", "workloads", "real_engine") for name, path in modules(package)
+    }
+    graph = {
+        name: {target for target, function in imports_of(path) if target in known and not draws(function)} - {name}
+        for name, path in known.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as circle:
+        pytest.fail(" imports ".join(circle.args[1]))
+
+
+def test_circles_are_found():
+    """The control."""
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": {"b"}, "b": {"c"}, "c": {"a"}}).prepare()
+
+
+def loaded_by(code):
+    """The modules that a new process has imported after it ran the code."""
+    program = f"{code}; import sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    return {name.split(".")[0] for name in done.stdout.split()}
 
 
 def test_the_simulation_runs_without_the_engine():
-    """Importing the core pulls in no part of the real engine."""
-    import subprocess
-    import sys
-
-    code = "import sys, kvsim, kvsim.simulation.run; sys.exit(any(m.startswith('real_engine') for m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert "real_engine" not in loaded_by("import kvsim, kvsim.simulation.run")
 
 
 def test_the_engine_runs_without_what_only_the_simulation_needs():
-    """Whoever only runs the engine is spared the memory of large packages."""
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, real_engine.footprint; sys.exit(bool({'pandas', 'scipy', 'pydantic', 'simpy'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    """Its memory is measured, and those packages would take more of it than the engine."""
+    assert not loaded_by("import real_engine.footprint") & {"pandas", "scipy", "pydantic", "simpy"}
 
 
-def test_public_names_are_what_they_say_whatever_was_imported_before():
-    """Also where a module has the same name as the function in it."""
+def test_no_module_of_the_package_is_named_like_one_of_its_verbs():
     import kvsim
-    import kvsim.advice.memory
-    import kvsim.experiments.prefix_cache
 
     for name in kvsim.__all__:
+        assert not is_module(f"kvsim.{name}")
         assert getattr(kvsim, name).__name__ == name
     assert {*kvsim.__all__} <= {*dir(kvsim)}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

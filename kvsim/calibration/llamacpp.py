@@ -13,12 +13,12 @@ from time import perf_counter
 
 import numpy as np
 
+from kvsim.calibration.live import Live, from_here
 from kvsim.calibration.reference_passes import Yardstick
 from kvsim.calibration.serving import USERS, Watched
 from kvsim.calibration.subject import passes_in, runs_in
 from kvsim.calibration.trials import Trial, Trials, random_lengths
 from kvsim.costs.fitting import Sample
-from kvsim.engines.live import Live, from_here
 from kvsim.model.engine_shapes import Storage
 from kvsim.scenario.scenario import Scenario, load
 from kvsim.simulation.recorder import Recorder

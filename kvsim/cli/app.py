@@ -285,9 +285,9 @@ def validate(
 
     Calibrates first, unless a profile of this machine is given.
     """
+    from kvsim.calibration.live import fitted as fitted_to
+    from kvsim.calibration.live import from_here
     from kvsim.calibration.run import calibrate as measure
-    from kvsim.engines.live import fitted as fitted_to
-    from kvsim.engines.live import from_here
     from kvsim.engines.validation import validate as check
     from real_engine.llama_library import Library
 

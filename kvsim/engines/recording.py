@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvsim.calibration.live import Live
 from kvsim.engines.conformance.llamacpp import runs_of_cells
-from kvsim.engines.live import Live
 from kvsim.errors import Parted, UserError
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario

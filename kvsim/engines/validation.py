@@ -18,9 +18,9 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 from kvsim import machine
+from kvsim.calibration.live import Live
 from kvsim.calibration.reference_passes import Paced, Yardstick, numpy_yardstick
 from kvsim.costs.costs import NUMPY, Profile, is_llamacpp
-from kvsim.engines.live import Live
 from kvsim.errors import Parted, UserError
 from kvsim.experiments.comparison import choose
 from kvsim.scenario.scenario import Scenario, load

@@ -19,8 +19,8 @@ import pandas as pd
 from kvsim.errors import UserError
 from kvsim.experiments.workers import in_order
 from kvsim.results import writable
+from kvsim.scenario.content import content_of
 from kvsim.scenario.scenario import Scenario, load
-from kvsim.simulation.job import content_of
 from policies import EVICTIONS, Content, Eviction
 from policies.content import Key
 from policies.paging.blocks import BlockPool

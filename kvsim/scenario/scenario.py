@@ -29,9 +29,9 @@ import workloads
 from kvsim.costs.costs import is_shipped
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import ModelShape, Storage, shape_of
+from kvsim.scenario.content import content_of
 from kvsim.scenario.section import Section
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
-from kvsim.simulation.job import content_of
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
 
 

@@ -7,13 +7,11 @@ from typing import Literal
 
 import simpy
 
+from kvsim.scenario.content import content_of
 from policies import NOTHING, Content, SequencePlan
 from workloads import Request
 
 Status = Literal["waiting", "running", "preempted", "completed", "failed"]
-
-_PRIVATE = 1 << 50
-"""Sources from here on are prompts that nobody else has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,13 +71,3 @@ class Job:
     def prefilled(self) -> bool:
         """Whether it generates: its first token is out."""
         return self.generated > 0
-
-
-def content_of(request: Request) -> Content:
-    """A request's prompt and, behind it, its answer."""
-    prompt = request.prompt_tokens
-    if not request.content:
-        return Content.of_two((_PRIVATE + request.id, 0, prompt), request.answer)
-    content = Content(request.content).head(prompt)
-    content.extend(request.answer)
-    return content

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policies.cells.free_extents import runs_of
-from policies.fast_forward.forecast import MOST
 from policies.policy import Kernel
 from policies.vocabulary import Chunk, IntArray, Reads
 
@@ -15,6 +14,8 @@ TILE = 64
 """Cells in a tile of the ``tiled`` kernel."""
 
 
+_LEAST = 1024
+"""Length of the arrays that are kept: longer than nearly all that are asked for."""
 _constants: dict[int, IntArray] = {}
 
 
@@ -22,7 +23,7 @@ def constants(value: int, n: int) -> IntArray:
     """So many times the same; shape (n,), not to be written to. For values that come again and again."""
     kept = _constants.get(value)
     if kept is None or len(kept) < n:
-        kept = _constants[value] = np.full(max(n, MOST), value)
+        kept = _constants[value] = np.full(max(n, _LEAST), value)
         kept.flags.writeable = False
     return kept[:n]
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.vocabulary import IntArray, Moves
+from policies.vocabulary import IntArray, Moves, RelativeCosts
 
 
 class Facts(NamedTuple):
@@ -211,18 +211,6 @@ def _first(due: NDArray[np.bool_]) -> int:
     """How many come before the first that is due; all, if none is."""
     at = int(due.argmax()) if len(due) else 0
     return at if len(due) and due[at] else len(due)
-
-
-@dataclass(frozen=True, slots=True)
-class RelativeCosts:
-    """What attention and moves cost, in any one unit: only their ratios matter."""
-
-    score: float
-    """One query token scored against one cell."""
-    run: float
-    """One run moved."""
-    cell: float
-    """One cell moved."""
 
 
 _ASK_AGAIN = 32

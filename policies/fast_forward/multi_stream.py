@@ -9,9 +9,9 @@ import numpy as np
 
 from policies.cells.reads import padded_spans
 from policies.cells.split_batch import split_equal
-from policies.cells.window import WindowStretch
 from policies.fast_forward.forecast import MOST, Leap, Pass, Usages
 from policies.fast_forward.free_cell_path import Stretch, masked_sums
+from policies.fast_forward.window_path import WindowStretch
 from policies.vocabulary import Chunk, IntArray
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from kvsim import Recommendation, UserError, run
-from kvsim.advice import recommend
+from kvsim import Recommendation, UserError, load, recommend, run
 from kvsim.advice.candidates import REASONS, model_shape, space
 from kvsim.advice.engine_flags import settings_of, typed
 from kvsim.advice.recommend import Budget
@@ -18,7 +17,6 @@ from kvsim.advice.slo import read_slo
 from kvsim.advice.trials import Outcome, Stretch, Trial, run_trial
 from kvsim.costs.costs import load_profile
 from kvsim.experiments.traffic import Needs, read_traffic
-from kvsim.scenario import rate_scaling as load
 from policies import available
 from tests.worlds import command
 

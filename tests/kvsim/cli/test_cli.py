@@ -13,9 +13,8 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
-from kvsim import load_profile
+from kvsim import load, load_profile
 from kvsim.__main__ import main
-from kvsim.scenario import rate_scaling as load
 from kvsim.scenario.scenario import builtin_names
 from tests.worlds import command
 

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 import kvsim
-from kvsim import UserError
-from kvsim.experiments import fingerprint, sweep
+from kvsim import UserError, sweep
+from kvsim.experiments import fingerprint
 from kvsim.experiments.store import Store
 from tests.worlds import command
 

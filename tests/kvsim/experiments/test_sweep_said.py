@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 import kvsim
-from kvsim import UserError
-from kvsim.experiments import sweep
+from kvsim import UserError, sweep
 from kvsim.experiments.measures import over_runs
 from kvsim.reports.comparison_page import _ranges
 from kvsim.reports.sweep_plots import pareto_figure
