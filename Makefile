@@ -68,7 +68,7 @@ bench: setup
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
 	$(BIN)/python -m benchmarks.paged
-	$(BIN)/python -m benchmarks.leaps --requests 75
+	$(BIN)/python -m benchmarks.fast_forward --requests 75
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.engine --model small

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from kvsim.machine import blas, load, processor
+from kvsim.machine import blas, processor, system_load
 from kvsim.model.engine_shapes import STORAGES, Storage
 from policies import CacheConfig, Chunk, Moves, Policy, SequencePlan, available
 from real_engine import Engine, Transformer, load_model
@@ -152,8 +152,8 @@ def read_kept(running: Running, gemv: Case) -> Case:
     stretches = [head[CONTEXTS[0] : CONTEXTS[-1]].reshape(-1) for array in arrays for head in array]
 
     def work() -> None:
-        for stretch in stretches:
-            np.dot(stretch, stretch)
+        for path in stretches:
+            np.dot(path, path)
 
     def case() -> float:
         gemv()  # The weights have been read since, as they are between two tokens.
@@ -301,7 +301,7 @@ def main() -> None:
     if asked.rounds * len(asked.threads) * (STEPS + 1) > MOST_STEPS:
         parser.error(f"{asked.rounds} rounds with {len(asked.threads)} numbers of threads are too many")
     model = load_model(asked.model).transformer
-    before = load()
+    before = system_load()
     told = figures(model, asked.threads, measure(model, asked.threads, asked.rounds))
     machine = {
         "cpu": processor(),

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.vllm import Vllm
@@ -92,7 +92,7 @@ def steps(n: int = 300) -> float:
     """Scheduling a step of 64 decodes, and its end."""
     server = {"scheduler": "vllm", "slots": 64, "n_batch": 8192}
     policy = paged(8192)
-    scheduler = Vllm(load({"server": server, "cache": {"cells": 2**17}}), policy, GivenTimes(), Recorder())
+    scheduler = Vllm(load_scenario({"server": server, "cache": {"cells": 2**17}}), policy, GivenTimes(), Recorder())
     for i in range(64):
         scheduler.submit(Job(Request(i, 0.0, 100, 10_000), 0.0), 0.0)
     policy.allocate(step := scheduler.compose(0.0))
@@ -130,8 +130,8 @@ def main() -> None:
         medians = np.median(rng.choice(rates, (2000, len(rates))), axis=1)
         low, high = np.quantile(medians, [0.025, 0.975])
         median = statistics.median(found[name])
-        beside = f"{theirs:>14,}{median / theirs:>8.1f}" if theirs else ""
-        print(f"{name:36}{median:>12,.0f}{f'{low:,.0f} to {high:,.0f}':>24}{beside}")
+        mixed_step = f"{theirs:>14,}{median / theirs:>8.1f}" if theirs else ""
+        print(f"{name:36}{median:>12,.0f}{f'{low:,.0f} to {high:,.0f}':>24}{mixed_step}")
     print("vLLM's figures: two cores of an AMD EPYC, another machine than this one.")
 
 

@@ -143,7 +143,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
 
 
 def task(policy: str, requests: int, trace: str | None) -> Task:
-    """Requests all at once on a server for such a policy, with so large a cache that seats bind rather than cells."""
+    """Requests all at once on a server for such a policy, with so large a cache that slots bind rather than cells."""
     if policy in BLOCKS:
         cells = 256 * (16384 if policy == "hf-reserved" else 4096)
         return Task(policy, requests, None, 256, 8192, cells, 16384, trace=trace)
@@ -407,7 +407,7 @@ def _speeds(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
         axis.annotate(
             note, (row["requests_per_s_range"][1], at), (10, 0), textcoords="offset points", va="center", fontsize=9.5
         )
-    for name, colour in (("blocks and regions, 256 seats", palette[0]), ("arenas, 32 seats", palette[1])):
+    for name, colour in (("blocks and regions, 256 slots", palette[0]), ("arenas, 32 slots", palette[1])):
         axis.scatter([], [], color=colour, s=50, label=name)
     axis.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axis.set(xscale="log", ylim=(-0.7, len(rows) - 0.3), xlabel="requests simulated per second of wall time")

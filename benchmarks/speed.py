@@ -30,7 +30,7 @@ from kvsim.simulation.arrivals import Process
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
-from workloads import AzureTrace, Lengths, Synthetic, Workload, no_gaps, poisson_gaps, stream
+from workloads import AzureTrace, Lengths, Synthetic, Workload, named_rng, no_gaps, poisson_gaps
 from workloads.generators.gaps import Gaps, moments
 from workloads.request import Request
 
@@ -83,7 +83,7 @@ class Repeated:
     notes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Request]:
-        draw, now = self.gaps(stream(self.seed, "arrivals")), 0.0
+        draw, now = self.gaps(named_rng(self.seed, "arrivals")), 0.0
         for first in range(0, self.n_requests, _PAGE):
             n = min(_PAGE, self.n_requests - first)
             times = moments(now, draw(n)).tolist()

@@ -19,7 +19,7 @@ from typing import Any
 from joblib.externals.loky import get_reusable_executor
 
 from kvsim import sweep
-from kvsim.machine import load
+from kvsim.machine import system_load
 
 
 def points(n: int, requests: int) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     asked = points(given.points, given.requests)
     taken: dict[int, list[tuple[float, float]]] = {1: [], given.workers: []}
-    busy = load()
+    busy = system_load()
     for _ in range(given.rounds):
         for workers, times in taken.items():
             times.append(measure(asked, workers))

@@ -5,13 +5,13 @@ Run with: python -m benchmarks.thresholds. Simulated seconds: the same on every 
 
 import joblib
 
-from kvsim import load, run
+from kvsim import load_scenario, run
 
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 
 
 def row(policy: str, threshold: float) -> tuple[str, float, float, int, int]:
-    summary = run(load("long-run", cache__threshold=threshold), policy).summary
+    summary = run(load_scenario("long-run", cache__threshold=threshold), policy).summary
     name = policy if policy == "adaptive" else f"threshold {threshold}"
     e2e = summary["e2e_s"]
     return name, e2e["mean"], e2e["p95"], summary["completed"], summary["cache"]["moved_cells"]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kvsim.experiments.sweep_file import builtin_sweeps
     from kvsim.experiments.sweep_result import SweepResult
     from kvsim.reports.sources import report
-    from kvsim.scenario.scenario import Scenario, builtin_names, load
+    from kvsim.scenario.scenario import Scenario, builtin_names, load_scenario
     from kvsim.simulation.recorder import Result
     from kvsim.simulation.run import run
     from real_engine.accuracy import Accuracy, accuracy
@@ -70,8 +70,8 @@ __all__ = [
     "compare",
     "describe_workload",
     "fit_workload",
-    "load",
     "load_profile",
+    "load_scenario",
     "measure_defragmentation",
     "measure_holes",
     "measure_shift",
@@ -115,7 +115,7 @@ _HOMES = {
     "compare": "kvsim.experiments.comparison",
     "describe_workload": "kvsim.advice.request_source",
     "fit_workload": "kvsim.advice.request_source",
-    "load": "kvsim.scenario.scenario",
+    "load_scenario": "kvsim.scenario.scenario",
     "load_profile": "kvsim.costs.costs",
     "measure_defragmentation": "kvsim.engines.llama_studies",
     "measure_holes": "kvsim.engines.llama_studies",
@@ -135,7 +135,12 @@ _HOMES = {
 which needs errors and shapes alone, is spared pandas, SciPy and pydantic, which take more memory than all of it."""
 
 
+_ALIASES = {"load": "load_scenario"}
+"""Former names, for one version more."""
+
+
 def __getattr__(name: str) -> Any:
+    name = _ALIASES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module 'kvsim' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

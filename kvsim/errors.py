@@ -17,7 +17,7 @@ class UserError(ValueError):
     """The user's input is wrong. The message is one line (a line for each fault) and says what is accepted."""
 
 
-class Parted(Exception):
+class Divergence(Exception):
     """Two that should do the same did not: a fault of ours, or a build of an engine that differs. One line."""
 
 

@@ -67,6 +67,6 @@ def blas() -> str:
     return "unknown BLAS"
 
 
-def load() -> float:
+def system_load() -> float:
     """Runnable processes averaged over the last minute; 0 where the system does not say."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -4,7 +4,7 @@ Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engi
 """
 
 from policies.content import NOTHING, Content
-from policies.fast_forward.forecast import Leap, Usages
+from policies.fast_forward.forecast import FastForward, Usages
 from policies.paging.eviction import EVICTIONS, Eviction, FreeOrder
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
 from policies.presets import Preset, available
@@ -37,10 +37,10 @@ __all__ = [
     "Chunk",
     "Content",
     "Eviction",
+    "FastForward",
     "FreeOrder",
     "Group",
     "Kernel",
-    "Leap",
     "MicroBatch",
     "Moves",
     "NoSlot",

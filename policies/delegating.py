@@ -10,17 +10,21 @@ from policies.policy import Policy
 from policies.vocabulary import CellMap, Chunk, IntArray, MicroBatch, Moves, SequencePlan, Transfer, Usage
 
 if TYPE_CHECKING:
-    from policies.fast_forward.forecast import Leap
-    from policies.fast_forward.lockstep import Crew
+    from policies.fast_forward.forecast import FastForward
+    from policies.fast_forward.lockstep import LockstepBatch
 
 
-class AroundPolicy(Policy):
+class DelegatingPolicy(Policy):
     """Leaves everything to the policy within; whoever builds on it says what else is to happen."""
 
     def __init__(self, inner: Policy):
         self.inner = inner
         self.name, self.capacity, self.groups, self.kernel = inner.name, inner.capacity, inner.groups, inner.kernel
-        self.block_size, self.endless, self.makes_room = inner.block_size, inner.endless, inner.makes_room
+        self.block_size, self.unbounded, self.can_free_while_decoding = (
+            inner.block_size,
+            inner.unbounded,
+            inner.can_free_while_decoding,
+        )
         self.moves_cells = inner.moves_cells
 
     @property
@@ -44,9 +48,9 @@ class AroundPolicy(Policy):
         """As the inner one."""
         return self.inner.match(seq, content, tokens)
 
-    def keeps(self, seq: int, n: int) -> int:
+    def can_truncate(self, seq: int, n: int) -> int:
         """As the inner one."""
-        return self.inner.keeps(seq, n)
+        return self.inner.can_truncate(seq, n)
 
     def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False) -> bool:
         """As the inner one."""
@@ -76,11 +80,11 @@ class AroundPolicy(Policy):
         """As the inner one."""
         return self.inner.allocate(step, views=views)
 
-    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
-        """Nothing: what is taken in a leap would not be seen."""
+    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
+        """Nothing: what is taken in a fast-forward would not be seen."""
         return None
 
-    def crew(self) -> Crew[Any] | None:
+    def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """Nobody, for the same reason."""
         return None
 

@@ -23,8 +23,8 @@ from policies.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from policies.fast_forward.forecast import Leap
-    from policies.fast_forward.lockstep import Crew
+    from policies.fast_forward.forecast import FastForward
+    from policies.fast_forward.lockstep import LockstepBatch
     from policies.paging.eviction import Eviction, FreeOrder
 
 Kernel = Literal["masked", "tiled", "gather", "sliced"]
@@ -101,13 +101,13 @@ class Policy(ABC):
     kernel: Kernel
     block_size: int = 1
     """Cells that are handed out together."""
-    endless: bool = False
+    unbounded: bool = False
     """Whether a sequence may go on for ever in a bounded number of cells, forgetting its oldest tokens."""
 
     moves_cells: bool = False
     """Whether it may ever ask for cells to be copied, so that what that costs must be known."""
 
-    makes_room: bool = False
+    can_free_while_decoding: bool = False
     """Whether decode steps may let in who had to wait: by giving up cells, or by forgetting what it would share."""
 
     @property
@@ -124,7 +124,7 @@ class Policy(ABC):
 
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why such a sequence could not be served even if it had the cache to itself, with the sizes; or None."""
-        if self.endless or plan.final_tokens <= self.longest:
+        if self.unbounded or plan.final_tokens <= self.longest:
             return None
         sizes = f"{plan.prompt_tokens} prompt tokens, {plan.final_tokens} in all"
         return f"the request needs {plan.final_tokens} cells ({sizes}), a sequence can have {self.longest}"
@@ -136,7 +136,7 @@ class Policy(ABC):
         """
         return 0
 
-    def keeps(self, seq: int, n: int) -> int:
+    def can_truncate(self, seq: int, n: int) -> int:
         """With how many of its first ``n`` tokens a sequence could go on if the rest were freed: ``n``, or 0 where
         the layout cannot give up a tail, or has given up what they would have to see."""
         return 0
@@ -178,13 +178,13 @@ class Policy(ABC):
         Raises ``NoSlot`` when there is no room.
         """
 
-    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """What at most ``n`` steps in a row would read and take, the first of them this one, the others the same
         sequences a token further; as many as can be placed before something is to be decided: a search, a compaction,
         a failure. None: that cannot be told, or is not worth it. Changes nothing."""
         return None
 
-    def crew(self) -> Crew[Any] | None:
+    def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """Who decodes in lockstep here; None where the layout knows no such thing. The same at every call. While a
         sequence is a member, nobody else may place tokens for it."""
         return None
@@ -231,7 +231,7 @@ class Policy(ABC):
         """The whole cache of a group, cell by cell; shape of its arrays: (groups[group].cells,)."""
 
     def first_owners(self, group: int = 0) -> IntArray:
-        """Shape (groups[group].cells,): the smallest sequence in each cell, -1 where it holds no token; for films.
+        """Shape (groups[group].cells,): the smallest sequence in each cell, -1 where it holds no token; for snapshots.
 
         As the whole map says, for those who know it at less expense than a set for every cell.
         """

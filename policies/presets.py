@@ -10,9 +10,9 @@ from importlib.metadata import EntryPoint, entry_points
 from policies.compaction.compactors import pack
 from policies.compaction.triggers import Adaptive, Idle, OnFailure, Threshold
 from policies.layouts import llamacpp
-from policies.layouts.multi_stream import CacheSpec, SplitPolicy
+from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from policies.layouts.paged import PagedPolicy
-from policies.layouts.prompt_decode_regions import SplitRegionsPolicy
+from policies.layouts.prompt_decode_regions import PromptDecodeRegionsPolicy
 from policies.layouts.sequence_regions import GrowingPolicy, OraclePolicy, ReservedPolicy, RingPolicy
 from policies.layouts.unified import UnifiedPolicy
 from policies.paging.eviction import FreeBlocks, Future, Keys, LowestFirst, Stack, free_blocks
@@ -72,13 +72,13 @@ def _streams(name: str, config: CacheConfig) -> Policy:
     size = config.cells // config.sequences
     if size < 1:
         raise ValueError(f"{config.cells} cells cannot be shared out over {config.sequences} streams")
-    return SplitPolicy(name, config, [CacheSpec(size, min(_TODAY_PAD, size))], n_streams=config.sequences)
+    return MultiStreamPolicy(name, config, [CacheSpec(size, min(_TODAY_PAD, size))], n_streams=config.sequences)
 
 
 def _llamacpp_today(name: str, config: CacheConfig) -> Policy:
     if not config.unified:
         return _streams(name, config)
-    return SplitPolicy(name, config, [CacheSpec(config.cells, _TODAY_PAD)])
+    return MultiStreamPolicy(name, config, [CacheSpec(config.cells, _TODAY_PAD)])
 
 
 def _sliding_window(name: str, config: CacheConfig) -> Policy:
@@ -89,7 +89,7 @@ def _sliding_window(name: str, config: CacheConfig) -> Policy:
         CacheSpec(size, _TODAY_PAD, share=0.5),
         CacheSpec(window, _TODAY_PAD, window=config.window, share=0.5),
     ]
-    return SplitPolicy(name, config, caches, n_streams=streams)
+    return MultiStreamPolicy(name, config, caches, n_streams=streams)
 
 
 def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
@@ -313,7 +313,7 @@ PRESETS = (
         "tiled",
         ("sort_batch",),
         "ours",
-        SplitRegionsPolicy,
+        PromptDecodeRegionsPolicy,
     ),
     Preset(
         "threshold-compaction",

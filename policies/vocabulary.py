@@ -244,8 +244,8 @@ class Usage:
     """Cells that no other sequence can take: stored, or reserved and still empty."""
     placeable: int
     """The most tokens that one sequence could be given in one micro-batch now."""
-    free_runs: int
-    largest_free_run: int
+    free_extents: int
+    largest_free_extent: int
     span: int
     """One past the highest stored cell: what attention over all cells must read."""
     cached: int = 0
@@ -298,12 +298,12 @@ class RelativeCosts:
     """One cell moved."""
 
 
-def split(step: Sequence[Chunk], n_ubatch: int, beside: int = 0) -> list[tuple[Chunk, ...]]:
+def split_batch(step: Sequence[Chunk], n_ubatch: int, lockstep_tokens: int = 0) -> list[tuple[Chunk, ...]]:
     """Cut a step into micro-batches of at most ``n_ubatch`` tokens, in order, as llama.cpp does; ``beside``: fewer than
     that, and so many less in the first."""
     batches: list[tuple[Chunk, ...]] = []
     current: list[Chunk] = []
-    room = n_ubatch - beside
+    room = n_ubatch - lockstep_tokens
     for seq, start, n, also in step:
         while n > 0:
             take = min(n, room)

@@ -21,7 +21,7 @@ from policies import CacheConfig, Chunk, Policy, SequencePlan, available
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model
 from real_engine.model import Attend, Floats, Ints, Transformer
-from workloads import stream
+from workloads import named_rng
 
 PAIRS: tuple[tuple[Storage, Storage], ...] = (
     *((storage, storage) for storage in STORAGES),
@@ -177,7 +177,7 @@ def _text(loaded: LoadedModel, tokens: int | None, seed: int) -> tuple[Ints, str
         raise UserError(f"{tokens} tokens; at least 2 are needed, one to read and one to foretell")
     if loaded.tokenizer is None:
         vocabulary = loaded.transformer.shape.vocabulary
-        ids = stream(seed, "accuracy").integers(0, vocabulary, _RANDOM_TOKENS)
+        ids = named_rng(seed, "accuracy").integers(0, vocabulary, _RANDOM_TOKENS)
         described = f"random tokens, seed {seed}"
     else:
         page = files("real_engine").joinpath(_TEXT).read_text(encoding="utf-8")

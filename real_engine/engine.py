@@ -15,7 +15,7 @@ from real_engine.copies import CopyKernel, carry_out
 from real_engine.model import Floats, Ints, Transformer, rotary_table, rotate
 from real_engine.storage import store
 from real_engine.texts import Texts
-from workloads import stream
+from workloads import named_rng
 
 
 class Engine(Texts):
@@ -59,7 +59,7 @@ class Engine(Texts):
 
         Memory that was never written to is one page of zeros however often it is mapped: reading it is faster.
         """
-        rng = stream(self._seed, "cells")
+        rng = named_rng(self._seed, "cells")
         for kept in (*self.keys, *self.values):
             heads, cells = kept.arrays[0].shape[:2]
             kept.write(slice(0, cells), rng.standard_normal((heads, cells, self.model.shape.d_head), dtype=np.float32))

@@ -27,8 +27,8 @@ from kvsim.model.engine_shapes import ModelShape, Storage, gguf_path
 from kvsim.model.gguf_file import read_header
 from policies import CacheConfig, Chunk, MicroBatch, Policy, SequencePlan, available
 from policies.layouts.sequence_regions import GrowingPolicy
-from real_engine.apart import ask_apart
 from real_engine.engine import Engine
+from real_engine.isolated import ask_isolated
 from real_engine.kernels import BLOCK
 from real_engine.loading import load_model
 from real_engine.model import Floats, Transformer
@@ -217,7 +217,7 @@ def measure(setup: SetUp) -> Footprint:
     # One BLAS thread: each further one would have buffers of its own.
     one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     huge = {"NUMPY_MADVISE_HUGEPAGE": str(int(setup.huge_pages))}
-    answer = ask_apart(
+    answer = ask_isolated(
         "real_engine.footprint",
         asdict(setup),
         f"model {setup.model}: the process that was to be measured failed",

@@ -16,7 +16,7 @@ from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model
 from real_engine.model import Floats, Ints, Transformer
 from real_engine.tokenizer import PRE_TOKENIZERS, Message, Tokenizer
-from workloads import Request, stream
+from workloads import Request, named_rng
 
 _SEQ = 0
 """The only sequence."""
@@ -46,7 +46,7 @@ class PromptedEngine(Engine):
         self.given = tuple(prompt)
         """The prompt."""
         self._temperature = temperature
-        self._noise = stream(seed, "sampling")
+        self._noise = named_rng(seed, "sampling")
 
     def prompt(self, request: Request) -> list[int]:
         """The given one."""
@@ -192,7 +192,7 @@ def generate(
     if not _CELLS[0] <= cells <= _CELLS[1]:
         raise UserError(f"{cells} cells; from {_CELLS[0]} to {_CELLS[1]} are accepted")
     built = _build(policy, cells, total, model.transformer.shape.n_layers)
-    if model.context is not None and total > model.context and not built.endless:
+    if model.context is not None and total > model.context and not built.unbounded:
         asked = f"a prompt of {len(tokens)} and {n} more exceed them"
         raise UserError(f"model {model.name} was trained on {model.context} tokens; {asked}")
     plan = SequencePlan(len(tokens), total, total)

@@ -28,7 +28,7 @@ import numpy as np
 
 from kvsim.errors import UserError
 from policies.layouts.llamacpp import run_limit
-from real_engine.apart import ask_apart
+from real_engine.isolated import ask_isolated
 from real_engine.llama_library import Cells, Context, Ints, Library, LlamaModel, Settings, digits_alike
 
 Study = Literal["holes", "defragmentation", "shift"]
@@ -80,7 +80,7 @@ class Answer:
 def ask(question: Question) -> Answer:
     """Measure in a new process. Raises ``UserError``."""
     failed = f"{question.path}: the process that ran llama.cpp failed"
-    answer = ask_apart("real_engine.llama_studies", asdict(question), failed)
+    answer = ask_isolated("real_engine.llama_studies", asdict(question), failed)
     return Answer(**{**answer, "rows": tuple(answer["rows"])})
 
 

@@ -1,6 +1,6 @@
 """The third backend: the server drives the real llama.cpp, step by step, under a stopwatch.
 
-llama.cpp chooses its cells itself. So a policy that describes it decides beside it (``Followed``): whatever the
+llama.cpp chooses its cells itself. So a policy that describes it decides beside it (``MirroredPolicy``): whatever the
 scheduler asks of the policy is done in llama.cpp too, and wherever llama.cpp shows its cells they are compared.
 """
 
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kvsim.errors import Parted, UserError
+from kvsim.errors import Divergence, UserError
 from policies import Chunk, MicroBatch, Moves, NoSlot, Policy, Transfer
 from policies.cells.arena import Arena
-from policies.delegating import AroundPolicy
-from policies.layouts.multi_stream import Rejected, SplitPolicy
+from policies.delegating import DelegatingPolicy
+from policies.layouts.multi_stream import MultiStreamPolicy, Rejected
 from policies.layouts.unified import UnifiedPolicy
 from real_engine.llama_library import SEVERAL, Cells, Context, Era, Ints, LlamaModel, Row, Settings, digits_alike
 from real_engine.texts import Texts
@@ -67,10 +67,10 @@ class Comparison:
     """Steps before or after which there was one."""
 
 
-class Followed(AroundPolicy):
+class MirroredPolicy(DelegatingPolicy):
     """A policy that describes llama.cpp; llama.cpp does after it whatever changes its sequences."""
 
-    def __init__(self, inner: UnifiedPolicy | SplitPolicy, context: Context, offset: int = 0):
+    def __init__(self, inner: UnifiedPolicy | MultiStreamPolicy, context: Context, offset: int = 0):
         """``offset``: what llama.cpp's sequence numbers have more than ours."""
         super().__init__(inner)
         self.context = context
@@ -86,7 +86,7 @@ class Followed(AroundPolicy):
         inner = self.inner
         if isinstance(inner, UnifiedPolicy):
             return {(0, 0): self._state(inner.arena)}
-        assert isinstance(inner, SplitPolicy)
+        assert isinstance(inner, MultiStreamPolicy)
         arenas = inner.arenas
         return {(c, s): self._state(arena) for c, streams in enumerate(arenas) for s, arena in enumerate(streams)}
 
@@ -165,7 +165,7 @@ class LlamaCpp(Texts):
 
     wants_views = False
 
-    def __init__(self, policy: Followed, seed: int):
+    def __init__(self, policy: MirroredPolicy, seed: int):
         super().__init__(policy.context.model.vocabulary, seed)
         self.policy = policy
         self.context = policy.context
@@ -174,7 +174,7 @@ class LlamaCpp(Texts):
         """Whether cells that are shown are compared, and a difference ends the run."""
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Run the step, and share its seconds out. Raises ``Parted``."""
+        """Run the step, and share its seconds out. Raises ``Divergence``."""
         policy, context = self.policy, self.context
         rows: list[Row] = []
         last: dict[tuple[int, int], int] = {}
@@ -194,7 +194,7 @@ class LlamaCpp(Texts):
         seconds += self._say(batches, last)
         self._look(step, returned)
         if returned != policy.expected:
-            raise Parted(
+            raise Divergence(
                 f"llama_decode of {len(rows)} tokens returned {returned}, {policy.name} expects {policy.expected}"
             )
         total = sum(batch.n_tokens for batch in batches)
@@ -202,11 +202,11 @@ class LlamaCpp(Texts):
 
     def move(self, moves: Moves) -> float:
         """Nothing: policies that describe llama.cpp move nothing by themselves."""
-        raise Parted(f"{self.policy.name} moves {moves.n_cells} cells, which llama.cpp does not do")
+        raise Divergence(f"{self.policy.name} moves {moves.n_cells} cells, which llama.cpp does not do")
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
         """Nothing: they have no host tier."""
-        raise Parted(f"{self.policy.name} copies to or from a host tier, which llama.cpp does not have")
+        raise Divergence(f"{self.policy.name} copies to or from a host tier, which llama.cpp does not have")
 
     def _say(self, batches: Sequence[MicroBatch], last: dict[tuple[int, int], int]) -> float:
         """Append what is said behind the chunks that ran; the seconds that finding it took."""
@@ -234,7 +234,7 @@ class LlamaCpp(Texts):
             if not era_b:
                 scribe.saw(shown)
         if era_b and context.settings.show_cells and returned == DONE and not shown:
-            raise Parted(f"{context.library.name} shows none of its cells, or not as it did when this was written")
+            raise Divergence(f"{context.library.name} shows none of its cells, or not as it did when this was written")
         if self.checks and shown:
             self._compare(shown, self.policy.before if era_b else self.policy.states())
 
@@ -263,7 +263,9 @@ class LlamaCpp(Texts):
             state = ours[cells.cache, cells.stream]
             differing = _difference(cells, state)
             if differing is not None:
-                raise Parted(f"cache {cells.cache}, stream {cells.stream}, step {self.compared.steps + 1}: {differing}")
+                raise Divergence(
+                    f"cache {cells.cache}, stream {cells.stream}, step {self.compared.steps + 1}: {differing}"
+                )
         self.compared.streams += len(shown)
         self.compared.steps += bool(shown)
 
@@ -293,20 +295,22 @@ def _end(stop: int | None) -> int:
     return -1 if stop is None else stop
 
 
-def settings_of(policy: Policy, settings: Settings, era: Era) -> tuple[UnifiedPolicy | SplitPolicy, Settings, int]:
+def settings_of(
+    policy: Policy, settings: Settings, era: Era
+) -> tuple[UnifiedPolicy | MultiStreamPolicy, Settings, int]:
     """The policy, the settings that make llama.cpp's cache like its own, and what to add to sequence numbers.
 
     ``settings`` has what the policy does not say. Raises ``UserError`` where llama.cpp has no such cache.
     """
-    if policy.name not in POLICIES[era] or not isinstance(policy, UnifiedPolicy | SplitPolicy):
+    if policy.name not in POLICIES[era] or not isinstance(policy, UnifiedPolicy | MultiStreamPolicy):
         raise UserError(
             f"llama.cpp hands out its cells itself; this version does it as {' or '.join(POLICIES[era])}, "
             f"not as {policy.name}"
         )
     if policy.kernel not in ("masked", "tiled"):
         raise UserError(f"llama.cpp has no kernel {policy.kernel!r}; masked and tiled (flash attention) are accepted")
-    streams = policy.n_streams if isinstance(policy, SplitPolicy) else 1
-    windows = isinstance(policy, SplitPolicy) and len(policy.caches) > 1
+    streams = policy.n_streams if isinstance(policy, MultiStreamPolicy) else 1
+    windows = isinstance(policy, MultiStreamPolicy) and len(policy.caches) > 1
     settings = replace(settings, cells=policy.capacity, unified=streams == 1, flash_attention=policy.kernel == "tiled")
     offset = 0
     if settings.show_cells and streams == 1:
@@ -320,11 +324,11 @@ def follow(model: LlamaModel, policy: Policy, settings: Settings, seed: int) -> 
     """A backend, and (``backend.policy``) the policy that it must be driven with. Raises ``UserError``."""
     own, settings, offset = settings_of(policy, settings, model.library.era)
     context = Context(model, settings)
-    made = tuple(spec.size for spec in own.caches) if isinstance(own, SplitPolicy) else (own.capacity,)
+    made = tuple(spec.size for spec in own.caches) if isinstance(own, MultiStreamPolicy) else (own.capacity,)
     if context.sizes != made:
         context.close()
         raise UserError(
             f"{model.path.name}: llama.cpp makes caches of {' and '.join(map(str, context.sizes))} cells, "
             f"policy {own.name} of {' and '.join(map(str, made))}"
         )
-    return LlamaCpp(Followed(own, context, offset), seed)
+    return LlamaCpp(MirroredPolicy(own, context, offset), seed)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvsim.model.engine_shapes import ModelShape
 from real_engine.weights import Matrix, WeightForm, pack
-from workloads import stream
+from workloads import named_rng
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -52,7 +52,7 @@ class Transformer:
     @staticmethod
     def random(shape: ModelShape, seed: int, weights: WeightForm = "f32") -> Transformer:
         """Seeded normal weights, scaled so that every layer changes the text that comes out."""
-        rng = stream(seed, "weights")
+        rng = named_rng(seed, "weights")
 
         def normal(inputs: int, outputs: int, gain: float = 1.0) -> Floats:
             drawn: Floats = (rng.standard_normal((inputs, outputs)) * (gain / np.sqrt(inputs))).astype(np.float32)

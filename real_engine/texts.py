@@ -8,7 +8,7 @@ import numpy as np
 
 from policies import Chunk
 from real_engine.model import Ints
-from workloads import Request, stream
+from workloads import Request, named_rng
 
 
 class Texts:
@@ -30,7 +30,7 @@ class Texts:
         if request.content:
             tokens = [self._text(*segment) for segment in request.content]
             return [int(t) for t in np.concatenate(tokens)[: request.prompt_tokens]]
-        rng = stream(self._seed, f"prompt {request.id}")
+        rng = named_rng(self._seed, f"prompt {request.id}")
         return [int(t) for t in rng.integers(0, self._vocabulary, request.prompt_tokens)]
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:

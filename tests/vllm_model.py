@@ -254,12 +254,12 @@ class Scheduler:
     """Steps of a server, and what the manager was asked meanwhile."""
 
     def __init__(
-        self, manager, *, budget, seats, most, priority=False, whole=True, chunked=True, threshold=0, careful=False
+        self, manager, *, budget, slots, most, priority=False, whole=True, chunked=True, threshold=0, careful=False
     ):
         """``careful``: unlike vLLM, blocks that a request was given in the step that preempts it lose their ids, since
         what these say was never computed."""
         self.careful = careful
-        self.manager, self.budget, self.seats, self.most = manager, budget, seats, most
+        self.manager, self.budget, self.slots, self.most = manager, budget, slots, most
         self.priority, self.whole, self.chunked, self.threshold = priority, whole, chunked, threshold
         self.running, self.waiting, self.calls = [], [], []
 
@@ -320,7 +320,7 @@ class Scheduler:
                 step[request] = n
                 budget -= n
                 at += 1
-        while not preempted and self.waiting and budget and len(self.running) < self.seats:
+        while not preempted and self.waiting and budget and len(self.running) < self.slots:
             request = self.waiting[0]
             hit = self.manager.lookup(request.name)
             self.calls.append(["L", request.name, len(hit) * self.manager.size, hit])
@@ -369,11 +369,11 @@ def record_scheduler(seed, steps=250, blocks=16, size=4, **keys):
     """A header and so many steps, in which requests come and a few go before their time."""
     rng = random.Random(seed)
     own = {key: keys.pop(key) for key in ("caching", "watermark", "window") if key in keys}
-    keys = {"budget": 24, "seats": 5, "most": 10**6, **keys}
+    keys = {"budget": 24, "slots": 5, "most": 10**6, **keys}
     scheduler = Scheduler(Manager(blocks, size, **own), **keys)
     header = {"type": "header", "kind": "scheduler", "vllm": "a model", "num_blocks": blocks, "block_size": size}
     header |= {"caching": own.get("caching", True), "watermark": own.get("watermark", 0.0)}
-    header |= {"budget": keys["budget"], "max_seqs": keys["seats"], "max_model_len": keys["most"]}
+    header |= {"budget": keys["budget"], "max_seqs": keys["slots"], "max_model_len": keys["most"]}
     header |= {"chunked": scheduler.chunked, "long_thr": scheduler.threshold}
     header |= {"policy": "priority" if scheduler.priority else "fcfs"}
     header |= {"window": own["window"]} if "window" in own else {}

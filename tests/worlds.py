@@ -15,7 +15,7 @@ import joblib
 import simpy
 
 from kvsim.cli import app as cli
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Inbox, send
 from kvsim.simulation.backend import PassByPass
 from kvsim.simulation.job import Job
@@ -62,13 +62,13 @@ class Diary(GivenTimes):
     """Between the tiers, by no pass: ahead of their use."""
     copying: Callable[[Sequence[Transfer]], float] = lambda _: 0.0
     """Seconds that such copies take."""
-    _seated: dict[int, int] = field(default_factory=dict)
+    _by_slot: dict[int, int] = field(default_factory=dict)
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
-        self._seated[seq] = request.id
+        self._by_slot[seq] = request.id
 
     def forward(self, batch: MicroBatch) -> float:
-        self.steps.append([(self._seated[chunk.seq], chunk.start, chunk.n) for chunk in batch.chunks])
+        self.steps.append([(self._by_slot[chunk.seq], chunk.start, chunk.n) for chunk in batch.chunks])
         return super().forward(batch)
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
@@ -116,7 +116,7 @@ class Given:
 
 def scenario(**keys: Any) -> Scenario:
     """The default scenario with keys changed, as in ``load``."""
-    return load({}, **keys)
+    return load_scenario({}, **keys)
 
 
 def serve(

@@ -11,7 +11,7 @@ from workloads.generators.modulated import diurnal_gaps, modulated_gaps
 from workloads.generators.sessions import MAX_TURNS, Sessions, Tools
 from workloads.generators.synthetic import Synthetic
 from workloads.request import BadRowError, Request, Segment, Workload, WorkloadError, answer_of
-from workloads.streams import stream
+from workloads.rng import named_rng
 from workloads.traces.azure import AzureTrace
 from workloads.traces.burstgpt import BurstGptTrace
 from workloads.traces.kinds import KINDS, open_trace, sniff
@@ -56,11 +56,11 @@ __all__ = [
     "empirical_gaps",
     "gamma_gaps",
     "modulated_gaps",
+    "named_rng",
     "no_gaps",
     "open_trace",
     "part_seed",
     "poisson_gaps",
     "sniff",
-    "stream",
     "weibull_gaps",
 ]

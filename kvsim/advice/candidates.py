@@ -20,9 +20,9 @@ from kvsim.experiments.traffic import Needs
 from kvsim.model.architectures import AttentionGroup, ModelPlanShape, plan_shape
 from kvsim.model.engine_shapes import BYTES_PER_NUMBER, SHAPES, STORAGES, Storage
 from kvsim.model.storage_types import show_bytes
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from policies import Preset, available
-from workloads import stream
+from workloads import named_rng
 
 Home = Literal["llamacpp", "vllm", "research"]
 """Where a setting can be typed in; ``research``: in no engine that we know."""
@@ -215,7 +215,7 @@ def _spread(family: Family, members: Sequence[Candidate], seed: int) -> list[Can
     """The members in an order whose every beginning is spread over the grid."""
     sizes = np.array([len(values) for values in family.axes.values()])
     by_place = {c.place: c for c in members}
-    rng = stream(seed, f"candidates of {family.name}")
+    rng = named_rng(seed, f"candidates of {family.name}")
     points = 2 ** max(4, math.ceil(math.log2(4 * int(sizes.prod()))))
     drawn = qmc.Sobol(len(sizes), rng=rng).random(points)
     order = dict.fromkeys(tuple(int(i) for i in place) for place in (drawn * sizes).astype(int))
@@ -353,7 +353,7 @@ class _Builder:
         # A slot has its share of the context where there is a cache for each, and in 2024's llama.cpp anyhow.
         share = not family.keys.get("cache__unified", True) or family.name == LLAMACPP_2024
         own_context = cells // slots if share else cells if family.home == "llamacpp" else context
-        scenario = load(
+        scenario = load_scenario(
             self.base,
             **family.keys,
             cache__cells=cells,

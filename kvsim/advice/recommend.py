@@ -29,8 +29,7 @@ from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic, read_traffic
 from kvsim.experiments.workers import each
 from kvsim.model.storage_types import read_bytes
-from kvsim.scenario.scenario import Scenario
-from kvsim.scenario.scenario import load as load_scenario
+from kvsim.scenario.scenario import Scenario, load_scenario
 from workloads import sniff
 
 RecommendProgress = Callable[[int, int, int], None]
@@ -199,13 +198,13 @@ class _Search:
         top = self._climb(sample, standing, None)
         self._refine(sample, standing)
         by_number = {c.number: c for c in self.space.candidates}
-        beside: dict[int, Candidate] = {}
+        mixed_step: dict[int, Candidate] = {}
         for number in sorted(standing, key=lambda n: (standing[n].key, by_number[n].memory_bytes, n)):
             for c in self.space.neighbours(by_number[number]):
-                if c.number not in standing and len(beside) < self.budget.neighbours:
-                    beside[c.number] = c
+                if c.number not in standing and len(mixed_step) < self.budget.neighbours:
+                    mixed_step[c.number] = c
         self._later -= self.budget.neighbours * 2
-        self._climb(list(beside.values()), standing, top)
+        self._climb(list(mixed_step.values()), standing, top)
         self._refine([by_number[n] for n in standing], standing)
         self.tried = set(standing)
         for c in self.space.candidates:
@@ -227,10 +226,10 @@ class _Search:
         while alive:
             share = self._share(self.budget.short)
             found = self._make([Trial(c.number, scout, c.scenario, share, 2.0**level) for c in alive])
-            outcomes = {trial.number: outcome for trial, outcome in found}
+            latencies = {trial.number: outcome for trial, outcome in found}
             passing = []
             for c in alive:
-                outcome = outcomes[c.number]
+                outcome = latencies[c.number]
                 met = outcome.met(self.slo)
                 standing[c.number] = _Standing(level - (not met), level, outcome.factor(self.slo), outcome)
                 if met:
@@ -277,8 +276,8 @@ class _Search:
         loads = self._stretch(trials, self.budget.steps - 2)
         keys = {}
         for c in dozen:
-            outcomes = [outcome for trial, outcome in found if trial.number == c.number]
-            met, worst = all(o.met(self.slo) for o in outcomes), max(o.factor(self.slo) for o in outcomes)
+            latencies = [outcome for trial, outcome in found if trial.number == c.number]
+            met, worst = all(o.met(self.slo) for o in latencies), max(o.factor(self.slo) for o in latencies)
             load = loads.get((c.number, several[0]), 0.0)
             keys[c.number] = (not met, -load, 0.0 if load else worst, -c.width, c.memory_bytes, c.number)
         ordered = sorted(dozen, key=lambda c: keys[c.number])
@@ -288,8 +287,8 @@ class _Search:
                 missed, load, worst = keys[c.number][:3]
                 reach = f"sustains {-load:.2f} x the load in one replication; others more" if load else ""
                 if missed:
-                    outcomes = [o for trial, o in found if trial.number == c.number and not o.met(self.slo)]
-                    self.fates[c.number] = _miss(max(outcomes, key=lambda o: o.factor(self.slo)), self.slo)
+                    latencies = [o for trial, o in found if trial.number == c.number and not o.met(self.slo)]
+                    self.fates[c.number] = _miss(max(latencies, key=lambda o: o.factor(self.slo)), self.slo)
                 else:
                     self.fates[c.number] = Fate("dominated", reach or f"worst bound at {worst:.2f} of its limit")
         return few
@@ -302,12 +301,12 @@ class _Search:
         loads = self._stretch(
             [Trial(c.number, r, c.scenario, 1.0, 1.0) for c in few for r in all_of_them], self.budget.steps
         )
-        outcomes = {(trial.number, trial.replication): outcome for trial, outcome in found}
+        latencies = {(trial.number, trial.replication): outcome for trial, outcome in found}
         return [
             Finalist(
                 c,
                 self.slo,
-                tuple(outcomes[c.number, r] for r in all_of_them),
+                tuple(latencies[c.number, r] for r in all_of_them),
                 tuple(loads[c.number, r] for r in all_of_them) if loads else (),
             )
             for c in few

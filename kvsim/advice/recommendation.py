@@ -61,7 +61,7 @@ class Finalist:
 
     candidate: Candidate
     slo: Slo
-    outcomes: tuple[Outcome, ...]
+    latencies: tuple[Outcome, ...]
     """At the load asked about, one for each replication."""
     loads: tuple[float, ...]
     """The largest that meet the service level, as multiples of the load asked about, one for each replication; 0: none
@@ -72,7 +72,7 @@ class Finalist:
         """Means over the replications of whatever all of them can say; latencies in seconds."""
         found = {}
         for measure in (*LATENCY_MEASURES, "failed_share", "truncated_share", "throughput_tokens_per_s"):
-            values = [outcome.measures.get(measure) for outcome in self.outcomes]
+            values = [outcome.measures.get(measure) for outcome in self.latencies]
             known = [value for value in values if value is not None]
             if len(known) == len(values):
                 found[measure] = over_replications(known)
@@ -86,7 +86,7 @@ class Finalist:
     @cached_property
     def verdict(self) -> Verdict:
         """Whether it meets the service level at the load asked about."""
-        if any(outcome.error or not outcome.settled for outcome in self.outcomes) or not self.slo.met(self.means):
+        if any(outcome.error or not outcome.settled for outcome in self.latencies) or not self.slo.met(self.means):
             return "not"
         highs = {measure: interval.high for measure, interval in self.measures.items()}
         return "surely" if self.slo.met(highs) else "likely"
@@ -191,7 +191,7 @@ class Recommendation:
         if one.sustained and two.sustained:
             return Lead(_ratio(np.log(one.loads), np.log(two.loads)), "load")
         measure = one.slo.asked[0].measure
-        values = [[o.measures.get(measure) or 0.0 for o in each.outcomes] for each in (one, two)]
+        values = [[o.measures.get(measure) or 0.0 for o in each.latencies] for each in (one, two)]
         if not np.array(values).all():
             return None
         return Lead(_ratio(np.log(values[0]), np.log(values[1])), measure)
@@ -302,7 +302,7 @@ class Recommendation:
         if not self.traffic.scalable:
             found.append("everything arrives at once, so that there is no load to change")
         for f in self.best:
-            for warning in dict.fromkeys(w for outcome in f.outcomes for w in outcome.warnings):
+            for warning in dict.fromkeys(w for outcome in f.latencies for w in outcome.warnings):
                 found.append(f"{f.candidate.label}: {warning}")
         return list(dict.fromkeys(found))
 

@@ -8,7 +8,7 @@ from typing import Any
 from kvsim.advice.workload_fit import WorkloadFit, fit
 from kvsim.errors import UserError
 from kvsim.scenario.named_workloads import NAMED
-from kvsim.scenario.scenario import Scenario, builtin_names, load
+from kvsim.scenario.scenario import Scenario, builtin_names, load_scenario
 from workloads import Workload, open_trace
 from workloads.fitting.statistics import Statistics, describe
 
@@ -27,8 +27,8 @@ def open_stream(source: str | Path | Scenario, kind: str | None = None, **option
     if options:
         raise UserError(f"{name}: {next(iter(options))} is an option of trace files; a scenario says so itself")
     if name in NAMED:
-        source = load({"name": name, "workload": {"kind": "named", "name": name}})
-    scenario = load(source)
+        source = load_scenario({"name": name, "workload": {"kind": "named", "name": name}})
+    scenario = load_scenario(source)
     return scenario.build_workload(), scenario.name
 
 

@@ -124,7 +124,7 @@ def _run(scenario: Scenario) -> tuple[Result, tuple[str, ...]]:
     """As ``simulation.run``, which would read the scenario again, and with it the trace."""
     costs = cost_model(scenario, _profile(scenario.machine.profile, scenario.folder))
     policy = build_policy(scenario, None, costs)
-    recorder = Recorder(None, detail="requests", film=False)
+    recorder = Recorder(None, detail="requests", snapshots=False)
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
     result, _ = drive(scenario, policy, backend, recorder, costs.profile.name)
     return result, tuple(costs.warnings())

@@ -17,7 +17,7 @@ from kvsim.advice.remedies import FAILURES, REMEDIES, Remedy, failure_kind
 from kvsim.costs.costs import FloatArray
 from kvsim.errors import UserError
 from kvsim.results import writable
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.recorder import Progress, Result
 from kvsim.simulation.run import run
 from kvsim.simulation.time_breakdown import SECONDS
@@ -59,7 +59,7 @@ _DOING = {
     "moves_s": "compaction",
     "transfers_s": "copies to and from the host",
 }
-"""What a server may be doing while requests wait: the terms of ``ledger.TERMS``."""
+"""What a server may be doing while requests wait: the terms of ``time breakdown.TERMS``."""
 _CURED = {"useful_s": "context", "holes_s": "holes", "moves_s": "compaction", "transfers_s": "transfers"}
 
 
@@ -76,8 +76,8 @@ class Contrast:
     interval_s: tuple[float, float] | None
     """Of the difference of the mean latencies, 95 %; None where the groups were chosen by latency itself."""
     doing: pd.Series[float]
-    """What the server did while those of the second group waited for a slot or for cells: shares of ``ledger.TERMS``;
-    empty where nobody waited, or that is not known."""
+    """What the server did while those of the second group waited for a slot or for cells: shares of ``time
+    breakdown.TERMS``; empty where nobody waited, or that is not known."""
 
     @property
     def means_s(self) -> tuple[float, float]:
@@ -245,7 +245,7 @@ def why(
             policy, note = _compared(source)
     if isinstance(source, (str, Path, Scenario)):
         name = source.name if isinstance(source, Scenario) else str(source)
-        found = diagnose(run(load(source), policy, detail="tables", progress=progress), name)
+        found = diagnose(run(load_scenario(source), policy, detail="tables", progress=progress), name)
         return replace(found, note=note)
     if isinstance(source, Comparison):
         return _of_comparison(source, policy, progress)
@@ -254,7 +254,7 @@ def why(
             raise UserError(f"the result is of policy {source.policy!r}, not {policy!r}")
         return diagnose(source, source.scenario.name)
     name = source.scenario.name
-    causes = _seats_only(source.causes) if source.scenario.server.scheduler == "static" else source.causes
+    causes = _slots_only(source.causes) if source.scenario.server.scheduler == "static" else source.causes
     return _measured(name, name, {str(p): rows for p, rows in causes.groupby("policy", sort=False)}, policy)
 
 
@@ -262,13 +262,13 @@ def diagnose(result: Result, source: str) -> Diagnosis:
     """The same of a finished run that kept tables. Raises ``UserError``."""
     rows, requests = result.causes.assign(machine_s=0.0), result.requests
     if result.scenario.server.scheduler == "static":
-        rows = _seats_only(rows)
+        rows = _slots_only(rows)
     errors = _grouped(requests.loc[requests["status"] == "failed", "error"].astype(str))
     return _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, errors)
 
 
-def _seats_only(causes: pd.DataFrame) -> pd.DataFrame:
-    """The same where a batch is served before the next: its empty seats are not free, so nobody waits for cells."""
+def _slots_only(causes: pd.DataFrame) -> pd.DataFrame:
+    """The same where a batch is served before the next: its empty slots are not free, so nobody waits for cells."""
     return causes.assign(queueing_s=causes["queueing_s"] + causes["cells_s"], cells_s=0.0)
 
 
@@ -303,7 +303,7 @@ def _compared(scenario_file: Path) -> tuple[str | None, str]:
         raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: not what kvsim compare writes") from None
-    return _choose(load(scenario_file).cache.policy, means)
+    return _choose(load_scenario(scenario_file).cache.policy, means)
 
 
 def _choose(own: str, means: Mapping[str, float | None]) -> tuple[str, str]:

@@ -191,7 +191,7 @@ def fit(
     else:
         tick = statistics.tick_s
         if tick is not None:
-            arrivals = unticked(arrivals, tick, workloads.stream(seed, "ticks"))
+            arrivals = unticked(arrivals, tick, workloads.named_rng(seed, "ticks"))
             notes.append(
                 f"the clock ticks every {tick:.3g} s, and the requests of a tick come at once: they were strewn over "
                 "it, so that the model knows nothing of bursts below it"
@@ -259,7 +259,7 @@ def _fit_by_prompt(stream: StreamColumns, correlation: float, output: LengthFit)
     if len(edges) == 0 or min(map(len, parts)) < _ENOUGH or len(np.unique(stream.output_tokens)) == 1:
         return None
     # What a Gaussian copula makes of each tenth, from as many draws as there are requests.
-    rng = workloads.stream(0, "copula")
+    rng = workloads.named_rng(0, "copula")
     r = 2 * np.sin(np.pi * correlation / 6)
     first, second = rng.standard_normal((2, len(which)))
     order = np.argsort(np.argsort(first))

@@ -40,8 +40,8 @@ class Round(_Line):
 
     trials: tuple[tuple[float, ...], ...]
     """Seconds of each trial, in the order in which they were drawn."""
-    yardstick: tuple[tuple[float, ...], ...]
-    """The same of the yardstick's passes."""
+    reference_passes: tuple[tuple[float, ...], ...]
+    """The same of the reference passes's passes."""
     mixed: tuple[Sample, ...]
     wall_s: float
     """Spent by all threads together ..."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 from kvsim.costs.costs import USUAL_MODEL
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import SHAPES, gguf_path
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.run import build_policy
 from policies import Policy, PolicyFactory
 from real_engine.llama_library import Closing, Era, Library, LlamaModel, Settings, refusal
@@ -112,7 +112,7 @@ def fitted(scenario: Scenario | str | Path, era: Era, model: str | None = None) 
     That is a model from a file (``model``, the scenario's own, or smollm2), K and V in f16, batches of at most as many
     tokens as there are cells, and era A's padding. Raises ``UserError``.
     """
-    scenario = load(scenario)
+    scenario = load_scenario(scenario)
     changes: dict[str, Any] = {}
     if model is not None:
         changes["model__name"] = from_here(model)
@@ -128,7 +128,7 @@ def fitted(scenario: Scenario | str | Path, era: Era, model: str | None = None) 
     if era == "A":
         # Its own padding; era B's presets know theirs.
         changes["cache__pad"] = 256 if scenario.cache.kernel == "tiled" else 32
-    return load(scenario, **changes)
+    return load_scenario(scenario, **changes)
 
 
 def from_here(model: str) -> str:

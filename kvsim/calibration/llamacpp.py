@@ -14,13 +14,13 @@ from time import perf_counter
 import numpy as np
 
 from kvsim.calibration.live import Live, from_here
-from kvsim.calibration.reference_passes import Yardstick
+from kvsim.calibration.reference_passes import ReferencePasses
 from kvsim.calibration.serving import USERS, Watched
 from kvsim.calibration.subject import passes_in, runs_in
 from kvsim.calibration.trials import Trial, Trials, random_lengths
 from kvsim.costs.fitting import Sample
 from kvsim.model.engine_shapes import Storage
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import drive
 from policies import CacheConfig, Chunk, Group, Kernel, MicroBatch, Moves, Place
@@ -82,7 +82,7 @@ class LlamaSubject:
         self._benches = {kernel: _Bench(self._context(kernel, CELLS), kernel) for kernel in kernels}
         self._served = [(kernel, policy) for kernel in kernels for policy in self._live.policies]
         self._standing = _standing(self._context(kernels[0], CELLS), kernels[0])
-        self.yardstick = self._standing.yardstick()
+        self.reference_passes = self._standing.reference_passes()
         self._others: list[Context] = []
 
     @property
@@ -155,7 +155,7 @@ class LlamaSubject:
     ) -> Scenario:
         """Random requests of so many users, one after another's end."""
         streams = policy == "streams"
-        return load(
+        return load_scenario(
             {
                 "name": f"calibration {turn}",
                 "seed": seed,
@@ -183,12 +183,12 @@ class LlamaSubject:
         return _context(self._live, kernel, cells, self.type_k, self.type_v)
 
 
-def standing_yardstick(live: Live) -> tuple[Yardstick, Context]:
+def standing_reference_passes(live: Live) -> tuple[ReferencePasses, Context]:
     """Of llama.cpp as it is there: its passes stand on cells that are filled once, on that context."""
     cache = live.scenario.cache
     kernel = _kernels(cache.type_v)[0]
     context = _context(live, kernel, CELLS, cache.type_k, cache.type_v)
-    return _standing(context, kernel).yardstick(), context
+    return _standing(context, kernel).reference_passes(), context
 
 
 def _kernels(type_v: Storage) -> tuple[Kernel, ...]:
@@ -303,11 +303,11 @@ class _Bench:
 
         return Trial(ready(run), None if before is None else ready(before))
 
-    def yardstick(self) -> Yardstick:
+    def reference_passes(self) -> ReferencePasses:
         """Passes that tell the machine's pace, on what is filled."""
         decodes = [self.timed([1] * n, self._filled) for n in _DECODES]
         prompts = [self.timed([n], self._filled) for n in _PROMPTS]
-        return Yardstick([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts], _EVERY_S)
+        return ReferencePasses([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts], _EVERY_S)
 
     def defragmentation(self, n_layers: int, rng: np.random.Generator) -> tuple[Moves, Trial]:
         """One pass over some holes; some have nothing to move."""

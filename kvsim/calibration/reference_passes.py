@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.calibration.trials import CELLS, Trial, timed_pass, whole_pass
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
-from kvsim.simulation.backend import Around, Backend
+from kvsim.simulation.backend import Backend, DelegatingBackend
 from policies import Chunk, Group, MicroBatch
 from real_engine import Engine, Transformer
 
@@ -27,7 +27,7 @@ _FEWEST = 3
 _EVERY_S = 0.5
 
 
-class Yardstick:
+class ReferencePasses:
     """The passes, on a cache of their own."""
 
     def __init__(self, trials: Sequence[Trial], every_s: float = _EVERY_S):
@@ -54,36 +54,35 @@ class Yardstick:
         while min(len(trial.seconds) for trial in self.trials) < _FEWEST:
             self.measure()
         if len(known_s) != len(self.trials):
-            raise UserError(
-                f"the profile's yardstick has {len(known_s)} passes, not {len(self.trials)}; calibrate anew"
-            )
+            raise UserError(f"the profile has {len(known_s)} reference passes, not {len(self.trials)}; calibrate anew")
         found = float(np.mean(np.array(self.medians_s()) / np.array(known_s)))
         for trial in self.trials:
             trial.seconds.clear()
         return found
 
 
-def numpy_yardstick(transformer: Transformer, type_k: Storage, type_v: Storage) -> Yardstick:
+def numpy_reference_passes(transformer: Transformer, type_k: Storage, type_v: Storage) -> ReferencePasses:
     """Of our own engine."""
     engine = Engine(transformer, (Group(CELLS),), "sliced", seed=0, type_k=type_k, type_v=type_v)
     engine.fill()
     decodes = [timed_pass(engine, whole_pass(n, cells, prompt=False)) for n, cells in _DECODES]
     prompts = [timed_pass(engine, whole_pass(n, cells, prompt=True)) for n, cells in _PROMPTS]
-    return Yardstick([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts])
+    return ReferencePasses([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts])
 
 
-class Paced(Around):
-    """An engine beside which the yardstick is measured now and then; what that takes is not on the server's clock."""
+class Paced(DelegatingBackend):
+    """An engine beside which the reference passes is measured now and then; what that takes is not on the server's
+    clock."""
 
-    def __init__(self, engine: Backend, yardstick: Yardstick):
+    def __init__(self, engine: Backend, reference_passes: ReferencePasses):
         super().__init__(engine)
-        self._yardstick = yardstick
-        self._since = yardstick.every_s
+        self._reference_passes = reference_passes
+        self._since = reference_passes.every_s
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """As the engine; before it, perhaps, the yardstick."""
-        if self._since >= self._yardstick.every_s:
-            self._yardstick.measure()
+        """As the engine; before it, perhaps, the reference passes."""
+        if self._since >= self._reference_passes.every_s:
+            self._reference_passes.measure()
             self._since = 0.0
         seconds = super().step(step, batches)
         self._since += sum(seconds)

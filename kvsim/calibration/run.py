@@ -22,7 +22,7 @@ from kvsim.costs.costs import ATTENTION_KNOTS, KNOTS, NUMPY, USUAL_MODEL, Machin
 from kvsim.costs.fitting import Sample, digest, fit
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
-from workloads import stream
+from workloads import named_rng
 
 Report = Callable[[float], None]
 """Called with the share of the work that is done."""
@@ -36,7 +36,7 @@ HELD_OUT_BOUND = 0.10
 _ROUNDS = 4
 """Rounds that a time budget should have room for."""
 _PACED = 10
-"""Times that the yardstick is measured in a round."""
+"""Times that the reference passes is measured in a round."""
 _LEAST = 3
 """Rounds before intervals say anything."""
 
@@ -148,21 +148,21 @@ def measure(
     if before is not None and before == header.model_copy(update={"each": before.each, "runs": before.runs}):
         # It was begun with another budget, perhaps.
         header, done = before, book.rounds()
-    trials = subject.draw(header.each, stream(0, "calibration"))
-    yardstick = subject.yardstick
+    trials = subject.draw(header.each, named_rng(0, "calibration"))
+    reference_passes = subject.reference_passes
     # Another version may have drawn other trials: what it measured is of no use here.
-    sizes = len(trials.all()), len(yardstick.trials)
-    done = [each for each in done if (len(each.trials), len(each.yardstick)) == sizes]
+    sizes = len(trials.all()), len(reference_passes.trials)
+    done = [each for each in done if (len(each.trials), len(each.reference_passes)) == sizes]
     for earlier in done:
         for trial, took in zip(trials.all(), earlier.trials, strict=True):
             trial.seconds += took
-        for trial, took in zip(yardstick.trials, earlier.yardstick, strict=True):
+        for trial, took in zip(reference_passes.trials, earlier.reference_passes, strict=True):
             trial.seconds += took
     resumed = len(done)
     if not done:
         book.begin(header)
 
-    load_before = machine.load()
+    load_before = machine.system_load()
     began = time.perf_counter()
     while not _enough(trials, len(done), time.perf_counter() - began, seconds):
         turn = _Turn(subject, trials, header, len(done), began, seconds, report)
@@ -185,10 +185,10 @@ class _Turn:
 
     def run(self) -> Round:
         """All trials and the runs of servers, in random order."""
-        rng = stream(0, f"calibration round {self.number}")
-        alone, yardstick, kinds = self.trials.all(), self.subject.yardstick, self.subject.kinds
+        rng = named_rng(0, f"calibration round {self.number}")
+        alone, reference_passes, kinds = self.trials.all(), self.subject.reference_passes, self.subject.kinds
         served = [(kind, i) for kind in range(kinds) for i in range(self.header.runs)]
-        measured = [*alone, *yardstick.trials]
+        measured = [*alone, *reference_passes.trials]
         had = [len(trial.seconds) for trial in measured]
         paced = np.linspace(0, len(alone) + len(served) - 1, _PACED).astype(int).tolist()
         mixed: list[Sample] = []
@@ -196,7 +196,7 @@ class _Turn:
         with machine.measuring():
             for at, index in enumerate(rng.permutation(len(alone) + len(served)).tolist()):
                 if at in paced:
-                    yardstick.measure()
+                    reference_passes.measure()
                 if index < len(alone):
                     alone[index].measure()
                 else:
@@ -210,7 +210,7 @@ class _Turn:
         wall, cpu = self.subject.spent()
         return Round(
             trials=news[: len(alone)],
-            yardstick=news[len(alone) :],
+            reference_passes=news[len(alone) :],
             mixed=tuple(mixed),
             wall_s=wall - wall_before,
             cpu_s=cpu - cpu_before,
@@ -251,7 +251,7 @@ def _fitted(
 ) -> Calibration:
     passes, moves, shifts = trials.samples()
     samples = passes + [sample for each in done for sample in each.mixed]
-    fitted = fit(samples, moves, shifts, stream(0, "calibration fit"), trials.skipping)
+    fitted = fit(samples, moves, shifts, named_rng(0, "calibration fit"), trials.skipping)
     works = [work for sample in samples for work in (sample, *sample.further)]
     scanned = [cells for work in works for _, cells in work.scans]
     profile = Profile(
@@ -271,12 +271,12 @@ def _fitted(
             python=platform.python_version(),
             numpy=header.numpy,
             load_before=load_before,
-            load_after=machine.load(),
+            load_after=machine.system_load(),
             cpu_share=min(sum(each.cpu_s for each in done) / sum(each.wall_s for each in done), 1.0),
         ),
         matmul_knots=KNOTS,
         attention_knots=ATTENTION_KNOTS,
-        yardstick_s=subject.yardstick.medians_s(),
+        reference_passes_s=subject.reference_passes.medians_s(),
         tokens=Range(low=min(work.tokens for work in works), high=max(work.tokens for work in works)),
         cells=Range(low=min(scanned), high=max(scanned)),
         samples=len(samples) + len(moves) + len(shifts),

@@ -9,8 +9,8 @@ import numpy as np
 from kvsim.calibration.trials import CELLS
 from kvsim.costs.fitting import Sample, sample_of
 from kvsim.model.engine_shapes import Storage
-from kvsim.scenario.scenario import Scenario, load
-from kvsim.simulation.backend import Around, Backend
+from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.simulation.backend import Backend, DelegatingBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
 from policies import Chunk, Group, Kernel, MicroBatch
@@ -34,7 +34,7 @@ _COLD = 8
 """Passes at the beginning of a run that are not noted: the processor's caches still hold what ran before."""
 
 
-class Watched(Around):
+class Watched(DelegatingBackend):
     """An engine whose passes are noted, but for the first ones and those that have copies or rotations to make."""
 
     def __init__(
@@ -75,7 +75,7 @@ def serve(engine: Engine, scenario: Scenario, origin: int) -> list[Sample]:
 def traffic(model: str, type_k: Storage, type_v: Storage, turn: int, rng: np.random.Generator) -> Scenario:
     """Random requests of as many users as it is their turn, one after another's end."""
     users = USERS[turn % len(USERS)]
-    return load(
+    return load_scenario(
         {
             "name": f"calibration {turn}",
             "seed": int(rng.integers(1 << 31)),

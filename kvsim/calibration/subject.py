@@ -8,7 +8,7 @@ from typing import Protocol, get_args
 import numpy as np
 
 from kvsim import machine
-from kvsim.calibration.reference_passes import Yardstick, numpy_yardstick
+from kvsim.calibration.reference_passes import ReferencePasses, numpy_reference_passes
 from kvsim.calibration.serving import USERS, serve, traffic
 from kvsim.calibration.trials import CELLS, Trial, Trials, draw_trials, random_pass
 from kvsim.costs.costs import NUMPY
@@ -16,7 +16,7 @@ from kvsim.costs.fitting import Sample
 from kvsim.model.engine_shapes import Storage
 from policies import Group, Kernel
 from real_engine import Engine, load_model
-from workloads import stream
+from workloads import named_rng
 
 _EACH = (24, 150)
 """The fewest and the most forward passes, for each kernel."""
@@ -37,7 +37,7 @@ class Subject(Protocol):
     threads: int
     shifts_all: bool
     """As ``Profile.shifts_all``."""
-    yardstick: Yardstick
+    reference_passes: ReferencePasses
 
     @property
     def kinds(self) -> int:
@@ -82,7 +82,7 @@ class NumpySubject:
         }
         for engine in self.engines.values():
             engine.fill()
-        self.yardstick = numpy_yardstick(transformer, type_k, type_v)
+        self.reference_passes = numpy_reference_passes(transformer, type_k, type_v)
 
     @property
     def kinds(self) -> int:
@@ -92,7 +92,7 @@ class NumpySubject:
     def sizes(self, seconds: float) -> tuple[int, int]:
         """By how long a decode takes."""
         engine = self.engines["sliced"]
-        batch = random_pass("sliced", stream(0, "calibration size"), decodes=1)
+        batch = random_pass("sliced", named_rng(0, "calibration size"), decodes=1)
         engine.tokens = {0: [7] * (batch.chunks[0].start + 2)}
         trial = Trial(lambda: engine.forward(batch))
         with machine.measuring():

@@ -23,12 +23,12 @@ from kvsim.cli.progress import RunProgress
 from kvsim.cli.verdict_table import show_verdict
 from kvsim.costs.costs import USUAL_MODEL, is_llamacpp, is_shipped, load_profile
 from kvsim.engines.conformance import ENGINES
-from kvsim.errors import Parted, UserError
+from kvsim.errors import Divergence, UserError
 from kvsim.experiments.comparison import compare as compare_policies
 from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
 from kvsim.model.engine_shapes import STORAGES, Storage
 from kvsim.results import writable
-from kvsim.scenario.scenario import Scenario, builtin_names, load, mooncake
+from kvsim.scenario.scenario import Scenario, builtin_names, load_scenario, mooncake
 from kvsim.scenario.trace_sections import TRACES, TraceWorkload
 from kvsim.simulation.run import run as run_scenario
 from policies import EVICTIONS, Eviction, PolicyFactory, Preset, available
@@ -56,7 +56,10 @@ Requests = Annotated[int | None, typer.Option(help="Run this many requests (of s
 ProfileName = Annotated[str | None, typer.Option("--profile", help="A shipped machine profile or a profile file.")]
 Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="May be given several times.")]
 NoLeap = Annotated[
-    bool, typer.Option("--no-leap", help="Take every step in an event of its own; the result is the same.")
+    bool,
+    typer.Option(
+        "--no-fast-forward", "--no-leap", help="Take every step in an event of its own; the result is the same."
+    ),
 ]
 SkipBadRows = Annotated[
     bool, typer.Option("--skip-bad-rows", help="Of a trace: leave out rows that are wrong, and say which.")
@@ -84,14 +87,14 @@ def run(
     detail: Annotated[
         RunDetail, typer.Option(help="Watch the cache as well, or just how requests fare: much faster for long runs.")
     ] = RunDetail.cache,
-    no_leap: NoLeap = False,
+    no_fast_forward: NoLeap = False,
     skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
     """Run one scenario under one policy."""
     loaded = _load(scenario, seed, requests, profile, skip_bad_rows)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
-        result = run_scenario(loaded, policy, progress=progress, detail=detail.value, leap=not no_leap)
+        result = run_scenario(loaded, policy, progress=progress, detail=detail.value, fast_forward=not no_fast_forward)
     if as_json:
         print_json(result.summary)
     else:
@@ -111,7 +114,7 @@ def compare(
     replications: Annotated[
         int, typer.Option(help="Run all so often, with other seeds, for intervals.", min=1, max=1000)
     ] = 1,
-    no_leap: NoLeap = False,
+    no_fast_forward: NoLeap = False,
     skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
@@ -122,7 +125,12 @@ def compare(
         writable(out / loaded.name)
     with RunProgress(loaded.name, total) as progress:
         comparison = compare_policies(
-            loaded, policy, progress=progress, film=not as_json, leap=not no_leap, replications=replications
+            loaded,
+            policy,
+            progress=progress,
+            snapshots=not as_json,
+            fast_forward=not no_fast_forward,
+            replications=replications,
         )
     if as_json:
         print_json(comparison.to_dict())
@@ -295,7 +303,7 @@ def validate(
     if is_llamacpp(engine):
         loaded = fitted_to(loaded, Library(library).era, model)
     elif model is not None:
-        loaded = load(loaded, model__name=from_here(model))
+        loaded = load_scenario(loaded, model__name=from_here(model))
     with RunProgress("calibrating", 100) as progress:
         if profile is not None:
             fitted = load_profile(profile)
@@ -514,7 +522,7 @@ def _summary(factory: PolicyFactory) -> str:
 @scenario_app.command("show")
 def scenario_show(scenario: ScenarioName, as_json: Json = False) -> None:
     """Print a scenario whole, with every default filled in."""
-    loaded = load(scenario)
+    loaded = load_scenario(scenario)
     if as_json:
         print_json(loaded.model_dump(mode="json"))
     else:
@@ -534,7 +542,7 @@ def main() -> None:
         app()
     except (UserError, WorkloadError) as e:
         sys.exit(_fail(str(e), 2))
-    except Parted as e:
+    except Divergence as e:
         sys.exit(_fail(str(e), 1))
 
 
@@ -546,7 +554,7 @@ def _load(
     skip_bad_rows: bool = False,
 ) -> Scenario:
     changes: dict[str, Any] = {}
-    loaded = load(scenario)
+    loaded = load_scenario(scenario)
     if seed is not None:
         changes["seed"] = seed
     if requests is not None:
@@ -560,7 +568,7 @@ def _load(
         # A path on the command line starts here, not at the scenario's folder.
         own_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
         changes["machine__profile"] = str(Path(profile).resolve()) if own_file else profile
-    return load(loaded, **changes)
+    return load_scenario(loaded, **changes)
 
 
 def _fail(message: str, code: int) -> int:

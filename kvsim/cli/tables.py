@@ -102,7 +102,7 @@ def comparison(console: Console, compared: Comparison) -> None:
                 _share(c["utilization_mean"]),
                 _share(c["external_fragmentation_mean"]),
                 _share(c["internal_fragmentation_mean"]),
-                _number(c["free_runs_mean"]),
+                _number(c["free_extents_mean"]),
                 _number(c["largest_free_run_mean"]),
                 _share(c["scored_useful"]),
                 f"{c['failed_allocations']:,}",

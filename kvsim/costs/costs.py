@@ -22,12 +22,12 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import SHAPES, Storage
-from policies import Group, Kernel, Leap, MicroBatch, Moves, RelativeCosts, Shift, Transfer
-from policies.fast_forward.lockstep import Ahead, Brief, Course
+from policies import FastForward, Group, Kernel, MicroBatch, Moves, RelativeCosts, Shift, Transfer
+from policies.fast_forward.lockstep import NextStepReads, PassSummary, ReadForecast
 
 FORMAT = 3
 """Version of the profile file."""
@@ -172,7 +172,7 @@ class Profile(Fit):
     """Tokens in a forward pass that were measured."""
     cells: Range
     """Cells that one token was scored against, as far as was measured."""
-    yardstick_s: tuple[Seconds, ...]
+    reference_passes_s: tuple[Seconds, ...] = Field(validation_alias=AliasChoices("reference_passes_s", "yardstick_s"))
     """Of a few passes that are always the same: by them, the machine's pace at another time is told."""
     samples: int
     digest: str
@@ -358,11 +358,11 @@ class CostModel:
             seconds += group.share * (base + attention + pieces)
         return self._pace * seconds
 
-    def leap(self, leap: Leap, kernel: Kernel, groups: Sequence[Group]) -> list[FloatArray]:
+    def fast_forward(self, fast_forward: FastForward, kernel: Kernel, groups: Sequence[Group]) -> list[FloatArray]:
         """Seconds of each pass of a step, in each of the steps; arrays of shape (steps,)."""
         cell, base, chunk, run, skips = self._attention[kernel]
         found = []
-        for each in leap.passes:
+        for each in fast_forward.passes:
             seconds: FloatArray | float = self._forward[each.tokens]
             for sums, group in zip(each.groups, groups, strict=True):
                 if scans_together(kernel, group):
@@ -374,35 +374,38 @@ class CostModel:
             found.append(np.asarray(self._pace * seconds))
         return found
 
-    def beside(self, tokens: int, ahead: Ahead, brief: Brief, kernel: Kernel, group: Group) -> float:
-        """Seconds of one forward pass in which a crew of so many gets its tokens beside some chunks, for a model with
-        that cache group alone and a kernel that scans each chunk's own cells."""
-        n = tokens + brief.tokens
+    def mixed_step(
+        self, tokens: int, next_step_reads: NextStepReads, summary: PassSummary, kernel: Kernel, group: Group
+    ) -> float:
+        """Seconds of one forward pass in which a lockstep batch of so many gets its tokens beside some chunks, for a
+        model with that cache group alone and a kernel that scans each chunk's own cells."""
+        n = tokens + summary.tokens
         if n > self.most_tokens:
             self.most_tokens = n
         cell, base, chunk, run, _ = self._attention[kernel]
-        attention, runs, longest = cell[1] * ahead.scanned, ahead.runs, ahead.longest
-        for each, scanned, pieces in brief.rows:
+        attention, runs, longest = cell[1] * next_step_reads.scanned, next_step_reads.runs, next_step_reads.longest
+        for each, scanned, pieces in summary.rows:
             attention += cell[each] * scanned
             runs += pieces
             if scanned > longest:
                 longest = scanned
         if longest > self.most_cells:
             self.most_cells = longest
-        rest = chunk * (tokens + len(brief.rows)) + run * runs
+        rest = chunk * (tokens + len(summary.rows)) + run * runs
         return self._pace * (self._forward[n] + group.share * (base + attention + rest))
 
-    def lasting(self, members: int, course: Course, kernel: Kernel, group: Group) -> Callable[[int], float]:
-        """The seconds that the first so many steps of a crew take together, for such a model and such a kernel."""
+    def lasting(self, members: int, forecast: ReadForecast, kernel: Kernel, group: Group) -> Callable[[int], float]:
+        """The seconds that the first so many steps of a lockstep batch take together, for such a model and such a
+        kernel."""
         cell, base, chunk, run, _ = self._attention[kernel]
         scan, piece = self._pace * group.share * cell[1], self._pace * group.share * run
         fixed = self._pace * (self._forward[members] + group.share * (base + chunk * members))
 
         def seconds(steps: int) -> float:
-            found = steps * fixed + scan * course.scores(steps)
+            found = steps * fixed + scan * forecast.scores(steps)
             if piece:
-                found += piece * course.pieces(steps)
-            for after, cells in course.copies:
+                found += piece * forecast.pieces(steps)
+            for after, cells in forecast.copies:
                 if after < steps:
                     found += group.share * self._moving(1, cells)
             return found
@@ -416,9 +419,9 @@ class CostModel:
         if cells > self.most_cells:
             self.most_cells = cells
 
-    def went(self, leap: Leap) -> None:
+    def went(self, fast_forward: FastForward) -> None:
         """These steps were run: they count for what is warned of."""
-        for each in leap.passes:
+        for each in fast_forward.passes:
             self.most_tokens = max(self.most_tokens, each.tokens)
             self.most_cells = max(self.most_cells, *(int(sums.longest.max()) for sums in each.groups))
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from kvsim.calibration.live import Live
 from kvsim.engines.conformance.llamacpp import runs_of_cells
-from kvsim.errors import Parted, UserError
+from kvsim.errors import Divergence, UserError
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.recorder import Progress, Recorder
 from kvsim.simulation.run import drive
-from policies.layouts.multi_stream import SplitPolicy
+from policies.layouts.multi_stream import MultiStreamPolicy
 from real_engine.llama_library import SEVERAL, Cells
 from real_engine.llamacpp import LlamaCpp
 
@@ -79,7 +79,7 @@ def record(
             try:
                 drive(live.scenario, backend.policy, backend, Recorder(progress, detail="requests"), None)
                 backend.finish()
-            except Parted as e:
+            except Divergence as e:
                 parted = str(e)
     lines = [_header(live, backend), *scribe.records]
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
@@ -111,7 +111,7 @@ def _header(live: Live, backend: LlamaCpp) -> dict[str, Any]:
         "defrag_thold": settings.defrag_threshold,
         "n_layer": live.model.n_layers,
     }
-    if not isinstance(inner, SplitPolicy):
+    if not isinstance(inner, MultiStreamPolicy):
         return header | {"n_cells": settings.cells, "n_pad": scenario.cache.pad}
     caches = [
         {"size": size, "n_pad": spec.pad, "n_swa": spec.window or 0}

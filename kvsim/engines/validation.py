@@ -1,8 +1,8 @@
 """The same schedule under two stopwatches: what the engine took, and what was predicted.
 
 A machine's pace changes by some percent from minute to minute. It is measured during every real run by passes that have
-nothing to do with the scenario (``calibration.yardstick``), and predictions are scaled by it; the errors of predictions
-that are not are reported beside.
+nothing to do with the scenario (``calibration.reference passes``), and predictions are scaled by it; the errors of
+predictions that are not are reported beside.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from scipy.stats import kendalltau
 
 from kvsim import machine
 from kvsim.calibration.live import Live
-from kvsim.calibration.reference_passes import Paced, Yardstick, numpy_yardstick
+from kvsim.calibration.reference_passes import Paced, ReferencePasses, numpy_reference_passes
 from kvsim.costs.costs import NUMPY, Profile, is_llamacpp
-from kvsim.errors import Parted, UserError
+from kvsim.errors import Divergence, UserError
 from kvsim.experiments.comparison import choose
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Turn
 from kvsim.simulation.backend import Backend, SimulatedBackend
 from kvsim.simulation.recorder import Progress, Recorder, Result
@@ -36,7 +36,7 @@ _MEASURES = ("ttft_s", "tpot_s", "e2e_s")
 _STATISTICS = ("mean", "p50", "p95", "p99")
 
 
-class ScheduleMismatch(Parted):
+class ScheduleMismatch(Divergence):
     """The predicted run placed other cells than the real one, or llama.cpp others than its policy: a fault of ours."""
 
 
@@ -168,7 +168,7 @@ def validate(
     several ``repeats`` the policies take turns, round after round, so that a slow moment meets all of them.
     Raises ``UserError`` where the scenario's decisions depend on more than that.
     """
-    scenario = _shortened(load(scenario), requests)
+    scenario = _shortened(load_scenario(scenario), requests)
     if scenario.server.prefetch == "predictive":
         raise UserError(
             f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
@@ -249,7 +249,7 @@ class _Run:
 class _Reality(Protocol):
     """What runs the scenario for real."""
 
-    yardstick: Yardstick
+    reference_passes: ReferencePasses
 
     def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
         """A fresh one, and the policy to drive it with."""
@@ -280,7 +280,7 @@ class _Numpy:
             raise UserError(f"profile {profile.name} was measured on {profile.engine}, so engine must be llamacpp")
         self._scenario, cache = scenario, scenario.cache
         self._model = load_model(scenario.model.name, scenario.seed).transformer
-        self.yardstick = numpy_yardstick(self._model, cache.type_k, cache.type_v)
+        self.reference_passes = numpy_reference_passes(self._model, cache.type_k, cache.type_v)
 
     def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
         cache, seed = self._scenario.cache, self._scenario.seed
@@ -304,14 +304,14 @@ class _LlamaCpp:
     """The real llama.cpp."""
 
     def __init__(self, live: Live, profile: Profile):
-        from kvsim.calibration.llamacpp import standing_yardstick
+        from kvsim.calibration.llamacpp import standing_reference_passes
 
         if profile.engine == NUMPY:
             raise UserError(f"profile {profile.name} was measured on our own engine, not on llama.cpp")
         if profile.engine != live.library.name:
             raise UserError(f"profile {profile.name} was measured on {profile.engine}; this is {live.library.name}")
         self._live = live
-        self.yardstick, self._standing = standing_yardstick(live)
+        self.reference_passes, self._standing = standing_reference_passes(live)
 
     def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
         backend = self._live.backend(choice)
@@ -358,12 +358,12 @@ def _run(
     recorder = Recorder(progress, digest=True)
     try:
         with machine.measuring() as watch:
-            real, script = drive(scenario, driven, Paced(backend, reality.yardstick), recorder, None)
-            pace = reality.yardstick.pace(profile.yardstick_s)
+            real, script = drive(scenario, driven, Paced(backend, reality.reference_passes), recorder, None)
+            pace = reality.reference_passes.pace(profile.reference_passes_s)
         cpu_share, compared = reality.done(backend, watch)
         reality.close(backend)
         compared += reality.look_again(choice, script) if first else 0
-    except Parted as e:
+    except Divergence as e:
         raise ScheduleMismatch(f"{policy.name}: {e}") from None
     finally:
         reality.close(backend)
@@ -384,7 +384,7 @@ def _predict(
     """The same schedule with predicted times. Raises ``ScheduleMismatch`` where it is not the same."""
     costs = cost_model(scenario, profile, pace)
     policy = build_policy(scenario, choice, costs)
-    recorder = Recorder(digest=True, ledger=ledger_for(scenario, policy, costs))
+    recorder = Recorder(digest=True, time_breakdown=ledger_for(scenario, policy, costs))
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
     result, _ = drive(scenario, policy, backend, recorder, profile.name, script)
     same_bytes = result.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]
@@ -423,4 +423,4 @@ def _shortened(scenario: Scenario, requests: int | None) -> Scenario:
         return scenario
     key = scenario.workload.count_key
     now = getattr(scenario.workload, key)
-    return load(scenario, **{f"workload__{key}": requests if now is None else min(now, requests)})
+    return load_scenario(scenario, **{f"workload__{key}": requests if now is None else min(now, requests)})

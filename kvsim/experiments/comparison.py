@@ -17,11 +17,11 @@ from kvsim.experiments.measures import Measures, of_whole
 from kvsim.experiments.verdict import Verdict, judge
 from kvsim.experiments.workers import in_order
 from kvsim.results import writable
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.recorder import Progress, Result
 from kvsim.simulation.run import build_policy, cost_model, run
-from kvsim.simulation.snapshots import FILE as FILMS
-from kvsim.simulation.snapshots import save_films
+from kvsim.simulation.snapshots import FILE as SNAPSHOTS
+from kvsim.simulation.snapshots import save_snapshots
 from policies import PolicyFactory, available
 
 if TYPE_CHECKING:
@@ -134,13 +134,13 @@ class Comparison:
             if self.replications > 1:
                 written.append(target / "replications.csv")
                 self.replications_table.to_csv(written[-1], index=False)
-            filmed = [result for result in self.results if result.frames]
-            if filmed:
+            with_snapshots = [result for result in self.results if result.frames]
+            if with_snapshots:
                 written.append(target / "cells.png")
-                cell_maps_figure(filmed).savefig(written[-1], dpi=110)
-                written.append(target / FILMS)
-                save_films(written[-1], filmed)
-            for result in filmed:
+                cell_maps_figure(with_snapshots).savefig(written[-1], dpi=110)
+                written.append(target / SNAPSHOTS)
+                save_snapshots(written[-1], with_snapshots)
+            for result in with_snapshots:
                 written.append(target / f"cells-{result.policy}.png")
                 cell_maps_figure([result]).savefig(written[-1], dpi=110)
         except OSError as e:
@@ -153,27 +153,28 @@ def compare(
     policies: str | Sequence[str | PolicyFactory] | None = None,
     *,
     progress: Progress | None = None,
-    film: bool = True,
-    leap: bool = True,
+    snapshots: bool = True,
+    fast_forward: bool = True,
     replications: int = 1,
 ) -> Comparison:
     """Run the scenario under each policy (all that are installed, by default): same requests, same arrivals.
 
-    ``film`` keeps pictures of the cells. ``leap``: as for ``run``. With several ``replications`` all are run again with
+    ``snapshots`` keeps pictures of the cells. ``fast-forward``: as for ``run``. With several ``replications`` all are
+    run again with
     the seeds that follow the scenario's, the same for each policy, for intervals around the figures and around the
     differences; results and tables are those of the first. Raises ``UserError`` and ``WorkloadError``.
     """
     if type(replications) is not int or not 1 <= replications <= _MOST_REPLICATIONS:
         said = f"a whole number from 1 to {_MOST_REPLICATIONS} is accepted"
         raise UserError(f"replications: {replications!r:.40}; {said}")
-    scenario = load(scenario)
+    scenario = load_scenario(scenario)
     seeds = [scenario.seed + r for r in range(1, replications)]
     if seeds and seeds[-1] >= 2**63:
         raise UserError(f"replications: seed {scenario.seed} leaves no room for further ones")
     profile = load_profile(scenario.machine.profile, scenario.folder)
     costs = cost_model(scenario, profile)
     chosen, left_out = choose(policies, available(), lambda policy: build_policy(scenario, policy, costs))
-    ran = list(_run_all(scenario, chosen, progress, film, leap))
+    ran = list(_run_all(scenario, chosen, progress, snapshots, fast_forward))
     results = tuple(result for result in ran if isinstance(result, Result))
     stuck = tuple(f"left out {reason}" for reason in ran if isinstance(reason, str))
     if not results:
@@ -182,14 +183,14 @@ def compare(
     runs = {result.policy: [of_whole(result)] for _, result in alive}
     counted = _counting_on(progress, len(ran) * scenario.build_workload().n_requests)
     for (_, result), found in zip(
-        [pair for _ in seeds for pair in alive], _replicate(scenario, seeds, alive, leap, counted), strict=True
+        [pair for _ in seeds for pair in alive], _replicate(scenario, seeds, alive, fast_forward, counted), strict=True
     ):
         if isinstance(found, str):
             stuck += (f"no intervals for {found}",)
             runs.pop(result.policy, None)
         elif result.policy in runs:
             runs[result.policy].append(found)
-    forgetful = tuple(result.policy for policy, result in alive if build_policy(scenario, policy).endless)
+    forgetful = tuple(result.policy for policy, result in alive if build_policy(scenario, policy).unbounded)
     return Comparison(scenario, results, profile.describe(), left_out + stuck, runs, forgetful)
 
 
@@ -223,7 +224,11 @@ def choose(
 
 
 def _run_all(
-    scenario: Scenario, policies: Sequence[str | PolicyFactory], progress: Progress | None, film: bool, leap: bool
+    scenario: Scenario,
+    policies: Sequence[str | PolicyFactory],
+    progress: Progress | None,
+    snapshots: bool,
+    fast_forward: bool,
 ) -> Iterator[Result | str]:
     """One after another where there is little to do, else on all cores; the results are the same.
 
@@ -233,10 +238,10 @@ def _run_all(
     ended = 0
     if n_requests * len(policies) < _WORTH_PROCESSES:
         for policy in policies:
-            yield _attempt(scenario, film, leap, policy, _counting_on(progress, ended))
+            yield _attempt(scenario, snapshots, fast_forward, policy, _counting_on(progress, ended))
             ended += n_requests
         return
-    for result in in_order(partial(_attempt, scenario, film, leap), policies):
+    for result in in_order(partial(_attempt, scenario, snapshots, fast_forward), policies):
         ended += n_requests
         if progress is not None:
             progress(ended, 0.0 if isinstance(result, str) else result.ended_s)
@@ -247,7 +252,7 @@ def _replicate(
     scenario: Scenario,
     seeds: Sequence[int],
     alive: Sequence[tuple[str | PolicyFactory, Result]],
-    leap: bool,
+    fast_forward: bool,
     progress: Progress | None,
 ) -> Iterator[Measures | str]:
     """The measures of each policy's run with each seed, seed by seed; in place of those of a run that could not go on:
@@ -257,24 +262,28 @@ def _replicate(
         return
     n_requests, ended = scenario.build_workload().n_requests, 0
     worth = n_requests * len(calls) >= _WORTH_PROCESSES
-    for found in in_order(partial(_measured, leap), calls, processes=worth):
+    for found in in_order(partial(_measured, fast_forward), calls, processes=worth):
         ended += n_requests
         if progress is not None:
             progress(ended, 0.0)
         yield found
 
 
-def _measured(leap: bool, call: tuple[Scenario, str | PolicyFactory]) -> Measures | str:
+def _measured(fast_forward: bool, call: tuple[Scenario, str | PolicyFactory]) -> Measures | str:
     scenario, policy = call
-    found = _attempt(scenario, False, leap, policy)
+    found = _attempt(scenario, False, fast_forward, policy)
     return f"{found} (seed {scenario.seed})" if isinstance(found, str) else of_whole(found)
 
 
 def _attempt(
-    scenario: Scenario, film: bool, leap: bool, policy: str | PolicyFactory, progress: Progress | None = None
+    scenario: Scenario,
+    snapshots: bool,
+    fast_forward: bool,
+    policy: str | PolicyFactory,
+    progress: Progress | None = None,
 ) -> Result | str:
     try:
-        return run(scenario, policy, detail="tables", film=film, leap=leap, progress=progress)
+        return run(scenario, policy, detail="tables", snapshots=snapshots, fast_forward=fast_forward, progress=progress)
     except Livelock as e:
         return str(e)
 

@@ -89,7 +89,7 @@ def measures(result: Result, warmup: Rule = "mser-5", slo: Objectives | None = N
     Requests that arrived during the warm-up do not count, and means over time begin with the first that does. Where no
     tables were kept, ``warmup`` must be ``none``: the figures are then those of the summary. ``memory_bytes`` are those
     of the cells that no other sequence could take, on average; ``cache_bytes`` those of all cells. ``too_short`` and
-    ``unstable`` are 1 where the figures say how long the run was (see ``estimates.mser5`` and ``outcomes.Backlog``).
+    ``unstable`` are 1 where the figures say how long the run was (``estimates.mser5``, ``QueueMonitor``).
     Raises ``UserError``.
     """
     if (isinstance(warmup, str) and warmup not in ("mser-5", "none")) or (isinstance(warmup, int) and warmup < 0):

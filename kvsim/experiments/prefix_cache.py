@@ -20,7 +20,7 @@ from kvsim.errors import UserError
 from kvsim.experiments.workers import in_order
 from kvsim.results import writable
 from kvsim.scenario.content import content_of
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from policies import EVICTIONS, Content, Eviction
 from policies.content import Key
 from policies.paging.blocks import BlockPool
@@ -130,7 +130,7 @@ def prefix_cache(
     ``blocks``: the sizes; by default 16 of them up to one that holds everything. ``block_size`` in tokens; by default
     the scenario's. ``progress`` is told the share done. Raises ``UserError`` and ``WorkloadError``.
     """
-    scenario = load(scenario)
+    scenario = load_scenario(scenario)
     size = block_size or scenario.cache.block_size
     workload = scenario.build_workload()
     prompts = [prompt_keys(request, size) for request in workload]

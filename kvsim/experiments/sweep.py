@@ -57,11 +57,11 @@ def sweep(
     with Store(path) as store:
         if (name := store.name()) not in (None, planned.name):
             raise UserError(f"{path}: keeps the sweep {name!r}, this one is {planned.name!r}; name another with --out")
-        ledger = _Ledger(planned, store, progress)
-        while tasks := ledger.missing():
+        time_breakdown = _Ledger(planned, store, progress)
+        while tasks := time_breakdown.missing():
             for finished in each(Make(code_version()), _chunks(tasks), workers, dask):
-                ledger.keep(finished)
-        ledger.tell()
+                time_breakdown.keep(finished)
+        time_breakdown.tell()
         return SweepResult(planned, tuple(store.rows()), path)
 
 

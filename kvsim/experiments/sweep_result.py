@@ -135,10 +135,10 @@ class SweepResult:
         for point in self.plan.points:
             if point.scenario is not None and point.policy not in found:
                 try:
-                    found[point.policy] = build_policy(point.scenario, point.policy).endless
+                    found[point.policy] = build_policy(point.scenario, point.policy).unbounded
                 except UserError:
                     continue  # Here it cannot be built; elsewhere it may.
-        return tuple(policy for policy, endless in found.items() if endless)
+        return tuple(policy for policy, unbounded in found.items() if unbounded)
 
     @property
     def failures(self) -> pd.DataFrame:

@@ -11,8 +11,8 @@ from pydantic import PrivateAttr
 
 from kvsim.errors import UserError
 from kvsim.scenario.named_workloads import named_section
-from kvsim.scenario.rate_scaling import at_load
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.rate_scaling import scale_rate
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.scenario.trace_sections import TraceWorkload
 from workloads import Request, Workload
 
@@ -103,9 +103,9 @@ class Traffic:
             return scenario, Held(tuple(r._replace(arrival_s=r.arrival_s / factor) for r in kept))
         table = self.scenario.workload.model_dump()
         if self.scalable and factor != 1:
-            table = at_load(table, factor)
+            table = scale_rate(table, factor)
         table[self.scenario.workload.count_key] = count
-        return load(scenario, workload=table, seed=(self.scenario.seed + replication) % 2**63), None
+        return load_scenario(scenario, workload=table, seed=(self.scenario.seed + replication) % 2**63), None
 
 
 def read_traffic(scenario: Scenario, replications: int, requests: int | None, factor: float) -> Traffic:
@@ -117,20 +117,22 @@ def read_traffic(scenario: Scenario, replications: int, requests: int | None, fa
     scenario = _resolved(scenario)
     scalable = True
     try:
-        table = at_load(scenario.workload.model_dump(), factor)
+        table = scale_rate(scenario.workload.model_dump(), factor)
     except UserError:
         if factor != 1:
             raise
         scalable, table = False, scenario.workload.model_dump()
-    scenario = load(scenario, workload=table)
+    scenario = load_scenario(scenario, workload=table)
     if isinstance(scenario.workload, TraceWorkload):
         return _of_trace(scenario, replications, requests)
     own = getattr(scenario.workload, scenario.workload.count_key)
     if requests is None:
         requests = DEFAULT_REQUESTS if own is None else min(own, DEFAULT_REQUESTS)
-    scenario = load(scenario, **{f"workload__{scenario.workload.count_key}": requests})
+    scenario = load_scenario(scenario, **{f"workload__{scenario.workload.count_key}": requests})
     scouts = tuple(range(replications, replications + _SCOUTS))
-    streams = [load(scenario, seed=(scenario.seed + r) % 2**63).build_workload() for r in range(scouts[-1] + 1)]
+    streams = [
+        load_scenario(scenario, seed=(scenario.seed + r) % 2**63).build_workload() for r in range(scouts[-1] + 1)
+    ]
     first = scenario.seed
     note = (
         f"{replications} replications: seeds {first} to {first + replications - 1}; searched with seeds "
@@ -143,9 +145,9 @@ def _resolved(scenario: Scenario) -> Scenario:
     """With named workloads in their own words, so that their load can be changed."""
     table = scenario.workload.model_dump()
     if scenario.workload.kind == "named":
-        return load(scenario, workload=_spelt_out(table))
+        return load_scenario(scenario, workload=_spelt_out(table))
     if scenario.workload.kind == "mix":
-        return load(scenario, workload={**table, "parts": [_spelt_out(part) for part in table["parts"]]})
+        return load_scenario(scenario, workload={**table, "parts": [_spelt_out(part) for part in table["parts"]]})
     return scenario
 
 
@@ -183,7 +185,7 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
             f"{len(windows)} replications: windows of {size:,} of the trace's {total:,} requests{overlap}; searched "
             "with the first of them"
         )
-    scenario = load(scenario, workload__limit=size)
+    scenario = load_scenario(scenario, workload__limit=size)
     scouts = tuple(range(min(_SCOUTS, len(windows))))
     return Traffic(scenario, size, windows, len(windows), scouts, _of_totals(totals, reuse), True, note)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.reports.page import Cell, Figure, FilmStrip, Page, Section, Table, milliseconds, number, share, words
+from kvsim.reports.page import Cell, Figure, Page, Section, SnapshotStrip, Table, milliseconds, number, share, words
 from kvsim.reports.parts import footer, read, reproduce
-from kvsim.simulation.snapshots import FILE as FILMS
-from kvsim.simulation.snapshots import load_films
+from kvsim.simulation.snapshots import FILE as SNAPSHOTS
+from kvsim.simulation.snapshots import load_snapshots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -44,9 +44,9 @@ def comparison_page(folder: Path, told: dict[str, Any]) -> Page:
         Section("What users feel", tables=tables, figures=figures),
         Section("What the cache did", tables=[_cache_table(runs)]),
     ]
-    if (folder / FILMS).is_file():
-        strips = [FilmStrip(film) for film in load_films(folder / FILMS)]
-        sections.append(Section("The cells over time", films=strips))
+    if (folder / SNAPSHOTS).is_file():
+        strips = [SnapshotStrip(snapshots) for snapshots in load_snapshots(folder / SNAPSHOTS)]
+        sections.append(Section("The cells over time", snapshots=strips))
     sections.append(reproduce(f"kvsim compare scenario.toml{_flags(told, runs)}", [("Scenario", scenario)]))
     return Page(f"KV-cache policies on {told['scenario']}", asked, _conclusion(told, runs), sections, footer())
 

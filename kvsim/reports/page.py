@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import markupsafe
 
-from kvsim.simulation.snapshots import Film
+from kvsim.simulation.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 _GRID = 64
-"""Cells in a row of a film."""
+"""Cells in a row of a snapshots."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,19 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class FilmStrip:
+class SnapshotStrip:
     """The cells over time, with a slider."""
 
-    film: Film
+    snapshots: Snapshots
 
     @property
     def caption(self) -> str:
         """What is shown."""
-        shown = "each square is a cell" if self.film.every == 1 else f"each square is one of {self.film.every} cells"
+        shown = (
+            "each square is a cell"
+            if self.snapshots.every == 1
+            else f"each square is one of {self.snapshots.every} cells"
+        )
         return f"{shown}, read like a page; a colour for each sequence, empty where it is free"
 
     @property
@@ -82,9 +86,9 @@ class FilmStrip:
         """What the page's script draws."""
         return {
             "columns": _GRID,
-            "cells": int(self.film.cells.shape[1]),
-            "times": [round(float(t), 6) for t in self.film.times_s],
-            "frames": base64.b64encode(self.film.cells.tobytes()).decode(),
+            "cells": int(self.snapshots.cells.shape[1]),
+            "times": [round(float(t), 6) for t in self.snapshots.times_s],
+            "frames": base64.b64encode(self.snapshots.cells.tobytes()).decode(),
         }
 
 
@@ -96,7 +100,7 @@ class Section:
     text: Sequence[str] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
-    films: Sequence[FilmStrip] = ()
+    snapshots: Sequence[SnapshotStrip] = ()
     listings: Sequence[tuple[str, str]] = ()
     """A heading and a text that is shown as it is."""
 

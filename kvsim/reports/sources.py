@@ -89,15 +89,15 @@ def _own_sweep(given: Path) -> Path | None:
     except OSError as e:
         raise UserError(f"{given}: cannot be read: {e.strerror}") from None
     if is_store:
-        beside = given.with_name(written_names(given)["json"])
-        if not beside.is_file():
-            raise UserError(f"{beside}: not there; run kvsim sweep with --out {given} again")
-        return beside
+        mixed_step = given.with_name(written_names(given)["json"])
+        if not mixed_step.is_file():
+            raise UserError(f"{mixed_step}: not there; run kvsim sweep with --out {given} again")
+        return mixed_step
     stem = given.stem
     for end in ("-runs", "-best", "-failures"):
         stem = stem.removesuffix(end)
-    beside = given.with_name(f"{stem}.json")
-    return beside if beside.name not in _KINDS and beside.is_file() else None
+    mixed_step = given.with_name(f"{stem}.json")
+    return mixed_step if mixed_step.name not in _KINDS and mixed_step.is_file() else None
 
 
 def _named(path: Path) -> tuple[Page, Path]:

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from kvsim.errors import UserError
-from kvsim.scenario.rate_scaling import at_load, mean_rate
+from kvsim.scenario.rate_scaling import mean_rate, scale_rate
 
 _FOLDER = resources.files("kvsim.scenario") / "named"
 
@@ -38,4 +38,4 @@ def named_section(name: str, requests: int | None = None, rate: float | None = N
     section: dict[str, Any] = tomllib.loads(named_text(name))["workload"]
     if requests is not None:
         section["sessions" if "sessions" in section else "requests"] = requests
-    return section if rate is None else at_load(section, rate / mean_rate(section))
+    return section if rate is None else scale_rate(section, rate / mean_rate(section))

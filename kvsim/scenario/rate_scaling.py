@@ -12,7 +12,7 @@ _SESSIONS = ("sessions", "agents", "weka")
 """Kinds whose users think as long as ever: only more of them come."""
 
 
-def at_load(workload: dict[str, Any], factor: float) -> dict[str, Any]:
+def scale_rate(workload: dict[str, Any], factor: float) -> dict[str, Any]:
     """A ``[workload]`` table with ``factor`` times the arrivals a second. Raises ``UserError``.
 
     All times of the arrivals shrink alike, so that they stay as bursty as they are. In a closed loop there are more
@@ -22,7 +22,7 @@ def at_load(workload: dict[str, Any], factor: float) -> dict[str, Any]:
     if kind == "batch":
         raise UserError("workload.kind: batch: everything arrives at once; it has no load that could be changed")
     if kind == "mix":
-        return {**workload, "parts": [at_load(part, factor) for part in workload["parts"]]}
+        return {**workload, "parts": [scale_rate(part, factor) for part in workload["parts"]]}
     if kind == "closed-loop":
         return {**workload, "users": max(1, round(workload["users"] * factor))}
     if kind in _SESSIONS:

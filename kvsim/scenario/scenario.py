@@ -247,7 +247,7 @@ def builtin_names() -> list[str]:
     return sorted(p.name.removesuffix(".toml") for p in _builtin_folder().iterdir() if p.name.endswith(".toml"))
 
 
-def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scenario:
+def load_scenario(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scenario:
     """A scenario from a built-in name, a TOML file or a table.
 
     ``changes`` are keys to replace, with dots as double underscores (``workload__requests=10``). Raises
@@ -268,7 +268,7 @@ def load(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scen
 def mooncake(path: str) -> Scenario:
     """A Mooncake trace in the trace's own blocks, all else by default. Raises ``UserError``."""
     name = re.sub(r"\W", "_", Path(path).name.split(".")[0])[:100] or "mooncake"
-    return load({"name": name, "workload": {"kind": "mooncake", "path": path}, "cache": {"block_size": 512}})
+    return load_scenario({"name": name, "workload": {"kind": "mooncake", "path": path}, "cache": {"block_size": 512}})
 
 
 def validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvsim.costs.costs import CostModel, FloatArray
-from policies import NO_MOVES, NO_SHIFT, Chunk, Group, Kernel, Leap, MicroBatch, Moves, Transfer
-from policies.fast_forward.lockstep import Ahead, Brief
+from policies import NO_MOVES, NO_SHIFT, Chunk, FastForward, Group, Kernel, MicroBatch, Moves, Transfer
+from policies.fast_forward.lockstep import NextStepReads, PassSummary
 from workloads import Request
 
 
@@ -56,7 +56,7 @@ class PassByPass(ABC):
         return [self.forward(batch) for batch in batches]
 
 
-class Around:
+class DelegatingBackend:
     """A backend around another, which it leaves to do everything; for those that want to look on."""
 
     def __init__(self, inner: Backend):
@@ -108,14 +108,14 @@ class SimulatedBackend(PassByPass):
         """Predicted seconds."""
         return self._and_before(self.costs.forward(batch, self._kernel, self._groups), batch)
 
-    def beside(self, tokens: int, ahead: Ahead, brief: Brief) -> float:
-        """Predicted seconds of a pass in which a crew of so many gets its tokens beside some chunks."""
+    def mixed_step(self, tokens: int, next_step_reads: NextStepReads, summary: PassSummary) -> float:
+        """Predicted seconds of a pass in which a lockstep batch of so many gets its tokens beside some chunks."""
         group = self._groups[0]
-        seconds = self.costs.beside(tokens, ahead, brief, self._kernel, group)
-        if brief.moves is not NO_MOVES:
-            seconds += group.share * self.costs.moves(brief.moves)
-        if brief.shift is not NO_SHIFT:
-            seconds += group.share * self.costs.shift(brief.shift, group)
+        seconds = self.costs.mixed_step(tokens, next_step_reads, summary, self._kernel, group)
+        if summary.moves is not NO_MOVES:
+            seconds += group.share * self.costs.moves(summary.moves)
+        if summary.shift is not NO_SHIFT:
+            seconds += group.share * self.costs.shift(summary.shift, group)
         return seconds
 
     def _and_before(self, seconds: float, batch: MicroBatch) -> float:
@@ -129,9 +129,9 @@ class SimulatedBackend(PassByPass):
                 seconds += group.share * self.transfer(place.transfers)
         return seconds
 
-    def leap(self, leap: Leap) -> list[FloatArray]:
+    def fast_forward(self, fast_forward: FastForward) -> list[FloatArray]:
         """Predicted seconds of each pass of a step, in each of the steps; arrays of shape (steps,)."""
-        return self.costs.leap(leap, self._kernel, self._groups)
+        return self.costs.fast_forward(fast_forward, self._kernel, self._groups)
 
     def move(self, moves: Moves) -> float:
         """Predicted seconds."""

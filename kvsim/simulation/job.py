@@ -30,10 +30,10 @@ class Job:
     """Output tokens so far."""
     discarded: int = 0
     """Tokens forgotten by context shifts."""
-    seat: int = -1
+    slot: int = -1
     """The sequence that it has while it runs."""
-    turn: int = 0
-    """When it was seated, counted in seatings, where the order of those that run matters."""
+    admission: int = 0
+    """When it was admitted, counted in seatings, where the order of those that run matters."""
     preemptions: int = 0
     """How often it had to give up its cells."""
     furthest: int = 0

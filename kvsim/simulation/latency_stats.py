@@ -20,7 +20,7 @@ _LEAST = 40
 """Requests below which nothing is said of whether arrivals outpace service."""
 
 
-class Outcomes:
+class LatencyStats:
     """Counts and latencies of the requests that have ended; latencies are those of the completed ones, in seconds."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Outcomes:
         }
 
 
-class Backlog:
+class QueueMonitor:
     """How many requests wait to be let in, looked at four times: whenever another quarter of them has arrived."""
 
     def __init__(self, expected: int = 0):

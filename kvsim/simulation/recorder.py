@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from kvsim.errors import UserError
 from kvsim.simulation.distribution import TimeMean
 from kvsim.simulation.job import Job
-from kvsim.simulation.latency_stats import Backlog, Outcomes
+from kvsim.simulation.latency_stats import LatencyStats, QueueMonitor
 from kvsim.simulation.rows import Rows
-from kvsim.simulation.time_breakdown import Ledger
-from policies import NO_MOVES, Leap, MicroBatch, Moves, Policy, Transfer, Usage, Usages
-from policies.fast_forward.lockstep import Ahead, Brief
+from kvsim.simulation.time_breakdown import TimeBreakdown
+from policies import NO_MOVES, FastForward, MicroBatch, Moves, Policy, Transfer, Usage, Usages
+from policies.fast_forward.lockstep import NextStepReads, PassSummary
 
 FloatArray = NDArray[np.float64]
 
@@ -37,21 +37,21 @@ Frame = tuple[float, NDArray[np.int16]]
 
 _SHARES = ("utilization", "external_fragmentation", "internal_fragmentation")
 _PASSES = {"start_s": float, "seconds": float, "tokens": int, "chunks": int, "scores": int, "cells_read": int}
-_USAGE = ("stored", "allocated", "placeable", "free_runs", "largest_free_run", "span")
+_USAGE = ("stored", "allocated", "placeable", "free_extents", "largest_free_extent", "span")
 """Of ``Usage``, what is recorded."""
 _of = attrgetter(*_USAGE)
 _MEANS = {
     **{f"{name}_mean": name for name in _SHARES},
     "stored_cells_mean": "stored",
     "span_cells_mean": "span",
-    "free_runs_mean": "free_runs",
-    "largest_free_run_mean": "largest_free_run",
+    "free_extents_mean": "free_extents",
+    "largest_free_run_mean": "largest_free_extent",
 }
 """What a summary says of the cache, and of which state each is the mean over time."""
-_COUNTS = ("stored", "allocated", "free", "span", "free_runs", "largest_free_run")
+_COUNTS = ("stored", "allocated", "free", "span", "free_extents", "largest_free_extent")
 _REQUEST_COUNTS = ("prompt_tokens", "output_tokens", "truncated", "cached_tokens", "preemptions")
 _FRAMES = 400
-"""A film of the cells keeps between half as many pictures and as many."""
+"""A snapshots of the cells keeps between half as many pictures and as many."""
 
 
 class Recorder:
@@ -63,16 +63,16 @@ class Recorder:
         *,
         detail: Detail = "tables",
         digest: bool = False,
-        film: bool = False,
-        ledger: Ledger | None = None,
+        snapshots: bool = False,
+        time_breakdown: TimeBreakdown | None = None,
     ):
-        """``ledger``: keeps on what the requests' seconds were spent, where tables are kept."""
-        self._ledger = ledger if detail == "tables" else None
+        """``time breakdown``: keeps on what the requests' seconds were spent, where tables are kept."""
+        self._time_breakdown = time_breakdown if detail == "tables" else None
         self.detail: Detail = detail
-        self.watches = film or digest or detail != "requests"
+        self.watches = snapshots or digest or detail != "requests"
         """Whether how full the cache is, is wanted after each step."""
-        self.outcomes = Outcomes()
-        self.backlog = Backlog()
+        self.latencies = LatencyStats()
+        self.queue = QueueMonitor()
         self.failed_allocations = 0
         self.batch_splits = 0
         self.moved_cells = 0
@@ -103,7 +103,7 @@ class Recorder:
         self.useful_scores = 0
         """Those of them against a cell that the sequence can see."""
         self.frames: list[Frame] = []
-        self._film = film
+        self._takes_snapshots = snapshots
         self._frame_every = 1
         self._steps = 0
         self._progress = progress
@@ -118,8 +118,8 @@ class Recorder:
         self._count += 1
         if self.detail == "tables":
             self._passes.add((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, reads.span))
-            if self._ledger is not None:
-                self._ledger.forward(batch)
+            if self._time_breakdown is not None:
+                self._time_breakdown.forward(batch)
         for place in batch.places:
             self.moved(place.moves)
             self.transferred(place.transfers)
@@ -130,35 +130,37 @@ class Recorder:
 
     def arrived(self, job: Job) -> None:
         """A request has come to the server."""
-        if self.backlog.arrived == 0 and self._states is not None:
+        if self.queue.arrived == 0 and self._states is not None:
             self._states.begin(job.arrival_s)
-        if self._ledger is not None:
-            self._ledger.arrived(job)
-        self.backlog.arrive(self.outcomes.ended)
+        if self._time_breakdown is not None:
+            self._time_breakdown.arrived(job)
+        self.queue.arrive(self.latencies.ended)
 
-    def beside(self, brief: Brief, ahead: Ahead) -> None:
-        """A forward pass has been run in which a crew got its tokens beside some chunks."""
+    def mixed_step(self, summary: PassSummary, ahead: NextStepReads) -> None:
+        """A forward pass has been run in which a lockstep batch got its tokens beside some chunks."""
         scores = ahead.scanned
-        for tokens, scanned, _ in brief.rows:
+        for tokens, scanned, _ in summary.rows:
             scores += tokens * scanned
         self.scores += scores
         self.useful_scores += scores
         self._count += 1
-        if brief.moves is not NO_MOVES:
-            self.moved(brief.moves)
+        if summary.moves is not NO_MOVES:
+            self.moved(summary.moves)
 
-    def along(self, steps: int, scores: int) -> None:
-        """A crew has taken steps by itself."""
+    def lockstep_steps(self, steps: int, scores: int) -> None:
+        """A lockstep batch has taken steps by itself."""
         self.scores += scores
         self.useful_scores += scores
         self._count += steps
 
-    def leap(self, starts_s: FloatArray, seconds: Sequence[FloatArray], leap: Leap, usages: Usages | None) -> None:
+    def fast_forward(
+        self, starts_s: FloatArray, seconds: Sequence[FloatArray], fast_forward: FastForward, usages: Usages | None
+    ) -> None:
         """So many steps have been run, one after another; ``seconds``: of each pass of a step. Arrays of shape
         (steps,)."""
-        self._steps += leap.steps
-        self._count += leap.steps * len(leap.passes)
-        for each in leap.passes:
+        self._steps += fast_forward.steps
+        self._count += fast_forward.steps * len(fast_forward.passes)
+        for each in fast_forward.passes:
             self.scores += int(each.groups[0].scanned.sum())
             self.useful_scores += int(each.groups[0].useful.sum())
         if usages is None:
@@ -166,14 +168,16 @@ class Recorder:
         if self._states is not None:
             self._states.extend(starts_s, self._columns(usages))
         if self.detail == "tables":
-            self._tabulate(starts_s, seconds, leap, usages)
-        if self._ledger is not None:
-            self._ledger.leap(leap)
+            self._tabulate(starts_s, seconds, fast_forward, usages)
+        if self._time_breakdown is not None:
+            self._time_breakdown.fast_forward(fast_forward)
 
-    def _tabulate(self, starts_s: FloatArray, seconds: Sequence[FloatArray], leap: Leap, usages: Usages) -> None:
+    def _tabulate(
+        self, starts_s: FloatArray, seconds: Sequence[FloatArray], fast_forward: FastForward, usages: Usages
+    ) -> None:
         passes: list[tuple[NDArray[Any], ...]] = []
-        for took, each in zip(seconds, leap.passes, strict=True):
-            sums, tokens = each.groups[0], np.full(leap.steps, each.tokens)
+        for took, each in zip(seconds, fast_forward.passes, strict=True):
+            sums, tokens = each.groups[0], np.full(fast_forward.steps, each.tokens)
             start = passes[-1][0] + passes[-1][1] if passes else starts_s
             passes.append((start, took, tokens, tokens, sums.scanned, sums.span))
         self._passes.extend([np.stack(columns, axis=1).ravel() for columns in zip(*passes, strict=True)])
@@ -186,14 +190,14 @@ class Recorder:
             outside = np.where(free > 0, 1.0 - usages.placeable / free, 0.0)
             inside = np.where(allocated > 0, 1.0 - stored / allocated, 0.0)
         shares = [stored / self._capacity, outside, inside]
-        return [*shares, stored, usages.span, usages.free_runs, usages.largest_free_run]
+        return [*shares, stored, usages.span, usages.free_extents, usages.largest_free_extent]
 
     @property
     def blind_steps(self) -> int:
         """Steps from now on that nobody looks at one by one; 0 where the next must be seen."""
         if self._digest is not None:
             return 0
-        return -self._steps % self._frame_every if self._film else 1 << 62
+        return -self._steps % self._frame_every if self._takes_snapshots else 1 << 62
 
     def moved(self, moves: Moves) -> None:
         """A compaction has been carried out."""
@@ -207,27 +211,27 @@ class Recorder:
 
     def idled(self, start_s: float, seconds: float) -> None:
         """Moves were carried out while there was nothing else to do."""
-        if self._ledger is not None:
-            self._ledger.idled(start_s, seconds)
+        if self._time_breakdown is not None:
+            self._time_breakdown.idled(start_s, seconds)
 
     def waited(self, seconds: float) -> None:
         """A step waited for copies that were on their way."""
         self.prefetch_wait_s += seconds
-        if self._ledger is not None:
-            self._ledger.waited(seconds)
+        if self._time_breakdown is not None:
+            self._time_breakdown.waited(seconds)
 
     def split(self, tokens: int) -> None:
         """A batch, so many of whose tokens are not done yet, found no room, and will be tried in parts."""
         self.batch_splits += 1
-        if self._ledger is not None:
-            self._ledger.cut(tokens)
+        if self._time_breakdown is not None:
+            self._time_breakdown.cut(tokens)
 
     def begun(self, job: Job, held: int) -> None:
         """A job takes a sequence that holds ``held`` of its tokens."""
-        if self._ledger is not None:
-            self._ledger.begun(job, held)
+        if self._time_breakdown is not None:
+            self._time_breakdown.begun(job, held)
         if job.preemptions == 0:
-            self.backlog.let_in += 1
+            self.queue.let_in += 1
             job.cached = held
             self.prefix_looked_up += job.tokens
             self.prefix_found += held
@@ -237,8 +241,8 @@ class Recorder:
     def preempted(self, job: Job) -> None:
         """A job has given up its sequence."""
         self.preemptions += 1
-        if self._ledger is not None:
-            self._ledger.preempted(job)
+        if self._time_breakdown is not None:
+            self._time_breakdown.preempted(job)
 
     def transferred(self, transfers: Sequence[Transfer], *, ahead: bool = False) -> None:
         """Copies between the cache and the host tier have been carried out; ``ahead`` of their use, or for a step."""
@@ -261,16 +265,16 @@ class Recorder:
                     usage.internal_fragmentation,
                     usage.stored,
                     usage.span,
-                    usage.free_runs,
-                    usage.largest_free_run,
+                    usage.free_extents,
+                    usage.largest_free_extent,
                 ),
             )
         if self.detail == "tables":
             self._samples.add((now, *_of(usage)))
 
-    def film(self, now: float, policy: Policy) -> None:
+    def snapshots(self, now: float, policy: Policy) -> None:
         """Take a picture of the cells at every so many steps, at fewer the longer the run."""
-        if not self._film:
+        if not self._takes_snapshots:
             return
         if self._steps % self._frame_every == 0:
             self.frames.append((now, policy.first_owners().astype(np.int16)))
@@ -281,15 +285,15 @@ class Recorder:
 
     def finish(self, job: Job) -> None:
         """A request has ended, well or not."""
-        self.outcomes.add(job)
+        self.latencies.add(job)
         if job.started_s != job.started_s:
-            self.backlog.let_in += 1
-        if self._ledger is not None:
-            self._ledger.finish(job)
+            self.queue.let_in += 1
+        if self._time_breakdown is not None:
+            self._time_breakdown.finish(job)
         if self.detail == "tables":
             self.jobs.append(job)
         if self._progress is not None:
-            self._progress(self.outcomes.ended, job.finished_s)
+            self._progress(self.latencies.ended, job.finished_s)
 
     @property
     def schedule_digest(self) -> str:
@@ -301,7 +305,7 @@ class Recorder:
         """All that was recorded, where tables are kept."""
         if self.detail != "tables":
             return None
-        causes = None if self._ledger is None else self._ledger.table()
+        causes = None if self._time_breakdown is None else self._time_breakdown.table()
         return Tables(self.requests_table(), self.cache_table(), self.passes_table(), causes)
 
     def requests_table(self) -> pd.DataFrame:
@@ -345,9 +349,10 @@ class Recorder:
         return table.drop_duplicates("time_s", keep="last", ignore_index=True)
 
     def passes_table(self) -> pd.DataFrame:
-        """One row for each forward pass; with what it cost by term, where a ledger was kept (``ledger.TERMS``)."""
+        """One row for each forward pass; with what it cost by term, where a time breakdown was kept (``time
+        breakdown.TERMS``)."""
         table = self._passes.table()
-        return table if self._ledger is None else table.join(self._ledger.terms())
+        return table if self._time_breakdown is None else table.join(self._time_breakdown.terms())
 
     def cache_means(self) -> dict[str, float | None]:
         """Means over time, from the first arrival to the last change, of how full and how broken up the cache was; None
@@ -426,8 +431,8 @@ class Result:
 def summarize(recorder: Recorder, cell_bytes: float) -> dict[str, Any]:
     """The figures of a run; times in seconds, NaN-free: what cannot be said is None."""
     return {
-        **recorder.outcomes.summary(),
-        "queue": recorder.backlog.summary(),
+        **recorder.latencies.summary(),
+        "queue": recorder.queue.summary(),
         "cache": {
             **recorder.cache_means(),
             "scored_useful": recorder.useful_scores / recorder.scores if recorder.scores else None,

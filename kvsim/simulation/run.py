@@ -13,15 +13,15 @@ import simpy
 
 from kvsim.costs.costs import CostModel, HostLink, Profile, load_profile
 from kvsim.errors import UserError
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
-from kvsim.simulation.latency_stats import Backlog
+from kvsim.simulation.latency_stats import QueueMonitor
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import DETAILS, Detail, Progress, Recorder, Result, summarize
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
-from kvsim.simulation.time_breakdown import Ledger
+from kvsim.simulation.time_breakdown import TimeBreakdown
 from policies import Policy, PolicyFactory, available
 
 
@@ -43,7 +43,7 @@ def build_policy(
         built = choice(scenario.cache_config(relative))
     except ValueError as e:
         raise UserError(f"{scenario.name}: cache: {e}") from None
-    if scenario.server.context_shift and not built.endless and type(built).shift is Policy.shift:
+    if scenario.server.context_shift and not built.unbounded and type(built).shift is Policy.shift:
         raise UserError(f"{scenario.name}: server.context_shift: policy {built.name!r} cannot shift positions")
     if costs is not None:
         costs.check(scenario.model.name, built.kernel, scenario.cache.type_k, scenario.cache.type_v)
@@ -61,10 +61,10 @@ def cost_model(scenario: Scenario, profile: Profile, pace: float = 1.0) -> CostM
     return CostModel(profile, link, pace)
 
 
-def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> Ledger:
+def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> TimeBreakdown:
     """What keeps the accounts of a run."""
     widest = scenario.cache_config().n_ubatch
-    return Ledger(costs, policy, scenario.server.slots, widest)
+    return TimeBreakdown(costs, policy, scenario.server.slots, widest)
 
 
 def run(
@@ -73,30 +73,30 @@ def run(
     *,
     progress: Progress | None = None,
     detail: Detail = "cache",
-    film: bool = False,
-    leap: bool = True,
+    snapshots: bool = False,
+    fast_forward: bool = True,
 ) -> Result:
     """Run a scenario (or the one of that name or file) with predicted step times, under its own policy or another.
 
     ``detail`` says what is kept of it: how the requests fared, or also means of how full the cache was, or also tables
-    of everything. The less, the faster is a long run, and with the least whole groups decode in lockstep. ``film``
-    keeps pictures of the cells. ``leap`` takes decode steps that are alike in one event, to the same result as one by
-    one. Raises ``UserError`` and ``WorkloadError``.
+    of everything. The less, the faster is a long run, and with the least whole groups decode in lockstep. ``snapshots``
+    keeps pictures of the cells. ``fast-forward`` takes decode steps that are alike in one event, to the same result
+    as one by one. Raises ``UserError`` and ``WorkloadError``.
     """
     if detail not in DETAILS:
         raise UserError(f"detail: {detail!r}; accepted: {', '.join(DETAILS)}")
-    scenario = load(scenario)
+    scenario = load_scenario(scenario)
     costs = cost_model(scenario, load_profile(scenario.machine.profile, scenario.folder))
     chosen = build_policy(scenario, policy, costs)
-    ledger = ledger_for(scenario, chosen, costs) if detail == "tables" else None
-    recorder = Recorder(progress, detail=detail, film=film, ledger=ledger)
+    time_breakdown = ledger_for(scenario, chosen, costs) if detail == "tables" else None
+    recorder = Recorder(progress, detail=detail, snapshots=snapshots, time_breakdown=time_breakdown)
     result, _ = drive(
         scenario,
         chosen,
         SimulatedBackend(costs, chosen.kernel, chosen.groups),
         recorder,
         costs.profile.name,
-        leap=leap,
+        fast_forward=fast_forward,
     )
     return replace(result, warnings=(*costs.warnings(), *result.warnings))
 
@@ -121,7 +121,7 @@ def drive(
     profile: str | None,
     script: Sequence[Turn] | None = None,
     *,
-    leap: bool = True,
+    fast_forward: bool = True,
 ) -> tuple[Result, Sequence[Turn]]:
     """Run the scenario on any backend, to the end; returns also the script of what each turn took in.
 
@@ -135,15 +135,15 @@ def drive(
     if script is None:
         workload = scenario.build_workload()
         notes = tuple(workload.notes)
-        recorder.backlog = Backlog(workload.n_requests)
+        recorder.queue = QueueMonitor(workload.n_requests)
         env.process(send(env, inbox, workload))
     else:
         arrivals = Script(env, script)
     scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
     prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
     recorder.cache(0.0, policy.usage())
-    leaps = leap and script is None
-    server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, leaps=leaps)
+    fast_forwards = fast_forward and script is None
+    server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, fast_forwards=fast_forwards)
     with _seldom_collecting():
         env.run(until=env.process(server.run()))
     summary = {
@@ -154,7 +154,7 @@ def drive(
         "profile": profile,
         "wall_s": time.perf_counter() - began,
     }
-    warnings = (*notes, *recorder.backlog.warnings())
+    warnings = (*notes, *recorder.queue.warnings())
     frames = tuple(recorder.frames)
     result = Result(scenario, policy.name, summary, env.now, recorder.tables(), frames, warnings, notes)
     return result, inbox.script if script is None else script

@@ -14,7 +14,7 @@ from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers import Scheduler
 from policies import Chunk, MicroBatch, NoSlot, Policy
-from policies.fast_forward.lockstep import NOBODY, Crew
+from policies.fast_forward.lockstep import NO_READS, LockstepBatch
 
 
 class Server:
@@ -30,9 +30,10 @@ class Server:
         recorder: Recorder,
         prefetcher: Prefetcher,
         *,
-        leaps: bool = True,
+        fast_forwards: bool = True,
     ):
-        """``leaps``: take decode steps that are alike in one event, where the backend can tell their times ahead."""
+        """``fast-forwards``: take decode steps that are alike in one event, where the backend can tell their times
+        ahead."""
         self._env = env
         self._arrivals = arrivals
         self._scheduler = scheduler
@@ -41,9 +42,11 @@ class Server:
         self._recorder = recorder
         self._prefetcher = prefetcher
         self._inbox = arrivals if isinstance(arrivals, Inbox) and not arrivals.keeps_script else None
-        self._foresight = backend if leaps and isinstance(backend, SimulatedBackend) and prefetcher.off else None
+        self._foresight = (
+            backend if fast_forwards and isinstance(backend, SimulatedBackend) and prefetcher.off else None
+        )
         if self._foresight is not None:
-            scheduler.keep_step(None if recorder.watches else policy.crew())
+            scheduler.keep_step(None if recorder.watches else policy.lockstep_batch())
 
     def run(self) -> Process:
         """The server's turns."""
@@ -67,20 +70,20 @@ class Server:
             if scheduler.ended:
                 self._tell_who_ended()
             step = scheduler.compose(now)
-            crew = scheduler.crew
-            busy, began = bool(step) or crew is not None, now
+            lockstep_batch = scheduler.lockstep_batch
+            busy, began = bool(step) or lockstep_batch is not None, now
             if busy:
-                if crew is None:
+                if lockstep_batch is None:
                     steps, seconds = self._leap(step)
                 elif step:
-                    steps, seconds = self._beside(step, crew, now)
+                    steps, seconds = self._mixed_step(step, lockstep_batch, now)
                 else:
-                    steps, seconds = self._along(crew, now)
+                    steps, seconds = self._lockstep_steps(lockstep_batch, now)
                 if steps:
                     if seconds > 0:
                         yield env.timeout(seconds)
                     scheduler.ran(step, steps, env.now)
-                elif crew is None:
+                elif lockstep_batch is None:
                     yield from self._step(step)
                 if scheduler.ended:
                     self._tell_who_ended()
@@ -105,23 +108,23 @@ class Server:
         self._recorder.idled(self._env.now, seconds)
         return seconds
 
-    def _along(self, crew: Crew[Any], now: float) -> tuple[int, float]:
-        """Take steps of a crew alone up to the next arrival or decision; how many, and their seconds.
+    def _lockstep_steps(self, lockstep_batch: LockstepBatch[Any], now: float) -> tuple[int, float]:
+        """Take steps of a lockstep batch alone up to the next arrival or decision; how many, and their seconds.
 
         As one by one: the first step to end at or after the next event is the last that nobody else had a say in.
         """
         assert self._foresight is not None
         costs, policy = self._foresight.costs, self._policy
-        members, course = len(crew), crew.course(self._scheduler.steady(()))
-        lasting = costs.lasting(members, course, policy.kernel, policy.groups[0])
-        n, event = course.steps, self._env.peek()
+        members, forecast = len(lockstep_batch), lockstep_batch.forecast(self._scheduler.steady(()))
+        lasting = costs.lasting(members, forecast, policy.kernel, policy.groups[0])
+        n, event = forecast.steps, self._env.peek()
         seconds = lasting(n)
         if now + seconds >= event:
             n = _reaching(event - now, lasting, n, seconds)
             seconds = lasting(n)
-        costs.reached(members, crew.longest(n))
-        self._recorder.along(n, course.scores(n))
-        for moves in crew.take(course, n):
+        costs.reached(members, lockstep_batch.longest(n))
+        self._recorder.lockstep_steps(n, forecast.scores(n))
+        for moves in lockstep_batch.take(forecast, n):
             self._recorder.moved(moves)
         return n, seconds
 
@@ -132,17 +135,17 @@ class Server:
             return 0, 0.0
         recorder, now = self._recorder, self._env.now
         most = min(self._scheduler.steady(step), recorder.blind_steps)
-        foreseen = self._policy.extend(step, most) if most > 1 else None
-        if foreseen is None:
+        planned = self._policy.plan_decode_steps(step, most) if most > 1 else None
+        if planned is None:
             return 0, 0.0
-        each = backend.leap(foreseen)
+        each = backend.fast_forward(planned)
         times = np.add.accumulate(np.concatenate(([now], sum(each[1:], each[0]))))
-        n = min(int(np.searchsorted(times[1:], self._env.peek())) + 1, foreseen.steps)
+        n = min(int(np.searchsorted(times[1:], self._env.peek())) + 1, planned.steps)
         if n < 2:
             return 0, 0.0
-        taken = foreseen.head(n)
-        usages = foreseen.take(n, recorder.watches)
-        recorder.leap(times[:n], [seconds[:n] for seconds in each], taken, usages)
+        taken = planned.head(n)
+        usages = planned.take(n, recorder.watches)
+        recorder.fast_forward(times[:n], [seconds[:n] for seconds in each], taken, usages)
         backend.costs.went(taken)
         return n, float(times[n]) - now
 
@@ -168,36 +171,37 @@ class Server:
         if seconds > 0:
             if recorder.watches:
                 recorder.cache(env.now, self._policy.usage())
-            recorder.film(env.now, self._policy)
+            recorder.snapshots(env.now, self._policy)
             yield env.timeout(seconds)
         if refusal is None:
             self._scheduler.commit(step, env.now)
         else:
             self._scheduler.no_slot(refusal, env.now)
 
-    def _beside(self, step: Sequence[Chunk], crew: Crew[Any], now: float) -> tuple[int, float]:
-        """Take a step of a crew, in one pass with some chunks, or with the first of them, and its seconds; none where
-        there was no room for it, and then the scheduler has been told."""
+    def _mixed_step(self, step: Sequence[Chunk], lockstep_batch: LockstepBatch[Any], now: float) -> tuple[int, float]:
+        """Take a step of a lockstep batch, in one pass with some chunks, or with the first of them, and its seconds;
+        none where there was no room for it, and then the scheduler has been told."""
         assert self._foresight is not None
         self._scheduler.started.clear()
         try:
-            briefs = crew.place(step)
+            summaries = lockstep_batch.place(step)
         except NoSlot as reason:
             self._scheduler.no_slot(reason, now)
             return 0, 0.0
-        seconds, tokens, ahead = 0.0, len(crew), crew.ahead()
-        for brief in briefs:
-            seconds += self._foresight.beside(tokens, ahead, brief)
-            self._recorder.beside(brief, ahead)
-            tokens, ahead = 0, NOBODY
-        crew.take_one()
+        seconds, tokens, next_step_reads = 0.0, len(lockstep_batch), lockstep_batch.next_step_reads()
+        for summary in summaries:
+            seconds += self._foresight.mixed_step(tokens, next_step_reads, summary)
+            self._recorder.mixed_step(summary, next_step_reads)
+            tokens, next_step_reads = 0, NO_READS
+        lockstep_batch.take_one()
         return 1, seconds
 
 
 def _reaching(seconds: float, lasting: Callable[[int], float], steps: int, most_s: float) -> int:
     """After how many steps so much time has passed, if some steps last ``most_s``, which is enough; at least one.
 
-    Nearly all steps of a leap take as long as each other, so the next guess is where a straight line would have it.
+    Nearly all steps of a fast-forward take as long as each other, so the next guess is where a straight line would
+    have it.
     """
     if seconds <= 0:
         return 1

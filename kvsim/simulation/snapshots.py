@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from kvsim.errors import UserError
 from kvsim.simulation.recorder import Result
 
-FILE = "films.npz"
-"""What a comparison calls its films."""
+FILE = "snapshots.npz"
+"""What a comparison calls its snapshots."""
 
 _MOST_PICTURES = 80
 _MOST_CELLS = 4096
@@ -23,7 +23,7 @@ _COLOURS = 250
 
 
 @dataclass(frozen=True)
-class Film:
+class Snapshots:
     """Pictures of one policy's cells."""
 
     policy: str
@@ -35,8 +35,8 @@ class Film:
     """Of so many cells one is shown."""
 
     @classmethod
-    def of(cls, result: Result) -> Film:
-        """A run's film, of 80 pictures and 4,096 cells at most, evenly chosen. The run must have kept pictures."""
+    def of(cls, result: Result) -> Snapshots:
+        """A run's snapshots, of 80 pictures and 4,096 cells at most, evenly chosen. The run must have kept pictures."""
         picked = np.unique(np.linspace(0, len(result.frames) - 1, min(_MOST_PICTURES, len(result.frames))).astype(int))
         every = -(-result.frames[0][1].size // _MOST_CELLS)
         owners = np.stack([result.frames[i][1][::every] for i in picked])
@@ -44,35 +44,37 @@ class Film:
         return cls(result.policy, np.array([result.frames[i][0] for i in picked]), coloured, every)
 
 
-def save_films(path: Path, results: Sequence[Result]) -> None:
-    """Write the films of all results that have pictures; compressed NumPy arrays. Raises ``OSError``."""
+def save_snapshots(path: Path, results: Sequence[Result]) -> None:
+    """Write the snapshots of all results that have pictures; compressed NumPy arrays. Raises ``OSError``."""
     arrays: dict[str, NDArray[np.generic]] = {}
-    films = [Film.of(result) for result in results if result.frames]
-    for i, film in enumerate(films):
-        arrays |= {f"times_{i}": film.times_s, f"cells_{i}": film.cells}
-    arrays["every"] = np.array([film.every for film in films], dtype=np.int64)
-    arrays["policies"] = np.array([film.policy for film in films], dtype=np.str_)
+    kept = [Snapshots.of(result) for result in results if result.frames]
+    for i, one in enumerate(kept):
+        arrays |= {f"times_{i}": one.times_s, f"cells_{i}": one.cells}
+    arrays["every"] = np.array([one.every for one in kept], dtype=np.int64)
+    arrays["policies"] = np.array([one.policy for one in kept], dtype=np.str_)
     with path.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def load_films(path: Path) -> list[Film]:
-    """The films in a file that ``save_films`` wrote. Raises ``UserError``."""
+def load_snapshots(path: Path) -> list[Snapshots]:
+    """The snapshots in a file that ``save_snapshots`` wrote. Raises ``UserError``."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            films = [
-                Film(str(policy), arrays[f"times_{i}"], arrays[f"cells_{i}"], int(arrays["every"][i]))
+            kept = [
+                Snapshots(str(policy), arrays[f"times_{i}"], arrays[f"cells_{i}"], int(arrays["every"][i]))
                 for i, policy in enumerate(arrays["policies"])
             ]
     except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as e:
-        raise UserError(f"{path}: not the films that kvsim compare wrote ({e})") from None
-    for film in films:
-        if not _whole(film):
-            raise UserError(f"{path}: the film of {film.policy!r} is damaged")
-    return films
+        raise UserError(f"{path}: not the snapshots that kvsim compare wrote ({e})") from None
+    for one in kept:
+        if not _whole(one):
+            raise UserError(f"{path}: the snapshots of {one.policy!r} are damaged")
+    return kept
 
 
-def _whole(film: Film) -> bool:
-    shapes = film.times_s.ndim == 1 and film.cells.ndim == 2 and len(film.times_s) == len(film.cells) > 0
-    kinds = film.times_s.dtype == np.float64 and film.cells.dtype == np.uint8
-    return shapes and kinds and bool(np.isfinite(film.times_s).all()) and film.every >= 1
+def _whole(snapshots: Snapshots) -> bool:
+    shapes = (
+        snapshots.times_s.ndim == 1 and snapshots.cells.ndim == 2 and len(snapshots.times_s) == len(snapshots.cells) > 0
+    )
+    kinds = snapshots.times_s.dtype == np.float64 and snapshots.cells.dtype == np.uint8
+    return shapes and kinds and bool(np.isfinite(snapshots.times_s).all()) and snapshots.every >= 1

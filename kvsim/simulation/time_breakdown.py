@@ -4,7 +4,7 @@ While a request has a slot, it waits for every forward pass that is run, whoever
 the cost model's terms say (``kvsim/costs.py``), and each term is put down to a cause:
 
 - ``queueing``: from the arrival to the slot, the rest of the step that was running included, but for
-- ``cells``: passes that were run meanwhile although a seat was free, so that it was the cache that held the request
+- ``cells``: passes that were run meanwhile although a slot was free, so that it was the cache that held the request
   back, or who was before it; not passes that were full or left a prompt unfinished, for want of tokens to spare;
 - ``own``: the base of a pass that has tokens of the request, and what these would cost in it alone;
 - ``batch``: all that the tokens of others add to that, but for attention; passes with tokens of others alone;
@@ -31,7 +31,7 @@ import pandas as pd
 from kvsim.costs.costs import CostModel, FloatArray, scans_together
 from kvsim.simulation.job import Job
 from kvsim.simulation.rows import Rows
-from policies import Chunk, Group, Leap, MicroBatch, Place, Policy
+from policies import Chunk, FastForward, Group, MicroBatch, Place, Policy
 
 CAUSES = ("queueing", "cells", "own", "batch", "context", "holes", "compaction", "failures", "prefix", "transfers")
 """Of a request's seconds, in the order of the columns of ``Ledger.table`` (each with ``_s`` behind it)."""
@@ -58,10 +58,10 @@ class _Watch:
     cause: int
 
 
-class Ledger:
-    """Splits what passes cost, and keeps an account for each seat; all times in seconds."""
+class TimeBreakdown:
+    """Splits what passes cost, and keeps an account for each slot; all times in seconds."""
 
-    def __init__(self, costs: CostModel, policy: Policy, seats: int, n_ubatch: int):
+    def __init__(self, costs: CostModel, policy: Policy, slots: int, n_ubatch: int):
         """``n_ubatch``: the most tokens in a pass."""
         self._costs = costs
         self._rates = costs.rates(policy.kernel)
@@ -71,19 +71,19 @@ class Ledger:
         self._pieces_are_holes = policy.block_size == 1
         share = self._rates.pace * sum(group.share for group in self._groups)
         self._base, self._chunk = share * self._rates.base_s, share * self._rates.per_chunk_s
-        self._spent = np.zeros((seats, len(CAUSES) - 2))
-        """Since the seat's request started; of an empty seat, nothing of meaning."""
+        self._spent = np.zeros((slots, len(CAUSES) - 2))
+        """Since the slot's request started; of an empty slot, nothing of meaning."""
         self._pass = np.zeros_like(self._spent)
         self._watched: dict[int, _Watch] = {}
-        self._seats = seats
-        self._seated: dict[int, Job] = {}
-        """Who has which seat."""
+        self._slots = slots
+        self._by_slot: dict[int, Job] = {}
+        """Who has which slot."""
         self._short_s = 0.0
         """Seconds so far in which whoever waited waited for cells."""
         self._short_before: dict[int, float] = {}
         """Those until a request came that waits."""
         self._held_back: dict[int, float] = {}
-        """Seconds that those who have a seat waited for cells."""
+        """Seconds that those who have a slot waited for cells."""
         self._seen: set[int] = set()
         """Blocks of text that were computed."""
         self._kept: dict[int, FloatArray] = {}
@@ -112,7 +112,7 @@ class Ledger:
                 transfers += group.share * self._costs.transfers(place.transfers)
         matrix, pieces = rates.pace * rates.matmul(n), self._chunk * len(batch.chunks)
         self._terms.add((self._base + pieces, matrix, useful, holes, moves, transfers, extra))
-        if self._could_seat(n) and not any(self._unfinished(chunk) for chunk in batch.chunks):
+        if self._slot_is_free(n) and not any(self._unfinished(chunk) for chunk in batch.chunks):
             self._short_s += self._base + pieces + matrix + useful + holes + moves + transfers
         base = 0.0 if extra else self._base
         all_but_attention = base + matrix + pieces
@@ -146,14 +146,14 @@ class Ledger:
         run = rates.per_run_s
         return share * (seen + run * (pieces - further)), share * (whole - seen + run * further)
 
-    def leap(self, leap: Leap) -> None:
+    def fast_forward(self, fast_forward: FastForward) -> None:
         """Decode steps have been run, each with a token of everyone."""
-        rates, steps, columns = self._rates, leap.steps, []
+        rates, steps, columns = self._rates, fast_forward.steps, []
         # Of a batch that was cut, the last part may be the first of these steps.
-        extra = [self._count_off(each.tokens) for each in leap.passes]
+        extra = [self._count_off(each.tokens) for each in fast_forward.passes]
         context = holes = batch = 0.0
         own = self._base + rates.pace * rates.matmul(1) + self._chunk
-        for each, cut in zip(leap.passes, extra, strict=True):
+        for each, cut in zip(fast_forward.passes, extra, strict=True):
             seen, other = np.zeros(steps), np.zeros(steps)
             for sums, group in zip(each.groups, self._groups, strict=True):
                 share, run = rates.pace * group.share, rates.per_run_s
@@ -173,7 +173,7 @@ class Ledger:
             batch += fixed + matrix
             context += float(seen.sum())
             holes += float(other.sum())
-            if self._could_seat(each.tokens):
+            if self._slot_is_free(each.tokens):
                 self._short_s += steps * (fixed + matrix) + float(seen.sum()) + float(other.sum())
         self._terms.extend([np.stack(column, axis=1).ravel() for column in zip(*columns, strict=True)])
         failures, mine = self._base * sum(extra), self._base * all(extra)
@@ -183,16 +183,16 @@ class Ledger:
     def waited(self, seconds: float) -> None:
         """A step waited for copies that were on their way."""
         self._spent[:, _TRANSFERS] += seconds
-        if self._could_seat(0):
+        if self._slot_is_free(0):
             self._short_s += seconds
 
-    def _could_seat(self, tokens: int) -> bool:
-        """Whether a seat is free while a pass of so many tokens is run, and the pass is not full."""
-        return len(self._seated) < self._seats and tokens < self._n_ubatch
+    def _slot_is_free(self, tokens: int) -> bool:
+        """Whether a slot is free while a pass of so many tokens is run, and the pass is not full."""
+        return len(self._by_slot) < self._slots and tokens < self._n_ubatch
 
     def _unfinished(self, chunk: Chunk) -> bool:
         """Whether a prompt goes on behind this chunk of it."""
-        job = self._seated.get(chunk.seq)
+        job = self._by_slot.get(chunk.seq)
         return chunk.n > 1 and job is not None and chunk.start + chunk.n < job.tokens
 
     def idled(self, start_s: float, seconds: float) -> None:
@@ -206,20 +206,20 @@ class Ledger:
             self._beside_idle[job.request.id] = self._idle_until - job.arrival_s
 
     def begun(self, job: Job, held: int) -> None:
-        """A request takes a seat where ``held`` of its tokens are found."""
-        self._watched.pop(job.seat, None)
-        self._seated[job.seat] = job
+        """A request takes a slot where ``held`` of its tokens are found."""
+        self._watched.pop(job.slot, None)
+        self._by_slot[job.slot] = job
         if job.request.id in self._short_before:
             self._held_back[job.request.id] = self._short_s - self._short_before.pop(job.request.id)
         if job.preemptions:
-            self._spent[job.seat] = self._kept.pop(job.request.id)
-            self._watched[job.seat] = _Watch(job, job.furthest, _FAILURES)
+            self._spent[job.slot] = self._kept.pop(job.request.id)
+            self._watched[job.slot] = _Watch(job, job.furthest, _FAILURES)
             return
-        self._spent[job.seat] = 0.0
+        self._spent[job.slot] = 0.0
         if job.request.content:
             # The last token is always computed: what it says comes out of it.
             known = min(self._known(job), job.request.prompt_tokens - 1)
-            self._watched[job.seat] = _Watch(job, max(known, held), _PREFIX)
+            self._watched[job.slot] = _Watch(job, max(known, held), _PREFIX)
 
     def _known(self, job: Job) -> int:
         """Tokens that the request begins with, and that were computed before, in whole blocks."""
@@ -241,7 +241,7 @@ class Ledger:
         job = watch.job
         if start + tokens >= max(watch.stop, job.request.prompt_tokens):
             self._remember(job, start + tokens)
-            del self._watched[job.seat]
+            del self._watched[job.slot]
 
     def _remember(self, job: Job, tokens: int) -> None:
         if job.request.content:
@@ -261,23 +261,23 @@ class Ledger:
             self._cut, self._allowed = tokens, -(-tokens // self._n_ubatch)
 
     def preempted(self, job: Job) -> None:
-        """A request has given up its seat."""
-        self._seated.pop(job.seat, None)
-        self._kept[job.request.id] = self._spent[job.seat].copy()
+        """A request has given up its slot."""
+        self._by_slot.pop(job.slot, None)
+        self._kept[job.request.id] = self._spent[job.slot].copy()
 
     def finish(self, job: Job) -> None:
         """A request has ended, well or not."""
         number = job.request.id
         beside_idle, held_back = self._beside_idle.pop(number, 0.0), self._held_back.pop(number, 0.0)
         self._short_before.pop(number, None)
-        if self._seated.get(job.seat) is job:
-            del self._seated[job.seat]
+        if self._by_slot.get(job.slot) is job:
+            del self._by_slot[job.slot]
         if job.status != "completed":
             self._cut = 0
             self._kept.pop(number, None)
             return
         self._remember(job, job.computed)
-        spent, waited = self._spent[job.seat].copy(), job.started_s - job.arrival_s
+        spent, waited = self._spent[job.slot].copy(), job.started_s - job.arrival_s
         spent[_COMPACTION] += beside_idle
         if job.preemptions:
             spent[_FAILURES] += job.finished_s - job.arrival_s - waited - (float(spent.sum()) - beside_idle)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.cells.free_extents import FreeRuns
+from policies.cells.free_extents import FreeExtents
 from policies.cells.ordering import carry
 from policies.cells.search import Cells
-from policies.cells.sequence_extents import Piece, Whereabouts
+from policies.cells.sequence_extents import Extent, SequenceExtents
 from policies.vocabulary import NO_MOVES, NO_SHIFT, CellMap, Chunk, IntArray, Moves, Shift
 
 FOREVER = np.iinfo(np.int64).max
@@ -53,7 +53,7 @@ class Arena:
         """Shape (size,): position of the cell's token, -1 where it is empty."""
         self.owner: OwnerArray = np.zeros(size, dtype=np.int32)
         """Shape (size,): index into ``sets`` of the sequences that see the cell; 0 is the empty set."""
-        self.free = FreeRuns(size)
+        self.free = FreeExtents(size)
         self._begin_sets([frozenset()])
         self._owed: list[Moves] = []
         self._turned: IntArray | None = None
@@ -185,7 +185,7 @@ class Arena:
             self._turned[where] = 0
         self._know_last(step, k)
 
-    def pieces_of(self, seq: int) -> Sequence[Piece] | None:
+    def extents_of(self, seq: int) -> Sequence[Extent] | None:
         """All cells of a sequence that shares none, where they are known to lie in few pieces."""
         return self._where.pieces.get(self._alone.get(seq, 0)) if self.is_alone(seq) else None
 
@@ -373,7 +373,7 @@ class Arena:
         """Empty every cell and return the head to the start."""
         self.position[:] = -1
         self.owner[:] = 0
-        self.free = FreeRuns(self.size)
+        self.free = FreeExtents(self.size)
         self._begin_sets([frozenset()])
         self.head = 0
         self._turned = None
@@ -402,7 +402,7 @@ class Arena:
         """Of a sequence: the set of it alone."""
         self._sets_with: dict[int, list[int]] = {}
         """Of a sequence: all sets that it is in."""
-        self._where = Whereabouts(self.size)
+        self._where = SequenceExtents(self.size)
         for key in sets:
             self._where.widen(self.set_of(key), 0, self.size if key else 0)
 

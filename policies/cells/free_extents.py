@@ -39,7 +39,7 @@ def _runs_in_any_order(cells: IntArray) -> tuple[IntArray, IntArray]:
     return runs_of(cells)
 
 
-class FreeRuns:
+class FreeExtents:
     """Disjoint runs of free cells ``[start, end)``, ascending, never touching one another."""
 
     __slots__ = ("ends", "size", "starts", "total")

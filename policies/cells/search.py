@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.cells.free_extents import FreeRuns
+from policies.cells.free_extents import FreeExtents
 from policies.vocabulary import IntArray
 
 Cells = range | IntArray
@@ -21,7 +21,7 @@ def start_of_search(head: int, used: int, n: int) -> int:
     return 0 if head > used + 2 * n else head
 
 
-def find_run(free: FreeRuns, head: int, n: int) -> tuple[int | None, int]:
+def find_run(free: FreeExtents, head: int, n: int) -> tuple[int | None, int]:
     """The first of ``n`` free cells in a row, searching once round from ``head``, and where the search stopped.
 
     ``llama_kv_cache_find_slot`` (b4666 to b4880; unchanged in ``llama_kv_cache_unified``). Visits runs, not cells,
@@ -51,7 +51,7 @@ def find_run(free: FreeRuns, head: int, n: int) -> tuple[int | None, int]:
             return None, _where_it_stops(free, head, tested, n)
 
 
-def _where_it_stops(free: FreeRuns, head: int, tested: int, n: int) -> int:
+def _where_it_stops(free: FreeExtents, head: int, tested: int, n: int) -> int:
     """The head that a search is left with which finds nothing before it has tested as many cells as there are.
 
     It steps past one used cell at a time, or past a run and the used cell behind it.
@@ -77,7 +77,7 @@ def _where_it_stops(free: FreeRuns, head: int, tested: int, n: int) -> int:
         head = 0
 
 
-def find_scattered(free: FreeRuns, head: int, n: int) -> Cells | None:
+def find_scattered(free: FreeExtents, head: int, n: int) -> Cells | None:
     """The first ``n`` free cells going once round from ``head``, wherever they lie; None if there are fewer.
 
     llama.cpp since b6975 (``llama_kv_cache::find_slot`` with ``cont = false``).

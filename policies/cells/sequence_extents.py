@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from policies.vocabulary import Chunk, IntArray
 
-Piece = tuple[int, int, int]
+Extent = tuple[int, int, int]
 """Some cells of one set: the first, one past the last, and the distance from one to the next."""
 
 _FEW = 4
@@ -16,7 +16,7 @@ _MANY = 16
 """What lies in more pieces than these is looked for in the array instead."""
 
 
-class Whereabouts:
+class SequenceExtents:
     """Of each set, by its index: bounds of its cells, and the pieces that they lie in where those are known."""
 
     __slots__ = ("high", "low", "pieces", "size")
@@ -26,7 +26,7 @@ class Whereabouts:
         self.low: list[int] = []
         self.high: list[int] = []
         """From the one up to below the other; rather too wide than too narrow."""
-        self.pieces: dict[int, list[Piece]] = {}
+        self.pieces: dict[int, list[Extent]] = {}
         """All cells of a set."""
 
     def add(self) -> None:

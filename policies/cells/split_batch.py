@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from policies.vocabulary import Chunk
 
 
-def split_equal(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -> list[tuple[Chunk, ...]]:
-    """Micro-batches in which every sequence gives equally many tokens (``llama_batch_allocr::split_equal``).
+def split_by_stream(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -> list[tuple[Chunk, ...]]:
+    """Micro-batches in which every sequence gives equally many tokens (``llama_batch_allocr::split_by_stream``).
 
     ``sequential``: only runs of consecutive sequence ids go together.
     """

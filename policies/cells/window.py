@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.cells.arena import Arena
-from policies.cells.free_extents import FreeRuns
+from policies.cells.free_extents import FreeExtents
 from policies.cells.search import Cells
 from policies.vocabulary import IntArray
 
@@ -23,12 +23,12 @@ def reaches(arena: Arena, window: int) -> IntArray:
     return reach
 
 
-def behind_window(arena: Arena, window: int) -> FreeRuns:
+def behind_window(arena: Arena, window: int) -> FreeExtents:
     """Free cells, and those of one sequence alone whose token its next one will not see any more."""
     top = arena.top
     kept = np.zeros(arena.size, dtype=np.bool_)
     np.greater(arena.position[:top], reaches(arena, window)[arena.owner[:top]], out=kept[:top])
-    usable = FreeRuns(arena.size)
+    usable = FreeExtents(arena.size)
     usable.rebuild(kept)
     return usable
 

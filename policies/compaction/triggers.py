@@ -32,7 +32,7 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class TriggerForecast:
     """What a trigger would be asked with along some steps if it says no to all: ``Facts``, each count an array of shape
     (steps + 1,): before any step, and after each."""
 
@@ -86,23 +86,23 @@ class Trigger:
     def pass_calmly(self, steps: int) -> None:
         """So many steps were taken of which ``calm`` was certain."""
 
-    def quiet(self, course: Course, steps: int) -> int:
+    def quiet(self, forecast: TriggerForecast, steps: int) -> int:
         """For how many of at most so many steps it would say no, before each and after it, without asking for a plan.
         Changes nothing."""
-        return copy.copy(self)._ask(course, steps) if self.asks else steps
+        return copy.copy(self)._ask(forecast, steps) if self.asks else steps
 
-    def pass_by(self, course: Course, steps: int) -> None:
+    def pass_by(self, forecast: TriggerForecast, steps: int) -> None:
         """So many steps were taken in which it stays quiet: learn what it would have learned."""
         if self.asks:
-            self._ask(course, steps)
+            self._ask(forecast, steps)
 
-    def _ask(self, course: Course, steps: int) -> int:
+    def _ask(self, forecast: TriggerForecast, steps: int) -> int:
         """Ask before and after each step until it does not say no."""
 
         def plan() -> Moves:
             raise _Asked
 
-        facts = course.facts()
+        facts = forecast.facts()
         for i in range(steps):
             try:
                 if self.before(facts[i], plan) or self.after(facts[i + 1]):
@@ -171,20 +171,26 @@ class Threshold(Trigger):
         # Or by the most that is not used: less than a padding beyond the holes, of at least what is used now.
         return facts.used > 0 and (holes + facts.pad + facts.used - filled) / facts.used < self.threshold - _DOUBT
 
-    def quiet(self, course: Course, steps: int) -> int:
+    def quiet(self, forecast: TriggerForecast, steps: int) -> int:
         """By the formula, over all steps at once."""
         before, after = slice(0, steps), slice(1, steps + 1)
         if self.formula == "b6170":
-            due = (course.top[before] >= 2048) & self._exceed(course.used[before] + course.pad, course.top[before])
+            due = (forecast.top[before] >= 2048) & self._exceed(
+                forecast.used[before] + forecast.pad, forecast.top[before]
+            )
         elif self.formula == "b4875":
-            due = (course.span[after] >= 2048) & self._exceed(course.used[after] + course.pad, course.span[after])
+            due = (forecast.span[after] >= 2048) & self._exceed(
+                forecast.used[after] + forecast.pad, forecast.span[after]
+            )
         elif self.formula == "b2422":
-            due = self._exceed(course.used[after], course.span[after])
+            due = self._exceed(forecast.used[after], forecast.span[after])
         else:
-            due = (course.span[after] >= 128) & self._exceed(course.used[after] + course.tokens, course.span[after])
+            due = (forecast.span[after] >= 128) & self._exceed(
+                forecast.used[after] + forecast.tokens, forecast.span[after]
+            )
         return _first(due)
 
-    def pass_by(self, course: Course, steps: int) -> None:
+    def pass_by(self, forecast: TriggerForecast, steps: int) -> None:
         """Nothing is learned."""
 
     def _exceeds(self, filled: int, span: int) -> bool:
@@ -281,34 +287,34 @@ class Adaptive(Trigger):
         if self._target:
             self._steps += steps
 
-    def quiet(self, course: Course, steps: int) -> int:
+    def quiet(self, forecast: TriggerForecast, steps: int) -> int:
         """As ``before``, step for step: what it learns on the way it learns once."""
-        holes = self._holes(course)[:steps]
+        holes = self._holes(forecast)[:steps]
         horizons = np.full(steps, self.horizon)
         known = self._learned_at(holes)
         if known < steps:
             horizons[known:] = self._learned(known)
-        saving = course.tokens * holes * self.costs.score * horizons / 2
+        saving = forecast.tokens * holes * self.costs.score * horizons / 2
         worth = saving > self.costs.run
         if not worth.any():
             return steps
         again = self._since + np.arange(1, steps + 1) >= _ASK_AGAIN
-        worth &= saving > self.costs.run + self.costs.cell * course.above()[:steps]
+        worth &= saving > self.costs.run + self.costs.cell * forecast.above()[:steps]
         return _first(worth & ((saving > self._refused) | again))
 
-    def pass_by(self, course: Course, steps: int) -> None:
+    def pass_by(self, forecast: TriggerForecast, steps: int) -> None:
         """Count the steps, and learn where that is due."""
         self._since += steps
         if self._target:
-            known = self._learned_at(self._holes(course)[:steps])
+            known = self._learned_at(self._holes(forecast)[:steps])
             if known < steps:
                 self.horizon = self._learned(known)
                 self._target = 0
             self._steps += min(known + 1, steps)
 
-    def _holes(self, course: Course) -> IntArray:
+    def _holes(self, forecast: TriggerForecast) -> IntArray:
         """Before any step, and after each."""
-        return course.span - np.minimum(course.span, -(-course.used // course.pad) * course.pad)
+        return forecast.span - np.minimum(forecast.span, -(-forecast.used // forecast.pad) * forecast.pad)
 
     def _learned_at(self, holes: IntArray) -> int:
         """In which of some steps the observation ends; as many as there are if it does not, or there is none."""

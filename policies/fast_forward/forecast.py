@@ -25,8 +25,8 @@ class Usages:
     stored: IntArray
     allocated: IntArray
     placeable: IntArray
-    free_runs: IntArray
-    largest_free_run: IntArray
+    free_extents: IntArray
+    largest_free_extent: IntArray
     span: IntArray
     cached: IntArray
 
@@ -72,7 +72,7 @@ class Pass(NamedTuple):
         return Pass(self.tokens, tuple(sums.head(n) for sums in self.groups))
 
 
-class Leap(NamedTuple):
+class FastForward(NamedTuple):
     """Decode steps in a row of the same sequences, a token for each, none of them taken yet."""
 
     passes: tuple[Pass, ...]
@@ -86,9 +86,9 @@ class Leap(NamedTuple):
         """How many could be placed before the policy must decide something."""
         return len(self.passes[0].groups[0].span)
 
-    def head(self, n: int) -> Leap:
+    def head(self, n: int) -> FastForward:
         """The first ``n`` steps."""
-        return Leap(tuple(each.head(n) for each in self.passes), self.take)
+        return FastForward(tuple(each.head(n) for each in self.passes), self.take)
 
 
 def rising(starts: Sequence[int], steps: int, most: int | None = None) -> IntArray:

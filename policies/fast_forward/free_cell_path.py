@@ -9,13 +9,13 @@ import numpy as np
 from policies.cells.arena import Arena
 from policies.cells.reads import constants, padded_span, padded_spans
 from policies.cells.search import Cells, cells_array, in_order, start_of_search
-from policies.compaction.triggers import Course, Facts
-from policies.fast_forward.forecast import MOST, Leap, Pass, Sums, Usages
+from policies.compaction.triggers import Facts, TriggerForecast
+from policies.fast_forward.forecast import MOST, FastForward, Pass, Sums, Usages
 from policies.fast_forward.tiles import TileMap
 from policies.vocabulary import Chunk, IntArray
 
 
-class Stretch:
+class FreeCellPath:
     """What at most ``n`` steps in a row would take, on the way up from the head, whatever it steps over. Changes
     nothing until ``take``.
 
@@ -130,7 +130,7 @@ class Stretch:
             holes = min(holes, -(-(max(arena.top, first) - used) // pad) * pad)
         return Facts(used, top, span, pad, len(self.step), above), holes
 
-    def course(self) -> Course:
+    def forecast(self) -> TriggerForecast:
         """For triggers: now, and after each step."""
         arena, tokens = self.arena, len(self.step)
         tops = np.concatenate(([arena.top], self.tops()))
@@ -146,7 +146,7 @@ class Stretch:
                 filled = np.minimum(np.searchsorted(self.cells, used), tokens * np.arange(self.steps + 1))
             return holes - filled
 
-        return Course(used, tops, spans, self._pad, tokens, above)
+        return TriggerForecast(used, tops, spans, self._pad, tokens, above)
 
     def take(self, k: int, *, look: bool) -> Usages | None:
         """Take ``k`` steps' cells; ``look``: say how full the cache is after each."""
@@ -162,7 +162,9 @@ class Stretch:
         """The cells of the first ``k`` steps; shape (k, len(step))."""
         return cells_array(self.cells)[: k * len(self.step)].reshape(k, len(self.step))
 
-    def leap(self, steps: int, take: Callable[[int, bool], Usages | None], tiles: TileMap | None = None) -> Leap | None:
+    def fast_forward(
+        self, steps: int, take: Callable[[int, bool], Usages | None], tiles: TileMap | None = None
+    ) -> FastForward | None:
         """The first ``steps`` of them, under the kernel ``masked``, or where there are ``tiles`` under ``tiled``; None
         where that is not worth it."""
         if steps < 2:
@@ -170,8 +172,8 @@ class Stretch:
         if tiles is None:
             sums = masked_sums(self.step, self.spans()[:steps])
         else:
-            sums = tiles.foresee(self.step, self.table(steps))
-        return Leap((Pass(len(self.step), (sums,)),), take)
+            sums = tiles.plan_steps(self.step, self.table(steps))
+        return FastForward((Pass(len(self.step), (sums,)),), take)
 
     def usages(self, k: int) -> Usages:
         """How full the cache will be after each of the first ``k`` steps."""
@@ -183,8 +185,8 @@ class Stretch:
             stored=used,
             allocated=used,
             placeable=arena.size - used if self._anywhere else largest,
-            free_runs=runs,
-            largest_free_run=largest,
+            free_extents=runs,
+            largest_free_extent=largest,
             span=self.tops()[:k],
             cached=np.zeros(k, dtype=np.int64),
         )

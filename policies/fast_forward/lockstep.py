@@ -10,8 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Shift
 
 
-class Ahead(NamedTuple):
-    """What attention reads for all of a crew together in its next step."""
+class NextStepReads(NamedTuple):
+    """What attention reads for all of a lockstep batch together in its next step."""
 
     scanned: int
     """Scores computed, all of them against cells that the token's sequence can see."""
@@ -21,13 +21,14 @@ class Ahead(NamedTuple):
     """Cells that one token is scored against, at most."""
 
 
-Dues = Sequence[tuple[int, Mapping[int, Any]]]
+BlockSchedule = Sequence[tuple[int, Mapping[int, Any]]]
 """After how many steps these members, by their numbers, take or give up a block, for the first time and then again and
 again."""
 
 
-class Course(NamedTuple):
-    """What attention reads for all of a crew together in some steps from the next one on; all sums are exact."""
+class ReadForecast(NamedTuple):
+    """What attention reads for all of a lockstep batch together in some steps from the next one on; all sums are
+    exact."""
 
     steps: int
     scanned: int
@@ -40,9 +41,9 @@ class Course(NamedTuple):
     """After how many steps the growth lessens by one, and again by one."""
     size: int = 1
     """Cells in a block, and so the steps between two blocks of one member."""
-    begins: Dues = ()
+    begins: BlockSchedule = ()
     """Who takes a block when, ascending: all do, once in so many steps, and their cells are one piece more."""
-    gives: Dues = ()
+    gives: BlockSchedule = ()
     """Who gives up a full block when: one piece less."""
     copies: Sequence[tuple[int, int]] = ()
     """After how many steps so many cells in a row are copied, before the next one."""
@@ -70,7 +71,7 @@ class Course(NamedTuple):
                 pieces += len(who) * (rest - first)
         return pieces - self._since(self.gives, n) if self.gives else pieces
 
-    def _since(self, dues: Dues, n: int) -> int:
+    def _since(self, dues: BlockSchedule, n: int) -> int:
         """How many of the first ``n`` steps there are from each block on, that one's included; over all blocks."""
         size, found = self.size, 0
         for first, who in dues:
@@ -81,12 +82,13 @@ class Course(NamedTuple):
         return found // 2
 
 
-NOBODY = Ahead(0, 0, 0)
-"""What a crew of none reads."""
+NO_READS = NextStepReads(0, 0, 0)
+"""What a lockstep batch of none reads."""
 
 
-class Brief(NamedTuple):
-    """A forward pass of some chunks, but for a crew that gets its tokens in it too: as much as a clock must know."""
+class PassSummary(NamedTuple):
+    """A forward pass of some chunks, but for a lockstep batch that gets its tokens in it too: as much as a clock must
+    know."""
 
     tokens: int
     rows: list[tuple[int, int, int]]
@@ -97,40 +99,40 @@ class Brief(NamedTuple):
     """Keys to rotate after that, before the pass."""
 
     @staticmethod
-    def of(batch: MicroBatch) -> Brief:
+    def of(batch: MicroBatch) -> PassSummary:
         """Of a micro-batch whose chunks scan their own cells."""
         (place,) = batch.places
         reads = place.reads
         rows = list(zip(reads.tokens.tolist(), reads.scanned.tolist(), reads.runs.tolist(), strict=True))
-        return Brief(batch.n_tokens, rows, place.moves, place.shift)
+        return PassSummary(batch.n_tokens, rows, place.moves, place.shift)
 
 
-class Member:
-    """What a sequence holds; as long as it is in a crew, its length goes with the crew's steps."""
+class LockstepSequence:
+    """What a sequence holds; as long as it is in a lockstep batch, its length goes with the lockstep batch's steps."""
 
-    __slots__ = ("_length", "crew", "turn")
+    __slots__ = ("_length", "joined", "lockstep_batch")
 
     def __init__(self) -> None:
         self._length = 0
-        """Tokens placed; in a crew, less its steps."""
-        self.crew: Crew[Any] | None = None
-        self.turn = 0
+        """Tokens placed; in a lockstep batch, less its steps."""
+        self.lockstep_batch: LockstepBatch[Any] | None = None
+        self.joined = 0
         """Of joining it: the order in which members get their tokens in a step."""
 
     @property
     def length(self) -> int:
         """Tokens placed."""
-        return self._length if self.crew is None else self._length + self.crew.steps
+        return self._length if self.lockstep_batch is None else self._length + self.lockstep_batch.steps
 
     @length.setter
     def length(self, tokens: int) -> None:
-        self._length = tokens if self.crew is None else tokens - self.crew.steps
+        self._length = tokens if self.lockstep_batch is None else tokens - self.lockstep_batch.steps
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=LockstepSequence)
 
 
-class Crew(ABC, Generic[M]):
+class LockstepBatch(ABC, Generic[M]):
     """Those who decode in lockstep, in the order of their joining: in each step all of them get one token."""
 
     takes: bool
@@ -142,7 +144,7 @@ class Crew(ABC, Generic[M]):
         self.steps = 0
         """Taken so far."""
         self._members: dict[int, M] = {}
-        self._turn = 0
+        self._joins = 0
         self._most: int | None = 0
         """Tokens of the longest member, less all steps; None where it must be looked for."""
 
@@ -166,16 +168,16 @@ class Crew(ABC, Generic[M]):
         """Set aside what the next step takes; False, and nothing happens, where there is no room."""
 
     @abstractmethod
-    def place(self, step: Sequence[Chunk]) -> Sequence[Brief]:
+    def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
         """Give every token of some chunks a cell, as the policy's ``allocate``; the first of the forward passes has
-        room for the crew's tokens too. Raises ``NoSlot``."""
+        room for the lockstep batch's tokens too. Raises ``NoSlot``."""
 
     @abstractmethod
-    def ahead(self) -> Ahead:
+    def next_step_reads(self) -> NextStepReads:
         """What the next step reads, if nobody is stuck."""
 
     @abstractmethod
-    def course(self, n: int) -> Course:
+    def forecast(self, n: int) -> ReadForecast:
         """As many of the next ``n`` steps as can be taken before something is to be decided; at least one, if that has
         been reserved and nobody is stuck."""
 
@@ -192,20 +194,20 @@ class Crew(ABC, Generic[M]):
         """Take the next step, which must have been reserved."""
 
     @abstractmethod
-    def take(self, course: Course, n: int) -> Sequence[Moves]:
+    def take(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
         """Take so many of the steps that have just been foreseen; the copies that were foreseen for them."""
 
     def _add(self, seq: int, member: M) -> None:
-        self._turn += 1
+        self._joins += 1
         member._length -= self.steps
         most = self._most
         if not self._members or (most is not None and member._length > most):
             self._most = member._length
-        member.crew, member.turn, self._members[seq] = self, self._turn, member
+        member.lockstep_batch, member.joined, self._members[seq] = self, self._joins, member
 
     def _drop(self, seq: int) -> M:
         member = self._members.pop(seq)
-        member.crew = None
+        member.lockstep_batch = None
         if member._length == self._most:
             self._most = None
         member._length += self.steps

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.cells.reads import padded_spans
-from policies.cells.split_batch import split_equal
-from policies.fast_forward.forecast import MOST, Leap, Pass, Usages
-from policies.fast_forward.free_cell_path import Stretch, masked_sums
-from policies.fast_forward.window_path import WindowStretch
+from policies.cells.split_batch import split_by_stream
+from policies.fast_forward.forecast import MOST, FastForward, Pass, Usages
+from policies.fast_forward.free_cell_path import FreeCellPath, masked_sums
+from policies.fast_forward.window_path import WindowPath
 from policies.vocabulary import Chunk, IntArray
 
 if TYPE_CHECKING:
-    from policies.layouts.multi_stream import SplitPolicy
+    from policies.layouts.multi_stream import MultiStreamPolicy
 
 
-def foresee(policy: SplitPolicy, step: Sequence[Chunk], n: int) -> Leap | None:
+def plan_steps(policy: MultiStreamPolicy, step: Sequence[Chunk], n: int) -> FastForward | None:
     """What at most ``n`` steps would read and take under the kernel ``masked``, none of whose chunks is coupled."""
     streams = policy.n_streams > 1
     if (len(step) > policy.n_ubatch and not streams) or policy.caches[0].window is not None:
@@ -26,8 +26,8 @@ def foresee(policy: SplitPolicy, step: Sequence[Chunk], n: int) -> Leap | None:
     steps = min(n, MOST)
     parts: list[Sequence[Chunk]] = [step]
     if streams:
-        parts = list(split_equal(step, policy.n_ubatch, sequential=True))
-    ways: list[list[list[Stretch]]] = []
+        parts = list(split_by_stream(step, policy.n_ubatch, sequential=True))
+    ways: list[list[list[FreeCellPath]]] = []
     """Of each pass, in each group: a way for each stream."""
     for part in parts:
         lanes = [[chunk] for chunk in part] if streams else [part]
@@ -59,19 +59,19 @@ def foresee(policy: SplitPolicy, step: Sequence[Chunk], n: int) -> Leap | None:
         pairs = zip(policy.caches, groups, strict=True)
         sums = tuple(masked_sums(part, span, spec.window, n_streams) for spec, span in pairs)
         passes.append(Pass(len(part), sums))
-    return Leap(tuple(passes), take)
+    return FastForward(tuple(passes), take)
 
 
-def _way(policy: SplitPolicy, group: int, lane: Sequence[Chunk], steps: int) -> Stretch:
+def _way(policy: MultiStreamPolicy, group: int, lane: Sequence[Chunk], steps: int) -> FreeCellPath:
     """Where the tokens of a stream, or of all, go in a group."""
     spec = policy.caches[group]
     arena = policy.arenas[group][policy.stream_of(lane[0].seq)]
     if spec.window is None:
-        return Stretch(arena, lane, steps, spec.pad, anywhere=not policy.contiguous)
-    return WindowStretch(arena, lane, steps, spec.pad, spec.window)
+        return FreeCellPath(arena, lane, steps, spec.pad, anywhere=not policy.contiguous)
+    return WindowPath(arena, lane, steps, spec.pad, spec.window)
 
 
-def _spans(policy: SplitPolicy, group: int, lanes: Sequence[Stretch], steps: int) -> IntArray:
+def _spans(policy: MultiStreamPolicy, group: int, lanes: Sequence[FreeCellPath], steps: int) -> IntArray:
     """What a pass reads of each of its streams; shape (steps,)."""
     if len(lanes) == 1:
         return lanes[0].spans()[:steps]
@@ -88,7 +88,7 @@ def _spans(policy: SplitPolicy, group: int, lanes: Sequence[Stretch], steps: int
     return padded_spans(tops, spec.pad, spec.size)
 
 
-def _usages(policy: SplitPolicy, ways: Sequence[Stretch], k: int) -> Usages:
+def _usages(policy: MultiStreamPolicy, ways: Sequence[FreeCellPath], k: int) -> Usages:
     """How full the first group will be after each of the first ``k`` steps."""
     if policy.n_streams == 1:
         return ways[0].usages(k)
@@ -104,8 +104,8 @@ def _usages(policy: SplitPolicy, ways: Sequence[Stretch], k: int) -> Usages:
         np.maximum(top, i * size + arena.top if arena.used else 0, out=top)
     for i, each in going.items():
         used += each.stored
-        runs += each.free_runs
-        np.maximum(largest, each.largest_free_run, out=largest)
+        runs += each.free_extents
+        np.maximum(largest, each.largest_free_extent, out=largest)
         np.maximum(room, size - each.stored, out=room)
         np.maximum(top, i * size + each.span, out=top)
     placeable = largest if policy.contiguous else room

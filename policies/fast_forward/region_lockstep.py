@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from policies.fast_forward.forecast import MOST
-from policies.fast_forward.lockstep import Ahead, Brief, Course, Crew, Member
+from policies.fast_forward.lockstep import LockstepBatch, LockstepSequence, NextStepReads, PassSummary, ReadForecast
 from policies.vocabulary import Chunk, Moves
 
 
-class Region(Member):
+class Region(LockstepSequence):
     """Cells ``[start, start + size)``, of which the first ``length`` tokens' are filled."""
 
     __slots__ = ("size", "start")
@@ -24,7 +24,7 @@ class Region(Member):
 
 
 class Regions(Protocol):
-    """What a crew must know of the policy that hands out regions."""
+    """What a lockstep batch must know of the policy that hands out regions."""
 
     @property
     def most(self) -> int | None:
@@ -43,7 +43,7 @@ class Regions(Protocol):
         """Tokens that the sequence can be given before anything must be decided; it must have a region."""
         ...
 
-    def place(self, step: Sequence[Chunk], beside: int) -> Sequence[Brief]:
+    def place(self, step: Sequence[Chunk], lockstep_tokens: int) -> Sequence[PassSummary]:
         """Place chunks; ``beside``: so many tokens are in the first pass as well."""
         ...
 
@@ -65,7 +65,7 @@ class Regions(Protocol):
         ...
 
 
-class RegionCrew(Crew[Region]):
+class RegionLockstepBatch(LockstepBatch[Region]):
     """Each member goes on in its own region, until that is full or must be renumbered; on the way, one at a time may
     move on to a larger one."""
 
@@ -92,13 +92,13 @@ class RegionCrew(Crew[Region]):
         if room < 1:
             return False
         self._add(seq, region)
-        heapq.heappush(self._ends, (self.steps + room, region.turn, seq))
+        heapq.heappush(self._ends, (self.steps + room, region.joined, seq))
         self._held += policy.held(seq)
         if most is None:
             self._growing += 1
         elif region.length < most:
             self._growing += 1
-            heapq.heappush(self._caps, (self.steps + most - region.length, region.turn, seq))
+            heapq.heappush(self._caps, (self.steps + most - region.length, region.joined, seq))
         return True
 
     def leave(self, seq: int) -> None:
@@ -122,18 +122,18 @@ class RegionCrew(Crew[Region]):
         """All room is there."""
         return True
 
-    def place(self, step: Sequence[Chunk]) -> Sequence[Brief]:
+    def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
         """Takes and grows regions where needed."""
         return self._policy.place(step, len(self))
 
-    def ahead(self) -> Ahead:
+    def next_step_reads(self) -> NextStepReads:
         """One token more for each."""
-        return Ahead(self._held + self._growing, len(self), self.longest(1))
+        return NextStepReads(self._held + self._growing, len(self), self.longest(1))
 
-    def course(self, n: int) -> Course:
+    def forecast(self, n: int) -> ReadForecast:
         """Until somebody is stuck, and cannot just move on to a larger region."""
         n, copies = self._foresee(min(n, MOST))
-        return Course(n, self._held, self._growing, len(self._members), self._capped(n), copies=copies)
+        return ReadForecast(n, self._held, self._growing, len(self._members), self._capped(n), copies=copies)
 
     def keeps_all(self) -> int:
         """Up to the first in which somebody moves on."""
@@ -149,16 +149,16 @@ class RegionCrew(Crew[Region]):
         """A token for each."""
         self._fill(1)
 
-    def take(self, course: Course, n: int) -> Sequence[Moves]:
+    def take(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
         """A token for each in every step."""
         copies, stop = [], self.steps + n
         while (end := self._next(self._ends)) is not None and end < stop:
-            _, turn, seq = self._ends[0]
+            _, joined, seq = self._ends[0]
             region = self._members[seq]
             before, size = region.size, self._policy.next_size(region.size)
             assert size is not None
             copies.append(self._policy.move_on(region, size))
-            heapq.heapreplace(self._ends, (end + size - before, turn, seq))
+            heapq.heapreplace(self._ends, (end + size - before, joined, seq))
         self._fill(n)
         return copies
 
@@ -181,15 +181,15 @@ class RegionCrew(Crew[Region]):
             return n, []
         copies: list[tuple[int, int]] = []
         sizes = {seq: self._members[seq].size for _, _, seq in ends if seq in self._members}
-        ahead = [entry for entry in ends if entry[2] in sizes and self._members[entry[2]].turn == entry[1]]
-        heapq.heapify(ahead)
-        while ahead[0][0] < self.steps + n:
-            end, turn, seq = ahead[0]
+        next_step_reads = [entry for entry in ends if entry[2] in sizes and self._members[entry[2]].joined == entry[1]]
+        heapq.heapify(next_step_reads)
+        while next_step_reads[0][0] < self.steps + n:
+            end, joined, seq = next_step_reads[0]
             size = self._policy.next_size(sizes[seq])
             if size is None or size > room:
                 return end - self.steps, copies
-            heapq.heapreplace(ahead, (end + size - sizes[seq], turn, seq))
-            if ahead[0][0] == end:
+            heapq.heapreplace(next_step_reads, (end + size - sizes[seq], joined, seq))
+            if next_step_reads[0][0] == end:
                 return end - self.steps, copies
             copies.append((end - self.steps, sizes[seq]))
             sizes[seq], room = size, room - size
@@ -199,8 +199,8 @@ class RegionCrew(Crew[Region]):
         """The first step in a heap, without what has left."""
         members = self._members
         while heap:
-            step, turn, seq = heap[0]
-            if seq in members and members[seq].turn == turn:
+            step, joined, seq = heap[0]
+            if seq in members and members[seq].joined == joined:
                 return step
             heapq.heappop(heap)
         return None

@@ -91,7 +91,7 @@ class TileMap:
         scanned = TILE * tiles
         return Reads(tokens, scanned, cells, runs, int(scanned.sum()))
 
-    def foresee(self, step: Sequence[Chunk], cells: IntArray) -> Sums:
+    def plan_steps(self, step: Sequence[Chunk], cells: IntArray) -> Sums:
         """What steps will read whose tokens go into ``cells``; shape (steps, n_chunks), each column rising or
         falling."""
         known = [self._of(chunk.seq) for chunk in step]
@@ -163,7 +163,7 @@ class TileMap:
     def _of(self, seq: int) -> _Tiles:
         known = self._known.get(seq)
         if known is None:
-            pieces = self._arena.pieces_of(seq)
+            pieces = self._arena.extents_of(seq)
             cells = [range(*piece) for piece in pieces] if pieces else [self._arena.cells_of(seq)[0]]
             known = self._known[seq] = _Tiles(cells, -(-self._arena.size // TILE))
         return known

@@ -10,11 +10,11 @@ from policies.cells.arena import Arena
 from policies.cells.search import Cells, cells_array, start_of_search
 from policies.cells.window import AHEAD, losses, reaches
 from policies.fast_forward.forecast import MOST
-from policies.fast_forward.free_cell_path import Stretch
+from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.vocabulary import Chunk, IntArray
 
 
-class WindowStretch(Stretch):
+class WindowPath(FreeCellPath):
     """Steps up the cells that are free or behind the window, or will be when the steps come there. Where one of the
     latter is overwritten, all that its sequence holds up to that position goes too."""
 

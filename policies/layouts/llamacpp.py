@@ -7,7 +7,7 @@ from functools import partial
 
 from policies.compaction.compactors import Compactor, fill_holes
 from policies.compaction.triggers import Threshold
-from policies.layouts.multi_stream import CacheSpec, SplitPolicy
+from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from policies.layouts.unified import UnifiedPolicy
 from policies.policy import CacheConfig
 
@@ -18,7 +18,7 @@ def run_limit(max_nodes: int, n_layers: int) -> int:
 
 
 def limited_fill_holes(max_nodes: int, n_layers: int) -> Compactor:
-    """Fill-holes with llama.cpp's limit of runs."""
+    """BlockOccupancy-holes with llama.cpp's limit of runs."""
     return partial(fill_holes, most_runs=run_limit(max_nodes, n_layers))
 
 
@@ -42,9 +42,9 @@ def mid_2025(
     max_nodes: int,
     n_streams: int = 1,
     contiguous: bool = True,
-) -> SplitPolicy:
+) -> MultiStreamPolicy:
     """b5589 to b6244: planned micro-batches; fill-holes by threshold, and once when a step finds no room."""
-    return SplitPolicy(
+    return MultiStreamPolicy(
         name,
         config,
         caches,
@@ -55,7 +55,7 @@ def mid_2025(
     )
 
 
-today = partial(SplitPolicy, contiguous=False)
+today = partial(MultiStreamPolicy, contiguous=False)
 """Since b6975: scattered slots, streams, sliding windows; nothing is ever moved."""
 
 

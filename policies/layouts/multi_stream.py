@@ -15,12 +15,12 @@ from policies.cells.arena import FOREVER, Arena, Saved
 from policies.cells.free_extents import runs_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import Cells, cells_array, find_run, find_scattered, start_of_search
-from policies.cells.split_batch import split_equal
+from policies.cells.split_batch import split_by_stream
 from policies.cells.window import behind_window, find_behind, losses
 from policies.compaction.compactors import Compactor
 from policies.compaction.triggers import Facts, Trigger
-from policies.fast_forward.forecast import Leap
-from policies.fast_forward.multi_stream import foresee
+from policies.fast_forward.forecast import FastForward
+from policies.fast_forward.multi_stream import plan_steps
 from policies.layouts.unified import cut
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.vocabulary import (
@@ -38,7 +38,7 @@ from policies.vocabulary import (
     Shift,
     Usage,
     View,
-    split,
+    split_batch,
 )
 
 
@@ -67,7 +67,7 @@ Planned = tuple[tuple[Chunk, ...], list[list[Slot]]]
 """A micro-batch, and its slots in every group."""
 
 
-class SplitPolicy(Policy):
+class MultiStreamPolicy(Policy):
     """Plans every micro-batch of a step before it takes any: a step that does not fit changes nothing.
 
     (Nearly nothing: two flaws of the original are reproduced, see ``_undo`` and ``_take``.)
@@ -111,7 +111,9 @@ class SplitPolicy(Policy):
         """A stream of the first group."""
         return self.caches[0].size
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
+    def allocate(
+        self, step: Sequence[Chunk], *, views: bool = False, lockstep_tokens: int = 0
+    ) -> tuple[MicroBatch, ...]:
         """Check, plan, and place; raises ``Rejected`` besides ``NoSlot``."""
         self._check(step)
         if self._compactor is not None or self.wants_compaction:
@@ -130,14 +132,14 @@ class SplitPolicy(Policy):
         self.attended = set()
         return tuple(self._place(batch, views) for batch in plan)
 
-    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Along the free cells that the next searches find in all groups and streams; not where a trigger is asked."""
         asked = self._compactor is not None and self.trigger.asks
         if self.kernel != "masked" or asked or self.wants_compaction or self._owing:
             return None
         if any(chunk.also for chunk in step):
             return None
-        return foresee(self, step, n)
+        return plan_steps(self, step, n)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells (every sequence's, if negative) in all groups."""
@@ -223,7 +225,7 @@ class SplitPolicy(Policy):
                 arena.head = 0
         return max(plans, key=lambda plan: plan.n_runs)
 
-    def keeps(self, seq: int, n: int) -> int:
+    def can_truncate(self, seq: int, n: int) -> int:
         """Any beginning, unless a window has overwritten what the next token would see (llama-server's ``pos_min``)."""
         for group, arena in self._arenas_of(seq):
             window = self.caches[group].window
@@ -314,8 +316,8 @@ class SplitPolicy(Policy):
         if any(arenas[stream].free.total < n for arenas in self.arenas for stream, n in need.items()):
             return None
         if self.n_streams == 1:
-            return self._one_by_one(split(step, self.n_ubatch))
-        return self._one_by_one(split_equal(step, self.n_ubatch, sequential=True))
+            return self._one_by_one(split_batch(step, self.n_ubatch))
+        return self._one_by_one(split_by_stream(step, self.n_ubatch, sequential=True))
 
     def _one_by_one(self, batches: Iterable[tuple[Chunk, ...]]) -> Iterator[Planned]:
         for batch in batches:
@@ -326,9 +328,9 @@ class SplitPolicy(Policy):
         """Micro-batches with their slots in every group; None if they do not fit."""
         attempts = []
         if self.n_streams == 1:
-            attempts.append(split(step, self.n_ubatch))
+            attempts.append(split_batch(step, self.n_ubatch))
         if self.n_streams > 1 or len(self.caches) > 1:
-            attempts.append(split_equal(step, self.n_ubatch, sequential=self.n_streams > 1))
+            attempts.append(split_by_stream(step, self.n_ubatch, sequential=self.n_streams > 1))
         for batches in attempts:
             by_group = []
             for group in range(len(self.caches)):

@@ -17,15 +17,15 @@ import numpy as np
 
 from policies.cells.reads import padded_span, reads_of, table_reads
 from policies.content import NOTHING, Content, Key
-from policies.fast_forward.forecast import Leap
-from policies.fast_forward.lockstep import Brief, Crew
-from policies.paging.block_occupancy import Fill
-from policies.paging.block_table import Paged, append_steps, foresee
+from policies.fast_forward.forecast import FastForward
+from policies.fast_forward.lockstep import LockstepBatch, PassSummary
+from policies.paging.block_occupancy import BlockOccupancy
+from policies.paging.block_table import Paged, append_steps, plan_steps
 from policies.paging.blocks import NULL, BlockPool
 from policies.paging.eviction import FreeBlocks, Future, Keys
 from policies.paging.host_tier import HostTier, TransferLog
-from policies.paging.lockstep import PagedCrew, Tables
-from policies.paging.window_lockstep import WindowCrew
+from policies.paging.lockstep import PagedLockstepBatch, Tables
+from policies.paging.window_lockstep import WindowLockstepBatch
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.vocabulary import (
     NO_MOVES,
@@ -42,7 +42,7 @@ from policies.vocabulary import (
     Transfer,
     Usage,
     View,
-    split,
+    split_batch,
 )
 
 
@@ -85,7 +85,7 @@ class PagedPolicy(Policy):
         self.pool = BlockPool(n_blocks, free, first=reserved)
         self.prefix_cache = prefix_cache
         self.window = window
-        self.makes_room = window is not None or prefix_cache
+        self.can_free_while_decoding = window is not None or prefix_cache
         self._window_blocks = -(-((window or 0) - 1) // block_size)
         """Blocks that the token behind them can see."""
         self._most_blocks = n_blocks if window is None else -(-(window - 1 + config.n_ubatch) // block_size) + 1
@@ -110,14 +110,14 @@ class PagedPolicy(Policy):
         self._copies: list[tuple[int, int, int]] = []
         """Copies on write that an engine has yet to make: from cell, to cell, cells. Their sources are held until
         then, so that nothing else is written there."""
-        self._fill = Fill(n_blocks, block_size)
+        self._fill = BlockOccupancy(n_blocks, block_size)
         name_blocks = self._name if prefix_cache else None
         about = Tables(
             block_size, self.pool, self._fill, self.tables.get, name_blocks, self._place_beside, config.n_ubatch
         )
-        self._crew = PagedCrew(about) if window is None else WindowCrew(about, window, self._give_up)
+        self._crew = PagedLockstepBatch(about) if window is None else WindowLockstepBatch(about, window, self._give_up)
 
-    def crew(self) -> Crew[Any] | None:
+    def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """Where nothing is copied on the way."""
         return self._crew if self.kernel == "gather" and self.host is None else None
 
@@ -205,8 +205,8 @@ class PagedPolicy(Policy):
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
         return self._allocate(step, views, 0)
 
-    def _allocate(self, step: Sequence[Chunk], views: bool, beside: int) -> tuple[MicroBatch, ...]:
-        """``beside``: so many tokens of a crew are in the first pass as well."""
+    def _allocate(self, step: Sequence[Chunk], views: bool, lockstep_tokens: int) -> tuple[MicroBatch, ...]:
+        """``beside``: so many tokens of a lockstep batch are in the first pass as well."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: a chunk for several sequences at once; copy the sequence instead")
         need, free = self._need(step), len(self.pool.free)
@@ -219,7 +219,7 @@ class PagedPolicy(Policy):
         for chunk in step:
             if not self._is_reserved(chunk) and not self.reserve(chunk):
                 raise AssertionError(f"{self.name}: blocks that were counted are not there")
-        parts = split(step, self._n_ubatch, beside)
+        parts = split_batch(step, self._n_ubatch, lockstep_tokens)
         if not parts:
             return ()
         first = Moves.from_runs(self._copies) if self._copies else NO_MOVES
@@ -232,7 +232,7 @@ class PagedPolicy(Policy):
             first, transfers = NO_MOVES, ()
         return tuple(batches)
 
-    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Until the free blocks run out. Blocks are taken, and named when they are full, step by step as ever."""
         size, pool = self.block_size, self.pool
         plain = self.kernel == "gather" and self.window is None and self.host is None
@@ -243,15 +243,15 @@ class PagedPolicy(Policy):
         if len(active) < len(step) or any(s.length != c.start or c.also for s, c in zip(active, step, strict=True)):
             return None
         taken = partial(append_steps, active, size, pool, self._fill, self._name, self.usage)
-        return foresee(active, min(n, *(self._max_tokens - s.length for s in active)), size, pool, taken)
+        return plan_steps(active, min(n, *(self._max_tokens - s.length for s in active)), size, pool, taken)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
         s = self.tables.get(seq)
         if s is None or (stop is not None and stop <= start):
             return
-        if s.crew is not None:
-            s.crew.leave(seq)
+        if s.lockstep_batch is not None:
+            s.lockstep_batch.leave(seq)
         if start == 0 and (stop is None or stop >= s.length):
             self._release(s, 0)
             del self.tables[seq]
@@ -269,7 +269,7 @@ class PagedPolicy(Policy):
         s.named = min(s.named, start // self.block_size)
         s.content = s.content.head(start)
         if start % self.block_size:
-            self._fill.torn.add(s.table[-1])
+            self._fill.partially_visible.add(s.table[-1])
             self._refill(s.table[-1])
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
@@ -294,9 +294,9 @@ class PagedPolicy(Policy):
         copied.named = min(source.named, stop // self.block_size)
         self.pool.share(copied.table[copied.skipped :])
         if stop % self.block_size:
-            self._fill.torn.add(copied.table[-1])
+            self._fill.partially_visible.add(copied.table[-1])
 
-    def keeps(self, seq: int, n: int) -> int:
+    def can_truncate(self, seq: int, n: int) -> int:
         """All of them, unless the window has moved on."""
         s = self.tables.get(seq)
         return 0 if s is None or s.skipped else min(n, s.length)
@@ -375,7 +375,7 @@ class PagedPolicy(Policy):
         pool, size = self.pool, self.block_size
         fill = self._filled()
         free = len(pool.free) * size
-        runs = pool.free_runs()
+        runs = pool.free_extents()
         return Usage(
             self.capacity,
             fill.stored,
@@ -563,8 +563,8 @@ class PagedPolicy(Policy):
     def _give_up(self, gone: Sequence[int]) -> None:
         """One sequence fewer holds each of these blocks."""
         self._empty(self.pool.release(gone))
-        if self._fill.torn:
-            for block in self._fill.torn.intersection(gone):
+        if self._fill.partially_visible:
+            for block in self._fill.partially_visible.intersection(gone):
                 self._refill(block)
 
     def _empty(self, blocks: Iterable[int]) -> None:
@@ -578,7 +578,7 @@ class PagedPolicy(Policy):
             if sources:
                 self._empty(self.pool.release(sources))
 
-    def _filled(self) -> Fill:
+    def _filled(self) -> BlockOccupancy:
         """How far the blocks are filled, counted anew where it was not kept up to date."""
         fill, size = self._fill, self.block_size
         if not fill.kept:
@@ -619,18 +619,18 @@ class PagedPolicy(Policy):
             if end % size:
                 self._fill.raise_to(s.table[full], end % size)
 
-    def _place_beside(self, step: Sequence[Chunk], beside: int) -> Sequence[Brief]:
+    def _place_beside(self, step: Sequence[Chunk], lockstep_tokens: int) -> Sequence[PassSummary]:
         """Place chunks for which room has been set aside, where nobody asks for cells."""
         tokens = sum([chunk.n for chunk in step])
-        if self._copies or tokens > self._n_ubatch - beside:
-            return [Brief.of(batch) for batch in self._allocate(step, False, beside)]
+        if self._copies or tokens > self._n_ubatch - lockstep_tokens:
+            return [PassSummary.of(batch) for batch in self._allocate(step, False, lockstep_tokens)]
         rows = []
         for seq, start, n, _ in step:
             s = self.tables[seq]
             self._write(s, start, start + n)
             held = start + n - s.skipped * self.block_size
             rows.append((n, held, self._blocks(held)))
-        return [Brief(tokens, rows)]
+        return [PassSummary(tokens, rows)]
 
     def _view(self, seq: int) -> View:
         s = self.tables[seq]

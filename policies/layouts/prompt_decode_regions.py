@@ -14,13 +14,13 @@ from policies.cells.arena import Arena
 from policies.cells.reads import padded_span
 from policies.cells.search import Cells, cells_array, find_run, find_scattered, in_order
 from policies.fast_forward.forecast import MOST, Usages
-from policies.fast_forward.free_cell_path import Stretch, runs_after
+from policies.fast_forward.free_cell_path import FreeCellPath, runs_after
 from policies.layouts.unified import UnifiedPolicy
 from policies.policy import CacheConfig
 from policies.vocabulary import Chunk, IntArray, MicroBatch, SequencePlan
 
 
-class SplitRegionsPolicy(UnifiedPolicy):
+class PromptDecodeRegionsPolicy(UnifiedPolicy):
     """Prompt tokens take the first run from the low end that holds them, or else the lowest free cells; generated
     tokens take the highest free cells. ``CacheConfig.sort_batch`` places the longest sequences of a batch first."""
 
@@ -33,7 +33,9 @@ class SplitRegionsPolicy(UnifiedPolicy):
         """Remember where the prompt ends."""
         self._prompts[seq] = plan.prompt_tokens
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
+    def allocate(
+        self, step: Sequence[Chunk], *, views: bool = False, lockstep_tokens: int = 0
+    ) -> tuple[MicroBatch, ...]:
         """As it comes, or longest first."""
         return super().allocate(self._ordered(step), views=views)
 
@@ -91,14 +93,14 @@ class SplitRegionsPolicy(UnifiedPolicy):
         """As it comes, or longest first."""
         return sorted(step, key=lambda chunk: -(chunk.start + chunk.n)) if self._sort else step
 
-    def _way(self, step: Sequence[Chunk], n: int) -> Stretch | None:
+    def _way(self, step: Sequence[Chunk], n: int) -> FreeCellPath | None:
         """Down the free cells, once all prompts have ended."""
         if any(self._prompts.get(chunk.seq, 0) > chunk.start for chunk in step):
             return None
         return _Downwards(self.arena, self._ordered(step), n, self._pad)
 
 
-class _Downwards(Stretch):
+class _Downwards(FreeCellPath):
     """Steps that take the highest free cells."""
 
     def __init__(self, arena: Arena, step: Sequence[Chunk], n: int, pad: int):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from policies.cells.free_extents import FreeRuns
+from policies.cells.free_extents import FreeExtents
 from policies.cells.reads import padded_span, reads_of
-from policies.fast_forward.forecast import MOST, Leap, Pass, Sums, Usages, rising
-from policies.fast_forward.lockstep import Brief, Crew
-from policies.fast_forward.region_lockstep import Region, RegionCrew
+from policies.fast_forward.forecast import MOST, FastForward, Pass, Sums, Usages, rising
+from policies.fast_forward.lockstep import LockstepBatch, PassSummary
+from policies.fast_forward.region_lockstep import Region, RegionLockstepBatch
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.vocabulary import (
     NO_SHIFT,
@@ -28,11 +28,11 @@ from policies.vocabulary import (
     Shift,
     Usage,
     View,
-    split,
+    split_batch,
 )
 
 
-class RegionPolicy(Policy):
+class SequenceRegionPolicy(Policy):
     """Positions follow cells: a sequence's token ``i`` lies in the ``i``-th cell of its region."""
 
     _most: int | None = None
@@ -47,15 +47,15 @@ class RegionPolicy(Policy):
         self.kernel = config.kernel or kernel
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
-        self._free = FreeRuns(config.cells)
+        self._free = FreeExtents(config.cells)
         self._regions: dict[int, Region] = {}
         self._plans: dict[int, SequencePlan] = {}
         self._owed: list[Moves] = []
         self._default = SequencePlan(1, config.max_tokens, config.max_tokens)
         self._stored = 0
-        self._crew = RegionCrew(self, config.n_ubatch)
+        self._crew = RegionLockstepBatch(self, config.n_ubatch)
 
-    def crew(self) -> Crew[Any] | None:
+    def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """As long as attention reads each region alone."""
         return self._crew if self.kernel == "sliced" else None
 
@@ -80,15 +80,16 @@ class RegionPolicy(Policy):
         """Whether some free run is large enough for the sequence's first region."""
         return self._free.first_of(self.size_at_start(plan), 0) is not None
 
-    def place(self, step: Sequence[Chunk], beside: int) -> Sequence[Brief]:
-        """The same where so many tokens of a crew are in the first pass as well, and nobody asks for cells."""
+    def place(self, step: Sequence[Chunk], lockstep_tokens: int) -> Sequence[PassSummary]:
+        """The same where so many tokens of a lockstep batch are in the first pass as well, and nobody asks for
+        cells."""
         self._make_room(step)
-        briefs = []
-        for chunks in split(step, self._n_ubatch, beside):
+        summaries = []
+        for chunks in split_batch(step, self._n_ubatch, lockstep_tokens):
             rows = [(chunk.n, self._advance(chunk), 1) for chunk in chunks]
             moves, self._owed = Moves.join(self._owed), []
-            briefs.append(Brief(sum([n for n, _, _ in rows]), rows, moves, self._shift(chunks)))
-        return briefs
+            summaries.append(PassSummary(sum([n for n, _, _ in rows]), rows, moves, self._shift(chunks)))
+        return summaries
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Take or grow regions where needed: all of them, or none."""
@@ -96,7 +97,7 @@ class RegionPolicy(Policy):
             raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
         self._make_room(step)
         batches = []
-        for chunks in split(step, self._n_ubatch):
+        for chunks in split_batch(step, self._n_ubatch):
             cells = np.concatenate([self._write(chunk) for chunk in chunks])
             span = padded_span(self._top(), self._pad, self.capacity)
             reads = reads_of(self.kernel, chunks, lambda seq: self._cells(seq), span, self._most)
@@ -105,7 +106,7 @@ class RegionPolicy(Policy):
             batches.append(MicroBatch(chunks, (Place(cells, reads, moves, self._shift(chunks), seen),)))
         return tuple(batches)
 
-    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Until a region is full, or must be renumbered."""
         regions = [self._regions.get(chunk.seq) for chunk in step]
         if self.kernel != "sliced" or self._owed or len(step) > self._n_ubatch or None in regions:
@@ -127,7 +128,7 @@ class RegionPolicy(Policy):
             self._stored = int(stored[-1])
             return None if before is None else Usages.like(before, k, stored=stored, span=np.maximum(ends[:k], top))
 
-        return Leap((Pass(len(step), (Sums(scanned, scanned, runs, scanned, held.max(axis=1)),)),), take)
+        return FastForward((Pass(len(step), (Sums(scanned, scanned, runs, scanned, held.max(axis=1)),)),), take)
 
     def _room(self, seq: int, region: Region) -> int:
         """Tokens that the sequence can be given without any decision."""
@@ -140,8 +141,8 @@ class RegionPolicy(Policy):
             return
         if stop is not None and stop < region.length:
             raise Unsupported(f"{self.name}: only a sequence's tail can go, not [{start}, {stop})")
-        if region.crew is not None:
-            region.crew.leave(seq)
+        if region.lockstep_batch is not None:
+            region.lockstep_batch.leave(seq)
         self._stored -= self._held(region)
         region.length = start
         self._stored += self._held(region)
@@ -305,7 +306,7 @@ class RegionPolicy(Policy):
         return max((r.start + self._held(r) for r in self._regions.values() if r.length), default=0)
 
 
-class ReservedPolicy(RegionPolicy):
+class ReservedPolicy(SequenceRegionPolicy):
     """Room for the longest possible sequence, up front (Hugging Face's static cache)."""
 
     def size_at_start(self, plan: SequencePlan) -> int:
@@ -313,7 +314,7 @@ class ReservedPolicy(RegionPolicy):
         return plan.max_tokens
 
 
-class GrowingPolicy(RegionPolicy):
+class GrowingPolicy(SequenceRegionPolicy):
     """A buffer that is doubled, and copied, when it is full (a dynamic cache that concatenates)."""
 
     moves_cells = True
@@ -332,7 +333,7 @@ class GrowingPolicy(RegionPolicy):
         return max(min(max(self.least, 1 << (tokens - 1).bit_length()), self.capacity), tokens)
 
 
-class OraclePolicy(RegionPolicy):
+class OraclePolicy(SequenceRegionPolicy):
     """Knows every length ahead: a region of just the cells that the sequence will fill, best fit.
 
     Nothing ever moves, no cell is reserved that will not be used, attention reads the sequence alone, and a sequence
@@ -346,7 +347,7 @@ class OraclePolicy(RegionPolicy):
         return plan.final_tokens
 
 
-class RingPolicy(RegionPolicy):
+class RingPolicy(SequenceRegionPolicy):
     """A window of cells for each sequence, the oldest overwritten; the first tokens, the sinks, stay.
 
     Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (arXiv 2309.17453). Token ``i`` lies in
@@ -356,7 +357,7 @@ class RingPolicy(RegionPolicy):
     is written before it is attended to: its tokens see the sinks and what the window then holds, up to themselves.
     """
 
-    endless = True
+    unbounded = True
 
     def __init__(self, name: str, config: CacheConfig):
         super().__init__(name, config)

@@ -9,8 +9,8 @@ from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import Cells, cells_array, find_run, start_of_search
 from policies.compaction.compactors import Compactor, stays_tidy
 from policies.compaction.triggers import Facts, Trigger
-from policies.fast_forward.forecast import Leap, Usages
-from policies.fast_forward.free_cell_path import Stretch
+from policies.fast_forward.forecast import FastForward, Usages
+from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.fast_forward.tiles import TileMap
 from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
@@ -25,7 +25,7 @@ from policies.vocabulary import (
     Place,
     Usage,
     View,
-    split,
+    split_batch,
 )
 
 Find = Callable[[Arena, Sequence[Chunk]], Cells | None]
@@ -85,7 +85,9 @@ class UnifiedPolicy(Policy):
         self._asked: Moves | None = None
         """The plan that the trigger has just seen, while nothing has changed since."""
 
-    def allocate(self, step: Sequence[Chunk], *, views: bool = False, beside: int = 0) -> tuple[MicroBatch, ...]:
+    def allocate(
+        self, step: Sequence[Chunk], *, views: bool = False, lockstep_tokens: int = 0
+    ) -> tuple[MicroBatch, ...]:
         """Place the step micro-batch by micro-batch, compacting where the trigger says so."""
         arena, head = self.arena, self.arena.head
         self._planned = []
@@ -113,53 +115,53 @@ class UnifiedPolicy(Policy):
             self.wants_compaction = True
         return tuple(done)
 
-    def extend(self, step: Sequence[Chunk], n: int) -> Leap | None:
+    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Along the free runs that the next searches go by, as long as the trigger stays quiet."""
         arena, tiled = self.arena, self._tiles is not None
         if arena.owes or len(step) > self._n_ubatch or not (tiled or self.kernel == "masked"):
             return None
-        stretch = self._way(step, n)
-        if stretch is None or stretch.steps < 2:
+        path = self._way(step, n)
+        if path is None or path.steps < 2:
             return None
-        steps, trigger, course = stretch.steps, self.trigger, None
+        steps, trigger, forecast = path.steps, self.trigger, None
         asks = self._compactor is not None and trigger.asks
         in_vain = self.wants_compaction
-        if asks and not in_vain and not trigger.calm(*stretch.bounds(), steps):
-            course = stretch.course()
-            steps = trigger.quiet(course, steps)
+        if asks and not in_vain and not trigger.calm(*path.bounds(), steps):
+            forecast = path.forecast()
+            steps = trigger.quiet(forecast, steps)
             in_vain = steps < 2 and not trigger.learns
         if in_vain:
-            if trigger.learns or not self._stays_tidy(stretch):
+            if trigger.learns or not self._stays_tidy(path):
                 return None
-            steps = stretch.steps
+            steps = path.steps
 
         def take(k: int, look: bool) -> Usages | None:
-            if course is not None and not in_vain:
-                trigger.pass_by(course, k)
+            if forecast is not None and not in_vain:
+                trigger.pass_by(forecast, k)
             elif asks:
                 trigger.pass_calmly(k)
-            self.attended, self._planned = int(stretch.spans()[k - 1]), []
-            usages = stretch.take(k, look=look)
-            stop = stretch.head_after(k)
+            self.attended, self._planned = int(path.spans()[k - 1]), []
+            usages = path.take(k, look=look)
+            stop = path.head_after(k)
             arena.head = stop if stop < arena.size else 0
             if self._tiles is not None:
-                self._tiles.took_steps(stretch.step, stretch.table(k))
+                self._tiles.took_steps(path.step, path.table(k))
             if in_vain:
                 self.wants_compaction = asks and trigger.after(self._facts(len(step)))
             return usages
 
-        return stretch.leap(steps, take, self._tiles)
+        return path.fast_forward(steps, take, self._tiles)
 
-    def _stays_tidy(self, stretch: Stretch) -> bool:
+    def _stays_tidy(self, path: FreeCellPath) -> bool:
         """Whether compactions, now and on the way, would certainly find nothing to move."""
-        cells = stretch.cells
+        cells = path.cells
         if not isinstance(cells, range) or cells.start != self.arena.top:
             return False
-        return self._compactor is None or stays_tidy(self._compactor, self.arena, stretch.step)
+        return self._compactor is None or stays_tidy(self._compactor, self.arena, path.step)
 
-    def _way(self, step: Sequence[Chunk], n: int) -> Stretch | None:
+    def _way(self, step: Sequence[Chunk], n: int) -> FreeCellPath | None:
         """Where steps go; None where that cannot be told."""
-        return None if self._find is not contiguous else Stretch(self.arena, step, n, self._pad, anywhere=False)
+        return None if self._find is not contiguous else FreeCellPath(self.arena, step, n, self._pad, anywhere=False)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells; the next search begins at the first of them if that lies lower."""
@@ -238,7 +240,7 @@ class UnifiedPolicy(Policy):
             self.arena.head = min(self.arena.head, self.arena.free.starts[0])
         return self.arena.settle_moves()
 
-    def keeps(self, seq: int, n: int) -> int:
+    def can_truncate(self, seq: int, n: int) -> int:
         """Any beginning of a sequence can be kept."""
         return n
 
@@ -315,4 +317,4 @@ def cut(step: Sequence[Chunk], tokens: int, n_ubatch: int) -> Sequence[tuple[Chu
     """``split``, of a step of so many tokens, which are mostly few enough for one micro-batch."""
     if tokens <= n_ubatch and all(chunk.n for chunk in step):
         return (tuple(step),) if step else ()
-    return split(step, n_ubatch)
+    return split_batch(step, n_ubatch)

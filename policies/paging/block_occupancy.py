@@ -11,13 +11,13 @@ _PIECE = 256
 """Blocks that are looked at together."""
 
 
-class Fill:
+class BlockOccupancy:
     """Tokens in each block that a sequence can see, and their sum."""
 
     def __init__(self, n_blocks: int, block_size: int):
         self.stored = 0
         """Tokens in all blocks."""
-        self.torn: set[int] = set()
+        self.partially_visible: set[int] = set()
         """Blocks that one of their holders sees a part of only: when another leaves, they must be counted anew."""
         self._high = 0
         """No block above this one holds a token."""
@@ -62,8 +62,8 @@ class Fill:
                 fewer += tokens[block]
                 tokens[block] = 0
             self.stored -= fewer
-        if self.torn:
-            self.torn.difference_update(blocks)
+        if self.partially_visible:
+            self.partially_visible.difference_update(blocks)
 
     @property
     def top(self) -> int:

@@ -9,14 +9,14 @@ from operator import itemgetter
 import numpy as np
 
 from policies.content import Content
-from policies.fast_forward.forecast import MOST, Leap, Pass, Sums, Usages, rising
-from policies.fast_forward.lockstep import Member
-from policies.paging.block_occupancy import Fill
+from policies.fast_forward.forecast import MOST, FastForward, Pass, Sums, Usages, rising
+from policies.fast_forward.lockstep import LockstepSequence
+from policies.paging.block_occupancy import BlockOccupancy
 from policies.paging.blocks import BlockPool
 from policies.vocabulary import IntArray, Usage
 
 
-class Paged(Member):
+class Paged(LockstepSequence):
     """One sequence: its blocks, and how far they are filled."""
 
     __slots__ = ("content", "named", "prompt", "reserved", "skipped", "table")
@@ -45,9 +45,9 @@ class Paged(Member):
         return np.asarray(table[positions // size - first] * size + positions % size)
 
 
-def foresee(
+def plan_steps(
     active: Sequence[Paged], n: int, size: int, pool: BlockPool, take: Callable[[int, bool], Usages | None]
-) -> Leap | None:
+) -> FastForward | None:
     """What at most ``n`` decode steps of these sequences read, until the free blocks run out; None where that is not
     worth it, or somebody must first have a block of its own to write into."""
     if any(pool.holders(s.table[s.length // size]) > 1 for s in active if s.length < len(s.table) * size):
@@ -61,14 +61,14 @@ def foresee(
         return None
     lengths = rising([s.length for s in active], steps)
     scanned, runs = lengths.sum(axis=1), (-(-lengths // size)).sum(axis=1)
-    return Leap((Pass(len(active), (Sums(scanned, scanned, runs, scanned, lengths.max(axis=1)),)),), take)
+    return FastForward((Pass(len(active), (Sums(scanned, scanned, runs, scanned, lengths.max(axis=1)),)),), take)
 
 
 def append_steps(
     active: Sequence[Paged],
     size: int,
     pool: BlockPool,
-    fill: Fill,
+    fill: BlockOccupancy,
     name: Callable[[Paged, int], None],
     usage: Callable[[], Usage],
     k: int,
@@ -113,15 +113,15 @@ def append_steps(
         return None
     lasted = np.diff([j for j, _ in changes], append=k)
 
-    def along(field: str) -> IntArray:
+    def lockstep_steps(field: str) -> IntArray:
         return np.repeat([getattr(usage, field) for _, usage in changes], lasted)
 
     return Usages(
         stored=stored,
-        allocated=along("allocated"),
-        placeable=along("placeable"),
-        free_runs=along("free_runs"),
-        largest_free_run=along("largest_free_run"),
+        allocated=lockstep_steps("allocated"),
+        placeable=lockstep_steps("placeable"),
+        free_extents=lockstep_steps("free_extents"),
+        largest_free_extent=lockstep_steps("largest_free_extent"),
         span=np.maximum(np.maximum.accumulate(ends), top),
-        cached=along("cached"),
+        cached=lockstep_steps("cached"),
     )

@@ -57,7 +57,7 @@ class BlockPool:
         """How many sequences hold a block that is in use."""
         return self._refs[block] if self._kept else 1
 
-    def free_runs(self) -> IntArray:
+    def free_extents(self) -> IntArray:
         """Lengths, in blocks, of the runs of blocks that nobody holds; shape (n_runs,)."""
         unused = np.frombuffer(self.refs, dtype=np.int32)[self.first :] == 0
         # Where the free become the used or the other way round: every second stretch in between is free.

@@ -7,35 +7,35 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from policies.fast_forward.forecast import MOST
-from policies.fast_forward.lockstep import Ahead, Brief, Course, Crew, Dues
-from policies.paging.block_occupancy import Fill
+from policies.fast_forward.lockstep import BlockSchedule, LockstepBatch, NextStepReads, PassSummary, ReadForecast
+from policies.paging.block_occupancy import BlockOccupancy
 from policies.paging.block_table import Paged
 from policies.paging.blocks import BlockPool
 from policies.vocabulary import Chunk, Moves
 
-_NOBODY: dict[int, Paged] = {}
+_NO_SEQUENCES: dict[int, Paged] = {}
 
 _first = itemgetter(0)
 
 
 class Tables(NamedTuple):
-    """What a crew must know of the policy whose block tables its members have."""
+    """What a lockstep batch must know of the policy whose block tables its members have."""
 
     size: int
     """Tokens in a block."""
     pool: BlockPool
-    fill: Fill
+    fill: BlockOccupancy
     find: Callable[[int], Paged | None]
     """A sequence by its number."""
     name: Callable[[Paged, int], None] | None
     """Lets the blocks that so many tokens fill be found; None where nothing is."""
-    place: Callable[[Sequence[Chunk], int], Sequence[Brief]]
-    """Places chunks beside so many tokens of a crew."""
+    place: Callable[[Sequence[Chunk], int], Sequence[PassSummary]]
+    """Places chunks beside so many tokens of a lockstep batch."""
     widest: int
     """The most tokens in one forward pass."""
 
 
-class PagedCrew(Crew[Paged]):
+class PagedLockstepBatch(LockstepBatch[Paged]):
     """Members write into blocks that nobody else holds. Blocks are taken, and named, in the order of a run step by
     step; how far they are filled is not kept up to date.
 
@@ -114,26 +114,26 @@ class PagedCrew(Crew[Paged]):
             if begins and len(begins) > len(self._pool.free):
                 return False
             if begins or self._eventful:
-                self._set_aside(1, [(0, begins or _NOBODY)])
+                self._set_aside(1, [(0, begins or _NO_SEQUENCES)])
             self._reserved = self.steps
         return True
 
-    def place(self, step: Sequence[Chunk]) -> Sequence[Brief]:
+    def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
         """All room has been set aside."""
         return self._place(step, len(self))
 
-    def ahead(self) -> Ahead:
+    def next_step_reads(self) -> NextStepReads:
         """One token more for each."""
         new = 0 if self._reserved == self.steps else self._beginning(self.steps)
-        return Ahead(self._held + len(self._members), self._runs + new, self._most_tokens() + 1)
+        return NextStepReads(self._held + len(self._members), self._runs + new, self._most_tokens() + 1)
 
-    def course(self, n: int) -> Course:
+    def forecast(self, n: int) -> ReadForecast:
         """Until the free blocks run out."""
         size, members, free = self._size, len(self._members), len(self._pool.free)
         begins, n = sorted(self._when(self._begins), key=_first), min(n, MOST)
         if (n // size + 1) * members > free:
             n = min(n, self._suffices(begins, free))
-        return Course(n, self._held, members, self._runs, size=size, begins=begins)
+        return ReadForecast(n, self._held, members, self._runs, size=size, begins=begins)
 
     def longest(self, n: int) -> int:
         """All of its tokens."""
@@ -144,14 +144,14 @@ class PagedCrew(Crew[Paged]):
         self.steps += 1
         self._held += len(self._members)
 
-    def take(self, course: Course, n: int) -> Sequence[Moves]:
+    def take(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
         """As ever, in each step first room, then a token for each."""
-        self._set_aside(n, course.begins)
+        self._set_aside(n, forecast.begins)
         self.steps += n
         self._held += n * len(self._members)
         return ()
 
-    def _set_aside(self, n: int, begins: Dues) -> None:
+    def _set_aside(self, n: int, begins: BlockSchedule) -> None:
         """Room for the next ``n`` steps, but for one that has been reserved; ``begins``: who takes a block when."""
         if not self._in_order:
             self._begin_all(n, begins)
@@ -171,7 +171,7 @@ class PagedCrew(Crew[Paged]):
         """How many begin a block in this step."""
         return len(self._begins.get(step % self._size, ()))
 
-    def _begin_all(self, n: int, begins: Dues) -> None:
+    def _begin_all(self, n: int, begins: BlockSchedule) -> None:
         """All blocks that the next ``n`` steps begin: each member takes one in turn, and then again."""
         size, turns, blocks = self._size, list[Paged](), 0
         for at, who in begins:
@@ -185,7 +185,7 @@ class PagedCrew(Crew[Paged]):
                 s.table += taken[at::stride]
             self._runs += blocks
 
-    def _suffices(self, begins: Dues, free: int) -> int:
+    def _suffices(self, begins: BlockSchedule, free: int) -> int:
         """For how many steps so many free blocks do."""
         whole, left = divmod(free, len(self._members))
         for at, who in begins:
@@ -197,13 +197,13 @@ class PagedCrew(Crew[Paged]):
     def _begin(self, step: int) -> None:
         """Blocks for those who begin one in this step, and keys for those that will then be full."""
         pool, size = self._pool, self._size
-        begins, fills = self._begins.get(step % size, _NOBODY), self._begins.get((step + 1) % size, _NOBODY)
+        begins, fills = self._begins.get(step % size, _NO_SEQUENCES), self._begins.get((step + 1) % size, _NO_SEQUENCES)
         if not begins and not fills:
             return
         assert self._name is not None
         self._runs += len(begins)
         both = begins if size == 1 else {**begins, **fills} if begins else fills
-        ordered = sorted(both.items(), key=lambda item: item[1].turn) if begins and fills else both.items()
+        ordered = sorted(both.items(), key=lambda item: item[1].joined) if begins and fills else both.items()
         for seq, s in ordered:
             if seq in begins:
                 s.table += pool.take(1)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from policies.fast_forward.lockstep import Ahead, Course, Dues
+from policies.fast_forward.lockstep import BlockSchedule, NextStepReads, ReadForecast
 from policies.paging.block_table import Paged
 from policies.paging.blocks import NULL
-from policies.paging.lockstep import PagedCrew, Tables
+from policies.paging.lockstep import PagedLockstepBatch, Tables
 
 _Due = tuple[int, dict[int, Paged]]
 """A step, and whose it is."""
 
 
-class WindowCrew(PagedCrew):
+class WindowLockstepBatch(PagedLockstepBatch):
     """A member also gives up a block at one step in every ``size``, from the step on in which its first block is left
     behind: members are kept by that remainder too.
 
@@ -40,7 +40,7 @@ class WindowCrew(PagedCrew):
             return False
         length = s.length
         if length < window:
-            heapq.heappush(self._young, (self.steps + window + size - 1 - length, s.turn, seq))
+            heapq.heappush(self._young, (self.steps + window + size - 1 - length, s.joined, seq))
         else:
             self._settle((self.steps + window - 1 - length) % size, seq, s)
         self._held -= s.skipped * size
@@ -58,21 +58,23 @@ class WindowCrew(PagedCrew):
         self._runs += s.skipped
         super().leave(seq)
 
-    def ahead(self) -> Ahead:
+    def next_step_reads(self) -> NextStepReads:
         """One token more for each, and without the blocks that are given up for it."""
-        scanned, runs, _ = super().ahead()
+        scanned, runs, _ = super().next_step_reads()
         gone = 0 if self._reserved == self.steps else self._giving()
-        return Ahead(scanned - gone * self._size, runs - gone, self.longest(1))
+        return NextStepReads(scanned - gone * self._size, runs - gone, self.longest(1))
 
-    def course(self, n: int) -> Course:
+    def forecast(self, n: int) -> ReadForecast:
         """Until the free blocks run out, if none came back."""
-        course = super().course(n)
+        forecast = super().forecast(n)
         self._mature(self.steps)
-        gives, stop = self._when(self._gives), self.steps + course.steps
+        gives, stop = self._when(self._gives), self.steps + forecast.steps
         if self._young and self._young[0][0] < stop:
-            young = [(first, seq) for first, turn, seq in self._young if first < stop and self._is_member(seq, turn)]
+            young = [
+                (first, seq) for first, joined, seq in self._young if first < stop and self._is_member(seq, joined)
+            ]
             gives += [(first - self.steps, {seq: self._members[seq]}) for first, seq in young]
-        return course._replace(gives=gives)
+        return forecast._replace(gives=gives)
 
     def longest(self, n: int) -> int:
         """All of its tokens, or as many as are left the step before it gives up a block."""
@@ -88,7 +90,7 @@ class WindowCrew(PagedCrew):
             found = max(found, most - (self._young[0][0] - self.steps) + n)
         return min(found, most)
 
-    def _set_aside(self, n: int, begins: Dues) -> None:
+    def _set_aside(self, n: int, begins: BlockSchedule) -> None:
         """In the order of steps, and of joining in each; so many steps at a time that nobody's turn comes twice."""
         size = self._size
         first, stop = self.steps + (self._reserved == self.steps), self.steps + n
@@ -149,7 +151,7 @@ class WindowCrew(PagedCrew):
         """Each gives up a block, then takes one, then lets the one be found that will be full."""
         pool, release, name = self._pool, self._release, self._name
         kinds = enumerate((gives, begins, fills))
-        events = [(step, s.turn, kind, s) for kind, dues in kinds for step, who in dues for s in who.values()]
+        events = [(step, s.joined, kind, s) for kind, dues in kinds for step, who in dues for s in who.values()]
         events.sort()
         for step, _, kind, s in events:
             if kind == 1:
@@ -172,18 +174,18 @@ class WindowCrew(PagedCrew):
     def _mature(self, step: int) -> None:
         """From this step on those go by their remainder who give up their first block in the ``size`` steps then."""
         while self._young and self._young[0][0] < step + self._size:
-            first, turn, seq = heapq.heappop(self._young)
-            if self._is_member(seq, turn):
+            first, joined, seq = heapq.heappop(self._young)
+            if self._is_member(seq, joined):
                 self._settle(first % self._size, seq, self._members[seq])
 
     def _settle(self, at: int, seq: int, s: Paged) -> None:
         """This one goes by its remainder."""
         who = self._gives.setdefault(at, {})
-        late = bool(who) and next(reversed(who.values())).turn > s.turn
+        late = bool(who) and next(reversed(who.values())).joined > s.joined
         who[seq] = s
         if late:
-            self._gives[at] = dict(sorted(who.items(), key=lambda item: item[1].turn))
+            self._gives[at] = dict(sorted(who.items(), key=lambda item: item[1].joined))
 
-    def _is_member(self, seq: int, turn: int) -> bool:
+    def _is_member(self, seq: int, joined: int) -> bool:
         s = self._members.get(seq)
-        return s is not None and s.turn == turn
+        return s is not None and s.joined == joined

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvsim.model.engine_shapes import SHAPES
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
 from real_engine import Engine, Transformer
@@ -106,7 +106,7 @@ class Compared(Engine):
 
 
 def compare(name, keep, **keys):
-    world = load(WORLD, **keys)
+    world = load_scenario(WORLD, **keys)
     policy = build_policy(world, name)
     engine = Compared(policy, keep, world.seed)
     recorder = Recorder()
@@ -139,7 +139,7 @@ def test_a_rotation_that_is_not_made_shows():
         def _rotate(self, shift, group):
             pass
 
-    world = load(WORLD, server__slot_context=40, server__context_shift=True, server__n_keep=4)
+    world = load_scenario(WORLD, server__slot_context=40, server__context_shift=True, server__n_keep=4)
     policy = build_policy(world, "contiguous")
     engine = Forgets(policy, list, world.seed)
     drive(world, policy, engine, Recorder(), None)

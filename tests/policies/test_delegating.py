@@ -5,16 +5,16 @@ import inspect
 import pytest
 
 from policies import CacheConfig, Chunk, Policy, available
-from policies.delegating import AroundPolicy
+from policies.delegating import DelegatingPolicy
 from policies.layouts.unified import UnifiedPolicy
 
-SILENT = {"extend": None, "crew": None}
+SILENT = {"plan_decode_steps": None, "lockstep_batch": None}
 """What it does not leave to the inner one, and what it answers."""
 METHODS = [name for name, _ in inspect.getmembers(Policy, inspect.isfunction) if not name.startswith("_")]
 
 
 def around():
-    return AroundPolicy(UnifiedPolicy("inner", CacheConfig(cells=64)))
+    return DelegatingPolicy(UnifiedPolicy("inner", CacheConfig(cells=64)))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -46,15 +46,15 @@ def test_what_is_left_out_is_left_to_the_inner_ones_defaults(monkeypatch, name):
     def shown(of):
         return [(p.name, p.default, p.kind) for p in inspect.signature(getattr(of, name)).parameters.values()]
 
-    assert shown(AroundPolicy) == shown(Policy)
+    assert shown(DelegatingPolicy) == shown(Policy)
 
 
 @pytest.mark.parametrize("name", available())
 def test_what_a_policy_says_of_itself_is_the_inner_ones(name):
     inner = available()[name](CacheConfig(cells=1024, sequences=2, max_tokens=256))
-    outer = AroundPolicy(inner)
+    outer = DelegatingPolicy(inner)
     said = [field for field in Policy.__annotations__ if not field.startswith("_")]
-    assert {*said} >= {"name", "capacity", "groups", "kernel", "block_size", "endless", "makes_room"}
+    assert {*said} >= {"name", "capacity", "groups", "kernel", "block_size", "unbounded", "can_free_while_decoding"}
     for field in (*said, "longest"):
         assert getattr(outer, field) == getattr(inner, field)
 

@@ -203,7 +203,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.rotary = [np.full(group.cells, -(10**6)) for group in policy.groups]
         self.host_ids, self.host_rotary = (np.full(policy.groups[0].host_cells, -1) for _ in range(2))
         self.window = {g: {} for g, group in enumerate(policy.groups) if group.window is not None}
-        self.ring = min(config.window, config.max_tokens, config.cells) if policy.endless else None
+        self.ring = min(config.window, config.max_tokens, config.cells) if policy.unbounded else None
         self.streams = policy.capacity // policy.longest
         self.paged = isinstance(policy, PagedPolicy)
         self.by_content = type(policy).match is not Policy.match
@@ -341,7 +341,7 @@ class CacheMachine(RuleBasedStateMachine):
     def free(self, which, what, cut, retell):
         seq = sorted(self.plans)[which % len(self.plans)]
         start = 0 if what == "all" else int(cut * len(self.text[seq]))
-        kept = self.policy.keeps(seq, start)
+        kept = self.policy.can_truncate(seq, start)
         assert kept in (0, start)
         with self.unless_unsupported(never=kept > 0):
             if what == "nothing":
@@ -495,7 +495,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.moves_owed |= self.policy.compact().n_runs > 0
         assert self.policy.usage().external_fragmentation <= before + 1e-12
         if self.policy.name in PACK_EVERYTHING:
-            assert self.policy.usage().free_runs <= 1
+            assert self.policy.usage().free_extents <= 1
 
     @precondition(can("idle"))
     @rule()
@@ -514,7 +514,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.policy.sequences() == []
         usage = self.policy.usage()
         assert (usage.stored, usage.allocated, usage.span) == (0, 0, 0)
-        assert (usage.free, usage.free_runs) == (self.policy.capacity, self.streams)
+        assert (usage.free, usage.free_extents) == (self.policy.capacity, self.streams)
         if self.paged and self.policy.host is not None:
             assert self.policy.host.hold(self.policy.host.n) is not None
 
@@ -562,12 +562,12 @@ class CacheMachine(RuleBasedStateMachine):
         assert usage.stored == used.sum() <= usage.allocated
         assert usage.free + usage.allocated == usage.capacity
         assert 0 <= usage.external_fragmentation <= 1
-        assert 0 <= usage.largest_free_run <= usage.free
+        assert 0 <= usage.largest_free_extent <= usage.free
         top = int(np.flatnonzero(used).max(initial=-1)) + 1
         assert usage.span == top
         if usage.stored == usage.allocated and policy.capacity == policy.groups[0].cells:
-            free_runs = [run for stream in np.split(used, self.streams) for run in lengths_of_runs(~stream)]
-            assert (usage.free_runs, usage.largest_free_run) == (len(free_runs), max(free_runs, default=0))
+            free_extents = [run for stream in np.split(used, self.streams) for run in lengths_of_runs(~stream)]
+            assert (usage.free_extents, usage.largest_free_extent) == (len(free_extents), max(free_extents, default=0))
 
     @invariant()
     def sequences_are_those_that_hold_cells(self):
@@ -712,7 +712,7 @@ class CacheMachine(RuleBasedStateMachine):
             kept[seq] -= gone
 
     def room_of(self, seq):
-        final = 4 * self.config.max_tokens if self.policy.endless else self.plans[seq].final_tokens
+        final = 4 * self.config.max_tokens if self.policy.unbounded else self.plans[seq].final_tokens
         return max(final - len(self.text[seq]), 0)
 
     @contextmanager

@@ -13,7 +13,7 @@ from real_engine import Engine, kernels, load_model
 from real_engine.accuracy import PAIRS, accuracy
 from tests.gguf_files import SMOLLM2_MISSING, Small
 from tests.worlds import command
-from workloads import stream
+from workloads import named_rng
 
 KEYS = ["k", "v", "cell_bytes", "logits_rmse", "top1_agreement", "perplexity", "perplexity_over_f32"]
 
@@ -79,7 +79,7 @@ def test_perplexity_is_that_of_a_pass_without_a_cache(found):
 
 def the_text(loaded):
     if loaded.tokenizer is None:
-        return stream(0, "accuracy").integers(0, loaded.transformer.shape.vocabulary, 512)
+        return named_rng(0, "accuracy").integers(0, loaded.transformer.shape.vocabulary, 512)
     page = files("real_engine").joinpath("accuracy_text.txt").read_text(encoding="utf-8")
     assert 400 <= len(page.split()) <= 600
     return loaded.tokenizer.encode(page)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvsim.model.engine_shapes import SHAPES, Storage
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
 from policies import Chunk, Group, Moves, available
@@ -173,7 +173,7 @@ class Steady(Engine):
 
 def talk(**keys):
     """Run the sessions for real; what was found in the cache, and how many answers are not what they should be."""
-    world = load(TALK, **keys)
+    world = load_scenario(TALK, **keys)
     policy = build_policy(world)
     engine = Steady(MODEL, policy.groups, policy.kernel, world.seed)
     recorder = Recorder()

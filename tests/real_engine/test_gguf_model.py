@@ -362,7 +362,7 @@ def test_a_file_with_other_bytes_is_refused_or_read(tmp_path):
     path = Small(Kind.Q8_0, n_layers=1).write(tmp_path / "m.gguf")
     whole, rng = bytearray(path.read_bytes()), np.random.default_rng(4)
     start = min(tensor.offset for tensor in read_header(path).tensors.values())
-    outcomes = {"read": 0, "refused": 0}
+    latencies = {"read": 0, "refused": 0}
     for _ in range(250):
         damaged = whole.copy()
         # Half of them among the names, sizes and types of the tensors, at the end of the header.
@@ -376,8 +376,8 @@ def test_a_file_with_other_bytes_is_refused_or_read(tmp_path):
             message = str(e)
         assert "\n" not in message
         assert not message or "m.gguf" in message
-        outcomes["refused" if message else "read"] += 1
-    assert min(outcomes.values()) > 20, outcomes
+        latencies["refused" if message else "read"] += 1
+    assert min(latencies.values()) > 20, latencies
 
 
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)

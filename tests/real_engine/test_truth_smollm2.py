@@ -10,7 +10,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
 from policies import available
@@ -72,7 +72,7 @@ class Overheard:
 def serve(model, page, name):
     """The engine behind a server under that policy, its completed requests, and what each compaction moved."""
     # A ring that never overwrites is to say what anyone says; a sliding window is to be narrower than the texts.
-    world = load(WORLD, cache__window=64 if name == "ring" else 20)
+    world = load_scenario(WORLD, cache__window=64 if name == "ring" else 20)
     policy = build_policy(world, name)
     moved = compacted_at_random(policy, np.random.default_rng(3))
     engine = Quoting(model.transformer, policy.groups, policy.kernel, world.seed)
@@ -137,7 +137,7 @@ def compared(model, monkeypatch, name, keep, **keys):
     """``test_definition.compare`` on this model, with less text: where the engine parts from the definition."""
     monkeypatch.setattr(test_definition, "MODEL", model.transformer)
     monkeypatch.setattr(test_definition, "SHAPE", model.transformer.shape)
-    world = load(FORGETFUL, **keys)
+    world = load_scenario(FORGETFUL, **keys)
     policy = build_policy(world, name)
     engine = test_definition.Compared(policy, keep, world.seed)
     recorder = Recorder()

@@ -8,12 +8,12 @@ from heapq import merge
 from itertools import islice
 
 from workloads.request import SOURCES, Request, Segment, Workload, WorkloadError, answer_of
-from workloads.streams import stream
+from workloads.rng import named_rng
 
 
 def part_seed(seed: int, place: int) -> int:
     """The seed of the part at that place, from 0: the first number below 2**63 of the stream ``mix-part-PLACE``."""
-    return int(stream(seed, f"mix-part-{place}").integers(2**63))
+    return int(named_rng(seed, f"mix-part-{place}").integers(2**63))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 from workloads.generators.gaps import Gaps, moments
 from workloads.generators.lengths import FloatArray, IntArray, Lengths
 from workloads.request import Request, Segment, answer_of
-from workloads.streams import stream
+from workloads.rng import named_rng
 
 MAX_TURNS = 1000
 """No session has more: each prompt lists all turns before it, so that a session's size grows with their square."""
@@ -108,9 +108,9 @@ class Sessions:
                 session += 1
 
     def _plans(self) -> Iterator[_Plan]:
-        gaps, counts = self.gaps(stream(self.seed, "session-gaps")), stream(self.seed, "session-turns")
-        choices, thinking = stream(self.seed, "session-systems"), stream(self.seed, "turn-think-times")
-        users, outputs = stream(self.seed, "turn-user-lengths"), stream(self.seed, "turn-output-lengths")
+        gaps, counts = self.gaps(named_rng(self.seed, "session-gaps")), named_rng(self.seed, "session-turns")
+        choices, thinking = named_rng(self.seed, "session-systems"), named_rng(self.seed, "turn-think-times")
+        users, outputs = named_rng(self.seed, "turn-user-lengths"), named_rng(self.seed, "turn-output-lengths")
         by_tool = None if self.tools is None else _ByTool(self.seed, self.tools)
         opened = np.array([segment.n for segment in self._openings()] or [0])
         now = 0.0
@@ -153,7 +153,7 @@ class Sessions:
 
     def _openings(self) -> tuple[Segment, ...]:
         """The system prompts, the most popular first."""
-        tokens = self.system_tokens.draw(stream(self.seed, "system-lengths"), self.system_prompts)
+        tokens = self.system_tokens.draw(named_rng(self.seed, "system-lengths"), self.system_prompts)
         return tuple(Segment(source, 0, n) for source, n in enumerate(tokens.tolist()))
 
 
@@ -162,8 +162,8 @@ class _ByTool:
 
     def __init__(self, seed: int, tools: Tools):
         self._tools = tools
-        self._choices, self._waits = stream(seed, "turn-tools"), stream(seed, "turn-tool-times")
-        self._results = stream(seed, "turn-result-lengths")
+        self._choices, self._waits = named_rng(seed, "turn-tools"), named_rng(seed, "turn-tool-times")
+        self._results = named_rng(seed, "turn-result-lengths")
 
     def replace(self, users: IntArray, thinks: FloatArray, later: BoolArray) -> None:
         """Puts tools' results in the place of users' messages. All of shape (turns,); ``later``: not a first turn."""

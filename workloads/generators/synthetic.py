@@ -9,7 +9,7 @@ from workloads.generators.gaps import Gaps, moments
 from workloads.generators.joint import GivenPrompt, draw_pairs
 from workloads.generators.lengths import Lengths
 from workloads.request import Request
-from workloads.streams import stream
+from workloads.rng import named_rng
 
 _PAGE = 4096
 """Requests drawn at a time. Part of what a seed means: another value would give other requests."""
@@ -42,9 +42,9 @@ class Synthetic:
         return ()
 
     def __iter__(self) -> Iterator[Request]:
-        draw = self.gaps(stream(self.seed, "arrivals"))
-        prompts = stream(self.seed, "prompt-lengths")
-        outputs = stream(self.seed, "output-lengths")
+        draw = self.gaps(named_rng(self.seed, "arrivals"))
+        prompts = named_rng(self.seed, "prompt-lengths")
+        outputs = named_rng(self.seed, "output-lengths")
         now = 0.0
         for first in range(0, self.n_requests, _PAGE):
             n = min(_PAGE, self.n_requests - first)

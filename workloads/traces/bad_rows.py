@@ -24,7 +24,7 @@ class FlawError(Exception):
     """What is wrong with a row, in one line; ``Ledger.sift`` says in which row of which file."""
 
 
-class Ledger:
+class BadRowLog:
     """The rows of one trace that are left out or mended.
 
     Holds eight bytes for each bad row, and the reasons of the first few.

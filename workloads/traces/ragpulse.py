@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workloads.request import Segment, WorkloadError
-from workloads.traces.bad_rows import FlawError, Ledger
+from workloads.traces.bad_rows import BadRowLog, FlawError
 from workloads.traces.clock import Clock, parse_seconds
 from workloads.traces.files import open_text, shown_path
 from workloads.traces.jsonl import check_keys, ids, json_lines, parse, shown, tokens, whole
@@ -104,10 +104,10 @@ class RagPulseTrace(Trace):
 
     def _missing(self) -> list[str]:
         files = (file for file, _ in _COMPONENTS.values())
-        return sorted(file for file in files if _beside(self.path.parent, file) is None)
+        return sorted(file for file in files if _mixed_step(self.path.parent, file) is None)
 
     def _files(self) -> tuple[Path, ...]:
-        found = (_beside(self.path.parent, file) for file, _ in _COMPONENTS.values())
+        found = (_mixed_step(self.path.parent, file) for file, _ in _COMPONENTS.values())
         return (self.path, *(path for path in found if path is not None))
 
     def _remarks(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class RagPulseTrace(Trace):
         )
 
 
-def _beside(folder: Path, file: str) -> Path | None:
+def _mixed_step(folder: Path, file: str) -> Path | None:
     """The file of that name, plain or packed; None: it is not there."""
     for suffix in ("", ".gz", ".bz2", ".xz"):
         try:
@@ -134,7 +134,7 @@ def _beside(folder: Path, file: str) -> Path | None:
 def _lengths_of(folder: Path, component: str) -> dict[int, int]:
     """Tokens of each text of a component. Raises ``WorkloadError``."""
     file, key = _COMPONENTS[component]
-    path = _beside(folder, file) or folder / file
+    path = _mixed_step(folder, file) or folder / file
     found: dict[int, int] = {}
 
     def read(line: str) -> None:
@@ -147,7 +147,7 @@ def _lengths_of(folder: Path, component: str) -> dict[int, int]:
         found[number] = n
 
     with open_text(path) as text:
-        for _ in Ledger(path).sift(json_lines(path, text), read):
+        for _ in BadRowLog(path).sift(json_lines(path, text), read):
             pass
     return found
 

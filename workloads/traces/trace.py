@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from workloads.generators.lengths import FloatArray
 from workloads.request import Request, Segment, WorkloadError
-from workloads.streams import stream
-from workloads.traces.bad_rows import Ledger, changed
+from workloads.rng import named_rng
+from workloads.traces.bad_rows import BadRowLog, changed
 from workloads.traces.files import shown_path
 
 _PAGE = 4096
@@ -77,13 +77,13 @@ class Trace(ABC):
     n_requests: int = field(init=False)
     notes: tuple[str, ...] = field(default=(), init=False)
     """What was left out of the file or mended, a line each."""
-    _ledger: Ledger = field(init=False, repr=False, compare=False)
+    _ledger: BadRowLog = field(init=False, repr=False, compare=False)
     _state: tuple[tuple[str, int, int], ...] = field(init=False, repr=False, compare=False)
     """Name, size and time of change of each file that was checked."""
 
     def __post_init__(self) -> None:
-        ledger = Ledger(self.path, skips=self.skip_bad_rows)
-        object.__setattr__(self, "_ledger", ledger)
+        bad_rows = BadRowLog(self.path, skips=self.skip_bad_rows)
+        object.__setattr__(self, "_ledger", bad_rows)
         object.__setattr__(self, "_state", tuple(map(_state_of, self._files())))
         inside, seen, thinning = 0, 0, _Thinning(self.keep, self.seed)
         for page in self._pages(check_all=True):
@@ -91,16 +91,16 @@ class Trace(ABC):
             low, high = self._window(page.seconds)
             chosen = thinning.choose(page, low, high)
             inside += high - low if chosen is None else int(chosen.sum())
-        ledger.close()
+        bad_rows.close()
         count = inside if self.limit is None else min(inside, self.limit)
         if count == 0:
-            if seen == 0 and self._has_header() and ledger.n_rows == 0:
+            if seen == 0 and self._has_header() and bad_rows.n_rows == 0:
                 raise WorkloadError(f"{shown_path(self.path)}: no requests: only a header")
             where = " in the window" if self._windowed() else ""
-            raise WorkloadError(f"{shown_path(self.path)}: no requests{where}{self._thinned()}{ledger.because()}")
-        ledger.refuse_most()
+            raise WorkloadError(f"{shown_path(self.path)}: no requests{where}{self._thinned()}{bad_rows.because()}")
+        bad_rows.refuse_most()
         object.__setattr__(self, "n_requests", count)
-        object.__setattr__(self, "notes", (*self._remarks(), *ledger.notes()))
+        object.__setattr__(self, "notes", (*self._remarks(), *bad_rows.notes()))
 
     def __iter__(self) -> Iterator[Request]:
         if tuple(map(_state_of, self._files())) != self._state:
@@ -169,7 +169,7 @@ class _Thinning:
     __slots__ = ("_keep", "_last", "_rng", "_verdict")
 
     def __init__(self, keep: float, seed: int):
-        self._keep, self._rng = keep, stream(seed, "thinning")
+        self._keep, self._rng = keep, named_rng(seed, "thinning")
         self._last: int | None = None
         """The session of the row before."""
         self._verdict = False

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workloads.request import Segment
-from workloads.streams import stream
+from workloads.rng import named_rng
 from workloads.traces.bad_rows import FlawError
 from workloads.traces.files import open_text
 from workloads.traces.jsonl import Object, check_chain, check_keys, ids, json_lines, parse, seconds, shown, tokens
@@ -70,7 +70,7 @@ class WekaTrace(Trace):
 
     def _rows(self, *, check_all: bool) -> Iterator[Row]:
         """In order of the sessions' starts; where all is checked, without content."""
-        rng, now, session, request = stream(self.seed, "session-gaps"), 0.0, 0, 0
+        rng, now, session, request = named_rng(self.seed, "session-gaps"), 0.0, 0, 0
         waiting: list[tuple[float, int, list[Row]]] = []
         with open_text(self.path) as text:
             for line, talks in enumerate(self._ledger.sift(json_lines(self.path, text, _LINE), _read)):

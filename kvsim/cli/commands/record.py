@@ -10,7 +10,7 @@ import typer
 from kvsim.cli.console import print_json, warn
 from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 
 LibraryFolder = Annotated[
     Path | None,
@@ -42,11 +42,11 @@ def record(
         raise UserError(f"no engine called {engine!r} can be recorded; there is {', '.join(RECORDED)}")
     from kvsim.engines.recording import record as record_run
 
-    loaded = load(scenario)
+    loaded = load_scenario(scenario)
     if seed is not None:
-        loaded = load(loaded, seed=seed)
+        loaded = load_scenario(loaded, seed=seed)
     if requests is not None:
-        loaded = load(loaded, **{f"workload__{loaded.workload.count_key}": requests})
+        loaded = load_scenario(loaded, **{f"workload__{loaded.workload.count_key}": requests})
     with RunProgress(f"recording {loaded.name}", loaded.build_workload().n_requests) as progress:
         path = out or Path(f"{loaded.name}.jsonl.gz")
         done = record_run(loaded, path, policy, model=model, threads=threads, library=library, progress=progress)

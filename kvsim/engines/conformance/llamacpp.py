@@ -12,14 +12,14 @@ from kvsim.engines.conformance.recordings import Record, State, whole_number
 from policies import CacheConfig, Chunk, NoSlot
 from policies.cells.arena import Arena
 from policies.layouts.llamacpp import early_2025, mid_2025, today
-from policies.layouts.multi_stream import CacheSpec, Rejected, SplitPolicy
+from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, Rejected
 from policies.layouts.unified import UnifiedPolicy
 from policies.vocabulary import IntArray
 
 _FIELDS_A = ("map", "head", "used", "n_kv", "max_contiguous", "do_defrag")
 """Of a record of era A."""
 
-LlamaPolicy = UnifiedPolicy | SplitPolicy
+LlamaPolicy = UnifiedPolicy | MultiStreamPolicy
 
 
 class LlamaCppReplay:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from kvsim.engines.conformance.recordings import Record, Replay, State, whole_number
 from kvsim.errors import Livelock
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.vllm import CANCELLED, Vllm
@@ -303,7 +303,7 @@ class SchedulerReplay:
             "reserve_full": bool(effective["reserve_full"]),
             "order": header.get("policy", "fcfs"),
         }
-        scenario = load({"server": server, "cache": {"cells": policy.groups[0].cells}})
+        scenario = load_scenario({"server": server, "cache": {"cells": policy.groups[0].cells}})
         self._witness = Witness(policy)
         self._scheduler = Unchecked(scenario, policy, self._witness, max_tokens)
         self._jobs: dict[str, Job] = {}

@@ -11,14 +11,14 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from policies import Chunk, NoSlot, Policy, SequencePlan
-from policies.fast_forward.lockstep import Crew
+from policies.fast_forward.lockstep import LockstepBatch
 
 
 class Scheduler(Protocol):
     """Composes steps. Knows jobs and the policy; of time only what it is told, for the record."""
 
     started: list[Job]
-    """Who was seated since the server last emptied this list."""
+    """Who was admitted since the server last emptied this list."""
     ended: list[Job]
     """Who has ended since the server last emptied this list."""
 
@@ -40,12 +40,13 @@ class Scheduler(Protocol):
         ...
 
     @property
-    def crew(self) -> Crew[Any] | None:
+    def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """Who decodes besides the chunks composed last: nobody, if this is None."""
         ...
 
-    def keep_step(self, crew: Crew[Any] | None) -> None:
-        """From now on whole groups may decode in lockstep: those of the policy's ``crew``, where it has one."""
+    def keep_step(self, lockstep_batch: LockstepBatch[Any] | None) -> None:
+        """From now on whole groups may decode in lockstep: those of the policy's ``lockstep batch``, where it has
+        one."""
         ...
 
     def steady(self, step: Sequence[Chunk]) -> int:
@@ -62,7 +63,7 @@ class Scheduler(Protocol):
         ...
 
 
-class Desk(ABC):
+class SchedulerBase(ABC):
     """Where requests are let in and seen off; schedulers build on it."""
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
@@ -76,11 +77,11 @@ class Desk(ABC):
         self.ended: list[Job] = []
 
     @property
-    def crew(self) -> Crew[Any] | None:
+    def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """Nobody: all are in the chunks."""
         return None
 
-    def keep_step(self, crew: Crew[Any] | None) -> None:  # noqa: B027  (most schedulers keep none)
+    def keep_step(self, lockstep_batch: LockstepBatch[Any] | None) -> None:  # noqa: B027  (most schedulers keep none)
         """Nobody is."""
 
     @abstractmethod
@@ -111,7 +112,7 @@ class Desk(ABC):
     def _start(self, seq: int, job: Job, held: int, now: float) -> None:
         """The job takes a sequence that has been opened, and of which ``held`` tokens are in the cache already."""
         again = job.status == "preempted"
-        job.status, job.seat, job.computed = "running", seq, held
+        job.status, job.slot, job.computed = "running", seq, held
         if not again:
             job.started_s = now
         self.started.append(job)
@@ -123,13 +124,13 @@ class Desk(ABC):
         job.generated += 1
         if job.generated == 1:
             job.first_token_s = now
-        return job.tokens > self._context and not self._policy.endless
+        return job.tokens > self._context and not self._policy.unbounded
 
     def _lasts(self, job: Job, context: int) -> int:
         """Steps that a job which generates goes on for, if each gives it a token and ``context`` is the most tokens
         that it may have."""
         left = job.request.output_tokens - job.generated - 1
-        return left if self._policy.endless else min(left, context - job.tokens)
+        return left if self._policy.unbounded else min(left, context - job.tokens)
 
     def _end(self, job: Job, now: float, error: str = "") -> None:
         job.status, job.error, job.finished_s = ("failed" if error else "completed"), error, now

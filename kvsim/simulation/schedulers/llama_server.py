@@ -10,13 +10,13 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.base import Desk
+from kvsim.simulation.schedulers.base import SchedulerBase
 from policies import NOTHING, Chunk, Content, NoSlot, Policy
 
 
 @dataclass(slots=True)
 class Slot:
-    """One of the server's seats: the sequence id is the slot's number."""
+    """One of the server's slots: the sequence id is the slot's number."""
 
     id: int
     job: Job | None = None
@@ -28,7 +28,7 @@ class Slot:
     """Turn of a counter, not time: the smallest was used longest ago."""
 
 
-class LlamaServer(Desk):
+class LlamaServer(SchedulerBase):
     """llama-server's ``update_slots`` (llama.cpp, ``tools/server``).
 
     A batch is one token for each generating slot, then prompt tokens, slot by slot, up to ``n_batch``. It is run
@@ -170,7 +170,7 @@ class LlamaServer(Desk):
 
     def _trim(self, slot: Slot, held: int) -> int:
         """Forget what the slot keeps but its first ``held`` tokens; how many are left."""
-        held = self._policy.keeps(slot.id, held) if held else 0
+        held = self._policy.can_truncate(slot.id, held) if held else 0
         if held:
             self._policy.free(slot.id, held)
             slot.content = slot.content.head(held)

@@ -7,41 +7,41 @@ from typing import Any
 
 from kvsim.simulation.job import Job
 from policies import Chunk
-from policies.fast_forward.lockstep import Crew
+from policies.fast_forward.lockstep import LockstepBatch
 
 
 class Lockstep:
-    """Jobs by their seat. While one is in it, its ``computed`` and ``generated`` lack the steps taken since."""
+    """Jobs by their slot. While one is in it, its ``computed`` and ``generated`` lack the steps taken since."""
 
-    def __init__(self, crew: Crew[Any] | None = None):
-        """``crew``: the policy's, where it has one; its members are the same."""
-        self.crew = crew
+    def __init__(self, lockstep_batch: LockstepBatch[Any] | None = None):
+        """``lockstep batch``: the policy's, where it has one; its members are the same."""
+        self.lockstep_batch = lockstep_batch
         self.steps = 0
         self.newest = 0
         """The latest turn of any that joined."""
         self._jobs: dict[int, Job] = {}
         self._ends: list[tuple[int, int, int]] = []
-        """A heap of, for each job at least: the step after which it ends, its turn, and its seat."""
+        """A heap of, for each job at least: the step after which it ends, its turn, and its slot."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def join(self, job: Job, lasts: int) -> bool:
         """A job that generates, and will do so for ``lasts`` steps without ending; False where it cannot."""
-        if self.crew is not None and not self.crew.join(job.seat):
+        if self.lockstep_batch is not None and not self.lockstep_batch.join(job.slot):
             return False
         job.computed -= self.steps
         job.generated -= self.steps
-        self._jobs[job.seat] = job
-        self.newest = max(self.newest, job.turn)
-        heapq.heappush(self._ends, (self.steps + lasts + 1, job.turn, job.seat))
+        self._jobs[job.slot] = job
+        self.newest = max(self.newest, job.admission)
+        heapq.heappush(self._ends, (self.steps + lasts + 1, job.admission, job.slot))
         return True
 
-    def leave(self, seat: int) -> Job:
+    def leave(self, slot: int) -> Job:
         """All is told of the job again."""
-        job = self._jobs.pop(seat)
-        if self.crew is not None:
-            self.crew.leave(seat)
+        job = self._jobs.pop(slot)
+        if self.lockstep_batch is not None:
+            self.lockstep_batch.leave(slot)
         job.computed += self.steps
         job.generated += self.steps
         job.furthest = job.computed
@@ -49,15 +49,15 @@ class Lockstep:
 
     def leave_all(self) -> None:
         """Nobody is in it."""
-        for seat in list(self._jobs):
-            self.leave(seat)
+        for slot in list(self._jobs):
+            self.leave(slot)
         self._ends.clear()
         self.newest = 0
 
     def chunks(self) -> list[Chunk]:
         """The next step's, one by one."""
         steps = self.steps
-        return [Chunk(seat, job.computed + steps, 1) for seat, job in self._jobs.items()]
+        return [Chunk(slot, job.computed + steps, 1) for slot, job in self._jobs.items()]
 
     @property
     def lasts(self) -> int:
@@ -69,8 +69,8 @@ class Lockstep:
         self.steps += steps
         found = []
         while self._ends and self._ends[0][0] <= self.steps:
-            _, turn, seat = heapq.heappop(self._ends)
-            job = self._jobs.get(seat)
-            if job is not None and job.turn == turn:
-                found.append(self.leave(seat))
+            _, admission, slot = heapq.heappop(self._ends)
+            job = self._jobs.get(slot)
+            if job is not None and job.admission == admission:
+                found.append(self.leave(slot))
         return found

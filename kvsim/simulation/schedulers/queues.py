@@ -34,7 +34,7 @@ class Queue(Protocol):
         ...
 
 
-class FirstCome(deque[Job]):
+class FcfsQueue(deque[Job]):
     """In order of arrival; who was preempted goes first."""
 
     def add(self, job: Job) -> None:
@@ -57,7 +57,7 @@ class FirstCome(deque[Job]):
             super().remove(job)
 
 
-class MostUrgent:
+class PriorityQueue:
     """By priority, and by arrival among equals."""
 
     def __init__(self) -> None:

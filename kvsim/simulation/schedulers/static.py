@@ -10,11 +10,11 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.base import Desk
+from kvsim.simulation.schedulers.base import SchedulerBase
 from policies import Chunk, NoSlot, Policy
 
 
-class Static(Desk):
+class Static(SchedulerBase):
     """What engines did before continuous batching (Yu et al., Orca, OSDI 2022): ``slots`` requests at a time.
 
     Who has finished keeps its cells until the last of the batch has. When a step finds no room, the last request of
@@ -24,7 +24,7 @@ class Static(Desk):
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
         super().__init__(scenario, policy, backend, recorder)
         self.batch: list[Job] = []
-        """In order of their seats; those that have ended among them."""
+        """In order of their slots; those that have ended among them."""
         self.waiting: deque[Job] = deque()
 
     def submit(self, job: Job, now: float) -> None:
@@ -41,16 +41,16 @@ class Static(Desk):
         """A token for each that generates, then prompts, up to ``n_batch`` tokens."""
         if not any(job.status == "running" for job in self.batch):
             for job in self.batch:
-                self._policy.free(job.seat)
+                self._policy.free(job.slot)
             self.batch = []
             self._fill(now)
         live = [job for job in self.batch if job.status == "running"]
         room = self._scenario.server.n_batch
-        step = [Chunk(job.seat, job.computed, 1) for job in live if job.computed == job.tokens - 1][:room]
+        step = [Chunk(job.slot, job.computed, 1) for job in live if job.computed == job.tokens - 1][:room]
         room -= len(step)
         for job in live:
             if job.computed < job.tokens - 1 and room > 0:
-                step.append(Chunk(job.seat, job.computed, min(job.tokens - job.computed, room)))
+                step.append(Chunk(job.slot, job.computed, min(job.tokens - job.computed, room)))
                 room -= step[-1].n
         if not step and self.waiting:
             raise Livelock(now, list(self.waiting), self._policy)
@@ -91,7 +91,7 @@ class Static(Desk):
         if len(self.batch) < 2:
             raise Livelock(now, [*self.batch, *self.waiting], self._policy, str(reason))
         job = self.batch.pop()
-        self._policy.free(job.seat)
+        self._policy.free(job.slot)
         if job.status == "running":
             self._recorder.preempted(job)
             job.status, job.computed = "preempted", 0
@@ -101,14 +101,14 @@ class Static(Desk):
     def _fill(self, now: float) -> None:
         """Seat those that wait, in order, as long as the policy lets them in."""
         while self.waiting and len(self.batch) < self._scenario.server.slots:
-            job, seat = self.waiting[0], len(self.batch)
+            job, slot = self.waiting[0], len(self.batch)
             plan = self._plan(job)
             if not self._policy.admits(plan):
                 return
-            held = self._policy.match(seat, job.content, job.tokens)
-            self._policy.open(seat, plan)
-            if held and not self._policy.reserve(Chunk(seat, held, 0)):
+            held = self._policy.match(slot, job.content, job.tokens)
+            self._policy.open(slot, plan)
+            if held and not self._policy.reserve(Chunk(slot, held, 0)):
                 held = 0
             self.waiting.popleft()
             self.batch.append(job)
-            self._start(seat, job, held, now)
+            self._start(slot, job, held, now)

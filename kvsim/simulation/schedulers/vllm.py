@@ -11,26 +11,26 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.base import Desk
+from kvsim.simulation.schedulers.base import SchedulerBase
 from kvsim.simulation.schedulers.lockstep import Lockstep
-from kvsim.simulation.schedulers.queues import FirstCome, MostUrgent, Queue, urgency
+from kvsim.simulation.schedulers.queues import FcfsQueue, PriorityQueue, Queue, urgency
 from policies import Chunk, NoSlot, Policy
-from policies.fast_forward.lockstep import Crew
+from policies.fast_forward.lockstep import LockstepBatch
 
 CANCELLED = "cancelled"
 _PATIENCE = 1000
 """Steps in which no request gets further than ever before, after which it is looked whether any still can."""
 
 
-_turn = attrgetter("turn")
+_admission = attrgetter("admission")
 
 
-class Vllm(Desk):
+class Vllm(SchedulerBase):
     """``Scheduler.schedule`` of vLLM 0.33.0, for any policy.
 
     A step has at most ``n_batch`` tokens. Running requests come first, each with all that it still has to compute;
     for one that finds no room the last of the running (or the least urgent) is preempted. Then, if nobody was, those
-    that wait, in order, as long as there are seats, tokens and room. Policies that cannot set room aside are asked to
+    that wait, in order, as long as there are slots, tokens and room. Policies that cannot set room aside are asked to
     place the whole step; if they refuse, the last running request is preempted and the step composed anew.
     """
 
@@ -38,23 +38,23 @@ class Vllm(Desk):
         super().__init__(scenario, policy, backend, recorder)
         server = scenario.server
         self.running: list[Job] = []
-        self.waiting: Queue = MostUrgent() if server.order == "priority" else FirstCome()
+        self.waiting: Queue = PriorityQueue() if server.order == "priority" else FcfsQueue()
         self._budget = server.n_batch
         self._threshold = server.long_prefill_threshold
         self._chunked = server.chunked_prefill
         self._whole = server.reserve_full
         self._by_priority = server.order == "priority"
         self._swaps = server.preemption == "swap"
-        self._seats = list(range(server.slots - 1, -1, -1))
+        self._slots = list(range(server.slots - 1, -1, -1))
         self._at: dict[int, Job] = {}
-        """Who has which seat."""
-        self._limit = 1 << 62 if policy.endless else self._context - 1
+        """Who has which slot."""
+        self._limit = 1 << 62 if policy.unbounded else self._context - 1
         """Tokens of a sequence that are ever computed."""
-        self._crowded = False
+        self._cache_full = False
         """Whether a step found no room and nobody has ended since: then nobody is let in."""
         self._stalled = 0
         """Steps since a request last got further than ever before."""
-        self._turn = 0
+        self._admission = 0
         self._lockstep: Lockstep | None = None
         """Those of the running that generate, where they may go in lockstep."""
         self._rest: list[Job] = []
@@ -63,20 +63,20 @@ class Vllm(Desk):
         """Whether the last step was composed of both."""
         self._listed = 0
         """The chunks at its beginning that are of those in lockstep."""
-        self._vain = False
+        self._admission_blocked = False
         """Whether nobody can be let in until somebody ends, or somebody in lockstep gives room back."""
         self._places_alone = type(policy).reserve is Policy.reserve
 
-    def keep_step(self, crew: Crew[Any] | None) -> None:
+    def keep_step(self, lockstep_batch: LockstepBatch[Any] | None) -> None:
         """Those that generate are kept in lockstep from now on."""
-        self._lockstep = Lockstep(crew)
+        self._lockstep = Lockstep(lockstep_batch)
         self._rest = list(self.running)
 
     @property
-    def crew(self) -> Crew[Any] | None:
+    def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """Who decodes besides the chunks composed last."""
         lock = self._lockstep
-        return lock.crew if lock is not None and self._together else None
+        return lock.lockstep_batch if lock is not None and self._together else None
 
     def submit(self, job: Job, now: float) -> None:
         """Refuse what could never be served; queue all others."""
@@ -98,7 +98,7 @@ class Vllm(Desk):
 
     def compose(self, now: float) -> Sequence[Chunk]:
         """Running requests, then waiting ones."""
-        self._together, self._vain = False, False
+        self._together, self._admission_blocked = False, False
         if not self.running and not self.waiting:
             return ()
         if self._lockstep is not None:
@@ -108,7 +108,7 @@ class Vllm(Desk):
                 return together
             self._break_up()
         step: dict[int, Chunk] = {}
-        if self._serve_running(step) and not (self._crowded and self.running):
+        if self._serve_running(step) and not (self._cache_full and self.running):
             self._admit_waiting(step, now)
         if not step:
             raise self._livelock(now)
@@ -120,43 +120,43 @@ class Vllm(Desk):
         They come first in the order of the running, so that what they take is taken in that order."""
         lock, rest = self._lockstep, self._rest
         assert lock is not None
-        crew = lock.crew
-        if crew is not None:
-            stuck = crew.stuck()
+        lockstep_batch = lock.lockstep_batch
+        if lockstep_batch is not None:
+            stuck = lockstep_batch.stuck()
             if stuck:
                 rest += map(lock.leave, stuck)
-                rest.sort(key=_turn)
+                rest.sort(key=_admission)
         members = len(lock)
         left = self._budget - members
-        if left < 0 or (members >= crew.widest if crew is not None else not members):
+        if left < 0 or (members >= lockstep_batch.widest if lockstep_batch is not None else not members):
             return None
-        if rest and rest[0].turn < lock.newest and (crew is None or crew.takes):
+        if rest and rest[0].admission < lock.newest and (lockstep_batch is None or lockstep_batch.takes):
             return None
         step: dict[int, Chunk] = {}
-        if crew is None:
+        if lockstep_batch is None:
             step = {chunk.seq: chunk for chunk in lock.chunks()}
             if not self._places_alone and not all(map(self._policy.reserve, step.values())):
                 return None
         self._listed, self._left = len(step), left
-        lets_in = bool(self.waiting and self._seats and left > 0 and not self._crowded)
-        if crew is not None and not crew.reserve():
+        lets_in = bool(self.waiting and self._slots and left > 0 and not self._cache_full)
+        if lockstep_batch is not None and not lockstep_batch.reserve():
             return None
         if rest:
             threshold = self._most_of_one()
             for job in rest:
                 n = min(job.tokens - job.computed, threshold, left, self._limit - job.computed)
                 if n > 0:
-                    chunk = Chunk(job.seat, job.computed, n)
+                    chunk = Chunk(job.slot, job.computed, n)
                     if not self._policy.reserve(chunk):
                         return None
-                    step[job.seat] = chunk
+                    step[job.slot] = chunk
                     left -= n
             self._left = left
         if lets_in:
             first = self.waiting.first()
             self._admit_waiting(step, now)
             still = bool(self.waiting) and self.waiting.first() is first
-            self._vain = still and not self._policy.makes_room
+            self._admission_blocked = still and not self._policy.can_free_while_decoding
         return list(step.values()) if step or members else None
 
     def commit(self, chunks: Sequence[Chunk], now: float) -> None:
@@ -177,7 +177,7 @@ class Vllm(Desk):
             if job.computed == job.tokens:
                 self._emit(job, now)
         self._watch(now)
-        self._muster()
+        self._join_ready()
 
     def steady(self, step: Sequence[Chunk]) -> int:
         """While all that run are in lockstep, and nobody waits who could be let in."""
@@ -186,18 +186,18 @@ class Vllm(Desk):
             return 0
         if self._rest:
             return 1
-        if not (self.waiting and self._seats and self._left > 0 and not self._crowded):
+        if not (self.waiting and self._slots and self._left > 0 and not self._cache_full):
             return lock.lasts
-        if not self._vain:
+        if not self._admission_blocked:
             return 1
-        return lock.lasts if lock.crew is None else min(lock.lasts, lock.crew.keeps_all())
+        return lock.lasts if lock.lockstep_batch is None else min(lock.lasts, lock.lockstep_batch.keeps_all())
 
     def skip(self, step: Sequence[Chunk], n: int) -> None:
         """Those in lockstep have got so many tokens."""
         assert self._lockstep is not None
         self._lockstep.steps += n
 
-    def _muster(self) -> None:
+    def _join_ready(self) -> None:
         """Let those join the lockstep that generate, in the order of the running."""
         lock, rest = self._lockstep, self._rest
         if lock is None or not rest:
@@ -226,7 +226,7 @@ class Vllm(Desk):
         if len(self.running) == 1 and self.running[0].computed == 0:
             raise self._livelock(now, str(reason))
         self._preempt(self._victim())
-        self._crowded = True
+        self._cache_full = True
         self._watch(now)
 
     def _watch(self, now: float) -> None:
@@ -260,18 +260,18 @@ class Vllm(Desk):
             if n <= 0:
                 at += 1
                 continue
-            chunk = Chunk(job.seat, job.computed, n)
+            chunk = Chunk(job.slot, job.computed, n)
             while not reserve(chunk):
                 victim = self._victim()
-                if victim.seat in step:
-                    budget += step.pop(victim.seat).n
+                if victim.slot in step:
+                    budget += step.pop(victim.slot).n
                     at -= 1
                 preempted = True
                 self._preempt(victim)
                 if victim is job:
                     break
             else:
-                step[job.seat] = chunk
+                step[job.slot] = chunk
                 budget -= n
                 at += 1
         self._left = budget
@@ -280,37 +280,37 @@ class Vllm(Desk):
     def _admit_waiting(self, step: dict[int, Chunk], now: float) -> None:
         """Chunks for waiting requests, in order, until one finds no room."""
         budget, threshold, policy = self._left, self._most_of_one(), self._policy
-        while self.waiting and budget > 0 and self._seats:
-            job, seat, others = self.waiting.first(), self._seats[-1], bool(self.running)
+        while self.waiting and budget > 0 and self._slots:
+            job, slot, others = self.waiting.first(), self._slots[-1], bool(self.running)
             plan, swapped, tokens = self._plan(job), job.ticket is not None, job.tokens
             if job.ticket is not None:
-                held = policy.swap_in(seat, job.ticket, tokens, waits=others)
+                held = policy.swap_in(slot, job.ticket, tokens, waits=others)
                 if held is None:
                     return
                 job.ticket = None
             else:
                 if not policy.admits(plan):
                     return
-                held = policy.match(seat, job.content, tokens)
+                held = policy.match(slot, job.content, tokens)
             n = min(tokens - held, threshold)
             if n > budget:
                 if not self._chunked and not swapped:
                     return
                 n = budget
-            chunk = Chunk(seat, held, n)
-            policy.open(seat, plan)
+            chunk = Chunk(slot, held, n)
+            policy.open(slot, plan)
             if not self._places_alone and not policy.reserve(chunk, whole=tokens if self._whole else 0, waits=others):
-                policy.free(seat)
+                policy.free(slot)
                 return
             self.waiting.remove(job)
-            self._turn += 1
-            job.turn = self._turn
+            self._admission += 1
+            job.admission = self._admission
             self.running.append(job)
             if self._lockstep is not None:
                 self._rest.append(job)
-            self._at[self._seats.pop()] = job
-            self._start(seat, job, held, now)
-            step[seat] = chunk
+            self._at[self._slots.pop()] = job
+            self._start(slot, job, held, now)
+            step[slot] = chunk
             budget -= n
 
     def _most_of_one(self) -> int:
@@ -324,7 +324,7 @@ class Vllm(Desk):
 
     def _preempt(self, job: Job) -> None:
         """It gives up its cells, and waits until there is room again."""
-        job.ticket = self._policy.swap_out(job.seat) if self._swaps and job.computed else None
+        job.ticket = self._policy.swap_out(job.slot) if self._swaps and job.computed else None
         self._leave(job)
         self._recorder.preempted(job)
         job.status, job.computed = "preempted", 0
@@ -333,7 +333,7 @@ class Vllm(Desk):
 
     def _emit(self, job: Job, now: float) -> None:
         # Unlike llama-server, vLLM also counts the token that was only just generated.
-        full = self._say(job, now) or (job.tokens == self._context and not self._policy.endless)
+        full = self._say(job, now) or (job.tokens == self._context and not self._policy.unbounded)
         if job.generated == job.request.output_tokens or full:
             self._finish(job, now)
 
@@ -342,15 +342,15 @@ class Vllm(Desk):
         job.truncated = job.generated < job.request.output_tokens
         self._leave(job)
         self._end(job, now)
-        self._crowded = False
+        self._cache_full = False
 
     def _leave(self, job: Job) -> None:
         self.running.remove(job)
         if job in self._rest:
             self._rest.remove(job)
-        self._policy.free(job.seat)
-        del self._at[job.seat]
-        self._seats.append(job.seat)
+        self._policy.free(job.slot)
+        del self._at[job.slot]
+        self._slots.append(job.slot)
 
     def _forget_swapped(self, job: Job) -> None:
         if job.ticket is not None:

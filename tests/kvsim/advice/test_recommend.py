@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from kvsim import Recommendation, UserError, load, recommend, run
+from kvsim import Recommendation, UserError, load_scenario, recommend, run
 from kvsim.advice.candidates import REASONS, model_shape, space
 from kvsim.advice.engine_flags import settings_of, typed
 from kvsim.advice.recommend import Budget
@@ -55,12 +55,16 @@ NEEDS = Needs(100, 700, 500, 400, 200.0, False)
 
 @pytest.fixture(scope="module")
 def busy():
-    return recommend(load(BUSY), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=1)
+    return recommend(
+        load_scenario(BUSY), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=1
+    )
 
 
 def test_too_few_slots_queue_and_are_ruled_out():
     every = Budget(999, 0, 2, 1, 2, 1, fewest=40)
-    found = recommend(load(BUSY), slo="ttft_p95<250ms", engine="llamacpp", requests=40, budget=every, workers=1)
+    found = recommend(
+        load_scenario(BUSY), slo="ttft_p95<250ms", engine="llamacpp", requests=40, budget=every, workers=1
+    )
     assert found.met
     assert found.best[0].candidate.scenario.server.slots >= 4
     single = found.candidates[found.candidates["slots"] == 1]
@@ -70,23 +74,23 @@ def test_too_few_slots_queue_and_are_ruled_out():
 
 def test_what_exceeds_the_memory_is_never_run():
     room = 30_000_000
-    found = recommend(load(BUSY), slo="ttft_p95<2s", memory=room, budget=SMALL, workers=1)
+    found = recommend(load_scenario(BUSY), slo="ttft_p95<2s", memory=room, budget=SMALL, workers=1)
     table = found.candidates
     assert found.reasons["memory"] > 0
     assert (table[table["reason"] != "memory"]["memory_bytes"] <= room).all()
     assert (table[table["reason"] == "memory"]["memory_bytes"] > 0.9 * room).all()
     assert all("at least" in detail for detail in table[table["reason"] == "memory"]["detail"])
     # Where there is room for wider K and V, they are not made narrow.
-    roomy = space(load(BUSY), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), 10**9)
+    roomy = space(load_scenario(BUSY), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), 10**9)
     assert {(c.type_k, c.type_v) for c in roomy.candidates if not c.reason} == {("f32", "f32")}
-    tight = space(load(BUSY), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), room)
+    tight = space(load_scenario(BUSY), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), room)
     widths = {(c.type_k, c.type_v) for c in tight.candidates if not c.reason}
     assert ("f32", "f32") in widths
     assert ("q8_0", "q8_0") in widths
 
 
 def test_prompts_that_begin_alike_need_the_prefix_cache():
-    found = recommend(load(SHARED), slo="ttft_p95<60ms", engine="vllm", budget=SMALL, workers=1)
+    found = recommend(load_scenario(SHARED), slo="ttft_p95<60ms", engine="vllm", budget=SMALL, workers=1)
     assert found.met
     assert found.best[0].candidate.settings["prefix_cache"]
     assert "--enable-prefix-caching" in settings_of(found.best[0].candidate.flags)
@@ -97,7 +101,9 @@ def test_prompts_that_begin_alike_need_the_prefix_cache():
 
 
 def test_the_same_whatever_makes_the_runs(busy):
-    again = recommend(load(BUSY), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=2)
+    again = recommend(
+        load_scenario(BUSY), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=2
+    )
     assert json.dumps(again.to_dict()) == json.dumps(busy.to_dict())
     pd.testing.assert_frame_equal(again.candidates, busy.candidates)
 
@@ -113,16 +119,16 @@ def test_every_setting_is_among_the_best_or_has_a_reason(busy):
 
 
 def test_all_policies_are_searched_or_left_out_for_a_reason():
-    everything = space(load({}), NEEDS, "any", PROFILE, model_shape("tiny"), None)
+    everything = space(load_scenario({}), NEEDS, "any", PROFILE, model_shape("tiny"), None)
     searched = {family.keys["cache__policy"] for family in everything.families}
     assert searched | set(everything.elsewhere) | {"streams", "paged"} >= set(available())
     assert not searched & set(everything.elsewhere)
-    windows = space(load({}), NEEDS, "llamacpp", PROFILE, model_shape("gemma-3-27b"), None)
+    windows = space(load_scenario({}), NEEDS, "llamacpp", PROFILE, model_shape("gemma-3-27b"), None)
     assert {c.scenario.cache.window for c in windows.candidates if c.family == "sliding-window"} == {1024}
 
 
 def test_loads_rise_with_what_is_allowed():
-    traffic = read_traffic(load(BUSY), 2, 40, 1.0)
+    traffic = read_traffic(load_scenario(BUSY), 2, 40, 1.0)
     candidate = space(traffic.scenario, traffic.needs, "llamacpp", PROFILE, model_shape("tiny"), None).candidates[20]
     for r in range(2):
         loads = [
@@ -135,7 +141,7 @@ def test_loads_rise_with_what_is_allowed():
 
 
 def test_the_largest_load_is_where_the_bound_is_met_and_a_little_more_is_not():
-    traffic, slo = read_traffic(load(BUSY), 1, 60, 1.0), read_slo("ttft_p95<200ms")
+    traffic, slo = read_traffic(load_scenario(BUSY), 1, 60, 1.0), read_slo("ttft_p95<200ms")
     choices = space(traffic.scenario, traffic.needs, "vllm", PROFILE, model_shape("tiny"), None)
     scenario = next(c for c in choices.candidates if c.scenario.server.slots == 4).scenario
     trial = Trial(0, 0, scenario, 1.0, 1.0)
@@ -145,7 +151,9 @@ def test_the_largest_load_is_where_the_bound_is_met_and_a_little_more_is_not():
 
 
 def test_flags_say_what_the_scenario_says():
-    for c in space(load(SHARED), replace(NEEDS, reuse=True), "both", PROFILE, model_shape("tiny"), None).candidates:
+    for c in space(
+        load_scenario(SHARED), replace(NEEDS, reuse=True), "both", PROFILE, model_shape("tiny"), None
+    ).candidates:
         server, cache, flags = c.scenario.server, c.scenario.cache, settings_of(c.flags)
         if c.home == "vllm":
             prefix = "--enable-prefix-caching" if c.settings["prefix_cache"] else "--no-enable-prefix-caching"
@@ -181,7 +189,9 @@ def test_flags_say_what_the_scenario_says():
 
 
 def test_narrow_values_and_windows_have_their_flags():
-    gemma = space(load({}), NEEDS, "llamacpp", PROFILE, model_shape("gemma-3-27b"), 18 * 2**30, weights="q4_k_m")
+    gemma = space(
+        load_scenario({}), NEEDS, "llamacpp", PROFILE, model_shape("gemma-3-27b"), 18 * 2**30, weights="q4_k_m"
+    )
     fit = [c for c in gemma.candidates if not c.reason]
     assert all(("--flash-attn", "on") in c.flags for c in fit if c.type_v == "q4_0" and "2024" not in c.family)
     whole = {c.family for c in fit if "--swa-full" in typed(c.flags)}
@@ -193,7 +203,7 @@ def test_windows_of_a_trace_share_no_request_and_run_as_the_file_does(tmp_path):
     path = tmp_path / "mine.csv"
     lines = [f"{0.11 * i + 0.01 * (i % 7):.3f},{20 + i % 50},{5 + i % 9}" for i in range(300)]
     path.write_text("arrival,prompt,output\n" + "\n".join(lines) + "\n")
-    base = load({"name": "mine", "workload": {"kind": "table", "path": str(path)}})
+    base = load_scenario({"name": "mine", "workload": {"kind": "table", "path": str(path)}})
     traffic = read_traffic(base, 3, None, 2.0)
     assert [len(window.requests) for window in traffic.windows] == [100, 100, 100]
     assert len({request.id for window in traffic.windows for request in window.requests}) == 300
@@ -202,10 +212,10 @@ def test_windows_of_a_trace_share_no_request_and_run_as_the_file_does(tmp_path):
     for factor in (1.0, 4.0):
         trial = Trial(0, 0, choices.candidates[9].scenario, 1.0, factor)
         ours = run_trial(traffic, trial).measures
-        theirs = run(load(trial.scenario, workload__rate_scale=2.0 * factor), detail="requests").summary
+        theirs = run(load_scenario(trial.scenario, workload__rate_scale=2.0 * factor), detail="requests").summary
         for key in ("ttft", "tpot", "e2e"):
             assert ours[f"{key}_p95"] == pytest.approx(theirs[f"{key}_s"]["p95"], rel=1e-9)
-    short = read_traffic(load(base, workload__limit=60), 3, None, 1.0)
+    short = read_traffic(load_scenario(base, workload__limit=60), 3, None, 1.0)
     assert short.replications == 1
     assert "nothing can be said of chance" in short.note
 
@@ -219,17 +229,19 @@ def test_a_trace_is_recommended_for_and_its_scenario_runs_again(tmp_path):
     assert names[:4] == ["recommendation.json", "recommendation.csv", "candidates.csv", "recommendation.png"]
     assert names[4:] == [f"best-{place}.toml" for place in range(1, len(found.best) + 1)]
     again = run(tmp_path / "out" / "best-1.toml", detail="requests").summary
-    assert again["ttft_s"]["p95"] == pytest.approx(found.best[0].outcomes[0].measures["ttft_p95"])
+    assert again["ttft_s"]["p95"] == pytest.approx(found.best[0].latencies[0].measures["ttft_p95"])
     assert len(pd.read_csv(tmp_path / "out" / "candidates.csv")) == len(found.candidates)
 
 
 def test_where_nothing_meets_it_the_nearest_is_shown_with_what_limits_it():
-    found = recommend(load(BUSY), slo="tpot_p95<1us".replace("us", "ms"), engine="vllm", budget=SMALL, workers=1)
+    found = recommend(
+        load_scenario(BUSY), slo="tpot_p95<1us".replace("us", "ms"), engine="vllm", budget=SMALL, workers=1
+    )
     assert not found.met
     assert found.conclusion.startswith("Nothing meets tpot_p95<1ms. Nearest is vllm serve ")
     assert "what limits it is tpot_p95<1ms, at " in found.conclusion
     assert all(f.verdict == "not" for f in found.best)
-    nothing = recommend(load(BUSY), slo="ttft_p95<1s", memory=1000, budget=SMALL, workers=1)
+    nothing = recommend(load_scenario(BUSY), slo="ttft_p95<1s", memory=1000, budget=SMALL, workers=1)
     assert nothing.conclusion.startswith("Nothing can be recommended: all ")
     assert nothing.to_dict()["best"] == []
     assert nothing.compared == ""
@@ -245,11 +257,11 @@ def test_what_arrives_at_once_has_no_load_to_change():
 
 
 def finalist(number, *values, loads, memory=0, limit=1.0):
-    choices = space(load({}), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), None).candidates
+    choices = space(load_scenario({}), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), None).candidates
     shares = {"failed_share": 0.0, "truncated_share": 0.0}
-    outcomes = tuple(Outcome({"ttft_p95": value, **shares}, True) for value in values)
+    latencies = tuple(Outcome({"ttft_p95": value, **shares}, True) for value in values)
     candidate = replace(choices[number], memory_bytes=memory)
-    return Finalist(candidate, read_slo(f"ttft_p95<{limit}s"), outcomes, loads)
+    return Finalist(candidate, read_slo(f"ttft_p95<{limit}s"), latencies, loads)
 
 
 def test_the_ranking_goes_by_certainty_then_load_then_memory():
@@ -269,7 +281,7 @@ def test_the_ranking_goes_by_certainty_then_load_then_memory():
 def test_a_server_that_does_not_keep_up_does_not_meet_it():
     unstable = Outcome({"ttft_p95": 0.1, "failed_share": 0.0, "truncated_share": 0.0}, settled=False)
     assert not unstable.met(read_slo("ttft_p95<1s"))
-    traffic = read_traffic(load(BUSY), 1, 60, 1.0)
+    traffic = read_traffic(load_scenario(BUSY), 1, 60, 1.0)
     choices = space(traffic.scenario, traffic.needs, "llamacpp", PROFILE, model_shape("tiny"), None)
     crowded = run_trial(traffic, Trial(0, 0, choices.candidates[0].scenario, 1.0, 1000.0))
     assert not crowded.settled
@@ -294,7 +306,7 @@ def test_what_it_found_is_told_in_full(busy, tmp_path):
 
 def test_asking_for_more_load_leaves_less_of_it():
     asked = {"slo": "ttft_p95<250ms", "engine": "vllm", "budget": SMALL._replace(screened=8), "workers": 1}
-    once, twice = recommend(load(BUSY), **asked), recommend(load(BUSY), load=2.0, **asked)
+    once, twice = recommend(load_scenario(BUSY), **asked), recommend(load_scenario(BUSY), load=2.0, **asked)
     assert twice.scenario.workload.rate == 50.0
     assert max(f.reach for f in twice.best) < max(f.reach for f in once.best)
 

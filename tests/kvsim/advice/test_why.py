@@ -15,7 +15,7 @@ from kvsim.advice.remedies import FAILURES, REMEDIES
 from kvsim.advice.why import CAUSES, LEAST, diagnose, difference_interval, why
 from kvsim.costs.costs import load_profile
 from kvsim.errors import Livelock
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import DETAILS
 from kvsim.simulation.run import run
 from kvsim.simulation.time_breakdown import SECONDS, TERMS
@@ -24,7 +24,7 @@ from tests.policies.fast_forward.test_fast_forward import scenarios
 from tests.worlds import command
 
 SHORT = {"prompt_tokens": {"kind": "fixed", "value": 8}, "output_tokens": {"kind": "fixed", "value": 8}}
-FEW = load("chat", workload__requests=60)
+FEW = load_scenario("chat", workload__requests=60)
 
 
 def accounts(scenario, policy, **options):
@@ -36,7 +36,7 @@ def accounts(scenario, policy, **options):
 def one_after_another(requests=40, **server):
     """One user, so that nobody waits and nothing is batched."""
     workload = {"kind": "closed-loop", "users": 1, "requests": requests, **SHORT}
-    return load({"name": "single", "workload": workload, "server": {"keep_idle_slots": False, **server}})
+    return load_scenario({"name": "single", "workload": workload, "server": {"keep_idle_slots": False, **server}})
 
 
 # Every second has one cause
@@ -47,7 +47,7 @@ def one_after_another(requests=40, **server):
 def test_seconds_add_up_and_leaps_change_none(world, name):
     try:
         causes, result = accounts(world, name)
-        stepped, _ = accounts(world, name, leap=False)
+        stepped, _ = accounts(world, name, fast_forward=False)
     except (kvsim.UserError, Livelock):
         return
     completed = result.requests[result.requests["status"] == "completed"]
@@ -63,7 +63,7 @@ def test_seconds_add_up_and_leaps_change_none(world, name):
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
 @pytest.mark.parametrize("name", ["contiguous", "llama.cpp-2024", "paged", "streams", "idle-compaction", "ring"])
 def test_shares_of_a_difference_make_up_the_whole(name, scheduler):
-    found = why(load(FEW, server__scheduler=scheduler), name)
+    found = why(load_scenario(FEW, server__scheduler=scheduler), name)
     for contrast in (found.over_time, found.across):
         assert contrast.table["share"].sum() == pytest.approx(1)
         assert contrast.table["difference"].sum() == pytest.approx(contrast.difference_s)
@@ -87,7 +87,7 @@ def test_accounts_change_no_figure(detail):
 def test_queueing_alone():
     """One slot, and twice as many requests as it can serve."""
     workload = {"kind": "poisson", "rate": 240.0, "requests": 80, **SHORT}
-    found = why(load({"workload": workload, "server": {"slots": 1, "keep_idle_slots": False}}))
+    found = why(load_scenario({"workload": workload, "server": {"slots": 1, "keep_idle_slots": False}}))
     assert found.over_time.dominant == "queueing"
     assert found.over_time.table["share"]["queueing"] > 0.99
     assert found.sentence.startswith("Late requests take")
@@ -99,7 +99,7 @@ def crowded(cells=512, slots=16, scheduler="vllm", **more):
     hundred = {"kind": "fixed", "value": 100}
     workload = {"kind": "poisson", "rate": 8.0, "requests": 150, "prompt_tokens": hundred, "output_tokens": hundred}
     server = {"slots": slots, "scheduler": scheduler, **more}
-    return load({"name": "crowded", "workload": workload, "server": server, "cache": {"cells": cells}})
+    return load_scenario({"name": "crowded", "workload": workload, "server": server, "cache": {"cells": cells}})
 
 
 def test_who_waits_although_a_slot_is_free_waits_for_cells():
@@ -141,7 +141,7 @@ def test_failures_come_first():
 
 def test_refused_prompts_are_told_in_groups():
     """Messages that differ in figures alone are one; longer slots are what helps."""
-    found = why(load("chat", workload__requests=100, server__slot_context=100), "paged")
+    found = why(load_scenario("chat", workload__requests=100, server__slot_context=100), "paged")
     (error,) = found.errors
     assert error == "the request exceeds the available context size: N prompt tokens, N in a slot"
     assert found.errors[error] == found.failed > 0
@@ -150,7 +150,7 @@ def test_refused_prompts_are_told_in_groups():
 
 def test_where_most_failed_it_is_said_why():
     with pytest.raises(kvsim.UserError, match=r"at least 8 are needed; \d+ of 20 requests failed: Context size") as e:
-        why(load(crowded(256, scheduler="llama-server"), workload__requests=20, workload__rate=100.0), "paged")
+        why(load_scenario(crowded(256, scheduler="llama-server"), workload__requests=20, workload__rate=100.0), "paged")
     assert "\n" not in str(e.value)
 
 
@@ -175,7 +175,7 @@ def test_batch_alone():
     """There are slots for all and hardly any context: who is slow runs beside more others than who is fast."""
     workload = {"kind": "poisson", "rate": 60.0, "requests": 40, "prompt_tokens": 1, "output_tokens": 100}
     workload |= {key: {"kind": "fixed", "value": workload[key]} for key in ("prompt_tokens", "output_tokens")}
-    found = why(load({"workload": workload, "server": {"slots": 64}}), "paged")
+    found = why(load_scenario({"workload": workload, "server": {"slots": 64}}), "paged")
     assert found.across.dominant == "batch"
     assert found.across.table["share"]["batch"] > 0.6
 
@@ -186,14 +186,14 @@ def test_compaction_alone(tmp_path):
     slow = {key: {name: 1e3 * x for name, x in cost.items()} for key, cost in profile.moves.model_dump().items()}
     data = profile.model_dump(mode="json") | {"moves": slow}
     (tmp_path / "slow.json").write_text(json.dumps(data))
-    world = load(FEW, machine__profile=str(tmp_path / "slow.json"), workload__rate=1.0)
+    world = load_scenario(FEW, machine__profile=str(tmp_path / "slow.json"), workload__rate=1.0)
     assert why(world, "threshold-compaction").across.dominant == "compaction"
-    assert why(load(FEW, workload__rate=1.0), "threshold-compaction").across.dominant != "compaction"
+    assert why(load_scenario(FEW, workload__rate=1.0), "threshold-compaction").across.dominant != "compaction"
     assert (accounts(world, "contiguous")[0]["compaction_s"] == 0).all()
 
 
 def test_idle_compaction_makes_those_wait_who_come_meanwhile():
-    causes, result = accounts(load(FEW, workload__rate=3.0), "idle-compaction")
+    causes, result = accounts(load_scenario(FEW, workload__rate=3.0), "idle-compaction")
     assert result.summary["cache"]["compactions"] > 0
     assert causes["compaction_s"].sum() > 0
     np.testing.assert_allclose(causes[SECONDS].sum(axis=1), causes["e2e_s"], rtol=1e-9)
@@ -201,12 +201,12 @@ def test_idle_compaction_makes_those_wait_who_come_meanwhile():
 
 def test_a_batch_that_is_cut_pays_for_further_passes():
     """As many bases as there were passes that only a cut made necessary; without cuts, none."""
-    tight = load(FEW, cache__cells=1024, workload__rate=20.0)
+    tight = load_scenario(FEW, cache__cells=1024, workload__rate=20.0)
     causes, result = accounts(tight, "contiguous")
     assert result.summary["cache"]["batch_splits"] > 0
     assert 0 < result.passes["cut"].sum() < result.summary["forward_passes"]
     assert causes["failures_s"].sum() > 0
-    causes, result = accounts(load(FEW, cache__cells=16384), "contiguous")
+    causes, result = accounts(load_scenario(FEW, cache__cells=16384), "contiguous")
     assert result.summary["cache"]["batch_splits"] == 0
     assert not result.passes["cut"].any()
     assert (causes["failures_s"] == 0).all()
@@ -214,7 +214,9 @@ def test_a_batch_that_is_cut_pays_for_further_passes():
 
 def test_preemption_is_a_failure():
     """Whoever was preempted waits for a slot again and computes once more; nobody else is charged."""
-    tight = load(FEW, server__scheduler="vllm", cache__cells=1024, workload__rate=40.0, cache__prefix_cache=False)
+    tight = load_scenario(
+        FEW, server__scheduler="vllm", cache__cells=1024, workload__rate=40.0, cache__prefix_cache=False
+    )
     causes, result = accounts(tight, "paged")
     preempted = result.requests.query("status == 'completed'")["preemptions"].to_numpy() > 0
     assert preempted.any()
@@ -224,7 +226,9 @@ def test_preemption_is_a_failure():
 
 def test_prefix_misses_are_what_a_prefix_cache_would_find():
     """Conversations without a prefix cache compute their past again; with one that is large enough, they do not."""
-    talk = load("assistant", workload__sessions=20, server__keep_idle_slots=False, server__slots=8, cache__cells=2**15)
+    talk = load_scenario(
+        "assistant", workload__sessions=20, server__keep_idle_slots=False, server__slots=8, cache__cells=2**15
+    )
     without, _ = accounts(talk, "contiguous")
     found, result = accounts(talk, "paged")
     assert result.summary["prefix"]["hit_rate"] > 0.5
@@ -239,7 +243,7 @@ def test_prefix_misses_are_what_a_prefix_cache_would_find():
 
 
 def test_a_swap_is_a_transfer():
-    world = load(
+    world = load_scenario(
         FEW,
         server__scheduler="vllm",
         server__preemption="swap",
@@ -265,7 +269,7 @@ def test_a_flat_run_is_called_flat():
 
 def test_a_run_that_only_varies_is_called_flat():
     """Lengths differ, so latencies do; but not by when a request came."""
-    found = why(load("chat", workload__rate=1.0), "paged")
+    found = why(load_scenario("chat", workload__rate=1.0), "paged")
     low, high = found.over_time.interval_s
     assert low < 0 < high
     assert found.sentence.startswith("flat")
@@ -320,7 +324,7 @@ def test_remedies_are_commands_that_exist():
                 assert {b for a, b in pairwise(words) if a == "-p"} <= available().keys()
             else:
                 section, key = words[0].strip(",").split(".")
-                assert key in load({"workload": {}}).model_dump()[section]
+                assert key in load_scenario({"workload": {}}).model_dump()[section]
 
 
 # Where runs come from
@@ -358,8 +362,8 @@ def test_a_slow_machine_is_told_from_what_it_printed(tmp_path):
 
 
 def test_a_folder_of_results_is_run_again(tmp_path):
-    world = load(FEW, name="tight", workload__rate=20.0)
-    kvsim.compare(world, ["contiguous", "paged"], film=False).save(tmp_path / "tight")
+    world = load_scenario(FEW, name="tight", workload__rate=20.0)
+    kvsim.compare(world, ["contiguous", "paged"], snapshots=False).save(tmp_path / "tight")
     again, first = why(tmp_path / "tight"), why(world)
     assert again.requests.equals(first.requests)
     assert again.policy == "contiguous"
@@ -369,8 +373,8 @@ def test_a_folder_of_results_is_run_again(tmp_path):
 
 def test_of_a_comparison_a_policy_is_told_of_that_was_compared(tmp_path):
     """The scenario's own, else the slowest; any other, if that is asked for."""
-    world = load(FEW, name="tight", workload__rate=20.0)
-    compared = kvsim.compare(world, ["paged", "llama.cpp-2024"], film=False)
+    world = load_scenario(FEW, name="tight", workload__rate=20.0)
+    compared = kvsim.compare(world, ["paged", "llama.cpp-2024"], snapshots=False)
     compared.save(tmp_path / "tight")
     slowest = max(compared.results, key=lambda result: result.summary["e2e_s"]["mean"]).policy
     for source in (compared, tmp_path / "tight"):
@@ -382,7 +386,7 @@ def test_of_a_comparison_a_policy_is_told_of_that_was_compared(tmp_path):
         assert why(source, "paged").policy == "paged"
         assert why(source, "ring").policy == "ring"
         assert why(source, "paged").note == ""
-    assert why(kvsim.compare(world, ["paged", "contiguous"], film=False)).policy == "contiguous"
+    assert why(kvsim.compare(world, ["paged", "contiguous"], snapshots=False)).policy == "contiguous"
     assert slowest in command("why", str(tmp_path / "tight"), "--out", str(tmp_path)).stdout
     (tmp_path / "tight" / "comparison.json").write_text("[]")
     done = command("why", str(tmp_path / "tight"))

@@ -8,16 +8,16 @@ import pytest
 
 import kvsim
 from kvsim.calibration.journal import Header, Journal, Round
-from kvsim.calibration.reference_passes import Paced, numpy_yardstick
+from kvsim.calibration.reference_passes import Paced, numpy_reference_passes
 from kvsim.calibration.serving import POLICIES, USERS, Watched, serve, traffic
 from kvsim.calibration.trials import Trial, draw_trials, random_pass, whole_pass
 from kvsim.errors import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import build_policy
 from policies import Group, Moves
 from real_engine import Engine, load_model
 from tests.worlds import command
-from workloads import stream
+from workloads import named_rng
 
 TINY = load_model("tiny").transformer
 KERNELS = ("masked", "tiled", "gather", "sliced")
@@ -31,7 +31,7 @@ HEADER = Header(model="tiny", type_k="f32", type_v="f32", each=24, runs=1, proce
 
 
 def a_round(seconds=1.0):
-    return Round(trials=((seconds,), (2.0, 2.5)), yardstick=((0.5,),), mixed=(), wall_s=3.0, cpu_s=2.9)
+    return Round(trials=((seconds,), (2.0, 2.5)), reference_passes=((0.5,),), mixed=(), wall_s=3.0, cpu_s=2.9)
 
 
 def test_a_journal_gives_back_what_was_written(tmp_path):
@@ -109,7 +109,7 @@ def test_calibration_measures_this_machine(calibrated):
     assert profile.moves.per_run_s.value + profile.moves.per_cell_s.value > 0
     assert 0 < profile.held_out_error_median < 1
     assert profile.machine.processor
-    assert all(seconds > 0 for seconds in profile.yardstick_s)
+    assert all(seconds > 0 for seconds in profile.reference_passes_s)
     assert set(calibrated.held_out["mixed"]) == {True, False}
 
 
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_is_known_before_anything_is_measured(tmp_path, 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_passes_of_a_server_are_noted_but_for_the_first(kernel):
-    scenario = traffic("tiny", "f32", "f32", 2, stream(1, "test"))
+    scenario = traffic("tiny", "f32", "f32", 2, named_rng(1, "test"))
     real = engine(kernel)
     passes = []
     forward = real.forward
@@ -189,7 +189,7 @@ def test_passes_with_copies_are_not_noted():
 
 
 def test_trials_are_the_same_from_the_same_stream():
-    drawn = [draw_trials({"sliced": engine()}, 10, stream(3, "test")) for _ in range(2)]
+    drawn = [draw_trials({"sliced": engine()}, 10, named_rng(3, "test")) for _ in range(2)]
     tokens = [[batch.n_tokens for _, batch, _ in trials.passes] for trials in drawn]
     assert tokens[0] == tokens[1]
     assert len(drawn[0].all()) == 10 + len(drawn[0].moves) + len(drawn[0].shifts)
@@ -197,7 +197,7 @@ def test_trials_are_the_same_from_the_same_stream():
 
 @pytest.mark.parametrize("decodes", [1, 5])
 def test_a_random_pass_of_decodes_alone(decodes):
-    batch = random_pass("sliced", stream(3, "test"), decodes)
+    batch = random_pass("sliced", named_rng(3, "test"), decodes)
     assert [chunk.n for chunk in batch.chunks] == [1] * decodes
 
 
@@ -226,32 +226,32 @@ def test_the_interval_of_a_median_narrows():
 
 
 def test_the_pace_is_how_much_longer_the_same_passes_take():
-    yardstick = numpy_yardstick(TINY, "f32", "f32")
-    for i, trial in enumerate(yardstick.trials):
+    reference_passes = numpy_reference_passes(TINY, "f32", "f32")
+    for i, trial in enumerate(reference_passes.trials):
         trial.seconds = [0.5 + i, 1.0 + i, 9.0 + i]
-    known = [(1.0 + i) / 1.1 for i in range(len(yardstick.trials))]
-    assert yardstick.pace(known) == pytest.approx(1.1)
-    assert not any(trial.seconds for trial in yardstick.trials)
+    known = [(1.0 + i) / 1.1 for i in range(len(reference_passes.trials))]
+    assert reference_passes.pace(known) == pytest.approx(1.1)
+    assert not any(trial.seconds for trial in reference_passes.trials)
     with pytest.raises(UserError, match="calibrate anew"):
-        yardstick.pace(known[1:])
+        reference_passes.pace(known[1:])
 
 
 def test_the_yardstick_is_not_on_the_servers_clock():
-    yardstick = numpy_yardstick(TINY, "f32", "f32")
+    reference_passes = numpy_reference_passes(TINY, "f32", "f32")
     real = engine()
     real.tokens = {0: [7] * 200}
     real.forward = lambda batch: 0.2
-    paced = Paced(real, yardstick)
+    paced = Paced(real, reference_passes)
     batch = whole_pass(1, 100, prompt=False)
     assert [paced.step((), [batch]) for _ in range(7)] == [[0.2]] * 7
     # Before the first, and whenever half a second of work has gone by since: before the fourth and the seventh.
-    assert {len(trial.seconds) for trial in yardstick.trials[:3]} == {6}
+    assert {len(trial.seconds) for trial in reference_passes.trials[:3]} == {6}
     assert paced.wants_views
 
 
 def test_traffic_takes_turns_and_is_the_same_from_the_same_stream():
-    users = [traffic("tiny", "f32", "f32", turn, stream(1, "test")).workload.users for turn in range(9)]
+    users = [traffic("tiny", "f32", "f32", turn, named_rng(1, "test")).workload.users for turn in range(9)]
     assert users == [*USERS, USERS[0]]
-    one, two = (traffic("tiny", "q8_0", "f16", 3, stream(1, "test")) for _ in range(2))
-    assert one == two == load(one)
+    one, two = (traffic("tiny", "q8_0", "f16", 3, named_rng(1, "test")) for _ in range(2))
+    assert one == two == load_scenario(one)
     assert (one.cache.type_k, one.cache.type_v) == ("q8_0", "f16")

@@ -13,7 +13,7 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
-from kvsim import load, load_profile
+from kvsim import load_profile, load_scenario
 from kvsim.__main__ import main
 from kvsim.scenario.scenario import builtin_names
 from tests.worlds import command
@@ -107,7 +107,7 @@ def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
         check_summary(summary)
         assert table.loc[summary["policy"], "ttft_p95_s"] == pytest.approx(summary["ttft_s"]["p95"])
         assert len(pd.read_csv(folder / f"requests-{summary['policy']}.csv")) == 40
-    assert load(folder / "scenario.toml").workload.requests == 40
+    assert load_scenario(folder / "scenario.toml").workload.requests == 40
     assert f"{len(list(folder.iterdir())) - 2} more files in kept/chat/" in printed
     for name in ("cells.png", "cells-paged.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -423,7 +423,7 @@ def test_a_trace_may_have_a_name_that_no_folder_can_have(within, tmp_path):
 def test_a_scenario_that_is_shown_loads_again(within, tmp_path):
     shown = succeeded(within("scenario", "show", "chat"))
     (tmp_path / "shown.toml").write_text(shown)
-    assert load(tmp_path / "shown.toml").to_toml() == shown == load("chat").to_toml()
+    assert load_scenario(tmp_path / "shown.toml").to_toml() == shown == load_scenario("chat").to_toml()
 
 
 def test_scenarios_and_policies_are_listed(within):

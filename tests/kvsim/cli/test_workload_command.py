@@ -8,7 +8,7 @@ import pytest
 
 import kvsim
 from kvsim.scenario.named_workloads import NAMED, named_section, named_text
-from kvsim.scenario.rate_scaling import at_load, mean_rate
+from kvsim.scenario.rate_scaling import mean_rate, scale_rate
 from tests.traces import SHARED, needs_shared
 from tests.worlds import command
 from workloads import WorkloadError
@@ -202,22 +202,22 @@ WORKLOADS = {
 def test_twice_the_load_is_the_same_requests_in_half_the_time(workload):
     """But for rounding, every arrival comes at half its time."""
     once = kvsim.load({"workload": workload})
-    twice = kvsim.load({"workload": at_load(once.model_dump()["workload"], 2.0)})
+    twice = kvsim.load({"workload": scale_rate(once.model_dump()["workload"], 2.0)})
     first, second = (read_columns(s.build_workload())[0] for s in (once, twice))
     assert second.arrivals_s == pytest.approx(first.arrivals_s / 2, rel=1e-9, abs=1e-9)
     assert np.array_equal(second.prompt_tokens, first.prompt_tokens)
 
 
 def test_the_load_of_traces_sessions_and_users(trace):
-    assert at_load({"kind": "azure", "path": "x", "rate_scale": 1.5}, 2)["rate_scale"] == 3
-    assert at_load({"kind": "sessions", "rate": 0.5, "think_s": 2.0}, 4) == {
+    assert scale_rate({"kind": "azure", "path": "x", "rate_scale": 1.5}, 2)["rate_scale"] == 3
+    assert scale_rate({"kind": "sessions", "rate": 0.5, "think_s": 2.0}, 4) == {
         "kind": "sessions",
         "rate": 2.0,
         "think_s": 2.0,
     }
-    assert at_load({"kind": "closed-loop", "users": 8}, 0.01)["users"] == 1
+    assert scale_rate({"kind": "closed-loop", "users": 8}, 0.01)["users"] == 1
     with pytest.raises(kvsim.UserError, match="at once"):
-        at_load({"kind": "batch"}, 2)
+        scale_rate({"kind": "batch"}, 2)
 
 
 def test_a_named_section_of_so_many_at_such_a_rate():
@@ -238,7 +238,7 @@ def test_a_server_fares_alike_under_a_trace_and_under_its_model(load):
     }
     path = str(SHARED / "azure2023_conv" / "AzureLLMInferenceTrace_conv.csv.gz")
     real = {"kind": "azure", "path": path, "rate_scale": load}
-    model = at_load(named_section("azure-conv", 19_366), load)
+    model = scale_rate(named_section("azure-conv", 19_366), load)
     seen, drawn = (
         kvsim.run(kvsim.load({**server, "workload": workload}), detail="requests").summary["ttft_s"]
         for workload in (real, model)

@@ -8,7 +8,7 @@ import pytest
 
 from kvsim.costs.costs import Coefficient, CostModel, load_profile
 from kvsim.errors import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive, ledger_for, run
@@ -22,7 +22,7 @@ def shipped():
     return load_profile("default")
 
 
-def along(slopes, knots, tokens):
+def lockstep_steps(slopes, knots, tokens):
     """What a piecewise linear table adds up to."""
     pieces = zip(slopes, knots[:-1], [*knots[1:-1], math.inf], strict=True)
     return sum(slope.value * (min(tokens, high) - low) for slope, low, high in pieces if low < tokens)
@@ -35,8 +35,8 @@ def test_prediction_is_the_sum_of_its_parts(shipped):
     a = shipped.kernels["masked"]
     expected = (
         a.base_s.value
-        + along(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
-        + 512 * (a.per_cell_s.value + along(a.further_token_s, shipped.attention_knots, 31))
+        + lockstep_steps(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
+        + 512 * (a.per_cell_s.value + lockstep_steps(a.further_token_s, shipped.attention_knots, 31))
         + a.per_chunk_s.value * 2
         + a.per_run_s.value * 2
     )
@@ -50,9 +50,9 @@ def test_chunks_that_scan_apart_are_charged_apart(shipped):
     reads, a = reads_of("sliced", chunks, cells.__getitem__, 512), shipped.kernels["sliced"]
     expected = (
         a.base_s.value
-        + along(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
+        + lockstep_steps(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
         + 101 * a.per_cell_s.value
-        + 30 * (a.per_cell_s.value + along(a.further_token_s, shipped.attention_knots, 30))
+        + 30 * (a.per_cell_s.value + lockstep_steps(a.further_token_s, shipped.attention_knots, 30))
         + a.per_chunk_s.value * 2
         + a.per_run_s.value * 2
     )
@@ -107,7 +107,7 @@ def test_an_engine_that_never_moves_cells_cannot_predict_a_policy_that_does(ship
     assert costs.relative("masked") is None
     with pytest.raises(UserError, match="knows no cost of moving cells: llama-cpp-python 9 never moves any"):
         costs.moves(Moves.from_runs([(10, 0, 8)]))
-    world = load("chat")
+    world = load_scenario("chat")
     build_policy(world, "llama.cpp-today", costs)
     for policy in ("adaptive", "fill-holes", "llama.cpp-2024", "growing", "paged"):
         with pytest.raises(UserError, match=f"knows no cost of {policy}'s moves"):
@@ -132,7 +132,7 @@ def test_a_file_is_the_same_model_wherever_it_lies(shipped):
 
 
 def test_where_masked_cells_are_skipped_only_useful_ones_cost(shipped):
-    """As a pass whose tiles hold nothing else; and leaps and single steps agree."""
+    """As a pass whose tiles hold nothing else; and fast-forwards and single steps agree."""
     nothing = Coefficient(value=0, low=0, high=0)
     attention = shipped.kernels["tiled"].model_copy(update={"skips": True, "per_run_s": nothing})
     profile = shipped.model_copy(update={"kernels": {**shipped.kernels, "tiled": attention}})
@@ -143,18 +143,18 @@ def test_where_masked_cells_are_skipped_only_useful_ones_cost(shipped):
     tiled = profile.model_copy(update={"kernels": {"tiled": attention.model_copy(update={"skips": False})}})
     skipping, all_of_them = (CostModel(each).forward(batches[0], "tiled") for each in (profile, tiled))
     assert skipping == CostModel(tiled).forward(batches[1], "tiled") < all_of_them
-    world = load("chat", workload__requests=30, cache__kernel="tiled")
+    world = load_scenario("chat", workload__requests=30, cache__kernel="tiled")
     costs = CostModel(profile)
-    one, many = (drive_with(world, costs, leap=leap).summary["e2e_s"] for leap in (False, True))
+    one, many = (drive_with(world, costs, fast_forward=fast_forward).summary["e2e_s"] for fast_forward in (False, True))
     assert one == pytest.approx(many, rel=1e-12)
     assert many["mean"] < run(world, "llama.cpp-today").summary["e2e_s"]["mean"]
 
 
-def drive_with(world, costs, leap):
+def drive_with(world, costs, fast_forward):
     policy = build_policy(world, "llama.cpp-today")
-    recorder = Recorder(ledger=ledger_for(world, policy, costs), detail="tables")
+    recorder = Recorder(time_breakdown=ledger_for(world, policy, costs), detail="tables")
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-    result, _ = drive(world, policy, backend, recorder, None, leap=leap)
+    result, _ = drive(world, policy, backend, recorder, None, fast_forward=fast_forward)
     spent = result.causes[list(SECONDS)].sum(axis=1)
     assert spent.to_numpy() == pytest.approx(result.causes["e2e_s"].to_numpy(), rel=1e-9)
     assert "holes_s" in result.passes
@@ -171,8 +171,10 @@ def test_the_engine_of_a_profile_is_named(shipped):
 
 
 def test_going_beyond_the_measured_range_is_said(shipped):
-    world = load("chat", workload__requests=5, server__n_ubatch=2048, server__n_batch=2048, server__slot_context=2048)
-    long = load(world, workload__prompt_tokens={"kind": "fixed", "value": 1500})
+    world = load_scenario(
+        "chat", workload__requests=5, server__n_ubatch=2048, server__n_batch=2048, server__slot_context=2048
+    )
+    long = load_scenario(world, workload__prompt_tokens={"kind": "fixed", "value": 1500})
     assert run(world, "paged").warnings == ()
     (warning,) = run(long, "paged").warnings
     assert "1500 tokens; the profile was measured up to" in warning
@@ -180,7 +182,7 @@ def test_going_beyond_the_measured_range_is_said(shipped):
 
 def test_a_profile_of_another_model_is_refused():
     with pytest.raises(UserError, match="measured on model 'tiny', the scenario serves 'small'"):
-        run(load("chat", model__name="small"))
+        run(load_scenario("chat", model__name="small"))
 
 
 def test_a_profile_survives_its_file(shipped, tmp_path):
@@ -205,14 +207,14 @@ def test_a_damaged_profile_is_refused_in_one_line(shipped, tmp_path, change, sai
 
 
 def test_same_seed_same_numbers():
-    world = load("chat", workload__requests=60)
+    world = load_scenario("chat", workload__requests=60)
     first, second = run(world).summary, run(world).summary
     first.pop("wall_s"), second.pop("wall_s")
     assert first == second
-    other = run(load(world, seed=2)).summary
+    other = run(load_scenario(world, seed=2)).summary
     assert other["e2e_s"] != first["e2e_s"]
 
 
 def test_kernel_of_the_scenario_replaces_the_policy_s():
-    world = load("chat", cache__kernel="gather")
+    world = load_scenario("chat", cache__kernel="gather")
     assert build_policy(world, "contiguous").kernel == "gather"

@@ -272,8 +272,8 @@ def test_streams_that_were_not_seen_are_not_compared(tmp_path):
     assert conform_llamacpp(write(tmp_path / "some.jsonl", records)).first is None
     wrong = changed(records, 3, lambda r: r["caches"][0][1].update(head=4))
     assert conform_llamacpp(write(tmp_path / "wrong.jsonl", wrong)).first.fields == ("cache 0 stream 1 head",)
-    beside = changed(records, 3, lambda r: r["caches"][0].reverse())
-    assert conform_llamacpp(write(tmp_path / "beside.jsonl", beside)).first.fields[0] == "cache 0 stream 0 map"
+    mixed_step = changed(records, 3, lambda r: r["caches"][0].reverse())
+    assert conform_llamacpp(write(tmp_path / "beside.jsonl", mixed_step)).first.fields[0] == "cache 0 stream 0 map"
 
 
 def test_of_the_first_disagreement_both_sides_are_shown(tmp_path):
@@ -652,8 +652,8 @@ def test_a_call_without_what_came_of_it_does_not_agree(tmp_path, key):
 def test_a_scheduler_may_wait_for_ever(tmp_path):
     """vLLM refuses nobody: a request that outgrows the pool waits, step after step, as long as anyone looks."""
     manager = Manager(4, 4)
-    scheduler = Scheduler(manager, budget=16, seats=1, most=10**6)
-    header = {**record_scheduler(0, 0, blocks=4, budget=16, seats=1)[0]}
+    scheduler = Scheduler(manager, budget=16, slots=1, most=10**6)
+    header = {**record_scheduler(0, 0, blocks=4, budget=16, slots=1)[0]}
     row = ["r0", [[1, 0, 10]], 9, 0, 1.0]
     scheduler.add(Asked(*row), row[1])
     records = [header]

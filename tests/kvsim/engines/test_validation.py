@@ -7,7 +7,7 @@ import pytest
 from kvsim.costs.costs import load_profile
 from kvsim.engines.validation import validate
 from kvsim.errors import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.arrivals import Turn
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
@@ -15,7 +15,7 @@ from policies import available
 from tests.worlds import GivenTimes
 from workloads import Request
 
-WORLD = load("chat", workload__requests=40, workload__rate=30.0)
+WORLD = load_scenario("chat", workload__requests=40, workload__rate=30.0)
 
 
 @pytest.mark.parametrize("name", ["contiguous", "paged", "idle-compaction", "adaptive", "sliding-window"])
@@ -76,7 +76,7 @@ def test_validation_reports_every_policy_and_measure(monkeypatch):
 def test_predictions_follow_the_machines_pace():
     """A profile of a machine half as fast: scaled predictions are as good as ever, others are twice too long."""
     fast = load_profile("default")
-    slow = fast.model_copy(update={"yardstick_s": tuple(2 * s for s in fast.yardstick_s)})
+    slow = fast.model_copy(update={"reference_passes_s": tuple(2 * s for s in fast.reference_passes_s)})
     usual, scaled = (validate("batch", profile, ["paged"], requests=6) for profile in (fast, slow))
     (low, high), (half, _) = usual.pace["paged"], scaled.pace["paged"]
     assert low == high
@@ -94,13 +94,13 @@ def test_a_profile_of_another_processor_is_told():
 
 
 def test_a_machine_that_was_measured_by_another_yardstick_cannot_be_paced():
-    profile = load_profile("default").model_copy(update={"yardstick_s": (1e-3,)})
+    profile = load_profile("default").model_copy(update={"reference_passes_s": (1e-3,)})
     with pytest.raises(UserError, match="calibrate anew"):
         validate("batch", profile, ["paged"], requests=2)
 
 
 def test_a_validation_says_whose_requests_failed():
-    tight = load("chat", cache__cells=520, workload__requests=30, workload__rate=200.0)
+    tight = load_scenario("chat", cache__cells=520, workload__requests=30, workload__rate=200.0)
     done = validate(tight, load_profile("default"), ["contiguous"], requests=30)
     (line,) = [line for line in done.warnings if "failed" in line]
     assert line.startswith("contiguous: ")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import UserError
 from kvsim.experiments.prefix_cache import PrefixStudy, prefix_cache
-from kvsim.scenario.scenario import load, mooncake
+from kvsim.scenario.scenario import load_scenario, mooncake
 from policies import EVICTIONS
 from tests.traces import SHARED, needs_shared
 from workloads import WorkloadError
@@ -281,7 +281,7 @@ def test_nothing_to_look_up_is_said():
 
 def test_prompts_that_nobody_shares_are_never_found():
     with joblib.parallel_config("sequential"):
-        found = prefix_cache(load("chat", workload__requests=30), ["lru", "belady"], [5, 1000], block_size=8)
+        found = prefix_cache(load_scenario("chat", workload__requests=30), ["lru", "belady"], [5, 1000], block_size=8)
     assert found.references == found.distinct > 100
     assert (found.table["hits"] == 0).all()
 
@@ -290,7 +290,9 @@ def test_sessions_find_what_they_said_and_their_system_prompts():
     """A turn finds all full blocks of the turn before it, and a first turn those of its system prompt."""
     keys = {"kind": "sessions", "sessions": 5, "turns": {"kind": "fixed", "value": 3}, "system_prompts": 1}
     keys |= {"system_tokens": {"kind": "fixed", "value": 20}, "user_tokens": {"kind": "fixed", "value": 7}}
-    world = load({"workload": {**keys, "output_tokens": {"kind": "fixed", "value": 10}}, "cache": {"block_size": 8}})
+    world = load_scenario(
+        {"workload": {**keys, "output_tokens": {"kind": "fixed", "value": 10}}, "cache": {"block_size": 8}}
+    )
     with joblib.parallel_config("sequential"):
         found = prefix_cache(world, ["lru"], [1000])
     assert found.references == 5 * (27 // 8 + 44 // 8 + 61 // 8)

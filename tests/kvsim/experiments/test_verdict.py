@@ -221,8 +221,8 @@ def test_compare_once_concludes_too(within):
 
 def test_results_are_those_of_the_first_replication():
     scenario = kvsim.load("chat", workload__requests=30)
-    one = kvsim.compare(scenario, ["paged", "ring"], film=False)
-    three = kvsim.compare(scenario, ["paged", "ring"], film=False, replications=3)
+    one = kvsim.compare(scenario, ["paged", "ring"], snapshots=False)
+    three = kvsim.compare(scenario, ["paged", "ring"], snapshots=False, replications=3)
     assert one.table.equals(three.table)
     assert three.replications == 3
     assert math.isfinite(three.verdict.intervals["ring"]["e2e_p99"].high)

@@ -9,8 +9,8 @@ import pytest
 
 import kvsim
 from kvsim.advice.recommend import Budget
-from kvsim.reports.page import FilmStrip, Page, Section, Table, number, share, words
-from kvsim.simulation.snapshots import FILE, Film, load_films
+from kvsim.reports.page import Page, Section, SnapshotStrip, Table, number, share, words
+from kvsim.simulation.snapshots import FILE, Snapshots, load_snapshots
 from tests.worlds import command
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -53,10 +53,10 @@ def test_a_report_says_what_was_asked_and_how_to_repeat_it(page, results):
 
 def test_what_users_wrote_is_escaped():
     evil = "</script><img src=x onerror=alert(1)>"
-    film = Film(evil, np.zeros(1), np.zeros((1, 4), dtype=np.uint8), 1)
+    snapshots = Snapshots(evil, np.zeros(1), np.zeros((1, 4), dtype=np.uint8), 1)
     table = Table(evil, [evil], [[words(evil)]], evil)
     html = Page(
-        evil, [evil], [evil], [Section(evil, [evil], [table], (), [FilmStrip(film)], [(evil, evil)])], evil
+        evil, [evil], [evil], [Section(evil, [evil], [table], (), [SnapshotStrip(snapshots)], [(evil, evil)])], evil
     ).html()
     assert "<img src=x" not in html
     assert html.count("</script>") == 2
@@ -73,14 +73,14 @@ def test_cells_of_tables_are_sorted_by_what_they_mean():
 
 
 def test_films_are_kept_whole_and_small(results):
-    films = load_films(results / FILE)
-    assert [film.policy for film in films] == list(POLICIES)
-    for film in films:
-        assert film.cells.shape == (len(film.times_s), 2048)
-        assert len(film.times_s) <= 80
-        assert (np.diff(film.times_s) > 0).all()
-        assert (film.cells > 0).any()
-        assert (film.cells[0] == 0).any()
+    kept = load_snapshots(results / FILE)
+    assert [snapshots.policy for snapshots in kept] == list(POLICIES)
+    for snapshots in kept:
+        assert snapshots.cells.shape == (len(snapshots.times_s), 2048)
+        assert len(snapshots.times_s) <= 80
+        assert (np.diff(snapshots.times_s) > 0).all()
+        assert (snapshots.cells > 0).any()
+        assert (snapshots.cells[0] == 0).any()
 
 
 def test_a_film_of_many_cells_shows_some():
@@ -88,13 +88,13 @@ def test_a_film_of_many_cells_shows_some():
         policy = "paged"
         frames = tuple((float(i), np.arange(10_000, dtype=np.int16) % 300 - 1) for i in range(200))
 
-    film = Film.of(Filmed())
-    assert film.every == 3
-    assert film.cells.shape == (80, 3334)
-    assert film.times_s[0] == 0
-    assert film.times_s[-1] == 199
-    assert film.cells[0, 0] == 0
-    assert film.cells.max() == 249
+    snapshots = Snapshots.of(Filmed())
+    assert snapshots.every == 3
+    assert snapshots.cells.shape == (80, 3334)
+    assert snapshots.times_s[0] == 0
+    assert snapshots.times_s[-1] == 199
+    assert snapshots.cells[0, 0] == 0
+    assert snapshots.cells.max() == 249
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_film_of_many_cells_shows_some():
         (lambda folder: (folder / "comparison.json").write_bytes(b"\xff\xfe"), "not UTF-8"),
         (lambda folder: (folder / "comparison.json").unlink(), "no results in it"),
         (lambda folder: (folder / "scenario.toml").unlink(), "scenario.toml: cannot be read: No such file"),
-        (lambda folder: (folder / FILE).write_bytes(b"PK\x03\x04 no"), "not the films"),
-        (lambda folder: np.savez((folder / FILE).open("wb"), policies=np.array(["a"])), "not the films"),
+        (lambda folder: (folder / FILE).write_bytes(b"PK\x03\x04 no"), "not the snapshots"),
+        (lambda folder: np.savez((folder / FILE).open("wb"), policies=np.array(["a"])), "not the snapshots"),
     ],
 )
 def test_damaged_results_are_refused_in_a_line(results, tmp_path, spoil, what):
@@ -253,8 +253,8 @@ def test_tables_sort_both_ways(browser, page):
 def test_the_slider_moves_the_film(browser, page):
     look(browser, page)
     pixels = "return document.querySelectorAll('canvas')[0].toDataURL()"
-    move = """const s = document.querySelectorAll('.film input')[0]; s.value = arguments[0];
-              s.dispatchEvent(new Event('input')); return document.querySelector('.film output').textContent"""
+    move = """const s = document.querySelectorAll('.snapshots input')[0]; s.value = arguments[0];
+              s.dispatchEvent(new Event('input')); return document.querySelector('.snapshots output').textContent"""
     first = browser.execute_script(move, 0)
     empty = browser.execute_script(pixels)
     last = browser.execute_script(move, 40)

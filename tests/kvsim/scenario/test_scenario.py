@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import kvsim
 from kvsim import UserError
-from kvsim.scenario.scenario import Scenario, builtin_names, load
+from kvsim.scenario.scenario import Scenario, builtin_names, load_scenario
 from workloads import AzureTrace, WorkloadError
 
 
@@ -29,7 +29,7 @@ def write(tmp_path):
 def faults(path):
     """What ``load`` says of a file, without the file's name at the start of each line."""
     with pytest.raises(UserError) as fault:
-        load(path)
+        load_scenario(path)
     lines = str(fault.value).splitlines()
     assert all(line.startswith(f"{path}: ") for line in lines)
     return [line.removeprefix(f"{path}: ") for line in lines]
@@ -37,20 +37,20 @@ def faults(path):
 
 @pytest.mark.parametrize("name", builtin_names())
 def test_a_built_in_scenario_survives_its_own_file(write, name):
-    scenario = load(name)
+    scenario = load_scenario(name)
     assert scenario.name == name
     assert scenario.build_workload().n_requests > 0
-    again = load(write(scenario.to_toml(), "another-name.toml"))
+    again = load_scenario(write(scenario.to_toml(), "another-name.toml"))
     assert again.to_toml() == scenario.to_toml()
     # Written out, the tokens of a slot are no longer left to follow from the cache.
-    assert again.model_dump(exclude={"folder"}) == load(
+    assert again.model_dump(exclude={"folder"}) == load_scenario(
         scenario, server__slot_context=scenario.slot_context
     ).model_dump(exclude={"folder"})
     assert list(again.build_workload()) == list(scenario.build_workload())
 
 
 def test_the_written_file_names_every_key_even_those_not_set():
-    text = load("identical", workload__prompt_tokens={"kind": "lognormal", "mu": 1.0, "sigma": 1.0}).to_toml()
+    text = load_scenario("identical", workload__prompt_tokens={"kind": "lognormal", "mu": 1.0, "sigma": 1.0}).to_toml()
     sections = tomllib.loads(text)
     assert set(sections) == {"name", "seed", "workload", "model", "server", "cache", "machine"}
     assert sections["server"]["slot_context"] == 16384
@@ -59,9 +59,9 @@ def test_the_written_file_names_every_key_even_those_not_set():
 
 
 def test_a_file_may_say_nothing(write):
-    empty = load(write(""))
+    empty = load_scenario(write(""))
     assert empty.name == "mine"
-    assert empty == load(write("[workload]\n")) == load(write('[workload]\nkind = "poisson"\n'))
+    assert empty == load_scenario(write("[workload]\n")) == load_scenario(write('[workload]\nkind = "poisson"\n'))
 
 
 def test_a_file_with_a_workload_alone_runs(write):
@@ -71,24 +71,24 @@ def test_a_file_with_a_workload_alone_runs(write):
 
 
 def test_a_byte_order_mark_is_no_fault(write):
-    assert load(write(b"\xef\xbb\xbfseed = 5\n")).seed == 5
+    assert load_scenario(write(b"\xef\xbb\xbfseed = 5\n")).seed == 5
 
 
 def test_a_name_in_the_file_wins_over_the_file_s(write):
-    assert load(write('name = "evening"\n')).name == "evening"
+    assert load_scenario(write('name = "evening"\n')).name == "evening"
 
 
 def test_changes_replace_keys_and_nothing_else():
-    chat = load("chat")
-    changed = load(chat, seed=9, cache__cells=4096, workload__prompt_tokens__max=100)
+    chat = load_scenario("chat")
+    changed = load_scenario(chat, seed=9, cache__cells=4096, workload__prompt_tokens__max=100)
     assert (changed.seed, changed.cache.cells, changed.workload.prompt_tokens.max) == (9, 4096, 100)
     back = {"seed": 1, "cache__cells": 2048, "workload__prompt_tokens__max": 400}
-    assert load(changed, **back) == chat == load("chat")
+    assert load_scenario(changed, **back) == chat == load_scenario("chat")
 
 
 def test_a_table_is_left_as_it_was():
     table = {"cache": {"cells": 2048}}
-    assert load(table, cache__cells=4096, seed=3).cache.cells == 4096
+    assert load_scenario(table, cache__cells=4096, seed=3).cache.cells == 4096
     assert table == {"cache": {"cells": 2048}}
 
 
@@ -196,21 +196,21 @@ def test_a_folder_is_no_scenario(tmp_path):
 
 def test_a_wrong_change_is_answered_like_a_wrong_file():
     with pytest.raises(UserError, match=r"^chat: cache\.cels: unknown key; did you mean 'cells'\?$"):
-        load("chat", cache__cels=4096)
+        load_scenario("chat", cache__cels=4096)
     with pytest.raises(
         UserError, match=r"^chat: workload\.rate: input should be greater than or equal to 0\.000001, got -1$"
     ):
-        load("chat", workload__rate=-1)
+        load_scenario("chat", workload__rate=-1)
 
 
 def test_a_change_below_what_is_no_table_is_refused():
     with pytest.raises(UserError, match=r"^chat: cache\.cells"):
-        load("chat", cache__cells__blocks=4)
+        load_scenario("chat", cache__cells__blocks=4)
 
 
 def test_a_name_that_no_file_can_have_is_refused():
     with pytest.raises(UserError):
-        load("a\0b")
+        load_scenario("a\0b")
 
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
@@ -221,31 +221,31 @@ def test_a_relative_trace_starts_at_the_scenario_s_folder(write, tmp_path, monke
     write(TRACE, "traces/day.csv")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    for scenario in (load(path), load(load(path), seed=2), load("../mine.toml")):
+    for scenario in (load_scenario(path), load_scenario(load_scenario(path), seed=2), load_scenario("../mine.toml")):
         assert [request.prompt_tokens for request in scenario.build_workload()] == [374]
 
 
 def test_a_written_scenario_finds_its_trace_from_another_folder(write):
     path = write('[workload]\nkind = "azure"\npath = "day.csv"\n')
     write(TRACE, "day.csv")
-    again = load(write(load(path).to_toml(), "results/scenario.toml"))
+    again = load_scenario(write(load_scenario(path).to_toml(), "results/scenario.toml"))
     assert again.build_workload().n_requests == 1
 
 
 def test_a_trace_in_the_home_of_nobody_is_refused(write):
-    scenario = load(write('[workload]\nkind = "azure"\npath = "~no-such-user/day.csv"\n'))
+    scenario = load_scenario(write('[workload]\nkind = "azure"\npath = "~no-such-user/day.csv"\n'))
     with pytest.raises(WorkloadError, match="~no-such-user"):
         scenario.build_workload()
 
 
 def test_an_absolute_trace_stays_where_it_is(write):
     trace = write(TRACE, "day.csv")
-    scenario = load(write(f'[workload]\nkind = "azure"\npath = "{trace}"\n', "folder/mine.toml"))
+    scenario = load_scenario(write(f'[workload]\nkind = "azure"\npath = "{trace}"\n', "folder/mine.toml"))
     assert isinstance(scenario.build_workload(), AzureTrace)
 
 
 def test_a_trace_is_opened_only_to_run(write):
-    scenario = load(write('[workload]\nkind = "azure"\npath = "none.csv"\n'))
+    scenario = load_scenario(write('[workload]\nkind = "azure"\npath = "none.csv"\n'))
     with pytest.raises(WorkloadError, match=r"none\.csv: no such file"):
         scenario.build_workload()
 
@@ -268,7 +268,7 @@ def keys_of(*sections):
     return st.one_of(st.sampled_from(sorted({key for section in sections for key in section})), printable)
 
 
-CHAT = tomllib.loads(load("chat").to_toml())
+CHAT = tomllib.loads(load_scenario("chat").to_toml())
 SECTIONS = {name: table for name, table in CHAT.items() if isinstance(table, dict)}
 lengths = st.dictionaries(keys_of(["kind", "value", "mu", "sigma", "min", "max"]), scalars, max_size=5)
 values = st.one_of(scalars, lengths, st.lists(scalars, max_size=2))
@@ -289,7 +289,7 @@ def any_path(tmp_path_factory):
 def outcome(path):
     """The scenario, or the message if there is none."""
     try:
-        return load(path), ""
+        return load_scenario(path), ""
     except UserError as e:
         return None, str(e)
 
@@ -305,7 +305,7 @@ def test_any_table_is_loaded_or_refused(any_path, table):
     else:
         assert isinstance(scenario, Scenario)
         any_path.write_text(scenario.to_toml(), encoding="utf-8")
-        assert load(any_path).to_toml() == scenario.to_toml()
+        assert load_scenario(any_path).to_toml() == scenario.to_toml()
 
 
 @settings(deadline=None)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kvsim.errors import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import Job
-from kvsim.simulation.latency_stats import Backlog, Outcomes
+from kvsim.simulation.latency_stats import LatencyStats, QueueMonitor
 from kvsim.simulation.run import run
 from tests.worlds import command
 from workloads import Request
@@ -23,7 +23,7 @@ def lengths(tokens):
 def world(rate, requests, **more):
     workload = {"kind": "poisson", "rate": rate, "requests": requests}
     workload |= {"prompt_tokens": lengths(40), "output_tokens": lengths(20)}
-    return load(
+    return load_scenario(
         {"workload": workload, "server": {"scheduler": "vllm", "n_batch": 64}, "cache": {"policy": "paged"}, **more}
     )
 
@@ -46,7 +46,7 @@ def test_means_of_the_cache_are_those_of_the_table():
     for name, column in (
         ("utilization_mean", "utilization"),
         ("span_cells_mean", "span"),
-        ("free_runs_mean", "free_runs"),
+        ("free_extents_mean", "free_extents"),
     ):
         expected = np.average(cache[column].to_numpy()[:-1], weights=np.diff(times))
         assert figures[name] == pytest.approx(expected, rel=1e-12)
@@ -75,31 +75,31 @@ def test_what_else_could_be_kept_is_refused():
 
 
 def test_a_failed_request_counts_but_has_no_latency():
-    outcomes = Outcomes()
+    latencies = LatencyStats()
     good, bad = (Job(Request(i, 1.0, 4, 2), 1.0 + i) for i in range(2))
     good.status, good.first_token_s, good.finished_s, good.generated = "completed", 2.0, 3.0, 2
     bad.status, bad.finished_s = "failed", 9.0
-    outcomes.add(good)
-    outcomes.add(bad)
-    summary = outcomes.summary()
+    latencies.add(good)
+    latencies.add(bad)
+    summary = latencies.summary()
     assert (summary["requests"], summary["completed"], summary["failed"], summary["makespan_s"]) == (2, 1, 1, 8.0)
     assert summary["e2e_s"] == {"mean": 2.0, "p50": 2.0, "p95": 2.0, "p99": 2.0}
 
 
 def test_nothing_can_be_said_of_nothing():
-    summary = Outcomes().summary()
+    summary = LatencyStats().summary()
     assert summary["makespan_s"] == 0
     assert summary["throughput_tokens_per_s"] is None
     assert set(summary["ttft_s"].values()) == {None}
 
 
-def fill(backlog, waiting, ended):
+def fill(queue, waiting, ended):
     """All of 400 arrive; at each quarter so many wait, and so many have ended."""
     for at in range(1, 401):
         quarter = at // 100 - 1
         if at % 100 == 0:
-            backlog.let_in = at - waiting[quarter]
-        backlog.arrive(ended[quarter] if at % 100 == 0 else 0)
+            queue.let_in = at - waiting[quarter]
+        queue.arrive(ended[quarter] if at % 100 == 0 else 0)
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,18 @@ def fill(backlog, waiting, ended):
     ],
 )
 def test_a_queue_that_grows_all_the_time_is_unstable(waiting, ended, growth, unstable):
-    backlog = Backlog(400)
-    fill(backlog, waiting, ended)
-    assert backlog.growth == growth
-    assert backlog.unstable is unstable
-    assert bool(backlog.warnings()) is unstable
+    queue = QueueMonitor(400)
+    fill(queue, waiting, ended)
+    assert queue.growth == growth
+    assert queue.unstable is unstable
+    assert bool(queue.warnings()) is unstable
 
 
 def test_of_a_few_requests_nothing_is_said():
-    backlog = Backlog(20)
+    queue = QueueMonitor(20)
     for _ in range(20):
-        backlog.arrive(10)
-    assert backlog.summary() == {"waiting_at_last_arrival": None, "growth_per_arrival": None, "unstable": False}
+        queue.arrive(10)
+    assert queue.summary() == {"waiting_at_last_arrival": None, "growth_per_arrival": None, "unstable": False}
 
 
 def test_overload_is_reported():
@@ -145,7 +145,7 @@ def test_the_command_line_can_be_asked_for_less():
 
 
 def peak(requests, **workload):
-    scenario = load(world(20.0, requests), **workload)
+    scenario = load_scenario(world(20.0, requests), **workload)
     gc.collect()
     tracemalloc.start()
     run(scenario, detail="requests")
@@ -162,7 +162,7 @@ def test_memory_does_not_grow_with_what_has_passed():
 
 def test_sessions_leave_nothing_behind():
     def scenario(sessions):
-        return load("assistant", workload__sessions=sessions, workload__rate=2.0)
+        return load_scenario("assistant", workload__sessions=sessions, workload__rate=2.0)
 
     def most(sessions):
         gc.collect()

@@ -11,11 +11,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from kvsim.errors import Livelock, UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import summarize
 from kvsim.simulation.run import build_policy, run
 from policies import CacheConfig, Policy
-from policies.layouts.multi_stream import CacheSpec, SplitPolicy
+from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from policies.layouts.paged import PagedPolicy
 from policies.paging.eviction import free_blocks
 from policies.presets import PRESETS
@@ -407,7 +407,7 @@ def slots(n=2, **keys):
     return scenario(**{"server__slots": n, "server__slot_similarity": 0.5, "cache__cells": 64, **keys})
 
 
-def seats(story):
+def slots_of(story):
     return [batch.chunks[0].seq for batch in story.passes]
 
 
@@ -422,7 +422,7 @@ def test_a_slot_is_chosen_by_the_prefix_that_it_keeps_else_the_one_used_longest_
     ]
     story = tell(slots(), requests)
     assert story.steps == [[(0, 0, 8)], [(1, 0, 8)], [(2, 8, 4)], [(3, 4, 8)], [(4, 0, 12)], [(5, 7, 1)]]
-    assert seats(story) == [0, 1, 0, 1, 0, 1]
+    assert slots_of(story) == [0, 1, 0, 1, 0, 1]
     assert each(story, "cached") == [0, 0, 8, 4, 0, 7]
     assert (story.recorder.prefix_found, story.recorder.prefix_looked_up) == (19, 60)
 
@@ -431,11 +431,11 @@ def test_a_slot_must_keep_more_than_the_share_that_is_asked_for():
     other = says(1, 10.0, (2, 0, 8))
     half, more = says(2, 20.0, (1, 0, 8), (3, 0, 8)), says(2, 20.0, (1, 0, 8), (3, 0, 7))
     again = says(3, 30.0, (1, 0, 2))
-    assert seats(tell(slots(), [says(0, 0.0, (1, 0, 8)), other, half, again])) == [0, 1, 0, 0]
+    assert slots_of(tell(slots(), [says(0, 0.0, (1, 0, 8)), other, half, again])) == [0, 1, 0, 0]
     for third, slot in ((half, 1), (more, 0)):
         first = [says(0, 0.0, (2, 0, 8)), says(1, 10.0, (1, 0, 8))]
         story = tell(slots(), [*first, third])
-        assert seats(story)[2] == 1 - slot
+        assert slots_of(story)[2] == 1 - slot
 
 
 def test_at_least_one_token_of_a_prompt_is_computed():
@@ -482,7 +482,7 @@ def test_layouts_that_cannot_give_up_a_tail_start_from_scratch(policy):
 def test_a_window_that_has_moved_on_cannot_be_gone_back_to(said, begins):
     """A window of 8 in a cache of 16: after 20 tokens what the sixth one would see is overwritten."""
     caches = [CacheSpec(64, 1, share=0.5), CacheSpec(16, 1, window=8, share=0.5)]
-    policy = SplitPolicy("two", CacheConfig(64, n_ubatch=8, sequences=1), caches)
+    policy = MultiStreamPolicy("two", CacheConfig(64, n_ubatch=8, sequences=1), caches)
     world = slots(1, server__n_batch=8, server__slot_similarity=0.0)
     story = tell(world, [says(0, 0.0, (1, 0, said)), says(1, 30.0, (1, 0, 5), (2, 0, 2))], policy)
     assert story.steps[-1] == [(1, begins, 7 - begins)]
@@ -704,7 +704,7 @@ def check(seed, workload, server, cache):
     if not cache["host_cells"]:
         server["prefetch"] = "none"
     try:
-        world = load({"seed": seed, "workload": workload, "server": server, "cache": cache})
+        world = load_scenario({"seed": seed, "workload": workload, "server": server, "cache": cache})
         built(world)
     except ValueError:
         return
@@ -739,7 +739,9 @@ def test_the_same_where_blocks_come_and_go(seed, workload, server, cache):
 
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
 def test_two_runs_give_the_same_figures(scheduler):
-    world = load("chat", workload__requests=25, server__scheduler=scheduler, cache__policy="paged", cache__cells=1024)
+    world = load_scenario(
+        "chat", workload__requests=25, server__scheduler=scheduler, cache__policy="paged", cache__cells=1024
+    )
     one, two = (run(world).summary for _ in range(2))
     assert one.pop("wall_s") > 0
     two.pop("wall_s")

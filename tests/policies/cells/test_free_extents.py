@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.cells.free_extents import FreeRuns
+from policies.cells.free_extents import FreeExtents
 from policies.cells.search import cells_array, find_run, find_scattered, start_of_search
 
 SIZE = 60
@@ -23,7 +23,7 @@ def runs_by_hand(used):
 
 @given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, SIZE - 1), max_size=40)), max_size=12))
 def test_taking_and_releasing_cells(operations):
-    free, used = FreeRuns(SIZE), np.zeros(SIZE, dtype=bool)
+    free, used = FreeExtents(SIZE), np.zeros(SIZE, dtype=bool)
     for take, cells in operations:
         chosen = np.array([c for c in sorted(cells) if used[c] != take], dtype=np.int64)
         (free.take_cells if take else free.release)(chosen)
@@ -66,7 +66,7 @@ def find_cell_by_cell(used, head, n):
 )
 def test_search_by_runs_equals_search_by_cells(used, head, n):
     head = min(head, len(used) - 1)
-    free = FreeRuns(len(used))
+    free = FreeExtents(len(used))
     free.take_cells(np.flatnonzero(used))
     assert find_run(free, start_of_search(head, sum(used), n), n) == find_cell_by_cell(used, head, n)
 
@@ -78,7 +78,7 @@ def test_search_by_runs_equals_search_by_cells(used, head, n):
 )
 def test_scattered_search_takes_free_cells_round_from_the_head(used, head, n):
     size = len(used)
-    free = FreeRuns(size)
+    free = FreeExtents(size)
     free.take_cells(np.flatnonzero(used))
     order = [(head + i) % size for i in range(size)] if head < size else list(range(size))
     expected = [cell for cell in order if not used[cell]][:n]
@@ -93,7 +93,7 @@ def test_searches_that_fail_leave_the_head_where_the_original_does():
     for _ in range(3000):
         used = (rng.random(rng.integers(2, 64)) < rng.choice([0.3, 0.6, 0.9])).tolist()
         head, n = int(rng.integers(len(used))), int(rng.integers(1, len(used) + 1))
-        free = FreeRuns(len(used))
+        free = FreeExtents(len(used))
         free.take_cells(np.flatnonzero(used))
         found = find_run(free, start_of_search(head, sum(used), n), n)
         assert found == find_cell_by_cell(used, head, n)
@@ -103,7 +103,7 @@ def test_searches_that_fail_leave_the_head_where_the_original_does():
 
 def test_whoever_has_looked_does_not_keep_the_runs_from_changing():
     """As the frames that a sampling profiler holds on to, in a dask worker, say."""
-    runs = FreeRuns(100)
+    runs = FreeExtents(100)
     kept = [runs.arrays()]
     for cell in range(0, 100, 2):
         runs.take_cells(np.array([cell]))

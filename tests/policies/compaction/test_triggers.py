@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies import CacheConfig, Chunk, RelativeCosts
 from policies.compaction.compactors import pack
-from policies.compaction.triggers import Adaptive, Course, Facts, Idle, OnFailure, Threshold, Trigger
+from policies.compaction.triggers import Adaptive, Facts, Idle, OnFailure, Threshold, Trigger, TriggerForecast
 from policies.layouts.unified import UnifiedPolicy
 from policies.vocabulary import NO_MOVES, Moves
 
@@ -190,13 +190,15 @@ def test_a_trigger_asked_at_once_says_what_it_would_say_step_by_step(trigger, us
     taken = np.arange(steps + 1) * 3
     tops = used + holes + np.arange(steps + 1) * rise
     spans = -(-tops // 32) * 32
-    course = Course(used + taken, np.maximum(tops, used + taken), np.maximum(spans, used + taken), 32, 3, lambda: taken)
+    forecast = TriggerForecast(
+        used + taken, np.maximum(tops, used + taken), np.maximum(spans, used + taken), 32, 3, lambda: taken
+    )
 
     def plan():
         raise LookupError
 
     before, one_by_one = copy(trigger), copy(trigger)
-    facts, quiet = course.facts(), 0
+    facts, quiet = forecast.facts(), 0
     while quiet < steps:
         last = copy(one_by_one)
         try:
@@ -207,14 +209,16 @@ def test_a_trigger_asked_at_once_says_what_it_would_say_step_by_step(trigger, us
         quiet += 1
     else:
         last = one_by_one
-    assert trigger.quiet(course, steps) == quiet
-    bounds = Facts(used, int(course.top.max()), int(course.span.max()), 32, 3, lambda: int(taken.min()))
-    if trigger.calm(bounds, int((course.span - np.minimum(course.span, -(-course.used // 32) * 32)).max()), steps):
+    assert trigger.quiet(forecast, steps) == quiet
+    bounds = Facts(used, int(forecast.top.max()), int(forecast.span.max()), 32, 3, lambda: int(taken.min()))
+    if trigger.calm(
+        bounds, int((forecast.span - np.minimum(forecast.span, -(-forecast.used // 32) * 32)).max()), steps
+    ):
         assert quiet == steps
         calmly = copy(trigger)
         calmly.pass_calmly(steps)
         assert not isinstance(trigger, Adaptive) or calmly == last
     for state in (Adaptive, Threshold):
         assert not isinstance(trigger, state) or trigger == before
-    trigger.pass_by(course, quiet)
+    trigger.pass_by(forecast, quiet)
     assert not isinstance(trigger, Adaptive) or trigger == last

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvsim.costs.costs import load_profile
 from kvsim.errors import Livelock, UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive, run
@@ -37,7 +37,7 @@ def scenarios(draw):
         "batch": {},
         "closed-loop": {"users": 3, "think_s": draw(st.sampled_from([0.0, 0.5]))},
     }
-    return load(
+    return load_scenario(
         {
             "name": "leaps",
             "seed": draw(st.integers(0, 1000)),
@@ -66,13 +66,13 @@ def scenarios(draw):
     )
 
 
-def outcome(scenario, name, leap):
+def outcome(scenario, name, fast_forward):
     """Everything that a run leaves behind; or why it ended."""
     costs = cost_model(scenario, PROFILE)
     try:
         policy, recorder = build_policy(scenario, name, costs), Recorder()
         backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-        result, _ = drive(scenario, policy, backend, recorder, "default", leap=leap)
+        result, _ = drive(scenario, policy, backend, recorder, "default", fast_forward=fast_forward)
     except UserError as e:
         return str(e), None, None
     except Livelock as e:
@@ -90,8 +90,8 @@ def alike(a, b):
 @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios())
 def test_leaping_changes_nothing(name, scenario):
-    leaped, a, _ = outcome(scenario, name, leap=True)
-    stepped, b, _ = outcome(scenario, name, leap=False)
+    leaped, a, _ = outcome(scenario, name, fast_forward=True)
+    stepped, b, _ = outcome(scenario, name, fast_forward=False)
     assert leaped == stepped
     if a is not None:
         alike(a.requests, b.requests)
@@ -118,8 +118,8 @@ LEAPERS += (
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
 @pytest.mark.parametrize("name", LEAPERS)
 def test_most_steps_are_leaped_over(name, scheduler):
-    """The control: there are leaps at all, and nearly all decode steps are in one."""
-    scenario = load("chat", workload__requests=20, server__scheduler=scheduler, cache__cells=8192)
+    """The control: there are fast-forwards at all, and nearly all decode steps are in one."""
+    scenario = load_scenario("chat", workload__requests=20, server__scheduler=scheduler, cache__cells=8192)
     policy = build_policy(scenario, name)
     placed = []
     allocate = policy.allocate
@@ -133,7 +133,8 @@ def test_most_steps_are_leaped_over(name, scheduler):
 
 def test_the_command_line_can_be_asked_to_step():
     leaped, stepped = (
-        json.loads(command("run", "chat", "--requests", "20", "--json", *more).stdout) for more in ([], ["--no-leap"])
+        json.loads(command("run", "chat", "--requests", "20", "--json", *more).stdout)
+        for more in ([], ["--no-fast-forward"])
     )
     assert leaped["e2e_s"] == pytest.approx(stepped["e2e_s"], rel=1e-12)
     assert leaped["cache"] == pytest.approx(stepped["cache"], rel=1e-12)
@@ -141,15 +142,15 @@ def test_the_command_line_can_be_asked_to_step():
 
 
 def test_a_run_can_be_asked_to_step():
-    scenario = load("chat", workload__requests=20)
-    a, b = (run(scenario, "paged", leap=leap).summary for leap in (True, False))
+    scenario = load_scenario("chat", workload__requests=20)
+    a, b = (run(scenario, "paged", fast_forward=fast_forward).summary for fast_forward in (True, False))
     assert a["forward_passes"] == b["forward_passes"]
     assert a["e2e_s"]["p99"] == pytest.approx(b["e2e_s"]["p99"], rel=1e-12)
 
 
 @pytest.mark.parametrize("name", LEAPERS)
 def test_foresight_changes_nothing_until_it_is_taken(name):
-    policy = build_policy(load("chat", cache__threshold=0.9), name)
+    policy = build_policy(load_scenario("chat", cache__threshold=0.9), name)
     for seq in range(3):
         policy.open(seq, SequencePlan(20, 200, 150))
         policy.allocate([Chunk(seq, 0, 20)])
@@ -157,13 +158,13 @@ def test_foresight_changes_nothing_until_it_is_taken(name):
     policy.allocate(step)
     step = [chunk._replace(start=21) for chunk in step]
     before = (policy.usage(), policy.occupancy().position.tolist())
-    foreseen = policy.extend(step, 10)
-    assert foreseen is not None
+    planned = policy.plan_decode_steps(step, 10)
+    assert planned is not None
     assert (policy.usage(), policy.occupancy().position.tolist()) == before
-    usages = foreseen.take(foreseen.steps, True)
+    usages = planned.take(planned.steps, True)
     for field in fields(usages):
         values = getattr(usages, field.name)
-        assert len(values) == foreseen.steps <= 10
+        assert len(values) == planned.steps <= 10
         assert values[-1] == getattr(policy.usage(), field.name)
     assert usages.stored[0] == before[0].stored + 3
 
@@ -183,7 +184,8 @@ WAYS = {
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm"])
 @pytest.mark.parametrize("way", WAYS)
 def test_leaps_go_every_way(way, scheduler):
-    """Long answers in a cache that is well used: cells, counts and tables as step by step, and there are leaps."""
+    """Long answers in a cache that is well used: cells, counts and tables as step by step, and there are
+    fast-forwards."""
     name, cache = WAYS[way]
     lengths = {"kind": "lognormal", "sigma": 0.9, "min": 1}
     workload = {
@@ -195,35 +197,39 @@ def test_leaps_go_every_way(way, scheduler):
     }
     server = {"scheduler": scheduler, "slots": 6, "n_batch": 128, "n_ubatch": 128, "slot_context": 512}
     server |= {"keep_idle_slots": False}
-    scenario = load({"name": "ways", "workload": workload, "server": server, "cache": {"cells": 3072, **cache}})
-    leaped, a, policy = outcome(scenario, name, leap=True)
-    stepped, b, _ = outcome(scenario, name, leap=False)
+    scenario = load_scenario(
+        {"name": "ways", "workload": workload, "server": server, "cache": {"cells": 3072, **cache}}
+    )
+    leaped, a, policy = outcome(scenario, name, fast_forward=True)
+    stepped, b, _ = outcome(scenario, name, fast_forward=False)
     assert leaped == stepped
     assert a is not None
     assert isinstance(policy, Policy)
     for table in ("requests", "cache", "passes"):
         alike(getattr(a, table), getattr(b, table))
     policy, placed, taken = build_policy(scenario, name, cost_model(scenario, PROFILE)), [], []
-    allocate, extend = policy.allocate, policy.extend
+    allocate, extend = policy.allocate, policy.plan_decode_steps
 
     def follow(step, n):
-        leap = extend(step, n)
-        return leap and leap._replace(take=lambda k, look: (taken.append(k), leap.take(k, look))[1])
+        fast_forward = extend(step, n)
+        return fast_forward and fast_forward._replace(
+            take=lambda k, look: (taken.append(k), fast_forward.take(k, look))[1]
+        )
 
     policy.allocate = lambda step, **options: (placed.append(step), allocate(step, **options))[1]
-    policy.extend = follow
+    policy.plan_decode_steps = follow
     costs = cost_model(scenario, PROFILE)
     drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default")
     assert sum(taken) > len(placed)
 
 
 def test_every_array_of_a_leap_is_cut():
-    policy = build_policy(load("chat"), "oracle")
+    policy = build_policy(load_scenario("chat"), "oracle")
     policy.open(0, SequencePlan(20, 200, 150))
     policy.allocate([Chunk(0, 0, 20)])
-    foreseen = policy.extend([Chunk(0, 20, 1)], 10)
-    head = foreseen.head(4)
-    cut, whole = head.passes[0].groups[0], foreseen.passes[0].groups[0]
+    planned = policy.plan_decode_steps([Chunk(0, 20, 1)], 10)
+    head = planned.head(4)
+    cut, whole = head.passes[0].groups[0], planned.passes[0].groups[0]
     for value, all_values in zip(cut, whole, strict=True):
         assert len(value) == 4
         assert value.tolist() == all_values[:4].tolist()
@@ -231,20 +237,27 @@ def test_every_array_of_a_leap_is_cut():
 
 def test_a_trigger_learns_as_if_asked_step_by_step():
     states = []
-    for leap in (True, False):
-        scenario = load("long-run", workload__requests=60)
+    for fast_forward in (True, False):
+        scenario = load_scenario("long-run", workload__requests=60)
         costs = cost_model(scenario, PROFILE)
         policy = build_policy(scenario, "adaptive", costs)
         assert isinstance(policy, UnifiedPolicy)
-        drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default", leap=leap)
+        drive(
+            scenario,
+            policy,
+            SimulatedBackend(costs, policy.kernel, policy.groups),
+            Recorder(),
+            "default",
+            fast_forward=fast_forward,
+        )
         states.append(policy.trigger)
     assert states[0] == states[1]
 
 
 def test_steps_leap_over_holes_too_short_for_them():
-    """From high up each search begins anew from 0, and finds nothing before where the last one ended: a leap goes on
-    there, and not where a hole is wide enough."""
-    leaped, stepped, held = (build_policy(load("chat", cache__cells=4096), "contiguous") for _ in range(3))
+    """From high up each search begins anew from 0, and finds nothing before where the last one ended: a fast-forward
+    goes on there, and not where a hole is wide enough."""
+    leaped, stepped, held = (build_policy(load_scenario("chat", cache__cells=4096), "contiguous") for _ in range(3))
     for policy in (leaped, stepped, held):
         for start in range(100):
             policy.allocate([Chunk(seq, start, 1) for seq in range(3)])
@@ -252,15 +265,15 @@ def test_steps_leap_over_holes_too_short_for_them():
     held.free(0, 0, 30)
     held.arena.head = 100
     step = [Chunk(0, 100, 1), Chunk(2, 100, 1)]
-    foreseen = leaped.extend(step, 60)
-    assert foreseen is not None
-    assert foreseen.steps == 60
-    foreseen.take(60, False)
+    planned = leaped.plan_decode_steps(step, 60)
+    assert planned is not None
+    assert planned.steps == 60
+    planned.take(60, False)
     for more in range(60):
         stepped.allocate([chunk._replace(start=100 + more) for chunk in step])
     assert leaped.occupancy().position.tolist() == stepped.occupancy().position.tolist()
     assert leaped.occupancy().owners == stepped.occupancy().owners
-    assert held.extend(step, 60) is None
+    assert held.plan_decode_steps(step, 60) is None
 
 
 @pytest.mark.parametrize("down", [False, True])
@@ -282,5 +295,5 @@ def test_tiles_entered_one_by_one_are_those_found_as_arrays(down, monkeypatch):
         found = []
         for few in (10**6, 0):
             monkeypatch.setattr("policies.fast_forward.tiles._FEW", few)
-            found.append([np.asarray(column).tolist() for column in TileMap(arena).foresee(step, table)])
+            found.append([np.asarray(column).tolist() for column in TileMap(arena).plan_steps(step, table)])
         assert found[0] == found[1]

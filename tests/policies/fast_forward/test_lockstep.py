@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from kvsim.costs.costs import load_profile
 from kvsim.errors import Livelock, UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
 from policies import available
-from policies.fast_forward.lockstep import Course
+from policies.fast_forward.lockstep import ReadForecast
 from policies.layouts.paged import PagedPolicy
 
 PROFILE = load_profile("default")
@@ -39,7 +39,7 @@ def scenarios(draw):
     host = draw(st.sampled_from([0, 0, 400])) if scheduler == "vllm" else 0
     swap = bool(host) and draw(st.booleans())
     context = draw(st.sampled_from([64, 160]))
-    return load(
+    return load_scenario(
         {
             "name": "crew",
             "seed": draw(st.integers(0, 1000)),
@@ -72,13 +72,13 @@ def scenarios(draw):
     )
 
 
-def outcome(scenario, name, leap):
+def outcome(scenario, name, fast_forward):
     """Everything that a run leaves behind, but for how the cache was on the way; or why it ended."""
     costs = cost_model(scenario, PROFILE)
     try:
         policy, recorder = build_policy(scenario, name, costs), Recorder(detail="requests")
         backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-        drive(scenario, policy, backend, recorder, "default", leap=leap)
+        drive(scenario, policy, backend, recorder, "default", fast_forward=fast_forward)
     except UserError as e:
         return str(e), None
     except Livelock as e:
@@ -97,8 +97,8 @@ def outcome(scenario, name, leap):
 @settings(max_examples=24, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios())
 def test_lockstep_changes_nothing(name, scenario):
-    together, a = outcome(scenario, name, leap=True)
-    alone, b = outcome(scenario, name, leap=False)
+    together, a = outcome(scenario, name, fast_forward=True)
+    alone, b = outcome(scenario, name, fast_forward=False)
     assert together == alone
     if a is not None:
         pd.testing.assert_frame_equal(a, b, check_exact=False, rtol=1e-12, atol=1e-12)
@@ -112,7 +112,7 @@ CREWS = ["paged", "vllm", "chunked", "paged-window", "hf-reserved", "growing", "
 def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache):
     """Control: otherwise the above would compare one by one with itself."""
     tokens = {"kind": "lognormal", "mu": 4.5, "sigma": 0.5, "min": 1, "max": 250}
-    scenario = load(
+    scenario = load_scenario(
         {
             "workload": {
                 "kind": "poisson",
@@ -128,12 +128,12 @@ def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache):
     costs = cost_model(scenario, PROFILE)
     policy, recorder = build_policy(scenario, name, costs), Recorder(detail="requests")
     policy.allocate = Mock(side_effect=policy.allocate)
-    crew = policy.crew()
-    crew.place = Mock(side_effect=crew.place)
+    lockstep_batch = policy.lockstep_batch()
+    lockstep_batch.place = Mock(side_effect=lockstep_batch.place)
     drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, "default")
     assert recorder.forward_passes > 1000
-    # Neither one by one, nor with those beside a crew who could not join it.
-    assert policy.allocate.call_count + crew.place.call_count < 0.1 * recorder.forward_passes
+    # Neither one by one, nor with those beside a lockstep batch who could not join it.
+    assert policy.allocate.call_count + lockstep_batch.place.call_count < 0.1 * recorder.forward_passes
 
 
 @given(
@@ -149,24 +149,24 @@ def test_a_course_sums_up_what_its_steps_read(lengths, size, reserved, n):
         at = -length % size
         begins.setdefault(size if reserved and at == 0 else at, {})[seq] = None
     blocks = [-(-length // size) + (reserved and length % size == 0) for length in lengths]
-    course = Course(n, sum(lengths), len(lengths), sum(blocks), size=size, begins=sorted(begins.items()))
+    forecast = ReadForecast(n, sum(lengths), len(lengths), sum(blocks), size=size, begins=sorted(begins.items()))
     later = [length + step for step in range(1, n + 1) for length in lengths]
-    assert course.scores(n) == sum(later)
-    assert course.pieces(n) == sum(-(-length // size) for length in later)
+    assert forecast.scores(n) == sum(later)
+    assert forecast.pieces(n) == sum(-(-length // size) for length in later)
 
 
 @given(lengths=st.lists(st.integers(1, 100), max_size=8), most=st.integers(1, 100), n=st.integers(1, 100))
 def test_a_course_grows_no_more_where_all_is_held(lengths, most, n):
     bends = [most - length for length in lengths if length < most]
-    course = Course(n, sum(min(length, most) for length in lengths), len(bends), len(lengths), bends)
-    assert course.scores(n) == sum(min(length + step, most) for step in range(1, n + 1) for length in lengths)
-    assert course.pieces(n) == n * len(lengths)
+    forecast = ReadForecast(n, sum(min(length, most) for length in lengths), len(bends), len(lengths), bends)
+    assert forecast.scores(n) == sum(min(length + step, most) for step in range(1, n + 1) for length in lengths)
+    assert forecast.pieces(n) == n * len(lengths)
 
 
 def alone(name, prompt, output, window=64):
     """A single request on a server of its own; the policy, whose calls are counted, and the recorder."""
     fixed = {key: {"kind": "fixed", "value": n} for key, n in (("prompt_tokens", prompt), ("output_tokens", output))}
-    scenario = load(
+    scenario = load_scenario(
         {
             "workload": {"kind": "batch", "requests": 1, **fixed},
             "server": {"scheduler": "vllm", "slots": 4, "n_batch": 512, "n_ubatch": 512, "slot_context": 512},
@@ -190,5 +190,5 @@ def test_a_region_grows_on_the_way():
 
 def test_a_ring_takes_a_prompt_longer_than_its_window_in_several_passes():
     policy, recorder = alone("ring", 300, 10)
-    assert recorder.forward_passes == -(-300 // policy.crew().widest) + 9
+    assert recorder.forward_passes == -(-300 // policy.lockstep_batch().widest) + 9
     assert (policy.allocate.call_count, policy.place.call_count) == (0, 1)

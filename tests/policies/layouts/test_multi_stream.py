@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import CacheConfig, Chunk, NoSlot, Policy, SequencePlan, Unsupported, available
-from policies.cells.split_batch import split_equal
-from policies.layouts.multi_stream import CacheSpec, Rejected, SplitPolicy
-from policies.vocabulary import split
-from workloads import stream
+from policies.cells.split_batch import split_by_stream
+from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, Rejected
+from policies.vocabulary import split_batch
+from workloads import named_rng
 
 DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=300)
 
 
 def cache(*specs, n_ubatch=4, sequences=4, n_streams=1):
     config = CacheConfig(cells=specs[0].size, n_ubatch=n_ubatch, sequences=sequences)
-    return SplitPolicy("split", config, specs, n_streams=n_streams)
+    return MultiStreamPolicy("split", config, specs, n_streams=n_streams)
 
 
 def cells_of(policy, seq, group=0, stream=0):
@@ -72,7 +72,7 @@ def steps(draw, coupled=True):
 @DERANDOMIZED
 @given(steps(), st.integers(1, 12), st.booleans())
 def test_equal_split_takes_a_token_of_each_in_turns(step, n_ubatch, sequential):
-    batches = split_equal(step, n_ubatch, sequential=sequential)
+    batches = split_by_stream(step, n_ubatch, sequential=sequential)
     assert [tokens_of(batch) for batch in batches] == split_equal_by_tokens(tokens_of(step), n_ubatch, sequential)
 
 
@@ -81,18 +81,18 @@ def test_equal_split_takes_a_token_of_each_in_turns(step, n_ubatch, sequential):
 def test_simple_split_takes_tokens_as_they_come(step, n_ubatch):
     tokens = tokens_of(step)
     pieces = [tokens[i : i + n_ubatch] for i in range(0, len(tokens), n_ubatch)]
-    assert [tokens_of(batch) for batch in split(step, n_ubatch)] == pieces
+    assert [tokens_of(batch) for batch in split_batch(step, n_ubatch)] == pieces
 
 
 def test_streams_go_together_only_side_by_side():
     """Sequences 0, 1 and 3 with five, three and two tokens: 3 does not follow 1, so it goes alone."""
     step = [Chunk(0, 0, 5), Chunk(1, 7, 3), Chunk(3, 0, 2)]
-    assert split_equal(step, 8, sequential=True) == [
+    assert split_by_stream(step, 8, sequential=True) == [
         (Chunk(0, 0, 3), Chunk(1, 7, 3)),
         (Chunk(0, 3, 2),),
         (Chunk(3, 0, 2),),
     ]
-    assert split_equal(step, 8, sequential=False) == [
+    assert split_by_stream(step, 8, sequential=False) == [
         (Chunk(0, 0, 2), Chunk(1, 7, 2), Chunk(3, 0, 2)),
         (Chunk(0, 2, 1), Chunk(1, 9, 1)),
         (Chunk(0, 3, 2),),
@@ -335,11 +335,11 @@ def test_streams_are_as_long_as_their_share():
 @pytest.mark.parametrize("window", [4, 24, 60])
 def test_steps_foreseen_in_a_window_are_those_that_are_taken(window):
     """Prompts, answers and ends at random: as many steps as are foreseen, taken at once and one by one."""
-    rng = stream(window, "windows")
+    rng = named_rng(window, "windows")
     specs = [CacheSpec(900, 32), CacheSpec(window * 5 + 70, 32, window=window)]
-    policy = SplitPolicy("windows", CacheConfig(cells=900, n_ubatch=70), specs)
+    policy = MultiStreamPolicy("windows", CacheConfig(cells=900, n_ubatch=70), specs)
     held: dict[int, int] = {}
-    foreseen = 0
+    planned = 0
     for _ in range(400):
         if len(held) < 5 and rng.random() < 0.4:
             seq, n = min(set(range(5)) - set(held)), int(rng.integers(1, 70))
@@ -353,19 +353,19 @@ def test_steps_foreseen_in_a_window_are_those_that_are_taken(window):
         if not held:
             continue
         step = [Chunk(seq, n, 1) for seq, n in held.items()]
-        leap = policy.extend(step, 40)
-        k = 1 if leap is None else int(rng.integers(2, leap.steps + 1))
+        fast_forward = policy.plan_decode_steps(step, 40)
+        k = 1 if fast_forward is None else int(rng.integers(2, fast_forward.steps + 1))
         alone = deepcopy(policy)
         reads = []
         for i in range(k):
             (batch,) = alone.allocate([chunk._replace(start=chunk.start + i) for chunk in step])
             reads.append([(int(p.reads.scanned.sum()), int(p.reads.useful.sum()), p.reads.span) for p in batch.places])
-        if leap is None:
+        if fast_forward is None:
             policy = alone
         else:
-            foreseen += k
-            assert leap.take(k, False) is None
-            groups = leap.passes[0].groups
+            planned += k
+            assert fast_forward.take(k, False) is None
+            groups = fast_forward.passes[0].groups
             assert reads == [[(s.scanned[i], s.useful[i], s.span[i]) for s in groups] for i in range(k)]
             for group in range(2):
                 one, other = policy.occupancy(group), alone.occupancy(group)
@@ -373,4 +373,4 @@ def test_steps_foreseen_in_a_window_are_those_that_are_taken(window):
                 assert one.owners == other.owners
                 assert policy.arenas[group][0].head == alone.arenas[group][0].head
         held = {seq: n + k for seq, n in held.items()}
-    assert foreseen > 1000
+    assert planned > 1000

@@ -177,7 +177,12 @@ def test_only_a_tail_can_go():
     policy.free(9)
     assert table(policy, 0) == [1, 2, 3]
     policy.free(0, 6, 99)
-    assert (table(policy, 0), policy.keeps(0, 6), policy.keeps(0, 7), policy.keeps(9, 3)) == ([1, 2], 6, 6, 0)
+    assert (table(policy, 0), policy.can_truncate(0, 6), policy.can_truncate(0, 7), policy.can_truncate(9, 3)) == (
+        [1, 2],
+        6,
+        6,
+        0,
+    )
     policy.free(0, 0, 6)
     assert policy.sequences() == []
 
@@ -216,8 +221,8 @@ def test_requests_that_even_an_empty_cache_could_not_hold_are_refused():
     assert policy.refusal(SequencePlan(5, ENDLESS, 13)) == (
         "the request needs 4 blocks of 4 cells (5 prompt tokens, 13 in all), the cache has 3"
     )
-    endless = cache(5, window=8, n_ubatch=4)
-    assert endless.refusal(SequencePlan(5, ENDLESS, 300)) is None
+    unbounded = cache(5, window=8, n_ubatch=4)
+    assert unbounded.refusal(SequencePlan(5, ENDLESS, 300)) is None
     assert cache(3, window=8, n_ubatch=4).refusal(SequencePlan(5, ENDLESS, 300)) == (
         "the request needs 4 blocks of 4 cells (5 prompt tokens, 300 in all), the cache has 3"
     )
@@ -230,7 +235,7 @@ def test_usage_counts_blocks_and_what_is_in_them():
     policy.free(0)
     usage = policy.usage()
     assert (usage.capacity, usage.stored, usage.allocated, usage.placeable) == (24, 5, 8, 16)
-    assert (usage.free_runs, usage.largest_free_run, usage.span, usage.cached) == (2, 8, 17, 4)
+    assert (usage.free_extents, usage.largest_free_extent, usage.span, usage.cached) == (2, 8, 17, 4)
     policy.free(1)
     assert policy.usage().cached == 8
     assert policy.usage().span == 0
@@ -671,10 +676,10 @@ def test_without_a_whole_window_only_the_beginning_counts():
 def test_a_sequence_that_has_moved_on_gives_up_its_tail_up_to_there():
     policy = cache(8, window=6)
     run(policy, (0, 0, 16))
-    assert policy.keeps(0, 14) == 14
+    assert policy.can_truncate(0, 14) == 14
     run(policy, (0, 16, 1))
     assert (table(policy, 0), order(policy)) == ([0, 0, 3, 4, 2], [1, 5, 6, 7, 8])
-    assert policy.keeps(0, 14) == 0
+    assert policy.can_truncate(0, 14) == 0
     with pytest.raises(Unsupported, match="mine: what comes before position 8 has been given up"):
         policy.free(0, 8)
     with pytest.raises(Unsupported, match="mine: the window has moved past position 8"):

@@ -108,7 +108,7 @@ def test_growing_doubles_its_buffer_and_copies_it():
     # Cells 0 to 15 are full with the sixteenth token; the seventeenth needs 32, and the first free run of 32 is behind.
     assert moves_of(batch) == [(0, 16, 10)]
     assert batch.cells.tolist() == list(range(26, 33))
-    assert [cache.usage().free, cache.usage().free_runs] == [32, 2]
+    assert [cache.usage().free, cache.usage().free_extents] == [32, 2]
     # The buffer that was left is free again.
     assert cells_of(cache.allocate([Chunk(1, 0, 2)])) == [[0, 1]]
 
@@ -149,7 +149,7 @@ def test_the_oracle_takes_what_will_be_needed_and_the_tightest_place_for_it():
     cache.free(0)  # leaves cells 0 to 3
     cache.free(2)  # leaves cells 6 to 12
     cache.free(4)  # leaves the end, from cell 16 on
-    assert [cache.usage().free_runs, cache.usage().largest_free_run] == [3, 14]
+    assert [cache.usage().free_extents, cache.usage().largest_free_extent] == [3, 14]
     for seq, final, first in [(5, 5, 6), (6, 3, 0), (7, 14, 16)]:
         cache.open(seq, plan(1, final))
         assert cells_of(cache.allocate([Chunk(seq, 0, 1)])) == [[first]]
@@ -240,7 +240,7 @@ def test_renumbering_in_the_middle_of_a_prompt_reaches_every_key():
 
 def test_rings_go_on_for_ever_and_beside_each_other():
     cache = ring()
-    assert cache.endless
+    assert cache.unbounded
     assert cache.admits(plan(6, 8, 8))
     cache.open(1, plan(6, 8, 8))
     assert not cache.admits(plan(6, 8, 8))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.paging.block_occupancy import Fill
+from policies.paging.block_occupancy import BlockOccupancy
 
 SIZE = 4
 
@@ -12,7 +12,7 @@ SIZE = 4
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from([1, 7, 300, 1500]), st.data())
 def test_sum_and_top_are_those_of_a_list(n, data):
-    fill, expected = Fill(n, SIZE), [0] * n
+    fill, expected = BlockOccupancy(n, SIZE), [0] * n
     blocks = st.integers(0, n - 1)
     for _ in range(data.draw(st.integers(1, 30))):
         what = data.draw(st.sampled_from(["raise_to", "fill", "empty", "set_to", "empty all above"]))
@@ -39,7 +39,7 @@ def test_sum_and_top_are_those_of_a_list(n, data):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_is_not_kept_is_begun_anew(kept):
-    fill = Fill(9, SIZE)
+    fill = BlockOccupancy(9, SIZE)
     fill.fill([2, 3])
     fill.kept = kept
     fill.empty([3])

@@ -1,14 +1,14 @@
 """Runs of scenarios on the real llama.cpp that are the same each time: their steps take what they are told to."""
 
-from kvsim.scenario.scenario import load
-from kvsim.simulation.backend import Around
+from kvsim.scenario.scenario import load_scenario
+from kvsim.simulation.backend import DelegatingBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
 from real_engine.llama_library import Settings
 from real_engine.llamacpp import follow
 
 
-class GivenClock(Around):
+class GivenClock(DelegatingBackend):
     """A real backend whose passes are said to take some time and some more for each token, whatever they took."""
 
     def __init__(self, inner, base_s=0.02, token_s=1e-4):
@@ -24,7 +24,7 @@ def backend_of(model, scenario, policy, spoil=None):
     """What runs a scenario on a model, cells shown, by a given clock. ``spoil`` may change the policy beforehand."""
     if model.library.era == "A":
         # Defragmentation ends at a number of moves that depends on the model's layers.
-        scenario = load(scenario, model__name=str(model.path))
+        scenario = load_scenario(scenario, model__name=str(model.path))
     built = build_policy(scenario, policy)
     if spoil is not None:
         spoil(built)

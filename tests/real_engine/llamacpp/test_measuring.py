@@ -8,11 +8,11 @@ import pytest
 import kvsim
 from kvsim.calibration.llamacpp import CELLS, LlamaSubject
 from kvsim.errors import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from policies import Chunk
 from tests.real_engine.llamacpp.conftest import FOLDER
 from tests.worlds import command
-from workloads import stream
+from workloads import named_rng
 
 pytestmark = pytest.mark.llama
 
@@ -45,7 +45,7 @@ def test_a_pass_reads_what_the_bench_says(subject):
 
 
 def test_trials_are_the_same_from_the_same_stream(subject):
-    drawn = [subject.draw(8, stream(3, "test")) for _ in range(2)]
+    drawn = [subject.draw(8, named_rng(3, "test")) for _ in range(2)]
     first, second = ([[chunk.n for chunk in batch.chunks] for _, batch, _ in t.passes] for t in drawn)
     assert first == second
     assert len(first) == 8 * len(subject._benches)
@@ -55,7 +55,7 @@ def test_trials_are_the_same_from_the_same_stream(subject):
 def test_a_defragmentation_moves_what_the_policy_would(subject, only):
     only("A")
     bench = next(iter(subject._benches.values()))
-    rng = stream(5, "test")
+    rng = named_rng(5, "test")
     for _ in range(6):
         moves, trial = bench.defragmentation(2, rng)
         bench._filled = 0
@@ -69,7 +69,7 @@ def test_a_defragmentation_moves_what_the_policy_would(subject, only):
 
 
 def test_a_server_run_is_noted_step_by_step(subject):
-    samples = subject.serve(0, 3, 11, stream(1, "test"))
+    samples = subject.serve(0, 3, 11, named_rng(1, "test"))
     assert samples
     assert {sample.origin for sample in samples} == {11}
     assert all(sample.mixed and sample.seconds > 0 for sample in samples)
@@ -78,7 +78,7 @@ def test_a_server_run_is_noted_step_by_step(subject):
 def test_streams_are_noted_with_all_passes_of_a_step(subject, only):
     only("B")
     kinds = [kind for kind in range(subject.kinds) if subject._served[kind] == ("masked", "streams")]
-    samples = [s for turn in (3, 4) for s in subject.serve(kinds[0], turn, 12, stream(turn, "test"))]
+    samples = [s for turn in (3, 4) for s in subject.serve(kinds[0], turn, 12, named_rng(turn, "test"))]
     assert any(sample.further for sample in samples)
     assert all(tokens == 1 or cells >= 256 for s in samples for tokens, cells in s.scans)
 
@@ -106,7 +106,7 @@ def test_values_in_blocks_are_measured_with_flash_attention_alone(library, tiny)
 @pytest.fixture
 def world(tiny, calibrated, tmp_path):
     path = tmp_path / "world.toml"
-    scenario = load(
+    scenario = load_scenario(
         "chat",
         model__name=str(tiny),
         cache__type_k="f16",
@@ -141,7 +141,7 @@ def test_a_profile_is_for_its_own_engine(world, calibrated):
 def test_a_policy_that_this_llamacpp_cannot_be_is_left_out_or_refused(world, calibrated, only):
     only("B")
     # Three slots: no whole multiple of 256 cells for each.
-    odd = load(world, server__slots=3)
+    odd = load_scenario(world, server__slots=3)
     validation = kvsim.validate(odd, calibrated.profile, engine="llamacpp", library=FOLDER, requests=3)
     assert list(validation.schedules) == ["llama.cpp-today"]
     assert (
@@ -156,7 +156,7 @@ def test_a_policy_that_this_llamacpp_cannot_be_is_left_out_or_refused(world, cal
 
 def test_a_batch_has_no_more_tokens_than_the_cache_has_cells(world, calibrated):
     """As llama-server has it; more would end the process."""
-    wide = load(world, server__n_batch=8192, cache__cells=1024)
+    wide = load_scenario(world, server__n_batch=8192, cache__cells=1024)
     validation = kvsim.validate(wide, calibrated.profile, engine="llamacpp", library=FOLDER, requests=8)
     assert validation.scenario.server.n_batch == 1024
 

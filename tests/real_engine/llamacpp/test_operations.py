@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from policies import CacheConfig, Chunk, NoSlot, Unsupported, available
 from policies.layouts.multi_stream import Rejected
 from policies.layouts.unified import UnifiedPolicy
 from real_engine.llama_library import Settings
-from real_engine.llamacpp import POLICIES, Parted, follow
+from real_engine.llamacpp import POLICIES, Divergence, follow
 from tests.real_engine.llamacpp.conftest import WINDOW
 from tests.real_engine.llamacpp.runs import backend_of, run
 
@@ -222,19 +222,19 @@ def spoiled(change):
 def chat(library):
     """A scenario in which cells are freed and taken again."""
     keys = {"workload__requests": 30, "cache__cells": 512, "server__slot_context": 256, "server__slots": 4}
-    return load("chat", **keys, cache__kernel="masked"), POLICIES[library.era][0]
+    return load_scenario("chat", **keys, cache__kernel="masked"), POLICIES[library.era][0]
 
 
 @pytest.mark.parametrize("change", [wrong_head, wrong_position, wrong_owner])
 def test_a_policy_with_wrong_bookkeeping_parts_from_llamacpp(model, chat, change):
     backend = backend_of(model, *chat, spoiled(change))
-    with pytest.raises(Parted, match=r"in llama.cpp, .* in the policy|returned -1"):
+    with pytest.raises(Divergence, match=r"in llama.cpp, .* in the policy|returned -1"):
         run(backend)
     assert backend.compared.steps > 5
 
 
 def test_the_same_policy_without_a_fault_does_not_part(model, chat):
-    assert run(backend_of(model, *chat, spoiled(lambda policy: None))).outcomes.ended == 30
+    assert run(backend_of(model, *chat, spoiled(lambda policy: None))).latencies.ended == 30
 
 
 def test_an_operation_that_llamacpp_is_not_told_parts_them(model, chat):
@@ -246,7 +246,7 @@ def test_an_operation_that_llamacpp_is_not_told_parts_them(model, chat):
         return len(told) == 10 or remove(*arguments)
 
     backend.context.remove = forgetful
-    with pytest.raises(Parted, match=r"in llama.cpp, .* in the policy|returned -1"):
+    with pytest.raises(Divergence, match=r"in llama.cpp, .* in the policy|returned -1"):
         run(backend)
 
 
@@ -257,7 +257,7 @@ def test_what_llamacpp_returns_parts_them(model, chat):
         backend.policy.allocate([Chunk(0, 0, 3)])
         backend.policy.expected = 1
         backend.tokens[0] = [1, 2, 3, 4]
-        with pytest.raises(Parted, match=r"returned 0, .* expects 1"):
+        with pytest.raises(Divergence, match=r"returned 0, .* expects 1"):
             backend.step([Chunk(0, 0, 3)], ())
 
 
@@ -269,7 +269,7 @@ def test_the_last_step_is_looked_at_too(model, only, chat):
         backend.tokens[0] = [1, 2, 3, 4]
         backend.step([Chunk(0, 0, 3)], backend.policy.allocate([Chunk(0, 0, 3)]))
         wrong_position(backend.policy.inner)
-        with pytest.raises(Parted, match=r"the position in cell 2 is 2 in llama.cpp, 3 in the policy"):
+        with pytest.raises(Divergence, match=r"the position in cell 2 is 2 in llama.cpp, 3 in the policy"):
             backend.finish()
 
 
@@ -287,5 +287,5 @@ def test_a_policy_for_another_number_of_layers_parts_where_a_pass_has_a_limit(mo
             backend.policy.free(seq)
         backend.policy.compact()
         step = [Chunk(1, 1, 1)]
-        with pytest.raises(Parted, match="largest"):
+        with pytest.raises(Divergence, match="largest"):
             backend.step(step, backend.policy.allocate(step))

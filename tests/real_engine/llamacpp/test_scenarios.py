@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvsim.scenario.scenario import load
-from real_engine.llamacpp import POLICIES, Parted
+from kvsim.scenario.scenario import load_scenario
+from real_engine.llamacpp import POLICIES, Divergence
 from tests.real_engine.llamacpp.conftest import WINDOW
 from tests.real_engine.llamacpp.runs import backend_of, run
 from tests.worlds import scenario
@@ -30,8 +30,8 @@ def builtin(name, era, kernel, *, unified=True, spare=0, **keys):
     """A built-in scenario with fewer requests, that come fast, and fewer cells, but some to spare in each stream."""
     its = BUILTIN[name]
     fast = {"workload__requests": its["requests"], "workload__rate": 20.0}
-    made = load(name, **fast | {"cache__kernel": kernel} | keys)
-    return load(
+    made = load_scenario(name, **fast | {"cache__kernel": kernel} | keys)
+    return load_scenario(
         made,
         cache__cells=its["cells"][era] if unified else (STREAM + spare) * made.server.slots,
         server__slot_context=its["slot_context"] if unified else STREAM,
@@ -129,7 +129,7 @@ def test_cells_agree_after_every_step_of_random_scenarios(model, only, policy):
         backend = backend_of(model, world, policy)
         try:
             seen = run(backend)
-        except Parted as e:
+        except Divergence as e:
             raise AssertionError(f"world {seed}: {e}\n{world.to_toml()}") from e
         met["schedulers"].add(world.server.scheduler)
         met["failed"] += seen.failed_allocations

@@ -8,7 +8,7 @@ from scipy import stats
 
 import kvsim
 from kvsim import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from tests.workloads.generators.test_sessions import STANDARD_ERRORS, by_session, talk
 from tests.workloads.generators.test_synthetic import digest
 from workloads import Fixed, Lognormal, Tools
@@ -90,7 +90,7 @@ def test_a_seed_means_what_it_always_meant():
 
 
 def test_the_default_agents_share_a_slot_s_context():
-    workload = load({"workload": {"kind": "agents"}}).build_workload()
+    workload = load_scenario({"workload": {"kind": "agents"}}).build_workload()
     requests = list(workload)
     assert len(by_session(requests)) == 40
     assert {request.content[0].n for request in requests} == {480}
@@ -99,7 +99,7 @@ def test_the_default_agents_share_a_slot_s_context():
 
 @pytest.mark.parametrize("policy", ["paged", "contiguous"])
 def test_the_default_agents_run(policy):
-    summary = kvsim.run(load({"workload": {"kind": "agents"}, "cache": {"policy": policy}})).summary
+    summary = kvsim.run(load_scenario({"workload": {"kind": "agents"}, "cache": {"policy": policy}})).summary
     assert summary["completed"] == summary["requests"] > 200
 
 
@@ -107,11 +107,11 @@ def test_a_scenario_survives_its_own_file(tmp_path):
     path = tmp_path / "copy.toml"
     changes = {"tool_share": 0.5, "result_tokens": {"kind": "zipf", "exponent": 1.5, "max": 99}, "tool_s": 0}
     for table in ({}, changes):
-        ours = load({"workload": {"kind": "agents", **table}})
+        ours = load_scenario({"workload": {"kind": "agents", **table}})
         assert ours.workload.count_key == "sessions"
         path.write_text(ours.to_toml(), encoding="utf-8")
-        assert load(path).to_toml() == ours.to_toml()
-        assert list(load(path).build_workload()) == list(ours.build_workload())
+        assert load_scenario(path).to_toml() == ours.to_toml()
+        assert list(load_scenario(path).build_workload()) == list(ours.build_workload())
 
 
 MISTAKES = {
@@ -127,11 +127,11 @@ MISTAKES = {
 @pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
     with pytest.raises(UserError) as fault:
-        load({"workload": {"kind": "agents", **table}})
+        load_scenario({"workload": {"kind": "agents", **table}})
     (line,) = str(fault.value).splitlines()
     assert line.startswith(f"scenario: {answer}")
 
 
 def test_sessions_have_no_tools():
     with pytest.raises(UserError, match=r"workload\.tool_share: unknown key"):
-        load({"workload": {"kind": "sessions", "tool_share": 0.5}})
+        load_scenario({"workload": {"kind": "sessions", "tool_share": 0.5}})

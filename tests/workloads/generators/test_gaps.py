@@ -11,7 +11,7 @@ from scipy import integrate, linalg, stats
 
 import kvsim
 from kvsim import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from tests.workloads.generators.test_synthetic import STANDARD_ERRORS, agrees, digest, drawn
 from workloads import (
     Fixed,
@@ -19,8 +19,8 @@ from workloads import (
     diurnal_gaps,
     empirical_gaps,
     modulated_gaps,
+    named_rng,
     poisson_gaps,
-    stream,
     weibull_gaps,
 )
 
@@ -34,7 +34,7 @@ QUANTILES = (0.0, 0.01, 0.05, 0.1, 2.0)
 
 
 def arrivals(gaps, n=N, seed=1):
-    return np.cumsum(gaps(stream(seed, "arrivals"))(n))
+    return np.cumsum(gaps(named_rng(seed, "arrivals"))(n))
 
 
 def weibull_theory(rate, shape):
@@ -44,27 +44,27 @@ def weibull_theory(rate, shape):
 
 @pytest.mark.parametrize("shape", [0.4, 1.0, 3.0])
 def test_weibull_gaps_are_weibull(shape):
-    sample = drawn(weibull_gaps(RATE, shape))(stream(3, "gaps"), N)
+    sample = drawn(weibull_gaps(RATE, shape))(named_rng(3, "gaps"), N)
     assert agrees(sample, weibull_theory(RATE, shape))
     assert stats.kstest(sample, weibull_theory(RATE, shape).cdf).pvalue > 1e-3
 
 
 def test_the_comparison_with_weibull_can_fail():
     """The control: a shape a little off."""
-    sample = drawn(weibull_gaps(RATE, 0.4))(stream(3, "gaps"), N)
+    sample = drawn(weibull_gaps(RATE, 0.4))(named_rng(3, "gaps"), N)
     assert not agrees(sample, weibull_theory(RATE, 0.5))
     assert stats.kstest(sample, weibull_theory(RATE, 0.42).cdf).pvalue < 1e-6
 
 
 def test_empirical_gaps_have_the_given_quantiles():
-    sample = drawn(empirical_gaps(QUANTILES))(stream(1, "gaps"), N)
+    sample = drawn(empirical_gaps(QUANTILES))(named_rng(1, "gaps"), N)
     theory = np.interp(np.linspace(0, 1, N), np.linspace(0, 1, len(QUANTILES)), QUANTILES)
     assert stats.kstest(sample, lambda x: np.searchsorted(theory, x) / N).pvalue > 1e-3
     assert stats.kstest(sample, lambda x: np.searchsorted(1.05 * theory, x) / N).pvalue < 1e-6, "the control"
 
 
 def test_empirical_gaps_are_stretched_to_a_rate_and_keep_their_shape():
-    plain, stretched = (empirical_gaps(QUANTILES, rate)(stream(1, "gaps"))(N) for rate in (None, RATE))
+    plain, stretched = (empirical_gaps(QUANTILES, rate)(named_rng(1, "gaps"))(N) for rate in (None, RATE))
     assert np.mean(stretched) == pytest.approx(1 / RATE, rel=STANDARD_ERRORS * np.std(plain) / np.mean(plain) / N**0.5)
     assert stretched / plain == pytest.approx(np.full(N, stretched[0] / plain[0]))
 
@@ -120,14 +120,14 @@ def test_modulated_arrivals_are_dispersed_as_theory_says(rates, dwell_s, window)
 def test_modulated_arrivals_have_their_mean_rate_from_the_start(rates, dwell_s):
     mean, t = np.average(rates, weights=dwell_s), 0.5
     gaps = modulated_gaps(rates, dwell_s)
-    counts = [np.searchsorted(np.cumsum(gaps(stream(seed, "start"))(100)), t) for seed in range(4000)]
+    counts = [np.searchsorted(np.cumsum(gaps(named_rng(seed, "start"))(100)), t) for seed in range(4000)]
     expected = mean * t
     error = np.sqrt(many_state_dispersion(rates, dwell_s, t) * expected / len(counts))
     assert np.mean(counts) == pytest.approx(expected, abs=STANDARD_ERRORS * error)
 
 
 def test_states_of_one_rate_are_poisson():
-    sample = modulated_gaps((RATE, RATE), (0.1, 2.0))(stream(1, "gaps"))(N)
+    sample = modulated_gaps((RATE, RATE), (0.1, 2.0))(named_rng(1, "gaps"))(N)
     assert agrees(sample, stats.expon(scale=1 / RATE))
 
 
@@ -159,7 +159,7 @@ def test_within_a_part_of_the_profile_arrivals_are_uniform():
 
 
 def test_a_flat_profile_is_poisson():
-    sample = diurnal_gaps(RATE, (3.0,), 10.0)(stream(1, "gaps"))(N)
+    sample = diurnal_gaps(RATE, (3.0,), 10.0)(named_rng(1, "gaps"))(N)
     assert agrees(sample, stats.expon(scale=1 / RATE))
 
 
@@ -174,15 +174,15 @@ PROCESSES = {
 
 @pytest.mark.parametrize("gaps", PROCESSES.values(), ids=PROCESSES)
 def test_gaps_do_not_depend_on_pages(gaps):
-    whole = gaps(stream(1, "gaps"))(20_000)
-    draw = gaps(stream(1, "gaps"))
+    whole = gaps(named_rng(1, "gaps"))(20_000)
+    draw = gaps(named_rng(1, "gaps"))
     pages = np.concatenate([draw(n) for n in (1, 0, 2, 4096, 4095, 1, 11_805)])
     assert pages.tolist() == whole.tolist()
     assert whole.min() >= 0
 
 
 def test_two_runs_of_one_process_do_not_disturb_each_other():
-    one, other = TWO_STATES(stream(1, "gaps")), TWO_STATES(stream(1, "gaps"))
+    one, other = TWO_STATES(named_rng(1, "gaps")), TWO_STATES(named_rng(1, "gaps"))
     assert [one(3).tolist(), one(5).tolist()] == [other(3).tolist(), other(5).tolist()]
 
 
@@ -210,7 +210,7 @@ EXTREMES = {
 
 @pytest.mark.parametrize("gaps", EXTREMES.values(), ids=EXTREMES)
 def test_the_extremes_that_are_accepted_are_finite(gaps):
-    sample = gaps(stream(1, "gaps"))(5000)
+    sample = gaps(named_rng(1, "gaps"))(5000)
     assert np.isfinite(sample).all()
     assert sample.min() >= 0
 
@@ -226,23 +226,23 @@ WORKLOADS = {
 
 @pytest.mark.parametrize("table", WORKLOADS.values(), ids=WORKLOADS)
 def test_a_scenario_survives_its_own_file(tmp_path, table):
-    ours, path = load({"workload": table}), tmp_path / "copy.toml"
+    ours, path = load_scenario({"workload": table}), tmp_path / "copy.toml"
     path.write_text(ours.to_toml(), encoding="utf-8")
-    assert load(path).to_toml() == ours.to_toml() == load(load(path)).to_toml()
-    assert digest(load(path).build_workload()) == digest(ours.build_workload())
-    assert hash(ours) == hash(load(ours))
+    assert load_scenario(path).to_toml() == ours.to_toml() == load_scenario(load_scenario(path)).to_toml()
+    assert digest(load_scenario(path).build_workload()) == digest(ours.build_workload())
+    assert hash(ours) == hash(load_scenario(ours))
 
 
 @pytest.mark.parametrize("policy", ["paged", "contiguous"])
 @pytest.mark.parametrize("kind", ["weibull", "mmpp", "diurnal", "renewal"])
 def test_each_kind_runs(kind, policy):
     table = {**WORKLOADS[kind], "requests": 40}
-    assert kvsim.run(load({"workload": table, "cache": {"policy": policy}})).summary["completed"] == 40
+    assert kvsim.run(load_scenario({"workload": table, "cache": {"policy": policy}})).summary["completed"] == 40
 
 
 def test_the_same_arrivals_in_every_process():
     program = (
-        "import hashlib, json, sys; from kvsim.scenario.scenario import load\n"
+        "import hashlib, json, sys; from kvsim import load_scenario as load\n"
         "for table in json.load(sys.stdin):\n"
         "    times = [r.arrival_s.hex() for r in load({'workload': table}).build_workload()]\n"
         "    print(hashlib.sha256(repr(times).encode()).hexdigest())"
@@ -251,7 +251,7 @@ def test_the_same_arrivals_in_every_process():
     run = subprocess.run(
         [sys.executable, "-c", program], input=json.dumps(tables), capture_output=True, text=True, check=True
     )
-    ours = [[r.arrival_s.hex() for r in load({"workload": table}).build_workload()] for table in tables]
+    ours = [[r.arrival_s.hex() for r in load_scenario({"workload": table}).build_workload()] for table in tables]
     assert run.stdout.split() == [hashlib.sha256(repr(times).encode()).hexdigest() for times in ours]
 
 
@@ -302,16 +302,16 @@ MISTAKES = {
 @pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
     with pytest.raises(UserError) as fault:
-        load({"workload": table})
+        load_scenario({"workload": table})
     (line,) = str(fault.value).splitlines()
     assert line.startswith(f"scenario: {answer}")
 
 
 def test_a_long_day_keeps_its_rate():
     """As many requests in a period as are accepted, from its midst on: no gap may be lost in rounding."""
-    sample = diurnal_gaps(1e3, (1.0,), 1e9, 5e8)(stream(1, "gaps"))(N)
+    sample = diurnal_gaps(1e3, (1.0,), 1e9, 5e8)(named_rng(1, "gaps"))(N)
     assert agrees(sample, stats.expon(scale=1e-3))
 
 
 def test_poisson_gaps_still_draw_what_they_drew():
-    assert poisson_gaps(2.0)(stream(1, "x"))(5).tolist() == stream(1, "x").exponential(0.5, 5).tolist()
+    assert poisson_gaps(2.0)(named_rng(1, "x"))(5).tolist() == named_rng(1, "x").exponential(0.5, 5).tolist()

@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 
 from kvsim import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from tests.workloads.generators.test_synthetic import STANDARD_ERRORS, agrees, digest
-from workloads import Empirical, Fixed, Gamma, GivenPrompt, Lognormal, Synthetic, Zipf, poisson_gaps, stream
+from workloads import Empirical, Fixed, Gamma, GivenPrompt, Lognormal, Synthetic, Zipf, named_rng, poisson_gaps
 from workloads.generators.lengths import MAX_SUPPORT, MAX_TOKENS
 
 N = 100_000
@@ -25,7 +25,7 @@ FEW = {"fixed", "lognormal", "zipf", "empirical"}
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_quantiles_and_draws_are_of_one_distribution(kind):
-    drawn, found = kind.draw(stream(1, "lengths"), N), kind.at(stream(2, "shares").random(N))
+    drawn, found = kind.draw(named_rng(1, "lengths"), N), kind.at(named_rng(2, "shares").random(N))
     assert drawn.dtype == found.dtype == np.int64
     assert drawn.shape == found.shape == (N,)
     assert stats.ks_2samp(drawn, found).pvalue > 1e-3
@@ -34,7 +34,7 @@ def test_quantiles_and_draws_are_of_one_distribution(kind):
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_lengths_drawn_in_several_goes_are_the_same(kind):
-    rng, other = stream(1, "lengths"), stream(1, "lengths")
+    rng, other = named_rng(1, "lengths"), named_rng(1, "lengths")
     assert np.concatenate([kind.draw(rng, n) for n in (1, 0, 99, 900)]).tolist() == kind.draw(other, 1000).tolist()
 
 
@@ -42,7 +42,7 @@ def test_lengths_drawn_in_several_goes_are_the_same(kind):
 def test_the_outermost_shares_are_lengths(kind):
     for u in (2.0**-1022, 1 - 2.0**-53):
         assert 1 <= kind.at(np.array([u]))[0] <= MAX_TOKENS
-    assert len(kind.at(np.empty(0))) == len(kind.draw(stream(1, "x"), 0)) == 0
+    assert len(kind.at(np.empty(0))) == len(kind.draw(named_rng(1, "x"), 0)) == 0
 
 
 def test_quantiles_where_they_are_known():
@@ -57,12 +57,12 @@ def test_quantiles_where_they_are_known():
 
 @pytest.mark.parametrize(("shape", "scale"), [(4.0, 300.0), (1.0, 2000.0)])
 def test_gamma_lengths_have_the_mean_and_variance_of_theory(shape, scale):
-    assert agrees(Gamma(shape, scale).draw(stream(1, "lengths"), N), stats.gamma(shape, scale=scale))
-    assert not agrees(Gamma(shape, scale).draw(stream(1, "lengths"), N), stats.gamma(shape, scale=1.03 * scale))
+    assert agrees(Gamma(shape, scale).draw(named_rng(1, "lengths"), N), stats.gamma(shape, scale=scale))
+    assert not agrees(Gamma(shape, scale).draw(named_rng(1, "lengths"), N), stats.gamma(shape, scale=1.03 * scale))
 
 
 def zipf_pvalue(exponent, theory, low=1, high=40):
-    sample = Zipf(exponent, low, high).draw(stream(1, "lengths"), N)
+    sample = Zipf(exponent, low, high).draw(named_rng(1, "lengths"), N)
     weights = np.arange(low, high + 1) ** -float(theory)
     return stats.chisquare(np.bincount(sample - low, minlength=high + 1 - low), N * weights / weights.sum()).pvalue
 
@@ -75,7 +75,7 @@ def test_zipf_lengths_follow_zipf_s_law(exponent):
 
 
 def test_zipf_lengths_have_limits():
-    assert Zipf(1.0, 1, MAX_SUPPORT).draw(stream(1, "x"), 10).max() <= MAX_SUPPORT
+    assert Zipf(1.0, 1, MAX_SUPPORT).draw(named_rng(1, "x"), 10).max() <= MAX_SUPPORT
     assert Zipf(20.0, MAX_TOKENS - 1, MAX_TOKENS).at(np.array([0.4, 0.6])).tolist() == [MAX_TOKENS - 1, MAX_TOKENS]
     for low, high in ((1, MAX_SUPPORT + 1), (5, 4), (0, 4)):
         with pytest.raises(ValueError, match="values are accepted"):
@@ -98,13 +98,13 @@ def test_lengths_are_correlated_and_each_stays_as_it_is(rho):
     # Standard error of Spearman's coefficient after Bonett & Wright 2000.
     error = (1 - rho**2) * np.sqrt((1 + rho**2 / 2) / len(prompts))
     assert found == pytest.approx(rho, abs=STANDARD_ERRORS * error + 1e-4)
-    assert stats.ks_2samp(prompts, PROMPT.draw(stream(9, "x"), N)).pvalue > 1e-3
-    assert stats.ks_2samp(outputs, OUTPUT.draw(stream(9, "x"), N)).pvalue > 1e-3
-    assert stats.ks_2samp(outputs, Gamma(2.0, 320.0).draw(stream(9, "x"), N)).pvalue < 1e-3, "the control"
+    assert stats.ks_2samp(prompts, PROMPT.draw(named_rng(9, "x"), N)).pvalue > 1e-3
+    assert stats.ks_2samp(outputs, OUTPUT.draw(named_rng(9, "x"), N)).pvalue > 1e-3
+    assert stats.ks_2samp(outputs, Gamma(2.0, 320.0).draw(named_rng(9, "x"), N)).pvalue < 1e-3, "the control"
 
 
 def test_without_correlation_lengths_are_drawn_as_ever():
-    alone = [PROMPT.draw(stream(1, "prompt-lengths"), 5000), OUTPUT.draw(stream(1, "output-lengths"), 5000)]
+    alone = [PROMPT.draw(named_rng(1, "prompt-lengths"), 5000), OUTPUT.draw(named_rng(1, "output-lengths"), 5000)]
     assert pairs(5000, correlation=0.0).tolist() == pairs(5000).tolist() == np.array(alone).tolist()
 
 
@@ -118,14 +118,14 @@ def test_which_table_holds_depends_on_the_prompt():
     prompts, outputs = pairs(output_tokens=GivenPrompt((200, 600), tables))
     assert set(outputs[prompts < 200]) == {1}
     middle, last = outputs[(prompts >= 200) & (prompts < 600)], outputs[prompts >= 600]
-    assert stats.ks_2samp(middle, tables[1].draw(stream(9, "x"), N)).pvalue > 1e-3
-    assert stats.ks_2samp(last, tables[2].draw(stream(9, "x"), N)).pvalue > 1e-3
+    assert stats.ks_2samp(middle, tables[1].draw(named_rng(9, "x"), N)).pvalue > 1e-3
+    assert stats.ks_2samp(last, tables[2].draw(named_rng(9, "x"), N)).pvalue > 1e-3
     assert prompts.tolist() == pairs()[0].tolist()
 
 
 def test_an_edge_belongs_to_the_table_above():
     given = GivenPrompt((5, 9), (Fixed(1), Fixed(2), Fixed(3)))
-    assert given.draw(stream(1, "x"), np.array([4, 5, 8, 9, 10**7, 1])).tolist() == [1, 2, 2, 3, 3, 1]
+    assert given.draw(named_rng(1, "x"), np.array([4, 5, 8, 9, 10**7, 1])).tolist() == [1, 2, 2, 3, 3, 1]
 
 
 def test_another_table_changes_only_its_own_outputs():
@@ -159,10 +159,10 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_a_scenario_survives_its_own_file(tmp_path, table):
-    ours, path = load({"workload": table}), tmp_path / "copy.toml"
+    ours, path = load_scenario({"workload": table}), tmp_path / "copy.toml"
     path.write_text(ours.to_toml(), encoding="utf-8")
-    assert load(path).to_toml() == ours.to_toml() == load(load(path)).to_toml()
-    assert digest(load(path).build_workload()) == digest(ours.build_workload())
+    assert load_scenario(path).to_toml() == ours.to_toml() == load_scenario(load_scenario(path)).to_toml()
+    assert digest(load_scenario(path).build_workload()) == digest(ours.build_workload())
 
 
 MISTAKES = {
@@ -222,5 +222,5 @@ MISTAKES = {
 @pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_answered_with_its_key(table, answer):
     with pytest.raises(UserError) as fault:
-        load({"workload": table})
+        load_scenario({"workload": table})
     assert any(line.startswith(f"scenario: {answer}") for line in str(fault.value).splitlines())

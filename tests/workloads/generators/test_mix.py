@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import kvsim
 from kvsim import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from tests.workloads.generators.test_sessions import by_session, talk
 from tests.workloads.generators.test_synthetic import chat, digest
 from tests.workloads.traces.test_streaming import peak
 from tests.worlds import Given, GivenTimes, Listed, command, scenario, serve
-from workloads import Mix, Request, Segment, WorkloadError, answer_of, no_gaps, part_seed, stream
+from workloads import Mix, Request, Segment, WorkloadError, answer_of, named_rng, no_gaps, part_seed
 
 SOURCES = 2**48
 
@@ -146,12 +146,14 @@ def test_parts_have_seeds_of_their_own():
     seeds = [part_seed(seed, place) for seed in (0, 1, 2**63 - 1) for place in range(100)]
     assert len(set(seeds)) == 300
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert part_seed(7, 1) == stream(7, "mix-part-1").integers(2**63)
+    assert part_seed(7, 1) == named_rng(7, "mix-part-1").integers(2**63)
 
 
 def test_a_further_part_leaves_the_others_alone():
     two = [{"kind": "poisson", "requests": 30}, {"kind": "poisson", "requests": 30}]
-    short, long = (load({"workload": {"kind": "mix", "parts": parts}}).build_workload() for parts in (two, two * 2))
+    short, long = (
+        load_scenario({"workload": {"kind": "mix", "parts": parts}}).build_workload() for parts in (two, two * 2)
+    )
     times = [{request.arrival_s for request in workload} for workload in (short, long)]
     assert times[0] < times[1]
     assert len(times[0]) == 60, "the parts do not repeat each other"
@@ -201,27 +203,27 @@ def mine(tmp_path):
 
 
 def test_a_mix_of_traces_survives_its_own_file_in_another_folder(mine, tmp_path, monkeypatch):
-    ours = load(mine)
+    ours = load_scenario(mine)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     copy = tmp_path / "elsewhere" / "copy.toml"
     copy.write_text(ours.to_toml(), encoding="utf-8")
-    assert load(copy).to_toml() == load(load(copy)).to_toml()
-    assert load(copy, name="mine").to_toml() == ours.to_toml()
+    assert load_scenario(copy).to_toml() == load_scenario(load_scenario(copy)).to_toml()
+    assert load_scenario(copy, name="mine").to_toml() == ours.to_toml()
     assert str(tmp_path / "traces" / "day.csv") in ours.to_toml()
-    for other in (load(copy), load(ours), load("copy.toml")):
+    for other in (load_scenario(copy), load_scenario(ours), load_scenario("copy.toml")):
         assert digest(other.build_workload()) == digest(ours.build_workload())
-    assert hash(ours) == hash(load(ours))
+    assert hash(ours) == hash(load_scenario(ours))
 
 
 @pytest.mark.parametrize("policy", ["paged", "contiguous"])
 def test_a_mix_runs(mine, policy):
-    summary = kvsim.run(load(mine, cache__policy=policy)).summary
-    assert summary["completed"] == summary["requests"] == load(mine).build_workload().n_requests
+    summary = kvsim.run(load_scenario(mine, cache__policy=policy)).summary
+    assert summary["completed"] == summary["requests"] == load_scenario(mine).build_workload().n_requests
 
 
 def test_the_number_of_requests_can_be_set_where_it_is_run(mine):
-    assert load(mine).workload.count_key == "limit"
+    assert load_scenario(mine).workload.count_key == "limit"
     done = command("run", str(mine), "--requests", "9", "--json")
     assert done.returncode == 0, done.stderr
     assert '"requests": 9' in done.stdout
@@ -233,13 +235,13 @@ def test_the_same_mix_in_every_process(mine):
         "print(digest(load(sys.argv[1]).build_workload()))"
     )
     run = subprocess.run([sys.executable, "-c", program, str(mine)], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == digest(load(mine).build_workload())
+    assert run.stdout.strip() == digest(load_scenario(mine).build_workload())
 
 
 def test_a_trace_that_is_not_there_is_named(mine):
     (mine.parent / "traces" / "day.csv").unlink()
     with pytest.raises(WorkloadError, match=r"day\.csv: no such file"):
-        load(mine).build_workload()
+        load_scenario(mine).build_workload()
 
 
 POISSON = {"kind": "poisson"}
@@ -274,7 +276,7 @@ MISTAKES = {
 @pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
     with pytest.raises(UserError) as fault:
-        load({"workload": {"kind": "mix", **table}})
+        load_scenario({"workload": {"kind": "mix", **table}})
     (line,) = str(fault.value).splitlines()
     assert line.startswith(f"scenario: {answer}")
 
@@ -282,7 +284,7 @@ def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
 def test_every_fault_of_every_part_has_its_line():
     parts = [{"rate": 0}, {"kind": "gamma", "cv": "x", "zzz": 1}, {"kind": "sessions", "turns": {"kind": "fixed"}}]
     with pytest.raises(UserError) as fault:
-        load({"workload": {"kind": "mix", "parts": parts}})
+        load_scenario({"workload": {"kind": "mix", "parts": parts}})
     keys = [line.split(": ")[1] for line in str(fault.value).splitlines()]
     assert sorted(keys) == [
         "workload.parts.0.rate",
@@ -316,9 +318,9 @@ values = st.recursive(
 def test_any_table_is_loaded_or_refused(kind, table):
     message = ""
     try:
-        ours = load({"workload": {**table, "kind": kind}})
+        ours = load_scenario({"workload": {**table, "kind": kind}})
     except UserError as e:
         message = str(e)
     else:
-        assert load(ours).to_toml() == ours.to_toml()
+        assert load_scenario(ours).to_toml() == ours.to_toml()
     assert all(line.startswith("scenario: ") for line in message.splitlines())

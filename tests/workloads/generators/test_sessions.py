@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tests.worlds
 from kvsim import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from tests.workloads.generators.test_synthetic import digest
 from tests.worlds import GivenTimes, Listed, scenario, serve
 from workloads import Fixed, Lognormal, Request, Segment, Sessions, answer_of, gamma_gaps, no_gaps, poisson_gaps
@@ -308,7 +308,7 @@ def test_without_sessions_everything_is_sent_as_it_would_be_one_by_one(monkeypat
 
 
 def test_the_default_sessions_are_a_hundred_short_chats():
-    workload = load({"workload": {"kind": "sessions"}}).build_workload()
+    workload = load_scenario({"workload": {"kind": "sessions"}}).build_workload()
     turns = [len(of_one) for of_one in by_session(workload).values()]
     assert len(turns) == 100
     assert 3 < np.mean(turns) < 5
@@ -319,18 +319,18 @@ def test_a_scenario_of_sessions_survives_its_own_file(tmp_path):
     changes = {"sessions": 7, "cv": 2.0, "turns": {"kind": "fixed", "value": 3}, "max_context": 900, "think_s": 0.0}
     path = tmp_path / "copy.toml"
     for table in ({}, changes, {"system_prompts": 0, "user_tokens": {"kind": "lognormal", "mu": 1.0, "sigma": 0.0}}):
-        ours = load({"workload": {"kind": "sessions", **table}})
+        ours = load_scenario({"workload": {"kind": "sessions", **table}})
         path.write_text(ours.to_toml(), encoding="utf-8")
-        assert load(path).to_toml() == ours.to_toml()
-        assert list(load(path).build_workload()) == list(ours.build_workload())
+        assert load_scenario(path).to_toml() == ours.to_toml()
+        assert list(load_scenario(path).build_workload()) == list(ours.build_workload())
 
 
 def test_every_kind_says_which_key_counts_its_requests():
-    assert load({"workload": {"kind": "sessions"}}).workload.count_key == "sessions"
+    assert load_scenario({"workload": {"kind": "sessions"}}).workload.count_key == "sessions"
     for kind in ("poisson", "gamma", "batch", "closed-loop"):
-        assert load({"workload": {"kind": kind}}).workload.count_key == "requests"
+        assert load_scenario({"workload": {"kind": kind}}).workload.count_key == "requests"
     for kind in ("azure", "mooncake"):
-        assert load({"workload": {"kind": kind, "path": "x"}}).workload.count_key == "limit"
+        assert load_scenario({"workload": {"kind": kind, "path": "x"}}).workload.count_key == "limit"
 
 
 LOGNORMAL = {"kind": "lognormal", "mu": 1.0, "sigma": 1.0}
@@ -357,7 +357,7 @@ MISTAKES = {
 @pytest.mark.parametrize(("table", "answer"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_answered_with_its_key_in_one_line(table, answer):
     with pytest.raises(UserError) as fault:
-        load({"workload": {"kind": "sessions", **table}})
+        load_scenario({"workload": {"kind": "sessions", **table}})
     (line,) = str(fault.value).splitlines()
     assert line.startswith(f"scenario: {answer}")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from workloads import Fixed, Lognormal, Request, Synthetic, gamma_gaps, no_gaps, poisson_gaps, stream
+from workloads import Fixed, Lognormal, Request, Synthetic, gamma_gaps, named_rng, no_gaps, poisson_gaps
 from workloads.generators.lengths import MAX_TOKENS
 
 N = 200_000
@@ -53,12 +53,12 @@ GAPS = {
 
 @pytest.mark.parametrize(("gaps", "theory"), GAPS.values(), ids=GAPS)
 def test_gaps_have_the_mean_and_variance_of_theory(gaps, theory):
-    assert agrees(gaps(stream(1, "gaps"))(N), theory)
+    assert agrees(gaps(named_rng(1, "gaps"))(N), theory)
 
 
 @pytest.mark.parametrize(("mu", "sigma"), [(6.0, 0.5), (7.0, 0.9), (5.0, 0.1)])
 def test_lognormal_lengths_have_the_mean_and_variance_of_theory(mu, sigma):
-    assert agrees(Lognormal(mu, sigma).draw(stream(1, "lengths"), N), lognormal_theory(mu, sigma))
+    assert agrees(Lognormal(mu, sigma).draw(named_rng(1, "lengths"), N), lognormal_theory(mu, sigma))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_lognormal_lengths_have_the_mean_and_variance_of_theory(mu, sigma):
 )
 def test_the_comparison_with_theory_can_fail(sample, theory):
     """The control: samples of another distribution, though a similar one, do not agree."""
-    assert not agrees(sample(stream(1, "control"), N), theory)
+    assert not agrees(sample(named_rng(1, "control"), N), theory)
 
 
 def test_a_workload_s_own_gaps_and_lengths_agree_with_theory():
@@ -87,7 +87,7 @@ def test_a_workload_s_own_gaps_and_lengths_agree_with_theory():
 
 def test_lengths_outside_the_limits_become_the_limit():
     mu, sigma, low, high = 4.0, 1.0, 20, 200
-    lengths = Lognormal(mu, sigma, low, high).draw(stream(1, "clip"), N)
+    lengths = Lognormal(mu, sigma, low, high).draw(named_rng(1, "clip"), N)
     assert (lengths.min(), lengths.max()) == (low, high)
     # Rounding moves the edges by half a token.
     theory = lognormal_theory(mu, sigma)
@@ -97,13 +97,13 @@ def test_lengths_outside_the_limits_become_the_limit():
 
 def test_lengths_are_whole_tokens_between_one_and_the_most_that_a_trace_may_hold():
     for mu, limit in ((-20.0, 1), (20.0, MAX_TOKENS), (700.0, MAX_TOKENS)):
-        lengths = Lognormal(mu, 0.0).draw(stream(1, "far"), 10)
+        lengths = Lognormal(mu, 0.0).draw(named_rng(1, "far"), 10)
         assert lengths.dtype == np.int64
         assert lengths.tolist() == [min(limit, max(1, round(np.exp(mu))))] * 10
 
 
 def test_fixed_lengths_and_no_gaps_draw_nothing():
-    rng, untouched = stream(1, "x"), stream(1, "x")
+    rng, untouched = named_rng(1, "x"), named_rng(1, "x")
     assert Fixed(7).draw(rng, 3).tolist() == [7, 7, 7]
     assert no_gaps(rng)(3).tolist() == [0.0, 0.0, 0.0]
     assert rng.random() == untouched.random()
@@ -138,18 +138,21 @@ def test_another_seed_is_another_stream():
 
 def test_the_same_stream_in_every_process():
     """A name's generator must not depend on Python's hashes, which are salted anew for each process."""
-    program = "from workloads import stream; print(stream(5, 'arrivals').integers(2**60))"
+    program = "from workloads import named_rng; print(named_rng(5, 'arrivals').integers(2**60))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(run.stdout) == stream(5, "arrivals").integers(2**60)
+    assert int(run.stdout) == named_rng(5, "arrivals").integers(2**60)
 
 
 def test_names_are_independent_streams_of_one_seed():
-    pairs = [(stream(1, "arrivals"), stream(1, "prompt-lengths")), (stream(1, "arrivals"), stream(2, "arrivals"))]
+    pairs = [
+        (named_rng(1, "arrivals"), named_rng(1, "prompt-lengths")),
+        (named_rng(1, "arrivals"), named_rng(2, "arrivals")),
+    ]
     for one, other in pairs:
         r = np.corrcoef(one.random(N), other.random(N))[0, 1]
         assert abs(r) < STANDARD_ERRORS / np.sqrt(N)
     # The control: the same seed and name are the same numbers.
-    assert np.corrcoef(stream(1, "arrivals").random(N), stream(1, "arrivals").random(N))[0, 1] == pytest.approx(1)
+    assert np.corrcoef(named_rng(1, "arrivals").random(N), named_rng(1, "arrivals").random(N))[0, 1] == pytest.approx(1)
 
 
 def test_changing_one_distribution_leaves_the_others_draws_alone():

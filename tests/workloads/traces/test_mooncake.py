@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from tests.traces import SHARED, check_verdict, manifest, message_of, needs_shared
 from workloads import MooncakeTrace, Request, Segment, WorkloadError
 
@@ -211,14 +211,14 @@ def test_a_scenario_names_a_trace_and_survives_its_own_file(read, tmp_path):
     keys = 'path = "trace.jsonl"\nlimit = 3\nrate_scale = 3.0\nstart_s = 3.0\nstop_s = 99.0\n'
     for text, kept in ((keys, 3), ('path = "trace.jsonl"\n', 9)):
         path.write_text(f'[workload]\nkind = "mooncake"\n{text}', encoding="utf-8")
-        scenario = load(path)
+        scenario = load_scenario(path)
         assert scenario.workload.count_key == "limit"
         assert isinstance(scenario.build_workload(), MooncakeTrace)
         (tmp_path / "results").mkdir(exist_ok=True)
         copy = tmp_path / "results" / "scenario.toml"
         copy.write_text(scenario.to_toml(), encoding="utf-8")
-        assert load(copy).to_toml() == scenario.to_toml()
-        assert list(load(copy).build_workload()) == list(scenario.build_workload())
+        assert load_scenario(copy).to_toml() == scenario.to_toml()
+        assert list(load_scenario(copy).build_workload()) == list(scenario.build_workload())
         assert scenario.build_workload().n_requests == kept
 
 

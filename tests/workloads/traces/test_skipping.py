@@ -8,12 +8,12 @@ import pickle
 import numpy as np
 import pytest
 
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from tests.traces import lines, message_of
 from tests.workloads.traces.test_azure import HEADER
 from tests.workloads.traces.test_mooncake import row as mooncake_row
 from tests.workloads.traces.test_streaming import peak
-from workloads import AzureTrace, BadRowError, MooncakeTrace, WorkloadError, stream
+from workloads import AzureTrace, BadRowError, MooncakeTrace, WorkloadError, named_rng
 from workloads.traces import azure as azure_module
 from workloads.traces import trace as traces_module
 
@@ -115,7 +115,7 @@ def test_limit_and_window_count_good_rows(write):
 
 def test_thinning_keeps_a_share_by_seed_whatever_the_pages(write, monkeypatch):
     path = write(lines(HEADER, *azure_rows(900)))
-    drawn = stream(7, "thinning").random(900) < 0.3
+    drawn = named_rng(7, "thinning").random(900) < 0.3
     expected = (np.flatnonzero(drawn) + 100).tolist()
     for block, page in ((1 << 18, 4096), (500, 4096), (60, 3)):
         monkeypatch.setattr(azure_module, "_BLOCK", block)
@@ -130,7 +130,7 @@ def test_thinning_keeps_a_share_by_seed_whatever_the_pages(write, monkeypatch):
 
 def test_thinning_comes_after_the_window_and_before_the_limit(write):
     path = write(lines(HEADER, *azure_rows(400)))
-    drawn = (np.flatnonzero(stream(7, "thinning").random(300) < 0.5) + 150).tolist()
+    drawn = (np.flatnonzero(named_rng(7, "thinning").random(300) < 0.5) + 150).tolist()
     assert prompts(AzureTrace(path, start_s=50, stop_s=350, keep=0.5, seed=7)) == drawn
     trace = AzureTrace(path, start_s=50, stop_s=350, keep=0.5, seed=7, limit=10)
     assert prompts(trace) == drawn[:10]
@@ -201,4 +201,4 @@ def test_two_readings_at_a_time_do_not_disturb_each_other(write):
 
 def test_what_is_generated_needs_no_notes():
     scenarios = ("chat", "assistant")
-    assert [tuple(load(name).build_workload().notes) for name in scenarios] == [(), ()]
+    assert [tuple(load_scenario(name).build_workload().notes) for name in scenarios] == [(), ()]

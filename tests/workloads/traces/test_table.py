@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from kvsim.errors import UserError
-from kvsim.scenario.scenario import load
+from kvsim.scenario.scenario import load_scenario
 from tests.traces import lines, mangled, message_of, outcome
 from workloads import BadRowError, Columns, Request, TableTrace, WorkloadError
 
@@ -274,13 +274,13 @@ def test_a_scenario_names_columns_and_survives_its_own_file(tmp_path):
     (tmp_path / "table.csv").write_bytes(lines("arrival;prompt;output;who", "5;1;2;a", "9;3;4;", "10;3;4;"))
     path = tmp_path / "mine.toml"
     path.write_text(f"[workload]\n{KEYS}")
-    scenario = load(path)
+    scenario = load_scenario(path)
     assert list(scenario.build_workload()) == [Request(0, 0.0, 1, 2, session=0), Request(1, 0.004, 3, 4)]
     text = scenario.to_toml()
     assert "workload.columns.priority" in text.splitlines()[-1]
     path.write_text(text)
-    assert load(path).to_toml() == text
-    assert list(load(path).build_workload()) == list(scenario.build_workload())
+    assert load_scenario(path).to_toml() == text
+    assert list(load_scenario(path).build_workload()) == list(scenario.build_workload())
 
 
 BAD_KEYS = {
@@ -303,7 +303,7 @@ def test_a_bad_key_is_refused(tmp_path, key):
     path = tmp_path / "mine.toml"
     path.write_text(f'[workload]\nkind = "table"\npath = "x"\n{key}\n')
     with pytest.raises(UserError) as fault:
-        load(path)
+        load_scenario(path)
     assert BAD_KEYS[key] in message_of(fault)
 
 

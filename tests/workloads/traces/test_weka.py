@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from policies import Content
 from tests.traces import SHARED, lines, mangled, message_of, needs_shared, outcome
 from tests.worlds import GivenTimes, scenario, serve
-from workloads import BadRowError, Segment, WekaTrace, WorkloadError, stream
+from workloads import BadRowError, Segment, WekaTrace, WorkloadError, named_rng
 
 
 def call(t=0.0, prompt=130, output=3, hash_ids=(1, 2), **others):
@@ -42,7 +42,7 @@ def read(tmp_path):
 
 
 def starts(n, seed=0, rate=0.01):
-    return np.cumsum(stream(seed, "session-gaps").exponential(1 / rate, n)).tolist()
+    return np.cumsum(named_rng(seed, "session-gaps").exponential(1 / rate, n)).tolist()
 
 
 def test_turns_follow_one_another_with_think_times_told_or_found(read):

@@ -15,7 +15,7 @@ from kvsim.errors import UserError
 _ROOT = Path(__file__).parent.parent
 
 
-def ask_apart(
+def ask_isolated(
     module: str,
     question: Mapping[str, Any],
     failed: str,

@@ -7,6 +7,6 @@ import zlib
 import numpy as np
 
 
-def stream(seed: int, name: str) -> np.random.Generator:
+def named_rng(seed: int, name: str) -> np.random.Generator:
     """The generator called ``name`` for ``seed``: independent of every other name, the same in any process."""
     return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))

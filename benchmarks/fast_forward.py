@@ -1,4 +1,5 @@
-"""How fast the simulator is, with leaps and step by step: ``python -m benchmarks.leaps [--requests N] [--out FILE]``.
+"""How fast the simulator is, with fast-forwards and step by step: ``python -m benchmarks.fast_forward [--requests N]
+[--out FILE]``.
 
 The same requests under each preset, in rounds in which all take their turn, one core; medians of the rounds. Prompts
 and answers are about as long as those of the public Azure conversation trace (medians of 1,020 and 129 tokens), drawn
@@ -19,15 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed import bare_events
-from kvsim.scenario.scenario import Scenario, load
+from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.run import run
 
 PRESETS = ("oracle", "hf-reserved", "growing", "ring", "paged", "vllm", "chunked", "contiguous", "llama.cpp-today")
-"""Those that never plan a compaction: that would be most of the time, leaps or not."""
+"""Those that never plan a compaction: that would be most of the time, fast-forwards or not."""
 
 
 def scenario(requests: int) -> Scenario:
-    return load(
+    return load_scenario(
         {
             "name": "leaps",
             "workload": {
@@ -55,14 +56,14 @@ def main(
     for _ in range(rounds):
         bare.append(bare_events())
         for name in PRESETS:
-            for leap in (True, False):
+            for fast_forward in (True, False):
                 began = time.perf_counter()
-                summary = run(world, name, leap=leap).summary
-                taken[name][leap].append(time.perf_counter() - began)
+                summary = run(world, name, fast_forward=fast_forward).summary
+                taken[name][fast_forward].append(time.perf_counter() - began)
                 facts[name] = summary["forward_passes"], summary["prompt_tokens"] + summary["output_tokens"]
     rows = []
     for name in PRESETS:
-        leaping, stepping = (statistics.median(taken[name][leap]) for leap in (True, False))
+        leaping, stepping = (statistics.median(taken[name][fast_forward]) for fast_forward in (True, False))
         ratios = [b / a for a, b in zip(taken[name][True], taken[name][False], strict=True)]
         passes, tokens = facts[name]
         rows.append(
