@@ -26,6 +26,7 @@ class DelegatingPolicy(Policy):
             inner.can_free_while_decoding,
         )
         self.moves_cells = inner.moves_cells
+        self.can_shift, self.can_reserve = inner.can_shift, inner.can_reserve
 
     @property
     def longest(self) -> int:

@@ -107,6 +107,12 @@ class Policy(ABC):
     moves_cells: bool = False
     """Whether it may ever ask for cells to be copied, so that what that costs must be known."""
 
+    can_shift: bool = False
+    """Whether ``shift`` works: positions of a sequence may be renumbered in place."""
+
+    can_reserve: bool = False
+    """Whether ``reserve`` sets room aside chunk by chunk; otherwise it says yes, and ``allocate`` may still refuse."""
+
     can_free_while_decoding: bool = False
     """Whether decode steps may let in who had to wait: by giving up cells, or by forgetting what it would share."""
 

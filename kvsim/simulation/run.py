@@ -43,7 +43,7 @@ def build_policy(
         built = choice(scenario.cache_config(relative))
     except ValueError as e:
         raise UserError(f"{scenario.name}: cache: {e}") from None
-    if scenario.server.context_shift and not built.unbounded and type(built).shift is Policy.shift:
+    if scenario.server.context_shift and not built.unbounded and not built.can_shift:
         raise UserError(f"{scenario.name}: server.context_shift: policy {built.name!r} cannot shift positions")
     if costs is not None:
         costs.check(scenario.model.name, built.kernel, scenario.cache.type_k, scenario.cache.type_v)

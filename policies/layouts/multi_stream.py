@@ -73,6 +73,8 @@ class MultiStreamPolicy(Policy):
     (Nearly nothing: two flaws of the original are reproduced, see ``_undo`` and ``_take``.)
     """
 
+    can_shift = True
+
     def __init__(
         self,
         name: str,

@@ -56,6 +56,7 @@ class PagedPolicy(Policy):
     """
 
     moves_cells = True
+    can_reserve = True
     """A block that others share too is copied before it is written to."""
 
     def __init__(

@@ -50,6 +50,8 @@ class UnifiedPolicy(Policy):
     did; otherwise take it all back.
     """
 
+    can_shift = True
+
     def __init__(
         self,
         name: str,

@@ -65,7 +65,7 @@ class Vllm(SchedulerBase):
         """The chunks at its beginning that are of those in lockstep."""
         self._admission_blocked = False
         """Whether nobody can be let in until somebody ends, or somebody in lockstep gives room back."""
-        self._places_alone = type(policy).reserve is Policy.reserve
+        self._places_alone = not policy.can_reserve
 
     def keep_step(self, lockstep_batch: LockstepBatch[Any] | None) -> None:
         """Those that generate are kept in lockstep from now on."""
