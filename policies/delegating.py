@@ -29,9 +29,9 @@ class DelegatingPolicy(Policy):
         self.can_shift, self.can_reserve = inner.can_shift, inner.can_reserve
 
     @property
-    def longest(self) -> int:
+    def max_sequence_tokens(self) -> int:
         """As the inner one."""
-        return self.inner.longest
+        return self.inner.max_sequence_tokens
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """As the inner one."""

@@ -117,7 +117,7 @@ class Policy(ABC):
     """Whether decode steps may let in who had to wait: by giving up cells, or by forgetting what it would share."""
 
     @property
-    def longest(self) -> int:
+    def max_sequence_tokens(self) -> int:
         """The most tokens that one sequence can ever hold here."""
         return self.capacity
 
@@ -130,10 +130,10 @@ class Policy(ABC):
 
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why such a sequence could not be served even if it had the cache to itself, with the sizes; or None."""
-        if self.unbounded or plan.final_tokens <= self.longest:
+        if self.unbounded or plan.final_tokens <= self.max_sequence_tokens:
             return None
         sizes = f"{plan.prompt_tokens} prompt tokens, {plan.final_tokens} in all"
-        return f"the request needs {plan.final_tokens} cells ({sizes}), a sequence can have {self.longest}"
+        return f"the request needs {plan.final_tokens} cells ({sizes}), a sequence can have {self.max_sequence_tokens}"
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """How many of the first ``tokens`` tokens of a text are cached already for a sequence that holds nothing.

@@ -383,15 +383,19 @@ class CostModel:
         if n > self.most_tokens:
             self.most_tokens = n
         cell, base, chunk, run, _ = self._attention[kernel]
-        attention, runs, longest = cell[1] * next_step_reads.scanned, next_step_reads.runs, next_step_reads.longest
-        for each, scanned, pieces in summary.rows:
+        attention, runs, longest = (
+            cell[1] * next_step_reads.scanned,
+            next_step_reads.runs,
+            next_step_reads.max_scanned_per_token,
+        )
+        for each, scanned, pieces in summary.chunk_reads:
             attention += cell[each] * scanned
             runs += pieces
             if scanned > longest:
                 longest = scanned
         if longest > self.most_cells:
             self.most_cells = longest
-        rest = chunk * (tokens + len(summary.rows)) + run * runs
+        rest = chunk * (tokens + len(summary.chunk_reads)) + run * runs
         return self._pace * (self._forward[n] + group.share * (base + attention + rest))
 
     def lasting(self, members: int, forecast: ReadForecast, kernel: Kernel, group: Group) -> Callable[[int], float]:
@@ -402,10 +406,10 @@ class CostModel:
         fixed = self._pace * (self._forward[members] + group.share * (base + chunk * members))
 
         def seconds(steps: int) -> float:
-            found = steps * fixed + scan * forecast.scores(steps)
+            found = steps * fixed + scan * forecast.total_scanned(steps)
             if piece:
-                found += piece * forecast.pieces(steps)
-            for after, cells in forecast.copies:
+                found += piece * forecast.total_runs(steps)
+            for after, cells in forecast.region_copies:
                 if after < steps:
                     found += group.share * self._moving(1, cells)
             return found
@@ -423,7 +427,7 @@ class CostModel:
         """These steps were run: they count for what is warned of."""
         for each in fast_forward.passes:
             self.most_tokens = max(self.most_tokens, each.tokens)
-            self.most_cells = max(self.most_cells, *(int(sums.longest.max()) for sums in each.groups))
+            self.most_cells = max(self.most_cells, *(int(sums.max_scanned_per_token.max()) for sums in each.groups))
 
     def moves(self, moves: Moves) -> float:
         """Seconds to carry out a compaction."""

@@ -136,10 +136,10 @@ class Recorder:
             self._time_breakdown.arrived(job)
         self.queue.arrive(self.latencies.ended)
 
-    def mixed_step(self, summary: PassSummary, ahead: NextStepReads) -> None:
+    def mixed_step(self, summary: PassSummary, next_step_reads: NextStepReads) -> None:
         """A forward pass has been run in which a lockstep batch got its tokens beside some chunks."""
-        scores = ahead.scanned
-        for tokens, scanned, _ in summary.rows:
+        scores = next_step_reads.scanned
+        for tokens, scanned, _ in summary.chunk_reads:
             scores += tokens * scanned
         self.scores += scores
         self.useful_scores += scores

@@ -122,9 +122,9 @@ class Server:
         if now + seconds >= event:
             n = _reaching(event - now, lasting, n, seconds)
             seconds = lasting(n)
-        costs.reached(members, lockstep_batch.longest(n))
-        self._recorder.lockstep_steps(n, forecast.scores(n))
-        for moves in lockstep_batch.take(forecast, n):
+        costs.reached(members, lockstep_batch.max_scanned_per_token(n))
+        self._recorder.lockstep_steps(n, forecast.total_scanned(n))
+        for moves in lockstep_batch.take_steps(forecast, n):
             self._recorder.moved(moves)
         return n, seconds
 
@@ -143,8 +143,8 @@ class Server:
         n = min(int(np.searchsorted(times[1:], self._env.peek())) + 1, planned.steps)
         if n < 2:
             return 0, 0.0
-        taken = planned.head(n)
-        usages = planned.take(n, recorder.watches)
+        taken = planned.first_steps(n)
+        usages = planned.take_steps(n, recorder.watches)
         recorder.fast_forward(times[:n], [seconds[:n] for seconds in each], taken, usages)
         backend.costs.went(taken)
         return n, float(times[n]) - now
@@ -193,7 +193,7 @@ class Server:
             seconds += self._foresight.mixed_step(tokens, next_step_reads, summary)
             self._recorder.mixed_step(summary, next_step_reads)
             tokens, next_step_reads = 0, NO_READS
-        lockstep_batch.take_one()
+        lockstep_batch.take_step()
         return 1, seconds
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from policies.vocabulary import IntArray, Usage
 
-MOST = 1024
+MAX_STEPS = 1024
 """Steps that are foreseen at a time: arrivals mostly come earlier."""
 
-COUNTED: IntArray = np.arange(1, MOST + 1)
+STEP_NUMBERS: IntArray = np.arange(1, MAX_STEPS + 1)
 """The steps, counted from the first."""
 
 
@@ -31,7 +31,7 @@ class Usages:
     cached: IntArray
 
     @staticmethod
-    def like(usage: Usage, steps: int, **changed: IntArray) -> Usages:
+    def repeated(usage: Usage, steps: int, **changed: IntArray) -> Usages:
         """The same after all steps, but for some fields."""
         names = [field.name for field in fields(Usages)]
         return Usages(
@@ -39,7 +39,7 @@ class Usages:
         )
 
 
-class Sums(NamedTuple):
+class StepReads(NamedTuple):
     """What attention reads in one cache group in each of some steps, all tokens of a pass together; arrays of shape
     (steps,), int64."""
 
@@ -51,33 +51,35 @@ class Sums(NamedTuple):
     """Contiguous pieces (blocks, for a block table) that the scanned cells lie in."""
     span: IntArray
     """Cells that the kernel reads at least once."""
-    longest: IntArray
+    max_scanned_per_token: IntArray
     """Cells that one token is scored against, at most."""
 
-    def head(self, n: int) -> Sums:
+    def first_steps(self, n: int) -> StepReads:
         """The first ``n`` steps."""
-        return Sums(self.scanned[:n], self.useful[:n], self.runs[:n], self.span[:n], self.longest[:n])
+        return StepReads(
+            self.scanned[:n], self.useful[:n], self.runs[:n], self.span[:n], self.max_scanned_per_token[:n]
+        )
 
 
-class Pass(NamedTuple):
+class DecodePass(NamedTuple):
     """A forward pass that each of some steps has."""
 
     tokens: int
     """In each step, one for each of its sequences."""
-    groups: tuple[Sums, ...]
+    groups: tuple[StepReads, ...]
     """One for each cache group."""
 
-    def head(self, n: int) -> Pass:
+    def first_steps(self, n: int) -> DecodePass:
         """In the first ``n`` steps."""
-        return Pass(self.tokens, tuple(sums.head(n) for sums in self.groups))
+        return DecodePass(self.tokens, tuple(sums.first_steps(n) for sums in self.groups))
 
 
 class FastForward(NamedTuple):
     """Decode steps in a row of the same sequences, a token for each, none of them taken yet."""
 
-    passes: tuple[Pass, ...]
+    passes: tuple[DecodePass, ...]
     """Those of a step, in order; nearly always one."""
-    take: Callable[[int, bool], Usages | None]
+    take_steps: Callable[[int, bool], Usages | None]
     """Take so many of the steps, and say, where that is asked for, how full the cache is after each. To be called
     once, before anything else."""
 
@@ -86,12 +88,12 @@ class FastForward(NamedTuple):
         """How many could be placed before the policy must decide something."""
         return len(self.passes[0].groups[0].span)
 
-    def head(self, n: int) -> FastForward:
+    def first_steps(self, n: int) -> FastForward:
         """The first ``n`` steps."""
-        return FastForward(tuple(each.head(n) for each in self.passes), self.take)
+        return FastForward(tuple(each.first_steps(n) for each in self.passes), self.take_steps)
 
 
-def rising(starts: Sequence[int], steps: int, most: int | None = None) -> IntArray:
+def lengths_after(starts: Sequence[int], steps: int, most: int | None = None) -> IntArray:
     """What each sequence holds after each step if it holds ``starts`` now, and at most ``most``; shape (steps, n)."""
     held = np.array(starts, dtype=np.int64)[None, :] + np.arange(1, steps + 1)[:, None]
     return held if most is None else np.minimum(held, most)

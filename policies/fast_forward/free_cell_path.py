@@ -10,7 +10,7 @@ from policies.cells.arena import Arena
 from policies.cells.reads import constants, padded_span, padded_spans
 from policies.cells.search import Cells, cells_array, in_order, start_of_search
 from policies.compaction.triggers import Facts, TriggerForecast
-from policies.fast_forward.forecast import MOST, FastForward, Pass, Sums, Usages
+from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, StepReads, Usages
 from policies.fast_forward.tiles import TileMap
 from policies.vocabulary import Chunk, IntArray
 
@@ -44,7 +44,7 @@ class FreeCellPath:
         """That find room, each with the cells behind those of the one before."""
         self.cells: Cells = range(0)
         """What they take, step after step; shape (steps * tokens,)."""
-        n = min(n, MOST)
+        n = min(n, MAX_STEPS)
         if n < 1 or at == len(free):
             return
         first = max(free.starts[at], head)
@@ -173,7 +173,7 @@ class FreeCellPath:
             sums = masked_sums(self.step, self.spans()[:steps])
         else:
             sums = tiles.plan_steps(self.step, self.table(steps))
-        return FastForward((Pass(len(self.step), (sums,)),), take)
+        return FastForward((DecodePass(len(self.step), (sums,)),), take)
 
     def usages(self, k: int) -> Usages:
         """How full the cache will be after each of the first ``k`` steps."""
@@ -192,7 +192,7 @@ class FreeCellPath:
         )
 
 
-def masked_sums(step: Sequence[Chunk], spans: IntArray, most: int | None = None, streams: int = 1) -> Sums:
+def masked_sums(step: Sequence[Chunk], spans: IntArray, most: int | None = None, streams: int = 1) -> StepReads:
     """What steps read under the kernel ``masked``, of each of which ``spans`` says up to where; ``most``: tokens that a
     sequence can see at most; ``streams``: how many are read that far."""
     steps, tokens = len(spans), len(step)
@@ -206,7 +206,7 @@ def masked_sums(step: Sequence[Chunk], spans: IntArray, most: int | None = None,
         starts = np.array([chunk.start for chunk in step])
         useful = np.minimum(starts + np.arange(1, steps + 1)[:, None], most).sum(axis=1)
     whole = spans * streams if streams > 1 else spans
-    return Sums(tokens * spans if tokens > 1 else spans, useful, constants(tokens, steps), whole, spans)
+    return StepReads(tokens * spans if tokens > 1 else spans, useful, constants(tokens, steps), whole, spans)
 
 
 def runs_after(starts: IntArray, ends: IntArray, cells: Cells, taken: IntArray) -> tuple[IntArray, IntArray]:

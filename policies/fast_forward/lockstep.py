@@ -17,7 +17,7 @@ class NextStepReads(NamedTuple):
     """Scores computed, all of them against cells that the token's sequence can see."""
     runs: int
     """Contiguous pieces that the scanned cells lie in."""
-    longest: int
+    max_scanned_per_token: int
     """Cells that one token is scored against, at most."""
 
 
@@ -31,49 +31,49 @@ class ReadForecast(NamedTuple):
     exact."""
 
     steps: int
-    scanned: int
+    scanned_before: int
     """Scores that were computed in the step before."""
-    growth: int
+    growth_per_step: int
     """By how many there are more in each further step."""
-    runs: int
+    runs_before: int
     """Contiguous pieces that the scanned cells lay in."""
-    bends: Sequence[int] = ()
+    growth_drops: Sequence[int] = ()
     """After how many steps the growth lessens by one, and again by one."""
-    size: int = 1
+    block_size: int = 1
     """Cells in a block, and so the steps between two blocks of one member."""
-    begins: BlockSchedule = ()
+    block_starts: BlockSchedule = ()
     """Who takes a block when, ascending: all do, once in so many steps, and their cells are one piece more."""
-    gives: BlockSchedule = ()
+    block_releases: BlockSchedule = ()
     """Who gives up a full block when: one piece less."""
-    copies: Sequence[tuple[int, int]] = ()
+    region_copies: Sequence[tuple[int, int]] = ()
     """After how many steps so many cells in a row are copied, before the next one."""
 
-    def scores(self, n: int) -> int:
+    def total_scanned(self, n: int) -> int:
         """Computed in the first ``n`` steps."""
-        scores = n * self.scanned + self.growth * (n * (n + 1) // 2)
-        for bend in self.bends:
+        scores = n * self.scanned_before + self.growth_per_step * (n * (n + 1) // 2)
+        for bend in self.growth_drops:
             if bend < n:
                 scores -= (n - bend) * (n - bend + 1) // 2
-        return scores - self.size * self._since(self.gives, n) if self.gives else scores
+        return scores - self.block_size * self._since(self.block_releases, n) if self.block_releases else scores
 
-    def pieces(self, n: int) -> int:
+    def total_runs(self, n: int) -> int:
         """Read in the first ``n`` steps."""
-        pieces = n * self.runs
-        if self.begins:
+        pieces = n * self.runs_before
+        if self.block_starts:
             # Each of the members takes its first block when it has filled those that it has.
-            size, members = self.size, self.growth
-            room = size * self.runs - self.scanned
+            size, members = self.block_size, self.growth_per_step
+            room = size * self.runs_before - self.scanned_before
             whole, rest = divmod(n, size)
             pieces += whole * (members * n - room) - members * size * (whole * (whole - 1) // 2)
-            for first, who in self.begins:
+            for first, who in self.block_starts:
                 if first >= rest:
                     break
                 pieces += len(who) * (rest - first)
-        return pieces - self._since(self.gives, n) if self.gives else pieces
+        return pieces - self._since(self.block_releases, n) if self.block_releases else pieces
 
     def _since(self, dues: BlockSchedule, n: int) -> int:
         """How many of the first ``n`` steps there are from each block on, that one's included; over all blocks."""
-        size, found = self.size, 0
+        size, found = self.block_size, 0
         for first, who in dues:
             left = n - first
             if left > 0:
@@ -91,7 +91,7 @@ class PassSummary(NamedTuple):
     know."""
 
     tokens: int
-    rows: list[tuple[int, int, int]]
+    chunk_reads: list[tuple[int, int, int]]
     """Of each chunk: its tokens, the cells that each of them scans, all of them its own, and the runs they lie in."""
     moves: Moves = NO_MOVES
     """Cells to copy before the pass."""
@@ -99,7 +99,7 @@ class PassSummary(NamedTuple):
     """Keys to rotate after that, before the pass."""
 
     @staticmethod
-    def of(batch: MicroBatch) -> PassSummary:
+    def from_micro_batch(batch: MicroBatch) -> PassSummary:
         """Of a micro-batch whose chunks scan their own cells."""
         (place,) = batch.places
         reads = place.reads
@@ -110,13 +110,13 @@ class PassSummary(NamedTuple):
 class LockstepSequence:
     """What a sequence holds; as long as it is in a lockstep batch, its length goes with the lockstep batch's steps."""
 
-    __slots__ = ("_length", "joined", "lockstep_batch")
+    __slots__ = ("_length", "join_index", "lockstep_batch")
 
     def __init__(self) -> None:
         self._length = 0
         """Tokens placed; in a lockstep batch, less its steps."""
         self.lockstep_batch: LockstepBatch[Any] | None = None
-        self.joined = 0
+        self.join_index = 0
         """Of joining it: the order in which members get their tokens in a step."""
 
     @property
@@ -135,11 +135,11 @@ M = TypeVar("M", bound=LockstepSequence)
 class LockstepBatch(ABC, Generic[M]):
     """Those who decode in lockstep, in the order of their joining: in each step all of them get one token."""
 
-    takes: bool
+    takes_from_pool: bool
     """Whether members take from what others may want as well, so that it matters who comes first in a step."""
 
-    def __init__(self, widest: int) -> None:
-        self.widest = widest
+    def __init__(self, max_pass_tokens: int) -> None:
+        self.max_pass_tokens = max_pass_tokens
         """The most tokens in one forward pass."""
         self.steps = 0
         """Taken so far."""
@@ -160,11 +160,11 @@ class LockstepBatch(ABC, Generic[M]):
         """It does so no longer."""
 
     @abstractmethod
-    def stuck(self) -> list[int]:
+    def blocked(self) -> list[int]:
         """Members for whose next token something must be decided."""
 
     @abstractmethod
-    def reserve(self) -> bool:
+    def reserve_step(self) -> bool:
         """Set aside what the next step takes; False, and nothing happens, where there is no room."""
 
     @abstractmethod
@@ -181,20 +181,20 @@ class LockstepBatch(ABC, Generic[M]):
         """As many of the next ``n`` steps as can be taken before something is to be decided; at least one, if that has
         been reserved and nobody is stuck."""
 
-    def keeps_all(self) -> int:
+    def steps_until_release(self) -> int:
         """Steps up to the first in which a member may give room back, that one included."""
         return 1 << 62
 
     @abstractmethod
-    def longest(self, n: int) -> int:
+    def max_scanned_per_token(self, n: int) -> int:
         """Cells that one token is scored against in the next ``n`` steps, at most."""
 
     @abstractmethod
-    def take_one(self) -> None:
+    def take_step(self) -> None:
         """Take the next step, which must have been reserved."""
 
     @abstractmethod
-    def take(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
+    def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
         """Take so many of the steps that have just been foreseen; the copies that were foreseen for them."""
 
     def _add(self, seq: int, member: M) -> None:
@@ -203,7 +203,7 @@ class LockstepBatch(ABC, Generic[M]):
         most = self._most
         if not self._members or (most is not None and member._length > most):
             self._most = member._length
-        member.lockstep_batch, member.joined, self._members[seq] = self, self._joins, member
+        member.lockstep_batch, member.join_index, self._members[seq] = self, self._joins, member
 
     def _drop(self, seq: int) -> M:
         member = self._members.pop(seq)

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.cells.reads import padded_spans
 from policies.cells.split_batch import split_by_stream
-from policies.fast_forward.forecast import MOST, FastForward, Pass, Usages
+from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, Usages
 from policies.fast_forward.free_cell_path import FreeCellPath, masked_sums
 from policies.fast_forward.window_path import WindowPath
 from policies.vocabulary import Chunk, IntArray
@@ -23,7 +23,7 @@ def plan_steps(policy: MultiStreamPolicy, step: Sequence[Chunk], n: int) -> Fast
     streams = policy.n_streams > 1
     if (len(step) > policy.n_ubatch and not streams) or policy.caches[0].window is not None:
         return None
-    steps = min(n, MOST)
+    steps = min(n, MAX_STEPS)
     parts: list[Sequence[Chunk]] = [step]
     if streams:
         parts = list(split_by_stream(step, policy.n_ubatch, sequential=True))
@@ -58,7 +58,7 @@ def plan_steps(policy: MultiStreamPolicy, step: Sequence[Chunk], n: int) -> Fast
         n_streams = len(part) if streams else 1
         pairs = zip(policy.caches, groups, strict=True)
         sums = tuple(masked_sums(part, span, spec.window, n_streams) for spec, span in pairs)
-        passes.append(Pass(len(part), sums))
+        passes.append(DecodePass(len(part), sums))
     return FastForward(tuple(passes), take)
 
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.fast_forward.forecast import MOST
+from policies.fast_forward.forecast import MAX_STEPS
 from policies.fast_forward.lockstep import LockstepBatch, LockstepSequence, NextStepReads, PassSummary, ReadForecast
 from policies.vocabulary import Chunk, Moves
 
@@ -69,10 +69,10 @@ class RegionLockstepBatch(LockstepBatch[Region]):
     """Each member goes on in its own region, until that is full or must be renumbered; on the way, one at a time may
     move on to a larger one."""
 
-    takes = False
+    takes_from_pool = False
 
-    def __init__(self, policy: Regions, widest: int):
-        super().__init__(widest)
+    def __init__(self, policy: Regions, max_pass_tokens: int):
+        super().__init__(max_pass_tokens)
         self._policy = policy
         self._ends: list[tuple[int, int, int]] = []
         """A heap of, for each member at least: the step before which something must be decided, turn, number."""
@@ -92,13 +92,13 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         if room < 1:
             return False
         self._add(seq, region)
-        heapq.heappush(self._ends, (self.steps + room, region.joined, seq))
+        heapq.heappush(self._ends, (self.steps + room, region.join_index, seq))
         self._held += policy.held(seq)
         if most is None:
             self._growing += 1
         elif region.length < most:
             self._growing += 1
-            heapq.heappush(self._caps, (self.steps + most - region.length, region.joined, seq))
+            heapq.heappush(self._caps, (self.steps + most - region.length, region.join_index, seq))
         return True
 
     def leave(self, seq: int) -> None:
@@ -107,7 +107,7 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         self._held -= self._policy.held(seq)
         self._growing -= self._policy.most is None or region.length < self._policy.most
 
-    def stuck(self) -> list[int]:
+    def blocked(self) -> list[int]:
         """Those whose regions are full, or to be renumbered."""
         if not self._ends or self._ends[0][0] > self.steps:
             return []
@@ -118,7 +118,7 @@ class RegionLockstepBatch(LockstepBatch[Region]):
             heapq.heappush(self._ends, entry)
         return [seq for _, _, seq in found]
 
-    def reserve(self) -> bool:
+    def reserve_step(self) -> bool:
         """All room is there."""
         return True
 
@@ -128,37 +128,37 @@ class RegionLockstepBatch(LockstepBatch[Region]):
 
     def next_step_reads(self) -> NextStepReads:
         """One token more for each."""
-        return NextStepReads(self._held + self._growing, len(self), self.longest(1))
+        return NextStepReads(self._held + self._growing, len(self), self.max_scanned_per_token(1))
 
     def forecast(self, n: int) -> ReadForecast:
         """Until somebody is stuck, and cannot just move on to a larger region."""
-        n, copies = self._foresee(min(n, MOST))
-        return ReadForecast(n, self._held, self._growing, len(self._members), self._capped(n), copies=copies)
+        n, copies = self._foresee(min(n, MAX_STEPS))
+        return ReadForecast(n, self._held, self._growing, len(self._members), self._capped(n), region_copies=copies)
 
-    def keeps_all(self) -> int:
+    def steps_until_release(self) -> int:
         """Up to the first in which somebody moves on."""
         end = self._next(self._ends)
-        return super().keeps_all() if end is None else end + 1 - self.steps
+        return super().steps_until_release() if end is None else end + 1 - self.steps
 
-    def longest(self, n: int) -> int:
+    def max_scanned_per_token(self, n: int) -> int:
         """All of its tokens, or as many as it keeps."""
         most, tokens = self._policy.most, self._most_tokens() + n
         return tokens if most is None else min(tokens, most)
 
-    def take_one(self) -> None:
+    def take_step(self) -> None:
         """A token for each."""
         self._fill(1)
 
-    def take(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
+    def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
         """A token for each in every step."""
         copies, stop = [], self.steps + n
         while (end := self._next(self._ends)) is not None and end < stop:
-            _, joined, seq = self._ends[0]
+            _, join_index, seq = self._ends[0]
             region = self._members[seq]
             before, size = region.size, self._policy.next_size(region.size)
             assert size is not None
             copies.append(self._policy.move_on(region, size))
-            heapq.heapreplace(self._ends, (end + size - before, joined, seq))
+            heapq.heapreplace(self._ends, (end + size - before, join_index, seq))
         self._fill(n)
         return copies
 
@@ -181,14 +181,16 @@ class RegionLockstepBatch(LockstepBatch[Region]):
             return n, []
         copies: list[tuple[int, int]] = []
         sizes = {seq: self._members[seq].size for _, _, seq in ends if seq in self._members}
-        next_step_reads = [entry for entry in ends if entry[2] in sizes and self._members[entry[2]].joined == entry[1]]
+        next_step_reads = [
+            entry for entry in ends if entry[2] in sizes and self._members[entry[2]].join_index == entry[1]
+        ]
         heapq.heapify(next_step_reads)
         while next_step_reads[0][0] < self.steps + n:
-            end, joined, seq = next_step_reads[0]
+            end, join_index, seq = next_step_reads[0]
             size = self._policy.next_size(sizes[seq])
             if size is None or size > room:
                 return end - self.steps, copies
-            heapq.heapreplace(next_step_reads, (end + size - sizes[seq], joined, seq))
+            heapq.heapreplace(next_step_reads, (end + size - sizes[seq], join_index, seq))
             if next_step_reads[0][0] == end:
                 return end - self.steps, copies
             copies.append((end - self.steps, sizes[seq]))
@@ -199,8 +201,8 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         """The first step in a heap, without what has left."""
         members = self._members
         while heap:
-            step, joined, seq = heap[0]
-            if seq in members and members[seq].joined == joined:
+            step, join_index, seq = heap[0]
+            if seq in members and members[seq].join_index == join_index:
                 return step
             heapq.heappop(heap)
         return None

@@ -9,7 +9,7 @@ import numpy as np
 from policies.cells.arena import Arena
 from policies.cells.reads import TILE
 from policies.cells.search import Cells
-from policies.fast_forward.forecast import Sums
+from policies.fast_forward.forecast import StepReads
 from policies.vocabulary import Chunk, IntArray, Reads
 
 _FEW = 48
@@ -91,7 +91,7 @@ class TileMap:
         scanned = TILE * tiles
         return Reads(tokens, scanned, cells, runs, int(scanned.sum()))
 
-    def plan_steps(self, step: Sequence[Chunk], cells: IntArray) -> Sums:
+    def plan_steps(self, step: Sequence[Chunk], cells: IntArray) -> StepReads:
         """What steps will read whose tokens go into ``cells``; shape (steps, n_chunks), each column rising or
         falling."""
         known = [self._of(chunk.seq) for chunk in step]
@@ -119,10 +119,10 @@ class TileMap:
             np.bincount(steps, weights=1 - meets, minlength=len(cells))
         ).astype(np.int64)
         useful = sum(each.cells for each in known) + len(step) * np.arange(1, len(cells) + 1)
-        return Sums(total, useful, runs, total, scanned.max(axis=1))
+        return StepReads(total, useful, runs, total, scanned.max(axis=1))
 
     @staticmethod
-    def _one_by_one(known: Sequence[_Tiles], at: IntArray, entries: IntArray) -> Sums:
+    def _one_by_one(known: Sequence[_Tiles], at: IntArray, entries: IntArray) -> StepReads:
         """``foresee``, one after another of few ``entries``: where in ``at``, counted row by row, a tile is entered."""
         n, apart = at.shape
         tiles = [each.tiles for each in known]
@@ -146,7 +146,7 @@ class TileMap:
         now = sum([each.cells for each in known])
         useful = np.arange(now + apart, now + apart * n + 1, apart)
         scanned *= TILE
-        return Sums(scanned, useful, in_runs, scanned, most * TILE)
+        return StepReads(scanned, useful, in_runs, scanned, most * TILE)
 
     def took_steps(self, step: Sequence[Chunk], cells: IntArray) -> None:
         """The tokens of steps were put into cells; shape (steps, n_chunks)."""

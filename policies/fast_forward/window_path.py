@@ -9,7 +9,7 @@ import numpy as np
 from policies.cells.arena import Arena
 from policies.cells.search import Cells, cells_array, start_of_search
 from policies.cells.window import AHEAD, losses, reaches
-from policies.fast_forward.forecast import MOST
+from policies.fast_forward.forecast import MAX_STEPS
 from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.vocabulary import Chunk, IntArray
 
@@ -25,7 +25,7 @@ class WindowPath(FreeCellPath):
         self._anywhere = True
         tokens = len(step)
         head = start_of_search(arena.head, arena.used, tokens)
-        n = min(n, MOST)
+        n = min(n, MAX_STEPS)
         self._overwrites = not arena.free.is_free(head, n * tokens)
         if not self._overwrites:
             self.steps, self.cells = n, range(head, head + n * tokens)

@@ -109,7 +109,7 @@ class MultiStreamPolicy(Policy):
         self.n_ubatch = config.n_ubatch
 
     @property
-    def longest(self) -> int:
+    def max_sequence_tokens(self) -> int:
         """A stream of the first group."""
         return self.caches[0].size
 

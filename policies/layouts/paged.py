@@ -624,7 +624,7 @@ class PagedPolicy(Policy):
         """Place chunks for which room has been set aside, where nobody asks for cells."""
         tokens = sum([chunk.n for chunk in step])
         if self._copies or tokens > self._n_ubatch - lockstep_tokens:
-            return [PassSummary.of(batch) for batch in self._allocate(step, False, lockstep_tokens)]
+            return [PassSummary.from_micro_batch(batch) for batch in self._allocate(step, False, lockstep_tokens)]
         rows = []
         for seq, start, n, _ in step:
             s = self.tables[seq]

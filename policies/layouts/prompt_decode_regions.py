@@ -13,7 +13,7 @@ import numpy as np
 from policies.cells.arena import Arena
 from policies.cells.reads import padded_span
 from policies.cells.search import Cells, cells_array, find_run, find_scattered, in_order
-from policies.fast_forward.forecast import MOST, Usages
+from policies.fast_forward.forecast import MAX_STEPS, Usages
 from policies.fast_forward.free_cell_path import FreeCellPath, runs_after
 from policies.layouts.unified import UnifiedPolicy
 from policies.policy import CacheConfig
@@ -108,7 +108,7 @@ class _Downwards(FreeCellPath):
         self.step = step
         self._pad = pad
         self._anywhere = True
-        self.steps = max(min(n, MOST, arena.free.total // len(step)), 0)
+        self.steps = max(min(n, MAX_STEPS, arena.free.total // len(step)), 0)
         self.cells = _from_the_top(arena, self.steps * len(step)) if self.steps else range(0)
 
     def tops(self) -> IntArray:

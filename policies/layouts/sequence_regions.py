@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.cells.free_extents import FreeExtents
 from policies.cells.reads import padded_span, reads_of
-from policies.fast_forward.forecast import MOST, FastForward, Pass, Sums, Usages, rising
+from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, StepReads, Usages, lengths_after
 from policies.fast_forward.lockstep import LockstepBatch, PassSummary
 from policies.fast_forward.region_lockstep import Region, RegionLockstepBatch
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
@@ -112,10 +112,10 @@ class SequenceRegionPolicy(Policy):
         if self.kernel != "sliced" or self._owed or len(step) > self._n_ubatch or None in regions:
             return None
         active = [region for region in regions if region is not None]
-        steps = min(n, MOST, *(self._room(c.seq, r) for c, r in zip(step, active, strict=True)))
+        steps = min(n, MAX_STEPS, *(self._room(c.seq, r) for c, r in zip(step, active, strict=True)))
         if steps < 2 or any(r.length != c.start for c, r in zip(step, active, strict=True)):
             return None
-        held = rising([r.length for r in active], steps, self._most)
+        held = lengths_after([r.length for r in active], steps, self._most)
         scanned = held.sum(axis=1)
         ends = (held + np.array([r.start for r in active])).max(axis=1)
         runs = np.full(steps, len(step))
@@ -126,9 +126,11 @@ class SequenceRegionPolicy(Policy):
             for region in active:
                 region.length += k
             self._stored = int(stored[-1])
-            return None if before is None else Usages.like(before, k, stored=stored, span=np.maximum(ends[:k], top))
+            return None if before is None else Usages.repeated(before, k, stored=stored, span=np.maximum(ends[:k], top))
 
-        return FastForward((Pass(len(step), (Sums(scanned, scanned, runs, scanned, held.max(axis=1)),)),), take)
+        return FastForward(
+            (DecodePass(len(step), (StepReads(scanned, scanned, runs, scanned, held.max(axis=1)),)),), take
+        )
 
     def _room(self, seq: int, region: Region) -> int:
         """Tokens that the sequence can be given without any decision."""
@@ -364,7 +366,7 @@ class RingPolicy(SequenceRegionPolicy):
         self.window = min(config.window, config.max_tokens, config.cells)
         self._most = self.window
         self.sinks = min(config.sinks, self.window - 1)
-        self._n_ubatch = self._crew.widest = min(config.n_ubatch, self.window - self.sinks)
+        self._n_ubatch = self._crew.max_pass_tokens = min(config.n_ubatch, self.window - self.sinks)
         self._limit = max(config.max_tokens, self.window)
         self._offsets: dict[int, int] = {}
         """Of each sequence: how far its window's rotary positions lie below its tokens' numbers."""

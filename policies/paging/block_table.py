@@ -9,7 +9,7 @@ from operator import itemgetter
 import numpy as np
 
 from policies.content import Content
-from policies.fast_forward.forecast import MOST, FastForward, Pass, Sums, Usages, rising
+from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, StepReads, Usages, lengths_after
 from policies.fast_forward.lockstep import LockstepSequence
 from policies.paging.block_occupancy import BlockOccupancy
 from policies.paging.blocks import BlockPool
@@ -52,16 +52,18 @@ def plan_steps(
     worth it, or somebody must first have a block of its own to write into."""
     if any(pool.holders(s.table[s.length // size]) > 1 for s in active if s.length < len(s.table) * size):
         return None
-    steps = min(n, MOST)
+    steps = min(n, MAX_STEPS)
     # The steps for which some sequence needs a block more.
     wanted = sorted(j for s in active for j in range(len(s.table) * size - s.length, steps, size))
     if len(wanted) > len(pool.free):
         steps = wanted[len(pool.free)]
     if steps < 2:
         return None
-    lengths = rising([s.length for s in active], steps)
+    lengths = lengths_after([s.length for s in active], steps)
     scanned, runs = lengths.sum(axis=1), (-(-lengths // size)).sum(axis=1)
-    return FastForward((Pass(len(active), (Sums(scanned, scanned, runs, scanned, lengths.max(axis=1)),)),), take)
+    return FastForward(
+        (DecodePass(len(active), (StepReads(scanned, scanned, runs, scanned, lengths.max(axis=1)),)),), take
+    )
 
 
 def append_steps(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from policies.fast_forward.forecast import MOST
+from policies.fast_forward.forecast import MAX_STEPS
 from policies.fast_forward.lockstep import BlockSchedule, LockstepBatch, NextStepReads, PassSummary, ReadForecast
 from policies.paging.block_occupancy import BlockOccupancy
 from policies.paging.block_table import Paged
@@ -31,7 +31,7 @@ class Tables(NamedTuple):
     """Lets the blocks that so many tokens fill be found; None where nothing is."""
     place: Callable[[Sequence[Chunk], int], Sequence[PassSummary]]
     """Places chunks beside so many tokens of a lockstep batch."""
-    widest: int
+    max_pass_tokens: int
     """The most tokens in one forward pass."""
 
 
@@ -42,10 +42,10 @@ class PagedLockstepBatch(LockstepBatch[Paged]):
     A member begins a block at one step in every ``size``, and always at the same remainder: members are kept by that.
     """
 
-    takes = True
+    takes_from_pool = True
 
     def __init__(self, about: Tables):
-        super().__init__(about.widest)
+        super().__init__(about.max_pass_tokens)
         self._size, self._pool, self._fill, self._find, self._name, self._place, _ = about
         self._in_order = self._name is not None and self._pool.free.notes
         """Whether blocks must be named in the order in which they are filled, or just before anybody may look."""
@@ -103,11 +103,11 @@ class PagedLockstepBatch(LockstepBatch[Paged]):
             for s in self._members.values():
                 self._name(s, s.length)
 
-    def stuck(self) -> list[int]:
+    def blocked(self) -> list[int]:
         """Nobody: any free block will do."""
         return []
 
-    def reserve(self) -> bool:
+    def reserve_step(self) -> bool:
         """A block for each who begins one."""
         if self._reserved != self.steps:
             begins = self._begins.get(self.steps % self._size)
@@ -130,23 +130,23 @@ class PagedLockstepBatch(LockstepBatch[Paged]):
     def forecast(self, n: int) -> ReadForecast:
         """Until the free blocks run out."""
         size, members, free = self._size, len(self._members), len(self._pool.free)
-        begins, n = sorted(self._when(self._begins), key=_first), min(n, MOST)
+        begins, n = sorted(self._when(self._begins), key=_first), min(n, MAX_STEPS)
         if (n // size + 1) * members > free:
             n = min(n, self._suffices(begins, free))
-        return ReadForecast(n, self._held, members, self._runs, size=size, begins=begins)
+        return ReadForecast(n, self._held, members, self._runs, block_size=size, block_starts=begins)
 
-    def longest(self, n: int) -> int:
+    def max_scanned_per_token(self, n: int) -> int:
         """All of its tokens."""
         return self._most_tokens() + n
 
-    def take_one(self) -> None:
+    def take_step(self) -> None:
         """A token for each."""
         self.steps += 1
         self._held += len(self._members)
 
-    def take(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
+    def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
         """As ever, in each step first room, then a token for each."""
-        self._set_aside(n, forecast.begins)
+        self._set_aside(n, forecast.block_starts)
         self.steps += n
         self._held += n * len(self._members)
         return ()
@@ -203,7 +203,7 @@ class PagedLockstepBatch(LockstepBatch[Paged]):
         assert self._name is not None
         self._runs += len(begins)
         both = begins if size == 1 else {**begins, **fills} if begins else fills
-        ordered = sorted(both.items(), key=lambda item: item[1].joined) if begins and fills else both.items()
+        ordered = sorted(both.items(), key=lambda item: item[1].join_index) if begins and fills else both.items()
         for seq, s in ordered:
             if seq in begins:
                 s.table += pool.take(1)

@@ -40,7 +40,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
             return False
         length = s.length
         if length < window:
-            heapq.heappush(self._young, (self.steps + window + size - 1 - length, s.joined, seq))
+            heapq.heappush(self._young, (self.steps + window + size - 1 - length, s.join_index, seq))
         else:
             self._settle((self.steps + window - 1 - length) % size, seq, s)
         self._held -= s.skipped * size
@@ -62,7 +62,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
         """One token more for each, and without the blocks that are given up for it."""
         scanned, runs, _ = super().next_step_reads()
         gone = 0 if self._reserved == self.steps else self._giving()
-        return NextStepReads(scanned - gone * self._size, runs - gone, self.longest(1))
+        return NextStepReads(scanned - gone * self._size, runs - gone, self.max_scanned_per_token(1))
 
     def forecast(self, n: int) -> ReadForecast:
         """Until the free blocks run out, if none came back."""
@@ -71,12 +71,14 @@ class WindowLockstepBatch(PagedLockstepBatch):
         gives, stop = self._when(self._gives), self.steps + forecast.steps
         if self._young and self._young[0][0] < stop:
             young = [
-                (first, seq) for first, joined, seq in self._young if first < stop and self._is_member(seq, joined)
+                (first, seq)
+                for first, join_index, seq in self._young
+                if first < stop and self._is_member(seq, join_index)
             ]
             gives += [(first - self.steps, {seq: self._members[seq]}) for first, seq in young]
-        return forecast._replace(gives=gives)
+        return forecast._replace(block_releases=gives)
 
-    def longest(self, n: int) -> int:
+    def max_scanned_per_token(self, n: int) -> int:
         """All of its tokens, or as many as are left the step before it gives up a block."""
         most, size = self._window + self._size - 1, self._size
         tokens = self._most_tokens() + n
@@ -151,7 +153,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
         """Each gives up a block, then takes one, then lets the one be found that will be full."""
         pool, release, name = self._pool, self._release, self._name
         kinds = enumerate((gives, begins, fills))
-        events = [(step, s.joined, kind, s) for kind, dues in kinds for step, who in dues for s in who.values()]
+        events = [(step, s.join_index, kind, s) for kind, dues in kinds for step, who in dues for s in who.values()]
         events.sort()
         for step, _, kind, s in events:
             if kind == 1:
@@ -174,18 +176,18 @@ class WindowLockstepBatch(PagedLockstepBatch):
     def _mature(self, step: int) -> None:
         """From this step on those go by their remainder who give up their first block in the ``size`` steps then."""
         while self._young and self._young[0][0] < step + self._size:
-            first, joined, seq = heapq.heappop(self._young)
-            if self._is_member(seq, joined):
+            first, join_index, seq = heapq.heappop(self._young)
+            if self._is_member(seq, join_index):
                 self._settle(first % self._size, seq, self._members[seq])
 
     def _settle(self, at: int, seq: int, s: Paged) -> None:
         """This one goes by its remainder."""
         who = self._gives.setdefault(at, {})
-        late = bool(who) and next(reversed(who.values())).joined > s.joined
+        late = bool(who) and next(reversed(who.values())).join_index > s.join_index
         who[seq] = s
         if late:
-            self._gives[at] = dict(sorted(who.items(), key=lambda item: item[1].joined))
+            self._gives[at] = dict(sorted(who.items(), key=lambda item: item[1].join_index))
 
-    def _is_member(self, seq: int, joined: int) -> bool:
+    def _is_member(self, seq: int, join_index: int) -> bool:
         s = self._members.get(seq)
-        return s is not None and s.joined == joined
+        return s is not None and s.join_index == join_index

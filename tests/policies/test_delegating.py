@@ -55,7 +55,7 @@ def test_what_a_policy_says_of_itself_is_the_inner_ones(name):
     outer = DelegatingPolicy(inner)
     said = [field for field in Policy.__annotations__ if not field.startswith("_")]
     assert {*said} >= {"name", "capacity", "groups", "kernel", "block_size", "unbounded", "can_free_while_decoding"}
-    for field in (*said, "longest"):
+    for field in (*said, "max_sequence_tokens"):
         assert getattr(outer, field) == getattr(inner, field)
 
 

@@ -204,7 +204,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.host_ids, self.host_rotary = (np.full(policy.groups[0].host_cells, -1) for _ in range(2))
         self.window = {g: {} for g, group in enumerate(policy.groups) if group.window is not None}
         self.ring = min(config.window, config.max_tokens, config.cells) if policy.unbounded else None
-        self.streams = policy.capacity // policy.longest
+        self.streams = policy.capacity // policy.max_sequence_tokens
         self.paged = isinstance(policy, PagedPolicy)
         self.by_content = type(policy).match is not Policy.match
         self.reserves = type(policy).reserve is not Policy.reserve

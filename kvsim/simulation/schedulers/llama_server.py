@@ -44,7 +44,7 @@ class LlamaServer(SchedulerBase):
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
         super().__init__(scenario, policy, backend, recorder)
         # It refuses no request for what it may come to say: a slot that is full ends, or forgets.
-        self._context = min(scenario.slot_context, policy.longest)
+        self._context = min(scenario.slot_context, policy.max_sequence_tokens)
         self.slots = [Slot(i) for i in range(scenario.server.slots)]
         self.waiting: deque[Job] = deque()
         self._pending: deque[Chunk] = deque()

@@ -122,15 +122,15 @@ class Vllm(SchedulerBase):
         assert lock is not None
         lockstep_batch = lock.lockstep_batch
         if lockstep_batch is not None:
-            stuck = lockstep_batch.stuck()
-            if stuck:
-                rest += map(lock.leave, stuck)
+            blocked = lockstep_batch.blocked()
+            if blocked:
+                rest += map(lock.leave, blocked)
                 rest.sort(key=_admission)
         members = len(lock)
         left = self._budget - members
-        if left < 0 or (members >= lockstep_batch.widest if lockstep_batch is not None else not members):
+        if left < 0 or (members >= lockstep_batch.max_pass_tokens if lockstep_batch is not None else not members):
             return None
-        if rest and rest[0].admission < lock.newest and (lockstep_batch is None or lockstep_batch.takes):
+        if rest and rest[0].admission < lock.newest and (lockstep_batch is None or lockstep_batch.takes_from_pool):
             return None
         step: dict[int, Chunk] = {}
         if lockstep_batch is None:
@@ -139,7 +139,7 @@ class Vllm(SchedulerBase):
                 return None
         self._listed, self._left = len(step), left
         lets_in = bool(self.waiting and self._slots and left > 0 and not self._cache_full)
-        if lockstep_batch is not None and not lockstep_batch.reserve():
+        if lockstep_batch is not None and not lockstep_batch.reserve_step():
             return None
         if rest:
             threshold = self._most_of_one()
@@ -190,7 +190,7 @@ class Vllm(SchedulerBase):
             return lock.lasts
         if not self._admission_blocked:
             return 1
-        return lock.lasts if lock.lockstep_batch is None else min(lock.lasts, lock.lockstep_batch.keeps_all())
+        return lock.lasts if lock.lockstep_batch is None else min(lock.lasts, lock.lockstep_batch.steps_until_release())
 
     def skip(self, step: Sequence[Chunk], n: int) -> None:
         """Those in lockstep have got so many tokens."""

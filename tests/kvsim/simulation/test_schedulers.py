@@ -663,7 +663,7 @@ def built(world):
 def attempt(world, requests):
     """Run it, check what must hold for each request and what is left in the cache; the figures, or the livelock."""
     policy = built(world)
-    longest = min(world.slot_context, policy.longest)
+    longest = min(world.slot_context, policy.max_sequence_tokens)
     try:
         recorder, jobs = serve(world, requests, Slow(), policy)
     except Livelock as stuck:

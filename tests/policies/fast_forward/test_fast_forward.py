@@ -161,7 +161,7 @@ def test_foresight_changes_nothing_until_it_is_taken(name):
     planned = policy.plan_decode_steps(step, 10)
     assert planned is not None
     assert (policy.usage(), policy.occupancy().position.tolist()) == before
-    usages = planned.take(planned.steps, True)
+    usages = planned.take_steps(planned.steps, True)
     for field in fields(usages):
         values = getattr(usages, field.name)
         assert len(values) == planned.steps <= 10
@@ -213,7 +213,7 @@ def test_leaps_go_every_way(way, scheduler):
     def follow(step, n):
         fast_forward = extend(step, n)
         return fast_forward and fast_forward._replace(
-            take=lambda k, look: (taken.append(k), fast_forward.take(k, look))[1]
+            take_steps=lambda k, look: (taken.append(k), fast_forward.take_steps(k, look))[1]
         )
 
     policy.allocate = lambda step, **options: (placed.append(step), allocate(step, **options))[1]
@@ -228,7 +228,7 @@ def test_every_array_of_a_leap_is_cut():
     policy.open(0, SequencePlan(20, 200, 150))
     policy.allocate([Chunk(0, 0, 20)])
     planned = policy.plan_decode_steps([Chunk(0, 20, 1)], 10)
-    head = planned.head(4)
+    head = planned.first_steps(4)
     cut, whole = head.passes[0].groups[0], planned.passes[0].groups[0]
     for value, all_values in zip(cut, whole, strict=True):
         assert len(value) == 4
@@ -268,7 +268,7 @@ def test_steps_leap_over_holes_too_short_for_them():
     planned = leaped.plan_decode_steps(step, 60)
     assert planned is not None
     assert planned.steps == 60
-    planned.take(60, False)
+    planned.take_steps(60, False)
     for more in range(60):
         stepped.allocate([chunk._replace(start=100 + more) for chunk in step])
     assert leaped.occupancy().position.tolist() == stepped.occupancy().position.tolist()

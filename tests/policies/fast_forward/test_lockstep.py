@@ -149,18 +149,20 @@ def test_a_course_sums_up_what_its_steps_read(lengths, size, reserved, n):
         at = -length % size
         begins.setdefault(size if reserved and at == 0 else at, {})[seq] = None
     blocks = [-(-length // size) + (reserved and length % size == 0) for length in lengths]
-    forecast = ReadForecast(n, sum(lengths), len(lengths), sum(blocks), size=size, begins=sorted(begins.items()))
+    forecast = ReadForecast(
+        n, sum(lengths), len(lengths), sum(blocks), block_size=size, block_starts=sorted(begins.items())
+    )
     later = [length + step for step in range(1, n + 1) for length in lengths]
-    assert forecast.scores(n) == sum(later)
-    assert forecast.pieces(n) == sum(-(-length // size) for length in later)
+    assert forecast.total_scanned(n) == sum(later)
+    assert forecast.total_runs(n) == sum(-(-length // size) for length in later)
 
 
 @given(lengths=st.lists(st.integers(1, 100), max_size=8), most=st.integers(1, 100), n=st.integers(1, 100))
 def test_a_course_grows_no_more_where_all_is_held(lengths, most, n):
     bends = [most - length for length in lengths if length < most]
     forecast = ReadForecast(n, sum(min(length, most) for length in lengths), len(bends), len(lengths), bends)
-    assert forecast.scores(n) == sum(min(length + step, most) for step in range(1, n + 1) for length in lengths)
-    assert forecast.pieces(n) == n * len(lengths)
+    assert forecast.total_scanned(n) == sum(min(length + step, most) for step in range(1, n + 1) for length in lengths)
+    assert forecast.total_runs(n) == n * len(lengths)
 
 
 def alone(name, prompt, output, window=64):
@@ -190,5 +192,5 @@ def test_a_region_grows_on_the_way():
 
 def test_a_ring_takes_a_prompt_longer_than_its_window_in_several_passes():
     policy, recorder = alone("ring", 300, 10)
-    assert recorder.forward_passes == -(-300 // policy.lockstep_batch().widest) + 9
+    assert recorder.forward_passes == -(-300 // policy.lockstep_batch().max_pass_tokens) + 9
     assert (policy.allocate.call_count, policy.place.call_count) == (0, 1)

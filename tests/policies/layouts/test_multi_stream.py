@@ -326,7 +326,7 @@ def test_streams_are_as_long_as_their_share():
     for name in ("streams", "llama.cpp-today", "sliding-window"):
         policy = available()[name](config)
         assert isinstance(policy, Policy)
-        assert (policy.longest, policy.capacity) == (16, 64)
+        assert (policy.max_sequence_tokens, policy.capacity) == (16, 64)
         assert policy.admits(SequencePlan(17, 17, 17))  # llama.cpp makes no one wait.
     with pytest.raises(ValueError, match="3 cells cannot be shared out over 4 streams"):
         available()["streams"](CacheConfig(cells=3, sequences=4))
@@ -364,7 +364,7 @@ def test_steps_foreseen_in_a_window_are_those_that_are_taken(window):
             policy = alone
         else:
             planned += k
-            assert fast_forward.take(k, False) is None
+            assert fast_forward.take_steps(k, False) is None
             groups = fast_forward.passes[0].groups
             assert reads == [[(s.scanned[i], s.useful[i], s.span[i]) for s in groups] for i in range(k)]
             for group in range(2):
