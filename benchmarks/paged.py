@@ -96,7 +96,7 @@ def steps(n: int = 300) -> float:
     for i in range(64):
         scheduler.submit(Job(Request(i, 0.0, 100, 10_000), 0.0), 0.0)
     policy.allocate(step := scheduler.compose(0.0))
-    scheduler.commit(step, 0.0)
+    scheduler.commit(step, 1, 0.0)
     seconds = 0.0
     for _ in range(n):
         began = time.thread_time()
@@ -104,7 +104,7 @@ def steps(n: int = 300) -> float:
         seconds += time.thread_time() - began
         assert len(step) == 64
         policy.allocate(step)
-        scheduler.commit(step, 0.0)
+        scheduler.commit(step, 1, 0.0)
     return n / seconds
 
 

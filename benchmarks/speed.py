@@ -24,7 +24,7 @@ import numpy as np
 import simpy
 from pydantic import Field
 
-from kvsim.costs.costs import load_profile
+from kvsim.costs.profile import load_profile
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.arrivals import Process
 from kvsim.simulation.backend import SimulatedBackend

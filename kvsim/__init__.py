@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvsim.advice.why import Diagnosis, why
     from kvsim.advice.workload_fit import WorkloadFit
     from kvsim.calibration.run import Calibration, calibrate
-    from kvsim.costs.costs import Profile, load_profile
+    from kvsim.costs.profile import Profile, load_profile
     from kvsim.engines.llama_studies import (
         Defragmentation,
         Holes,
@@ -99,7 +99,7 @@ _HOMES = {
     "MemoryReport": "kvsim.advice.memory",
     "Plan": "kvsim.advice.plan",
     "PrefixStudy": "kvsim.experiments.prefix_cache",
-    "Profile": "kvsim.costs.costs",
+    "Profile": "kvsim.costs.profile",
     "Recommendation": "kvsim.advice.recommendation",
     "Recording": "kvsim.engines.recording",
     "Result": "kvsim.simulation.recorder",
@@ -116,7 +116,7 @@ _HOMES = {
     "describe_workload": "kvsim.advice.request_source",
     "fit_workload": "kvsim.advice.request_source",
     "load_scenario": "kvsim.scenario.scenario",
-    "load_profile": "kvsim.costs.costs",
+    "load_profile": "kvsim.costs.profile",
     "measure_defragmentation": "kvsim.engines.llama_studies",
     "measure_holes": "kvsim.engines.llama_studies",
     "measure_shift": "kvsim.engines.llama_studies",

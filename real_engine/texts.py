@@ -14,6 +14,9 @@ from workloads import Request, named_rng
 class Texts:
     """The tokens of every sequence and of every request; a real backend builds on it."""
 
+    predictor = None
+    """A real backend measures steps, and cannot price them ahead of time."""
+
     def __init__(self, vocabulary: int, seed: int):
         self.tokens: dict[int, list[int]] = {}
         """Of each sequence: the tokens at its positions, prompt and what it has generated so far."""

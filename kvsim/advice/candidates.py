@@ -14,7 +14,7 @@ from scipy.stats import qmc
 
 from kvsim.advice.engine_flags import DEFRAG_NOTE, LLAMACPP_2024, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
 from kvsim.advice.plan import Engine, Plan, plan
-from kvsim.costs.costs import Profile
+from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Needs
 from kvsim.model.architectures import AttentionGroup, ModelPlanShape, plan_shape

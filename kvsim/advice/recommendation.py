@@ -18,7 +18,7 @@ from kvsim.advice.candidates import REASONS, Candidate, Space
 from kvsim.advice.engine_flags import settings_of, typed
 from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
 from kvsim.advice.trials import MOST_DOUBLINGS, Outcome
-from kvsim.costs.costs import Profile
+from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import Interval, over_replications, paired
 from kvsim.experiments.traffic import Traffic

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from kvsim.advice.slo import LATENCY_MEASURES, Slo
-from kvsim.costs.costs import Profile, load_profile
+from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import HeldScenario, Traffic
 from kvsim.scenario.scenario import Scenario

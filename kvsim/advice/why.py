@@ -14,7 +14,7 @@ import pandas as pd
 from scipy.stats import t as student
 
 from kvsim.advice.remedies import FAILURES, REMEDIES, Remedy, failure_kind
-from kvsim.costs.costs import FloatArray
+from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvsim.costs.costs import NUMPY
 from kvsim.costs.fitting import Sample
+from kvsim.costs.profile import NUMPY
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
 

@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Self
 
-from kvsim.costs.costs import USUAL_MODEL
+from kvsim.costs.profile import USUAL_MODEL
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import SHAPES, gguf_path
 from kvsim.scenario.scenario import Scenario, load_scenario

@@ -18,8 +18,9 @@ from kvsim import machine
 from kvsim.calibration.journal import Header, Journal, Round
 from kvsim.calibration.subject import NumpySubject, Subject
 from kvsim.calibration.trials import Trials
-from kvsim.costs.costs import ATTENTION_KNOTS, KNOTS, NUMPY, USUAL_MODEL, MachineInfo, Profile, Range, is_llamacpp
 from kvsim.costs.fitting import Sample, digest, fit
+from kvsim.costs.profile import NUMPY, USUAL_MODEL, MachineInfo, Profile, Range, is_llamacpp
+from kvsim.costs.tables import ATTENTION_KNOTS, KNOTS
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
 from workloads import named_rng

@@ -11,8 +11,8 @@ from kvsim import machine
 from kvsim.calibration.reference_passes import ReferencePasses, numpy_reference_passes
 from kvsim.calibration.serving import USERS, serve, traffic
 from kvsim.calibration.trials import CELLS, Trial, Trials, draw_trials, random_pass
-from kvsim.costs.costs import NUMPY
 from kvsim.costs.fitting import Sample
+from kvsim.costs.profile import NUMPY
 from kvsim.model.engine_shapes import Storage
 from policies import Group, Kernel
 from real_engine import Engine, load_model

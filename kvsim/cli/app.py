@@ -21,7 +21,7 @@ from kvsim.cli.commands.workload import app as workload_app
 from kvsim.cli.console import console, print_json, warn
 from kvsim.cli.progress import RunProgress
 from kvsim.cli.verdict_table import show_verdict
-from kvsim.costs.costs import USUAL_MODEL, is_llamacpp, is_shipped, load_profile
+from kvsim.costs.profile import USUAL_MODEL, is_llamacpp, is_shipped, load_profile
 from kvsim.engines.conformance import ENGINES
 from kvsim.errors import Divergence, UserError
 from kvsim.experiments.comparison import compare as compare_policies

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvsim.costs.costs import Coefficient
+from kvsim.costs.profile import Coefficient
 from kvsim.engines.conformance import Agreement, Disagreement
 from kvsim.experiments.comparison import Comparison, against_oracle
 from kvsim.experiments.prefix_cache import PrefixStudy

@@ -11,18 +11,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from kvsim.costs.costs import (
-    ATTENTION_KNOTS,
-    KNOTS,
-    Attention,
-    Coefficient,
-    CopyCost,
-    Fit,
-    FloatArray,
-    Record,
-    scans_together,
-    segments,
-)
+from kvsim.costs.pass_price import scans_together
+from kvsim.costs.profile import Attention, Coefficient, CopyCost, Fit, Record
+from kvsim.costs.tables import ATTENTION_KNOTS, KNOTS, FloatArray, segments
 from policies import Group, Kernel, MicroBatch
 
 _RESAMPLES = 200

@@ -20,7 +20,7 @@ from scipy.stats import kendalltau
 from kvsim import machine
 from kvsim.calibration.live import Live
 from kvsim.calibration.reference_passes import Paced, ReferencePasses, numpy_reference_passes
-from kvsim.costs.costs import NUMPY, Profile, is_llamacpp
+from kvsim.costs.profile import NUMPY, Profile, is_llamacpp
 from kvsim.errors import Divergence, UserError
 from kvsim.experiments.comparison import choose
 from kvsim.scenario.scenario import Scenario, load_scenario

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from kvsim.costs.costs import load_profile
+from kvsim.costs.profile import load_profile
 from kvsim.errors import Livelock, UserError
 from kvsim.experiments.measures import Measures, of_whole
 from kvsim.experiments.verdict import Verdict, judge

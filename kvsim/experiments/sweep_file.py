@@ -28,7 +28,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from kvsim.costs.costs import load_profile
+from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.measures import MEASURES, Objectives
 from kvsim.scenario.scenario import Scenario, file_name, name_of, read, read_toml, set_key, validated

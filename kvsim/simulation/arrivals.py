@@ -33,6 +33,10 @@ class Turn:
 class Arrivals(Protocol):
     """Where the server gets its requests."""
 
+    def ready(self) -> Sequence[Job] | None:
+        """What has arrived for a server that is busy anyway; None if ``next`` must be asked."""
+        ...
+
     def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
         """Jobs for the next turn; waits while there is nothing to do. None: nothing more will come.
 
@@ -92,6 +96,10 @@ class Inbox:
         self.script.append(Turn(slices, env.now - since, arrived))
         return jobs
 
+    def ready(self) -> Sequence[Job] | None:
+        """All that has arrived by now; None while a script is kept, which ``next`` writes."""
+        return None if self.keeps_script else self.take()
+
     def take(self) -> Sequence[Job]:
         """All that has arrived by now."""
         if not self._jobs:
@@ -115,6 +123,10 @@ class Script:
     def __init__(self, env: simpy.Environment, turns: Iterable[Turn]):
         self._env = env
         self._turns = iter(turns)
+
+    def ready(self) -> Sequence[Job] | None:
+        """None: each turn is scripted."""
+        return None
 
     def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
         """The jobs that the scripted turn took in, after as many slices of idle work as it did."""

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvsim.costs.costs import CostModel, FloatArray
+from kvsim.costs.cost_model import CostModel
+from kvsim.costs.tables import FloatArray
 from policies import NO_MOVES, NO_SHIFT, Chunk, FastForward, Group, Kernel, MicroBatch, Moves, Transfer
-from policies.fast_forward.lockstep import NextStepReads, PassSummary
+from policies.fast_forward.lockstep import NextStepReads, PassSummary, ReadForecast
 from workloads import Request
+
+
+class Predictor(Protocol):
+    """Prices decode steps before they are taken; what a backend must have for the server to fast-forward."""
+
+    def steps(self, planned: FastForward) -> list[FloatArray]:
+        """Seconds of each pass of a step, in each of the planned steps; float64 arrays of shape (steps,)."""
+        ...
+
+    def took(self, taken: FastForward) -> None:
+        """These steps of a plan were taken; they count for the warnings about the measured range."""
+        ...
+
+    def mixed_step(self, members: int, reads: NextStepReads, chunks: PassSummary) -> float:
+        """Seconds of a pass in which a lockstep batch of ``members`` gets its tokens beside some chunks."""
+        ...
+
+    def lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
+        """The seconds of the first ``n`` steps of a lockstep batch together, as a function of ``n``."""
+        ...
+
+    def took_lockstep_steps(self, members: int, cells: int) -> None:
+        """Steps of a lockstep batch were taken, in which one token was scored against at most ``cells`` cells."""
+        ...
 
 
 class Backend(Protocol):
     """What the server asks for durations. Never chooses a cell."""
+
+    @property
+    def predictor(self) -> Predictor | None:
+        """Prices steps ahead of time; None for a backend that measures."""
+        ...
 
     @property
     def wants_views(self) -> bool:
@@ -21,7 +51,7 @@ class Backend(Protocol):
         ...
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
-        """A request takes the sequence ``seq``; ``again``: it was preempted, and goes on with what it has said."""
+        """A request takes the sequence ``seq``; ``again``: it was preempted, and goes on where it was."""
         ...
 
     def discard(self, seq: int, start: int, stop: int) -> None:
@@ -45,98 +75,118 @@ class Backend(Protocol):
 
 
 class PassByPass(ABC):
-    """A backend that knows a step as one micro-batch after another."""
+    """A backend that runs a step as one micro-batch after another."""
+
+    predictor: Predictor | None = None
 
     @abstractmethod
     def forward(self, batch: MicroBatch) -> float:
         """Seconds that the micro-batch takes, its moves and rotations included."""
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Seconds of each."""
+        """Seconds of each micro-batch."""
         return [self.forward(batch) for batch in batches]
 
 
 class DelegatingBackend:
-    """A backend around another, which it leaves to do everything; for those that want to look on."""
+    """A backend that hands every call to another one; base class for backends that look on.
+
+    It has no predictor, so that every step passes through it.
+    """
+
+    predictor: Predictor | None = None
 
     def __init__(self, inner: Backend):
         self._inner = inner
 
     @property
     def wants_views(self) -> bool:
-        """As the inner one."""
+        """The inner backend's flag."""
         return self._inner.wants_views
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
-        """As the inner one."""
+        """Hand the call on."""
         self._inner.begin(seq, request, again=again)
 
     def discard(self, seq: int, start: int, stop: int) -> None:
-        """As the inner one."""
+        """Hand the call on."""
         self._inner.discard(seq, start, stop)
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """As the inner one."""
+        """Hand the call on."""
         return self._inner.step(step, batches)
 
     def move(self, moves: Moves) -> float:
-        """As the inner one."""
+        """Hand the call on."""
         return self._inner.move(moves)
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """As the inner one."""
+        """Hand the call on."""
         return self._inner.transfer(transfers)
 
 
 class SimulatedBackend(PassByPass):
-    """Predicts from a cost model."""
+    """Predicts from a cost model, single steps as well as steps ahead of time."""
 
     wants_views = False
 
     def __init__(self, costs: CostModel, kernel: Kernel, groups: Sequence[Group]):
-        self.costs = costs
-        self._kernel = kernel
+        self._costs = costs
         self._groups = groups
+        self._price = costs.pass_price(kernel, groups)
+        self.predictor = self
+        self.steps = self._price.of_steps
+        self.took = self._price.reached_by
+        self.took_lockstep_steps = self._price.reached
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
-        """Nothing to do: a prediction needs no content."""
+        """Do nothing: a prediction needs no content."""
 
     def discard(self, seq: int, start: int, stop: int) -> None:
-        """Nothing to do."""
+        """Do nothing: a prediction needs no content."""
 
     def forward(self, batch: MicroBatch) -> float:
-        """Predicted seconds."""
-        return self._and_before(self.costs.forward(batch, self._kernel, self._groups), batch)
-
-    def mixed_step(self, tokens: int, next_step_reads: NextStepReads, summary: PassSummary) -> float:
-        """Predicted seconds of a pass in which a lockstep batch of so many gets its tokens beside some chunks."""
-        group = self._groups[0]
-        seconds = self.costs.mixed_step(tokens, next_step_reads, summary, self._kernel, group)
-        if summary.moves is not NO_MOVES:
-            seconds += group.share * self.costs.moves(summary.moves)
-        if summary.shift is not NO_SHIFT:
-            seconds += group.share * self.costs.shift(summary.shift, group)
-        return seconds
-
-    def _and_before(self, seconds: float, batch: MicroBatch) -> float:
-        """With those of what is to be done before the pass."""
+        """Predicted seconds of the pass, and of what is to be done before it."""
+        seconds = self._price.of_batch(batch)
         for place, group in zip(batch.places, self._groups, strict=True):
-            if place.moves.n_runs:
-                seconds += group.share * self.costs.moves(place.moves)
-            if len(place.shift.cells):
-                seconds += group.share * self.costs.shift(place.shift, group)
-            if place.transfers:
-                seconds += group.share * self.transfer(place.transfers)
+            if place.moves.n_runs or len(place.shift.cells) or place.transfers:
+                before = self._costs.before_pass(place, group)
+                seconds += before.moves_s
+                seconds += before.shift_s
+                seconds += before.transfers_s
         return seconds
 
-    def fast_forward(self, fast_forward: FastForward) -> list[FloatArray]:
-        """Predicted seconds of each pass of a step, in each of the steps; arrays of shape (steps,)."""
-        return self.costs.fast_forward(fast_forward, self._kernel, self._groups)
+    def mixed_step(self, members: int, reads: NextStepReads, chunks: PassSummary) -> float:
+        """Predicted seconds of the pass, and of the moves and rotations before it."""
+        group = self._groups[0]
+        seconds = self._price.of_mixed_step(members, reads, chunks)
+        if chunks.moves is not NO_MOVES:
+            seconds += group.share * self._costs.moves(chunks.moves)
+        if chunks.shift is not NO_SHIFT:
+            seconds += group.share * self._costs.shift(chunks.shift, group)
+        return seconds
+
+    def lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
+        """Predicted seconds, the copies of regions that grow between the steps included."""
+        passes = self._price.of_lockstep_steps(members, forecast)
+        copies = forecast.region_copies
+        if not copies:
+            return passes
+        share = self._groups[0].share
+
+        def seconds(steps: int) -> float:
+            found = passes(steps)
+            for after, cells in copies:
+                if after < steps:
+                    found += share * self._costs.move_runs(1, cells)
+            return found
+
+        return seconds
 
     def move(self, moves: Moves) -> float:
         """Predicted seconds."""
-        return self.costs.moves(moves)
+        return self._costs.moves(moves)
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
         """Predicted seconds."""
-        return self.costs.transfers(transfers)
+        return self._costs.transfers(transfers)

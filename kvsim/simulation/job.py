@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 import simpy
@@ -12,6 +13,23 @@ from policies import NOTHING, Content, SequencePlan
 from workloads import Request
 
 Status = Literal["waiting", "running", "preempted", "completed", "failed"]
+
+
+class FailureKind(StrEnum):
+    """Why a request ended without all its output."""
+
+    NONE = ""
+    """It has not failed."""
+    CONTEXT = "context"
+    """Its prompt is longer than a sequence may be."""
+    BATCH = "batch"
+    """Its prompt is longer than a step, and prefill is not chunked."""
+    CACHE = "cache"
+    """It would not fit even if it had the cache to itself."""
+    NO_SLOT = "no slot"
+    """A step found no free cells for it, and there was nothing left to give up."""
+    CANCELLED = "cancelled"
+    """Its client has gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +42,8 @@ class Job:
     """Triggered at the end, where somebody waits for it."""
     status: Status = "waiting"
     error: str = ""
+    """Why it failed, in words, with the numbers."""
+    failure: FailureKind = FailureKind.NONE
     computed: int = 0
     """Tokens whose K and V are in the cache."""
     generated: int = 0

@@ -193,7 +193,7 @@ class Recorder:
         return [*shares, stored, usages.span, usages.free_extents, usages.largest_free_extent]
 
     @property
-    def blind_steps(self) -> int:
+    def unobserved_steps(self) -> int:
         """Steps from now on that nobody looks at one by one; 0 where the next must be seen."""
         if self._digest is not None:
             return 0
@@ -272,7 +272,7 @@ class Recorder:
         if self.detail == "tables":
             self._samples.add((now, *_of(usage)))
 
-    def snapshots(self, now: float, policy: Policy) -> None:
+    def snapshot(self, now: float, policy: Policy) -> None:
         """Take a picture of the cells at every so many steps, at fewer the longer the run."""
         if not self._takes_snapshots:
             return

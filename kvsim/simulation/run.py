@@ -11,7 +11,8 @@ from pathlib import Path
 
 import simpy
 
-from kvsim.costs.costs import CostModel, HostLink, Profile, load_profile
+from kvsim.costs.cost_model import CostModel, HostLink
+from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
@@ -129,7 +130,7 @@ def drive(
     """
     began = time.perf_counter()
     env = simpy.Environment()
-    inbox = Inbox(env, keeps_script=not isinstance(backend, SimulatedBackend))
+    inbox = Inbox(env, keeps_script=backend.predictor is None)
     arrivals: Arrivals = inbox
     notes: tuple[str, ...] = ()
     if script is None:
@@ -142,8 +143,8 @@ def drive(
     scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
     prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
     recorder.cache(0.0, policy.usage())
-    fast_forwards = fast_forward and script is None
-    server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, fast_forwards=fast_forwards)
+    ahead = fast_forward and script is None
+    server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, fast_forward=ahead)
     with _seldom_collecting():
         env.run(until=env.process(server.run()))
     summary = {

@@ -28,10 +28,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kvsim.costs.costs import CostModel, FloatArray, scans_together
+from kvsim.costs.cost_model import CostModel
+from kvsim.costs.tables import FloatArray
 from kvsim.simulation.job import Job
 from kvsim.simulation.rows import Rows
-from policies import Chunk, FastForward, Group, MicroBatch, Place, Policy
+from policies import Chunk, FastForward, MicroBatch, Policy
 
 CAUSES = ("queueing", "cells", "own", "batch", "context", "holes", "compaction", "failures", "prefix", "transfers")
 """Of a request's seconds, in the order of the columns of ``Ledger.table`` (each with ``_s`` behind it)."""
@@ -64,13 +65,12 @@ class TimeBreakdown:
     def __init__(self, costs: CostModel, policy: Policy, slots: int, n_ubatch: int):
         """``n_ubatch``: the most tokens in a pass."""
         self._costs = costs
-        self._rates = costs.rates(policy.kernel)
-        self._kernel, self._groups = policy.kernel, policy.groups
+        self._price = costs.pass_price(policy.kernel, policy.groups)
+        self._groups = policy.groups
         self._n_ubatch = n_ubatch
         self._block = policy.block_size if policy.block_size > 1 else _BLOCK
         self._pieces_are_holes = policy.block_size == 1
-        share = self._rates.pace * sum(group.share for group in self._groups)
-        self._base, self._chunk = share * self._rates.base_s, share * self._rates.per_chunk_s
+        self._base = self._price.base_s
         self._spent = np.zeros((slots, len(CAUSES) - 2))
         """Since the slot's request started; of an empty slot, nothing of meaning."""
         self._pass = np.zeros_like(self._spent)
@@ -97,20 +97,16 @@ class TimeBreakdown:
 
     def forward(self, batch: MicroBatch) -> None:
         """A forward pass has been run."""
-        rates, n, now = self._rates, batch.n_tokens, self._pass
+        price, n, now = self._price, batch.n_tokens, self._pass
         extra = self._count_off(n)
-        useful = holes = moves = transfers = 0.0
+        useful, holes = price.attention_of_batch(batch, runs_are_holes=self._pieces_are_holes)
+        moves = transfers = 0.0
         for place, group in zip(batch.places, self._groups, strict=True):
-            seen, other = self._attention(n, place, group)
-            useful += seen
-            holes += other
-            if place.moves.n_runs:
-                moves += group.share * self._costs.moves(place.moves)
-            if len(place.shift.cells):
-                moves += group.share * self._costs.shift(place.shift, group)
-            if place.transfers:
-                transfers += group.share * self._costs.transfers(place.transfers)
-        matrix, pieces = rates.pace * rates.matmul(n), self._chunk * len(batch.chunks)
+            before = self._costs.before_pass(place, group)
+            moves += before.moves_s
+            moves += before.shift_s
+            transfers += before.transfers_s
+        matrix, pieces = price.matrix_s(n), price.chunk_s * len(batch.chunks)
         self._terms.add((self._base + pieces, matrix, useful, holes, moves, transfers, extra))
         if self._slot_is_free(n) and not any(self._unfinished(chunk) for chunk in batch.chunks):
             self._short_s += self._base + pieces + matrix + useful + holes + moves + transfers
@@ -118,63 +114,35 @@ class TimeBreakdown:
         all_but_attention = base + matrix + pieces
         now[:] = (0.0, all_but_attention, useful, holes, moves, self._base - base, 0.0, transfers)
         ones = [chunk.seq for chunk in batch.chunks if chunk.n == 1]
-        now[ones, _OWN] = one = base + rates.pace * rates.matmul(1) + self._chunk
+        now[ones, _OWN] = one = base + price.matrix_s(1) + price.chunk_s
         now[ones, _BATCH] = max(all_but_attention - one, 0.0)
         for seq, start, tokens, _ in batch.chunks:
             if tokens > 1:
-                now[seq, _OWN] = own = base + rates.pace * rates.matmul(tokens) + self._chunk
+                now[seq, _OWN] = own = base + price.matrix_s(tokens) + price.chunk_s
                 now[seq, _BATCH] = max(all_but_attention - own, 0.0)
             if seq in self._watched:
                 self._look(self._watched[seq], now[seq], start, tokens)
         self._spent += now
 
-    def _attention(self, n: int, place: Place, group: Group) -> tuple[float, float]:
-        """Seconds over cells that are seen, and over others."""
-        rates, reads = self._rates, place.reads
-        if scans_together(self._kernel, group):
-            whole = rates.cell(n) * reads.span
-            scores = int(reads.tokens @ reads.scanned)
-            seen = whole * (int(reads.tokens @ reads.useful) / scores) if scores else whole
-        else:
-            scans = reads.useful if rates.skips else reads.scanned
-            rows = list(zip(map(rates.cell, reads.tokens.tolist()), scans.tolist(), reads.useful.tolist(), strict=True))
-            whole = sum(cell * scanned for cell, scanned, _ in rows)
-            seen = sum(cell * min(useful, scanned) for cell, scanned, useful in rows)
-        pieces, chunks = int(reads.runs.sum()), len(reads.tokens)
-        further = pieces - chunks if self._pieces_are_holes else 0
-        share = rates.pace * group.share
-        run = rates.per_run_s
-        return share * (seen + run * (pieces - further)), share * (whole - seen + run * further)
-
     def fast_forward(self, fast_forward: FastForward) -> None:
-        """Decode steps have been run, each with a token of everyone."""
-        rates, steps, columns = self._rates, fast_forward.steps, []
+        """Record decode steps that were planned ahead and have been run, each with one token of every sequence."""
+        price, steps, columns = self._price, fast_forward.steps, []
         # Of a batch that was cut, the last part may be the first of these steps.
         extra = [self._count_off(each.tokens) for each in fast_forward.passes]
+        split = price.attention_of_steps(fast_forward, runs_are_holes=self._pieces_are_holes)
         context = holes = batch = 0.0
-        own = self._base + rates.pace * rates.matmul(1) + self._chunk
-        for each, cut in zip(fast_forward.passes, extra, strict=True):
-            seen, other = np.zeros(steps), np.zeros(steps)
-            for sums, group in zip(each.groups, self._groups, strict=True):
-                share, run = rates.pace * group.share, rates.per_run_s
-                if scans_together(self._kernel, group):
-                    whole = rates.cell(each.tokens) * sums.span
-                    useful = whole * np.divide(sums.useful, sums.scanned, out=np.ones(steps), where=sums.scanned > 0)
-                else:
-                    useful = rates.cell(1) * sums.useful
-                    whole = useful if rates.skips else rates.cell(1) * sums.scanned
-                further = sums.runs - each.tokens if self._pieces_are_holes else 0
-                seen += share * (useful + run * (sums.runs - further))
-                other += share * (whole - useful + run * further)
-            matrix, fixed = rates.pace * rates.matmul(each.tokens), self._base + self._chunk * each.tokens
+        own = self._base + price.matrix_s(1) + price.chunk_s
+        for each, (useful, other), cut in zip(fast_forward.passes, split, extra, strict=True):
+            matrix, fixed = price.matrix_s(each.tokens), self._base + price.chunk_s * each.tokens
             nothing, flags = np.zeros(steps), np.zeros(steps, dtype=np.int64)
             flags[0] = cut
-            columns.append((np.full(steps, fixed), np.full(steps, matrix), seen, other, nothing, nothing, flags))
+            columns.append((np.full(steps, fixed), np.full(steps, matrix), useful, other, nothing, nothing, flags))
+            useful_s, other_s = float(useful.sum()), float(other.sum())
             batch += fixed + matrix
-            context += float(seen.sum())
-            holes += float(other.sum())
+            context += useful_s
+            holes += other_s
             if self._slot_is_free(each.tokens):
-                self._short_s += steps * (fixed + matrix) + float(seen.sum()) + float(other.sum())
+                self._short_s += steps * (fixed + matrix) + useful_s + other_s
         self._terms.extend([np.stack(column, axis=1).ravel() for column in zip(*columns, strict=True)])
         failures, mine = self._base * sum(extra), self._base * all(extra)
         others = max(steps * (batch - own) - (failures - mine), 0.0)
@@ -234,8 +202,7 @@ class TimeBreakdown:
             row[:] = 0.0
             row[watch.cause] = seconds
         elif undue:
-            matmul = self._rates.matmul
-            seconds = self._rates.pace * (matmul(tokens) - matmul(tokens - undue))
+            seconds = self._price.matrix_s(tokens) - self._price.matrix_s(tokens - undue)
             row[_OWN] -= seconds
             row[watch.cause] += seconds
         job = watch.job

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 from kvsim.engines.conformance.recordings import Record, Replay, State, whole_number
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.simulation.job import Job
+from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.vllm import CANCELLED, Vllm
+from kvsim.simulation.schedulers.vllm import Vllm
 from policies import CacheConfig, Chunk, Content, MicroBatch, Moves, SequencePlan, Transfer
 from policies.content import Key, Piece
 from policies.layouts.paged import PagedPolicy
@@ -235,7 +235,7 @@ class Witness(Recorder):
         super().finish(job)
         name = self._policy.name_of[job.content]
         self._policy.calls.append(["F", name])
-        if job.error != CANCELLED:
+        if job.failure != FailureKind.CANCELLED:
             self.ended.append(name)
 
     def preempted(self, job: Job) -> None:
@@ -248,6 +248,7 @@ class NoTime:
     """A backend that is told of requests and asked for nothing else."""
 
     wants_views = False
+    predictor = None
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
         """Nothing to do."""
@@ -275,10 +276,10 @@ class Unchecked(Vllm):
         super().__init__(scenario, policy, NoTime(), recorder)
         self._context, self._limit = max_tokens, max_tokens - 1
 
-    def _never(self, job: Job) -> str | None:
-        return None
+    def _refusal(self, job: Job) -> None:
+        """Refuses nothing."""
 
-    def _watch(self, now: float) -> None:
+    def _watch_progress(self, now: float) -> None:
         """Waits as long as anyone looks."""
 
 
@@ -327,7 +328,7 @@ class SchedulerReplay:
         of = {chunk.seq: names[policy.tables[chunk.seq].content] for chunk in step}
         said = {name: job.generated for name, job in self._jobs.items()}
         policy.allocate(step)
-        scheduler.commit(step, 0.0)
+        scheduler.commit(step, 1, 0.0)
         ended, self._witness.ended = self._witness.ended, []
         calls, policy.calls = policy.calls, []
         ours: State = {

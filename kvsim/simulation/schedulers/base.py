@@ -1,4 +1,4 @@
-"""What schedulers share: the protocol that the server speaks with them, and a request's way in and out."""
+"""The protocol that the server speaks with schedulers, and what all of them share."""
 
 from __future__ import annotations
 
@@ -8,63 +8,59 @@ from typing import Any, Protocol
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
-from kvsim.simulation.job import Job
+from kvsim.simulation.job import FailureKind, Job, Status
 from kvsim.simulation.recorder import Recorder
 from policies import Chunk, NoSlot, Policy, SequencePlan
 from policies.fast_forward.lockstep import LockstepBatch
 
 
 class Scheduler(Protocol):
-    """Composes steps. Knows jobs and the policy; of time only what it is told, for the record."""
+    """Composes steps from the requests that run and wait; the server tells it the time, for the record only."""
 
     started: list[Job]
-    """Who was admitted since the server last emptied this list."""
+    """Jobs that were given a slot since the server last cleared this list."""
     ended: list[Job]
-    """Who has ended since the server last emptied this list."""
+    """Jobs that have ended since the server last cleared this list."""
+    lockstep_batch: LockstepBatch[Any] | None
+    """The sequences that get one token each besides the chunks composed last; None if the chunks are all."""
 
     @property
     def waiting(self) -> Iterable[Job]:
-        """Who waits, the next first."""
+        """Jobs without a slot, the next to be admitted first."""
         ...
 
     def submit(self, job: Job, now: float) -> None:
-        """A request has arrived."""
+        """Queue a request that has arrived, or fail it if it can never be served."""
         ...
 
     def compose(self, now: float) -> Sequence[Chunk]:
         """The chunks to run next; empty when there is nothing to do. Raises ``Livelock``."""
         ...
 
-    def commit(self, chunks: Sequence[Chunk], now: float) -> None:
-        """These chunks have run."""
+    def decode_only_steps(self, step: Sequence[Chunk]) -> int:
+        """Upper bound on consecutive decode-only steps with this batch, the composed one included; 0 if unknown.
+
+        During these steps no request is admitted, whatever arrives, and none ends before the last.
+        """
         ...
 
-    @property
-    def lockstep_batch(self) -> LockstepBatch[Any] | None:
-        """Who decodes besides the chunks composed last: nobody, if this is None."""
-        ...
-
-    def keep_step(self, lockstep_batch: LockstepBatch[Any] | None) -> None:
-        """From now on whole groups may decode in lockstep: those of the policy's ``lockstep batch``, where it has
-        one."""
-        ...
-
-    def steady(self, step: Sequence[Chunk]) -> int:
-        """How many steps in a row, this one the first, are of one token for each of the same sequences, while whatever
-        arrives is not looked at, and nobody ends but in the last; 0 where that cannot be told."""
-        ...
-
-    def ran(self, step: Sequence[Chunk], n: int, now: float) -> None:
-        """So many of those steps have run, the first of them ``step``."""
+    def commit(self, step: Sequence[Chunk], steps: int, now: float) -> None:
+        """The composed step has run ``steps`` times, each time a token further; more than once only if decode-only."""
         ...
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
-        """The policy had no room for what was composed last. Raises ``Livelock``."""
+        """The policy had no room for the composed step: make room. Raises ``Livelock`` if that is impossible."""
+        ...
+
+    def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:
+        """Let sequences that only decode go in lockstep from now on, in the policy's ``batch`` where it has one."""
         ...
 
 
 class SchedulerBase(ABC):
-    """Where requests are let in and seen off; schedulers build on it."""
+    """A request's way in and out, which all schedulers share."""
+
+    lockstep_batch: LockstepBatch[Any] | None = None
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
         self._scenario = scenario
@@ -76,28 +72,23 @@ class SchedulerBase(ABC):
         self.started: list[Job] = []
         self.ended: list[Job] = []
 
-    @property
-    def lockstep_batch(self) -> LockstepBatch[Any] | None:
-        """Nobody: all are in the chunks."""
-        return None
+    def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:  # noqa: B027  (a scheduler may decline)
+        """Decline: every sequence stays in the chunks."""
 
-    def keep_step(self, lockstep_batch: LockstepBatch[Any] | None) -> None:  # noqa: B027  (most schedulers keep none)
-        """Nobody is."""
-
-    @abstractmethod
-    def commit(self, chunks: Sequence[Chunk], now: float) -> None:
-        """These chunks have run."""
+    def commit(self, step: Sequence[Chunk], steps: int, now: float) -> None:
+        """Count the tokens of all steps but the last, then complete the last, in which requests may end."""
+        if steps > 1:
+            self._skip(step, steps - 1)
+            step = [chunk._replace(start=chunk.start + steps - 1) for chunk in step]
+        self._complete(step, now)
 
     @abstractmethod
-    def skip(self, step: Sequence[Chunk], n: int) -> None:
-        """So many of steady steps have run, in which nobody ended."""
+    def _complete(self, step: Sequence[Chunk], now: float) -> None:
+        """These chunks have run: count tokens, emit output tokens, end requests."""
 
-    def ran(self, step: Sequence[Chunk], n: int, now: float) -> None:
-        """So many steady steps have run; in the last, somebody may have ended."""
-        if n > 1:
-            self.skip(step, n - 1)
-            step = [chunk._replace(start=chunk.start + n - 1) for chunk in step]
-        self.commit(step, now)
+    @abstractmethod
+    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
+        """Decode-only steps have run in which no request ended: count their tokens."""
 
     def _plan(self, job: Job) -> SequencePlan:
         """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""
@@ -110,7 +101,7 @@ class SchedulerBase(ABC):
         return plan
 
     def _start(self, seq: int, job: Job, held: int, now: float) -> None:
-        """The job takes a sequence that has been opened, and of which ``held`` tokens are in the cache already."""
+        """Give the job a sequence that has been opened, with ``held`` of its tokens in the cache already."""
         again = job.status == "preempted"
         job.status, job.slot, job.computed = "running", seq, held
         if not again:
@@ -119,21 +110,29 @@ class SchedulerBase(ABC):
         self._recorder.begun(job, held)
         self._backend.begin(seq, job.request, again=again)
 
-    def _say(self, job: Job, now: float) -> bool:
-        """The job has computed all it had, and says one more token; whether its sequence is now full."""
+    def _emit_token(self, job: Job, now: float) -> bool:
+        """Count one output token of a job that has computed all it had; return whether its sequence is now full."""
         job.generated += 1
         if job.generated == 1:
             job.first_token_s = now
         return job.tokens > self._context and not self._policy.unbounded
 
-    def _lasts(self, job: Job, context: int) -> int:
-        """Steps that a job which generates goes on for, if each gives it a token and ``context`` is the most tokens
-        that it may have."""
+    def _steps_left(self, job: Job, context: int) -> int:
+        """Decode steps before the one that ends the job, if its sequence may have ``context`` tokens."""
         left = job.request.output_tokens - job.generated - 1
         return left if self._policy.unbounded else min(left, context - job.tokens)
 
-    def _end(self, job: Job, now: float, error: str = "") -> None:
-        job.status, job.error, job.finished_s = ("failed" if error else "completed"), error, now
+    def _end(self, job: Job, now: float) -> None:
+        """The job has all its output."""
+        self._finish_as("completed", job, now)
+
+    def _fail(self, job: Job, now: float, kind: FailureKind, error: str) -> None:
+        """The job ends without all its output; ``error`` says why, with the numbers."""
+        job.failure, job.error = kind, error
+        self._finish_as("failed", job, now)
+
+    def _finish_as(self, status: Status, job: Job, now: float) -> None:
+        job.status, job.finished_s = status, now
         self.ended.append(job)
         self._recorder.finish(job)
         if job.done is not None:

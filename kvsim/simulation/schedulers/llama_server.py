@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
-from kvsim.simulation.job import Job
+from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import SchedulerBase
 from policies import NOTHING, Chunk, Content, NoSlot, Policy
@@ -60,7 +60,7 @@ class LlamaServer(SchedulerBase):
                 f"the request exceeds the available context size: {job.request.prompt_tokens} prompt tokens, "
                 f"{self._context} in a slot"
             )
-            self._end(job, now, reason)
+            self._fail(job, now, FailureKind.CONTEXT, reason)
         else:
             self.waiting.append(job)
 
@@ -79,10 +79,10 @@ class LlamaServer(SchedulerBase):
         self._tried = self._limit - room
         return piece
 
-    def commit(self, chunks: Sequence[Chunk], now: float) -> None:
+    def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """Count the tokens, emit one where a prompt is done, finish what has said enough."""
         self._limit = self._scenario.server.n_batch
-        for chunk in chunks:
+        for chunk in step:
             self._advance(chunk.n)
             slot = self.slots[chunk.seq]
             job = slot.job
@@ -91,30 +91,30 @@ class LlamaServer(SchedulerBase):
             if job.computed == job.tokens:
                 self._emit(slot, job, now)
 
-    def steady(self, step: Sequence[Chunk]) -> int:
+    def decode_only_steps(self, step: Sequence[Chunk]) -> int:
         """While every slot generates, or nobody waits for one."""
         jobs = [slot.job for slot in self.slots if slot.job is not None]
         if len(step) != len(jobs) or len(self._pending) != len(step) or self._limit != self._scenario.server.n_batch:
             return 0
         if not all(job.prefilled for job in jobs) or (self.waiting and len(jobs) < len(self.slots)):
             return 0
-        return 1 + min(self._lasts(job, self._context) for job in jobs)
+        return 1 + min(self._steps_left(job, self._context) for job in jobs)
 
-    def skip(self, step: Sequence[Chunk], n: int) -> None:
+    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
         """Count the tokens."""
-        self._pending = deque(chunk._replace(start=chunk.start + n) for chunk in step)
+        self._pending = deque(chunk._replace(start=chunk.start + steps) for chunk in step)
         for chunk in step:
             job = self.slots[chunk.seq].job
             assert job is not None, "a chunk ran for an empty slot"
-            job.computed += n
-            job.generated += n
+            job.computed += steps
+            job.generated += steps
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """Halve; at one token purge an idle slot; with none left, fail every request in a slot."""
         self._recorder.failed_allocations += 1
         done = [chunk for batch in reason.done for chunk in batch.chunks]
         if done:
-            self.commit(done, now)
+            self._complete(done, now)
         if self._tried > 1:
             self._limit = self._tried // 2
             self._recorder.split(self._tried - sum(chunk.n for chunk in done))
@@ -123,7 +123,7 @@ class LlamaServer(SchedulerBase):
             self._limit = self._scenario.server.n_batch
             for slot in self.slots:
                 if slot.job is not None:
-                    self._end(slot.job, now, "Context size has been exceeded.")
+                    self._fail(slot.job, now, FailureKind.NO_SLOT, "Context size has been exceeded.")
                     self._leave(slot, keep=False)
 
     def _launch(self, now: float) -> None:
@@ -143,7 +143,8 @@ class LlamaServer(SchedulerBase):
                 self.waiting.popleft()
                 sizes = f"{plan.prompt_tokens} prompt tokens, up to {plan.max_tokens} in all"
                 empty = f"an empty cache of {self._policy.capacity} cells"
-                self._end(job, now, f"{self._policy.name} can never place the request ({sizes}) in {empty}")
+                why = f"{self._policy.name} can never place the request ({sizes}) in {empty}"
+                self._fail(job, now, FailureKind.CACHE, why)
                 break
             else:
                 self.waiting.popleft()
@@ -195,7 +196,7 @@ class LlamaServer(SchedulerBase):
             self._pending.appendleft(Chunk(first.seq, first.start + n, first.n - n))
 
     def _emit(self, slot: Slot, job: Job, now: float) -> None:
-        full = self._say(job, now)
+        full = self._emit_token(job, now)
         if full and job.generated < job.request.output_tokens and self._scenario.server.context_shift:
             full = not self._shift_context(slot, job)
         if job.generated == job.request.output_tokens or full:

@@ -1,4 +1,4 @@
-"""Running requests that all get one token in every step: how far each has come follows from one count of steps."""
+"""Running jobs that all get one token in every step: one count of steps tells how far each has come."""
 
 from __future__ import annotations
 
@@ -10,62 +10,63 @@ from policies import Chunk
 from policies.fast_forward.lockstep import LockstepBatch
 
 
-class Lockstep:
-    """Jobs by their slot. While one is in it, its ``computed`` and ``generated`` lack the steps taken since."""
+class LockstepJobs:
+    """Jobs by slot. While a job is in here, its ``computed`` and ``generated`` lack the steps taken since it joined."""
 
-    def __init__(self, lockstep_batch: LockstepBatch[Any] | None = None):
-        """``lockstep batch``: the policy's, where it has one; its members are the same."""
-        self.lockstep_batch = lockstep_batch
+    def __init__(self, batch: LockstepBatch[Any] | None = None):
+        """``batch``: the policy's, where it has one; it has the same sequences."""
+        self.batch = batch
         self.steps = 0
+        """Steps taken so far."""
         self.newest = 0
-        """The latest turn of any that joined."""
+        """Latest admission index of any job that joined."""
         self._jobs: dict[int, Job] = {}
         self._ends: list[tuple[int, int, int]] = []
-        """A heap of, for each job at least: the step after which it ends, its turn, and its slot."""
+        """A heap with, for each job at least: the step after which it ends, its admission index, its slot."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def join(self, job: Job, lasts: int) -> bool:
-        """A job that generates, and will do so for ``lasts`` steps without ending; False where it cannot."""
-        if self.lockstep_batch is not None and not self.lockstep_batch.join(job.slot):
+    def join(self, job: Job, steps_left: int) -> bool:
+        """Add a decoding job that will not end for ``steps_left`` steps; return False if its sequence cannot join."""
+        if self.batch is not None and not self.batch.join(job.slot):
             return False
         job.computed -= self.steps
         job.generated -= self.steps
         self._jobs[job.slot] = job
         self.newest = max(self.newest, job.admission)
-        heapq.heappush(self._ends, (self.steps + lasts + 1, job.admission, job.slot))
+        heapq.heappush(self._ends, (self.steps + steps_left + 1, job.admission, job.slot))
         return True
 
     def leave(self, slot: int) -> Job:
-        """All is told of the job again."""
+        """Remove the job of a slot, and bring its counts up to date."""
         job = self._jobs.pop(slot)
-        if self.lockstep_batch is not None:
-            self.lockstep_batch.leave(slot)
+        if self.batch is not None:
+            self.batch.leave(slot)
         job.computed += self.steps
         job.generated += self.steps
         job.furthest = job.computed
         return job
 
     def leave_all(self) -> None:
-        """Nobody is in it."""
+        """Remove all jobs."""
         for slot in list(self._jobs):
             self.leave(slot)
         self._ends.clear()
         self.newest = 0
 
     def chunks(self) -> list[Chunk]:
-        """The next step's, one by one."""
+        """The next step, one chunk for each job."""
         steps = self.steps
         return [Chunk(slot, job.computed + steps, 1) for slot, job in self._jobs.items()]
 
     @property
-    def lasts(self) -> int:
-        """Steps up to the first after which somebody ends, that one included."""
+    def steps_to_next_end(self) -> int:
+        """Steps up to the first after which a job ends, that one included."""
         return self._ends[0][0] - self.steps
 
-    def went(self, steps: int) -> list[Job]:
-        """So many steps have been taken; who must end now, in order, and is in it no longer."""
+    def take_steps(self, steps: int) -> list[Job]:
+        """Count steps that have been run; remove the jobs that end now, and return them in order of admission."""
         self.steps += steps
         found = []
         while self._ends and self._ends[0][0] <= self.steps:

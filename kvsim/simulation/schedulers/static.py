@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
-from kvsim.simulation.job import Job
+from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import SchedulerBase
 from policies import Chunk, NoSlot, Policy
@@ -31,9 +31,9 @@ class Static(SchedulerBase):
         """Refuse what could never be served; queue all others."""
         if job.request.prompt_tokens >= self._context:
             sizes = f"{job.request.prompt_tokens} prompt tokens, {self._context} in a sequence"
-            self._end(job, now, f"the request exceeds the longest sequence: {sizes}")
+            self._fail(job, now, FailureKind.CONTEXT, f"the request exceeds the longest sequence: {sizes}")
         elif (error := self._policy.refusal(self._plan(job))) is not None:
-            self._end(job, now, error)
+            self._fail(job, now, FailureKind.CACHE, error)
         else:
             self.waiting.append(job)
 
@@ -56,38 +56,38 @@ class Static(SchedulerBase):
             raise Livelock(now, list(self.waiting), self._policy)
         return step
 
-    def commit(self, chunks: Sequence[Chunk], now: float) -> None:
+    def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """Count the tokens; emit one for whoever has computed all it had."""
-        for chunk in chunks:
+        for chunk in step:
             job = self.batch[chunk.seq]
             job.computed += chunk.n
             job.furthest = max(job.furthest, job.computed)
             if job.computed == job.tokens:
-                full = self._say(job, now)
+                full = self._emit_token(job, now)
                 if job.generated == job.request.output_tokens or full:
                     job.truncated = job.generated < job.request.output_tokens
                     self._end(job, now)
 
-    def steady(self, step: Sequence[Chunk]) -> int:
+    def decode_only_steps(self, step: Sequence[Chunk]) -> int:
         """While all of the batch that still run generate."""
         jobs = [job for job in self.batch if job.status == "running"]
         if len(step) != len(jobs) or any(chunk.n > 1 for chunk in step) or not all(job.prefilled for job in jobs):
             return 0
-        return 1 + min(self._lasts(job, self._context) for job in jobs)
+        return 1 + min(self._steps_left(job, self._context) for job in jobs)
 
-    def skip(self, step: Sequence[Chunk], n: int) -> None:
+    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
         """Count the tokens."""
         for chunk in step:
             job = self.batch[chunk.seq]
-            job.computed += n
-            job.generated += n
+            job.computed += steps
+            job.generated += steps
             job.furthest = max(job.furthest, job.computed)
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """The last of the batch that still runs makes room; alone, it cannot be served."""
         self._recorder.failed_allocations += 1
         if reason.done:
-            self.commit([chunk for batch in reason.done for chunk in batch.chunks], now)
+            self._complete([chunk for batch in reason.done for chunk in batch.chunks], now)
         if len(self.batch) < 2:
             raise Livelock(now, [*self.batch, *self.waiting], self._policy, str(reason))
         job = self.batch.pop()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvsim.costs.costs import load_profile
+from kvsim.costs.profile import load_profile
 from kvsim.errors import Livelock, UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend

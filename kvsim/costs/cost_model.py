@@ -1,0 +1,156 @@
+"""What a step costs: passes, moves, rotations, and copies to the host tier, as a machine profile has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvsim.costs.pass_price import PassPrice
+from kvsim.costs.profile import NUMPY, Profile, same_model
+from kvsim.errors import UserError
+from kvsim.model.engine_shapes import SHAPES, Storage
+from policies import Group, Kernel, MicroBatch, Moves, Place, RelativeCosts, Shift, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """The way between the cache and the host tier, where it is given rather than measured."""
+
+    bytes_per_s: float
+    latency_s: float
+    """Of each run of cells."""
+    cell_bytes: float
+    """K and V of one token in all layers."""
+
+
+class BeforePass(NamedTuple):
+    """Seconds of what is done to one cache group before a pass."""
+
+    moves_s: float
+    shift_s: float
+    transfers_s: float
+
+
+class CostModel:
+    """Predicts seconds from a profile, and remembers when it was asked beyond what was measured.
+
+    Without a ``link``, a copy to or from the host tier costs what the profile measured for one inside the cache.
+    """
+
+    def __init__(self, profile: Profile, link: HostLink | None = None, pace: float = 1.0):
+        """``pace``: how long things take now, over how long they took when the profile was measured."""
+        self.profile = profile
+        self._link = link
+        self._pace = pace
+        self._prices: dict[tuple[Kernel, tuple[Group, ...]], PassPrice] = {}
+
+    def pass_price(self, kernel: Kernel, groups: Sequence[Group] = (Group(0),)) -> PassPrice:
+        """The price of forward passes under a kernel over some cache groups; the same object for equal arguments."""
+        key = kernel, tuple(groups)
+        if key not in self._prices:
+            self._prices[key] = PassPrice(self.profile, kernel, groups, self._pace)
+        return self._prices[key]
+
+    def forward(self, batch: MicroBatch, kernel: Kernel, groups: Sequence[Group] = (Group(0),)) -> float:
+        """Seconds of one forward pass, moves and rotations not included."""
+        return self.pass_price(kernel, groups).of_batch(batch)
+
+    def before_pass(self, place: Place, group: Group) -> BeforePass:
+        """Seconds of the moves, rotations and copies that a placement asks for before its pass."""
+        return BeforePass(
+            group.share * self.moves(place.moves) if place.moves.n_runs else 0.0,
+            group.share * self.shift(place.shift, group) if len(place.shift.cells) else 0.0,
+            group.share * self.transfers(place.transfers) if place.transfers else 0.0,
+        )
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest pass that was priced."""
+        return max((price.most_tokens for price in self._prices.values()), default=0)
+
+    @property
+    def most_cells(self) -> int:
+        """Cells that one token was scored against, at most, in the passes that were priced."""
+        return max((price.most_cells for price in self._prices.values()), default=0)
+
+    def moves(self, moves: Moves) -> float:
+        """Seconds to carry out a compaction."""
+        if moves.n_runs == 0:
+            return 0.0
+        return self.move_runs(moves.n_runs, moves.n_cells)
+
+    def shift(self, shift: Shift, group: Group) -> float:
+        """Seconds to rotate keys in a cache group."""
+        cells = group.cells if self.profile.shifts_all and len(shift.cells) else len(shift.cells)
+        return self._pace * self.profile.shift_per_cell_s.value * cells
+
+    def transfers(self, transfers: Sequence[Transfer]) -> float:
+        """Seconds to copy runs of cells between the cache and the host tier, one after another."""
+        if not transfers:
+            return 0.0
+        cells = sum(transfer.n for transfer in transfers)
+        if self._link is not None:
+            return self._link.latency_s * len(transfers) + cells * self._link.cell_bytes / self._link.bytes_per_s
+        return self.move_runs(len(transfers), cells)
+
+    def move_runs(self, runs: int, cells: int) -> float:
+        """Seconds to copy ``cells`` cells in ``runs`` runs. Raises ``UserError`` if the profile has no such cost."""
+        cost = self.profile.moves
+        if cost is None:
+            raise UserError(f"profile {self.profile.name} knows no cost of moving cells: {self._still}")
+        each = cost.per_run_s.value * runs + cost.per_cell_s.value * cells
+        return self._pace * (cost.per_pass_s.value + each)
+
+    def relative(self, kernel: Kernel) -> RelativeCosts | None:
+        """What an adaptive trigger weighs, in seconds; None if the profile does not know the kernel, or no moves."""
+        moves = self.profile.moves
+        if kernel not in self.profile.kernels or moves is None:
+            return None
+        return RelativeCosts(
+            self.profile.kernels[kernel].per_cell_s.value, moves.per_run_s.value, moves.per_cell_s.value
+        )
+
+    def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
+        """Raise ``UserError`` unless the profile speaks of this model, kernel and cache."""
+        if not same_model(model, self.profile.model):
+            how = f"measure one with: kvsim calibrate --model {model}"
+            if model in SHAPES and self.profile.engine != NUMPY:
+                how = f"name the model in the scenario: model.name = '{self.profile.model}'"
+            elif self.profile.engine != NUMPY:
+                how = f"measure one with: {self.profile.command} --model {model}"
+            raise UserError(
+                f"profile {self.profile.name} was measured on model {self.profile.model!r}, the scenario serves "
+                f"{model!r}; {how}"
+            )
+        kept = (self.profile.type_k, self.profile.type_v)
+        if (type_k, type_v) != kept:
+            raise UserError(
+                f"profile {self.profile.name} was measured with K in {kept[0]} and V in {kept[1]}; measure one with: "
+                f"{self.profile.command} --model {model} --cache-type-k {type_k} --cache-type-v {type_v}"
+            )
+        if kernel not in self.profile.kernels:
+            known = ", ".join(self.profile.kernels)
+            raise UserError(f"profile {self.profile.name} has no kernel {kernel!r}; it has {known}")
+
+    def check_moves(self, policy: str) -> None:
+        """Raise ``UserError`` where the profile does not know what a policy's moves cost."""
+        if self.profile.moves is None:
+            raise UserError(f"profile {self.profile.name} knows no cost of {policy}'s moves: {self._still}")
+
+    @property
+    def _still(self) -> str:
+        return f"{self.profile.engine} never moves any cells"
+
+    def warnings(self) -> list[str]:
+        """A line for each way in which the run went beyond what the profile measured."""
+        p, found = self.profile, []
+        if self.most_tokens > p.tokens.high:
+            found.append(
+                f"a forward pass had {self.most_tokens} tokens; the profile was measured up to {p.tokens.high}"
+            )
+        if self.most_cells > p.cells.high:
+            found.append(
+                f"tokens were scored against {self.most_cells} cells; the profile was measured up to {p.cells.high}"
+            )
+        return found

@@ -1,0 +1,206 @@
+"""The price of a forward pass: the one formula by which everything that is predicted is computed.
+
+A pass of ``n`` tokens costs, over the cache groups of a model,
+
+    pace * (matrix(n) + sum over groups of share * (base + attention + per_chunk * chunks + per_run * runs))
+
+``matrix`` is piecewise linear and never falls (a batched matrix product is not linear in its batch). ``attention`` is
+the number of cells that are scanned, times what a cell costs for the tokens that scan it together, again by a piecewise
+linear table that never falls. Moves, rotations and copies to the host tier come on top (``CostModel``). Every
+coefficient is non-negative: no cost can be bought back.
+
+The same formula is asked for single passes (counts of one micro-batch), for decode steps planned ahead (arrays over the
+steps), and for steps in lockstep (sums over the steps, since the formula is linear in cells and runs).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.costs.profile import Profile
+from kvsim.costs.tables import FloatArray, SecondsTable
+from policies import FastForward, Group, Kernel, MicroBatch, Reads
+from policies.fast_forward.forecast import StepReads
+from policies.fast_forward.lockstep import NextStepReads, PassSummary, ReadForecast
+
+
+def scans_together(kernel: Kernel, group: Group) -> bool:
+    """Whether all tokens of a pass scan the same cells; otherwise each chunk scans its own."""
+    return kernel == "masked" and group.streams == 1
+
+
+class AttentionTerms(NamedTuple):
+    """Seconds of attention in a pass by what is scanned: numbers, or arrays of shape (steps,)."""
+
+    useful_s: Any
+    """Over cells that the token's sequence can see."""
+    holes_s: Any
+    """Over all other cells, and over further runs where cells do not come in blocks."""
+
+
+class PassPrice:
+    """Prices forward passes under one kernel over the cache groups of one policy; all results are in seconds."""
+
+    def __init__(self, profile: Profile, kernel: Kernel, groups: Sequence[Group], pace: float):
+        """``pace``: how long things take now, over how long they took when the profile was measured."""
+        rates = profile.kernels[kernel]
+        self._pace = pace
+        self._groups = tuple(groups)
+        self._together = tuple(scans_together(kernel, group) for group in groups)
+        slopes = [slope.value for slope in profile.matmul_slopes_s]
+        self._matrix = SecondsTable(0.0, slopes, profile.matmul_knots)
+        further = [slope.value for slope in rates.further_token_s]
+        self._cell = SecondsTable(rates.per_cell_s.value, further, profile.attention_knots)
+        self._base, self._chunk, self._run = rates.base_s.value, rates.per_chunk_s.value, rates.per_run_s.value
+        self._skips = rates.skips
+        self.most_tokens = 0
+        """Tokens of the largest pass that was priced."""
+        self.most_cells = 0
+        """Cells that one token was scored against, at most, in the passes that were priced."""
+        share = pace * sum(group.share for group in groups)
+        self.base_s = share * self._base
+        """Each pass, whatever is in it, over all groups."""
+        self.chunk_s = share * self._chunk
+        """Each chunk of a pass, over all groups."""
+
+    def matrix_s(self, tokens: int) -> float:
+        """Matrix work of a pass of ``tokens`` tokens."""
+        return self._pace * self._matrix[tokens]
+
+    def of_batch(self, batch: MicroBatch) -> float:
+        """One micro-batch."""
+        n, asked = batch.n_tokens, []
+        if n > self.most_tokens:
+            self.most_tokens = n
+        for place, group, together in zip(batch.places, self._groups, self._together, strict=True):
+            reads = place.reads
+            longest = int((reads.useful if self._skips else reads.scanned).max())
+            if longest > self.most_cells:
+                self.most_cells = longest
+            attention = self._attention(n, reads, together)
+            asked.append((group.share, attention, len(reads.tokens), int(reads.runs.sum())))
+        return float(self._total(n, asked))
+
+    def of_steps(self, steps: FastForward) -> list[FloatArray]:
+        """Each pass of decode steps that are planned ahead; float64 arrays of shape (steps,)."""
+        found = []
+        for each in steps.passes:
+            asked = []
+            for sums, group, together in zip(each.groups, self._groups, self._together, strict=True):
+                attention = self._attention_of_steps(each.tokens, sums, together)
+                asked.append((group.share, attention, each.tokens, sums.runs))
+            found.append(np.asarray(self._total(each.tokens, asked)))
+        return found
+
+    def of_mixed_step(self, tokens: int, reads: NextStepReads, chunks: PassSummary) -> float:
+        """A pass in which a lockstep batch of ``tokens`` sequences gets its tokens beside some chunks.
+
+        The model has one cache group, and each chunk scans its own cells.
+        """
+        n = tokens + chunks.tokens
+        cell = self._cell
+        attention, runs, longest = cell[1] * reads.scanned, reads.runs, reads.max_scanned_per_token
+        for each, scanned, pieces in chunks.chunk_reads:
+            attention += cell[each] * scanned
+            runs += pieces
+            if scanned > longest:
+                longest = scanned
+        self.reached(n, longest)
+        return float(self._total(n, ((self._groups[0].share, attention, tokens + len(chunks.chunk_reads), runs),)))
+
+    def of_lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
+        """The seconds of the first ``steps`` steps of a lockstep batch together, as a function of ``steps``.
+
+        Copies that are made between the steps are not included. One cache group, as for ``of_mixed_step``.
+        """
+        share = self._groups[0].share
+        fixed = self._total(members, ((share, 0.0, members, 0),))
+        scan, run = self._pace * share * self._cell[1], self._pace * share * self._run
+
+        def seconds(steps: int) -> float:
+            found = steps * fixed + scan * forecast.total_scanned(steps)
+            if run:
+                found += run * forecast.total_runs(steps)
+            return float(found)
+
+        return seconds
+
+    def attention_of_batch(self, batch: MicroBatch, *, runs_are_holes: bool) -> AttentionTerms:
+        """Attention in one micro-batch, split. ``runs_are_holes``: count runs beyond one for each chunk as holes."""
+        useful_s = holes_s = 0.0
+        for place, group, together in zip(batch.places, self._groups, self._together, strict=True):
+            reads = place.reads
+            whole = self._attention(batch.n_tokens, reads, together)
+            if together:
+                scores = int(reads.tokens @ reads.scanned)
+                useful = whole * (int(reads.tokens @ reads.useful) / scores) if scores else whole
+            else:
+                scans = reads.useful if self._skips else reads.scanned
+                rows = zip(reads.tokens.tolist(), scans.tolist(), reads.useful.tolist(), strict=True)
+                useful = sum([self._cell[n] * min(seen, scanned) for n, scanned, seen in rows])
+            runs, chunks = int(reads.runs.sum()), len(reads.tokens)
+            further = runs - chunks if runs_are_holes else 0
+            share = self._pace * group.share
+            useful_s += share * (useful + self._run * (runs - further))
+            holes_s += share * (whole - useful + self._run * further)
+        return AttentionTerms(useful_s, holes_s)
+
+    def attention_of_steps(self, steps: FastForward, *, runs_are_holes: bool) -> list[AttentionTerms]:
+        """Attention in each pass of planned decode steps, split; arrays of shape (steps,)."""
+        found = []
+        for each in steps.passes:
+            useful_s, holes_s = np.zeros(steps.steps), np.zeros(steps.steps)
+            for sums, group, together in zip(each.groups, self._groups, self._together, strict=True):
+                whole = self._attention_of_steps(each.tokens, sums, together)
+                if together:
+                    seen = np.ones(steps.steps)
+                    np.divide(sums.useful, sums.scanned, out=seen, where=sums.scanned > 0)
+                    useful: NDArray[np.floating[Any]] = whole * seen
+                else:
+                    useful = self._cell[1] * sums.useful
+                further = sums.runs - each.tokens if runs_are_holes else 0
+                share = self._pace * group.share
+                useful_s += share * (useful + self._run * (sums.runs - further))
+                holes_s += share * (whole - useful + self._run * further)
+            found.append(AttentionTerms(useful_s, holes_s))
+        return found
+
+    def reached(self, tokens: int, cells: int) -> None:
+        """Remember the size of a pass, and how many cells one of its tokens was scored against."""
+        if tokens > self.most_tokens:
+            self.most_tokens = tokens
+        if cells > self.most_cells:
+            self.most_cells = cells
+
+    def reached_by(self, steps: FastForward) -> None:
+        """Remember the sizes of decode steps that were taken."""
+        for each in steps.passes:
+            self.reached(each.tokens, max(int(sums.max_scanned_per_token.max()) for sums in each.groups))
+
+    def _total(self, tokens: int, groups: Iterable[tuple[float, Any, int, Any]]) -> Any:
+        """The formula. ``groups``: share, seconds of attention, chunks and runs of each cache group.
+
+        Attention and runs are numbers, or arrays of shape (steps,); so is the result.
+        """
+        seconds: Any = self._matrix[tokens]
+        for share, attention, chunks, runs in groups:
+            seconds = seconds + share * (self._base + attention + (self._chunk * chunks + self._run * runs))
+        return self._pace * seconds
+
+    def _attention(self, tokens: int, reads: Reads, together: bool) -> float:
+        """Seconds over all cells that are scanned in one pass, for one group of share 1 at pace 1."""
+        if together:
+            return float(self._cell[tokens] * reads.span)
+        cells = reads.useful if self._skips else reads.scanned
+        return float(sum(map(operator.mul, map(self._cell.__getitem__, reads.tokens.tolist()), cells.tolist())))
+
+    def _attention_of_steps(self, tokens: int, sums: StepReads, together: bool) -> NDArray[np.floating[Any]]:
+        """As ``_attention``, in each of some decode steps; shape (steps,)."""
+        if together:
+            return self._cell[tokens] * sums.span
+        return self._cell[1] * (sums.useful if self._skips else sums.scanned)

@@ -1,0 +1,232 @@
+"""Machine profiles: the fitted costs of one model on one machine, and the JSON files that carry them."""
+
+from __future__ import annotations
+
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kvsim.errors import UserError
+from kvsim.model.engine_shapes import Storage
+from policies import Kernel
+
+FORMAT = 3
+"""Version of the profile file."""
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Record(BaseModel):
+    """A part of a profile or of what it was fitted to: immutable, every key checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Coefficient(Record):
+    """A fitted number of seconds and its 95 % bootstrap interval."""
+
+    value: Seconds
+    low: Seconds
+    high: Seconds
+
+
+class Attention(Record):
+    """What one kernel costs."""
+
+    base_s: Coefficient
+    """A forward pass of one token, but for what it reads."""
+    per_cell_s: Coefficient
+    """A cell that one token scans."""
+    further_token_s: tuple[Coefficient, ...]
+    """What the cell costs more for each further token that scans it together with the first, in each segment between
+    knots."""
+    per_chunk_s: Coefficient
+    per_run_s: Coefficient
+    """Each contiguous piece that is read; 0 for kernels that read one for each chunk."""
+    skips: bool = False
+    """Whether cells that a sequence may not see are skipped one by one, so that only useful ones cost: llama.cpp's
+    flash attention on a CPU does, while those that skip whole tiles scan the rest of a tile."""
+
+
+NOTHING_S = Coefficient(value=0.0, low=0.0, high=0.0)
+
+
+class CopyCost(Record):
+    """What a compaction costs."""
+
+    per_pass_s: Coefficient = NOTHING_S
+    """Each compaction, whatever it moves."""
+    per_run_s: Coefficient
+    per_cell_s: Coefficient
+
+
+class MachineInfo(Record):
+    """Where and how a profile was measured."""
+
+    processor: str
+    cores: int
+    blas: str
+    threads: int
+    system: str
+    python: str
+    numpy: str
+    load_before: float
+    """Runnable processes, averaged over a minute, just before the measurement."""
+    load_after: float
+    cpu_share: float
+    """Processor seconds per wall second during the measurement: below 1, others had the core."""
+
+
+class Range(Record):
+    """The smallest and the largest value that was measured."""
+
+    low: int
+    high: int
+
+
+class Fit(Record):
+    """What is computed from the measurements: the costs, and how well they predict what was held out."""
+
+    matmul_slopes_s: tuple[Coefficient, ...]
+    """Seconds per further token in each segment between knots."""
+    kernels: dict[Kernel, Attention]
+    moves: CopyCost | None
+    """None: the engine never moves a cell."""
+    shift_per_cell_s: Coefficient
+    """To rotate the key of one cell in all layers (K-shift)."""
+    held_out_samples: int
+    held_out_error_median: float
+    """Median relative error over the passes that were not used in the fit."""
+    held_out_error_p95: float
+
+
+NUMPY = "numpy"
+"""Our own engine, in profiles and commands."""
+
+ENGINES = (NUMPY, "llamacpp")
+"""Those that can be measured."""
+
+USUAL_MODEL = {NUMPY: "tiny", "llamacpp": "smollm2"}
+"""What each is measured with where no model is named."""
+
+
+def is_llamacpp(engine: str) -> bool:
+    """Whether the engine that was named is llama.cpp, and not ours. Raises ``UserError`` where it is neither."""
+    if engine not in ENGINES:
+        raise UserError(f"engine: there is no {engine!r}; there are {', '.join(ENGINES)}")
+    return engine != NUMPY
+
+
+class Profile(Fit):
+    """A machine profile: the fitted costs of one model on one machine."""
+
+    format: int = FORMAT
+    name: str
+    engine: str = NUMPY
+    """What was measured: our own engine, or which llama.cpp."""
+    shifts_all: bool = False
+    """Whether a K-shift rotates every cell of the cache, as llama.cpp does, or only those whose position changed."""
+    model: str
+    """Name of the model's shape."""
+    type_k: Storage = "f32"
+    type_v: Storage = "f32"
+    """How K and V were kept while it was measured."""
+    measured: str
+    """Date, ISO 8601."""
+    machine: MachineInfo
+    matmul_knots: tuple[int, ...]
+    """Batch sizes in tokens between which the cost of matrix work is linear."""
+    attention_knots: tuple[int, ...]
+    """Tokens that scan a cell together, between which its cost is linear."""
+    tokens: Range
+    """Tokens in a forward pass that were measured."""
+    cells: Range
+    """Cells that one token was scored against, as far as was measured."""
+    reference_passes_s: tuple[Seconds, ...] = Field(validation_alias=AliasChoices("reference_passes_s", "yardstick_s"))
+    """Of a few passes that are always the same: by them, the machine's pace at another time is told."""
+    samples: int
+    digest: str
+    """SHA-256 of the raw measurements."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Profile:
+        for name, knots in (("matmul_knots", self.matmul_knots), ("attention_knots", self.attention_knots)):
+            if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or knots[0] < 1 or knots[-1] > 2**20:
+                raise ValueError(f"{name} must be two or more numbers of tokens, rising, from 1 to 2**20")
+        if len(self.matmul_slopes_s) != len(self.matmul_knots) - 1:
+            expected = len(self.matmul_knots) - 1
+            raise ValueError(f"matmul_slopes_s must be {expected}, one between each two of matmul_knots")
+        for kernel, attention in self.kernels.items():
+            if len(attention.further_token_s) != len(self.attention_knots) - 1:
+                expected = len(self.attention_knots) - 1
+                raise ValueError(
+                    f"kernels.{kernel}.further_token_s must be {expected}, one between each two of attention_knots"
+                )
+        return self
+
+    def describe(self) -> str:
+        """One line for reports: which profile, of which machine."""
+        m = self.machine
+        return (
+            f"profile {self.name}: model {self.model}, K in {self.type_k}, V in {self.type_v}, "
+            f"measured {self.measured} on {m.processor}, "
+            f"{m.threads} of {m.cores} cores, {m.blas if self.engine == NUMPY else self.engine}"
+        )
+
+    @property
+    def command(self) -> str:
+        """How one like it is made."""
+        return "kvsim calibrate" if self.engine == NUMPY else "kvsim calibrate --engine llamacpp"
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile as JSON."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def is_shipped(name: str) -> bool:
+    """Whether a profile of that name ships with the package; it comes before any file of that name."""
+    return (
+        "/" not in name
+        and "\0" not in name
+        and (resources.files("kvsim.costs") / "profiles" / f"{name}.json").is_file()
+    )
+
+
+def load_profile(name: str, folder: Path = Path()) -> Profile:
+    """A shipped profile by name, or one from a file. Raises ``UserError``."""
+    shipped = resources.files("kvsim.costs") / "profiles" / f"{name}.json"
+    try:
+        if is_shipped(name):
+            text = shipped.read_text(encoding="utf-8")
+        else:
+            text = (folder / Path(name).expanduser()).read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError):
+        known = sorted(
+            p.name.removesuffix(".json")
+            for p in (resources.files("kvsim.costs") / "profiles").iterdir()
+            if p.name.endswith(".json")
+        )
+        raise UserError(f"{name}: no profile file there, and none shipped of that name ({', '.join(known)})") from None
+    try:
+        profile = Profile.model_validate_json(text)
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        if first["type"] != "value_error":
+            said = f"{where or 'file'}: {said.lower()}"
+        raise UserError(f"{name}: not a machine profile: {said}") from None
+    if profile.format != FORMAT:
+        raise UserError(f"{name}: profile format {profile.format}; this version reads format {FORMAT}")
+    return profile
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two names mean the same model: of files it is the name that counts, wherever they lie."""
+    both = [Path(name).name if name.endswith(".gguf") else name for name in (one, other)]
+    return both[0] == both[1]

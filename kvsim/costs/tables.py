@@ -1,0 +1,49 @@
+"""Piecewise linear tables of seconds by number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)
+"""Batch sizes in tokens between which the cost of matrix work is linear; it is 0 for one token, and the last slope
+goes on."""
+
+ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512)
+"""Numbers of tokens that scan the same cells together, between which the cost of a cell is linear."""
+
+_COMPUTED_TOGETHER = 64
+"""Neighbouring entries that are computed in one call, which costs little more than one of them."""
+
+
+def segments(tokens: ArrayLike, knots: Sequence[int]) -> FloatArray:
+    """Number of ``tokens`` in each segment between knots; float64 of shape (len(tokens), len(knots) - 1).
+
+    The last segment has no end.
+    """
+    given = np.asarray(tokens)
+    bounds = [(low, high) for low, high in pairwise(knots)]
+    bounds[-1] = (bounds[-1][0], np.iinfo(np.int64).max)
+    return np.stack([np.clip(given, low, high) - low for low, high in bounds], axis=-1).astype(float)
+
+
+class SecondsTable(dict[int, float]):
+    """Seconds by number of tokens, linear between knots; entries are computed when they are first asked for."""
+
+    def __init__(self, first_s: float, slopes_s: Sequence[float], knots: Sequence[int]):
+        """``first_s``: seconds of one token; ``slopes_s``: seconds of each further token, by segment."""
+        super().__init__()
+        self._first = first_s
+        self._slopes = np.array(slopes_s)
+        self._knots = knots
+
+    def __missing__(self, tokens: int) -> float:
+        first = tokens - tokens % _COMPUTED_TOGETHER
+        for n, row in enumerate(segments(range(first, first + _COMPUTED_TOGETHER), self._knots), first):
+            self[n] = self._first + float(row @ self._slopes)
+        return self[tokens]

@@ -1,0 +1,156 @@
+"""Placing composed steps and pricing them: one step, or as many decode-only steps at once as nothing decides between.
+
+Fast-forwarding changes no result: cells and counts are those of single steps, times differ by rounding alone (1e-12).
+A step is a fast-forward of one wherever more cannot be planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+
+from kvsim.simulation.backend import Backend, Predictor
+from kvsim.simulation.prefetch import Prefetcher
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.schedulers import Scheduler
+from policies import Chunk, MicroBatch, NoSlot, Policy
+from policies.fast_forward.lockstep import NO_READS, LockstepBatch
+
+Advance = tuple[int, float, NoSlot | None]
+"""How many steps were placed, the seconds they take together, and why the policy had no room, if it had none."""
+
+
+class Stepper:
+    """Takes what the scheduler has composed as far as it goes before the next event or decision."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        policy: Policy,
+        backend: Backend,
+        recorder: Recorder,
+        prefetcher: Prefetcher,
+        *,
+        fast_forward: bool,
+    ):
+        """``fast_forward``: take many steps at once, where the backend can price them ahead of time."""
+        self._env = env
+        self._scheduler = scheduler
+        self._policy = policy
+        self._backend = backend
+        self._recorder = recorder
+        self._prefetcher = prefetcher
+        self._predictor: Predictor | None = None
+        if fast_forward and backend.predictor is not None and prefetcher.off:
+            self._predictor = backend.predictor
+            scheduler.allow_lockstep(None if recorder.watches else policy.lockstep_batch())
+
+    def advance(self, step: Sequence[Chunk]) -> Advance:
+        """Place the composed step, or it and the decode-only steps that follow, and price them."""
+        batch = self._scheduler.lockstep_batch
+        if batch is None:
+            return self._planned_steps(step) or self._single_step(step)
+        if step:
+            return self._mixed_step(step, batch)
+        return self._lockstep_steps(batch)
+
+    def _lockstep_steps(self, batch: LockstepBatch[Any]) -> Advance:
+        """Take steps of a lockstep batch alone, up to the first that ends at or after the next event."""
+        predictor, now, event = self._predictor, self._env.now, self._env.peek()
+        assert predictor is not None
+        members, forecast = len(batch), batch.forecast(self._scheduler.decode_only_steps(()))
+        seconds_of = predictor.lockstep_steps(members, forecast)
+        steps = forecast.steps
+        seconds = seconds_of(steps)
+        if now + seconds >= event:
+            steps = _first_reaching(event - now, seconds_of, steps, seconds)
+            seconds = seconds_of(steps)
+        predictor.took_lockstep_steps(members, batch.max_scanned_per_token(steps))
+        self._recorder.lockstep_steps(steps, forecast.total_scanned(steps))
+        for moves in batch.take_steps(forecast, steps):
+            self._recorder.moved(moves)
+        return steps, seconds, None
+
+    def _mixed_step(self, step: Sequence[Chunk], batch: LockstepBatch[Any]) -> Advance:
+        """Take one step in which a lockstep batch gets its tokens in the first pass of some chunks."""
+        predictor = self._predictor
+        assert predictor is not None
+        self._scheduler.started.clear()
+        try:
+            passes = batch.place(step)
+        except NoSlot as reason:
+            return 0, 0.0, reason
+        seconds, members, reads = 0.0, len(batch), batch.next_step_reads()
+        for chunks in passes:
+            seconds += predictor.mixed_step(members, reads, chunks)
+            self._recorder.mixed_step(chunks, reads)
+            members, reads = 0, NO_READS
+        batch.take_step()
+        return 1, seconds, None
+
+    def _planned_steps(self, step: Sequence[Chunk]) -> Advance | None:
+        """Take the decode-only steps that the policy can plan ahead; None if it cannot plan two."""
+        predictor, recorder, now = self._predictor, self._recorder, self._env.now
+        if predictor is None:
+            return None
+        most = min(self._scheduler.decode_only_steps(step), recorder.unobserved_steps)
+        planned = self._policy.plan_decode_steps(step, most) if most > 1 else None
+        if planned is None:
+            return None
+        each = predictor.steps(planned)
+        times = np.add.accumulate(np.concatenate(([now], sum(each[1:], each[0]))))
+        steps = min(int(np.searchsorted(times[1:], self._env.peek())) + 1, planned.steps)
+        if steps < 2:
+            return None
+        taken = planned.first_steps(steps)
+        usages = planned.take_steps(steps, recorder.watches)
+        recorder.fast_forward(times[:steps], [seconds[:steps] for seconds in each], taken, usages)
+        predictor.took(taken)
+        return steps, float(times[steps]) - now, None
+
+    def _single_step(self, step: Sequence[Chunk]) -> Advance:
+        """Place one step through the policy, and let the backend run or price it."""
+        env, recorder, scheduler = self._env, self._recorder, self._scheduler
+        refusal: NoSlot | None = None
+        batches: Sequence[MicroBatch] = ()
+        try:
+            batches = self._policy.allocate(step, views=self._backend.wants_views)
+        except NoSlot as reason:
+            refusal, batches = reason, reason.done
+        if refusal is None:
+            # After a refusal, copies that the next try will make are still owed: no prefetch may carry them.
+            self._prefetcher.look_after(scheduler.waiting)
+        seconds = self._prefetcher.wait_s(scheduler.started)
+        scheduler.started.clear()
+        if seconds:
+            recorder.waited(seconds)
+        for batch, took in zip(batches, self._backend.step(step, batches), strict=True):
+            recorder.forward(env.now + seconds, took, batch)
+            seconds += took
+        if seconds > 0:
+            if recorder.watches:
+                recorder.cache(env.now, self._policy.usage())
+            recorder.snapshot(env.now, self._policy)
+        return 1, seconds, refusal
+
+
+def _first_reaching(seconds: float, seconds_of: Callable[[int], float], steps: int, most_s: float) -> int:
+    """The first number of steps that takes at least ``seconds``, if ``steps`` take ``most_s``, which is enough.
+
+    Nearly all steps take equally long, so each guess is where a straight line would have it.
+    """
+    if seconds <= 0:
+        return 1
+    low, low_s = 0, 0.0
+    while steps - low > 1:
+        guess = low + min(int((seconds - low_s) / (most_s - low_s) * (steps - low)) + 1, steps - low - 1)
+        guess_s = seconds_of(guess)
+        if guess_s >= seconds:
+            steps, most_s = guess, guess_s
+        else:
+            low, low_s = guess, guess_s
+    return steps
