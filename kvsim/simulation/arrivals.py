@@ -98,7 +98,9 @@ class Inbox:
 
     def ready(self) -> Sequence[Job] | None:
         """All that has arrived by now; None while a script is kept, which ``next`` writes."""
-        return None if self.keeps_script else self.take()
+        if self.keeps_script:
+            return None
+        return self.take() if self._jobs else ()
 
     def take(self) -> Sequence[Job]:
         """All that has arrived by now."""

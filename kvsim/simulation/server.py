@@ -49,39 +49,42 @@ class Server:
                 jobs = yield from self._arrivals.next(busy, began, self._tidy)
                 if jobs is None:
                     return
+            now = env.now
             for job in jobs:
-                self._take_in(job)
-            self._see_off()
+                self._take_in(job, now)
+            if scheduler.ended:
+                self._see_off()
 
-            step = scheduler.compose(env.now)
-            busy, began = bool(step) or scheduler.lockstep_batch is not None, env.now
+            step = scheduler.compose(now)
+            busy, began = bool(step) or scheduler.lockstep_batch is not None, now
             if busy:
-                steps, seconds, refusal = self._stepper.advance(step)
+                steps, seconds, refusal = self._stepper.advance(step, now)
                 if seconds > 0:
                     yield env.timeout(seconds)
+                    now = env.now
                 if refusal is None:
-                    scheduler.commit(step, steps, env.now)
+                    scheduler.commit(step, steps, now)
                 else:
-                    scheduler.no_slot(refusal, env.now)
-                self._see_off()
+                    scheduler.no_slot(refusal, now)
+                if scheduler.ended:
+                    self._see_off()
             if recorder.watches:
-                recorder.cache(env.now, self._policy.usage())
+                recorder.cache(now, self._policy.usage())
 
-    def _take_in(self, job: Job) -> None:
+    def _take_in(self, job: Job, now: float) -> None:
         """Hand a request that has arrived to everything that must know of it."""
         if not self._prefetcher.off:
             self._prefetcher.arrived(job)
         self._recorder.arrived(job)
-        self._scheduler.submit(job, self._env.now)
+        self._scheduler.submit(job, now)
 
     def _see_off(self) -> None:
         """Forget the requests that have ended, once the prefetcher knows of them."""
         ended = self._scheduler.ended
-        if ended:
-            if not self._prefetcher.off:
-                for job in ended:
-                    self._prefetcher.ended(job)
-            ended.clear()
+        if not self._prefetcher.off:
+            for job in ended:
+                self._prefetcher.ended(job)
+        ended.clear()
 
     def _tidy(self) -> float:
         """Let the policy tidy a slice of the cache while there is nothing else to do; return its seconds."""

@@ -49,18 +49,18 @@ class Stepper:
             self._predictor = backend.predictor
             scheduler.allow_lockstep(None if recorder.watches else policy.lockstep_batch())
 
-    def advance(self, step: Sequence[Chunk]) -> Advance:
+    def advance(self, step: Sequence[Chunk], now: float) -> Advance:
         """Place the composed step, or it and the decode-only steps that follow, and price them."""
         batch = self._scheduler.lockstep_batch
         if batch is None:
-            return self._planned_steps(step) or self._single_step(step)
+            return self._planned_steps(step, now) or self._single_step(step, now)
         if step:
             return self._mixed_step(step, batch)
-        return self._lockstep_steps(batch)
+        return self._lockstep_steps(batch, now)
 
-    def _lockstep_steps(self, batch: LockstepBatch[Any]) -> Advance:
+    def _lockstep_steps(self, batch: LockstepBatch[Any], now: float) -> Advance:
         """Take steps of a lockstep batch alone, up to the first that ends at or after the next event."""
-        predictor, now, event = self._predictor, self._env.now, self._env.peek()
+        predictor, event = self._predictor, self._env.peek()
         assert predictor is not None
         members, forecast = len(batch), batch.forecast(self._scheduler.decode_only_steps(()))
         seconds_of = predictor.lockstep_steps(members, forecast)
@@ -92,9 +92,9 @@ class Stepper:
         batch.take_step()
         return 1, seconds, None
 
-    def _planned_steps(self, step: Sequence[Chunk]) -> Advance | None:
+    def _planned_steps(self, step: Sequence[Chunk], now: float) -> Advance | None:
         """Take the decode-only steps that the policy can plan ahead; None if it cannot plan two."""
-        predictor, recorder, now = self._predictor, self._recorder, self._env.now
+        predictor, recorder = self._predictor, self._recorder
         if predictor is None:
             return None
         most = min(self._scheduler.decode_only_steps(step), recorder.unobserved_steps)
@@ -112,9 +112,9 @@ class Stepper:
         predictor.took(taken)
         return steps, float(times[steps]) - now, None
 
-    def _single_step(self, step: Sequence[Chunk]) -> Advance:
+    def _single_step(self, step: Sequence[Chunk], now: float) -> Advance:
         """Place one step through the policy, and let the backend run or price it."""
-        env, recorder, scheduler = self._env, self._recorder, self._scheduler
+        recorder, scheduler = self._recorder, self._scheduler
         refusal: NoSlot | None = None
         batches: Sequence[MicroBatch] = ()
         try:
@@ -129,12 +129,12 @@ class Stepper:
         if seconds:
             recorder.waited(seconds)
         for batch, took in zip(batches, self._backend.step(step, batches), strict=True):
-            recorder.forward(env.now + seconds, took, batch)
+            recorder.forward(now + seconds, took, batch)
             seconds += took
         if seconds > 0:
             if recorder.watches:
-                recorder.cache(env.now, self._policy.usage())
-            recorder.snapshot(env.now, self._policy)
+                recorder.cache(now, self._policy.usage())
+            recorder.snapshot(now, self._policy)
         return 1, seconds, refusal
 
 

@@ -279,7 +279,7 @@ class Unchecked(Vllm):
     def _refusal(self, job: Job) -> None:
         """Refuses nothing."""
 
-    def _watch_progress(self, now: float) -> None:
+    def _check_progress(self, now: float) -> None:
         """Waits as long as anyone looks."""
 
 

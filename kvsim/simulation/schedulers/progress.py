@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from kvsim.simulation.job import Job
 
@@ -16,17 +16,14 @@ class ProgressWatch:
     def __init__(self) -> None:
         self._steps = 0
 
-    def progressed(self) -> None:
-        """A request had more tokens computed than ever before in the step that is about to be counted."""
-        self._steps = -1
+    def count_step(self, progressed: bool) -> bool:
+        """Count a step, in which a request got further than ever before or not; return whether to ask ``is_stuck``."""
+        self._steps = 0 if progressed else self._steps + 1
+        return self._steps != 0 and self._steps % _LOOK_EVERY == 0
 
-    def is_stuck(self, jobs: Callable[[], Iterable[Job]]) -> bool:
-        """Count one step; return whether no request will ever get further.
+    def is_stuck(self, jobs: Iterable[Job]) -> bool:
+        """Whether none of the jobs, which are all that run or wait, will ever get further.
 
-        That is certain once all tokens that are known could have been computed anew since the last progress. ``jobs``:
-        all that run or wait.
+        That is certain once all tokens that are known could have been computed anew since the last progress.
         """
-        self._steps += 1
-        if self._steps == 0 or self._steps % _LOOK_EVERY:
-            return False
-        return self._steps > sum(job.tokens for job in jobs())
+        return self._steps > sum(job.tokens for job in jobs)

@@ -128,7 +128,8 @@ class Vllm(SchedulerBase):
             raise self._livelock(now, str(reason))
         self._preempt(self._victim())
         self._cache_full = True
-        self._watch_progress(now)
+        if self._progress.count_step(progressed=False):
+            self._check_progress(now)
 
     def _compose_with_lockstep(self, now: float) -> list[Chunk] | None:
         """Compose a step in which those in lockstep get their token; None if one is in the way or must be preempted.
@@ -186,7 +187,7 @@ class Vllm(SchedulerBase):
     def _serve_running(self, step: dict[int, Chunk]) -> bool:
         """Add a chunk for each running request; False if one had to be preempted."""
         budget, at, preempted, threshold = self._budget, 0, False, self._most_of_one()
-        reserve, running = self._policy.reserve, self.running
+        reserve, running = self._policy.reserve, self._running.jobs
         while at < len(running) and budget > 0:
             job = running[at]
             n = min(job.tokens - job.computed, threshold, budget, self._limit - job.computed)
@@ -244,17 +245,16 @@ class Vllm(SchedulerBase):
 
     def _most_of_one(self) -> int:
         """Tokens that one prompt may have of a step: a long one gives way to others, if there are any."""
-        if not self._threshold or len(self.running) + len(self.waiting) == 1:
+        if not self._threshold or len(self._running.jobs) + len(self.waiting) == 1:
             return _UNLIMITED
         return self._threshold
 
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """Count the tokens, emit output tokens, and let requests join the lockstep that now only decode."""
-        running = self._running
+        running, progressed = self._running, False
         if self._in_lockstep:
             assert running.lockstep is not None
-            if len(running.lockstep):
-                self._progress.progressed()
+            progressed = len(running.lockstep) > 0
             for job in running.lockstep.take_steps(1):
                 self._finish(job, now)
             if self._listed:
@@ -263,13 +263,16 @@ class Vllm(SchedulerBase):
             job = running.by_slot[chunk.seq]
             job.computed += chunk.n
             if job.computed > job.furthest:
-                job.furthest = job.computed
-                self._progress.progressed()
+                job.furthest, progressed = job.computed, True
             if job.computed == job.tokens:
                 self._emit(job, now)
-        self._watch_progress(now)
+        if self._progress.count_step(progressed):
+            self._check_progress(now)
         if running.others:
-            running.join_ready(lambda job: self._steps_left(job, self._context - 1))
+            running.join_ready(self._steps_to_end)
+
+    def _steps_to_end(self, job: Job) -> int:
+        return self._steps_left(job, self._context - 1)
 
     def _skip(self, step: Sequence[Chunk], steps: int) -> None:
         """Those in lockstep have got so many tokens."""
@@ -327,9 +330,9 @@ class Vllm(SchedulerBase):
         why_not = self._policy.refusal(self._plan(job))
         return None if why_not is None else (FailureKind.CACHE, why_not)
 
-    def _watch_progress(self, now: float) -> None:
-        """Count a step; raise ``Livelock`` once no request will ever get further."""
-        if self._progress.is_stuck(lambda: [*self.running, *self.waiting]):
+    def _check_progress(self, now: float) -> None:
+        """Raise ``Livelock`` if no request will ever get further."""
+        if self._progress.is_stuck([*self.running, *self.waiting]):
             raise self._livelock(now)
 
     def _livelock(self, now: float, reason: str = "") -> Livelock:
