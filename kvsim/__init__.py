@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kvsim.experiments.sweep_result import SweepResult
     from kvsim.reports.sources import report
     from kvsim.scenario.scenario import Scenario, builtin_names, load_scenario
-    from kvsim.simulation.recorder import Result
+    from kvsim.simulation.result import Result
     from kvsim.simulation.run import run
     from real_engine.accuracy import Accuracy, accuracy
 
@@ -102,7 +102,7 @@ _HOMES = {
     "Profile": "kvsim.costs.profile",
     "Recommendation": "kvsim.advice.recommendation",
     "Recording": "kvsim.engines.recording",
-    "Result": "kvsim.simulation.recorder",
+    "Result": "kvsim.simulation.result",
     "Scenario": "kvsim.scenario.scenario",
     "SweepResult": "kvsim.experiments.sweep_result",
     "UserError": "kvsim.errors",

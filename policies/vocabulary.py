@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from policies.content import NOTHING, Content
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 """Cells, positions or counts; int64 throughout, so that no cache is too large."""
 
 
@@ -233,6 +234,30 @@ class NoSlot(Exception):
         """Micro-batches already placed and kept: empty unless the engine reproduced keeps them."""
 
 
+@overload
+def external_fragmentation(placeable: int, free: int) -> float: ...
+@overload
+def external_fragmentation(placeable: IntArray, free: IntArray) -> FloatArray: ...
+def external_fragmentation(placeable: int | IntArray, free: int | IntArray) -> float | FloatArray:
+    """Share of the free cells that one request could not be given; 0 where none is free."""
+    return _share_missing(placeable, free)
+
+
+@overload
+def internal_fragmentation(stored: int, allocated: int) -> float: ...
+@overload
+def internal_fragmentation(stored: IntArray, allocated: IntArray) -> FloatArray: ...
+def internal_fragmentation(stored: int | IntArray, allocated: int | IntArray) -> float | FloatArray:
+    """Share of the allocated cells that hold no token; 0 where none is allocated."""
+    return _share_missing(stored, allocated)
+
+
+def _share_missing(part: int | IntArray, whole: int | IntArray) -> float | FloatArray:
+    if isinstance(whole, np.ndarray):
+        return 1.0 - np.divide(part, whole, out=np.ones(whole.shape), where=whole > 0)
+    return float(1.0 - part / whole) if whole > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """How full and how broken up the cache is, in cells."""
@@ -264,12 +289,12 @@ class Usage:
     @property
     def external_fragmentation(self) -> float:
         """Share of the free cells that one request could not be given although they are free."""
-        return 1.0 - self.placeable / self.free if self.free > 0 else 0.0
+        return external_fragmentation(self.placeable, self.free)
 
     @property
     def internal_fragmentation(self) -> float:
         """Share of the allocated cells that hold no token."""
-        return 1.0 - self.stored / self.allocated if self.allocated > 0 else 0.0
+        return internal_fragmentation(self.stored, self.allocated)
 
 
 @dataclass(frozen=True, slots=True)

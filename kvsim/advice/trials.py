@@ -13,7 +13,8 @@ from kvsim.errors import UserError
 from kvsim.experiments.traffic import HeldScenario, Traffic
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import SimulatedBackend
-from kvsim.simulation.recorder import Recorder, Result
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, drive
 from workloads import WorkloadError
 

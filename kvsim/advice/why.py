@@ -18,7 +18,8 @@ from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.simulation.recorder import Progress, Result
+from kvsim.simulation.recorder import Progress
+from kvsim.simulation.result import Result
 from kvsim.simulation.run import run
 from kvsim.simulation.time_breakdown import SECONDS
 

@@ -14,7 +14,7 @@ from kvsim.costs.profile import Coefficient
 from kvsim.engines.conformance import Agreement, Disagreement
 from kvsim.experiments.comparison import Comparison, against_oracle
 from kvsim.experiments.prefix_cache import PrefixStudy
-from kvsim.simulation.recorder import Result
+from kvsim.simulation.result import Result
 from policies import Preset
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from kvsim.experiments.comparison import choose
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Turn
 from kvsim.simulation.backend import Backend, SimulatedBackend
-from kvsim.simulation.recorder import Progress, Recorder, Result
+from kvsim.simulation.recorder import Progress, Recorder
+from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
 from policies import Policy, PolicyFactory, available
 from real_engine import Engine, load_model

@@ -18,7 +18,8 @@ from kvsim.experiments.verdict import Verdict, judge
 from kvsim.experiments.workers import in_order
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.simulation.recorder import Progress, Result
+from kvsim.simulation.recorder import Progress
+from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, run
 from kvsim.simulation.snapshots import FILE as SNAPSHOTS
 from kvsim.simulation.snapshots import save_snapshots

@@ -15,7 +15,7 @@ from pydantic import PositiveFloat
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import LEVEL, Interval, mser5, over_replications
 from kvsim.scenario.section import Section
-from kvsim.simulation.recorder import Result
+from kvsim.simulation.result import Result
 
 FloatArray = NDArray[np.float64]
 

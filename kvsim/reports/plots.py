@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kvsim.simulation.recorder import Result
+from kvsim.simulation.result import Result
 
 if TYPE_CHECKING:
     from kvsim.calibration.run import Calibration

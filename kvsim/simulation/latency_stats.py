@@ -90,7 +90,7 @@ class QueueMonitor:
     def __init__(self, expected: int = 0):
         """``expected``: requests that will arrive in all."""
         self.arrived = 0
-        self.let_in = 0
+        self.admitted = 0
         """Those of them that wait no more: they have started, or were refused."""
         self._marks = [expected * quarter // 4 for quarter in (1, 2, 3, 4)] if expected >= _LEAST else []
         self._seen: list[tuple[int, int, int]] = []
@@ -106,7 +106,7 @@ class QueueMonitor:
     @property
     def waiting(self) -> int:
         """How many do."""
-        return self.arrived - self.let_in
+        return self.arrived - self.admitted
 
     @property
     def growth(self) -> float | None:

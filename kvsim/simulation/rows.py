@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _PENDING = 4096
-"""Single rows that are kept as they came before they become arrays."""
+"""Single rows that are collected before they become arrays."""
 
 
 class Rows:
     """Rows of numbers, kept by column."""
 
     def __init__(self, columns: Mapping[str, type]):
-        """``columns``: their names, in order, each with ``int`` or ``float``."""
+        """``columns``: names in order, each with ``int`` or ``float``."""
         self._columns = columns
         self._pending: list[tuple[float, ...]] = []
         self._blocks: list[list[NDArray[np.generic]]] = [[] for _ in columns]
@@ -26,21 +29,23 @@ class Rows:
         return self._length
 
     def add(self, row: tuple[float, ...]) -> None:
-        """One row more."""
+        """Add one row."""
         self._pending.append(row)
         self._length += 1
         if len(self._pending) == _PENDING:
             self._settle()
 
     def extend(self, columns: Sequence[NDArray[np.generic]]) -> None:
-        """Many rows more: an array for each column, all of the same length."""
+        """Add many rows: an array for each column, all of the same length."""
         self._settle()
         for blocks, block in zip(self._blocks, columns, strict=True):
             blocks.append(block)
         self._length += len(columns[0])
 
     def table(self) -> pd.DataFrame:
-        """All rows, in the order in which they came."""
+        """All rows, in the order in which they were added."""
+        import pandas as pd
+
         self._settle()
         for i, (blocks, kind) in enumerate(zip(self._blocks, self._columns.values(), strict=True)):
             self._blocks[i] = [np.concatenate(blocks) if blocks else np.empty(0, dtype=kind)]

@@ -19,7 +19,8 @@ from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
 from kvsim.simulation.latency_stats import QueueMonitor
 from kvsim.simulation.prefetch import Prefetcher
-from kvsim.simulation.recorder import DETAILS, Detail, Progress, Recorder, Result, summarize
+from kvsim.simulation.recorder import DETAILS, Detail, Progress, Recorder
+from kvsim.simulation.result import Result, summarize
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
 from kvsim.simulation.time_breakdown import TimeBreakdown
@@ -156,6 +157,6 @@ def drive(
         "wall_s": time.perf_counter() - began,
     }
     warnings = (*notes, *recorder.queue.warnings())
-    frames = tuple(recorder.frames)
+    frames = () if recorder.snapshots is None else tuple(recorder.snapshots.frames)
     result = Result(scenario, policy.name, summary, env.now, recorder.tables(), frames, warnings, notes)
     return result, inbox.script if script is None else script

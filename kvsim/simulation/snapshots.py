@@ -1,4 +1,4 @@
-"""Films of the cells: who held which cell when, small enough for a page."""
+"""Snapshots of the cells: which sequence held which cell when; taken during a run, and kept small enough for a page."""
 
 from __future__ import annotations
 
@@ -6,20 +6,57 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import UserError
-from kvsim.simulation.recorder import Result
+from policies import Policy
+
+if TYPE_CHECKING:
+    from kvsim.simulation.result import Result
 
 FILE = "snapshots.npz"
-"""What a comparison calls its snapshots."""
+"""The file of a saved comparison that holds its snapshots."""
+
+Frame = tuple[float, NDArray[np.int16]]
+"""One snapshot: time in seconds, and the sequence in each cell of the first cache group (-1: none)."""
+
+_MOST_FRAMES = 400
+"""A run keeps between half as many snapshots and as many."""
 
 _MOST_PICTURES = 80
 _MOST_CELLS = 4096
 _COLOURS = 250
 """Of sequences; 0 is a free cell. Sequences beyond take the colours of the first again."""
+
+
+class SnapshotTaker:
+    """Takes a snapshot every so many steps, more rarely the longer the run is."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self._every = 1
+        self._steps = 0
+
+    @property
+    def steps_until_next(self) -> int:
+        """Steps before the one at which the next snapshot is due; 0 if it is due now."""
+        return -self._steps % self._every
+
+    def pass_over(self, steps: int) -> None:
+        """Steps were taken at none of which a snapshot was due."""
+        self._steps += steps
+
+    def step(self, now: float, policy: Policy) -> None:
+        """A step has been placed: take a snapshot if one is due."""
+        if self._steps % self._every == 0:
+            self.frames.append((now, policy.first_owners().astype(np.int16)))
+            if len(self.frames) == _MOST_FRAMES:
+                self.frames = self.frames[::2]
+                self._every *= 2
+        self._steps += 1
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,18 @@ where a pass has no others of the request, the whole of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.tables import FloatArray
 from kvsim.simulation.job import Job
 from kvsim.simulation.rows import Rows
 from policies import Chunk, FastForward, MicroBatch, Policy
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CAUSES = ("queueing", "cells", "own", "batch", "context", "holes", "compaction", "failures", "prefix", "transfers")
 """Of a request's seconds, in the order of the columns of ``Ledger.table`` (each with ``_s`` behind it)."""
@@ -257,6 +260,8 @@ class TimeBreakdown:
     def table(self) -> pd.DataFrame:
         """One row for each completed request, in order of its number: id, arrival_s, e2e_s, and the seconds of each of
         ``CAUSES``, which make up e2e_s."""
+        import pandas as pd
+
         names = ["id", "arrival_s", "e2e_s", *SECONDS]
         rows = np.array(self._rows, dtype=float).reshape(-1, len(names))
         table = pd.DataFrame(rows, columns=names).astype({"id": int})

@@ -13,6 +13,7 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
+from kvsim.simulation.run_tables import requests_table
 from policies import available
 from policies.fast_forward.lockstep import ReadForecast
 from policies.layouts.paged import PagedPolicy
@@ -90,7 +91,7 @@ def outcome(scenario, name, fast_forward):
         cells.append((policy.pool.free.order(), policy.pool.keys))
     order = [job.request.id for job in recorder.jobs]
     seen = costs.warnings(), costs.most_tokens, costs.most_cells
-    return (counts, cells, policy.usage(), seen, order), recorder.requests_table()
+    return (counts, cells, policy.usage(), seen, order), requests_table(recorder.jobs)
 
 
 @pytest.mark.parametrize("name", list(available()))

@@ -1,0 +1,100 @@
+"""One finished run: its figures and, where they were asked for, its tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import UserError
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run_tables import Tables
+from kvsim.simulation.snapshots import Frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kvsim.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of one run of one scenario under one policy, and the tables where they were asked for."""
+
+    scenario: Scenario
+    policy: str
+    summary: dict[str, Any]
+    """The object that ``--json`` prints; docs/json.md has its keys."""
+    ended_s: float
+    """Simulated seconds at the end."""
+    tables: Tables | None = field(default=None, repr=False)
+    frames: tuple[Frame, ...] = field(default=(), repr=False)
+    """Snapshots of the cells, where they were asked for."""
+    warnings: tuple[str, ...] = ()
+    """One line each: where the prediction went beyond what the profile measured, what was left out of a trace or mended
+    in it, and whether arrivals outpaced service."""
+    notes: tuple[str, ...] = ()
+    """Those of the warnings that are about the workload, and so the same under every policy."""
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """One row for each request. Raises ``UserError`` if no tables were kept."""
+        return self._kept_tables.requests
+
+    @property
+    def cache(self) -> pd.DataFrame:
+        """The state of the cache over time. Raises ``UserError`` if no tables were kept."""
+        return self._kept_tables.cache
+
+    @property
+    def passes(self) -> pd.DataFrame:
+        """One row for each forward pass. Raises ``UserError`` if no tables were kept."""
+        return self._kept_tables.passes
+
+    @property
+    def causes(self) -> pd.DataFrame:
+        """What each completed request's seconds were spent on. Raises ``UserError`` if that was not kept."""
+        if self._kept_tables.causes is None:
+            raise UserError(f"{self.policy}: no cost model was at hand to say what the seconds were spent on")
+        return self._kept_tables.causes
+
+    @property
+    def _kept_tables(self) -> Tables:
+        if self.tables is None:
+            raise UserError(f'{self.policy}: no tables were kept of this run; ask for them with detail="tables"')
+        return self.tables
+
+
+def summarize(recorder: Recorder, cell_bytes: float) -> dict[str, Any]:
+    """The figures of a run, ready for JSON: times in seconds, None where there is no figure.
+
+    ``cell_bytes``: bytes of K and V in one cell, all layers.
+    """
+    return {
+        **recorder.latencies.summary(),
+        "queue": recorder.queue.summary(),
+        "cache": {
+            **recorder.cache_states.means(),
+            "scored_useful": recorder.useful_scores / recorder.scores if recorder.scores else None,
+            "failed_allocations": recorder.failed_allocations,
+            "batch_splits": recorder.batch_splits,
+            "compactions": recorder.compactions,
+            "move_runs": recorder.move_runs,
+            "moved_cells": recorder.moved_cells,
+            "moved_bytes": int(recorder.moved_cells * cell_bytes),
+        },
+        "context_shifts": recorder.context_shifts,
+        "preemptions": recorder.preemptions,
+        "recomputed_tokens": recorder.recomputed_tokens,
+        "prefix": {
+            "tokens": recorder.prefix_looked_up,
+            "found": recorder.prefix_found,
+            "hit_rate": recorder.prefix_found / recorder.prefix_looked_up if recorder.prefix_looked_up else None,
+        },
+        "host": {
+            "bytes_out": int(recorder.to_host_cells * cell_bytes),
+            "bytes_in": int(recorder.from_host_cells * cell_bytes),
+            "bytes_prefetched": int(recorder.prefetched_cells * cell_bytes),
+            "prefetch_wait_s": recorder.prefetch_wait_s,
+        },
+        "forward_passes": recorder.forward_passes,
+    }

@@ -1,0 +1,103 @@
+"""What happened in a run, row by row: tables of requests, of the cache, of forward passes, and of causes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.simulation.job import Job
+from kvsim.simulation.rows import Rows
+from policies import FastForward, MicroBatch
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FloatArray = NDArray[np.float64]
+
+_PASSES = {"start_s": float, "seconds": float, "tokens": int, "chunks": int, "scores": int, "cells_read": int}
+_REQUESTS = (
+    "id",
+    "status",
+    "arrival_s",
+    "started_s",
+    "first_token_s",
+    "finished_s",
+    "prompt_tokens",
+    "output_tokens",
+    "truncated",
+    "cached_tokens",
+    "preemptions",
+    "error",
+    "failure",
+)
+
+
+class Tables(NamedTuple):
+    """What happened in a run, row by row; times in seconds."""
+
+    requests: pd.DataFrame
+    """One row for each request, in order of its number."""
+    cache: pd.DataFrame
+    """The state of the cache over time: one row for each change, valid until the next."""
+    passes: pd.DataFrame
+    """One row for each forward pass."""
+    causes: pd.DataFrame | None = None
+    """One row for each completed request: what its seconds were spent on (``TimeBreakdown.table``)."""
+
+
+class PassLog:
+    """A row for each forward pass."""
+
+    def __init__(self) -> None:
+        self._rows = Rows(_PASSES)
+
+    def add(self, start_s: float, seconds: float, batch: MicroBatch, scores: int) -> None:
+        """One pass; ``scores``: scores that attention computed in the first cache group."""
+        self._rows.add((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, batch.reads.span))
+
+    def extend(self, starts_s: FloatArray, seconds: Sequence[FloatArray], steps: FastForward) -> None:
+        """The passes of decode steps; ``seconds``: of each pass of a step, in each step. Arrays of shape (steps,)."""
+        passes: list[tuple[NDArray[Any], ...]] = []
+        for took, each in zip(seconds, steps.passes, strict=True):
+            reads, tokens = each.groups[0], np.full(steps.steps, each.tokens)
+            start = passes[-1][0] + passes[-1][1] if passes else starts_s
+            passes.append((start, took, tokens, tokens, reads.scanned, reads.span))
+        self._rows.extend([np.stack(columns, axis=1).ravel() for columns in zip(*passes, strict=True)])
+
+    def table(self) -> pd.DataFrame:
+        """All passes, in the order in which they were run."""
+        return self._rows.table()
+
+
+def requests_table(jobs: Sequence[Job]) -> pd.DataFrame:
+    """One row for each job that has ended, in order of its request's number; times in seconds."""
+    import pandas as pd
+
+    rows = [
+        (
+            job.request.id,
+            job.status,
+            job.arrival_s,
+            job.started_s,
+            job.first_token_s,
+            job.finished_s,
+            job.request.prompt_tokens,
+            job.generated,
+            job.truncated,
+            job.cached,
+            job.preemptions,
+            job.error,
+            job.failure.value,
+        )
+        for job in jobs
+    ]
+    table = pd.DataFrame(rows, columns=list(_REQUESTS))
+    table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
+    table["e2e_s"] = table["finished_s"] - table["arrival_s"]
+    several = table["output_tokens"] > 1
+    spread = table["finished_s"] - table["first_token_s"]
+    table["tpot_s"] = spread.where(several) / (table["output_tokens"] - 1).where(several)
+    return table.sort_values("id", ignore_index=True)
