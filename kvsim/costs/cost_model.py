@@ -15,13 +15,13 @@ from policies import Group, Kernel, MicroBatch, Moves, Place, RelativeCosts, Shi
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """The way between the cache and the host tier, where it is given rather than measured."""
+    """Bandwidth and latency between the cache and the host tier, as a scenario states them."""
 
     bytes_per_s: float
     latency_s: float
-    """Of each run of cells."""
+    """Seconds that each run of cells takes beside its bytes."""
     cell_bytes: float
-    """K and V of one token in all layers."""
+    """Bytes of K and V of one token in all layers."""
 
 
 class BeforePass(NamedTuple):
@@ -86,7 +86,7 @@ class CostModel:
         return self._pace * self.profile.shift_per_cell_s.value * cells
 
     def transfers(self, transfers: Sequence[Transfer]) -> float:
-        """Seconds to copy runs of cells between the cache and the host tier, one after another."""
+        """Seconds to copy runs of cells between the cache and the host tier."""
         if not transfers:
             return 0.0
         cells = sum(transfer.n for transfer in transfers)
@@ -103,7 +103,7 @@ class CostModel:
         return self._pace * (cost.per_pass_s.value + each)
 
     def relative(self, kernel: Kernel) -> RelativeCosts | None:
-        """What an adaptive trigger weighs, in seconds; None if the profile does not know the kernel, or no moves."""
+        """What an adaptive trigger weighs, in seconds; None if the profile lacks the kernel or the cost of moves."""
         moves = self.profile.moves
         if kernel not in self.profile.kernels or moves is None:
             return None
@@ -112,7 +112,7 @@ class CostModel:
         )
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
-        """Raise ``UserError`` unless the profile speaks of this model, kernel and cache."""
+        """Raise ``UserError`` unless the profile was measured with this model, kernel and cache."""
         if not same_model(model, self.profile.model):
             how = f"measure one with: kvsim calibrate --model {model}"
             if model in SHAPES and self.profile.engine != NUMPY:
@@ -134,7 +134,7 @@ class CostModel:
             raise UserError(f"profile {self.profile.name} has no kernel {kernel!r}; it has {known}")
 
     def check_moves(self, policy: str) -> None:
-        """Raise ``UserError`` where the profile does not know what a policy's moves cost."""
+        """Raise ``UserError`` if the profile has no cost for the moves that a policy makes."""
         if self.profile.moves is None:
             raise UserError(f"profile {self.profile.name} knows no cost of {policy}'s moves: {self._still}")
 
@@ -143,7 +143,7 @@ class CostModel:
         return f"{self.profile.engine} never moves any cells"
 
     def warnings(self) -> list[str]:
-        """A line for each way in which the run went beyond what the profile measured."""
+        """One line for each way in which the run went beyond the measured range."""
         p, found = self.profile, []
         if self.most_tokens > p.tokens.high:
             found.append(

@@ -1,4 +1,4 @@
-"""Costs from measurements: non-negative least squares on relative errors."""
+"""Fits costs to measurements by non-negative least squares on relative errors."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from policies import Group, Kernel, MicroBatch
 
 _RESAMPLES = 200
 _CLIP = 2.0
-"""A pass that took more than this times what is predicted counts as having taken just that: something else ran."""
+"""Bound on measured over predicted seconds in a fit: a pass that took longer was disturbed, and counts as if at it."""
 
 
 class Work(Record):
-    """What a forward pass did."""
+    """The work of a forward pass, as counts."""
 
     tokens: int
     scans: tuple[tuple[int, int], ...]
-    """Tokens that scan the same cells together, and how many cells."""
+    """Pairs: number of tokens that scan the same cells together, and number of these cells."""
     chunks: int
     runs: int
 
 
 class Sample(Work):
-    """A measured forward pass: what it did and its seconds."""
+    """A measured forward pass: its work and its seconds."""
 
     kernel: Kernel
     further: tuple[Work, ...] = ()
     """Passes that were timed together with it, where an engine takes a step as a whole."""
     seconds: float
     origin: int
-    """Passes of one origin belong together: they are held out together."""
+    """Number of the server run or trial that the pass was measured in; passes of one origin are held out together."""
     mixed: bool = False
-    """Measured once, among others in a running server; otherwise by itself, the median of several."""
+    """Whether it was measured once, in a running server; otherwise it is the median of several passes run alone."""
 
 
 class MoveSample(Record):
@@ -60,7 +60,7 @@ class ShiftSample(Record):
 
 
 def work_of(kernel: Kernel, batch: MicroBatch, group: Group, skips: bool = False) -> Work:
-    """What a pass over a single cache group did; ``skips`` as in ``Attention``."""
+    """The work of a pass over a single cache group; ``skips`` as in ``Attention``."""
     reads = batch.reads
     together = ((batch.n_tokens, reads.span),)
     each = reads.useful if skips else reads.scanned
@@ -82,18 +82,18 @@ def sample_of(
     mixed: bool,
     skips: bool = False,
 ) -> Sample:
-    """What one pass did, or several that were timed together, over one cache group; ``skips`` as in ``Attention``."""
+    """A measurement of one pass, or of several that were timed together, over one cache group."""
     first, *further = (work_of(kernel, batch, group, skips) for batch in batches)
     return Sample(**dict(first), kernel=kernel, further=tuple(further), seconds=seconds, origin=origin, mixed=mixed)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The costs, and how they did where they had not been fitted."""
+    """Fitted costs, and how well they predict passes that were held out."""
 
     fit: Fit
     held_out: pd.DataFrame
-    """A row for each pass that was held out: kernel, tokens, chunks, mixed, measured_s, predicted_s."""
+    """One row for each held-out pass: kernel, tokens, chunks, mixed, measured_s, predicted_s."""
 
 
 def fit(
@@ -169,7 +169,7 @@ def _sum_of(sample: Sample, count: str) -> int:
 
 
 def _design(samples: Sequence[Sample], kernels: Sequence[Kernel]) -> FloatArray:
-    """Shape (n_samples, n_coefficients): how often each coefficient is charged."""
+    """How often each sample is charged each coefficient; shape (n_samples, n_coefficients)."""
     matmul = segments([s.tokens for s in samples], KNOTS)
     width = len(ATTENTION_KNOTS) + 3
     attention = np.zeros((len(samples), len(kernels), width))
@@ -206,7 +206,7 @@ def _nnls(rows: FloatArray, aims: FloatArray) -> FloatArray:
 
 
 def _sizes(rows: FloatArray) -> FloatArray:
-    """Of each column; 1 for those that are all zero."""
+    """Size of each column, 1 for columns of zeros; shape (n_columns,)."""
     sizes: FloatArray = np.linalg.norm(rows, axis=0)
     sizes[sizes == 0] = 1.0
     return sizes
@@ -244,7 +244,7 @@ def _with_intervals(
 
 
 def _simple(design: list[list[int]], seconds: list[float], rng: np.random.Generator) -> list[Coefficient]:
-    """A fit of a few samples, each its own origin."""
+    """Fit a few samples, each with an origin of its own."""
     rows = np.array(design, dtype=float)
     return _with_intervals(rows, np.array(seconds), np.arange(len(rows)), rng)
 

@@ -20,7 +20,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
-    """A part of a profile or of what it was fitted to: immutable, every key checked."""
+    """Base of all parts of a profile and of its measurements: immutable, every key checked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,18 +34,18 @@ class Coefficient(Record):
 
 
 class Attention(Record):
-    """What one kernel costs."""
+    """The costs of one attention kernel."""
 
     base_s: Coefficient
-    """A forward pass of one token, but for what it reads."""
+    """A forward pass of one token, apart from what it reads."""
     per_cell_s: Coefficient
-    """A cell that one token scans."""
+    """Each cell that one token scans."""
     further_token_s: tuple[Coefficient, ...]
-    """What the cell costs more for each further token that scans it together with the first, in each segment between
+    """What a cell costs more for each further token that scans it together with the first; one for each segment between
     knots."""
     per_chunk_s: Coefficient
     per_run_s: Coefficient
-    """Each contiguous piece that is read; 0 for kernels that read one for each chunk."""
+    """Each contiguous run of cells that is read; 0 for kernels that read one run for each chunk."""
     skips: bool = False
     """Whether cells that a sequence may not see are skipped one by one, so that only useful ones cost: llama.cpp's
     flash attention on a CPU does, while those that skip whole tiles scan the rest of a tile."""
@@ -55,7 +55,7 @@ NOTHING_S = Coefficient(value=0.0, low=0.0, high=0.0)
 
 
 class CopyCost(Record):
-    """What a compaction costs."""
+    """The costs of a compaction."""
 
     per_pass_s: Coefficient = NOTHING_S
     """Each compaction, whatever it moves."""
@@ -64,7 +64,7 @@ class CopyCost(Record):
 
 
 class MachineInfo(Record):
-    """Where and how a profile was measured."""
+    """The machine on which a profile was measured, and how busy it was."""
 
     processor: str
     cores: int
@@ -77,7 +77,7 @@ class MachineInfo(Record):
     """Runnable processes, averaged over a minute, just before the measurement."""
     load_after: float
     cpu_share: float
-    """Processor seconds per wall second during the measurement: below 1, others had the core."""
+    """Processor seconds per wall second during the measurement; below 1, other processes had the core."""
 
 
 class Range(Record):
@@ -88,7 +88,7 @@ class Range(Record):
 
 
 class Fit(Record):
-    """What is computed from the measurements: the costs, and how well they predict what was held out."""
+    """Fitted costs, and how well they predict passes that were held out."""
 
     matmul_slopes_s: tuple[Coefficient, ...]
     """Seconds per further token in each segment between knots."""
@@ -104,17 +104,17 @@ class Fit(Record):
 
 
 NUMPY = "numpy"
-"""Our own engine, in profiles and commands."""
+"""The name of kvsim's own NumPy engine in profiles and commands."""
 
 ENGINES = (NUMPY, "llamacpp")
-"""Those that can be measured."""
+"""Engines that can be calibrated."""
 
 USUAL_MODEL = {NUMPY: "tiny", "llamacpp": "smollm2"}
-"""What each is measured with where no model is named."""
+"""The model that each engine is calibrated with by default."""
 
 
 def is_llamacpp(engine: str) -> bool:
-    """Whether the engine that was named is llama.cpp, and not ours. Raises ``UserError`` where it is neither."""
+    """Whether an engine's name means llama.cpp rather than the NumPy engine. Raises ``UserError`` if it is neither."""
     if engine not in ENGINES:
         raise UserError(f"engine: there is no {engine!r}; there are {', '.join(ENGINES)}")
     return engine != NUMPY
@@ -126,14 +126,14 @@ class Profile(Fit):
     format: int = FORMAT
     name: str
     engine: str = NUMPY
-    """What was measured: our own engine, or which llama.cpp."""
+    """The engine that was measured, with its version."""
     shifts_all: bool = False
     """Whether a K-shift rotates every cell of the cache, as llama.cpp does, or only those whose position changed."""
     model: str
     """Name of the model's shape."""
     type_k: Storage = "f32"
     type_v: Storage = "f32"
-    """How K and V were kept while it was measured."""
+    """Storage type of K and V during the measurement."""
     measured: str
     """Date, ISO 8601."""
     machine: MachineInfo
@@ -142,11 +142,11 @@ class Profile(Fit):
     attention_knots: tuple[int, ...]
     """Tokens that scan a cell together, between which its cost is linear."""
     tokens: Range
-    """Tokens in a forward pass that were measured."""
+    """Measured range of tokens in a forward pass."""
     cells: Range
-    """Cells that one token was scored against, as far as was measured."""
+    """Measured range of cells that one token is scored against."""
     reference_passes_s: tuple[Seconds, ...] = Field(validation_alias=AliasChoices("reference_passes_s", "yardstick_s"))
-    """Of a few passes that are always the same: by them, the machine's pace at another time is told."""
+    """Seconds of the reference passes, which are always the same: they tell the machine's pace at another time."""
     samples: int
     digest: str
     """SHA-256 of the raw measurements."""
@@ -168,7 +168,7 @@ class Profile(Fit):
         return self
 
     def describe(self) -> str:
-        """One line for reports: which profile, of which machine."""
+        """One line for reports that names the profile and the machine."""
         m = self.machine
         return (
             f"profile {self.name}: model {self.model}, K in {self.type_k}, V in {self.type_v}, "
@@ -178,7 +178,7 @@ class Profile(Fit):
 
     @property
     def command(self) -> str:
-        """How one like it is made."""
+        """The command that makes such a profile."""
         return "kvsim calibrate" if self.engine == NUMPY else "kvsim calibrate --engine llamacpp"
 
     def save(self, path: str | Path) -> None:
@@ -227,6 +227,6 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
 
 
 def same_model(one: str, other: str) -> bool:
-    """Whether two names mean the same model: of files it is the name that counts, wherever they lie."""
+    """Whether two names mean the same model; of files, only the file name counts."""
     both = [Path(name).name if name.endswith(".gguf") else name for name in (one, other)]
     return both[0] == both[1]

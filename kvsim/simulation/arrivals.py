@@ -20,12 +20,12 @@ IdleWork = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn of the server took in, told relative to the steps around it rather than by the clock."""
+    """What one turn of the server took in, relative to the steps around it rather than to the clock."""
 
     slices: int
-    """Slices of idle work that the server had done, having nothing else to do."""
+    """Slices of idle work that the server did before, having nothing else to do."""
     idle_s: float
-    """Seconds that it had then waited with nothing to do at all."""
+    """Seconds that it then waited with nothing to do at all."""
     arrived: tuple[tuple[Request, float], ...]
     """The requests, and how much of the last step or slice had passed when each arrived, between 0 and 1."""
 
@@ -38,7 +38,7 @@ class Arrivals(Protocol):
         ...
 
     def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
-        """Jobs for the next turn; waits while there is nothing to do. None: nothing more will come.
+        """Wait while there is nothing to do, and return the jobs for the next turn; None if no more will come.
 
         ``busy``: the last turn ran a step, begun at ``began_s``, and there may be more to do.
         """
@@ -55,24 +55,24 @@ class Inbox:
         self._jobs: deque[Job] = deque()
         self._closed = False
         self._waits = False
-        """Whether somebody waits for news."""
+        """Whether the server waits for an arrival."""
         self._news = env.event()
         self.script: list[Turn] = []
 
     def submit(self, request: Request, *, notify: bool = False) -> Job:
-        """A request arrives now. With ``notify``, its ``done`` event will be triggered when it has ended."""
+        """A request arrives now. ``notify``: its ``done`` event will be triggered when it has ended."""
         job = Job(request, self._env.now, self._env.event() if notify else None)
         self._jobs.append(job)
         self._wake()
         return job
 
     def close(self) -> None:
-        """Nothing more will arrive."""
+        """No more requests will arrive."""
         self._closed = True
         self._wake()
 
     def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
-        """All that has arrived by now; while nothing has, one slice of idle work after another."""
+        """All that has arrived by now; until something has, do one slice of idle work after another."""
         env, slices = self._env, 0
         while not busy and not self._jobs:
             began = env.now

@@ -1,4 +1,4 @@
-"""Figures of streams too long to be kept: mean and quantiles of values, means over time of states."""
+"""Mean and quantiles of values too many to be kept, and means over time of states, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FloatArray = NDArray[np.float64]
 _Sum = TypeVar("_Sum", float, FloatArray)
 
 EXACT = 1 << 20
-"""So many values are kept as they are, 8 bytes each."""
+"""Number of values that are kept exactly, 8 bytes each; beyond, they are binned."""
 ACCURACY = 0.001
-"""Relative error of quantiles beyond that."""
+"""Largest relative error of a quantile of binned values."""
 LOWEST = 1e-9
 HIGHEST = 1e9
-"""Between these the error holds; 0 has a bin of its own."""
+"""Range in which the error bound holds; 0 has a bin of its own."""
 
 _BLOCK = 4096
-"""Values that come one by one before they are looked at together."""
+"""Single values that are collected before they are processed together."""
 _GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
 """Upper over lower bound of a bin."""
 _LOG_GAMMA = math.log(_GAMMA)
@@ -56,16 +56,16 @@ class Distribution:
     )
 
     def __init__(self, exact: int = EXACT):
-        """``exact``: how many values are kept as they are."""
+        """``exact``: number of values that are kept before they are binned."""
         self._exact = exact
         self._pending = array("d")
         self._append = self._pending.append
         self._blocks: list[FloatArray] = []
         self._counts: NDArray[np.int64] | None = None
-        """Values in each bin, the first for 0; None while all are kept."""
+        """Number of values in each bin, the first for 0; None while all are kept."""
         self._settled = 0
         self._total = self._lost = 0.0
-        """Sum of the settled values, and what rounding has lost of it."""
+        """Sum of the processed values, and its rounding error."""
         self._low, self._high = math.inf, 0.0
 
     def __len__(self) -> int:
@@ -73,17 +73,17 @@ class Distribution:
 
     @property
     def exact(self) -> bool:
-        """Whether quantiles are those of the values themselves."""
+        """Whether all values are kept, so that quantiles are exact."""
         return len(self) <= self._exact
 
     def add(self, value: float) -> None:
-        """One value more."""
+        """Add one value."""
         self._append(value)
         if len(self._pending) == _BLOCK:
             self._settle()
 
     def extend(self, values: FloatArray) -> None:
-        """Many values more, in order; shape (n,)."""
+        """Add many values, in order; shape (n,)."""
         done = 0
         while done < len(values):
             part = values[done : done + _BLOCK - len(self._pending)]
@@ -94,7 +94,7 @@ class Distribution:
 
     @property
     def mean(self) -> float | None:
-        """The mean, exact but for the last digits; None of no values."""
+        """The mean, exact up to rounding; None without values."""
         if len(self) == 0:
             return None
         total, lost = _added(self._total, self._lost, float(self._rest().sum()))
@@ -124,7 +124,7 @@ class Distribution:
         below = np.floor(ranks)
 
         def value(rank: FloatArray) -> FloatArray:
-            """About the value of that rank, from 0."""
+            """Approximately the value of that rank, counted from 0."""
             # The middle of the bin, by relative error from both of its ends.
             bins = np.searchsorted(reached, rank, side="right")
             middle = np.exp((_FIRST + bins - 1.0) * _LOG_GAMMA) * (2 / (1 + _GAMMA))
@@ -136,7 +136,7 @@ class Distribution:
         return found
 
     def _rest(self) -> FloatArray:
-        """The values that are not settled; checked."""
+        """The values that have not been processed yet, checked."""
         return _checked(np.array(self._pending))
 
     def _settle(self) -> None:
@@ -152,7 +152,7 @@ class Distribution:
             counts += _counted(block)
 
     def _fold(self) -> NDArray[np.int64]:
-        """The bins, with all that was kept in them; from now on nothing is."""
+        """Move all kept values into bins, and return the bins."""
         if self._counts is None:
             self._counts = np.zeros(_BINS + 1, dtype=np.int64)
         for block in self._blocks:
@@ -170,11 +170,11 @@ class TimeMean:
     __slots__ = ("_begin", "_names", "_pending", "_settled", "_size")
 
     def __init__(self, names: Sequence[str]):
-        """``names``: of the columns, in order."""
+        """``names``: names of the columns, in order."""
         self._names = tuple(names)
         self._size = _BLOCK * (1 + len(names))
         self._pending: list[float] = []
-        """Start and columns of each state that is not settled, one after another; a list takes a few in fastest."""
+        """Start and columns of each state that has not been processed yet, flat; a list grows fastest."""
         self._settled: _Spent | None = None
         self._begin = -math.inf
 
@@ -201,7 +201,7 @@ class TimeMean:
                 self._settle()
 
     def begin(self, begin_s: float) -> None:
-        """What was before has no weight: the state that lasts at ``begin_s`` counts from then on.
+        """Give no weight to anything before ``begin_s``; the state that holds then counts from there on.
 
         Raises ``ValueError`` if states that began before and after ``begin_s`` have been held already: in bounded
         memory the former cannot be told from the latter any more.
@@ -231,7 +231,7 @@ class TimeMean:
         self._pending.clear()
 
     def _spent(self) -> _Spent | None:
-        """What all states until now come to; None without any."""
+        """The sums over all states so far; None without any."""
         rows = np.array(self._pending, dtype=np.float64).reshape(-1, 1 + len(self._names))
         before = self._settled
         if before is not None:
@@ -249,22 +249,22 @@ class TimeMean:
 
 
 class _Spent(NamedTuple):
-    """States until now, summed up."""
+    """Sums over the states so far."""
 
     since_s: float
-    """Start of the first."""
+    """Start of the first state, seconds."""
     start_s: float
-    """Of the last."""
+    """Start of the last state, seconds."""
     state: FloatArray
-    """The last; shape (columns,), as the next two."""
+    """The last state; shape (columns,), like the next two."""
     total: FloatArray
-    """Each column times the seconds that it lasted, over all states but the last."""
+    """Sum over all states but the last of each column times the seconds that it held."""
     lost: FloatArray
-    """What rounding has lost of that."""
+    """Rounding error of that sum."""
 
 
 def _added(total: _Sum, lost: _Sum, more: _Sum) -> tuple[_Sum, _Sum]:
-    """A sum and what rounding has lost of it, after one addition (Knuth's exact one)."""
+    """A sum and its rounding error after one addition (Knuth, TAOCP vol. 2, 4.2.2: exact two-sum)."""
     new = total + more
     there = new - total
     return new, lost + ((total - (new - there)) + (more - there))
@@ -277,7 +277,7 @@ def _checked(values: FloatArray) -> FloatArray:
 
 
 def _counted(values: FloatArray) -> NDArray[np.int64]:
-    """How many values lie in each bin; shape (_BINS + 1,)."""
+    """Number of values in each bin; int64 of shape (_BINS + 1,)."""
     with np.errstate(divide="ignore"):
         bins = np.ceil(np.log(values) / _LOG_GAMMA) - (_FIRST - 1)
     return np.bincount(np.where(values > 0, np.clip(bins, 1, _BINS), 0).astype(np.int64), minlength=_BINS + 1)

@@ -39,47 +39,47 @@ class Job:
     request: Request
     arrival_s: float
     done: simpy.Event | None = None
-    """Triggered at the end, where somebody waits for it."""
+    """Triggered when the request ends, if its client waits for that."""
     status: Status = "waiting"
     error: str = ""
     """Why it failed, in words, with the numbers."""
     failure: FailureKind = FailureKind.NONE
     computed: int = 0
-    """Tokens whose K and V are in the cache."""
+    """Number of tokens whose K and V are in the cache."""
     generated: int = 0
-    """Output tokens so far."""
+    """Number of output tokens so far."""
     discarded: int = 0
-    """Tokens forgotten by context shifts."""
+    """Number of tokens dropped by context shifts."""
     slot: int = -1
-    """The sequence that it has while it runs."""
+    """Its slot while it runs, which is also the number of its sequence."""
     admission: int = 0
-    """When it was admitted, counted in seatings, where the order of those that run matters."""
+    """Admission index: 1 for the first request that was given a slot, then 2, and so on; 0 before."""
     preemptions: int = 0
-    """How often it had to give up its cells."""
+    """Number of times that it was preempted."""
     furthest: int = 0
-    """The most tokens that it ever had computed."""
+    """Largest value that ``computed`` has had."""
     cached: int = 0
-    """Tokens that it found in the prefix cache or in a kept slot, when it first started."""
+    """Number of tokens found in the prefix cache or in a kept slot when it first started."""
     ticket: int | None = None
-    """By which it can be swapped in again."""
+    """Ticket by which its swapped-out cells can be brought back."""
     content: Content = NOTHING
-    """What it says: the prompt and the whole answer."""
+    """Content of its prompt and its whole output."""
 
     plan: SequencePlan | None = None
-    """What is known of its sequence, once that was asked for."""
+    """Plan of its sequence, once it has been asked for."""
 
     def __post_init__(self) -> None:
         self.content = content_of(self.request)
 
     truncated: bool = False
-    """Ended early because its slot's context was full."""
+    """Whether it ended early because its sequence was full."""
     started_s: float = float("nan")
     first_token_s: float = float("nan")
     finished_s: float = float("nan")
 
     @property
     def tokens(self) -> int:
-        """Tokens known and not forgotten: prompt and output."""
+        """Number of prompt and output tokens that have not been dropped."""
         return self.request.prompt_tokens + self.generated - self.discarded
 
     @property
@@ -89,5 +89,5 @@ class Job:
 
     @property
     def prefilled(self) -> bool:
-        """Whether it generates: its first token is out."""
+        """Whether its first output token is out."""
         return self.generated > 0

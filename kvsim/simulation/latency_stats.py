@@ -1,4 +1,4 @@
-"""How the requests of a run fared, counted as they end: what a summary needs, in bounded memory."""
+"""Latencies of the requests of a run as they end, and the growth of its queue, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvsim.simulation.job import Job
 _QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 _ROWS = 4096
-"""Requests whose latencies are reckoned together."""
+"""Number of requests whose latencies are computed together."""
 
 _LEAST = 40
-"""Requests below which nothing is said of whether arrivals outpace service."""
+"""Fewest requests from which it can be told whether arrivals outpace service."""
 
 
 class LatencyStats:
@@ -28,19 +28,18 @@ class LatencyStats:
         self.failed = 0
         self.truncated = 0
         self.output_tokens = 0
-        """Of the completed, as the next."""
+        """Output tokens of the completed requests; so are the prompt tokens below."""
         self.prompt_tokens = 0
         self.first_s = math.inf
-        """When the first of them arrived."""
+        """Arrival of the first request, seconds."""
         self.last_s = -math.inf
-        """When the last of them ended."""
+        """End of the last request, seconds."""
         self._latencies = {name: Distribution() for name in ("ttft_s", "tpot_s", "e2e_s")}
         self._rows: list[tuple[float, float, float, int]] = []
-        """Of those completed that are not in the latencies yet: when they arrived, had their first token, and ended,
-        and how many tokens they were given."""
+        """Arrival, first token, end and output tokens of completed requests that are not in the latencies yet."""
 
     def add(self, job: Job) -> None:
-        """One has ended, well or not."""
+        """A request has ended, well or not."""
         self.ended += 1
         arrived, finished = job.arrival_s, job.finished_s
         if arrived < self.first_s:
@@ -68,7 +67,7 @@ class LatencyStats:
             self._rows.clear()
 
     def summary(self) -> dict[str, Any]:
-        """The figures; what cannot be said is None."""
+        """The figures, ready for JSON; None where there is none."""
         self._settle()
         makespan = self.last_s - self.first_s if self.ended else 0.0
         return {
@@ -85,19 +84,19 @@ class LatencyStats:
 
 
 class QueueMonitor:
-    """How many requests wait to be let in, looked at four times: whenever another quarter of them has arrived."""
+    """Length of the queue, sampled four times: whenever another quarter of the requests has arrived."""
 
     def __init__(self, expected: int = 0):
-        """``expected``: requests that will arrive in all."""
+        """``expected``: number of requests that will arrive in all."""
         self.arrived = 0
         self.admitted = 0
-        """Those of them that wait no more: they have started, or were refused."""
+        """Number of requests that wait no more: they have started, or were refused."""
         self._marks = [expected * quarter // 4 for quarter in (1, 2, 3, 4)] if expected >= _LEAST else []
         self._seen: list[tuple[int, int, int]] = []
-        """At each mark: arrived, waiting, and ended."""
+        """At each sample: requests that had arrived, that waited, and that had ended."""
 
     def arrive(self, ended: int) -> None:
-        """One more; so many have ended by now."""
+        """A request arrives; ``ended`` have ended by now."""
         self.arrived += 1
         if self._marks and self.arrived >= self._marks[0]:
             del self._marks[0]
@@ -105,13 +104,13 @@ class QueueMonitor:
 
     @property
     def waiting(self) -> int:
-        """How many do."""
+        """Number of requests that wait to be admitted."""
         return self.arrived - self.admitted
 
     @property
     def growth(self) -> float | None:
-        """By how many requests the queue grew for each that arrived, over the second half of them; None where so few
-        have arrived, or been served meanwhile, that it says nothing."""
+        """Growth of the queue per arrival over the second half of the requests; None if too few arrived or ended
+        meanwhile."""
         if len(self._seen) < 4 or self._seen[3][2] - self._seen[1][2] < _LEAST // 4:
             return None
         (arrived, waiting, _), (last, left, _) = self._seen[1], self._seen[3]
@@ -119,8 +118,11 @@ class QueueMonitor:
 
     @property
     def unstable(self) -> bool:
-        """Whether arrivals outpace service: the queue grows from mark to mark, in the second half by a twentieth of
-        those who arrive at least, and by more than three standard deviations of a Poisson stream."""
+        """Whether arrivals outpace service.
+
+        The queue must grow from sample to sample, in the second half by at least a twentieth of the arrivals, and by
+        more than three standard deviations of Poisson arrivals.
+        """
         growth = self.growth
         if growth is None:
             return False
@@ -130,7 +132,7 @@ class QueueMonitor:
         return rises and growth >= 0.05 and growth * several > 3 * math.sqrt(several)
 
     def summary(self) -> dict[str, Any]:
-        """The figures."""
+        """The figures, ready for JSON."""
         return {
             "waiting_at_last_arrival": self._seen[3][1] if len(self._seen) == 4 else None,
             "growth_per_arrival": self.growth,
@@ -138,7 +140,7 @@ class QueueMonitor:
         }
 
     def warnings(self) -> list[str]:
-        """A line, where the latencies say how long the run was rather than what the system is like."""
+        """One line if latencies grow with the length of the run, and so say little about the system."""
         if not self.unstable:
             return []
         return [

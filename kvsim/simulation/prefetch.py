@@ -1,4 +1,4 @@
-"""Bringing prefixes back from the host tier before they are needed, beside the steps that run meanwhile."""
+"""Prefetching: bringing prefixes back from the host tier while other steps run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Mode = Literal["none", "on-resume", "predictive"]
 _EARLY = 0.25
 """Quantile of the pauses between an answer and the next message at which that message is expected: most come later."""
 _PAUSES = 200
-"""How many of the last pauses are remembered."""
+"""Number of recent pauses that are remembered."""
 _AHEAD = 8
-"""Waiting requests that are looked after: those further back would only push one another out."""
+"""Number of waiting requests that are prefetched for; those further back would only evict one another's prefixes."""
 
 
 class Prefetcher:
-    """Copies one after another over a channel of their own; a step waits for those that its new requests need.
+    """Makes copies over a channel of its own, one at a time; a step waits for those that its new requests need.
 
     ``on-resume``: for requests that wait. ``predictive``: also for the next turn of each session, at the time when it
     is expected by the pauses seen so far.
@@ -36,21 +36,21 @@ class Prefetcher:
         self._env = env
         self._mode = mode
         self.off = mode == "none"
-        """Whether it never does anything."""
+        """Whether prefetching is switched off."""
         self._policy = policy
         self._backend = backend
         self._recorder = recorder
         self._channel_free_s = 0.0
         self._on_the_way: list[tuple[float, frozenset[Key]]] = []
-        """When each fetch will be there, and what it brings."""
+        """For each fetch under way: when it arrives, and the keys of what it brings."""
         self._looked_after: set[int] = set()
-        """Requests for which nothing more is to be fetched."""
+        """Requests whose prefixes have been asked for."""
         self._answered: dict[int, float] = {}
-        """Of each session that is out: when its last turn ended."""
+        """For each session that is between two turns: when its last turn ended."""
         self._pauses: list[float] = []
 
     def arrived(self, job: Job) -> None:
-        """A request has come; of a session that was out, its pause is now known."""
+        """A request has come; if it continues a session, the length of the pause is now known."""
         session = job.request.session
         if self._mode != "predictive" or session is None:
             return
@@ -59,7 +59,7 @@ class Prefetcher:
             self._pauses = [*self._pauses[1 - _PAUSES :], job.arrival_s - answered]
 
     def ended(self, job: Job) -> None:
-        """A request has ended; its session's next turn may begin with all that was said."""
+        """A request has ended; its session's next turn may begin with its prompt and output."""
         self._looked_after.discard(job.request.id)
         session = job.request.session
         if self._mode == "predictive" and session is not None:
@@ -69,7 +69,7 @@ class Prefetcher:
                 self._env.process(self._expect(session, job.content, self._env.now, pause))
 
     def look_after(self, waiting: Iterable[Job]) -> None:
-        """Fetch what the first of those that wait will need."""
+        """Fetch what the first waiting requests will need."""
         if self._mode == "none":
             return
         for _, job in zip(range(_AHEAD), waiting, strict=False):
@@ -78,7 +78,7 @@ class Prefetcher:
                 self._fetch(job.content, job.tokens)
 
     def wait_s(self, started: Iterable[Job]) -> float:
-        """Seconds until all is there that these have found and that is still on its way."""
+        """Seconds until every prefetched block that these jobs have found has arrived."""
         now, size = self._env.now, self._policy.block_size
         self._on_the_way = [(ready, keys) for ready, keys in self._on_the_way if ready > now]
         if not self._on_the_way:
@@ -91,7 +91,7 @@ class Prefetcher:
     def _expect(self, session: int, content: Content, answered_s: float, pause_s: float) -> Process:
         yield self._env.timeout(pause_s)
         if self._answered.get(session) == answered_s:
-            # One token more than has been said: the next message.
+            # The next prompt has at least one token more than was said.
             self._fetch(content, content.n + 1)
 
     def _fetch(self, content: Content, tokens: int) -> None:

@@ -55,7 +55,7 @@ def build_policy(
 
 
 def cost_model(scenario: Scenario, profile: Profile, pace: float = 1.0) -> CostModel:
-    """What predicts the scenario's times, on a machine that is at that pace (see ``CostModel``)."""
+    """The cost model of the scenario's machine at a given pace (see ``CostModel``)."""
     machine = scenario.machine
     if machine.host_gb_s is None:
         return CostModel(profile, pace=pace)
@@ -64,7 +64,7 @@ def cost_model(scenario: Scenario, profile: Profile, pace: float = 1.0) -> CostM
 
 
 def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> TimeBreakdown:
-    """What keeps the accounts of a run."""
+    """The time breakdown for a run."""
     widest = scenario.cache_config().n_ubatch
     return TimeBreakdown(costs, policy, scenario.server.slots, widest)
 
@@ -78,7 +78,7 @@ def run(
     snapshots: bool = False,
     fast_forward: bool = True,
 ) -> Result:
-    """Run a scenario (or the one of that name or file) with predicted step times, under its own policy or another.
+    """Run a scenario, given as such or by name or file, with predicted step times, under its own policy or another.
 
     ``detail`` says what is kept of it: how the requests fared, or also means of how full the cache was, or also tables
     of everything. The less, the faster is a long run, and with the least whole groups decode in lockstep. ``snapshots``
@@ -105,7 +105,7 @@ def run(
 
 @contextmanager
 def _seldom_collecting() -> Iterator[None]:
-    """Let Python look for unreachable cycles less often: a run makes many objects, and hardly any of those."""
+    """Let Python look for unreachable cycles less often: a run makes many objects, but hardly any cycles."""
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(before[0], 50_000), *before[1:])
@@ -125,7 +125,7 @@ def drive(
     *,
     fast_forward: bool = True,
 ) -> tuple[Result, Sequence[Turn]]:
-    """Run the scenario on any backend, to the end; returns also the script of what each turn took in.
+    """Run the scenario on any backend to the end; return the result, and the script of what each turn took in.
 
     With a ``script``, its requests come instead of the scenario's workload (see ``arrivals.Script``).
     """

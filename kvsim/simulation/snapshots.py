@@ -29,7 +29,7 @@ _MOST_FRAMES = 400
 _MOST_PICTURES = 80
 _MOST_CELLS = 4096
 _COLOURS = 250
-"""Of sequences; 0 is a free cell. Sequences beyond take the colours of the first again."""
+"""Number of colours for sequences, which repeat; 0 is a free cell."""
 
 
 class SnapshotTaker:
@@ -61,19 +61,19 @@ class SnapshotTaker:
 
 @dataclass(frozen=True)
 class Snapshots:
-    """Pictures of one policy's cells."""
+    """Snapshots of one policy's cells, thinned for a page."""
 
     policy: str
     times_s: NDArray[np.float64]
-    """Of each picture, simulated seconds; shape (pictures,)."""
+    """Simulated seconds of each snapshot; shape (snapshots,)."""
     cells: NDArray[np.uint8]
-    """0 where a cell is free, else a colour for each sequence; shape (pictures, cells)."""
+    """0 where a cell is free, else the colour of its sequence; uint8 of shape (snapshots, cells)."""
     every: int
-    """Of so many cells one is shown."""
+    """One in so many cells is shown."""
 
     @classmethod
     def of(cls, result: Result) -> Snapshots:
-        """A run's snapshots, of 80 pictures and 4,096 cells at most, evenly chosen. The run must have kept pictures."""
+        """At most 80 snapshots of at most 4,096 cells of a run that kept snapshots, evenly chosen."""
         picked = np.unique(np.linspace(0, len(result.frames) - 1, min(_MOST_PICTURES, len(result.frames))).astype(int))
         every = -(-result.frames[0][1].size // _MOST_CELLS)
         owners = np.stack([result.frames[i][1][::every] for i in picked])
@@ -82,7 +82,7 @@ class Snapshots:
 
 
 def save_snapshots(path: Path, results: Sequence[Result]) -> None:
-    """Write the snapshots of all results that have pictures; compressed NumPy arrays. Raises ``OSError``."""
+    """Write the snapshots of all results that kept them, as compressed NumPy arrays. Raises ``OSError``."""
     arrays: dict[str, NDArray[np.generic]] = {}
     kept = [Snapshots.of(result) for result in results if result.frames]
     for i, one in enumerate(kept):

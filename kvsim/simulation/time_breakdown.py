@@ -1,24 +1,24 @@
-"""On what each request's seconds were spent: every one of them has one cause.
+"""What each request's seconds were spent on: every second has exactly one cause.
 
-While a request has a slot, it waits for every forward pass that is run, whoever's tokens are in it. A pass costs what
-the cost model's terms say (``kvsim/costs.py``), and each term is put down to a cause:
+While a request has a slot, it waits for every forward pass, whichever requests' tokens are in it. A pass costs what the
+terms of its price say (``kvsim/costs/pass_price.py``), and each term is put down to a cause:
 
-- ``queueing``: from the arrival to the slot, the rest of the step that was running included, but for
-- ``cells``: passes that were run meanwhile although a slot was free, so that it was the cache that held the request
-  back, or who was before it; not passes that were full or left a prompt unfinished, for want of tokens to spare;
+- ``queueing``: from the arrival to the slot, the rest of the step that was running included, apart from
+- ``cells``: passes that were run meanwhile although a slot was free, so that the request, or one before it, waited for
+  cells; not passes that were full or left a prompt unfinished for want of tokens in the budget;
 - ``own``: the base of a pass that has tokens of the request, and what these would cost in it alone;
-- ``batch``: all that the tokens of others add to that, but for attention; passes with tokens of others alone;
+- ``batch``: all that the tokens of other requests add to that, apart from attention; passes without tokens of its own;
 - ``context``: attention over cells that the token's sequence can see, of all tokens in the pass;
-- ``holes``: over all other cells that were scanned: others' cells, free ones, padding; where cells are not in blocks,
-  also the further pieces that a sequence's cells lie in;
+- ``holes``: over all other cells that were scanned: those of other sequences, free ones, padding; where cells do not
+  come in blocks, also the further runs that a sequence's cells lie in;
 - ``compaction``: moves and rotations, before a pass or in idle time that the request arrived in;
 - ``failures``: the base of passes that there would not be if a batch had not been cut for want of room; from a
   preemption to the next slot, and what was computed once more after it;
 - ``prefix``: prompt tokens computed although an earlier request had computed the same beginning;
 - ``transfers``: copies to and from the host tier, and waiting for them.
 
-Tokens that are computed once more, or might have been found, are charged what the pass would cost less without them;
-where a pass has no others of the request, the whole of it.
+Tokens that are computed once more, or might have been found, are charged the difference that they make to the pass;
+if a pass has no other tokens of the request, they are charged all of it.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CAUSES = ("queueing", "cells", "own", "batch", "context", "holes", "compaction", "failures", "prefix", "transfers")
-"""Of a request's seconds, in the order of the columns of ``Ledger.table`` (each with ``_s`` behind it)."""
+"""Causes, in the order of the columns of ``TimeBreakdown.table``, where each ends in ``_s``."""
 
 SECONDS = [f"{cause}_s" for cause in CAUSES]
-"""Those columns."""
+"""Names of these columns."""
 
 TERMS = ("fixed_s", "matrix_s", "useful_s", "holes_s", "moves_s", "transfers_s")
-"""Of a pass's seconds: its base and its chunks; matrix work; attention over cells that are seen, and over others; moves
-and rotations; copies to and from the host tier."""
+"""Terms of a pass: its base and its chunks; matrix work; attention over cells that are seen, and over others; moves and
+rotations; copies to and from the host tier."""
 
 _OWN, _BATCH, _CONTEXT, _HOLES, _COMPACTION, _FAILURES, _PREFIX, _TRANSFERS = range(8)
 _BLOCK = 16
-"""Tokens by which equal beginnings are looked for, where the cells are not in blocks."""
+"""Tokens in a block of text by which shared prefixes are recognised, where cells do not come in blocks."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """A request some of whose next tokens are not its due."""
+    """A request some of whose next tokens are charged to a cause other than ``own``."""
 
     job: Job
     stop: int
-    """Those before this position."""
+    """Position up to which tokens are charged to the cause."""
     cause: int
 
 
 class TimeBreakdown:
-    """Splits what passes cost, and keeps an account for each slot; all times in seconds."""
+    """Splits the price of passes by cause, and keeps an account for each slot; all times in seconds."""
 
     def __init__(self, costs: CostModel, policy: Policy, slots: int, n_ubatch: int):
-        """``n_ubatch``: the most tokens in a pass."""
+        """``slots``: number of slots; ``n_ubatch``: the most tokens in a pass."""
         self._costs = costs
         self._price = costs.pass_price(policy.kernel, policy.groups)
         self._groups = policy.groups
@@ -75,24 +75,24 @@ class TimeBreakdown:
         self._pieces_are_holes = policy.block_size == 1
         self._base = self._price.base_s
         self._spent = np.zeros((slots, len(CAUSES) - 2))
-        """Since the slot's request started; of an empty slot, nothing of meaning."""
+        """Seconds by cause since the slot's request started; shape (slots, causes). Meaningless for an empty slot."""
         self._pass = np.zeros_like(self._spent)
         self._watched: dict[int, _Watch] = {}
         self._slots = slots
         self._by_slot: dict[int, Job] = {}
-        """Who has which slot."""
+        """The job in each slot that is taken."""
         self._short_s = 0.0
-        """Seconds so far in which whoever waited waited for cells."""
+        """Seconds so far in which waiting requests waited for cells rather than for a slot."""
         self._short_before: dict[int, float] = {}
-        """Those until a request came that waits."""
+        """Value of ``_short_s`` when each waiting request arrived."""
         self._held_back: dict[int, float] = {}
-        """Seconds that those who have a slot waited for cells."""
+        """Seconds that each request with a slot had waited for cells."""
         self._seen: set[int] = set()
-        """Blocks of text that were computed."""
+        """Keys of blocks of text that have been computed."""
         self._kept: dict[int, FloatArray] = {}
-        """What those who were preempted had spent."""
+        """Account of each request that is preempted."""
         self._cut = self._allowed = 0
-        """Tokens left of a batch that was cut, and passes that they would have taken in any case."""
+        """Tokens left of a batch that was cut, and the number of passes that they would have taken in any case."""
         self._idle_until = 0.0
         self._beside_idle: dict[int, float] = {}
         self._terms = Rows({**dict.fromkeys(TERMS, float), "cut": int})
@@ -158,7 +158,7 @@ class TimeBreakdown:
             self._short_s += seconds
 
     def _slot_is_free(self, tokens: int) -> bool:
-        """Whether a slot is free while a pass of so many tokens is run, and the pass is not full."""
+        """Whether a slot is free while a pass of ``tokens`` tokens is run, and the pass is not full."""
         return len(self._by_slot) < self._slots and tokens < self._n_ubatch
 
     def _unfinished(self, chunk: Chunk) -> bool:
@@ -177,7 +177,7 @@ class TimeBreakdown:
             self._beside_idle[job.request.id] = self._idle_until - job.arrival_s
 
     def begun(self, job: Job, held: int) -> None:
-        """A request takes a slot where ``held`` of its tokens are found."""
+        """A request was given a slot; ``held`` of its tokens are in the cache already."""
         self._watched.pop(job.slot, None)
         self._by_slot[job.slot] = job
         if job.request.id in self._short_before:
@@ -193,12 +193,12 @@ class TimeBreakdown:
             self._watched[job.slot] = _Watch(job, max(known, held), _PREFIX)
 
     def _known(self, job: Job) -> int:
-        """Tokens that the request begins with, and that were computed before, in whole blocks."""
+        """Number of tokens at the beginning of the request that were computed before, in whole blocks."""
         keys = job.content.keys(self._block, job.request.prompt_tokens // self._block)
         return self._block * next((i for i, key in enumerate(keys) if key not in self._seen), len(keys))
 
     def _look(self, watch: _Watch, row: FloatArray, start: int, tokens: int) -> None:
-        """Charge those of its tokens in a pass that are not its due."""
+        """Charge the tokens of a pass that come before the watched position to their cause."""
         undue = min(max(watch.stop - start, 0), tokens)
         if undue == tokens:
             seconds = float(row.sum())
@@ -218,7 +218,7 @@ class TimeBreakdown:
             self._seen.update(job.content.keys(self._block, tokens // self._block))
 
     def _count_off(self, n: int) -> bool:
-        """Whether a pass of so many tokens is there only because a batch was cut."""
+        """Whether a pass of ``n`` tokens is run only because a batch was cut."""
         if not self._cut:
             return False
         self._cut = max(self._cut - n, 0)
@@ -226,7 +226,7 @@ class TimeBreakdown:
         return self._allowed < 0
 
     def cut(self, tokens: int) -> None:
-        """A batch of so many tokens that are not done yet found no room, and will be tried in parts."""
+        """A batch found no room and will be tried in parts; ``tokens`` of it are still to be run."""
         if not self._cut:
             self._cut, self._allowed = tokens, -(-tokens // self._n_ubatch)
 

@@ -18,6 +18,6 @@ SCHEDULERS: dict[str, Callable[[Scenario, Policy, Backend, Recorder], Scheduler]
     "vllm": Vllm,
     "static": Static,
 }
-"""By the name that ``server.scheduler`` gives."""
+"""Schedulers by the name that the scenario key ``server.scheduler`` gives."""
 
 __all__ = ["SCHEDULERS", "LlamaServer", "Scheduler", "Static", "Vllm"]

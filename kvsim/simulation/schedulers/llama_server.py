@@ -16,16 +16,16 @@ from policies import NOTHING, Chunk, Content, NoSlot, Policy
 
 @dataclass(slots=True)
 class Slot:
-    """One of the server's slots: the sequence id is the slot's number."""
+    """One of the server's slots; its number is the sequence id."""
 
     id: int
     job: Job | None = None
     kept: bool = False
-    """Idle, but its cells still hold the last request's tokens."""
+    """Whether it is idle and its cells still hold the last request's tokens."""
     content: Content = NOTHING
-    """What those say."""
+    """Content of those tokens."""
     last_used: int = 0
-    """Turn of a counter, not time: the smallest was used longest ago."""
+    """Value of a counter when it was last used: the smallest was used longest ago."""
 
 
 class LlamaServer(SchedulerBase):
@@ -43,18 +43,18 @@ class LlamaServer(SchedulerBase):
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
         super().__init__(scenario, policy, backend, recorder)
-        # It refuses no request for what it may come to say: a slot that is full ends, or forgets.
+        # It refuses no request for the output that it may ask for: a full slot ends its request, or shifts its context.
         self._context = min(scenario.slot_context, policy.max_sequence_tokens)
         self.slots = [Slot(i) for i in range(scenario.server.slots)]
         self.waiting: deque[Job] = deque()
         self._pending: deque[Chunk] = deque()
-        """What is left of the batch."""
+        """The part of the batch that has not been run yet."""
         self._limit = scenario.server.n_batch
         self._tried = 0
         self._turn = 0
 
     def submit(self, job: Job, now: float) -> None:
-        """Refuse a prompt that no slot can hold; queue all others."""
+        """Fail a prompt that no slot can hold; queue all other requests."""
         if job.request.prompt_tokens >= self._context:
             reason = (
                 f"the request exceeds the available context size: {job.request.prompt_tokens} prompt tokens, "
@@ -65,7 +65,7 @@ class LlamaServer(SchedulerBase):
             self.waiting.append(job)
 
     def compose(self, now: float) -> Sequence[Chunk]:
-        """The next piece of the batch, or of a new one."""
+        """Compose the next piece of the batch, or of a new batch."""
         if not self._pending:
             self._launch(now)
             self._pending.extend(self._new_batch())
@@ -80,7 +80,7 @@ class LlamaServer(SchedulerBase):
         return piece
 
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
-        """Count the tokens, emit one where a prompt is done, finish what has said enough."""
+        """Count the tokens, emit one where a prompt is done, end requests that have all their output."""
         self._limit = self._scenario.server.n_batch
         for chunk in step:
             self._advance(chunk.n)
@@ -92,7 +92,7 @@ class LlamaServer(SchedulerBase):
                 self._emit(slot, job, now)
 
     def decode_only_steps(self, step: Sequence[Chunk]) -> int:
-        """While every slot generates, or nobody waits for one."""
+        """While every job in a slot decodes, and no request waits or all slots are taken."""
         jobs = [slot.job for slot in self.slots if slot.job is not None]
         if len(step) != len(jobs) or len(self._pending) != len(step) or self._limit != self._scenario.server.n_batch:
             return 0
@@ -127,7 +127,7 @@ class LlamaServer(SchedulerBase):
                     self._leave(slot, keep=False)
 
     def _launch(self, now: float) -> None:
-        """Seat waiting requests in idle slots."""
+        """Give waiting requests idle slots."""
         while self.waiting:
             job = self.waiting[0]
             slot, held = self._choose(job)
@@ -158,7 +158,7 @@ class LlamaServer(SchedulerBase):
                 self._start(slot.id, job, held, now)
 
     def _choose(self, job: Job) -> tuple[Slot | None, int]:
-        """The idle slot for a job, and the tokens of its prompt that the slot's kept ones begin with."""
+        """The idle slot for a job, and how many tokens of its prompt the slot still holds."""
         idle = [slot for slot in self.slots if slot.job is None]
         if not idle:
             return None, 0
@@ -170,7 +170,7 @@ class LlamaServer(SchedulerBase):
         return idle[best], min(prefixes[best], prompt - 1)
 
     def _trim(self, slot: Slot, held: int) -> int:
-        """Forget what the slot keeps but its first ``held`` tokens; how many are left."""
+        """Free what an idle slot holds beyond its first ``held`` tokens; return how many tokens are left."""
         held = self._policy.can_truncate(slot.id, held) if held else 0
         if held:
             self._policy.free(slot.id, held)
@@ -205,7 +205,7 @@ class LlamaServer(SchedulerBase):
             self._leave(slot, keep=self._scenario.server.keep_idle_slots)
 
     def _shift_context(self, slot: Slot, job: Job) -> bool:
-        """Forget half of what follows the first ``n_keep`` tokens; False where that would forget nothing."""
+        """Drop half of what follows the first ``n_keep`` tokens; return False if that would drop nothing."""
         keep = min(self._scenario.server.n_keep, job.computed - 1)
         discard = (job.computed - keep) // 2
         if discard == 0:

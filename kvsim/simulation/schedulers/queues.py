@@ -1,4 +1,4 @@
-"""In which order requests wait."""
+"""The order in which requests wait: first come first served, or by priority."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ class Queue(Protocol):
     def __iter__(self) -> Iterator[Job]: ...
 
     def add(self, job: Job) -> None:
-        """A new one."""
+        """Queue a new request."""
         ...
 
     def put_back(self, job: Job) -> None:
-        """One that was preempted."""
+        """Queue a request that was preempted."""
         ...
 
     def first(self) -> Job:
-        """Whose turn it is."""
+        """The request to be admitted next; the queue must not be empty."""
         ...
 
     def remove(self, job: Job) -> None:
-        """It waits no longer."""
+        """Take a request out of the queue."""
         ...
 
 
 class FcfsQueue(deque[Job]):
-    """In order of arrival; who was preempted goes first."""
+    """First come, first served; preempted requests come before all others."""
 
     def add(self, job: Job) -> None:
-        """To the back."""
+        """Queue at the back."""
         self.append(job)
 
     def put_back(self, job: Job) -> None:
-        """To the front."""
+        """Queue at the front."""
         self.appendleft(job)
 
     def first(self) -> Job:
-        """The front."""
+        """The request at the front."""
         return self[0]
 
     def remove(self, job: Job) -> None:
-        """Nearly always the first."""
+        """Take a request out of the queue, nearly always the first."""
         if self[0] is job:
             self.popleft()
         else:
@@ -58,7 +58,7 @@ class FcfsQueue(deque[Job]):
 
 
 class PriorityQueue:
-    """By priority, and by arrival among equals."""
+    """By priority, and by arrival among equals, as in vLLM's priority scheduling."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, float, int, Job]] = []
@@ -70,19 +70,19 @@ class PriorityQueue:
         return (entry[-1] for entry in sorted(self._heap))
 
     def add(self, job: Job) -> None:
-        """To its place."""
+        """Queue at its place."""
         heapq.heappush(self._heap, (*urgency(job), job.request.id, job))
 
     def put_back(self, job: Job) -> None:
-        """To its place."""
+        """Queue at its place."""
         self.add(job)
 
     def first(self) -> Job:
-        """The most urgent."""
+        """The most urgent request."""
         return self._heap[0][-1]
 
     def remove(self, job: Job) -> None:
-        """Nearly always the first."""
+        """Take a request out of the queue, nearly always the first."""
         if self._heap[0][-1] is job:
             heapq.heappop(self._heap)
         else:
@@ -91,5 +91,5 @@ class PriorityQueue:
 
 
 def urgency(job: Job) -> tuple[int, float]:
-    """The smaller, the more urgent."""
+    """Sort key of a request: the smaller, the more urgent."""
     return job.request.priority, job.arrival_s

@@ -1,4 +1,4 @@
-"""Static batching: a batch is filled once, and the next one waits until all of it has been said."""
+"""Static batching: a batch is filled once, and the next one waits until all of its requests have ended."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from policies import Chunk, NoSlot, Policy
 class Static(SchedulerBase):
     """What engines did before continuous batching (Yu et al., Orca, OSDI 2022): ``slots`` requests at a time.
 
-    Who has finished keeps its cells until the last of the batch has. When a step finds no room, the last request of
-    the batch goes back to wait, and starts anew in the next one.
+    A request that has ended keeps its cells until the last of the batch has. When a step finds no room, the last
+    request of the batch goes back to wait, and starts anew in the next batch.
     """
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
         super().__init__(scenario, policy, backend, recorder)
         self.batch: list[Job] = []
-        """In order of their slots; those that have ended among them."""
+        """In order of their slots; requests that have ended stay in it."""
         self.waiting: deque[Job] = deque()
 
     def submit(self, job: Job, now: float) -> None:
-        """Refuse what could never be served; queue all others."""
+        """Fail what could never be served; queue all other requests."""
         if job.request.prompt_tokens >= self._context:
             sizes = f"{job.request.prompt_tokens} prompt tokens, {self._context} in a sequence"
             self._fail(job, now, FailureKind.CONTEXT, f"the request exceeds the longest sequence: {sizes}")
@@ -38,7 +38,7 @@ class Static(SchedulerBase):
             self.waiting.append(job)
 
     def compose(self, now: float) -> Sequence[Chunk]:
-        """A token for each that generates, then prompts, up to ``n_batch`` tokens."""
+        """Compose a token for each decoding request, then prompts, up to ``n_batch`` tokens."""
         if not any(job.status == "running" for job in self.batch):
             for job in self.batch:
                 self._policy.free(job.slot)
@@ -57,7 +57,7 @@ class Static(SchedulerBase):
         return step
 
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
-        """Count the tokens; emit one for whoever has computed all it had."""
+        """Count the tokens; emit one for each request that has computed all it had."""
         for chunk in step:
             job = self.batch[chunk.seq]
             job.computed += chunk.n
@@ -69,7 +69,7 @@ class Static(SchedulerBase):
                     self._end(job, now)
 
     def decode_only_steps(self, step: Sequence[Chunk]) -> int:
-        """While all of the batch that still run generate."""
+        """While all requests of the batch that still run decode."""
         jobs = [job for job in self.batch if job.status == "running"]
         if len(step) != len(jobs) or any(chunk.n > 1 for chunk in step) or not all(job.prefilled for job in jobs):
             return 0
@@ -84,7 +84,7 @@ class Static(SchedulerBase):
             job.furthest = max(job.furthest, job.computed)
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
-        """The last of the batch that still runs makes room; alone, it cannot be served."""
+        """Put the last request that still runs back to wait; if it is alone, it can never be served."""
         self._recorder.failed_allocations += 1
         if reason.done:
             self._complete([chunk for batch in reason.done for chunk in batch.chunks], now)
@@ -99,7 +99,7 @@ class Static(SchedulerBase):
             self.waiting.appendleft(job)
 
     def _fill(self, now: float) -> None:
-        """Seat those that wait, in order, as long as the policy lets them in."""
+        """Admit waiting requests, in order, as long as the policy admits them."""
         while self.waiting and len(self.batch) < self._scenario.server.slots:
             job, slot = self.waiting[0], len(self.batch)
             plan = self._plan(job)
