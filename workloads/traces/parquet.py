@@ -10,6 +10,7 @@ from workloads.request import WorkloadError
 from workloads.traces.bad_rows import FlawError
 from workloads.traces.files import open_bytes, packing_of, shown_path
 from workloads.traces.jsonl import shown, tokens, whole
+from workloads.traces.parquet_pages import BadPageError, check_pages, footer_limit
 from workloads.traces.table_cells import MAX_PRIORITY, Cells, Columns, Read, Time, parse_session, parse_value
 
 _MAGIC = b"PAR1"
@@ -61,13 +62,19 @@ def _rows(path: Path, columns: Columns, time: Time) -> Rows:
             raise WorkloadError(f"{shown_path(path)}: not Parquet data, which begins with {_MAGIC.decode()}")
         number = 0
         try:
-            with parquet.ParquetFile(raw, buffer_size=1 << 16, pre_buffer=False) as file:
+            limit = footer_limit(raw)
+            with parquet.ParquetFile(
+                raw, buffer_size=1 << 16, pre_buffer=False, thrift_container_size_limit=limit
+            ) as file:
                 places = _check_types(path, file.schema_arrow, columns, time, pa.types)
+                check_pages(raw, places)
                 for batch in file.iter_batches(_BATCH, columns=list(columns.named), use_threads=False):
                     lists = [_values(batch.column(name), time, name == columns.arrival, pa) for name in places]
                     for row in zip(*lists, strict=True):
                         number += 1
                         yield number, row
+        except BadPageError as e:
+            raise WorkloadError(f"{shown_path(path)}: damaged Parquet data ({e})") from None
         except (pa.ArrowException, OSError, EOFError, OverflowError) as e:
             what = " ".join(str(e).split())[:200]
             raise WorkloadError(f"{shown_path(path)}: damaged Parquet data after row {number} ({what})") from None
