@@ -1,6 +1,6 @@
-"""Request streams: generated ones, and readers of public traces.
+"""Workloads: requests that are generated, or read from traces.
 
-Knows neither the server nor the cache; imports neither ``kvsim`` nor ``real_engine``.
+This package knows neither the server nor the cache, and imports neither ``kvsim`` nor ``real_engine``.
 """
 
 from workloads.generators.gaps import Draw, Gaps, empirical_gaps, gamma_gaps, no_gaps, poisson_gaps, weibull_gaps
@@ -18,7 +18,7 @@ from workloads.traces.kinds import KINDS, open_trace, sniff
 from workloads.traces.mooncake import MooncakeTrace
 from workloads.traces.ragpulse import RagPulseTrace
 from workloads.traces.table import TableTrace
-from workloads.traces.table_cells import Columns
+from workloads.traces.table_row import Columns
 from workloads.traces.trace import Trace
 from workloads.traces.weka import WekaTrace
 

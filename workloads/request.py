@@ -1,4 +1,4 @@
-"""A request, and what hands requests out."""
+"""Requests, the text segments that they consist of, and the interface of every workload."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 SOURCES = 1 << 48
-"""Sources of texts end before this; from here on they are what requests answer."""
+"""The first source number of an answer; the texts of prompts have smaller ones."""
 
 
 class Segment(NamedTuple):
-    """A stretch of text, told by where it comes from: equal segments are equal tokens, all others differ."""
+    """A piece of text, known only by its source: equal segments are equal tokens, different ones share none."""
 
     source: int
-    """Number of a text: a system prompt, a user's message, an answer; from 0 to 2**48 - 1 but for answers."""
+    """Number of the text: a system prompt, a message or an answer. Below 2**48, except for answers."""
     start: int
-    """Offset of the first token in that text."""
+    """Index of the segment's first token in that text."""
     n: int
     """Tokens."""
 
@@ -25,67 +25,67 @@ class Request(NamedTuple):
     """One call to the server."""
 
     id: int
-    """Its number in the stream, from 0."""
+    """Its number in the workload, from 0."""
     arrival_s: float
-    """Seconds from the start of the run. In a closed loop, 0: it is sent when a user is ready."""
+    """Seconds from the start of the run; 0 in a closed loop, where a request is sent when a user is ready."""
     prompt_tokens: int
     output_tokens: int
-    """Tokens that it will generate, the first of them at the end of prefill; at least 1."""
+    """Tokens to generate, at least 1; the first one comes at the end of prefill."""
     think_s: float = 0.0
-    """Closed loops and later turns of a session: seconds that the user waits before sending it."""
+    """Seconds that the user waits before sending it, in a closed loop or after the previous turn of a session."""
     content: tuple[Segment, ...] = ()
-    """What the prompt says, at least ``prompt_tokens`` tokens of it; empty: something that no other request says."""
+    """The text of the prompt, ``prompt_tokens`` tokens or more; empty if it shares no text with other requests."""
     session: int | None = None
-    """The conversation that it belongs to; its turns follow one another in the stream, each sent ``think_s`` after
-    the one before has been answered."""
+    """The conversation that it belongs to. Its turns are adjacent in the workload; each is sent ``think_s`` after the
+    answer to the previous one."""
     priority: int = 0
-    """The smaller, the more urgent, where the scheduler heeds it."""
+    """Smaller values are more urgent, under schedulers that have priorities."""
 
     @property
     def answer(self) -> Segment:
-        """What it will say; a later prompt that quotes it begins its prefix with this segment."""
+        """The text of its answer, as later prompts quote it."""
         return answer_of(self.id, self.output_tokens)
 
 
 def answer_of(request: int, tokens: int) -> Segment:
-    """The first ``tokens`` tokens that the request of that number answers."""
+    """The first ``tokens`` tokens of the answer to the request with this number."""
     return Segment(SOURCES + request, 0, tokens)
 
 
 class Workload(Protocol):
-    """A stream of requests, the same at every iteration."""
+    """A source of requests, which gives the same ones in every iteration."""
 
     @property
     def n_requests(self) -> int:
-        """How many requests the stream holds."""
+        """The number of requests."""
         ...
 
     @property
     def users(self) -> int | None:
-        """Closed loop: how many users send them by turns. None: each comes at its own arrival time."""
+        """The number of users of a closed loop; None if every request has an arrival time."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """What was left out of the source or mended in it, a line each; nothing is mended without one."""
+        """What was left out of the source or corrected in it, one line each."""
         ...
 
     def __iter__(self) -> Iterator[Request]: ...
 
 
 class WorkloadError(ValueError):
-    """What the user gave cannot be read. The message is one line: file, row or key, what, what is accepted."""
+    """The user's input cannot be read. The message is one line: file, row or key, fault, what is accepted."""
 
 
 class BadRowError(WorkloadError):
-    """A row of a file is wrong; those before and after it may be good."""
+    """A row of a file is wrong; the rows before and after it may be good."""
 
     def __init__(self, path: Path, row: int, what: str):
-        # Not the message: exceptions are told to another process by their arguments.
+        # Not the message: exceptions are pickled for another process by their arguments.
         super().__init__(path, row, what)
         self.path = path
         self.row = row
-        """Of the rows of data, the first of which is 1."""
+        """Number of the row, from 1; a header does not count."""
         self.what = what
         """The message without the file and the row."""
 

@@ -1,4 +1,4 @@
-"""Named random streams: every draw in the project comes from one of these."""
+"""Named random generators: every draw in the project comes from one of these."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import numpy as np
 
 
 def named_rng(seed: int, name: str) -> np.random.Generator:
-    """The generator called ``name`` for ``seed``: independent of every other name, the same in any process."""
+    """The random generator called ``name`` for this seed: independent of all other names, the same in every process."""
     return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))

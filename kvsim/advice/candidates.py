@@ -17,9 +17,9 @@ from kvsim.advice.plan import Engine, Plan, plan
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Needs
-from kvsim.model.architectures import AttentionGroup, ModelPlanShape, plan_shape
 from kvsim.model.engine_shapes import BYTES_PER_NUMBER, SHAPES, STORAGES, Storage
-from kvsim.model.storage_types import show_bytes
+from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
+from kvsim.model.storage_types import format_size
 from kvsim.scenario.scenario import Scenario, load_scenario
 from policies import Preset, available
 from workloads import named_rng
@@ -223,16 +223,16 @@ def _spread(family: Family, members: Sequence[Candidate], seed: int) -> list[Can
     return [*found, *by_place.values()]
 
 
-def model_shape(name: str) -> ModelPlanShape:
+def model_shape(name: str) -> MemoryShape:
     """The shape of a model as ``kvsim plan`` knows them, or of ``tiny`` or ``small``. Raises ``UserError``."""
     if name not in SHAPES:
-        return plan_shape(name)
+        return memory_shape(name)
     s = SHAPES[name]
     heads, kept = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
     layer = 2 * s.d_model * (heads + kept) + 3 * s.d_model * s.d_ff + 2 * s.d_model
     numbers = 2 * s.vocabulary * s.d_model + s.n_layers * layer + s.d_model
     group = AttentionGroup("full", s.n_layers, kept, kept, s.d_head, s.d_head)
-    return ModelPlanShape(
+    return MemoryShape(
         name=name,
         source="built in",
         groups=(group,),
@@ -253,7 +253,7 @@ def space(
     needs: Needs,
     engine: str,
     profile: Profile,
-    shape: ModelPlanShape,
+    shape: MemoryShape,
     memory: int | None,
     *,
     weights: str | None = None,
@@ -332,7 +332,7 @@ class _Builder:
     base: Scenario
     needs: Needs
     profile: Profile
-    shape: ModelPlanShape
+    shape: MemoryShape
     memory: int | None
     weights: str | None
     window: int | None
@@ -412,8 +412,8 @@ class _Builder:
             return kinds[0], 0, "memory", said
         # Loop order: the last kind takes least.
         assert self.memory is not None, "without a bound the first kind fits"
-        room = show_bytes(made.budget(engine, self.memory))
-        return kinds[-1], smallest, "memory", f"{show_bytes(smallest)} at least, {room} to be had"
+        room = format_size(made.budget(engine, self.memory))
+        return kinds[-1], smallest, "memory", f"{format_size(smallest)} at least, {room} to be had"
 
     def _plan(self, scenario: Scenario, engine: Engine, kind: tuple[Storage, Storage]) -> Plan:
         server, cache = scenario.server, scenario.cache

@@ -18,14 +18,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvsim.errors import UserError
-from kvsim.model.architectures import AttentionGroup, ModelPlanShape, plan_shape
+from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
 from kvsim.model.storage_types import (
     CACHE_TYPES,
     LLAMACPP_CACHE_TYPES,
     VLLM_CACHE_TYPES,
     WEIGHT_TYPES,
     is_mixture,
-    read_bytes,
+    parse_size,
     row_bytes,
     weight_bytes,
 )
@@ -92,7 +92,7 @@ class Part:
 class Plan:
     """A model and settings, and what they come to."""
 
-    shape: ModelPlanShape
+    shape: MemoryShape
     settings: PlanSettings
     engines: tuple[Engine, ...]
     notes: tuple[str, ...] = ()
@@ -185,7 +185,7 @@ class Plan:
 
 
 def plan(
-    model: str | ModelPlanShape,
+    model: str | MemoryShape,
     *,
     ctx: int = 8192,
     parallel: int = 1,
@@ -233,7 +233,7 @@ def plan(
     available = None if memory is None else _bytes(memory)
     if available is not None and available < _LEAST_MEMORY:
         raise UserError(f"--memory is {available} bytes; at least 1 MiB is expected; units are 8GB, 8GiB, 512MiB")
-    shape = plan_shape(model) if isinstance(model, str) else model
+    shape = memory_shape(model) if isinstance(model, str) else model
     if shape.stored and weights is not None:
         raise UserError(f"{shape.source}: --weights: the file states the types of its weights; leave the option out")
     if not shape.stored and weights is None and shape.default_type not in WEIGHT_TYPES:
@@ -265,7 +265,7 @@ def plan(
 
 
 def _bytes(memory: int | str) -> int:
-    return read_bytes(memory) if isinstance(memory, str) else memory
+    return parse_size(memory) if isinstance(memory, str) else memory
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
@@ -284,7 +284,7 @@ def _ceil(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
-def _weight_parts(engine: Engine, shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
+def _weight_parts(engine: Engine, shape: MemoryShape, s: PlanSettings) -> list[Part]:
     """A part for each storage type. Exact where a file states its tensors.
 
     Otherwise all weights are taken to have one type. A GGUF file keeps vectors (norms, biases) as f32 all the same, and
@@ -306,7 +306,7 @@ def _weight_parts(engine: Engine, shape: ModelPlanShape, s: PlanSettings) -> lis
 # llama.cpp
 
 
-def _cells(group: AttentionGroup, shape: ModelPlanShape, s: PlanSettings) -> tuple[int, int]:
+def _cells(group: AttentionGroup, shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
     """Cells of a stream, and streams, of the cache that llama.cpp makes for a group of layers.
 
     The context is rounded up to 256 cells (``llama-context.cpp``), in all or for each sequence; layers with a window
@@ -319,7 +319,7 @@ def _cells(group: AttentionGroup, shape: ModelPlanShape, s: PlanSettings) -> tup
     return cells, streams
 
 
-def _llamacpp_parts(shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
+def _llamacpp_parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
     parts = _weight_parts("llamacpp", shape, s)
     for group, title in zip(shape.groups, shape.titles, strict=True):
         cells, streams = _cells(group, shape, s)
@@ -335,7 +335,7 @@ def _llamacpp_parts(shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
     return parts
 
 
-def _llamacpp_buffers(shape: ModelPlanShape, s: PlanSettings) -> tuple[int, int]:
+def _llamacpp_buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
     """Bytes of the compute buffer and of the inputs: an estimate, f32 as ggml computes.
 
     The graph's memory is used again from phase to phase, so that the largest phase counts. Logits: a row of logits and
@@ -353,7 +353,7 @@ def _llamacpp_buffers(shape: ModelPlanShape, s: PlanSettings) -> tuple[int, int]
     return 4 * max(logits, attention, feed_forward), 4 * (s.ubatch * shape.d_model + mask)
 
 
-def _not_llamacpp(shape: ModelPlanShape, s: PlanSettings) -> str | None:
+def _not_llamacpp(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why llama.cpp would refuse; None where it would not."""
     if s.parallel > _MOST_PARALLEL["llamacpp"]:
         return f"--parallel: llama.cpp has {_MOST_PARALLEL['llamacpp']} sequences at most (LLAMA_MAX_SEQ)"
@@ -387,7 +387,7 @@ class _VllmGroups:
     """Blocks that a request of ``ctx`` tokens needs at most in each table, for each of the model's groups."""
 
     @staticmethod
-    def of(shape: ModelPlanShape, s: PlanSettings) -> _VllmGroups:
+    def of(shape: MemoryShape, s: PlanSettings) -> _VllmGroups:
         """As ``_get_kv_cache_groups_uniform_page_size`` and ``max_memory_usage_bytes`` have it."""
         layers = [group.layers for group in shape.groups]
         size = max(layers) if max(layers) < 1.5 * min(layers) else min(layers)
@@ -413,7 +413,7 @@ def _request_blocks(group: AttentionGroup, s: PlanSettings) -> int:
     return -(-min(group.window - 1 + s.batch, s.ctx) // s.block_size) + 1
 
 
-def _vllm_parts(shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
+def _vllm_parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
     parts = _weight_parts("vllm", shape, s)
     groups = _VllmGroups.of(shape, s)
     for title, tables, blocks in zip(shape.titles, groups.tables, groups.blocks, strict=True):
@@ -426,7 +426,7 @@ def _vllm_parts(shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
     return parts
 
 
-def _vllm_peak(shape: ModelPlanShape, s: PlanSettings) -> int:
+def _vllm_peak(shape: MemoryShape, s: PlanSettings) -> int:
     """Bytes of activations at the peak of vLLM's profile run: an estimate, 2 bytes a number.
 
     For each token of the largest batch: both inputs of the gate and its output, and the residual, its norm and the
@@ -436,7 +436,7 @@ def _vllm_peak(shape: ModelPlanShape, s: PlanSettings) -> int:
     return max(2 * s.batch * 3 * (shape.d_ff + shape.d_model), 6 * s.parallel * shape.vocabulary)
 
 
-def _not_vllm(shape: ModelPlanShape, s: PlanSettings) -> str | None:
+def _not_vllm(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why vLLM would refuse; None where it would not."""
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
         if kind not in VLLM_CACHE_TYPES:
@@ -448,17 +448,17 @@ def _not_vllm(shape: ModelPlanShape, s: PlanSettings) -> str | None:
     return None
 
 
-_PARTS: dict[Engine, Callable[[ModelPlanShape, PlanSettings], list[Part]]] = {
+_PARTS: dict[Engine, Callable[[MemoryShape, PlanSettings], list[Part]]] = {
     "llamacpp": _llamacpp_parts,
     "vllm": _vllm_parts,
 }
-_CANNOT: dict[Engine, Callable[[ModelPlanShape, PlanSettings], str | None]] = {
+_CANNOT: dict[Engine, Callable[[MemoryShape, PlanSettings], str | None]] = {
     "llamacpp": _not_llamacpp,
     "vllm": _not_vllm,
 }
 
 
-def _notes(shape: ModelPlanShape, s: PlanSettings, engines: tuple[Engine, ...]) -> list[str]:
+def _notes(shape: MemoryShape, s: PlanSettings, engines: tuple[Engine, ...]) -> list[str]:
     notes = []
     windows = [group for group in shape.groups if group.kind == "window"]
     if "llamacpp" in engines and windows and not shape.llamacpp_windows:

@@ -28,7 +28,7 @@ from kvsim.costs.profile import is_shipped, load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic, read_traffic
 from kvsim.experiments.workers import each
-from kvsim.model.storage_types import read_bytes
+from kvsim.model.storage_types import parse_size
 from kvsim.scenario.scenario import Scenario, load_scenario
 from workloads import sniff
 
@@ -117,7 +117,7 @@ def recommend(
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; at least 1 is accepted")
     asked = read_slo(slo)
-    room = read_bytes(memory) if isinstance(memory, str) else memory
+    room = parse_size(memory) if isinstance(memory, str) else memory
     if room is not None and room < 1:
         raise UserError(f"--memory is {room}; at least one byte is expected")
     base = _of_trace(trace) if trace is not None else load_scenario(source)  # type: ignore[arg-type]

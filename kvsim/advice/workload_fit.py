@@ -18,7 +18,14 @@ from kvsim.errors import UserError
 from kvsim.results import writable
 from kvsim.scenario.workload_sections import AnyWorkload
 from workloads.fitting.fits import Candidate, fit_gaps, fit_lengths, quantiles_of
-from workloads.fitting.statistics import Statistics, StreamColumns, describe, dispersion, read_columns, unticked
+from workloads.fitting.statistics import (
+    RequestColumns,
+    Statistics,
+    describe,
+    dispersion,
+    read_columns,
+    spread_within_ticks,
+)
 from workloads.generators.lengths import IntArray
 
 if TYPE_CHECKING:
@@ -76,7 +83,7 @@ class WorkloadFit:
     """A generator and the stream that it was fitted to."""
 
     name: str
-    stream: StreamColumns
+    stream: RequestColumns
     statistics: Statistics
     """The stream's."""
     arrivals: Sequence[ArrivalFit]
@@ -89,7 +96,7 @@ class WorkloadFit:
     output: LengthFit
     section: dict[str, Any]
     """The generator, as a ``[workload]`` section."""
-    model: StreamColumns
+    model: RequestColumns
     """A stream drawn from it, of as many requests (50,000 at most)."""
     drawn: Statistics
     """That stream's."""
@@ -191,7 +198,7 @@ def fit(
     else:
         tick = statistics.tick_s
         if tick is not None:
-            arrivals = unticked(arrivals, tick, workloads.named_rng(seed, "ticks"))
+            arrivals = spread_within_ticks(arrivals, tick, workloads.named_rng(seed, "ticks"))
             notes.append(
                 f"the clock ticks every {tick:.3g} s, and the requests of a tick come at once: they were strewn over "
                 "it, so that the model knows nothing of bursts below it"
@@ -250,7 +257,7 @@ def _fit_length(tokens: IntArray) -> LengthFit:
     return LengthFit(candidates, {"kind": "empirical", "quantiles": quantiles, "shares": shares}, why)
 
 
-def _fit_by_prompt(stream: StreamColumns, correlation: float, output: LengthFit) -> LengthFit | None:
+def _fit_by_prompt(stream: RequestColumns, correlation: float, output: LengthFit) -> LengthFit | None:
     """Outputs in a table for each tenth of the prompts, where a rank correlation does not tell how they go together."""
     edges = np.unique(np.quantile(stream.prompt_tokens, np.arange(1, _TENTHS) / _TENTHS, method="higher"))
     edges = edges[edges > stream.prompt_tokens.min()].astype(np.int64)
@@ -304,18 +311,18 @@ def _drawn(candidate: Candidate, requests: int, seed: int) -> ArrivalFit:
     return ArrivalFit(candidate, float(np.median([s.gap_cv or 0.0 for s in drawn])), spread)
 
 
-def _of(columns: StreamColumns) -> Statistics:
+def _of(columns: RequestColumns) -> Statistics:
     """The statistics of a stream that is there by column."""
     return describe(_Listed(columns))
 
 
 class _Listed:
-    """StreamColumns as a stream."""
+    """RequestColumns as a stream."""
 
     users = None
     notes = ()
 
-    def __init__(self, columns: StreamColumns):
+    def __init__(self, columns: RequestColumns):
         self._columns = columns
         self.n_requests = len(columns.arrivals_s)
 

@@ -88,7 +88,7 @@ def is_mixture(kind: str) -> bool:
     return kind in _MIXED_BITS
 
 
-def read_bytes(text: str, where: str = "--memory") -> int:
+def parse_size(text: str, where: str = "--memory") -> int:
     """Bytes from 8GB, 8GiB, 512MiB or plain bytes; GB are 10^9, GiB are 2^30. Raises ``UserError``."""
     match = _SIZE.fullmatch(text)
     unit = match and _UNITS.get(match[2].lower())
@@ -98,7 +98,7 @@ def read_bytes(text: str, where: str = "--memory") -> int:
     return int(match[1]) * unit if match[1].isdigit() else int(size)
 
 
-def show_bytes(size: int) -> str:
+def format_size(size: int) -> str:
     """As llama.cpp logs them: GiB, MiB or KiB with two digits after the point."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(size) >= scale:

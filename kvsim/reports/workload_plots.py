@@ -11,7 +11,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workloads.fitting.statistics import StreamColumns, dispersion
+from workloads.fitting.statistics import RequestColumns, dispersion
 
 if TYPE_CHECKING:
     from kvsim.advice.workload_fit import WorkloadFit
@@ -58,20 +58,20 @@ def fit_figure(fit: WorkloadFit) -> Figure:
     return figure
 
 
-def _rate(axis: Axes, columns: StreamColumns, **style: Any) -> None:
+def _rate(axis: Axes, columns: RequestColumns, **style: Any) -> None:
     if columns.duration_s > 0:
         counts, edges = np.histogram(columns.arrivals_s, bins=_STRETCHES)
         axis.plot((edges[:-1] + edges[1:]) / 2, counts / np.diff(edges), linewidth=1.4, **style)
 
 
-def _gaps(axis: Axes, columns: StreamColumns, **style: Any) -> None:
+def _gaps(axis: Axes, columns: RequestColumns, **style: Any) -> None:
     gaps = np.sort(np.diff(columns.arrivals_s))
     gaps = gaps[gaps > 0]
     if len(gaps):
         axis.plot(gaps, 1 - np.arange(len(gaps)) / len(gaps), **style)
 
 
-def _bursts(axis: Axes, columns: StreamColumns, **style: Any) -> None:
+def _bursts(axis: Axes, columns: RequestColumns, **style: Any) -> None:
     if columns.duration_s <= 0:
         return
     longest = max(columns.duration_s / _FEWEST_WINDOWS, 2 * _SHORTEST_S)
@@ -84,7 +84,7 @@ def _share(axis: Axes, tokens: np.ndarray, **style: Any) -> None:
     sns.ecdfplot(x=tokens, ax=axis, **style)
 
 
-def _joint(axis: Axes, columns: StreamColumns, **style: Any) -> None:
+def _joint(axis: Axes, columns: RequestColumns, **style: Any) -> None:
     """The median output in each tenth of the prompts by length, and the middle half."""
     order = np.argsort(columns.prompt_tokens, kind="stable")
     tenths = [part for part in np.array_split(order, _TENTHS) if len(part)]

@@ -14,7 +14,7 @@ from workloads.generators.lengths import MAX_SUPPORT, MAX_TOKENS
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
-def refuse_fall(quantiles: tuple[float, ...]) -> tuple[float, ...]:
+def refuse_decreasing(quantiles: tuple[float, ...]) -> tuple[float, ...]:
     """The quantiles; raises ``ValueError`` where one is below the one before."""
     for before, value in pairwise(quantiles):
         if value < before:
@@ -43,7 +43,7 @@ class FixedLengths(Section):
         return workloads.Fixed(self.value)
 
 
-class _Held(Section):
+class _BoundedLengths(Section):
     """Any length, held within [min, max]."""
 
     min: Tokens = 1
@@ -60,7 +60,7 @@ class _Held(Section):
         return max(self.min, self.max or 1)
 
 
-class LognormalLengths(_Held):
+class LognormalLengths(_BoundedLengths):
     """exp(normal(mu, sigma)) tokens, held within [min, max]."""
 
     kind: Literal["lognormal"]
@@ -72,7 +72,7 @@ class LognormalLengths(_Held):
         return workloads.Lognormal(self.mu, self.sigma, self.min, self.max)
 
 
-class GammaLengths(_Held):
+class GammaLengths(_BoundedLengths):
     """Gamma with mean ``shape * scale`` tokens, held within [min, max]."""
 
     kind: Literal["gamma"]
@@ -125,7 +125,7 @@ class EmpiricalLengths(Section):
     ] = ()
     """Of which share each is the quantile, from 0 to 1; by default in even steps."""
 
-    _ordered = field_validator("quantiles", "shares")(refuse_fall)
+    _ordered = field_validator("quantiles", "shares")(refuse_decreasing)
 
     @model_validator(mode="after")
     def _paired(self) -> EmpiricalLengths:

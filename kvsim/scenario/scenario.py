@@ -281,14 +281,14 @@ def validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
     model = data.get("model")
     if isinstance(model, dict) and str(model.get("name", "")).endswith(".gguf"):
         # As all paths in a scenario: from the file's folder on; whole, so that it can be read once more.
-        data = {**data, "model": {**model, "name": _whole(folder, str(model["name"]))}}
+        data = {**data, "model": {**model, "name": _absolute(folder, str(model["name"]))}}
     try:
         return Scenario.model_validate({**data, "folder": folder})
     except ValidationError as e:
         raise UserError("\n".join(_explain(label, error) for error in e.errors())) from None
 
 
-def _whole(folder: Path, name: str) -> str:
+def _absolute(folder: Path, name: str) -> str:
     try:
         return str((folder / Path(name).expanduser()).absolute())
     except (RuntimeError, ValueError):
@@ -314,13 +314,13 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^\w+=@-]", "_", path.stem) or "unnamed"
 
 
-def read_toml(source: str | Path, lost: str) -> dict[str, Any]:
-    """The table in a TOML file. Raises ``UserError``, saying ``lost`` where there is no such file."""
+def read_toml(source: str | Path, if_missing: str) -> dict[str, Any]:
+    """The table in a TOML file. Raises ``UserError``, saying ``if_missing`` where there is no such file."""
     name = str(source)
     try:
         return tomllib.loads(Path(source).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise UserError(f"{name}: {lost}") from None
+        raise UserError(f"{name}: {if_missing}") from None
     except OSError as e:
         raise UserError(f"{name}: cannot be read: {e.strerror or e}") from None
     except UnicodeDecodeError:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 import workloads
-from kvsim.scenario.length_sections import AnyLengths, AnyOutputs, FixedLengths, LognormalLengths, refuse_fall
+from kvsim.scenario.length_sections import AnyLengths, AnyOutputs, FixedLengths, LognormalLengths, refuse_decreasing
 from kvsim.scenario.named_workloads import NAMED, named_section
 from kvsim.scenario.section import MAX_ENTRIES, Section, entries
 from kvsim.scenario.trace_sections import (
@@ -42,7 +42,7 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 """Of requests."""
 
 
-class Generated(Section):
+class GeneratedWorkload(Section):
     """What all generated workloads of single requests have."""
 
     count_key: ClassVar[str] = "requests"
@@ -55,7 +55,7 @@ class Generated(Section):
     """Of prompt and output lengths: Spearman's rank correlation."""
 
     @model_validator(mode="after")
-    def _one_dependence(self) -> Generated:
+    def _one_dependence(self) -> GeneratedWorkload:
         if self.correlation and self.output_tokens.kind == "given-prompt":
             raise ValueError(
                 'output_tokens of kind "given-prompt" say how they depend on prompts; correlation must be 0'
@@ -68,7 +68,7 @@ class Generated(Section):
         )
 
 
-class PoissonWorkload(Generated):
+class PoissonWorkload(GeneratedWorkload):
     """Independent arrivals, ``rate`` requests/s."""
 
     kind: Literal["poisson"]
@@ -79,7 +79,7 @@ class PoissonWorkload(Generated):
         return self._synthetic(seed, workloads.poisson_gaps(self.rate))
 
 
-class GammaWorkload(Generated):
+class GammaWorkload(GeneratedWorkload):
     """Bursty arrivals: gamma gaps with coefficient of variation ``cv``."""
 
     kind: Literal["gamma"]
@@ -91,7 +91,7 @@ class GammaWorkload(Generated):
         return self._synthetic(seed, workloads.gamma_gaps(self.rate, self.cv))
 
 
-class WeibullWorkload(Generated):
+class WeibullWorkload(GeneratedWorkload):
     """Weibull gaps: a ``shape`` below 1 is bursty, 1 is Poisson, above is regular."""
 
     kind: Literal["weibull"]
@@ -103,7 +103,7 @@ class WeibullWorkload(Generated):
         return self._synthetic(seed, workloads.weibull_gaps(self.rate, self.shape))
 
 
-class ModulatedWorkload(Generated):
+class ModulatedWorkload(GeneratedWorkload):
     """Poisson arrivals whose rate goes from one of several states to another; see ``workloads.modulated_gaps``."""
 
     kind: Literal["mmpp"]
@@ -134,7 +134,7 @@ _DAY = (0.4, 0.3, 0.25, 0.2, 0.2, 0.25, 0.4, 0.7, 1.1, 1.5, 1.7, 1.7, 1.5, 1.6, 
 # fmt: on
 
 
-class DiurnalWorkload(Generated):
+class DiurnalWorkload(GeneratedWorkload):
     """Poisson arrivals whose rate follows a profile that repeats; see ``workloads.diurnal_gaps``.
 
     By default a working day, hour by hour, in 20 seconds: as long as the default number of requests takes.
@@ -158,7 +158,7 @@ class DiurnalWorkload(Generated):
 
     @model_validator(mode="after")
     def _countable(self) -> DiurnalWorkload:
-        # Beyond, one request more or less would be lost in rounding.
+        # Beyond, one request more or less would be if_missing in rounding.
         if self.rate * self.period_s > 1e12:
             raise ValueError("more than 1e12 requests in a period; a lower rate or a shorter period_s is expected")
         return self
@@ -168,7 +168,7 @@ class DiurnalWorkload(Generated):
         return self._synthetic(seed, workloads.diurnal_gaps(self.rate, self.profile, self.period_s, self.phase_s))
 
 
-class RenewalWorkload(Generated):
+class RenewalWorkload(GeneratedWorkload):
     """Independent gaps with given quantiles, such as those of a trace; see ``workloads.empirical_gaps``."""
 
     kind: Literal["renewal"]
@@ -177,7 +177,7 @@ class RenewalWorkload(Generated):
     rate: Rate | None = None
     """Requests/s that the gaps are stretched to; by default as they are."""
 
-    _ordered = field_validator("quantiles")(refuse_fall)
+    _ordered = field_validator("quantiles")(refuse_decreasing)
 
     @model_validator(mode="after")
     def _stretched(self) -> RenewalWorkload:
@@ -190,7 +190,7 @@ class RenewalWorkload(Generated):
         return self._synthetic(seed, workloads.empirical_gaps(self.quantiles, self.rate))
 
 
-class BatchWorkload(Generated):
+class BatchWorkload(GeneratedWorkload):
     """Everything arrives at time 0."""
 
     kind: Literal["batch"]
@@ -200,7 +200,7 @@ class BatchWorkload(Generated):
         return self._synthetic(seed, workloads.no_gaps)
 
 
-class ClosedLoopWorkload(Generated):
+class ClosedLoopWorkload(GeneratedWorkload):
     """``users`` users; each sends, waits for the answer, thinks (exponential, mean ``think_s``), sends again."""
 
     kind: Literal["closed-loop"]
@@ -213,7 +213,7 @@ class ClosedLoopWorkload(Generated):
         return self._synthetic(seed, gaps, self.users)
 
 
-class Conversations(Section):
+class ConversationsWorkload(Section):
     """What sessions and agents have; see ``workloads.Sessions``."""
 
     count_key: ClassVar[str] = "sessions"
@@ -262,7 +262,7 @@ class Conversations(Section):
         )
 
 
-class SessionsWorkload(Conversations):
+class SessionsWorkload(ConversationsWorkload):
     """Conversations of several turns under shared system prompts; see ``workloads.Sessions``."""
 
     kind: Literal["sessions"]
@@ -272,7 +272,7 @@ class SessionsWorkload(Conversations):
         return self._sessions(seed, None)
 
 
-class AgentsWorkload(Conversations):
+class AgentsWorkload(ConversationsWorkload):
     """Agents in a loop: a model call, a tool's result, the next call, and now and then a user's message.
 
     The defaults are a sample of 17 sessions of a coding agent (callanjfox/kv-cache-tester, Apache-2.0) in which all

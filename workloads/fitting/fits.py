@@ -1,6 +1,6 @@
-"""Which distribution makes given lengths or gaps likeliest: candidates with their likelihoods.
+"""Maximum-likelihood fits of lengths and of gaps between arrivals, by several distributions.
 
-Lengths are whole numbers; a continuous distribution's likelihood is that of rounding to them.
+Lengths are whole numbers; the likelihood of a continuous distribution is that of its rounded values.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from workloads.fitting.modulated_fit import fit_modulated
 from workloads.generators.lengths import FloatArray, IntArray
 
 Share = Callable[[NDArray[np.floating[Any]]], NDArray[np.float64]]
-"""The share of a distribution below given values."""
+"""The distribution function: the share below each of the given values."""
 
 _MOST_GAPS = 20_000
-"""Gaps that are fitted: the likelihood of a modulated process takes time, and must be of the same gaps for all."""
+"""The most gaps that are fitted: modulated processes are slow to fit, and all candidates must have the same gaps."""
 _SHARES = (*(i / 100 for i in range(100)), *(i / 1000 for i in range(991, 1001)))
 _MOST_STATES = 4
 _HOURS = 24
@@ -27,25 +27,26 @@ _DAY_S = 86_400.0
 
 
 class Candidate(NamedTuple):
-    """A distribution with its likeliest parameters; one of arrivals with the mean rate of what it was fitted to."""
+    """A distribution with its maximum-likelihood parameters; arrivals keep the mean rate of the data."""
 
     kind: str
-    """As in a scenario."""
+    """The ``kind`` that a scenario has for it."""
     keys: dict[str, Any]
-    """Its parameters, by their keys in a scenario."""
+    """Parameters by their keys in a scenario."""
     parameters: int
+    """Number of fitted parameters."""
     log_likelihood: float
     distance: float | None = None
-    """Kolmogorov's: the largest difference of the shares below a value."""
+    """Kolmogorov-Smirnov statistic: the largest difference between the distribution functions of model and data."""
 
     @property
     def aic(self) -> float:
-        """Akaike's information criterion: the smaller, the better."""
+        """Akaike's information criterion; smaller is better."""
         return 2 * self.parameters - 2 * self.log_likelihood
 
 
 def fit_lengths(tokens: IntArray) -> list[Candidate]:
-    """Candidates for lengths of at least 1 token, shape (n,), the best by AIC first; a constant fits itself."""
+    """Fit lengths of at least 1 token, shape (n,); candidates in order of AIC, or only ``fixed`` for equal lengths."""
     low, high = int(tokens.min()), int(tokens.max())
     if low == high:
         return [Candidate("fixed", {"value": low}, 1, 0.0, 0.0)]
@@ -67,21 +68,21 @@ def fit_lengths(tokens: IntArray) -> list[Candidate]:
 
 
 def quantiles_of(tokens: IntArray) -> tuple[list[int], list[float]]:
-    """Quantiles as whole tokens, and of which shares: each hundredth, and in the last one each thousandth.
+    """Quantiles as whole tokens, and their shares: every hundredth, and every thousandth within the last hundredth.
 
-    The longest few are much of all tokens where the tail is heavy; a straight line to the maximum would make them more.
+    With a heavy tail, a straight line from the last hundredth to the maximum would add many tokens.
     """
     found: list[int] = np.rint(np.quantile(tokens, _SHARES)).astype(np.int64).tolist()
     return found, list(_SHARES)
 
 
 def fit_gaps(arrivals_s: FloatArray) -> tuple[list[Candidate], int]:
-    """Candidates for arrivals, shape (n,), in order, no two at once; and how many gaps they were fitted to.
+    """Fit increasing arrival times, shape (n,); candidates in order of AIC, and the number of gaps that were fitted.
 
-    A renewal process with exponential, gamma or Weibull gaps; a Poisson process whose rate changes by the hour of the
-    day, where there are two days or more; Markov-modulated Poisson processes of two, three and more states, as many
-    as the likelihood pays for. The best by AIC first. Each has the mean rate of the arrivals, even where another one
-    would be a little likelier; the likelihood is that of the best.
+    The candidates are renewal processes with exponential, gamma or Weibull gaps; from two days of data on, a Poisson
+    process with a rate for each hour of the day; and Markov-modulated Poisson processes with two states and more,
+    until a further state no longer lowers the AIC. Each is scaled to the mean rate of the arrivals, but its likelihood
+    is that of the unscaled maximum.
     """
     gaps = np.maximum(np.diff(arrivals_s)[:_MOST_GAPS], 1e-9)
     n, total = len(gaps), float(gaps.sum())
@@ -109,7 +110,7 @@ def fit_gaps(arrivals_s: FloatArray) -> tuple[list[Candidate], int]:
         if n < 50 * states:
             break
         found = fit_modulated(gaps, states)
-        # Few and long stays leave the mean rate open; a server's load hangs on it, so that it is the stream's.
+        # With few, long stays the mean rate is poorly determined, but the load depends on it: take that of the data.
         faster = rate / float(found.rates @ found.dwell_s / found.dwell_s.sum())
         keys = {"rates": (found.rates * faster).tolist(), "dwell_s": (found.dwell_s / faster).tolist()}
         candidate = Candidate("mmpp", keys, 2 * states, found.log_likelihood)
@@ -127,7 +128,7 @@ def _rounded(
     counts: IntArray,
     below: Share,
 ) -> Candidate:
-    """A continuous distribution of lengths, rounded and held within its limits, as a scenario draws it."""
+    """Rate a continuous distribution of lengths, rounded and limited as a scenario draws it."""
     upper, lower = below(values + 0.5), below(values - 0.5)
     upper[-1], lower[0] = 1.0, 0.0
     likelihood = float((counts * np.log(np.maximum(upper - lower, 1e-300))).sum())
@@ -135,7 +136,7 @@ def _rounded(
 
 
 def _distance(counts: IntArray, upper: NDArray[np.float64], lower: NDArray[np.float64]) -> float:
-    """Kolmogorov's, of counted values from the shares that a model has up to each, and below each."""
+    """Kolmogorov-Smirnov statistic of counted values; the model has shares ``upper`` up to each and ``lower`` below."""
     share = np.cumsum(counts) / counts.sum()
     before = np.concatenate(([0.0], share[:-1]))
     return float(max(np.abs(share - upper).max(), np.abs(before - lower).max()))
@@ -150,9 +151,9 @@ def _gamma(shape: float, scale: float) -> Share:
 
 
 def _gamma_shape(excess: float) -> float:
-    """The likeliest shape, where the logarithm of the mean exceeds the mean of the logarithms by ``excess`` > 0."""
+    """The maximum-likelihood shape, given the log of the mean minus the mean of the logs, ``excess`` > 0."""
     excess = max(excess, 1e-9)
-    # Minka's start ("Estimating a Gamma distribution", 2002), then Newton's method on log(k) - digamma(k).
+    # Starting value by Minka ("Estimating a Gamma distribution", 2002), then Newton's method on log(k) - digamma(k).
     start = (3 - excess + np.sqrt((excess - 3) ** 2 + 24 * excess)) / (12 * excess)
     return float(
         optimize.newton(
@@ -162,7 +163,7 @@ def _gamma_shape(excess: float) -> float:
 
 
 def _fit_zipf(values: IntArray, counts: IntArray) -> Candidate:
-    """Zipf's law on [min, max], of which the exponent is fitted."""
+    """Fit the exponent of Zipf's law on the range of the values."""
     low, high = int(values[0]), int(values[-1])
     logs, total = float((np.log(values) * counts).sum()), int(counts.sum())
 
@@ -183,7 +184,7 @@ def _fit_zipf(values: IntArray, counts: IntArray) -> Candidate:
 
 
 def _power_sum(exponent: float, low: int, high: int, exact: int = 1024) -> float:
-    """The sum of k ** -exponent for k from low to high: the first terms, then Euler and Maclaurin's integral."""
+    """The sum of k ** -exponent for k from low to high: ``exact`` terms, then the Euler-Maclaurin formula."""
     head = np.arange(low, min(high, low + exact) + 1, dtype=np.float64)
     total = float((head**-exponent).sum())
     a, b = float(head[-1]), float(high)
@@ -198,7 +199,7 @@ def _power_sum(exponent: float, low: int, high: int, exact: int = 1024) -> float
 
 
 def _fit_diurnal(arrivals_s: FloatArray) -> Candidate:
-    """A rate for each hour of the day, counted from the first arrival."""
+    """Fit a rate for each hour of a day that starts at the first arrival."""
     since = arrivals_s[1:] - arrivals_s[0]
     end = float(since[-1])
     width = _DAY_S / _HOURS

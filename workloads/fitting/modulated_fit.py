@@ -1,8 +1,8 @@
-"""How likely a Markov-modulated Poisson process makes a row of arrivals, and which one makes it likeliest.
+"""Maximum-likelihood fits of Markov-modulated Poisson processes.
 
 The likelihood is that of Meier-Hellstern, "A fitting algorithm for Markov-modulated Poisson processes having two
-arrival rates" (European Journal of Operational Research 29, 1987): a product of a matrix for each gap, here for any
-number of states, all gaps at once.
+arrival rates" (European Journal of Operational Research 29, 1987): a product of one matrix for each gap; here for any
+number of states, vectorised over all gaps.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from workloads.generators.lengths import FloatArray
 Floats = NDArray[np.float64]
 
 _WIDEST = 12.0
-"""How far from the mean a rate or a dwelling time may lie, as the exponent of e."""
+"""Rates and dwell times lie within e**12 times the mean, either way."""
 _WINDOWS = {2: (8, 64), 3: (8, 64)}
-"""Arrivals in a window, from whose counts the climb starts; of more states ``_WINDOW``."""
+"""By number of states, arrivals in each window whose counts give starting values; else ``_WINDOW``."""
 _WINDOW = (64,)
-_HOPELESS = 1e12
-"""In place of a likelihood that cannot be reckoned."""
+_NO_LIKELIHOOD = 1e12
+"""Stands for the negative logarithm of a likelihood that cannot be computed."""
 
 
 class Modulated(NamedTuple):
-    """A Markov-modulated Poisson process whose next state is any other one, all as likely."""
+    """A Markov-modulated Poisson process in which all other states are equally likely to be next."""
 
     rates: FloatArray
     """Arrivals/s in each state, in falling order; shape (states,)."""
@@ -37,31 +37,31 @@ class Modulated(NamedTuple):
 
 
 def fit_modulated(gaps: FloatArray, states: int) -> Modulated:
-    """The likeliest process with so many states (2 or more); ``gaps`` in seconds, above 0, shape (n,).
+    """Fit a process with 2 or more ``states`` to gaps in seconds, all above 0, shape (n,).
 
-    Starts from the quantiles of the rate in windows, and climbs by L-BFGS-B on the logarithms.
+    Starts from quantiles of the rate in windows, then maximises by L-BFGS-B over the logarithms of the parameters.
     """
     mean = float(gaps.mean())
     found = [
-        _climb(gaps / mean, *_start(gaps / mean, states, per_window)) for per_window in _WINDOWS.get(states, _WINDOW)
+        _maximize(gaps / mean, *_start(gaps / mean, states, per_window)) for per_window in _WINDOWS.get(states, _WINDOW)
     ]
     best = max(found, key=lambda process: process.log_likelihood)
     order = np.argsort(-best.rates)
-    # Of a density in units of the mean gap, back to one in seconds.
+    # The fit is in units of the mean gap; convert the density back to seconds.
     return Modulated(
         best.rates[order] / mean, best.dwell_s[order] * mean, best.log_likelihood - len(gaps) * np.log(mean)
     )
 
 
 def log_likelihood(gaps: FloatArray, rates: FloatArray, dwell_s: FloatArray) -> float:
-    """Of gaps, shape (n,), under a process that starts in its stationary state."""
+    """Log-likelihood of gaps, shape (n,), under a process that starts in its stationary distribution."""
     n = len(rates)
     leaves = 1.0 / dwell_s
     generator = np.full((n, n), 1.0 / (n - 1)) * leaves[:, None]
     np.fill_diagonal(generator, -leaves)
     values, vectors = np.linalg.eig(generator - np.diag(rates))
     inverse = np.linalg.inv(vectors)
-    # exp((Q - L) gap) L for each gap, by way of the eigenvalues.
+    # exp((Q - L) gap) L for each gap, by an eigendecomposition.
     decays = np.exp(values[None, :] * gaps[:, None])
     factors = np.real((vectors[None] * decays[:, None, :]) @ (inverse @ np.diag(rates)))
     product, scale = _product(factors)
@@ -72,7 +72,7 @@ def log_likelihood(gaps: FloatArray, rates: FloatArray, dwell_s: FloatArray) -> 
 
 
 def _product(factors: Floats) -> tuple[Floats, float]:
-    """The product of many small matrices, in order, shape (n, k, k), and the logarithm of what was taken out of it."""
+    """The ordered product of matrices, shape (n, k, k), divided by a scale; and the logarithm of that scale."""
     scale = 0.0
     while True:
         sizes = np.maximum(factors.max(axis=(1, 2)), 1e-300)
@@ -84,7 +84,7 @@ def _product(factors: Floats) -> tuple[Floats, float]:
 
 
 def _start(gaps: FloatArray, states: int, per_window: int) -> tuple[Floats, Floats]:
-    """Rates and dwelling times to begin with, in units of the mean gap."""
+    """Starting values of rates and dwell times, in units of the mean gap."""
     times = np.concatenate(([0.0], np.cumsum(gaps)))
     windows = max(states, len(gaps) // per_window)
     width = times[-1] / windows
@@ -95,19 +95,19 @@ def _start(gaps: FloatArray, states: int, per_window: int) -> tuple[Floats, Floa
     return rates, np.full(states, 3.0 * width)
 
 
-def _climb(gaps: FloatArray, rates: FloatArray, dwells: FloatArray) -> Modulated:
+def _maximize(gaps: FloatArray, rates: FloatArray, dwells: FloatArray) -> Modulated:
     states = len(rates)
 
-    def worse(logs: FloatArray) -> float:
+    def loss(logs: FloatArray) -> float:
         try:
             value = log_likelihood(gaps, np.exp(logs[:states]), np.exp(logs[states:]))
         except np.linalg.LinAlgError:
-            return _HOPELESS
-        return -value if np.isfinite(value) else _HOPELESS
+            return _NO_LIKELIHOOD
+        return -value if np.isfinite(value) else _NO_LIKELIHOOD
 
     start: FloatArray = np.clip(np.log(np.concatenate((rates, dwells))), 1 - _WIDEST, _WIDEST - 1)
     found = optimize.minimize(
-        worse,
+        loss,
         start,
         method="L-BFGS-B",
         bounds=[(-_WIDEST, _WIDEST)] * len(start),

@@ -1,4 +1,4 @@
-"""What a request stream is like: how bursty, how long, how much is said again."""
+"""Statistics of workloads: how bursty arrivals are, how long requests are, how much text they share."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from workloads.generators.lengths import FloatArray, IntArray
 from workloads.request import Segment, Workload, WorkloadError
 
 WINDOWS_S = (1.0, 60.0)
-"""Seconds over which arrivals are counted to tell how bursty they are."""
+"""Windows, in seconds, in which arrivals are counted to measure burstiness."""
 _FEW_WINDOWS = 10
-"""With fewer windows their variance says nothing."""
+"""With fewer windows, the variance of their counts is not reported."""
 _TICKING = 0.05
-"""Share of gaps of no length from which on a clock is held to tick coarsely."""
+"""From this share of gaps of 0 s on, the clock is considered coarse."""
 _FINE_S = 1e-6
-"""Steps below this are no clock's, but of the arithmetic that made the times."""
+"""Steps below this come from rounding, not from a clock."""
 _MOST = 10**8
-"""Requests that can be described: a hundred million take 2.4 GB."""
+"""The most requests that can be described; they take 2.4 GB."""
 
 
-class StreamColumns(NamedTuple):
-    """A request stream by column; shape (requests,) each."""
+class RequestColumns(NamedTuple):
+    """The arrivals and lengths of a workload; each array has shape (requests,)."""
 
     arrivals_s: FloatArray
-    """In order, from the first one on."""
+    """Seconds since the first arrival, in order."""
     prompt_tokens: IntArray
     output_tokens: IntArray
 
@@ -39,7 +39,7 @@ class StreamColumns(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How a length is distributed, in tokens."""
+    """Summary of a distribution of lengths, in tokens."""
 
     mean: float
     p50: float
@@ -47,67 +47,67 @@ class Spread(NamedTuple):
     p99: float
     max: int
     mu: float
-    """Mean of the logarithms: the likeliest lognormal's."""
+    """Mean of the logarithms, the ``mu`` of the best lognormal fit."""
     sigma: float
-    """Their deviation."""
+    """Standard deviation of the logarithms."""
 
     @classmethod
     def of(cls, tokens: IntArray) -> Spread:
-        """Of lengths, shape (n,)."""
+        """Summarise lengths, shape (n,)."""
         logs = np.log(tokens)
         p50, p95, p99 = np.quantile(tokens, (0.5, 0.95, 0.99)).tolist()
         return cls(float(tokens.mean()), p50, p95, p99, int(tokens.max()), float(logs.mean()), float(logs.std()))
 
 
 class Reuse(NamedTuple):
-    """What an unbounded prefix cache would find, in order of arrival."""
+    """Prefix hits of an unbounded cache that serves the requests in order of arrival."""
 
     segments: int
-    """Pieces of text (a trace's blocks) that the prompts are made of."""
+    """Segments of all prompts (in traces: blocks)."""
     found: int
-    """Pieces that were there whole, with all before them."""
+    """Segments that were cached in full, with everything before them."""
     found_tokens: float
-    """Share of the prompts' tokens in them."""
+    """Share of all prompt tokens that were cached."""
 
     @property
     def distinct(self) -> int:
-        """Pieces that were new, or longer than before, each with all that precedes it."""
+        """Segments that were new, or longer than before, after what precedes them."""
         return self.segments - self.found
 
     @property
     def share(self) -> float:
-        """Of all pieces, those found."""
+        """Share of segments that were cached in full."""
         return self.found / self.segments if self.segments else 0.0
 
 
 class Statistics(NamedTuple):
-    """What ``kvsim workload describe`` says."""
+    """Statistics of one workload, as ``kvsim workload describe`` prints them."""
 
     requests: int
     duration_s: float
-    """From the first arrival to the last."""
+    """Seconds from the first arrival to the last."""
     rate: float | None
-    """Requests/s; None where all arrive at once."""
+    """Requests/s; None if all arrive at once."""
     gap_cv: float | None
     """Coefficient of variation of the gaps between arrivals: 1 is Poisson, above is bursty."""
     dispersion: dict[float, float | None]
-    """Variance over mean of the arrivals in windows of so many seconds; None where there are too few windows."""
+    """Variance over mean of the number of arrivals, by length of window in seconds; None for too few windows."""
     tick_s: float | None
-    """The clock's step, where many requests have the same time: burstiness below it cannot be read off."""
+    """Step of the clock if many requests have equal times: burstiness at shorter times cannot be measured."""
     prompt: Spread
     output: Spread
     correlation: float | None
-    """Spearman's rank correlation of prompt and output; None where one of them never changes."""
+    """Spearman's rank correlation of prompt and output lengths; None if one of them is constant."""
     sessions: int
-    """Conversations; 0: the stream tells of none."""
+    """Number of conversations; 0 if the workload has no sessions."""
     reuse: Reuse | None
-    """None: the stream does not say what its prompts say."""
+    """None if the workload does not give the content of prompts."""
 
 
 def describe(workload: Workload) -> Statistics:
-    """Reads the whole stream. Raises ``WorkloadError`` for a closed loop, whose arrivals are made by the server."""
+    """Compute statistics of all requests. Raises ``WorkloadError`` for a closed loop, which has no arrival times."""
     columns, sessions, reuse = read_columns(workload)
-    tick = tick_of(columns.arrivals_s)
+    tick = clock_tick(columns.arrivals_s)
     gaps = np.diff(columns.arrivals_s)
     spans = len(gaps) > 0 and columns.duration_s > 0
     return Statistics(
@@ -125,17 +125,17 @@ def describe(workload: Workload) -> Statistics:
     )
 
 
-def read_columns(workload: Workload) -> tuple[StreamColumns, int, Reuse | None]:
-    """The stream by column, its sessions, and what a prefix cache would find. Raises ``WorkloadError``.
+def read_columns(workload: Workload) -> tuple[RequestColumns, int, Reuse | None]:
+    """Read arrivals and lengths, the number of sessions, and prefix hits. Raises ``WorkloadError``.
 
-    A turn of a session counts as arriving with its session and the pauses before it: what the server adds to that is
-    not known without one.
+    Later turns of a session arrive after the start of the session plus all think times; the time that the server takes
+    for answers is not included.
     """
     if workload.users is not None:
         raise WorkloadError("a closed loop has no arrivals of its own: its users wait for the server's answers")
     if workload.n_requests > _MOST:
         raise WorkloadError(f"{workload.n_requests:,} requests are too many to describe; {_MOST:,} are accepted")
-    texts = _Texts()
+    prefixes = _PrefixTree()
     arrivals, prompts, outputs = array("d"), array("q"), array("q")
     session, sessions, now = None, 0, 0.0
     for request in workload:
@@ -149,29 +149,29 @@ def read_columns(workload: Workload) -> tuple[StreamColumns, int, Reuse | None]:
         prompts.append(request.prompt_tokens)
         outputs.append(request.output_tokens)
         if request.content:
-            texts.read(request.content, request.prompt_tokens, request.answer)
+            prefixes.add(request.content, request.prompt_tokens, request.answer)
     at = np.array(arrivals)
     order = np.argsort(at, kind="stable")
-    columns = StreamColumns(at[order] - at[order[0]], np.array(prompts)[order], np.array(outputs)[order])
-    return columns, sessions, texts.reuse(int(columns.prompt_tokens.sum()))
+    columns = RequestColumns(at[order] - at[order[0]], np.array(prompts)[order], np.array(outputs)[order])
+    return columns, sessions, prefixes.reuse(int(columns.prompt_tokens.sum()))
 
 
 def dispersion(arrivals_s: FloatArray, window_s: float) -> float | None:
-    """Variance over mean of the arrivals in successive windows; what lies behind the last full one is left out."""
+    """Variance over mean of the number of arrivals in successive windows, without the last, partial one."""
     since = arrivals_s - arrivals_s[0]
     windows = int(since[-1] / window_s)
     if windows < _FEW_WINDOWS:
         return None
     inside = since[since <= windows * window_s]
     which = np.minimum((inside / window_s).astype(np.int64), windows - 1)
-    # Windows in which nothing comes are not held: a trace may have any number of them.
+    # Empty windows are not stored: a trace may have any number of them.
     counts = np.unique(which, return_counts=True)[1].astype(np.float64)
     mean = len(inside) / windows
     return float((counts @ counts) / windows - mean**2) / mean
 
 
-def tick_of(arrivals_s: FloatArray) -> float | None:
-    """The smallest step of a clock that gives many requests the same time, in seconds; None for a fine one."""
+def clock_tick(arrivals_s: FloatArray) -> float | None:
+    """Step in seconds of a coarse clock, which gives many requests the same time; None for a fine clock."""
     gaps = np.diff(arrivals_s)
     moved = gaps[gaps > 0]
     if len(moved) == 0 or len(moved) > (1 - _TICKING) * len(gaps):
@@ -180,48 +180,47 @@ def tick_of(arrivals_s: FloatArray) -> float | None:
     return tick if tick >= _FINE_S else None
 
 
-def unticked(arrivals_s: FloatArray, tick_s: float, rng: np.random.Generator) -> FloatArray:
-    """The same arrivals, each at any moment of the tick that it fell into, so that no two come at once; shape (n,).
+def spread_within_ticks(arrivals_s: FloatArray, tick_s: float, rng: np.random.Generator) -> FloatArray:
+    """Move each arrival to a random time within its tick, so that no two are equal; shape (n,).
 
-    That is what a Poisson process does within a tick: of all that are consistent with the clock, the least told.
+    A Poisson process spreads arrivals uniformly within a tick, which adds no structure of its own.
     """
     return np.sort(arrivals_s + tick_s * rng.random(len(arrivals_s)))
 
 
 def rank_correlation(prompts: IntArray, outputs: IntArray) -> float | None:
-    """Spearman's, between -1 and 1."""
+    """Spearman's rank correlation, from -1 to 1; None if one column is constant."""
     if len(prompts) < 2 or prompts.min() == prompts.max() or outputs.min() == outputs.max():
         return None
     return float(stats.spearmanr(prompts, outputs).statistic)
 
 
-class _Texts:
-    """Every beginning that was said so far, as a tree: of each place in it, what may come next and how much of it."""
+class _PrefixTree:
+    """Tree of all prefixes so far: for each position, which segments followed it and how long they were."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, int, int, int], tuple[int, int]] = {}
-        """By the number of the piece before and how much of it there was, source and start: a number, and the most
-        tokens of it so far."""
-        self._asked = self._found = self._tokens = 0
+        """(number of the previous segment, its tokens, source, start) to (number, longest length so far)."""
+        self._segments = self._found = self._tokens = 0
 
-    def read(self, content: Sequence[Segment], prompt_tokens: int, answer: Segment) -> None:
-        """A prompt, and the answer behind it, which a later prompt may quote."""
+    def add(self, content: Sequence[Segment], prompt_tokens: int, answer: Segment) -> None:
+        """Count the hits of a prompt, then add it and its answer, which a later prompt may quote."""
         place, left, known = (0, 0), prompt_tokens, True
-        for piece in content:
+        for segment in content:
             if left <= 0:
                 break
-            self._asked += 1
-            place, before = self._enter(place, piece)
+            self._segments += 1
+            place, before = self._enter(place, segment)
             if known:
-                self._tokens += min(piece.n, left, before)
-            known = known and before >= piece.n
+                self._tokens += min(segment.n, left, before)
+            known = known and before >= segment.n
             self._found += known
-            left -= piece.n
+            left -= segment.n
         self._enter(place, answer)
 
-    def _enter(self, place: tuple[int, int], piece: Segment) -> tuple[tuple[int, int], int]:
-        """The place behind a piece, and how many tokens of it had been there."""
-        source, start, n = piece
+    def _enter(self, place: tuple[int, int], segment: Segment) -> tuple[tuple[int, int], int]:
+        """Add a segment; returns the position after it, and how many of its tokens were there before."""
+        source, start, n = segment
         key = (*place, source, start)
         number, before = self._next.get(key, (len(self._next) + 1, 0))
         if n > before:
@@ -229,6 +228,7 @@ class _Texts:
         return (number, n), before
 
     def reuse(self, prompt_tokens: int) -> Reuse | None:
-        if not self._asked:
+        """The hits so far; None without any content. ``prompt_tokens``: of all prompts."""
+        if not self._segments:
             return None
-        return Reuse(self._asked, self._found, self._tokens / prompt_tokens)
+        return Reuse(self._segments, self._found, self._tokens / prompt_tokens)

@@ -1,4 +1,4 @@
-"""Arrival processes whose gaps are independent of one another, and what all arrival processes have in common."""
+"""Arrival processes with independent gaps, and the interface of all arrival processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from workloads.generators.lengths import FloatArray
 
 Draw = Callable[[int], FloatArray]
-"""The next n gaps between arrivals, in seconds; shape (n,). Drawn in several goes, they are the same."""
+"""Draws the next n gaps between arrivals, in seconds; shape (n,). Splitting a call in two gives the same gaps."""
 
 Gaps = Callable[[np.random.Generator], Draw]
-"""Begins an arrival process at time 0; it may remember where it is from one page of gaps to the next."""
+"""Starts an arrival process at time 0; the process may keep its state between draws."""
 
 
 def poisson_gaps(rate: float) -> Gaps:
@@ -34,10 +34,10 @@ def weibull_gaps(rate: float, shape: float) -> Gaps:
 
 
 def empirical_gaps(quantiles: Sequence[float], rate: float | None = None) -> Gaps:
-    """Independent gaps with these quantiles in seconds, from 0 to 100 % in even steps, linear in between.
+    """Independent gaps with the given quantiles, in seconds, at even steps from 0 to 100 %, linear in between.
 
-    At least two, not decreasing. With a ``rate`` they are stretched to a mean of ``1 / rate`` seconds, for which they
-    must not all be 0.
+    There are two quantiles or more, in rising order. With a ``rate``, the gaps are scaled to a mean of ``1 / rate``
+    seconds; then at least one quantile must be above 0.
     """
     seconds = np.array(quantiles, dtype=np.float64)
     if rate is not None:
@@ -47,13 +47,13 @@ def empirical_gaps(quantiles: Sequence[float], rate: float | None = None) -> Gap
 
 
 def no_gaps(rng: np.random.Generator) -> Draw:
-    """Everything arrives at once, at time 0; draws nothing."""
+    """All requests arrive at time 0; uses no random numbers."""
     return lambda n: np.zeros(n)
 
 
 def moments(now: float, gaps: FloatArray) -> FloatArray:
-    """When each of several arrivals comes after ``now``, in seconds; shape (n,).
+    """Arrival times, in seconds, of requests that follow ``now`` with these gaps; shape (n,).
 
-    Each is the float that adding one gap after the other gives, so that a seed's times do not depend on pages.
+    Gaps are added one by one, so that the times of a seed do not depend on the size of batches.
     """
     return np.add.accumulate(np.concatenate(([now], gaps)))[1:]

@@ -11,17 +11,18 @@ import numpy as np
 from workloads.generators.lengths import IntArray, Lengths
 
 _LAST = 1.0 - 2.0**-53
-"""The last share below 1, and its counterpart above 0."""
+"""The largest float below 1; quantiles of 1 may be infinite."""
 _FIRST = 2.0**-1022
+"""The smallest normal float above 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenPrompt:
-    """Output lengths whose distribution depends on how long the prompt is.
+    """Output lengths whose distribution depends on the length of the prompt.
 
-    ``tables[i]`` holds for prompts from ``edges[i - 1]`` on to before ``edges[i]`` tokens; the first one below all
-    edges, the last one from the last edge on. One number is drawn for each output, whichever table holds. Raises
-    ``ValueError`` unless the edges increase and there is one table more.
+    ``tables[i]`` applies to prompts of ``edges[i - 1]`` to ``edges[i] - 1`` tokens, the first table to all shorter
+    ones and the last table to all longer ones. Each output takes one random number, whichever table applies. Raises
+    ``ValueError`` unless the edges increase and there is one more table than edges.
     """
 
     edges: Sequence[int]
@@ -34,7 +35,7 @@ class GivenPrompt:
             raise ValueError("the edges do not increase")
 
     def draw(self, rng: np.random.Generator, prompts: IntArray) -> IntArray:
-        """An output length for each of these prompt lengths; both of shape (n,), int64."""
+        """Draw an output length for each prompt length; both have shape (n,) and type int64."""
         shares = np.maximum(rng.random(len(prompts)), _FIRST)
         which = np.searchsorted(np.array(self.edges, dtype=np.int64), prompts, side="right")
         outputs = np.empty(len(prompts), dtype=np.int64)
@@ -51,19 +52,19 @@ def draw_pairs(
     outputs: np.random.Generator,
     n: int,
 ) -> tuple[IntArray, IntArray]:
-    """Prompt and output lengths of ``n`` requests, each of shape (n,), int64. Drawn in several goes, the same.
+    """Draw the prompt and output lengths of ``n`` requests, each of shape (n,), int64.
 
     ``correlation``: Spearman's rank correlation, by a Gaussian copula: normal pairs with Pearson's correlation
-    ``2 sin(pi / 6 * correlation)`` (Kruskal 1958) go through each distribution's quantiles, which leaves both
-    distributions as they are. Where many lengths are equal, their ranks agree a little less. With 0, each is drawn
-    alone.
+    ``2 sin(pi / 6 * correlation)`` (Kruskal 1958) are mapped through the quantiles of each distribution, which keeps
+    both distributions. Where many lengths are equal, the correlation is slightly lower. With 0, the two are drawn
+    independently. Splitting a call in two gives the same lengths.
     """
     if isinstance(output_tokens, GivenPrompt):
         lengths = prompt_tokens.draw(prompts, n)
         return lengths, output_tokens.draw(outputs, lengths)
     if correlation == 0:
         return prompt_tokens.draw(prompts, n), output_tokens.draw(outputs, n)
-    # Not at the top: see lengths.py.
+    # Imported here because SciPy takes long to load; see lengths.py.
     from scipy.special import ndtr
 
     pearson = 2.0 * sin(pi / 6 * correlation)

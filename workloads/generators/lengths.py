@@ -14,22 +14,22 @@ IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
 FloatArray = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 MAX_TOKENS = 10**7
-"""No request is longer; a longer one in a trace is a damaged row."""
+"""The most tokens of a prompt or an output; a longer one in a trace is a damaged row."""
 MAX_SUPPORT = 2**20
-"""Values that a Zipf distribution can take at most: each has a place in a table."""
+"""The most values that a Zipf distribution can take, since each has an entry in a table."""
 
 
 class Lengths(Protocol):
     """A distribution of whole numbers of tokens, at least 1."""
 
     def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` independent lengths; shape (n,), int64. Drawn in several goes, they are the same."""
+        """Draw ``n`` independent lengths; shape (n,), int64. Splitting a call in two gives the same lengths."""
         ...
 
     def at(self, u: FloatArray) -> IntArray:
-        """The lengths below which these shares of all lie, each within (0, 1); shape (n,), int64.
+        """The quantiles at the shares ``u``, each within (0, 1); shape (n,), int64.
 
-        Of uniform shares, these are lengths as ``draw`` gives them; not the same ones.
+        Uniform random shares give the distribution of ``draw``, but not the same lengths as ``draw``.
         """
         ...
 
@@ -41,7 +41,7 @@ class Fixed:
     value: int
 
     def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` times ``value``; draws nothing."""
+        """``n`` times ``value``; uses no random numbers."""
         return np.full(n, self.value, dtype=np.int64)
 
     def at(self, u: FloatArray) -> IntArray:
@@ -51,9 +51,9 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """exp of a normal with mean ``mu`` and deviation ``sigma``, rounded, held within ``[min, max]``.
+    """A lognormal distribution: exp(normal(mu, sigma)), rounded and limited to ``[min, max]``.
 
-    The body of nearly every published trace looks like this; the tail is heavier in some.
+    It fits most of nearly every published trace; some have a heavier tail.
     """
 
     mu: float
@@ -62,22 +62,22 @@ class Lognormal:
     max: int | None = None
 
     def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` lengths; a value outside the limits becomes the limit."""
+        """Draw ``n`` lengths; values outside the limits become the limit."""
         return _tokens(rng.lognormal(self.mu, self.sigma, n), self.min, self.max)
 
     def at(self, u: FloatArray) -> IntArray:
-        """The lengths at these shares."""
-        # Here and below, so that whoever only runs the engine is spared the memory of scipy.
+        """The quantiles at the shares ``u``."""
+        # Imported here: SciPy takes long to load, and most workloads never need it.
         from scipy.special import ndtri
 
-        # Whatever overflows is longer than any limit.
+        # A value that overflows is above any limit.
         with np.errstate(over="ignore"):
             return _tokens(np.exp(self.mu + self.sigma * ndtri(u)), self.min, self.max)
 
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """A gamma distribution with mean ``shape * scale``, rounded, held within ``[min, max]``."""
+    """A gamma distribution with mean ``shape * scale``, rounded and limited to ``[min, max]``."""
 
     shape: float
     scale: float
@@ -86,11 +86,11 @@ class Gamma:
     max: int | None = None
 
     def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` lengths; a value outside the limits becomes the limit."""
+        """Draw ``n`` lengths; values outside the limits become the limit."""
         return _tokens(rng.gamma(self.shape, self.scale, n), self.min, self.max)
 
     def at(self, u: FloatArray) -> IntArray:
-        """The lengths at these shares."""
+        """The quantiles at the shares ``u``."""
         from scipy.special import gammaincinv
 
         return _tokens(self.scale * gammaincinv(self.shape, u), self.min, self.max)
@@ -98,13 +98,13 @@ class Gamma:
 
 @dataclass(frozen=True, slots=True)
 class Zipf:
-    """Zipf's law within limits: k tokens in proportion to ``k ** -exponent``, for k from ``min`` to ``max``.
+    """Zipf's law on ``min`` to ``max``: k tokens with a probability proportional to ``k ** -exponent``.
 
-    Drawn by inversion from a table. Raises ``ValueError`` for limits more than ``MAX_SUPPORT`` values apart.
+    Drawn by inversion of a table. Raises ``ValueError`` if there are more than ``MAX_SUPPORT`` values.
     """
 
     exponent: float
-    """At least 0, where all lengths are equally likely."""
+    """At least 0; with 0, all lengths are equally likely."""
     min: int
     max: int
 
@@ -113,39 +113,40 @@ class Zipf:
             raise ValueError(f"from {self.min} to {self.max}; 1 to {MAX_SUPPORT} values are accepted")
 
     def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` lengths."""
+        """Draw ``n`` lengths."""
         return self.at(rng.random(n))
 
     def at(self, u: FloatArray) -> IntArray:
-        """The lengths at these shares."""
+        """The quantiles at the shares ``u``."""
         lengths: IntArray = self.min + np.searchsorted(_zipf_shares(self.exponent, self.min, self.max), u)
         return lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """Given quantiles in tokens; linear in between, rounded.
+    """A distribution given by its quantiles in tokens, linear in between, rounded.
 
-    At least two, not decreasing, each at least 1: as published of traces that cannot be published themselves.
+    There are two quantiles or more, in rising order, each at least 1. Such quantiles are sometimes published for
+    traces that are not.
     """
 
     quantiles: Sequence[float]
     shares: Sequence[float] | None = None
-    """Of which share each is the quantile, rising from 0 to 1; None: even steps."""
+    """The share that each quantile belongs to, rising from 0 to 1; None: even steps."""
 
     def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` lengths."""
+        """Draw ``n`` lengths."""
         return self.at(rng.random(n))
 
     def at(self, u: FloatArray) -> IntArray:
-        """The lengths at these shares."""
+        """The quantiles at the shares ``u``."""
         tokens = np.array(self.quantiles, dtype=np.float64)
         shares = np.linspace(0.0, 1.0, len(tokens)) if self.shares is None else np.array(self.shares)
         return _tokens(np.interp(u, shares, tokens), 1, None)
 
 
 def _tokens(drawn: NDArray[np.floating], low: int, high: int | None) -> IntArray:
-    """Rounded and held within the limits."""
+    """Round the lengths and limit them to ``[low, high]``."""
     top = float(MAX_TOKENS) if high is None else float(high)
     tokens: IntArray = np.clip(np.rint(drawn), low, top).astype(np.int64)
     return tokens
@@ -153,8 +154,8 @@ def _tokens(drawn: NDArray[np.floating], low: int, high: int | None) -> IntArray
 
 @lru_cache(maxsize=16)
 def _zipf_shares(exponent: float, low: int, high: int) -> FloatArray:
-    """Share of lengths up to each; shape (values,). Kept for a few only, as a table has up to 8 MB."""
-    # In units of the shortest, so that no power underflows where it is the largest.
+    """The distribution function at each value; shape (values,). Few are cached, since a table takes up to 8 MB."""
+    # Relative to ``low``, so that the largest power is 1 and does not underflow.
     shares = np.cumsum((np.arange(low, high + 1) / low) ** -exponent)
     shares /= shares[-1]
     shares.setflags(write=False)

@@ -1,4 +1,4 @@
-"""Several workloads at once."""
+"""Mixes of several workloads."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from workloads.rng import named_rng
 
 
 def part_seed(seed: int, place: int) -> int:
-    """The seed of the part at that place, from 0: the first number below 2**63 of the stream ``mix-part-PLACE``."""
+    """The seed of part ``place`` of a mix, from 0: the first draw below 2**63 of the generator ``mix-part-PLACE``."""
     return int(named_rng(seed, f"mix-part-{place}").integers(2**63))
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """The requests of several workloads, in order of arrival; of equal times, the earlier part's first.
+    """The requests of several workloads in order of arrival; on a tie, the earlier part comes first.
 
-    All turns of a session stay together, where its first one comes. Requests and sessions are numbered anew. Texts of
-    different parts are different, also where each part counts its own from 0: source s of part k becomes
-    ``s * len(parts) + k``. Answers are numbered by requests, so that a text may quote those of its own session only.
+    All turns of a session stay together, at the arrival of the session. Requests and sessions are renumbered. Texts
+    of different parts never coincide: source s of part k becomes ``s * len(parts) + k``. A prompt may quote only
+    answers of its own session, since answers are numbered by requests.
 
-    Of each part, one request or session and what its own reading holds are kept, and one request ahead. Raises
-    ``ValueError`` for fewer than two parts or a closed loop; reading raises ``WorkloadError`` for a source that
-    becomes too large or an answer quoted from elsewhere.
+    In memory are, for each part, one session (or request), the request after it, and what the part itself holds.
+    Raises ``ValueError`` for fewer than two parts or a closed loop; iteration raises ``WorkloadError`` for a source
+    number that becomes too large, or for an answer quoted from another session.
     """
 
     parts: Sequence[Workload]
     limit: int | None = None
-    """Keep this many requests at most, which may cut a session short."""
+    """The most requests to keep; this may cut a session short."""
     users: None = field(default=None, init=False)
     n_requests: int = field(init=False)
 
@@ -45,7 +45,7 @@ class Mix:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of all parts."""
+        """The notes of all parts, each with the number of its part."""
         return tuple(f"part {k}: {note}" for k, part in enumerate(self.parts) for note in part.notes)
 
     def __iter__(self) -> Iterator[Request]:
@@ -55,7 +55,7 @@ class Mix:
     def _renumbered(self, groups: Iterator[_Group]) -> Iterator[Request]:
         number = session = 0
         for place, requests in groups:
-            # Of this session, by what its own part calls them; a prompt repeats all texts of the one before.
+            # The texts of this session, by their segments in the part: each prompt repeats those of the previous one.
             texts: dict[Segment, Segment] = {}
             answers: dict[int, int] = {}
             together = None if requests[0].session is None else session
@@ -70,7 +70,7 @@ class Mix:
             session += together is not None
 
     def _own(self, place: int, segment: Segment, answers: Mapping[int, int]) -> Segment:
-        """A text of one part, as no other part has it; ``answers``: new sources of those that its session gave."""
+        """The renumbered segment; ``answers`` maps the sources of answers in this session to new ones."""
         if segment.source in answers:
             return segment._replace(source=answers[segment.source])
         if segment.source >= SOURCES:
@@ -85,7 +85,7 @@ class Mix:
 
 
 _Group = tuple[int, Sequence[Request]]
-"""The place of a part; a request of its own, or all of one session."""
+"""The index of a part, and either one request or all requests of one session."""
 
 
 def _arrival(group: _Group) -> float:

@@ -11,15 +11,15 @@ from workloads.generators.lengths import Lengths
 from workloads.request import Request
 from workloads.rng import named_rng
 
-_PAGE = 4096
-"""Requests drawn at a time. Part of what a seed means: another value would give other requests."""
+_BATCH = 4096
+"""Requests drawn at a time. Another value would change the requests of a seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """``n_requests`` requests, drawn page by page as they are asked for; the lengths do not depend on the gaps.
+    """Single requests, drawn in batches as they are needed; the lengths do not depend on the gaps.
 
-    Raises ``ValueError`` for a ``correlation`` besides lengths that are given the prompt's.
+    Raises ``ValueError`` for a ``correlation`` if outputs are a ``GivenPrompt``, which already depends on prompts.
     """
 
     seed: int
@@ -28,9 +28,9 @@ class Synthetic:
     prompt_tokens: Lengths
     output_tokens: Lengths | GivenPrompt
     users: int | None = None
-    """Closed loop: the gaps are the users' think times."""
+    """The number of users of a closed loop, in which the gaps are think times; None: the gaps are between arrivals."""
     correlation: float = 0.0
-    """Spearman's, of a request's prompt and output lengths; -1 to 1."""
+    """Spearman's rank correlation of prompt and output lengths; -1 to 1."""
 
     def __post_init__(self) -> None:
         if self.correlation and isinstance(self.output_tokens, GivenPrompt):
@@ -38,7 +38,7 @@ class Synthetic:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing: there is no source that could need mending."""
+        """Nothing: there is no file in which something could be left out."""
         return ()
 
     def __iter__(self) -> Iterator[Request]:
@@ -46,8 +46,8 @@ class Synthetic:
         prompts = named_rng(self.seed, "prompt-lengths")
         outputs = named_rng(self.seed, "output-lengths")
         now = 0.0
-        for first in range(0, self.n_requests, _PAGE):
-            n = min(_PAGE, self.n_requests - first)
+        for first in range(0, self.n_requests, _BATCH):
+            n = min(_BATCH, self.n_requests - first)
             gaps = draw(n)
             both = draw_pairs(self.prompt_tokens, self.output_tokens, self.correlation, prompts, outputs, n)
             rows = zip(

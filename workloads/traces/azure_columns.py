@@ -1,4 +1,4 @@
-"""Many rows of an Azure trace at once, by column: for rows that are written as the published files write them."""
+"""A fast reader of Azure traces: many rows at once, by column, if they are formatted as in the published files."""
 
 from __future__ import annotations
 
@@ -10,96 +10,96 @@ from numpy.typing import NDArray
 from workloads.generators.lengths import MAX_TOKENS
 from workloads.traces.azure_rows import AzureClock
 from workloads.traces.clock import TIMESTAMP, parse_time
-from workloads.traces.trace import Page
+from workloads.traces.trace import RowBatch
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 _COMMA, _CR, _LF, _ZERO = b",\r\n0"
 _DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
-"""Where YYYY-MM-DD HH:MM:SS has digits; a fraction's stand from _FRACTION on."""
+"""Indices of the digits in YYYY-MM-DD HH:MM:SS; those of a fraction begin at ``_FRACTION``."""
 _MARKS = [4, 7, 10, 13, 16]
 _FRACTION = 20
 _MOST_SECONDS = 9 * 10**9
-"""So many seconds, in nanoseconds, still fit into 64 bits."""
+"""Seconds whose nanoseconds still fit into 64 bits."""
 _DAY = 86_400
 
 
-class OddError(Exception):
-    """These rows are written in another way or wrong: they must be read one by one."""
+class IrregularRowsError(Exception):
+    """These rows are damaged or formatted in another way, so they must be read one by one."""
 
 
-def read_columns(block: bytes, clock: AzureClock) -> Page:
-    """The rows of whole lines, each with its line end, the last perhaps without.
+def read_columns(block: bytes, clock: AzureClock) -> RowBatch:
+    """Read the rows of whole lines; only the last line may lack its line end.
 
-    All times must be written alike, in fields of the same width. Raises ``OddError`` for whatever is not exactly as
-    expected, and then leaves the clock alone.
+    All times must have the same format and width. Raises ``IrregularRowsError`` for anything unexpected, and then
+    does not change the clock.
     """
     data = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", dtype=np.uint8)
     ends, commas = np.flatnonzero(data == _LF), np.flatnonzero(data == _COMMA)
     if len(commas) != 2 * len(ends):
-        raise OddError
+        raise IrregularRowsError
     starts = np.concatenate(([0], ends[:-1] + 1))
     stops = ends - (data[ends - 1] == _CR)
     one, two = commas[0::2], commas[1::2]
     width = int(one[0])
     if not np.array_equal(starts + width, one):
-        raise OddError
+        raise IrregularRowsError
     prompts, outputs = _numbers(data, one + 1, two), _numbers(data, two + 1, stops)
     for tokens in (prompts, outputs):
         if tokens.min() < 1 or tokens.max() > MAX_TOKENS:
-            raise OddError
+            raise IrregularRowsError
     ticks = _ticks(data[starts[:, None] + np.arange(width)], clock)
-    return Page(ticks / 1e9, prompts.tolist(), outputs.tolist())
+    return RowBatch(ticks / 1e9, prompts.tolist(), outputs.tolist())
 
 
 def _numbers(data: Bytes, starts: Ints, stops: Ints) -> Ints:
-    """Whole numbers, written in these stretches of the data; 0 where there is nothing; shape (rows,)."""
+    """Parse the whole numbers in ``data[starts:stops]``; 0 for an empty field; shape (rows,)."""
     widths = stops - starts
     longest = int(widths.max())
     if longest > len(str(MAX_TOKENS)):
-        raise OddError
+        raise IrregularRowsError
     numbers = np.zeros(len(widths), dtype=np.int64)
     for k in range(longest):
-        # Times come first in a line, so that so many characters before its end are still within the data.
+        # The time comes first in a line and is longer, so that this index is never negative.
         digits = np.where(widths > k, data[stops - 1 - k] - _ZERO, 0)
         if digits.max() > 9:
-            raise OddError
+            raise IrregularRowsError
         numbers += digits * np.int64(10**k)
     return numbers
 
 
 def _ticks(texts: Bytes, clock: AzureClock) -> Ints:
-    """Nanoseconds from the trace's first row to each of these times, shape (rows, characters); moves the clock on."""
+    """Nanoseconds from the first row to each time; ``texts``: shape (rows, characters). Advances the clock."""
     like = texts[0].tobytes().decode("latin-1")
     match = TIMESTAMP.fullmatch(like)
     if match is None:
-        raise OddError
+        raise IrregularRowsError
     decimals = len(match[2] or ".") - 1
     fraction = range(_FRACTION, _FRACTION + decimals)
     rest = [*_MARKS, *range(19, _FRACTION if decimals else 19), *range(len(like) - len(match[3] or ""), len(like))]
-    # Each row's marks and offset are the first one's, which is checked by those who read one by one.
+    # Marks and offset are equal in all rows; ``parse_time`` below checks those of the first.
     if not (texts[:, rest] == texts[0, rest]).all():
-        raise OddError
+        raise IrregularRowsError
     digits = texts[:, [*_DIGITS, *fraction]].T - _ZERO
     if digits.max() > 9:
-        raise OddError
-    local = _days(_written(digits[:8])) * _DAY + _seconds(*(_written(digits[k : k + 2]) for k in (8, 10, 12)))
-    nanoseconds = _written(digits[14:]) * np.int64(10 ** (9 - decimals))
+        raise IrregularRowsError
+    local = _days(_numbers_of(digits[:8])) * _DAY + _seconds(*(_numbers_of(digits[k : k + 2]) for k in (8, 10, 12)))
+    nanoseconds = _numbers_of(digits[14:]) * np.int64(10 ** (9 - decimals))
     moment, beyond = parse_time("TIMESTAMP", like)
     first, before = (moment, beyond) if clock.first is None else (clock.first, clock.nanoseconds)
     seconds = local - (local[0] - _second(moment)) - _second(first)
     if np.abs(seconds).max() >= _MOST_SECONDS:
-        raise OddError
+        raise IrregularRowsError
     ticks: Ints = seconds * np.int64(10**9) + (nanoseconds - before)
     if ticks[0] < clock.last or (ticks[1:] < ticks[:-1]).any():
-        raise OddError
+        raise IrregularRowsError
     clock.first, clock.nanoseconds, clock.last = first, before, int(ticks[-1])
     return ticks
 
 
-def _written(digits: Bytes) -> Ints:
-    """The numbers that digits make; from shape (digits, rows) to (rows,)."""
+def _numbers_of(digits: Bytes) -> Ints:
+    """Numbers from their digits; from shape (digits, rows) to (rows,)."""
     numbers = np.zeros(digits.shape[1], dtype=np.int64)
     for row in digits:
         numbers = numbers * 10 + row
@@ -107,15 +107,15 @@ def _written(digits: Bytes) -> Ints:
 
 
 def _days(written: Ints) -> Ints:
-    """Days from the first of January of year 1, for dates as YYYYMMDD."""
+    """Proleptic ordinals of dates that are written as YYYYMMDD."""
     different, which = np.unique(written, return_inverse=True)
-    # An offset may lead out of the first year or the last that Python knows.
+    # An offset may lead out of the range of years in Python.
     if different[0] < 2_0000 or different[-1] > 9998_9999:
-        raise OddError
+        raise IrregularRowsError
     try:
         days = [date(n // 10_000, n // 100 % 100, n % 100).toordinal() for n in different.tolist()]
     except ValueError:
-        raise OddError from None
+        raise IrregularRowsError from None
     found: Ints = np.array(days, dtype=np.int64)[which]
     return found
 
@@ -123,10 +123,10 @@ def _days(written: Ints) -> Ints:
 def _seconds(hours: Ints, minutes: Ints, seconds: Ints) -> Ints:
     """Seconds from midnight."""
     if hours.max() > 23 or minutes.max() > 59 or seconds.max() > 59:
-        raise OddError
+        raise IrregularRowsError
     return (hours * 60 + minutes) * 60 + seconds
 
 
 def _second(moment: datetime) -> int:
-    """Seconds from the midnight on which ``_days`` counts 0."""
+    """Seconds of a moment, counted from day 0 of ``_days``."""
     return moment.toordinal() * _DAY + (moment.hour * 60 + moment.minute) * 60 + moment.second

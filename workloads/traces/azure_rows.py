@@ -1,4 +1,4 @@
-"""Rows of an Azure trace, checked one by one: whatever is wrong with a row is found and worded here."""
+"""Reads and checks the rows of an Azure trace one by one, and describes their faults."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class AzureClock:
-    """Nanoseconds from a trace's first good row, which never go back."""
+    """The time since the first good row, in nanoseconds; it never goes back."""
 
     __slots__ = ("first", "last", "nanoseconds")
 
     def __init__(self) -> None:
         self.first: datetime | None = None
-        """The whole second (UTC) of the first row; None before it."""
+        """The first row's time (UTC) in whole seconds; None before the first row."""
         self.nanoseconds = 0
-        """Of the first row, beyond its whole second."""
+        """The first row's time beyond its whole second."""
         self.last = 0
-        """Nanoseconds from the first row to the last one."""
+        """Nanoseconds from the first row to the last good one."""
 
     def check(self, moment: datetime, nanoseconds: int, text: str) -> int:
-        """Nanoseconds from the first row to a moment, which the row tells so. Raises ``FlawError``."""
+        """Nanoseconds since the first row; the moment is written as ``text``. Raises ``FlawError``."""
         if self.first is None:
             return 0
         ticks = round((moment - self.first).total_seconds()) * 10**9 + nanoseconds - self.nanoseconds
@@ -36,26 +36,26 @@ class AzureClock:
         return ticks
 
     def move(self, moment: datetime, nanoseconds: int, ticks: int) -> None:
-        """The row of that moment is good."""
+        """Advance to the moment of a good row."""
         if self.first is None:
             self.first, self.nanoseconds = moment, nanoseconds
         self.last = ticks
 
 
 class RowReader:
-    """What the rows of one file are checked against, one after another."""
+    """Makes requests of the rows of one file, in order."""
 
     def __init__(self, header: list[str], columns: Sequence[int], clock: AzureClock):
-        """``header``: the fields of the first line; ``columns``: where ``COLUMNS`` stand in it."""
+        """``header``: fields of the first line; ``columns``: indices of ``COLUMNS`` in it."""
         self._header, self._columns, self._clock = header, columns, clock
 
     def read(self, row: list[str]) -> Row:
-        """The row as a request. Raises ``FlawError``."""
+        """Check a row. Raises ``FlawError``, and then does not advance the clock."""
         check_fields(row, self._header)
         time, prompt, output = (row[i] for i in self._columns)
         moment, nanoseconds = parse_time("TIMESTAMP", time)
         ticks = self._clock.check(moment, nanoseconds, time)
         good = Row(ticks / 1e9, parse_tokens("ContextTokens", prompt), parse_tokens("GeneratedTokens", output))
-        # Only now: the row after a bad one is compared with the last good one.
+        # Only now, so that the next row is compared with the last good one.
         self._clock.move(moment, nanoseconds, ticks)
         return good

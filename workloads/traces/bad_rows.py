@@ -1,4 +1,7 @@
-"""Which rows of a trace are left out, and what was mended: written at the first reading, kept to by later ones."""
+"""Log of the rows of a trace that are left out or corrected.
+
+The first reading of a file fills the log; later readings leave out the same rows.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,26 @@ from pathlib import Path
 from typing import TypeVar
 
 from workloads.request import BadRowError, WorkloadError
-from workloads.traces.files import no_text, shown_path
+from workloads.traces.files import not_utf8, shown_path
 
 MAX_BAD_ROWS = 100_000
-"""A file with more bad rows than this is another kind of file, not one with some bad rows."""
+"""The most bad rows that are skipped; a file with more is probably of another kind."""
 
 _NAMED = 20
-"""Rows that a note names; of the others it gives the number."""
+"""The most rows that a note lists; the others are counted."""
 
 Raw = TypeVar("Raw")
 Good = TypeVar("Good")
 
 
 class FlawError(Exception):
-    """What is wrong with a row, in one line; ``Ledger.sift`` says in which row of which file."""
+    """A fault of a row, in one line; ``BadRowLog.sift`` adds the row and the file."""
 
 
 class BadRowLog:
-    """The rows of one trace that are left out or mended.
+    """The rows of one trace that are left out or corrected.
 
-    Holds eight bytes for each bad row, and the reasons of the first few.
+    Takes eight bytes for each bad row, and the text of the first few faults.
     """
 
     __slots__ = (
@@ -46,11 +49,11 @@ class BadRowLog:
     )
 
     def __init__(self, path: Path, *, skips: bool = False):
-        """``skips``: bad rows are left out; else the first of them is raised."""
+        """``skips``: leave out bad rows instead of raising the first one."""
         self._path, self._skips = Path(shown_path(path)), skips
         """The path as messages show it."""
         self._rows = 0
-        """Rows that were read for the first time."""
+        """Rows in the first reading."""
         self._advice = ""
         self._closed = False
         self._bad = array("q")
@@ -59,12 +62,12 @@ class BadRowLog:
         self._what = ""
         self._dropped: list[int] = []
         self._others = 0
-        """Rows dropped beyond those that are named."""
+        """Dropped rows that notes do not list."""
         self._falls: list[str] = []
 
     @property
     def n_rows(self) -> int:
-        """Rows that were sifted at the first reading, good or bad."""
+        """Number of rows in the first reading, good or bad."""
         return self._rows
 
     @property
@@ -73,15 +76,15 @@ class BadRowLog:
         return self._closed
 
     def close(self) -> None:
-        """The first reading is over; from now on the same rows are left out."""
+        """End the first reading; later ones leave out the same rows."""
         self._closed = True
 
     def sift(self, rows: Iterable[tuple[int, Raw]], read: Callable[[Raw], Good]) -> Iterator[Good]:
-        """What ``read`` makes of each good row; ``rows`` are numbered from 1.
+        """Apply ``read`` to each row and yield the results of the good ones; ``rows`` are numbered from 1.
 
-        ``read`` raises ``FlawError`` for a bad row, and must not remember anything of it. Raises ``BadRowError`` for
-        the first one, or, if they are to be left out, ``WorkloadError`` where they are too many; and in later readings
-        where a row that was good is bad, since then the file is another one.
+        ``read`` raises ``FlawError`` for a bad row, and then must not have changed any state. Raises ``BadRowError``
+        for the first bad row, or, if they are skipped, ``WorkloadError`` for too many; in later readings also if a
+        good row has become bad, since then the file has changed.
         """
         if self._closed:
             yield from self._again(rows, read)
@@ -96,14 +99,14 @@ class BadRowLog:
                 yield good
 
     def hint(self, advice: str) -> str:
-        """What follows a fault to say what would help against it: where bad rows are left out, a note instead, once."""
+        """Text to append to a fault to give advice; empty if bad rows are skipped, where a note has the advice once."""
         if not self._skips:
             return f"; {advice}"
         self._advice = advice
         return ""
 
     def drop(self, number: int, what: str) -> None:
-        """A row that is as it should be is not wanted; ``what`` says what such a row is."""
+        """Count a valid row that is left out on request; ``what`` names such rows."""
         if self._closed:
             return
         self._what = what
@@ -113,12 +116,12 @@ class BadRowLog:
             self._others += 1
 
     def clock_fell(self, number: int, added_s: int) -> None:
-        """From that row on, so many more seconds are added to the times than before."""
+        """Log that from this row on, ``added_s`` more seconds are added to times."""
         if not self._closed:
             self._falls.append(f"row {number}: {added_s:,} s added from there on")
 
     def notes(self) -> tuple[str, ...]:
-        """What a user must know, a line each."""
+        """The log for users, one line for each kind of entry."""
         lines = []
         if self._bad:
             count = _counted(len(self._bad), "bad row")
@@ -139,13 +142,13 @@ class BadRowLog:
         return tuple(f"{self._path}: {line}" for line in lines)
 
     def because(self) -> str:
-        """Why there is nothing left, where bad rows were left out; else nothing."""
+        """Text to append when no row is left, about the bad rows that were skipped; empty without any."""
         if self._first is None:
             return ""
         return f"; {_counted(len(self._bad), 'bad row')} skipped, the first: row {self._first.row}: {self._first.what}"
 
     def refuse_most(self) -> None:
-        """Raises ``WorkloadError`` where more than half of all rows were left out: they are no exceptions then."""
+        """Raise ``WorkloadError`` if more than half of all rows are bad."""
         if self._first is not None and 2 * len(self._bad) > self._rows:
             raise WorkloadError(
                 f"{self._path}: more than half of the rows are wrong: {len(self._bad):,} of {self._rows:,}; "
@@ -179,18 +182,18 @@ class BadRowLog:
 
 
 def check_text(text: str) -> None:
-    """Part of a row, or all of it, which has no bytes that are no text. Raises ``FlawError``."""
-    if not text.isascii() and (found := no_text(text)):
+    """Raise ``FlawError`` if the text contains bytes that are not UTF-8."""
+    if not text.isascii() and (found := not_utf8(text)):
         raise FlawError(found)
 
 
 def changed(path: Path, how: str) -> WorkloadError:
-    """The file is no longer the one that was checked."""
+    """The error for a file that has changed since it was checked."""
     return WorkloadError(f"{shown_path(path)}: changed since it was checked ({how}); run again")
 
 
 def quoted(text: str) -> str:
-    """A field of a row in quotes, in one short line."""
+    """A field of a row in quotes, shortened to one line."""
     whole = repr(text[:60])
     return whole if len(text) <= 60 else f"{whole[:57]}..."
 

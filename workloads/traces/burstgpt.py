@@ -3,8 +3,8 @@
 Wang et al., "BurstGPT: A real-world workload dataset to optimize LLM serving systems" (KDD 2025); public at
 github.com/HPMLL/BurstGPT under CC-BY-4.0. Timestamps are seconds from the first day's midnight, whole in what is
 published. The later release inserts ``Session ID`` and ``Elapsed time`` among the others: columns are found by name.
-Sessions are left alone: their turns lie scattered, and only some rows name one. A call that failed has no response
-tokens, and mostly no request tokens.
+Sessions are ignored: their turns are scattered, and only some rows name one. A failed call has no response tokens,
+and mostly no request tokens.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from workloads.traces.bad_rows import FlawError, quoted
 from workloads.traces.clock import Clock, parse_seconds
 from workloads.traces.csv_rows import CsvRows, parse_tokens, parse_whole
 from workloads.traces.files import open_text
-from workloads.traces.trace import Page, Row, Trace, paged
+from workloads.traces.trace import Row, RowBatch, Trace, in_batches
 
 Failed = Literal["refuse", "drop"]
-"""What becomes of failed calls: they are bad rows, or they are left out and counted."""
+"""Failed calls are bad rows (``refuse``), or are left out and counted (``drop``)."""
 
 _ADVICE = 'a failed call, which failed = "drop" (--drop-failed) would leave out'
 _COLUMNS = ("Timestamp", "Request tokens", "Response tokens", "Total tokens")
@@ -29,15 +29,16 @@ _COLUMNS = ("Timestamp", "Request tokens", "Response tokens", "Total tokens")
 
 @dataclass(frozen=True, slots=True)
 class BurstGptTrace(Trace):
-    """The requests of one of these files; ``Total tokens`` must be the sum of the two others."""
+    """A trace of BurstGPT; ``Total tokens`` must be the sum of the two others."""
 
     failed: Failed = "refuse"
+    """What to do with failed calls."""
 
     def _has_header(self) -> bool:
         return True
 
-    def _pages(self, *, check_all: bool) -> Iterator[Page]:
-        return paged(self._rows())
+    def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
+        return in_batches(self._rows())
 
     def _rows(self) -> Iterator[Row]:
         clock = Clock("Timestamp")
@@ -51,15 +52,15 @@ class BurstGptTrace(Trace):
                 now = clock.check(parse_seconds("Timestamp", time), quoted(time))
                 lengths = self._lengths(request, response, total)
                 if lengths is None:
-                    self._ledger.drop(number, "failed call")
+                    self._bad_rows.drop(number, "failed call")
                     return None
                 return Row(clock.move(now) / 1e9, *lengths)
 
             rows = ((number, (number, row)) for number, row in table.numbered())
-            yield from (row for row in self._ledger.sift(rows, read) if row is not None)
+            yield from (row for row in self._bad_rows.sift(rows, read) if row is not None)
 
     def _lengths(self, request: str, response: str, total: str) -> tuple[int, int] | None:
-        """Tokens of a prompt and its answer; None: a failed call that is to be dropped. Raises ``FlawError``."""
+        """Tokens of a prompt and its answer; None for a failed call that is dropped. Raises ``FlawError``."""
         prompt = parse_whole("Request tokens", request, 0, MAX_TOKENS, " of tokens")
         output = parse_whole("Response tokens", response, 0, MAX_TOKENS, " of tokens")
         both = parse_whole("Total tokens", total, 0, 2 * MAX_TOKENS, " of tokens")
@@ -72,4 +73,4 @@ class BurstGptTrace(Trace):
         try:
             return parse_tokens("Request tokens", request), parse_tokens("Response tokens", response)
         except FlawError as flaw:
-            raise FlawError(f"{flaw}{self._ledger.hint(_ADVICE) if output == 0 else ''}") from None
+            raise FlawError(f"{flaw}{self._bad_rows.hint(_ADVICE) if output == 0 else ''}") from None

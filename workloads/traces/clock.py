@@ -1,4 +1,4 @@
-"""The clock of a trace, which counts from the first row and never goes back."""
+"""Times in traces: parsing them, and checking that they never go back."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\
 """Date and time, fraction, offset."""
 
 MAX_SECONDS = 10**12
-"""No trace is told by larger numbers of seconds; 30,000 years."""
+"""The largest accepted time in seconds, 30,000 years."""
 
 _NUMBER = re.compile(r"([0-9]{1,24})(?:\.([0-9]{1,24}))?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock:
-    """Whole ticks from a trace's first good row."""
+    """The time since the first good row of a trace, in whole ticks; it never goes back."""
 
     __slots__ = ("_first", "_last", "column")
 
     def __init__(self, column: str):
         self.column = column
-        """What the trace calls it."""
+        """Name of the column of times, for messages."""
         self._first: int | None = None
         self._last = 0
 
-    def check(self, now: int, told: str | None = None) -> int:
-        """The same moment, which is no earlier than the last good row's. Raises ``FlawError``.
+    def check(self, now: int, as_written: str | None = None) -> int:
+        """Return ``now``. Raises ``FlawError`` if it is earlier than the last good row.
 
-        ``told``: how the row tells it, where not as that number.
+        ``as_written``: the time as the row has it, if it is not this number.
         """
         if self._first is not None and now < self._last:
-            raise FlawError(f"{self.column} {now if told is None else told} is earlier than the row before")
+            raise FlawError(f"{self.column} {now if as_written is None else as_written} is earlier than the row before")
         return now
 
     def move(self, now: int) -> int:
-        """The row of that moment is good; ticks from the first good row to it."""
+        """Advance to a good row; returns the ticks since the first good row."""
         if self._first is None:
             self._first = now
         self._last = now
@@ -46,14 +46,14 @@ class Clock:
 
     @property
     def last(self) -> int | None:
-        """The moment of the last good row; None before the first."""
+        """The time of the last good row; None before the first."""
         return None if self._first is None else self._last
 
 
 def parse_seconds(column: str, text: str, decimals: int = 9) -> int:
-    """Nanoseconds in a time that is written with or without a fraction. Raises ``FlawError``.
+    """Parse a time, with or without a fraction, as whole nanoseconds. Raises ``FlawError``.
 
-    ``decimals``: so many of its digits behind the point are nanoseconds, 9 for seconds and 0 for nanoseconds.
+    ``decimals``: digits behind the point down to nanoseconds: 9 for seconds, 0 for nanoseconds.
     """
     match = _NUMBER.fullmatch(text.strip(" \t"))
     if match is None:
@@ -66,7 +66,7 @@ def parse_seconds(column: str, text: str, decimals: int = 9) -> int:
 
 
 def parse_time(column: str, text: str) -> tuple[datetime, int]:
-    """The whole second (UTC) and the nanoseconds beyond it. Raises ``FlawError``."""
+    """Parse a date and time as a whole second (UTC) and nanoseconds beyond it. Raises ``FlawError``."""
     match = TIMESTAMP.fullmatch(text.strip(" \t"))
     try:
         if match is None:
@@ -78,7 +78,7 @@ def parse_time(column: str, text: str) -> tuple[datetime, int]:
 
 
 def parse_datetime(column: str, text: str) -> int:
-    """Nanoseconds from the start of 1970 to a date and time. Raises ``FlawError``."""
+    """Parse a date and time as nanoseconds since 1970. Raises ``FlawError``."""
     moment, nanoseconds = parse_time(column, text)
     gone = moment - _EPOCH
     return (gone.days * 86_400 + gone.seconds) * 10**9 + nanoseconds

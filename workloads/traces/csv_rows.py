@@ -1,4 +1,4 @@
-"""What readers of CSV share: strict CSV, columns found by their names, and no row that could fill the memory."""
+"""Strict CSV for all readers: columns are found by their names, and the length of a row is bounded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TextIO
 from workloads.generators.lengths import MAX_TOKENS
 from workloads.request import WorkloadError
 from workloads.traces.bad_rows import FlawError, check_text, quoted
-from workloads.traces.files import no_text, shown_path
+from workloads.traces.files import not_utf8, shown_path
 
 MAX_ROW = 1 << 20
-"""Characters in a row, all its lines together."""
+"""The most characters in a row, all its lines together."""
 
 
-class Broken(list[str]):
-    """A row of one line that is no CSV: the line, and what is wrong with it."""
+class MalformedLine(list[str]):
+    """A line that is not valid CSV, with its fault, in place of a row."""
 
     def __init__(self, line: str, fault: str):
         super().__init__([line])
@@ -26,30 +26,30 @@ class Broken(list[str]):
 
 
 class CsvRows:
-    """The rows of one CSV text, whose first line that is not blank names the columns.
+    """The rows of a CSV text; the first line that is not blank is the header.
 
-    Raises ``WorkloadError`` for whatever is wrong with the header, and while rows are taken for what is no CSV.
+    Raises ``WorkloadError`` for a wrong header and, during iteration, for text that is not CSV.
     """
 
     def __init__(self, path: Path, text: TextIO, columns: Sequence[str], delimiter: str = ","):
-        """``columns``: the names that must be there, each once."""
+        """``columns``: names that the header must have, each once."""
         self._lines = _Lines(path, text)
         self._rows = csv.reader(self._lines, strict=True, delimiter=delimiter)
         self._path = path
         self.header = next((row for row in self._taken() if any(map(str.strip, row)) or len(row) > 1), None)
-        """The fields of the first line; None: there is none."""
+        """Fields of the header; None for an empty file."""
         self._lines.row = 1
         self.columns = find_columns(path, self.header, columns)
-        """Where the columns stand, in the order of the names asked for."""
+        """Indices of the columns, in the order of the names asked for."""
 
     def numbered(self) -> Iterator[tuple[int, list[str]]]:
-        """The rows that are not blank, numbered from 1. Their fields are not yet checked."""
+        """The rows that are not blank, numbered from 1; their fields are not checked yet."""
         for number, row in enumerate((row for row in self._taken() if row), 1):
             self._lines.row = number + 1
             yield number, row
 
     def check(self, row: list[str]) -> list[str]:
-        """The row, which has a field for each column and is not the header again. Raises ``FlawError``."""
+        """Return the row. Raises ``FlawError`` unless it has a field for each column and is not the header again."""
         return check_fields(row, self.header or [])
 
     def _taken(self) -> Iterator[list[str]]:
@@ -58,43 +58,43 @@ class CsvRows:
             try:
                 row = next(self._rows, None)
             except csv.Error as e:
-                if self._lines.row == 0 or not self._lines.one:
+                if self._lines.row == 0 or not self._lines.is_one_line:
                     where = f"{shown_path(self._path)}: {self._lines.where}"
                     raise WorkloadError(f"{where}: not CSV ({e})") from None
-                # Whatever is wrong ends with the line, and the next row begins with the next one.
-                row = Broken(self._lines.last, f"line {self._lines.number}: not CSV ({e})")
+                # The fault ends with the line; the next row begins with the next line.
+                row = MalformedLine(self._lines.last, f"line {self._lines.number}: not CSV ({e})")
             if row is None:
                 return
             yield row
 
 
 class _Lines:
-    """The lines of a text; a row that never ends, be it a long line or an open quote, is refused."""
+    """The lines of a text; refuses a row that never ends, because of a long line or an open quote."""
 
     def __init__(self, path: Path, text: TextIO):
         self._path, self._text = path, text
         self.number = 0
-        """Of the last line, from 1."""
+        """Number of the last line, from 1."""
         self.last = ""
         self._n = 0
-        """Lines since the last row ended, the end of the text being one."""
+        """Lines since the last row ended; the end of the text counts as one."""
         self.row = 0
-        """Number of the row that is being read; 0: the header."""
+        """Number of the row that is being read; 0 for the header."""
         self.taken = 0
         """Characters since the last row ended."""
 
     @property
-    def one(self) -> bool:
-        """Whether the row that is being read is one line, and has ended with it."""
+    def is_one_line(self) -> bool:
+        """Whether the current row is a single line."""
         return self._n == 1
 
     def begin(self) -> None:
-        """A row begins."""
+        """Start a new row."""
         self.taken = self._n = 0
 
     @property
     def where(self) -> str:
-        """The row and the line that are being read."""
+        """The current row and line, for messages."""
         return f"row {self.row}, line {self.number}" if self.row else f"line {self.number}"
 
     def __iter__(self) -> _Lines:
@@ -116,11 +116,11 @@ class _Lines:
 
 
 def find_columns(path: Path | str, header: list[str] | None, wanted: Sequence[str]) -> tuple[int, ...]:
-    """Where each of these columns stands. Raises ``WorkloadError`` where one is not there, or not once."""
+    """Indices of the wanted columns. Raises ``WorkloadError`` unless each is there exactly once."""
     names, path = ",".join(wanted), shown_path(path)
     if header is None:
         raise WorkloadError(f"{path}: empty file; expected the header {names}")
-    if fault := no_text("".join(header)):
+    if fault := not_utf8("".join(header)):
         raise WorkloadError(f"{path}: {fault}; a trace is expected, CSV or JSONL")
     if any("\0" in field for field in header):
         raise WorkloadError(f"{path}: header: zero bytes; expected {names} in UTF-8 (is this UTF-16, or an archive?)")
@@ -134,8 +134,8 @@ def find_columns(path: Path | str, header: list[str] | None, wanted: Sequence[st
 
 
 def check_fields(row: list[str], header: list[str]) -> list[str]:
-    """The row, which has a field for each column and is not the header again. Raises ``FlawError``."""
-    if isinstance(row, Broken):
+    """Return the row. Raises ``FlawError`` unless it has a field for each column and is not the header again."""
+    if isinstance(row, MalformedLine):
         raise FlawError(row.fault)
     for field in row:
         check_text(field)
@@ -150,16 +150,16 @@ def check_fields(row: list[str], header: list[str]) -> list[str]:
 
 
 def parse_tokens(column: str, text: str) -> int:
-    """A number of tokens. Raises ``FlawError``."""
+    """Parse a number of tokens. Raises ``FlawError``."""
     return parse_whole(column, text, 1, MAX_TOKENS, " of tokens")
 
 
 def parse_whole(column: str, text: str, low: int, high: int, of: str = "") -> int:
-    """A whole number from ``low`` to ``high``; ``of`` what, a message says. Raises ``FlawError``."""
+    """Parse a whole number from ``low`` to ``high``; ``of`` is added to messages. Raises ``FlawError``."""
     digits = text.strip(" \t")
     if not re.fullmatch(r"-?[0-9]+", digits):
         raise FlawError(f"{column} {quoted(text)} is not a whole number{of}")
-    # Longer than any number of tokens: refused before it is converted, which for huge strings is slow.
+    # Longer than any accepted number: refused unconverted, since converting huge strings is slow.
     number = int(digits) if len(digits) <= 20 else high + 1
     if not low <= number <= high:
         raise FlawError(f"{column} {digits[:24]} is out of range; expected {low} to {high}")

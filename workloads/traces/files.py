@@ -1,4 +1,4 @@
-"""Opening trace files: plain or packed, as text or as bytes, with errors that a user can act on."""
+"""Opening trace files, plain or compressed, as text or as bytes, with errors that a user can act on."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from typing import IO, Any, Protocol, TextIO, cast
 from workloads.request import WorkloadError
 
 _PIECE = 1 << 16
-"""Packed bytes that are read at a time."""
-_NO_TEXT = re.compile("[\udc80-\udcff]")
-"""What stands for a byte that is not UTF-8."""
+"""Compressed bytes that are read at a time."""
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""Surrogates, which stand for bytes that are not UTF-8."""
 _MAX_DICTIONARY = 1 << 27
-"""Bytes that unpacking xz may take; the most that ``xz -9`` asks for is half of it."""
+"""The most memory for decompressing xz, in bytes; ``xz -9`` needs half of it."""
 
 
 def shown_path(path: Path | str) -> str:
-    """The path in one line that can be printed: as it is, but for characters that cannot, which are escaped."""
+    """The path as one printable line; unprintable characters are escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(path))
 
 
-def no_text(text: str) -> str:
-    """What is wrong with text that was opened by ``open_text`` and is not UTF-8; else nothing."""
-    found = _NO_TEXT.search(text)
+def not_utf8(text: str) -> str:
+    """The fault of text from ``open_text`` that is not UTF-8; empty if it is."""
+    found = _NOT_UTF8.search(text)
     return f"not UTF-8 text (byte {ord(found[0]) - 0xDC00:#04x})" if found else ""
 
 
-def no_text_file(start: bytes) -> str:
-    """What is wrong with a file that begins so and is no text at all; nothing where some bytes may be wrong."""
+def not_text(start: bytes) -> str:
+    """The fault of a file that is not text at all, by its first bytes; empty if only some bytes are wrong."""
     if _is_utf16(start):
         return f"not UTF-8 text (byte {start[0]:#04x}): looks like UTF-16; UTF-8 is expected"
     text = start.decode("utf-8", errors="surrogateescape")
-    return no_text(text) if len(_NO_TEXT.findall(text)) > max(3, len(text) // 10) else ""
+    return not_utf8(text) if len(_NOT_UTF8.findall(text)) > max(3, len(text) // 10) else ""
 
 
 def _is_utf16(start: bytes) -> bool:
-    """Whether a file that begins so looks like UTF-16: a byte order mark, then a character of ASCII."""
+    """Whether the first bytes look like UTF-16: a byte order mark, then an ASCII character."""
     if start.startswith(b"\xff\xfe"):
         return len(start) >= 4 and start[2] != 0 and start[3] == 0
     return start.startswith(b"\xfe\xff") and len(start) >= 4 and start[2] == 0 and start[3] != 0
@@ -53,14 +53,14 @@ def _is_utf16(start: bytes) -> bool:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """The file as UTF-8 text (with or without a byte order mark), unpacked if it is packed; line ends as they are.
+    """Open a file as UTF-8 text, with or without a byte order mark, decompressed; line ends are kept.
 
-    Bytes that are not UTF-8 come as lone surrogates: whoever reads the row that they are in refuses it. Raises
-    ``WorkloadError`` for whatever is wrong with the file, also while it is being read.
+    Bytes that are not UTF-8 become lone surrogates, for which readers refuse the row. Raises ``WorkloadError`` for
+    any fault of the file, also while it is being read.
     """
     with open_bytes(path) as binary:
-        # Whatever is opened can be looked into.
-        if fault := no_text_file(cast(BufferedReader, binary).peek(_PIECE)):
+        # ``open_bytes`` always gives a reader that can peek.
+        if fault := not_text(cast(BufferedReader, binary).peek(_PIECE)):
             raise WorkloadError(f"{shown_path(path)}: {fault}; a trace is expected, CSV or JSONL")
         with TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
             yield text
@@ -68,10 +68,10 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, unpacked if it is gzip, bzip2 or xz; which, is read off its first bytes, not its name.
+    """Open a file as bytes, decompressed if its first bytes say that it is gzip, bzip2 or xz.
 
-    It is unpacked piece by piece, as it is read. What is no regular file is refused before it is opened. Raises
-    ``WorkloadError`` for whatever is wrong with the file, also while it is being read.
+    It is decompressed piece by piece. Pipes and devices are refused before they are opened. Raises ``WorkloadError``
+    for any fault of the file, also while it is being read.
     """
     packing, shown = "", shown_path(path)
     try:
@@ -97,10 +97,9 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def packing_of(path: Path) -> str:
-    """``"gzip"``, ``"bzip2"`` or ``"xz"`` by the file's first bytes; else nothing.
+    """``"gzip"``, ``"bzip2"`` or ``"xz"`` by the first bytes of a file; empty for a plain file.
 
-    Raises ``WorkloadError`` where its name says otherwise or it is packed in another way, and whatever opening it
-    raises.
+    Raises ``WorkloadError`` if the name disagrees or the format is not supported, and ``OSError``.
     """
     shown, mode = shown_path(path), os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -130,7 +129,7 @@ def _opened(path: Path, packing: str) -> IO[bytes]:
 
 
 class _Decompressor(Protocol):
-    """What bz2 and lzma have in common."""
+    """The common interface of the decompressors of bz2 and lzma."""
 
     eof: bool
     needs_input: bool
@@ -140,11 +139,11 @@ class _Decompressor(Protocol):
 
 
 class _DamagedError(Exception):
-    """What is packed cannot be unpacked."""
+    """The compressed data is damaged."""
 
 
 class _Unpacked(RawIOBase):
-    """A packed file's content. Unlike the standard library's readers, it does not overlook what follows the end."""
+    """A decompressed file. Unlike the readers of the standard library, it refuses data after the end."""
 
     def __init__(self, raw: IO[bytes], packing: str):
         self._raw, self._packing = raw, packing
@@ -179,7 +178,7 @@ class _Unpacked(RawIOBase):
                 return len(data)
 
     def _next_stream(self, following: bytes) -> bytes:
-        """The beginning of what follows a stream's end; nothing where the file ends. xz may be padded by zeros."""
+        """The first bytes of the next compressed stream; empty at the end of the file. xz may be padded by zeros."""
         magic = next(magic for magic, name in _MAGIC.items() if name == self._packing)
         padding = 0
         while True:

@@ -1,4 +1,4 @@
-"""What readers of JSONL share: one object in a line, strict JSON, and no line that could fill the memory."""
+"""Strict JSONL for all readers: one object in each line, and the length of a line is bounded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from workloads.traces.bad_rows import FlawError, check_text
 from workloads.traces.files import shown_path
 
 MAX_LINE = 1 << 22
-"""Characters in a line, where a reader does not say otherwise."""
+"""The most characters in a line, unless a reader sets its own limit."""
 MAX_ID = 2**48 - 1
-"""The sources of texts end here; beyond are answers."""
+"""The last source number of a text; larger ones are answers."""
 
 _ARRAY = "an array; one JSON object a line is expected"
 
@@ -24,9 +24,9 @@ Object = dict[str, Any]
 
 
 def json_lines(path: Path, text: TextIO, longest: int = MAX_LINE) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, numbered from 1; one without end is refused before it fills the memory.
+    """The lines that are not blank, numbered from 1.
 
-    ``longest``: characters in a line at most. Raises ``WorkloadError``.
+    Raises ``WorkloadError`` for a line of more than ``longest`` characters.
     """
     number = row = 0
     while line := text.readline(longest + 1):
@@ -40,10 +40,10 @@ def json_lines(path: Path, text: TextIO, longest: int = MAX_LINE) -> Iterator[tu
 
 
 def parse(line: str, keys: Sequence[str]) -> Object:
-    """The object that a line is, which has at least these keys. Raises ``FlawError``."""
+    """Parse a line as an object that has at least these keys. Raises ``FlawError``."""
     check_text(line)
     try:
-        # Only ``loads`` says what a byte order mark in the midst of a file is.
+        # Only ``loads`` has a message for a byte order mark within a file.
         row = json.loads(line) if line.startswith("\ufeff") else _DECODER.decode(line)
     except RecursionError:
         raise FlawError("not JSON that can be read: nested too deeply") from None
@@ -59,9 +59,9 @@ def parse(line: str, keys: Sequence[str]) -> Object:
 
 
 def check_keys(where: str, value: Any, keys: Sequence[str]) -> Object:
-    """The value, which must be an object with at least these keys. Raises ``FlawError``.
+    """Return the value. Raises ``FlawError`` unless it is an object with at least these keys.
 
-    ``where``: what the value is called, with a colon and a blank; nothing for a whole row.
+    ``where``: the name of the value for messages, with a colon and a blank; empty for a whole row.
     """
     if not isinstance(value, dict):
         raise FlawError(f"{where}{shown(value)} is not an object; expected the keys {', '.join(keys)}")
@@ -72,7 +72,7 @@ def check_keys(where: str, value: Any, keys: Sequence[str]) -> Object:
 
 
 def whole(row: Object, key: str, low: int, high: int, where: str = "") -> int:
-    """The row's whole number of that key, from ``low`` to ``high``. Raises ``FlawError``."""
+    """Return the value of a key. Raises ``FlawError`` unless it is a whole number from ``low`` to ``high``."""
     value = row[key]
     if type(value) is not int:  # bool is a kind of int
         raise FlawError(f"{where}{key} {shown(value)} is not a whole number")
@@ -82,12 +82,12 @@ def whole(row: Object, key: str, low: int, high: int, where: str = "") -> int:
 
 
 def tokens(row: Object, key: str, where: str = "") -> int:
-    """The row's number of tokens of that key. Raises ``FlawError``."""
+    """Return the value of a key. Raises ``FlawError`` unless it is a number of tokens."""
     return whole(row, key, 1, MAX_TOKENS, where)
 
 
 def seconds(row: Object, key: str, where: str = "", most: float = 1e12) -> float:
-    """The row's finite number of that key, from 0 to ``most``. Raises ``FlawError``."""
+    """Return the value of a key. Raises ``FlawError`` unless it is a finite number from 0 to ``most``."""
     value = row[key]
     if type(value) is not int and type(value) is not float:
         raise FlawError(f"{where}{key} {shown(value)} is not a number of seconds")
@@ -97,7 +97,7 @@ def seconds(row: Object, key: str, where: str = "", most: float = 1e12) -> float
 
 
 def ids(what: str, value: Any, high: int = MAX_ID) -> list[int]:
-    """The value, which must be a list of whole numbers from 0 to ``high``. Raises ``FlawError``."""
+    """Return the value. Raises ``FlawError`` unless it is a list of whole numbers from 0 to ``high``."""
     if not isinstance(value, list):
         raise FlawError(f"{what} {shown(value)} is not a list")
     if value and (set(map(type, value)) != {int} or min(value) < 0 or max(value) > high):
@@ -107,9 +107,10 @@ def ids(what: str, value: Any, high: int = MAX_ID) -> list[int]:
 
 
 def check_chain(ids: list[int], parents: dict[int, int | None], where: str = "") -> None:
-    """An id speaks for all that precedes it, so it always follows the same one; ``parents`` remembers which.
+    """Check that each id follows the same one as in earlier lists, and add new ids to ``parents``.
 
-    Raises ``FlawError``, and then remembers nothing of these ids.
+    The id of a block stands for all text up to its end, so it has one predecessor. Raises ``FlawError``, and then
+    leaves ``parents`` as it was.
     """
     before = len(parents)
     here = [None, *ids[:-1]]
@@ -123,7 +124,7 @@ def check_chain(ids: list[int], parents: dict[int, int | None], where: str = "")
 
 
 def shown(value: object) -> str:
-    """A value of a row, in one short line."""
+    """A value of a row as one short line, for messages."""
     if isinstance(value, list | dict):
         return "[...]" if isinstance(value, list) else "{...}"
     text = json.dumps(value)
@@ -131,12 +132,12 @@ def shown(value: object) -> str:
 
 
 def _no_constant(name: str) -> None:
-    """Python's reader takes NaN and Infinity, which JSON does not have."""
+    """Refuse NaN and Infinity, which Python's decoder accepts and JSON does not have."""
     raise ValueError(f"{name} is no number in JSON")
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> Object:
-    """Python's reader keeps the last of several values for one key, and says nothing."""
+    """Refuse a key that is there twice; Python's decoder would silently keep the last value."""
     row = dict(pairs)
     if len(row) < len(pairs):
         seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""The kinds of trace that can be read, and which of them a file is."""
+"""The kinds of traces, and how to tell which kind a file is."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from workloads.request import WorkloadError
 from workloads.traces.azure import AzureTrace
 from workloads.traces.bad_rows import quoted
 from workloads.traces.burstgpt import BurstGptTrace
-from workloads.traces.files import no_text, no_text_file, open_bytes, shown_path
+from workloads.traces.files import not_text, not_utf8, open_bytes, shown_path
 from workloads.traces.jsonl import MAX_LINE
 from workloads.traces.mooncake import MooncakeTrace
 from workloads.traces.ragpulse import RagPulseTrace
 from workloads.traces.table import PARQUET, TableTrace
-from workloads.traces.table_cells import Columns
+from workloads.traces.table_row import Columns
 from workloads.traces.trace import Trace
 from workloads.traces.weka import WekaTrace
 
@@ -29,10 +29,10 @@ KINDS: dict[str, type[Trace]] = {
     "weka": WekaTrace,
     "table": TableTrace,
 }
-"""Readers by what a scenario calls them."""
+"""Readers by their ``kind`` in scenarios."""
 
 _START = 1 << 14
-"""Bytes that are looked at, from the first that is not blank; a first line may be longer."""
+"""Bytes that are inspected, from the first that is not blank; a longer first line is read in full."""
 
 _JSON_SIGNS = (
     ("weka", r'"requests"\s*:|"hash_id_scope"|"tool_tokens"'),
@@ -40,7 +40,7 @@ _JSON_SIGNS = (
     ("mooncake", r'"(hash_ids|input_length|output_length)"'),
     ("table", r'"(arrival|prompt|output)"\s*:'),
 )
-"""What tells the kinds apart, in this order, where no row can be parsed."""
+"""Patterns that tell the kinds apart, in this order, if no row can be parsed."""
 _COMPONENTS = {"sys_prompt", "passages_ids", "user_input", "web_search"}
 _LENGTHS = {"input_length", "output_length"}
 _BLANK = b" \t\r\n\v\f"
@@ -55,9 +55,10 @@ _AZURE_ROW = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[^,;\t]*[,;\t]")
 
 
 def sniff(path: Path | str) -> str:
-    """The kind of reader that suits a file, by how it begins; a damaged one goes to the likeliest, which says why.
+    """Guess the kind of a trace file from its beginning.
 
-    Raises ``WorkloadError`` where none suits, and for what cannot be opened.
+    A damaged file gets the likeliest kind, whose reader describes the fault. Raises ``WorkloadError`` if no kind
+    fits or the file cannot be opened.
     """
     path = _path_of(path)
     shown = shown_path(path)
@@ -68,11 +69,11 @@ def sniff(path: Path | str) -> str:
     kinds = f"expected a trace of one of the kinds {', '.join(KINDS)}"
     if not start:
         raise WorkloadError(f"{shown}: empty file; {kinds}")
-    # The last character may be cut; a few bytes that are wrong are for the reader of their rows.
+    # The last character may be cut; a few wrong bytes are left to the reader, which names their row.
     text = start.decode("utf-8", errors="surrogateescape")
     is_json = text.startswith(("{", "["))
     first = text.splitlines()[0]
-    if fault := no_text_file(start[:_START]) or ("" if is_json else no_text(first)):
+    if fault := not_text(start[:_START]) or ("" if is_json else not_utf8(first)):
         raise WorkloadError(f"{shown}: {fault}; {kinds}")
     if text.count("\0") > len(text) // 10 or "\0" * 8 in text or (not is_json and "\0" in first):
         raise WorkloadError(f"{shown}: zero bytes; {kinds}, in UTF-8 (is this UTF-16, or an archive?)")
@@ -83,7 +84,7 @@ def sniff(path: Path | str) -> str:
 
 
 def open_trace(path: Path | str, kind: str | None = None, **options: Any) -> Trace:
-    """The trace in a file, of a kind that is given or found; ``options`` are those of its reader.
+    """Open a trace file of a given kind, or of the kind that it looks like; ``options`` are those of the reader.
 
     Raises ``WorkloadError``.
     """
@@ -109,7 +110,7 @@ def _path_of(path: Path | str) -> Path:
 
 
 def _beginning(raw: IO[bytes]) -> bytes:
-    """The file's first bytes after a byte order mark and blanks, and the whole of its first line if it is not huge."""
+    """The first bytes after a byte order mark and blanks, with the whole first line unless it is huge."""
     start = raw.read(_START).removeprefix(b"\xef\xbb\xbf").lstrip(_BLANK)
     while not start:
         piece = raw.read(_START)
@@ -120,7 +121,7 @@ def _beginning(raw: IO[bytes]) -> bytes:
 
 
 def _json_kind(text: str) -> str | None:
-    """By the keys and the types of the first row that can be parsed and tells; else by the text of the first one."""
+    """The kind by keys and types of the first conclusive row; by text patterns if no row can be parsed."""
     parsed = False
     for line in text.split("\n"):
         try:
@@ -134,7 +135,7 @@ def _json_kind(text: str) -> str | None:
                 return kind
     if parsed:
         return None
-    # What an array holds may begin in another line.
+    # The contents of an array may begin in another line.
     first = text if text.startswith("[") else text.partition("\n")[0]
     return next((kind for kind, sign in _JSON_SIGNS if re.search(sign, first)), None)
 

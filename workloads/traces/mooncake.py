@@ -2,8 +2,8 @@
 
 Qin et al., "Mooncake: Trading more storage for less computation - a KVCache-centric architecture for serving LLM
 chatbot" (FAST 2025); public at github.com/kvcache-ai/Mooncake, folder FAST25-release, under Apache-2.0. Timestamps
-are in milliseconds, but quantised to 3 s: burstiness below that cannot be read off. ``hash_ids`` name the prompt's
-blocks of 512 tokens, the last one perhaps not full; an id speaks for all that precedes it as well.
+are in milliseconds, but quantised to 3 s: burstiness at shorter times cannot be measured. ``hash_ids`` name the
+blocks of 512 tokens of a prompt; the last one may be partial. An id stands for all text up to the end of its block.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from workloads.traces.bad_rows import FlawError
 from workloads.traces.clock import Clock
 from workloads.traces.files import open_text
 from workloads.traces.jsonl import check_chain, ids, json_lines, parse, tokens, whole
-from workloads.traces.trace import Page, Row, Trace, paged
+from workloads.traces.trace import Row, RowBatch, Trace, in_batches
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for."""
 
 _KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 _MAX_MS = 2**53 - 1
-"""The last millisecond that a float still tells from the next one."""
+"""The largest number of milliseconds that a float holds exactly."""
 
 _block = partial(tuple.__new__, Segment)
-"""A segment from its fields; a trace has hundreds for each request."""
+"""A segment from its fields, without the cost of ``Segment()``: a request may have hundreds."""
 
 
 class MooncakeTrace(Trace):
-    """The requests of one of these files; equal ids are equal blocks of content.
+    """A trace of Mooncake; equal ids are equal blocks of content.
 
-    While the file is checked, at the start, every id that was seen is held with the one before it (about 100 bytes
-    for each): only so is an id found that follows another one elsewhere. Nothing of it is kept for the reading.
+    While the file is checked, at the start, all ids are held with their predecessors (about 100 bytes each), to find
+    an id with two predecessors. Nothing of it is kept for later readings.
     """
 
     __slots__ = ()
 
-    def _pages(self, *, check_all: bool) -> Iterator[Page]:
-        return paged(self._rows(check_all=check_all))
+    def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
+        return in_batches(self._rows(check_all=check_all))
 
     def _rows(self, *, check_all: bool) -> Iterator[Row]:
-        """The rows; where the order of the blocks is checked, without their content."""
+        """The rows; without content while the order of blocks is checked."""
         clock = Clock("timestamp")
         parents: dict[int, int | None] | None = {} if check_all else None
 
@@ -61,7 +61,7 @@ class MooncakeTrace(Trace):
             return Row(clock.move(now) / 1e3, prompt, output, content)
 
         with open_text(self.path) as text:
-            yield from self._ledger.sift(json_lines(self.path, text), read)
+            yield from self._bad_rows.sift(json_lines(self.path, text), read)
 
 
 def _hash_ids(value: Any, prompt: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Parquet tables, read batch by batch; needs pyarrow, which the extra ``parquet`` brings."""
+"""Reads Parquet tables in batches; needs pyarrow, which the extra ``parquet`` installs."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from workloads.traces.bad_rows import FlawError
 from workloads.traces.files import open_bytes, packing_of, shown_path
 from workloads.traces.jsonl import shown, tokens, whole
 from workloads.traces.parquet_pages import BadPageError, check_pages, footer_limit
-from workloads.traces.table_cells import MAX_PRIORITY, Cells, Columns, Read, Time, parse_session, parse_value
+from workloads.traces.table_row import MAX_PRIORITY, Columns, RowParser, TableRow, Time, parse_session, parse_value
 
 _MAGIC = b"PAR1"
 _BATCH = 4096
 """Rows that are decoded at a time."""
 _TICKS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-"""Nanoseconds in a unit."""
+"""Nanoseconds in each unit of a time stamp."""
 
 Rows = Iterator[tuple[int, Sequence[Any]]]
 
 
-def parquet_rows(path: Path, columns: Columns, time: Time) -> tuple[Rows, Read]:
-    """The rows, numbered from 1, each with a value for each of ``columns.named``; and what makes cells of one.
+def parquet_rows(path: Path, columns: Columns, time: Time) -> tuple[Rows, RowParser]:
+    """The rows, numbered from 1, with a value for each of ``columns.named``; and a function that parses one row.
 
-    Raises ``WorkloadError`` where pyarrow is missing, the file is no Parquet, or a column has not the type that it must
-    have; also while the rows are taken.
+    Iterating over the rows raises ``WorkloadError`` if pyarrow is missing, the file is not Parquet or damaged, or a
+    column has a wrong type.
     """
     arrival, prompt, output, session, priority = columns
     named = columns.named
 
-    def cells(row: Sequence[Any]) -> Cells:
+    def parse_row(row: Sequence[Any]) -> TableRow:
         values = dict(zip(named, row, strict=True))
-        told = values[arrival]
-        if told is None:
+        value = values[arrival]
+        if value is None:
             raise FlawError(f"{arrival} is missing; expected a time")
-        # A time stamp comes as nanoseconds already.
-        now = told if time == "datetime" else parse_value(arrival, told, time)
-        talk = None if session is None else parse_session(session, values[session])
+        # Time stamps are nanoseconds already.
+        now = value if time == "datetime" else parse_value(arrival, value, time)
+        name = None if session is None else parse_session(session, values[session])
         rank = 0 if priority is None else whole(values, priority, -MAX_PRIORITY, MAX_PRIORITY)
-        return Cells(now, shown(told), tokens(values, prompt), tokens(values, output), talk, rank)
+        return TableRow(now, shown(value), tokens(values, prompt), tokens(values, output), name, rank)
 
-    return _rows(path, columns, time), cells
+    return _rows(path, columns, time), parse_row
 
 
 def _rows(path: Path, columns: Columns, time: Time) -> Rows:
@@ -81,7 +81,7 @@ def _rows(path: Path, columns: Columns, time: Time) -> Rows:
 
 
 def _values(column: Any, time: Time, is_arrival: bool, pa: Any) -> list[Any]:
-    """A column's values as Python's; time stamps as nanoseconds from the start of 1970."""
+    """The values of a column as Python objects; time stamps as nanoseconds since 1970."""
     if not (is_arrival and time == "datetime"):
         return list(column.to_pylist())
     ticks = _TICKS[column.type.unit]
@@ -89,7 +89,7 @@ def _values(column: Any, time: Time, is_arrival: bool, pa: Any) -> list[Any]:
 
 
 def _check_types(path: Path, schema: Any, columns: Columns, time: Time, types: Any) -> tuple[str, ...]:
-    """The columns asked for, each there once with a type that can be read. Raises ``WorkloadError``."""
+    """The names of the columns. Raises ``WorkloadError`` unless each is there once, with a supported type."""
     for name in columns.named:
         found = schema.get_all_field_indices(name)
         if len(found) != 1:

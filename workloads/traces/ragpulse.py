@@ -1,9 +1,9 @@
 """The RAGPulse trace: JSONL with ``timestamp``, ``input_length``, ``output_length`` and ``hash_ids``.
 
 Wang et al., "RAGPulse: An open-source RAG workload trace to optimize RAG serving systems" (arXiv 2511.12979); public
-at github.com/flashserve/RAGPulse under MIT. ``timestamp`` is a string of seconds. ``hash_ids`` lists, for each
-component of a prompt, the texts that it is made of; how long each is, other files of the data set say. The published
-file is two weeks one after the other, and its clock starts anew with the second.
+at github.com/flashserve/RAGPulse under MIT. ``timestamp`` is a string of seconds. ``hash_ids`` lists the texts of
+each component of a prompt; their lengths are in other files of the data set. The published file joins two weeks, and
+its clock restarts with the second one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from workloads.traces.bad_rows import BadRowLog, FlawError
 from workloads.traces.clock import Clock, parse_seconds
 from workloads.traces.files import open_text, shown_path
 from workloads.traces.jsonl import check_keys, ids, json_lines, parse, shown, tokens, whole
-from workloads.traces.trace import Page, Row, Trace, paged
+from workloads.traces.trace import Row, RowBatch, Trace, in_batches
 
 ClockReset = Literal["refuse", "continue"]
-"""Where the clock falls: the row is bad, or whole weeks are added from there on; but they never are where it falls by
-half a week or less, which is no new week but a row out of order."""
+"""What to do where the clock goes back: refuse the row, or continue with whole weeks added from there on.
+
+A row that goes back by half a week or less is always refused, since it is out of order rather than in a new week."""
 
 _WEEK_S = 604_800
 _CONTINUE = 'clock_reset = "continue" (--continue-clock)'
@@ -35,29 +36,29 @@ _COMPONENTS = {
     "web_search": ("5_web_search.jsonl", "web_search_id"),
     "user_input": ("4_user_input.jsonl", "user_input_id"),
 }
-"""In the order in which they stand in a prompt: which file says how long each text is, and under which key."""
+"""The components in the order of a prompt, each with the file of the lengths of its texts and the key of their ids."""
 _TEXTS = len(_COMPONENTS) + 1
-"""Sources are counted so that each component has numbers of its own, and what only one prompt says as well."""
+"""Source numbers are interleaved: one class for each component, and one for text that only one prompt has."""
 _MAX_ID = 2**44
 _MAX_IDS = 10**6
-"""Texts of a component; the published files have 8,302 at most."""
+"""The most texts of a component; the published files have up to 8,302."""
 
 Lengths = dict[str, dict[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class RagPulseTrace(Trace):
-    """The requests of this file; equal ids are equal texts.
+    """The trace of RAGPulse; equal ids are equal texts.
 
-    A prompt says its texts one after another, and what they do not cover (the chat template) nobody else says. The
-    lengths of all texts are held while it is read, about 100 bytes for each. Where the files that have them are not in
-    the same folder, prompts have no content, and a note says so.
+    A prompt consists of its texts in order; the rest of its tokens (the chat template) are unique to it. The lengths of
+    all texts are held in memory, about 100 bytes each. If the files with the lengths are not in the same folder,
+    prompts have no content, and a note says so.
     """
 
     clock_reset: ClockReset = "refuse"
 
-    def _pages(self, *, check_all: bool) -> Iterator[Page]:
-        return paged(self._rows())
+    def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
+        return in_batches(self._rows())
 
     def _rows(self) -> Iterator[Row]:
         clock, weeks, alone = Clock("timestamp"), 0, 0
@@ -75,39 +76,39 @@ class RagPulseTrace(Trace):
                 texts += (Segment(alone * _TEXTS, 0, rest),) if rest > 0 else ()
                 alone += 1
             if more > weeks:
-                self._ledger.clock_fell(number, (more - weeks) * _WEEK_S)
+                self._bad_rows.clock_fell(number, (more - weeks) * _WEEK_S)
                 weeks = more
             return Row(clock.move(now) / 1e9, prompt, output, texts)
 
         with open_text(self.path) as text:
             rows = ((number, (number, line)) for number, line in json_lines(self.path, text))
-            yield from self._ledger.sift(rows, read)
+            yield from self._bad_rows.sift(rows, read)
 
-    def _moment(self, told: Any, clock: Clock, weeks: int) -> tuple[int, int]:
-        """Nanoseconds that a row's time says, and weeks that are added from there on. Raises ``FlawError``."""
-        if not isinstance(told, str):
-            raise FlawError(f'timestamp {shown(told)} is not text; expected seconds as a string, such as "82"')
-        time = parse_seconds("timestamp", told)
+    def _moment(self, value: Any, clock: Clock, weeks: int) -> tuple[int, int]:
+        """The time of a row in nanoseconds, and the weeks that are added from there on. Raises ``FlawError``."""
+        if not isinstance(value, str):
+            raise FlawError(f'timestamp {shown(value)} is not text; expected seconds as a string, such as "82"')
+        time = parse_seconds("timestamp", value)
         now = time + weeks * _WEEK_S * 10**9
         if clock.last is None or now >= clock.last:
             return now, weeks
-        earlier = f"timestamp {shown(told)} is earlier than the row before"
+        earlier = f"timestamp {shown(value)} is earlier than the row before"
         new_week = 2 * (clock.last - now) > _WEEK_S * 10**9
         if self.clock_reset == "refuse":
             advice = f"{_CONTINUE} would add whole weeks from there on"
-            raise FlawError(f"{earlier}{self._ledger.hint(advice) if new_week else ''}")
+            raise FlawError(f"{earlier}{self._bad_rows.hint(advice) if new_week else ''}")
         if not new_week:
             only = f"{_CONTINUE} goes on only where the clock falls by more than half a week"
-            raise FlawError(f"{earlier}{self._ledger.hint(only)}")
+            raise FlawError(f"{earlier}{self._bad_rows.hint(only)}")
         weeks = -(-(clock.last - time) // (_WEEK_S * 10**9))
         return time + weeks * _WEEK_S * 10**9, weeks
 
     def _missing(self) -> list[str]:
         files = (file for file, _ in _COMPONENTS.values())
-        return sorted(file for file in files if _mixed_step(self.path.parent, file) is None)
+        return sorted(file for file in files if _find_file(self.path.parent, file) is None)
 
     def _files(self) -> tuple[Path, ...]:
-        found = (_mixed_step(self.path.parent, file) for file, _ in _COMPONENTS.values())
+        found = (_find_file(self.path.parent, file) for file, _ in _COMPONENTS.values())
         return (self.path, *(path for path in found if path is not None))
 
     def _remarks(self) -> tuple[str, ...]:
@@ -120,8 +121,8 @@ class RagPulseTrace(Trace):
         )
 
 
-def _mixed_step(folder: Path, file: str) -> Path | None:
-    """The file of that name, plain or packed; None: it is not there."""
+def _find_file(folder: Path, file: str) -> Path | None:
+    """The path of a file, plain or compressed; None if there is none."""
     for suffix in ("", ".gz", ".bz2", ".xz"):
         try:
             if (path := folder / f"{file}{suffix}").is_file():
@@ -132,9 +133,9 @@ def _mixed_step(folder: Path, file: str) -> Path | None:
 
 
 def _lengths_of(folder: Path, component: str) -> dict[int, int]:
-    """Tokens of each text of a component. Raises ``WorkloadError``."""
+    """Tokens of each text of a component, by id. Raises ``WorkloadError``."""
     file, key = _COMPONENTS[component]
-    path = _mixed_step(folder, file) or folder / file
+    path = _find_file(folder, file) or folder / file
     found: dict[int, int] = {}
 
     def read(line: str) -> None:
@@ -153,7 +154,7 @@ def _lengths_of(folder: Path, component: str) -> dict[int, int]:
 
 
 def _texts(value: Any, lengths: Lengths | None) -> tuple[Segment, ...]:
-    """What a prompt is made of; nothing where lengths are not known. Raises ``FlawError``."""
+    """The texts of a prompt; empty if their lengths are not known. Raises ``FlawError``."""
     listed = check_keys("hash_ids: ", value, tuple(_COMPONENTS))
     for name in listed:
         if name not in _COMPONENTS:

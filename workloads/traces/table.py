@@ -1,7 +1,6 @@
-"""Tables of requests as anybody may keep them: CSV, JSONL or Parquet, with columns named in the scenario.
+"""Tables of requests in CSV, JSONL or Parquet, with columns that the scenario names.
 
-A row says when a request arrived and how many tokens its prompt and its answer have, and perhaps its session and its
-priority. No source and no licence but the user's own.
+A row has the arrival of a request, the tokens of its prompt and its answer, and perhaps its session and its priority.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from workloads.traces.csv_rows import CsvRows, parse_tokens, parse_whole
 from workloads.traces.files import open_bytes, open_text, shown_path
 from workloads.traces.jsonl import json_lines, parse, shown, tokens, whole
 from workloads.traces.parquet import parquet_rows
-from workloads.traces.table_cells import DECIMALS, MAX_PRIORITY, Cells, Columns, Time, parse_session, parse_value
-from workloads.traces.trace import Page, Row, Trace, paged
+from workloads.traces.table_row import DECIMALS, MAX_PRIORITY, Columns, TableRow, Time, parse_session, parse_value
+from workloads.traces.trace import Row, RowBatch, Trace, in_batches
 
 Format = Literal["csv", "jsonl", "parquet"]
 
@@ -30,51 +29,51 @@ _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
 }
 PARQUET = b"PAR1"
-"""How Parquet begins."""
+"""The first bytes of a Parquet file."""
 _PACKED = (".gz", ".bz2", ".xz")
 _PLAIN = Columns()
 
 
 @dataclass(frozen=True, slots=True)
 class TableTrace(Trace):
-    """The requests of a table, in order of their arrival.
+    """The requests of a table, in order of arrival.
 
-    The rows of a session follow one another, and sessions are in order of their first rows. The first row comes at its
-    arrival; each further one comes as long after the answer to the one before as their arrivals lie apart, since a
-    table does not say how long answers took. Where the session is empty, a row stands alone.
+    The rows of a session are adjacent, and sessions are in order of their first rows. The think time of a later turn
+    is the time between the arrivals of two rows, since a table does not have the time that answers took. A row with an
+    empty session is a request of its own.
 
-    While the table is checked, the names of all sessions are held. Of Parquet, a row group's columns may be.
+    While the table is checked, the names of all sessions are held. For Parquet, one page of each column is held.
     """
 
     format: Format | None = None
-    """None: Parquet where the file begins so, else as the name says."""
+    """None: Parquet if the file begins so, else by the suffix of its name."""
     columns: Columns = _PLAIN
     time: Time = "s"
-    """The unit of arrivals; or they are dates with a time (UTC, where they name no offset)."""
+    """The unit of arrivals; ``datetime``: date and time, in UTC unless there is an offset."""
     delimiter: str = ","
-    """CSV: what stands between fields."""
+    """The character between fields, in CSV."""
 
-    def _pages(self, *, check_all: bool) -> Iterator[Page]:
-        return paged(self._rows(check_all=check_all))
+    def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
+        return in_batches(self._rows(check_all=check_all))
 
     def _rows(self, *, check_all: bool) -> Iterator[Row]:
         self._check_columns()
         kind = self._format()
-        talks = _Talks(self.columns, remembers=check_all)
+        clock = _SessionClock(self.columns, finds_repeated=check_all)
         if kind == "parquet":
-            rows, cells = parquet_rows(self.path, self.columns, self.time)
-            yield from self._ledger.sift(rows, lambda row: talks.row(cells(row)))
+            rows, parse_row = parquet_rows(self.path, self.columns, self.time)
+            yield from self._bad_rows.sift(rows, lambda row: clock.row(parse_row(row)))
             return
         with open_text(self.path) as text:
             if kind == "csv":
                 table = CsvRows(self.path, text, self.columns.named, self.delimiter)
                 places = dict(zip(self.columns.named, table.columns, strict=True))
-                yield from self._ledger.sift(
-                    table.numbered(), lambda row: talks.row(self._csv(table.check(row), places))
+                yield from self._bad_rows.sift(
+                    table.numbered(), lambda row: clock.row(self._csv(table.check(row), places))
                 )
             else:
-                yield from self._ledger.sift(
-                    json_lines(self.path, text), lambda line: talks.row(self._json(parse(line, self.columns.named)))
+                yield from self._bad_rows.sift(
+                    json_lines(self.path, text), lambda line: clock.row(self._json(parse(line, self.columns.named)))
                 )
 
     def _has_header(self) -> bool:
@@ -87,7 +86,7 @@ class TableTrace(Trace):
             return "parquet" if raw.read(len(PARQUET)) == PARQUET else format_of(self.path)
 
     def _check_columns(self) -> None:
-        """Raises ``WorkloadError`` where one column is to be two things."""
+        """Raise ``WorkloadError`` if one column has two meanings."""
         meanings: dict[str, str] = {}
         for meaning, name in self.columns._asdict().items():
             if name is not None and (other := meanings.setdefault(name, meaning)) != meaning:
@@ -95,46 +94,46 @@ class TableTrace(Trace):
                     f"{shown_path(self.path)}: column {quoted(name)} is named twice, for {other} and {meaning}"
                 )
 
-    def _csv(self, row: list[str], places: dict[str, int]) -> Cells:
+    def _csv(self, row: list[str], places: dict[str, int]) -> TableRow:
         arrival, prompt, output, session, priority = self.columns
-        told = row[places[arrival]]
+        text = row[places[arrival]]
         if self.time == "datetime":
-            now = parse_datetime(arrival, told)
+            now = parse_datetime(arrival, text)
         else:
-            now = parse_seconds(arrival, told, DECIMALS[self.time])
-        talk, rank = session and row[places[session]], 0
+            now = parse_seconds(arrival, text, DECIMALS[self.time])
+        name, rank = session and row[places[session]], 0
         if priority is not None:
             rank = parse_whole(priority, row[places[priority]], -MAX_PRIORITY, MAX_PRIORITY)
         lengths = parse_tokens(prompt, row[places[prompt]]), parse_tokens(output, row[places[output]])
-        return Cells(now, quoted(told), *lengths, talk or None, rank)
+        return TableRow(now, quoted(text), *lengths, name or None, rank)
 
-    def _json(self, row: dict[str, Any]) -> Cells:
+    def _json(self, row: dict[str, Any]) -> TableRow:
         arrival, prompt, output, session, priority = self.columns
         now = parse_value(arrival, row[arrival], self.time)
-        talk = None if session is None else parse_session(session, row[session])
+        name = None if session is None else parse_session(session, row[session])
         rank = 0 if priority is None else whole(row, priority, -MAX_PRIORITY, MAX_PRIORITY)
-        return Cells(now, shown(row[arrival]), tokens(row, prompt), tokens(row, output), talk, rank)
+        return TableRow(now, shown(row[arrival]), tokens(row, prompt), tokens(row, output), name, rank)
 
 
-class _Talks:
-    """The clock of a table, and which session its rows are in."""
+class _SessionClock:
+    """Turns the rows of a table into requests: checks their times and numbers their sessions."""
 
     __slots__ = ("_before", "_clock", "_column", "_key", "_number", "_seen", "_start_s")
 
-    def __init__(self, columns: Columns, *, remembers: bool):
+    def __init__(self, columns: Columns, *, finds_repeated: bool):
         self._clock, self._column = Clock(columns.arrival), columns.session
-        self._seen: set[str | int] | None = set() if remembers else None
+        self._seen: set[str | int] | None = set() if finds_repeated else None
         self._key: str | int | None = None
         self._number = 0
         self._start_s = 0.0
         self._before = 0
-        """When the row before arrived, in nanoseconds."""
+        """Arrival of the previous row, in nanoseconds."""
 
-    def row(self, cells: Cells) -> Row:
-        """The row as a request. Raises ``FlawError`` where it is out of order."""
-        now, told, prompt, output, key, priority = cells
+    def row(self, row: TableRow) -> Row:
+        """The row as a request. Raises ``FlawError`` if it is out of order."""
+        now, text, prompt, output, key, priority = row
         if key is None or key != self._key:
-            self._clock.check(now, told)
+            self._clock.check(now, text)
             if key is not None and self._seen is not None:
                 if key in self._seen:
                     raise FlawError(
@@ -146,7 +145,7 @@ class _Talks:
             think_s = 0.0
         else:
             if now < self._before:
-                raise FlawError(f"{self._clock.column} {told} is earlier than the row before")
+                raise FlawError(f"{self._clock.column} {text} is earlier than the row before")
             think_s = (now - self._before) / 1e9
         self._key, self._before = key, now
         session = None if key is None else self._number - 1
@@ -154,7 +153,7 @@ class _Talks:
 
 
 def format_of(path: Path) -> Format:
-    """What a file's name says of its format. Raises ``WorkloadError``."""
+    """The format by the suffix of a file's name. Raises ``WorkloadError``."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _PACKED:
         suffixes.pop()

@@ -1,4 +1,4 @@
-"""What readers of trace files share: a window of the trace's time, thinning, a limit, a scale of the rate."""
+"""The base of all readers of traces: time windows, thinning, limits and rate scaling."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from workloads.rng import named_rng
 from workloads.traces.bad_rows import BadRowLog, changed
 from workloads.traces.files import shown_path
 
-_PAGE = 4096
-"""Rows, and blocks that they name, that are read one by one before they are handed on together."""
+_BATCH = 4096
+"""Rows in a batch; each segment of their content counts as one more."""
 
 Bools = NDArray[np.bool_]
 
 
 class Row(NamedTuple):
-    """One request as a trace tells it."""
+    """One request as it is in the trace, before windows and scaling."""
 
     seconds: float
-    """From the trace's first request; of a session's later turns, what its first turn has."""
+    """Seconds since the first request of the trace; later turns of a session have the value of the first turn."""
     prompt_tokens: int
     output_tokens: int
     content: tuple[Segment, ...] = ()
@@ -37,59 +37,59 @@ class Row(NamedTuple):
     priority: int = 0
 
 
-class Page(NamedTuple):
-    """Successive rows of a trace, by column; in order of time, as the whole trace is."""
+class RowBatch(NamedTuple):
+    """Successive rows of a trace, as columns, in order of time."""
 
     seconds: FloatArray
-    """From the trace's first request; shape (rows,)."""
+    """Seconds since the first request of the trace; shape (rows,)."""
     prompt_tokens: Sequence[int]
     output_tokens: Sequence[int]
     contents: Sequence[tuple[Segment, ...]] | None = None
-    """None: no row has any."""
+    """Content of each row; None if no row has any."""
     turns: tuple[Sequence[float], Sequence[int | None], Sequence[int]] | None = None
-    """Seconds of thinking, sessions, priorities. None: no row has any."""
+    """Think times in seconds, sessions and priorities; None if no row has any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace(ABC):
-    """The requests of a trace file, read page by page as they are asked for; the whole file is checked at the start.
+    """The requests of a trace file, read in batches as they are needed; the whole file is checked at the start.
 
-    Raises ``BadRowError`` for the first row that is wrong, counted from 1, and ``WorkloadError`` for whatever is wrong
-    with the file as a whole, or has changed in it since it was checked. No more than a page is held at a time, however
-    long the file is; what a kind of trace must hold beyond that, its class says.
+    Raises ``BadRowError`` for the first wrong row, counted from 1, and ``WorkloadError`` for faults of the file as a
+    whole, or if it changes after the check. Memory holds one batch at a time, however long the file is; subclasses
+    document what they hold beyond that.
     """
 
     path: Path
     limit: int | None = None
-    """Keep this many requests at most; of a session that it cuts, the first turns."""
+    """The most requests to keep; this may cut off the last turns of a session."""
     rate_scale: float = 1.0
-    """Divide all arrival times by this: 2 doubles the rate and keeps the burstiness. Users think as long as before."""
+    """Divide all arrival times by this: 2 doubles the rate and keeps the burstiness. Think times do not change."""
     start_s: float = 0.0
     stop_s: float | None = None
-    """Keep the requests of ``[start_s, stop_s)``, in the trace's own seconds from its first request."""
+    """Keep the requests in ``[start_s, stop_s)``, in unscaled seconds since the first request of the trace."""
     keep: float = 1.0
-    """Share of the rows in the window that are kept, each by a draw of its own; a session stays or goes whole."""
+    """Probability of keeping each request (or each whole session) in the window, drawn independently."""
     seed: int = 0
-    """Of these draws."""
+    """Seed of the draws for ``keep``."""
     skip_bad_rows: bool = False
-    """Leave out rows that are wrong, and say so in ``notes``, instead of refusing the file."""
+    """Leave out wrong rows, and list them in ``notes``, instead of refusing the file."""
     users: None = field(default=None, init=False)
     n_requests: int = field(init=False)
     notes: tuple[str, ...] = field(default=(), init=False)
-    """What was left out of the file or mended, a line each."""
-    _ledger: BadRowLog = field(init=False, repr=False, compare=False)
+    """What was left out of the file or corrected in it, one line each."""
+    _bad_rows: BadRowLog = field(init=False, repr=False, compare=False)
     _state: tuple[tuple[str, int, int], ...] = field(init=False, repr=False, compare=False)
-    """Name, size and time of change of each file that was checked."""
+    """Name, size and modification time of each file that was checked."""
 
     def __post_init__(self) -> None:
         bad_rows = BadRowLog(self.path, skips=self.skip_bad_rows)
-        object.__setattr__(self, "_ledger", bad_rows)
+        object.__setattr__(self, "_bad_rows", bad_rows)
         object.__setattr__(self, "_state", tuple(map(_state_of, self._files())))
         inside, seen, thinning = 0, 0, _Thinning(self.keep, self.seed)
-        for page in self._pages(check_all=True):
-            seen += len(page.seconds)
-            low, high = self._window(page.seconds)
-            chosen = thinning.choose(page, low, high)
+        for batch in self._batches(check_all=True):
+            seen += len(batch.seconds)
+            low, high = self._window(batch.seconds)
+            chosen = thinning.choose(batch, low, high)
             inside += high - low if chosen is None else int(chosen.sum())
         bad_rows.close()
         count = inside if self.limit is None else min(inside, self.limit)
@@ -106,22 +106,22 @@ class Trace(ABC):
         if tuple(map(_state_of, self._files())) != self._state:
             raise changed(self.path, "it, or a file that belongs to it, has another size or date")
         left, thinning = self.n_requests, _Thinning(self.keep, self.seed)
-        for page in self._pages(check_all=False):
-            low, high = self._window(page.seconds)
-            chosen = thinning.choose(page, low, high)
+        for batch in self._batches(check_all=False):
+            low, high = self._window(batch.seconds)
+            chosen = thinning.choose(batch, low, high)
             columns: list[Iterable[Any]] = [
-                ((page.seconds[low:high] - self.start_s) / self.rate_scale).tolist(),
-                page.prompt_tokens[low:high],
-                page.output_tokens[low:high],
+                ((batch.seconds[low:high] - self.start_s) / self.rate_scale).tolist(),
+                batch.prompt_tokens[low:high],
+                batch.output_tokens[low:high],
             ]
-            if page.turns is not None:
-                columns += (column[low:high] for column in page.turns)
-            # The longest column, and the one that may be endless, comes last.
-            columns.append(repeat(()) if page.contents is None else page.contents[low:high])
+            if batch.turns is not None:
+                columns += (column[low:high] for column in batch.turns)
+            # The content column comes last, since it may be unbounded.
+            columns.append(repeat(()) if batch.contents is None else batch.contents[low:high])
             if chosen is not None:
                 columns = [compress(column, chosen.tolist()) for column in columns]
             rows = zip(range(self.n_requests - left, self.n_requests), *columns, strict=False)
-            if page.turns is None:
+            if batch.turns is None:
                 for i, arrival_s, prompt, output, content in rows:
                     yield Request(i, arrival_s, prompt, output, 0.0, content)
             else:
@@ -133,26 +133,27 @@ class Trace(ABC):
         raise changed(self.path, f"{left} of {self.n_requests} requests are gone")
 
     @abstractmethod
-    def _pages(self, *, check_all: bool) -> Iterator[Page]:
-        """Every good row of the file, in its order, checked; pages may be empty.
+    def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
+        """Read all good rows, in the order of the file; batches may be empty.
 
-        ``check_all``: the first reading, which finds every fault; later ones may spare what only memory can tell.
+        ``check_all``: whether this is the first reading, which finds every fault. Later ones may skip checks that need
+        memory for the whole file.
         """
 
     def _files(self) -> tuple[Path, ...]:
-        """All that is read."""
+        """All files that are read."""
         return (self.path,)
 
     def _has_header(self) -> bool:
-        """Whether the first line names the columns."""
+        """Whether the first line has the names of the columns."""
         return False
 
     def _remarks(self) -> tuple[str, ...]:
-        """What else a user must know, a line each."""
+        """Further notes for users, one line each."""
         return ()
 
     def _window(self, seconds: FloatArray) -> tuple[int, int]:
-        """Which of a page's rows are kept: from one, up to before another."""
+        """The rows of a batch within the time window, as a half-open range of indices."""
         low = int(np.searchsorted(seconds, self.start_s))
         return low, len(seconds) if self.stop_s is None else max(low, int(np.searchsorted(seconds, self.stop_s)))
 
@@ -164,46 +165,46 @@ class Trace(ABC):
 
 
 class _Thinning:
-    """Which rows are kept, one draw for each row or session, so that it does not matter how they come in pages."""
+    """Draws which rows are kept, once for each row or session, so that the sizes of batches do not matter."""
 
     __slots__ = ("_keep", "_last", "_rng", "_verdict")
 
     def __init__(self, keep: float, seed: int):
         self._keep, self._rng = keep, named_rng(seed, "thinning")
         self._last: int | None = None
-        """The session of the row before."""
+        """Session of the previous row."""
         self._verdict = False
 
-    def choose(self, page: Page, low: int, high: int) -> Bools | None:
-        """Of a page's rows from ``low`` to before ``high``; None: all."""
+    def choose(self, batch: RowBatch, low: int, high: int) -> Bools | None:
+        """Whether to keep each row of ``low:high`` in a batch; None for all."""
         if self._keep >= 1:
             return None
-        if page.turns is None:
+        if batch.turns is None:
             return self._rng.random(high - low) < self._keep
         chosen = np.zeros(high - low, dtype=np.bool_)
-        for k, session in enumerate(page.turns[1][low:high]):
+        for k, session in enumerate(batch.turns[1][low:high]):
             if session is None or session != self._last:
                 self._verdict = bool(self._rng.random() < self._keep)
             self._last, chosen[k] = session, self._verdict
         return chosen
 
 
-def paged(rows: Iterable[Row]) -> Iterator[Page]:
-    """Rows that come one by one, as pages."""
-    page, size = [], 0
+def in_batches(rows: Iterable[Row]) -> Iterator[RowBatch]:
+    """Group rows into batches."""
+    batch, size = [], 0
     for row in rows:
-        page.append(row)
+        batch.append(row)
         size += 1 + len(row.content)
-        if size >= _PAGE:
-            yield page_of(page)
-            page, size = [], 0
-    yield page_of(page)
+        if size >= _BATCH:
+            yield batch_of(batch)
+            batch, size = [], 0
+    yield batch_of(batch)
 
 
-def page_of(rows: Sequence[Row]) -> Page:
-    """Rows as a page."""
+def batch_of(rows: Sequence[Row]) -> RowBatch:
+    """Make one batch of rows."""
     plain = all(row.session is None and not row.priority and not row.think_s for row in rows)
-    return Page(
+    return RowBatch(
         np.array([row.seconds for row in rows], dtype=np.float64),
         [row.prompt_tokens for row in rows],
         [row.output_tokens for row in rows],
@@ -213,7 +214,7 @@ def page_of(rows: Sequence[Row]) -> Page:
 
 
 def _state_of(path: Path) -> tuple[str, int, int]:
-    """Name, size and time of change in nanoseconds; of what is no file, zeros (whoever opens it says what it is)."""
+    """Name, size and modification time in nanoseconds; zeros if there is no file, which is reported on opening."""
     try:
         state = path.stat()
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Traces of coding agents as WEKA's kv-cache-tester keeps them: JSONL, a whole session in each line.
+"""Traces of coding agents in the format of WEKA's kv-cache-tester: JSONL with a whole session in each line.
 
 Public at github.com/callanjfox/kv-cache-tester under Apache-2.0. A session has ``requests``, each with ``t`` (seconds
-from its start), ``in`` and ``out`` (tokens), ``hash_ids`` (of the prompt's full blocks of 64 tokens; ids mean something
-within their session only, and each speaks for all that precedes it), ``api_time`` and ``think_time`` (seconds). An
-entry of type ``subagent`` has requests of its own, with a clock that starts at its ``t``.
+from its start), ``in`` and ``out`` (tokens), ``hash_ids`` (of the full blocks of 64 tokens of the prompt; ids are
+local to their session, and each stands for all text up to the end of its block), ``api_time`` and ``think_time``
+(seconds). An entry of type ``subagent`` has requests of its own, with a clock that starts at its ``t``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from workloads.rng import named_rng
 from workloads.traces.bad_rows import FlawError
 from workloads.traces.files import open_text
 from workloads.traces.jsonl import Object, check_chain, check_keys, ids, json_lines, parse, seconds, shown, tokens
-from workloads.traces.trace import Page, Row, Trace, paged
+from workloads.traces.trace import Row, RowBatch, Trace, in_batches
 
 BLOCK_TOKENS = 64
 """Tokens that one hash id stands for."""
 
 _LINE = 1 << 26
-"""Characters in a line; published sessions have some millions."""
+"""The most characters in a line; published sessions have some millions."""
 _MAX_ID = 2**32
 _DEPTH = 4
-"""Subagents of subagents; published ones have none."""
+"""The deepest nesting of subagents; published traces have one level."""
 
 _KEYS = ("t", "in", "out", "hash_ids")
 
@@ -41,45 +41,45 @@ class _Turn(NamedTuple):
     ids: list[int]
 
 
-class _Talk(NamedTuple):
-    """The requests of one agent, one after another."""
+class _AgentSession(NamedTuple):
+    """The requests of one agent, in order."""
 
     offset_s: float
-    """From the start of the line's session to its first request."""
+    """Seconds from the start of the session in the line to the first request of this agent."""
     turns: list[_Turn]
 
 
 @dataclass(frozen=True, slots=True)
 class WekaTrace(Trace):
-    """The sessions of one of these files; equal ids of one line are equal blocks of content.
+    """Sessions of coding agents; equal ids in one line are equal blocks of content.
 
-    Sessions have no common clock: they start by a Poisson process. A subagent is a session of its own; it starts as
-    long after the session that it belongs to as the trace says, but shares its ids. All requests of a session follow
-    one another and have its start for an arrival time: a window, ``keep`` and order go by that. ``limit`` counts
-    requests, and may cut off the last turns of the last session. A row is a line; a bad one is left out with its
-    subagents.
+    Sessions have no common clock, so they start by a Poisson process. A subagent is a session of its own that shares
+    the ids of its parent; its start relative to that of the parent is in the trace. All requests of a session are
+    adjacent and have its start as arrival time, which the time window, ``keep`` and the order refer to. ``limit``
+    counts requests, and may cut off the last turns of the last session. A row is a line; a bad row is left out with
+    all its subagents.
 
-    One line is held at a time, and the sessions of subagents until they start.
+    Memory holds one line at a time, and the sessions of subagents until they start.
     """
 
     rate: float = 0.01
-    """Sessions/s, not counting subagents."""
+    """New sessions/s, not counting subagents."""
 
-    def _pages(self, *, check_all: bool) -> Iterator[Page]:
-        return paged(self._rows(check_all=check_all))
+    def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
+        return in_batches(self._rows(check_all=check_all))
 
     def _rows(self, *, check_all: bool) -> Iterator[Row]:
-        """In order of the sessions' starts; where all is checked, without content."""
+        """Rows in order of the starts of sessions; without content while the file is checked."""
         rng, now, session, request = named_rng(self.seed, "session-gaps"), 0.0, 0, 0
         waiting: list[tuple[float, int, list[Row]]] = []
         with open_text(self.path) as text:
-            for line, talks in enumerate(self._ledger.sift(json_lines(self.path, text, _LINE), _read)):
+            for line, sessions in enumerate(self._bad_rows.sift(json_lines(self.path, text, _LINE), _read)):
                 now += float(rng.exponential(1 / self.rate))
                 while waiting and waiting[0][0] <= now:
                     yield from heapq.heappop(waiting)[2]
-                for talk in talks:
-                    start_s, rows = now + talk.offset_s, []
-                    for turn in talk.turns:
+                for agent in sessions:
+                    start_s, rows = now + agent.offset_s, []
+                    for turn in agent.turns:
                         content = () if check_all else _content(turn, line, request)
                         rows.append(
                             Row(start_s, turn.prompt_tokens, turn.output_tokens, content, turn.think_s, session)
@@ -92,7 +92,7 @@ class WekaTrace(Trace):
 
 
 def _content(turn: _Turn, line: int, request: int) -> tuple[Segment, ...]:
-    """What a prompt says: stretches of its line's blocks, then what fills no block, which nobody else says."""
+    """The content of a prompt: runs of consecutive blocks, then a partial block, which is unique to this prompt."""
     segments = []
     if turn.ids:
         numbers = np.array(turn.ids, dtype=np.int64)
@@ -105,21 +105,23 @@ def _content(turn: _Turn, line: int, request: int) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _read(line: str) -> list[_Talk]:
-    """The sessions of a line. Raises ``FlawError``."""
+def _read(line: str) -> list[_AgentSession]:
+    """Parse a line into sessions. Raises ``FlawError``."""
     row = parse(line, ("requests",))
     for key, only in (("block_size", BLOCK_TOKENS), ("hash_id_scope", "local")):
         if key in row and row[key] != only:
             raise FlawError(f"{key} {shown(row[key])} is not read; expected {shown(only)}")
     parents: dict[int, int | None] = {}
-    talks = list(_talks("", row["requests"], 0.0, parents, 0))
-    if not talks:
+    sessions = list(_sessions("", row["requests"], 0.0, parents, 0))
+    if not sessions:
         raise FlawError("requests: none")
-    return talks
+    return sessions
 
 
-def _talks(where: str, entries: Any, start_s: float, parents: dict[int, int | None], depth: int) -> Iterator[_Talk]:
-    """The session that these entries make, and those of its subagents. Raises ``FlawError``."""
+def _sessions(
+    where: str, entries: Any, start_s: float, parents: dict[int, int | None], depth: int
+) -> Iterator[_AgentSession]:
+    """The session of these entries, after those of its subagents. Raises ``FlawError``."""
     if not isinstance(entries, list):
         raise FlawError(f"{where}requests {shown(entries)} is not a list")
     if depth > _DEPTH:
@@ -131,7 +133,7 @@ def _talks(where: str, entries: Any, start_s: float, parents: dict[int, int | No
         if isinstance(entry, dict) and entry.get("type") == "subagent":
             check_keys(here, entry, ("t", "requests"))
             begins = start_s + seconds(entry, "t", here)
-            yield from _talks(f"{here[:-2]}.", entry["requests"], begins, parents, depth + 1)
+            yield from _sessions(f"{here[:-2]}.", entry["requests"], begins, parents, depth + 1)
             continue
         request = check_keys(here, entry, _KEYS)
         now = seconds(request, "t", here)
@@ -142,11 +144,11 @@ def _talks(where: str, entries: Any, start_s: float, parents: dict[int, int | No
         answered = now + (seconds(request, "api_time", here) if request.get("api_time") is not None else 0.0)
         turns.append(_turn(here, request, think_s, parents))
     if turns:
-        yield _Talk(start_s + first, turns)
+        yield _AgentSession(start_s + first, turns)
 
 
 def _thinking(where: str, request: Object, since_s: float) -> float:
-    """Seconds between an answer and this request: as it says, or else what lies between."""
+    """Seconds between the previous answer and this request: its ``think_time``, else the difference of the times."""
     return seconds(request, "think_time", where) if request.get("think_time") is not None else max(0.0, since_s)
 
 

@@ -12,8 +12,8 @@ from kvsim.advice.plan import MOST_CONTEXT, PLAN_ENGINES, Engine, Plan
 from kvsim.advice.plan import plan as make_plan
 from kvsim.cli.console import console, print_json
 from kvsim.errors import UserError
-from kvsim.model.architectures import model_names, plan_shape
-from kvsim.model.storage_types import CACHE_TYPES, show_bytes
+from kvsim.model.memory_shapes import memory_shape, model_names
+from kvsim.model.storage_types import CACHE_TYPES, format_size
 
 _NAMES: dict[Engine, str] = {"llamacpp": "llama.cpp", "vllm": "vLLM"}
 
@@ -69,7 +69,7 @@ def plan(
 
 
 def _list_models(as_json: bool) -> None:
-    shapes = {name: plan_shape(name) for name in model_names()}
+    shapes = {name: memory_shape(name) for name in model_names()}
     if as_json:
         print_json({name: {"parameters": s.n_parameters, "source": s.source} for name, s in shapes.items()})
         return
@@ -95,8 +95,8 @@ def _show(out: Console, made: Plan) -> None:
     names = sorted({part.name: order[part.kind] for part in made.parts}.items(), key=lambda item: item[1])
     for name, _ in names:
         row = [sizes.get((name, engine)) for engine in made.engines]
-        table.add_row(name, *(f"{'≈ ' * part.estimate}{show_bytes(part.bytes)}" if part else "–" for part in row))
-    table.add_row("total", *(f"≈ {show_bytes(made.total(engine))}" for engine in made.engines), style="bold")
+        table.add_row(name, *(f"{'≈ ' * part.estimate}{format_size(part.bytes)}" if part else "–" for part in row))
+    table.add_row("total", *(f"≈ {format_size(made.total(engine))}" for engine in made.engines), style="bold")
     out.print(table)
     out.print("≈ is estimated, all else is exact; the engine itself and its libraries are not counted", style="dim")
     for engine in made.engines:
@@ -120,7 +120,7 @@ def _fit(made: Plan, engine: Engine, memory: int) -> str:
     budget = made.budget(engine, memory)
     context, parallel = made.largest_context(memory, engine), made.largest_parallel(memory, engine)
     s = made.settings
-    share = f"{show_bytes(budget)} of {show_bytes(memory)}" if budget != memory else show_bytes(memory)
+    share = f"{format_size(budget)} of {format_size(memory)}" if budget != memory else format_size(memory)
     verb = "fits" if made.fits(engine, memory) else "does not fit"
     said = f"{_NAMES[engine]}: {verb} in {share}"
     if engine == "vllm":

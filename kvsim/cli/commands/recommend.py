@@ -16,7 +16,7 @@ from kvsim.cli.console import console, print_json
 from kvsim.cli.progress import SweepBar
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import Interval
-from kvsim.model.storage_types import show_bytes
+from kvsim.model.storage_types import format_size
 from kvsim.results import writable
 
 
@@ -131,7 +131,7 @@ def _table(found: Recommendation) -> Table:
         types = c.type_k if c.type_k == c.type_v else f"{c.type_k}/{c.type_v}"
         figures = [_short(f.measures.get(bound.measure), bound.is_share) for bound in found.slo.asked]
         reach = "–" if f.sustained is None else f"{'≥ ' * f.at_least}{f.sustained.value:.3g} x{_half(f.sustained, 2)}"
-        row = [str(place), c.family, f"{cache.cells:,}", str(server.slots), batch, types, show_bytes(c.memory_bytes)]
+        row = [str(place), c.family, f"{cache.cells:,}", str(server.slots), batch, types, format_size(c.memory_bytes)]
         table.add_row(*row, *figures, reach, f.verdict)
     return table
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import kvsim
 from kvsim.advice.plan import plan
 from kvsim.errors import UserError
-from kvsim.model.architectures import model_names, plan_shape
 from kvsim.model.engine_shapes import gguf_path
 from kvsim.model.gguf_file import read_header
-from kvsim.model.storage_types import CACHE_TYPES, LLAMACPP_CACHE_TYPES, read_bytes, show_bytes, weight_bytes
+from kvsim.model.memory_shapes import memory_shape, model_names
+from kvsim.model.storage_types import CACHE_TYPES, LLAMACPP_CACHE_TYPES, format_size, parse_size, weight_bytes
 from tests.gguf_files import SMOLLM2_MISSING, Small
 from tests.kvsim.cli.test_cli import complaint, succeeded
 from tests.worlds import command
@@ -171,7 +171,7 @@ def test_vllm_takes_a_share_of_the_memory():
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_shapes_add_up_to_the_models_parameters(name):
-    assert plan_shape(name).n_parameters == PARAMETERS[name]
+    assert memory_shape(name).n_parameters == PARAMETERS[name]
 
 
 def test_every_shipped_model_can_be_planned():
@@ -277,21 +277,21 @@ def test_a_multimodal_config_has_its_text_model_inside(tmp_path):
     path = tmp_path / "config.json"
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     path.write_text(json.dumps({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text}))
-    shape = plan_shape(str(path))
-    assert shape.groups == plan_shape("gemma-3-4b").groups
-    assert shape.n_parameters == plan_shape("gemma-3-4b").n_parameters
+    shape = memory_shape(str(path))
+    assert shape.groups == memory_shape("gemma-3-4b").groups
+    assert shape.n_parameters == memory_shape("gemma-3-4b").n_parameters
 
 
 def test_layer_types_say_which_layers_have_a_window(tmp_path):
     kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-    shape = plan_shape(config(tmp_path, model_type="gemma2", layer_types=kinds, sliding_window=64))
+    shape = memory_shape(config(tmp_path, model_type="gemma2", layer_types=kinds, sliding_window=64))
     assert [(group.kind, group.layers, group.window) for group in shape.groups] == [
         ("full", 2, None),
         ("window", 2, 64),
     ]
-    off = plan_shape(config(tmp_path, model_type="qwen2", sliding_window=64, use_sliding_window=False))
+    off = memory_shape(config(tmp_path, model_type="qwen2", sliding_window=64, use_sliding_window=False))
     assert [group.kind for group in off.groups] == ["full"]
-    some = plan_shape(
+    some = memory_shape(
         config(tmp_path, model_type="qwen2", sliding_window=64, use_sliding_window=True, max_window_layers=3)
     )
     assert [(group.kind, group.layers) for group in some.groups] == [("full", 3), ("window", 1)]
@@ -367,11 +367,11 @@ def test_narrower_types_take_less():
     ],
 )
 def test_sizes_are_read(text, size):
-    assert read_bytes(text) == size
+    assert parse_size(text) == size
 
 
 def test_sizes_are_shown_in_powers_of_two():
-    assert [show_bytes(n) for n in (3, 1536, 512 * MIB, 3 * GIB)] == ["3 B", "1.50 KiB", "512.00 MiB", "3.00 GiB"]
+    assert [format_size(n) for n in (3, 1536, 512 * MIB, 3 * GIB)] == ["3 B", "1.50 KiB", "512.00 MiB", "3.00 GiB"]
 
 
 # The command and the interface

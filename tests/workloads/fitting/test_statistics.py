@@ -8,7 +8,7 @@ import pytest
 from tests.traces import SHARED, needs_shared
 from tests.worlds import Given, Listed
 from workloads import AzureTrace, MooncakeTrace, Request, Segment, WorkloadError, answer_of
-from workloads.fitting.statistics import describe, dispersion, tick_of, unticked
+from workloads.fitting.statistics import clock_tick, describe, dispersion, spread_within_ticks
 
 
 def test_a_small_stream_by_hand():
@@ -49,12 +49,12 @@ def test_poisson_is_1_and_regular_is_0():
 
 def test_a_ticking_clock_is_seen_and_spread():
     times = np.repeat(np.arange(0, 30, 3.0), 4)
-    assert tick_of(times) == 3.0
-    spread = unticked(times, 3.0, np.random.default_rng(1))
+    assert clock_tick(times) == 3.0
+    spread = spread_within_ticks(times, 3.0, np.random.default_rng(1))
     assert np.array_equal(spread // 3, times // 3)
     assert (np.diff(spread) > 0).all()
-    assert tick_of(np.arange(20.0)) is None
-    assert tick_of(np.array([0.0, 0.0, 1e-12, 1.0])) is None
+    assert clock_tick(np.arange(20.0)) is None
+    assert clock_tick(np.array([0.0, 0.0, 1e-12, 1.0])) is None
 
 
 def test_what_is_said_again():

@@ -113,13 +113,13 @@ def test_limit_and_window_count_good_rows(write):
     assert prompts(AzureTrace(path, start_s=1.0, stop_s=5.0, skip_bad_rows=True)) == [101, 103, 104]
 
 
-def test_thinning_keeps_a_share_by_seed_whatever_the_pages(write, monkeypatch):
+def test_thinning_keeps_a_share_by_seed_whatever_the_batches(write, monkeypatch):
     path = write(lines(HEADER, *azure_rows(900)))
     drawn = named_rng(7, "thinning").random(900) < 0.3
     expected = (np.flatnonzero(drawn) + 100).tolist()
-    for block, page in ((1 << 18, 4096), (500, 4096), (60, 3)):
+    for block, batch in ((1 << 18, 4096), (500, 4096), (60, 3)):
         monkeypatch.setattr(azure_module, "_BLOCK", block)
-        monkeypatch.setattr(traces_module, "_PAGE", page)
+        monkeypatch.setattr(traces_module, "_BATCH", batch)
         trace = AzureTrace(path, keep=0.3, seed=7)
         assert prompts(trace) == prompts(trace) == expected
         assert trace.n_requests == len(expected)

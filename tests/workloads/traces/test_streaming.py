@@ -15,7 +15,7 @@ from tests.traces import SHARED, needs_shared
 from tests.workloads.traces.test_azure import HEADER, WAYS_TO_WRITE_IT
 from workloads import AzureTrace, Fixed, MooncakeTrace, Sessions, Synthetic, WorkloadError, poisson_gaps
 from workloads.traces import azure as azure_module
-from workloads.traces.trace import paged
+from workloads.traces.trace import in_batches
 
 
 class OneByOne(AzureTrace):
@@ -23,8 +23,8 @@ class OneByOne(AzureTrace):
 
     __slots__ = ()
 
-    def _pages(self, *, check_all):
-        return paged(self._rows())
+    def _batches(self, *, check_all):
+        return in_batches(self._rows())
 
 
 def outcome(reader, path, **options):

@@ -54,7 +54,7 @@ class AttentionGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPlanShape:
+class MemoryShape:
     """A model, as far as its memory goes."""
 
     name: str
@@ -195,7 +195,7 @@ def model_names() -> list[str]:
     return list(_table())
 
 
-def plan_shape(model: str) -> ModelPlanShape:
+def memory_shape(model: str) -> MemoryShape:
     """The shape of a shipped model, of ``smollm2``, of a ``config.json`` (or its folder) or of a GGUF file.
 
     Raises ``UserError``.
@@ -218,7 +218,7 @@ def plan_shape(model: str) -> ModelPlanShape:
     raise UserError(f"--model: no model called {model!r:.80}; {hint} A config.json or FILE.gguf is accepted too")
 
 
-def _shape_of_file(path: Path) -> ModelPlanShape:
+def _shape_of_file(path: Path) -> MemoryShape:
     if not path.is_file():
         raise UserError(f"{str(path)!r}: no such file; a config.json is expected")
     try:
@@ -233,7 +233,7 @@ def _shape_of_file(path: Path) -> ModelPlanShape:
     return shape_of_config(loaded, path.parent.name or path.name, str(path))
 
 
-def shape_of_config(fields: dict[str, Any], name: str, source: str) -> ModelPlanShape:
+def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemoryShape:
     """The shape that a config.json states. Raises ``UserError`` with ``source`` in front."""
     text = fields.get("text_config")
     if isinstance(text, dict):
@@ -269,7 +269,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> ModelPlan
         default = f"quant_method {method!r:.40}"
     elif not default:
         default = f"torch_dtype {config.torch_dtype or config.dtype!r:.40}"
-    return ModelPlanShape(
+    return MemoryShape(
         name=name,
         source=source,
         groups=groups,
@@ -419,7 +419,7 @@ _GGUF_PATTERNS: dict[str, int] = {
 the others a window (``hparams.set_swa_pattern`` in llama.cpp), 0: no window, whatever the header says."""
 
 
-def _shape_of_gguf(model: str) -> ModelPlanShape:
+def _shape_of_gguf(model: str) -> MemoryShape:
     from kvsim.model.engine_shapes import gguf_path
     from kvsim.model.gguf_file import read_header
 
@@ -488,7 +488,7 @@ def _shape_of_gguf(model: str) -> ModelPlanShape:
         used = number("expert_used_count", 1) * number("expert_feed_forward_length", max(width))
         width = [used] if arch != "deepseek2" else [*width, used]
     context = fields.get(f"{arch}.context_length")
-    return ModelPlanShape(
+    return MemoryShape(
         name=stem if model != "smollm2" else "smollm2",
         source=str(path),
         groups=tuple(groups),

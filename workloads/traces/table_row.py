@@ -1,4 +1,4 @@
-"""What a row of a table says, whatever format the table has."""
+"""Rows of tables, independent of the file format."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from workloads.traces.clock import MAX_SECONDS, parse_datetime
 from workloads.traces.jsonl import shown
 
 Time = Literal["s", "ms", "us", "ns", "datetime"]
-"""The unit of arrivals; or they are dates with a time."""
+"""The unit of arrivals; ``datetime``: a date and time."""
 
 MAX_PRIORITY = 2**31 - 1
-"""And as much below 0."""
+"""The largest priority; the smallest is its negative."""
 
 DECIMALS = {"s": 9, "ms": 6, "us": 3, "ns": 0}
-"""Nanoseconds are so many digits behind the point."""
+"""Digits behind the point down to nanoseconds, by unit."""
 
 
 class Columns(NamedTuple):
-    """What the columns are called. None: there is no such column."""
+    """Names of the columns; None if there is no such column."""
 
     arrival: str = "arrival"
     prompt: str = "prompt"
-    """Tokens."""
+    """Number of tokens."""
     output: str = "output"
-    """Tokens."""
+    """Number of tokens."""
     session: str | None = None
     priority: str | None = None
-    """The smaller, the more urgent."""
+    """Smaller values are more urgent."""
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Those that there are, each once."""
+        """All names that are set, each once."""
         return tuple(dict.fromkeys(name for name in self if name is not None))
 
 
-class Cells(NamedTuple):
-    """What a row says."""
+class TableRow(NamedTuple):
+    """The values of one row."""
 
     arrival_ns: int
-    told: str
-    """The arrival as the row has it."""
+    arrival_text: str
+    """The arrival as written, for messages."""
     prompt_tokens: int
     output_tokens: int
     session: str | int | None = None
     priority: int = 0
 
 
-Read = Callable[[Any], Cells]
-"""Makes a row's cells out of what a format has."""
+RowParser = Callable[[Any], TableRow]
+"""Parses a row as a file format represents it."""
 
 
 def parse_value(column: str, value: Any, time: Time) -> int:
-    """Nanoseconds that an arrival says which is no text but has a type of its own. Raises ``FlawError``."""
+    """Convert an arrival from JSON or Parquet to nanoseconds. Raises ``FlawError``."""
     if time == "datetime":
         if not isinstance(value, str):
             raise FlawError(f"{column} {shown(value)} is not text; expected YYYY-MM-DD HH:MM:SS.fffffff")
@@ -62,13 +62,13 @@ def parse_value(column: str, value: Any, time: Time) -> int:
     if type(value) is not int and type(value) is not float:
         raise FlawError(f"{column} {shown(value)} is not a number; expected {time}")
     scale: int = 10 ** DECIMALS[time]
-    if not 0 <= value <= MAX_SECONDS * 10**9 // scale:  # NaN is not, nor is infinity
+    if not 0 <= value <= MAX_SECONDS * 10**9 // scale:  # also refuses NaN and infinity
         raise FlawError(f"{column} {shown(value)} is out of range; expected 0 to {MAX_SECONDS * 10**9 // scale}")
     return value * scale if isinstance(value, int) else round(value * scale)
 
 
 def parse_session(column: str, value: Any) -> str | int | None:
-    """A session's name or number; None where there is none. Raises ``FlawError``."""
+    """The name or number of a session; None if it is empty. Raises ``FlawError``."""
     if value is None or value == "":
         return None
     if type(value) is not int and type(value) is not str:
