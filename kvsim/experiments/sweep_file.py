@@ -31,7 +31,7 @@ from pydantic_core import ErrorDetails
 from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.measures import MEASURES, Objectives
-from kvsim.scenario.scenario import Scenario, file_name, name_of, read, read_toml, set_key, validated
+from kvsim.scenario.scenario import Scenario, check_name, name_of, read, read_toml, set_key, validated
 from kvsim.scenario.section import Section
 from policies import available
 
@@ -124,7 +124,7 @@ class StopRule(Section):
 class SweepFile(Section):
     """The keys of a sweep file."""
 
-    name: Annotated[str, AfterValidator(file_name)] = "sweep"
+    name: Annotated[str, AfterValidator(check_name)] = "sweep"
     """Also the folder that results go to."""
     scenario: str | None = None
     """A built-in scenario or a file; relative paths start at the sweep file's folder."""

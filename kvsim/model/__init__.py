@@ -1,1 +1,1 @@
-"""What a model is: shapes, storage types, the headers of GGUF files."""
+"""Models: their shapes, storage types, and the headers of GGUF files."""

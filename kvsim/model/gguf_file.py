@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its fields, and where its tensors lie.
+"""Reads the header of a GGUF file: its fields, and the places of its tensors.
 
-Read here and not with the ``gguf`` package's reader, which makes an array of every word of a vocabulary (seconds) and
-believes any length that a damaged file claims. Every length is checked against the size of the file.
+The reader of the ``gguf`` package makes an array of every word of a vocabulary, which takes seconds, and trusts the
+lengths in damaged files. This one checks every length against the size of the file.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from kvsim.errors import UserError
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Of each type of value its code in ``struct``."""
+"""Format characters of ``struct``, by type of value."""
 _STRING, _ARRAY = 8, 9
 _MOST_ENTRIES = 1 << 16
-"""Fields, or tensors."""
+"""The most fields, and the most tensors."""
 _MOST_ITEMS = 1 << 22
-"""Of an array."""
+"""The most items of an array."""
 _MOST_DIMENSIONS = 4
 _VOCABULARY = "tokenizer."
-"""What the names of a vocabulary's fields begin with."""
+"""Prefix of the names of tokeniser fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies, and as what."""
+    """Type, dimensions and place of a tensor."""
 
     kind: int
-    """Its type, a number of ``gguf.GGMLQuantizationType``."""
+    """A value of ``gguf.GGMLQuantizationType``."""
     dims: tuple[int, ...]
-    """Numbers along each axis, the one that is contiguous first: (inputs, outputs) for a matrix."""
+    """Size of each axis, the contiguous one first: (inputs, outputs) for a matrix."""
     offset: int
-    """Bytes from the start of the file. Not yet checked: how long a tensor is depends on its type."""
+    """Bytes from the start of the file; not checked, since the length of a tensor depends on its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says of itself."""
+    """The header of a GGUF file."""
 
     path: Path
     size: int
-    """Bytes of the file."""
+    """Size of the file in bytes."""
     fields: Mapping[str, Any] = field(repr=False)
-    """Numbers, truth values, strings, and lists of one of them."""
+    """Values are numbers, booleans, strings, or lists of one of these."""
     tensors: Mapping[str, TensorInfo] = field(repr=False)
 
 
-class _Damaged(Exception):
-    """The file is not what it should be; the message says how."""
+class _DamagedError(Exception):
+    """The file is damaged; the message describes the fault."""
 
 
 def read_header(path: Path, *, vocabulary: bool = True) -> GgufHeader:
     """Read the header of a GGUF file, version 2 or 3, little-endian. Raises ``UserError``.
 
-    Without its ``vocabulary``, the fields of the tokeniser are passed over: some hundred thousand words, whose memory
-    Python gives back only in part.
+    Without ``vocabulary``, the fields of the tokeniser are skipped: some hundred thousand words, whose memory Python
+    releases only in part.
     """
     try:
-        # Opening a pipe would wait for somebody to write into it.
+        # Opening a pipe would block until another process writes to it.
         if not stat.S_ISREG(path.stat().st_mode):
             raise UserError(f"{path}: not a file; a GGUF file is expected")
         with path.open("rb") as file:
@@ -75,17 +75,17 @@ def read_header(path: Path, *, vocabulary: bool = True) -> GgufHeader:
                 return _Reader(data, vocabulary).header(path)
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except _Damaged as e:
+    except _DamagedError as e:
         raise UserError(f"{path}: damaged GGUF file: {e}") from None
     except UserError:
         raise
     except ValueError as e:
-        # A null byte in the name.
+        # The path contains a null byte.
         raise UserError(f"{str(path)!r}: cannot be read: {e}") from None
 
 
 class _Reader:
-    """Walks through the header once."""
+    """Reads the header in one pass."""
 
     def __init__(self, data: mmap.mmap, vocabulary: bool):
         self._data = data
@@ -99,46 +99,46 @@ class _Reader:
             raise UserError(f"{path}: GGUF version {version}; little-endian files of version {accepted} are accepted")
         n_tensors, n_fields = self._numbers("Q", 2)
         if max(n_tensors, n_fields) > _MOST_ENTRIES:
-            raise _Damaged(f"it claims {n_tensors} tensors and {n_fields} fields")
+            raise _DamagedError(f"it claims {n_tensors} tensors and {n_fields} fields")
         fields: dict[str, Any] = {}
         seen: set[str] = set()
         for _ in range(n_fields):
             key = self._string()
             if key in seen:
-                raise _Damaged(f"field {key!r:.60} twice")
+                raise _DamagedError(f"field {key!r:.60} twice")
             seen.add(key)
             (kind,) = self._numbers("I", 1)
             if self._vocabulary or not key.startswith(_VOCABULARY):
                 fields[key] = self._value(kind)
             else:
-                self._pass_over(kind)
+                self._skip(kind)
         found: list[tuple[str, TensorInfo]] = [self._tensor() for _ in range(n_tensors)]
         alignment = fields.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise _Damaged(f"general.alignment is {alignment!r:.40}; a power of two is expected")
+            raise _DamagedError(f"general.alignment is {alignment!r:.40}; a power of two is expected")
         start = -(-self._at // alignment) * alignment
         tensors: dict[str, TensorInfo] = {}
         for name, info in found:
             if name in tensors:
-                raise _Damaged(f"tensor {name!r:.60} twice")
+                raise _DamagedError(f"tensor {name!r:.60} twice")
             if info.offset % alignment:
-                raise _Damaged(f"tensor {name!r:.60} does not lie on a multiple of {alignment} bytes")
+                raise _DamagedError(f"tensor {name!r:.60} does not lie on a multiple of {alignment} bytes")
             tensors[name] = TensorInfo(info.kind, info.dims, start + info.offset)
         return GgufHeader(path, len(self._data), fields, tensors)
 
-    def _past(self, size: int) -> int:
-        """Go on behind so many bytes; where they begin."""
+    def _take(self, size: int) -> int:
+        """Skip ``size`` bytes and return where they begin."""
         if size > len(self._data) - self._at:
-            raise _Damaged(f"it ends after {len(self._data)} bytes, inside its header")
+            raise _DamagedError(f"it ends after {len(self._data)} bytes, inside its header")
         self._at += size
         return self._at - size
 
     def _numbers(self, code: str, n: int) -> tuple[Any, ...]:
-        return struct.unpack_from(f"<{n}{code}", self._data, self._past(struct.calcsize(f"<{code}") * n))
+        return struct.unpack_from(f"<{n}{code}", self._data, self._take(struct.calcsize(f"<{code}") * n))
 
     def _string(self) -> str:
         (n,) = self._numbers("Q", 1)
-        start = self._past(n)
+        start = self._take(n)
         return self._data[start : start + n].decode("utf-8", "replace")
 
     def _value(self, kind: int) -> Any:
@@ -150,32 +150,32 @@ class _Reader:
         return [self._string() for _ in range(n)] if kind == _STRING else list(self._numbers(_SCALARS[kind], n))
 
     def _array(self, kind: int) -> tuple[int, int]:
-        """Of what, and of how many; ``kind``: that of a value that is neither a string nor a number."""
+        """Read the head of an array: the type and the number of its items. ``kind`` must be the type of arrays."""
         if kind != _ARRAY:
-            raise _Damaged(f"a value of type {kind}")
+            raise _DamagedError(f"a value of type {kind}")
         (kind,), (n,) = self._numbers("I", 1), self._numbers("Q", 1)
         if n > _MOST_ITEMS:
-            raise _Damaged(f"an array of {n} values")
+            raise _DamagedError(f"an array of {n} values")
         if kind != _STRING and kind not in _SCALARS:
-            raise _Damaged(f"an array of values of type {kind}")
+            raise _DamagedError(f"an array of values of type {kind}")
         return kind, n
 
-    def _pass_over(self, kind: int) -> None:
-        """A value that nobody asks for."""
+    def _skip(self, kind: int) -> None:
+        """Skip a value."""
         n = 1
         if kind != _STRING and kind not in _SCALARS:
             kind, n = self._array(kind)
         if kind == _STRING:
             for _ in range(n):
-                self._past(*self._numbers("Q", 1))
+                self._take(*self._numbers("Q", 1))
         else:
-            self._past(struct.calcsize(f"<{_SCALARS[kind]}") * n)
+            self._take(struct.calcsize(f"<{_SCALARS[kind]}") * n)
 
     def _tensor(self) -> tuple[str, TensorInfo]:
         name = self._string()
         (n,) = self._numbers("I", 1)
         if not 1 <= n <= _MOST_DIMENSIONS:
-            raise _Damaged(f"tensor {name!r:.60} of {n} dimensions")
+            raise _DamagedError(f"tensor {name!r:.60} of {n} dimensions")
         dims = self._numbers("Q", n)
         (kind,), (offset,) = self._numbers("I", 1), self._numbers("Q", 1)
         return name, TensorInfo(kind, dims, offset)

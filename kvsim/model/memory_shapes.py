@@ -1,7 +1,7 @@
-"""What memory planning must know of a model: which layers keep what, and how many weights there are.
+"""Shapes of models for memory planning: what each layer caches, and how many weights there are.
 
-Read from a shipped table of well-known models, from a ``config.json`` of the transformers library, or from the header
-of a GGUF file. A model whose layers keep something other than keys and values of attention is refused.
+They come from a shipped table of well-known models, from a ``config.json`` of the transformers library, or from the
+header of a GGUF file. Models whose layers cache anything other than K and V are refused.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -22,66 +23,63 @@ from kvsim.errors import UserError
 
 Kind = Literal["full", "window", "latent"]
 
-_MOST = 1 << 24
-_MOST_LAYERS = 1 << 12
+_LARGEST = 1 << 24
+_LARGEST_LAYERS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Layers that keep the same."""
+    """Layers with the same kind of KV cache."""
 
     kind: Kind
     """``full``: K and V of all tokens; ``window``: of the last ``window``; ``latent``: one vector that stands for both
     (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434)."""
     layers: int
     k_row: int
-    """Numbers of K that a layer keeps of a token: heads of keys times their size; of a latent its rank and the rotated
-    part."""
+    """Numbers of K in one layer for one token: KV heads times their size; for a latent, rank plus rotated part."""
     v_row: int
-    """Numbers of V likewise; 0 for a latent, in which V is a part of K."""
+    """Numbers of V in one layer for one token; 0 for a latent, in which V is part of K."""
     k_head: int
-    """Numbers of a head of K."""
+    """Size of a K head."""
     v_head: int
-    """Numbers of a head of V."""
+    """Size of a V head."""
     window: int | None = None
-    """Tokens."""
+    """Tokens in the sliding window."""
 
     @property
     def title(self) -> str:
-        """In words, with the number of layers."""
+        """Description for tables, with the number of layers."""
         what = {"full": "full attention", "window": f"window of {self.window or 0:,}", "latent": "latent"}[self.kind]
         return f"{what}, {self.layers} layer{'s' * (self.layers != 1)}"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShape:
-    """A model, as far as its memory goes."""
+    """All that determines the memory of a model: its KV cache, its weights, and the widths of its buffers."""
 
     name: str
     source: str
-    """The file, or where the shipped figures come from."""
+    """The file, or the source of the shipped figures."""
     groups: tuple[AttentionGroup, ...]
     llamacpp_windows: bool
-    """Whether llama.cpp keeps a small cache for the layers with a window; otherwise it keeps all of their tokens."""
+    """Whether llama.cpp uses a small cache for layers with a window; otherwise it caches all tokens."""
     d_model: int
     n_heads: int
     d_ff: int
-    """Numbers between the matrices of a feed-forward layer: the widest, of a mixture of experts all that a token
-    uses."""
+    """Width of the widest feed-forward layer; in a mixture of experts, of all experts of one token together."""
     vocabulary: int
     context: int | None
-    """Tokens that the model was made for, where it says so."""
+    """Tokens of context that the model was trained for, if known."""
     parameters: dict[str, int]
-    """Numbers of weights by storage type, where they are counted by shape; ``default`` stands for the type that the
-    user may choose."""
+    """Number of weights by storage type, if counted from the shape; ``default`` is the type that users may choose."""
     stored: dict[str, int]
-    """Bytes of weights by storage type, where a GGUF file states them; one of the two is empty."""
+    """Bytes of weights by storage type, if read from a GGUF file; either this or ``parameters`` is empty."""
     default_type: str
-    """What ``default`` stands for unless the user chooses."""
+    """The type of ``default`` weights unless the user chooses another."""
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """A title for each group, no two alike: where only the widths of K and V differ, they are named too."""
+        """A unique title for each group; with the widths of K and V if only they differ."""
         often = Counter(group.title for group in self.groups)
         return tuple(
             group.title if often[group.title] == 1 else f"{group.title} of {group.k_row} and {group.v_row}"
@@ -90,23 +88,23 @@ class MemoryShape:
 
     @property
     def n_parameters(self) -> int | None:
-        """Weights in all, where they are counted by shape."""
+        """Number of weights, if counted from the shape."""
         return sum(self.parameters.values()) or None
 
 
 class ModelConfig(BaseModel):
-    """The keys of a config.json that count; the others are ignored."""
+    """The keys of a config.json that determine memory; others are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     model_type: str
-    num_hidden_layers: int = Field(ge=1, le=_MOST_LAYERS)
-    hidden_size: int = Field(ge=1, le=_MOST)
-    num_attention_heads: int = Field(ge=1, le=_MOST)
-    num_key_value_heads: int | None = Field(None, ge=1, le=_MOST)
-    head_dim: int | None = Field(None, ge=1, le=_MOST)
-    intermediate_size: int = Field(ge=1, le=_MOST)
-    vocab_size: int = Field(ge=1, le=_MOST)
+    num_hidden_layers: int = Field(ge=1, le=_LARGEST_LAYERS)
+    hidden_size: int = Field(ge=1, le=_LARGEST)
+    num_attention_heads: int = Field(ge=1, le=_LARGEST)
+    num_key_value_heads: int | None = Field(None, ge=1, le=_LARGEST)
+    head_dim: int | None = Field(None, ge=1, le=_LARGEST)
+    intermediate_size: int = Field(ge=1, le=_LARGEST)
+    vocab_size: int = Field(ge=1, le=_LARGEST)
     max_position_embeddings: int | None = Field(None, ge=1)
     tie_word_embeddings: bool | None = None
     torch_dtype: str | None = None
@@ -118,40 +116,40 @@ class ModelConfig(BaseModel):
     max_window_layers: int | None = Field(None, ge=0)
     sliding_window_pattern: int | None = Field(None, ge=1)
     layer_types: list[str] | None = None
-    num_local_experts: int | None = Field(None, ge=1, le=_MOST)
-    num_experts: int | None = Field(None, ge=1, le=_MOST)
-    num_experts_per_tok: int | None = Field(None, ge=1, le=_MOST)
-    moe_intermediate_size: int | None = Field(None, ge=1, le=_MOST)
-    n_routed_experts: int | None = Field(None, ge=1, le=_MOST)
-    n_shared_experts: int | None = Field(None, ge=0, le=_MOST)
+    num_local_experts: int | None = Field(None, ge=1, le=_LARGEST)
+    num_experts: int | None = Field(None, ge=1, le=_LARGEST)
+    num_experts_per_tok: int | None = Field(None, ge=1, le=_LARGEST)
+    moe_intermediate_size: int | None = Field(None, ge=1, le=_LARGEST)
+    n_routed_experts: int | None = Field(None, ge=1, le=_LARGEST)
+    n_shared_experts: int | None = Field(None, ge=0, le=_LARGEST)
     first_k_dense_replace: int = Field(0, ge=0)
     moe_layer_freq: int = 1
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] = []
-    kv_lora_rank: int | None = Field(None, ge=1, le=_MOST)
-    q_lora_rank: int | None = Field(None, ge=1, le=_MOST)
-    qk_nope_head_dim: int | None = Field(None, ge=1, le=_MOST)
-    qk_rope_head_dim: int | None = Field(None, ge=1, le=_MOST)
-    v_head_dim: int | None = Field(None, ge=1, le=_MOST)
+    kv_lora_rank: int | None = Field(None, ge=1, le=_LARGEST)
+    q_lora_rank: int | None = Field(None, ge=1, le=_LARGEST)
+    qk_nope_head_dim: int | None = Field(None, ge=1, le=_LARGEST)
+    qk_rope_head_dim: int | None = Field(None, ge=1, le=_LARGEST)
+    v_head_dim: int | None = Field(None, ge=1, le=_LARGEST)
     quantization_config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What a ``model_type`` implies that its config.json need not say (transformers, ``modeling_*.py``)."""
+    """Properties that a ``model_type`` implies, beyond its config.json (transformers, ``modeling_*.py``)."""
 
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
     norms: int = 2
-    """RMSNorms of the model's width in a layer."""
+    """RMSNorms of width ``hidden_size`` in a layer."""
     sinks: bool = False
     tied: bool = False
     pattern: int = 0
-    """Of so many layers the last sees everything and the others a window; 0: all have the window, if there is one."""
+    """Every ``pattern``-th layer has full attention, the others a window; 0: all have the window, if there is one."""
     llamacpp_windows: bool = False
     defaults: tuple[tuple[str, Any], ...] = ()
-    """Of keys that a config.json of this family may leave out."""
+    """Defaults of keys that a config.json of this family may omit."""
 
 
 _FAMILIES: dict[str, _Family] = {
@@ -191,7 +189,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def model_names() -> list[str]:
-    """The models whose shapes are shipped."""
+    """Names of the models in the shipped table."""
     return list(_table())
 
 
@@ -234,10 +232,10 @@ def _shape_of_file(path: Path) -> MemoryShape:
 
 
 def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemoryShape:
-    """The shape that a config.json states. Raises ``UserError`` with ``source`` in front."""
+    """The shape of a model by its config.json. Raises ``UserError``, which names ``source``."""
     text = fields.get("text_config")
     if isinstance(text, dict):
-        # A multimodal model; its towers are not counted.
+        # A multimodal model; only its text part is counted.
         outer = ("torch_dtype", "dtype", "quantization_config", "model_type")
         fields = {**{key: value for key, value in fields.items() if key in outer}, **text}
     kind = fields.get("model_type")
@@ -261,7 +259,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
     default = _DTYPES.get(config.torch_dtype or config.dtype or "bfloat16", "")
     method = (config.quantization_config or {}).get("quant_method")
     if method == "mxfp4":
-        # Only the matrices of the experts (the config's modules_to_not_convert).
+        # Only the matrices of the experts are converted (modules_to_not_convert in the config).
         parameters = {"default": numbers, "mxfp4": experts} if experts else parameters
     elif method == "fp8":
         default = "fp8"
@@ -286,7 +284,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
 
 
 def _check(c: ModelConfig, source: str) -> None:
-    """Refuse what does not fit together."""
+    """Refuse inconsistent or incomplete keys."""
     if c.num_attention_heads % _kv_heads(c):
         raise UserError(
             f"{source}: num_key_value_heads is {c.num_key_value_heads}; a divisor of num_attention_heads "
@@ -333,7 +331,7 @@ def _groups(c: ModelConfig, family: _Family, source: str) -> tuple[AttentionGrou
 
 
 def _windowed(c: ModelConfig, family: _Family, source: str) -> list[bool]:
-    """Of each layer whether it sees a window only."""
+    """Whether each layer has a sliding window."""
     n = c.num_hidden_layers
     if c.layer_types is not None:
         if len(c.layer_types) != n:
@@ -352,7 +350,7 @@ def _windowed(c: ModelConfig, family: _Family, source: str) -> list[bool]:
     if c.sliding_window is None or reaches or c.model_type in ("llama", "mixtral"):
         return [False] * n
     if c.model_type.startswith("qwen"):
-        # Layers from max_window_layers on have it, and only where it is switched on.
+        # Layers from max_window_layers on have the window, if it is switched on.
         return [bool(c.use_sliding_window) and i >= (c.max_window_layers or 0) for i in range(n)]
     pattern = c.sliding_window_pattern or family.pattern
     return [i % pattern < pattern - 1 if pattern else True for i in range(n)]
@@ -363,7 +361,7 @@ def _experts(c: ModelConfig) -> int:
 
 
 def _width(c: ModelConfig) -> int:
-    """Numbers of a token between the matrices of the widest feed-forward layer."""
+    """Width of the widest feed-forward layer, for one token."""
     if not _experts(c):
         return c.intermediate_size
     one = c.moe_intermediate_size or c.intermediate_size
@@ -372,7 +370,7 @@ def _width(c: ModelConfig) -> int:
 
 
 def _count(c: ModelConfig, family: _Family) -> tuple[int, int]:
-    """Weights in all but the matrices of the experts, and in those (transformers, ``modeling_*.py``)."""
+    """Number of weights outside and inside the matrices of experts (transformers, ``modeling_*.py``)."""
     d, n, heads, ff = c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.intermediate_size
     tied = family.tied if c.tie_word_embeddings is None else c.tie_word_embeddings
     outside = c.vocab_size * d * (1 if tied else 2) + d
@@ -415,8 +413,8 @@ _GGUF_PATTERNS: dict[str, int] = {
     "gpt-oss": 2,
     "cohere2": 4,
 }
-"""Architectures that llama.cpp gives a cache of keys and values alone; of so many layers the last sees everything and
-the others a window (``hparams.set_swa_pattern`` in llama.cpp), 0: no window, whatever the header says."""
+"""Architectures that cache only K and V in llama.cpp. Every n-th layer has full attention, the others a window
+(``hparams.set_swa_pattern`` in llama.cpp); 0: no window, even if the header has one."""
 
 
 def _shape_of_gguf(model: str) -> MemoryShape:
@@ -426,72 +424,31 @@ def _shape_of_gguf(model: str) -> MemoryShape:
     path = gguf_path(model)
     assert path is not None
     header = read_header(path, vocabulary=False)
-    fields, stem = header.fields, path.stem
+    fields = header.fields
     arch = fields.get("general.architecture")
     if not isinstance(arch, str) or arch not in _GGUF_PATTERNS:
         known = ", ".join(_GGUF_PATTERNS)
         raise UserError(f"{path}: architecture {arch!r:.40}: its layers are not known here; accepted are {known}")
     if fields.get("split.count", 1) not in (0, 1):
         raise UserError(f"{path}: split.count is {fields['split.count']!r:.40}; a file in one piece is accepted")
-
-    def number(key: str, default: int | None = None, most: int = _MOST) -> int:
-        value = fields.get(f"{arch}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise UserError(f"{path}: {arch}.{key} is {value!r:.40}; a whole number from 1 to {most} is expected")
-        return value
-
-    n_layers = number("block_count", most=_MOST_LAYERS)
-
-    def each(key: str, default: int | None = None) -> list[int]:
-        """A number for each layer; many files state one for all."""
-        value = fields.get(f"{arch}.{key}", default)
-        if not isinstance(value, list):
-            return [number(key, default)] * n_layers
-        fine = all(isinstance(x, int) and not isinstance(x, bool) and 1 <= x <= _MOST for x in value)
-        if len(value) != n_layers or not fine:
-            raise UserError(
-                f"{path}: {arch}.{key}: a list of {len(value)}; {n_layers} whole numbers from 1 to {_MOST} are "
-                "accepted (layers without attention, as in hybrid models, are not planned)"
-            )
-        return value
-
-    d_model, heads = number("embedding_length"), each("attention.head_count")
-    kv_heads = each("attention.head_count_kv") if f"{arch}.attention.head_count_kv" in fields else heads
-    k_head = number("attention.key_length", d_model // heads[0])
-    v_head = number("attention.value_length", d_model // heads[0])
+    keys = _GgufKeys(path, arch, fields)
+    d_model, heads = keys.number("embedding_length"), keys.each("attention.head_count")
+    kv_heads = keys.each("attention.head_count_kv") if keys.has("attention.head_count_kv") else heads
+    k_head = keys.number("attention.key_length", d_model // heads[0])
+    v_head = keys.number("attention.value_length", d_model // heads[0])
     embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.dims) != 2 or not 1 <= embedding.dims[1] <= _MOST:
+    if embedding is None or len(embedding.dims) != 2 or not 1 <= embedding.dims[1] <= _LARGEST:
         raise UserError(f"{path}: it has no table of embeddings (token_embd.weight, of two dimensions)")
-    pattern, window = _GGUF_PATTERNS[arch], None
-    if pattern:
-        window = number("attention.sliding_window")
-        stated = fields.get(f"{arch}.attention.sliding_window_pattern", pattern)
-        if stated != pattern:
-            raise UserError(
-                f"{path}: {arch}.attention.sliding_window_pattern is {stated!r:.40}; only {pattern} is accepted"
-            )
-    # Files made before llama.cpp's PR 12801 (April 2025) have no latents: their K and V are kept by head.
-    latent = arch == "deepseek2" and f"{arch}.attention.key_length_mla" in fields
-    found: Counter[tuple[bool, int]] = Counter()
-    for i in range(n_layers):
-        found[pattern > 0 and i % pattern < pattern - 1, kv_heads[i]] += 1
-    groups = [
-        AttentionGroup("latent", n, k_head, 0, k_head, 0)
-        if latent
-        else AttentionGroup(
-            "window" if some else "full", n, kv * k_head, kv * v_head, k_head, v_head, window if some else None
-        )
-        for (some, kv), n in sorted(found.items())
-    ]
-    width = each("feed_forward_length", 4 * d_model)
-    if f"{arch}.expert_count" in fields:
-        used = number("expert_used_count", 1) * number("expert_feed_forward_length", max(width))
+    groups = _gguf_groups(keys, kv_heads, k_head, v_head)
+    width = keys.each("feed_forward_length", 4 * d_model)
+    if keys.has("expert_count"):
+        used = keys.number("expert_used_count", 1) * keys.number("expert_feed_forward_length", max(width))
         width = [used] if arch != "deepseek2" else [*width, used]
     context = fields.get(f"{arch}.context_length")
     return MemoryShape(
-        name=stem if model != "smollm2" else "smollm2",
+        name=path.stem if model != "smollm2" else "smollm2",
         source=str(path),
-        groups=tuple(groups),
+        groups=groups,
         llamacpp_windows=True,
         d_model=d_model,
         n_heads=max(heads),
@@ -504,8 +461,70 @@ def _shape_of_gguf(model: str) -> MemoryShape:
     )
 
 
+class _GgufKeys:
+    """The keys of one architecture in a GGUF header, checked as they are read."""
+
+    def __init__(self, path: Path, arch: str, fields: Mapping[str, Any]):
+        self.path, self.arch, self._fields = path, arch, fields
+        self.n_layers = self.number("block_count", most=_LARGEST_LAYERS)
+
+    def has(self, key: str) -> bool:
+        return f"{self.arch}.{key}" in self._fields
+
+    def number(self, key: str, default: int | None = None, most: int = _LARGEST) -> int:
+        """A whole number from 1 to ``most``. Raises ``UserError``."""
+        value = self._fields.get(f"{self.arch}.{key}", default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise UserError(
+                f"{self.path}: {self.arch}.{key} is {value!r:.40}; a whole number from 1 to {most} is expected"
+            )
+        return value
+
+    def expect(self, key: str, only: int) -> None:
+        """Raise ``UserError`` if the key has another value."""
+        value = self._fields[f"{self.arch}.{key}"]
+        if value != only:
+            raise UserError(f"{self.path}: {self.arch}.{key} is {value!r:.40}; only {only} is accepted")
+
+    def each(self, key: str, default: int | None = None) -> list[int]:
+        """A number for each layer; many files have one for all layers. Raises ``UserError``."""
+        value = self._fields.get(f"{self.arch}.{key}", default)
+        if not isinstance(value, list):
+            return [self.number(key, default)] * self.n_layers
+        fine = all(isinstance(x, int) and not isinstance(x, bool) and 1 <= x <= _LARGEST for x in value)
+        if len(value) != self.n_layers or not fine:
+            raise UserError(
+                f"{self.path}: {self.arch}.{key}: a list of {len(value)}; {self.n_layers} whole numbers from 1 to "
+                f"{_LARGEST} are accepted (layers without attention, as in hybrid models, are not planned)"
+            )
+        return value
+
+
+def _gguf_groups(keys: _GgufKeys, kv_heads: list[int], k_head: int, v_head: int) -> tuple[AttentionGroup, ...]:
+    """The groups of layers. Raises ``UserError`` for a pattern of windows that llama.cpp does not use."""
+    pattern, window = _GGUF_PATTERNS[keys.arch], None
+    if pattern:
+        window = keys.number("attention.sliding_window")
+        if keys.has("attention.sliding_window_pattern"):
+            keys.expect("attention.sliding_window_pattern", pattern)
+    # Files from before llama.cpp's PR 12801 (April 2025) have no latents: they cache K and V by head.
+    latent = keys.arch == "deepseek2" and keys.has("attention.key_length_mla")
+    found: Counter[tuple[bool, int]] = Counter()
+    for i in range(keys.n_layers):
+        found[pattern > 0 and i % pattern < pattern - 1, kv_heads[i]] += 1
+    groups = [
+        AttentionGroup("latent", n, k_head, 0, k_head, 0)
+        if latent
+        else AttentionGroup(
+            "window" if some else "full", n, kv * k_head, kv * v_head, k_head, v_head, window if some else None
+        )
+        for (some, kv), n in sorted(found.items())
+    ]
+    return tuple(groups)
+
+
 def _stored(path: Path, tensors: dict[str, tuple[int, tuple[int, ...]]]) -> dict[str, int]:
-    """Bytes of all tensors by type. Raises ``UserError``."""
+    """Bytes of all tensors by storage type. Raises ``UserError``."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     sizes: dict[str, int] = {}

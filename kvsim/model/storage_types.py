@@ -1,4 +1,4 @@
-"""How many bytes a number takes in each storage type, and how people write sizes."""
+"""Storage types and their bytes per number; parsing and formatting sizes in bytes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ CACHE_TYPES: dict[str, tuple[int, int]] = {
     "q4_0": (32, 18),
     "iq4_nl": (32, 18),
 }
-"""Of each type that keys or values may have: numbers in a block, and its bytes. Source: ``ggml-common.h``; ``fp8`` is
+"""Types of keys and values: (numbers in a block, bytes of a block). Source: ``ggml-common.h``; ``fp8`` is that of
 vLLM's ``--kv-cache-dtype fp8``."""
 
 LLAMACPP_CACHE_TYPES = tuple(name for name in CACHE_TYPES if name != "fp8")
-"""What llama.cpp's ``--cache-type-k`` takes (``common/arg.cpp``)."""
+"""Types that llama.cpp's ``--cache-type-k`` accepts (``common/arg.cpp``)."""
 
 VLLM_CACHE_TYPES = ("f16", "bf16", "f32", "fp8")
-"""What vLLM keeps K and V in: the model's own type, or fp8. One type for both."""
+"""Types of K and V in vLLM, the same for both: the type of the model, or fp8."""
 
 _PURE_BITS: dict[str, float] = {
     **{name: 8 * size / block for name, (block, size) in CACHE_TYPES.items()},
     "mxfp4": 8 * 17 / 32,
 }
-"""Bits of a number where all are stored in one type."""
+"""Bits per number of types that all tensors can have."""
 
 _MIXED_BITS: dict[str, float] = {
     "iq1_s": 2.0042,
@@ -57,10 +57,10 @@ _MIXED_BITS: dict[str, float] = {
     "q6_k": 6.5633,
 }
 """Bits per weight of llama-quantize's mixtures, as measured on Llama 3.1 8B (llama.cpp, ``tools/quantize/README.md``).
-Of another model they are an estimate: which tensors get more bits depends on its shape."""
+For other models they are estimates: which tensors get more bits depends on the shape."""
 
 WEIGHT_TYPES = (*_PURE_BITS, *_MIXED_BITS)
-"""What ``--weights`` takes, whatever the case."""
+"""Types that ``--weights`` accepts, in any case."""
 
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}{'b' * b}": 1000**i for i, letter in enumerate("kmgt", 1) for b in (0, 1)}
@@ -72,7 +72,7 @@ assert all(BYTES_PER_NUMBER[name] == CACHE_TYPES[name][1] / CACHE_TYPES[name][0]
 
 
 def row_bytes(kind: str, numbers: int) -> int:
-    """Bytes of a row of ``numbers``, which the type's block must divide (``ggml_row_size``)."""
+    """Bytes of a row of ``numbers``, a multiple of the block size of the type (``ggml_row_size``)."""
     block, size = CACHE_TYPES[kind]
     return numbers // block * size
 
@@ -84,12 +84,12 @@ def weight_bytes(kind: str, numbers: int) -> int:
 
 
 def is_mixture(kind: str) -> bool:
-    """Whether the type is one of llama-quantize's mixtures, so that its bits are an average."""
+    """Whether the type is a mixture of llama-quantize, so that its bits are an average."""
     return kind in _MIXED_BITS
 
 
 def parse_size(text: str, where: str = "--memory") -> int:
-    """Bytes from 8GB, 8GiB, 512MiB or plain bytes; GB are 10^9, GiB are 2^30. Raises ``UserError``."""
+    """Parse a size such as 8GB (10^9), 8GiB (2^30), 512MiB or plain bytes. Raises ``UserError``."""
     match = _SIZE.fullmatch(text)
     unit = match and _UNITS.get(match[2].lower())
     # A number too long for a float would be infinite.
@@ -99,7 +99,7 @@ def parse_size(text: str, where: str = "--memory") -> int:
 
 
 def format_size(size: int) -> str:
-    """As llama.cpp logs them: GiB, MiB or KiB with two digits after the point."""
+    """Format bytes as llama.cpp logs them: GiB, MiB or KiB with two decimals."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(size) >= scale:
             return f"{size / scale:,.2f} {unit}"

@@ -1,1 +1,1 @@
-"""What is asked: scenario files, their sections, and the workloads and scenarios that are shipped."""
+"""Scenarios: their files and sections, and the workloads and scenarios that ship with the package."""

@@ -1,4 +1,4 @@
-"""What a request says, as far as a cache must know."""
+"""The content of requests, as prefix caches see it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from policies import Content
 from workloads import Request
 
 _PRIVATE = 1 << 50
-"""Sources from here on are prompts that nobody else has."""
+"""The first source number of prompts that share no text with others."""
 
 
 def content_of(request: Request) -> Content:
-    """A request's prompt and, behind it, its answer."""
+    """The content of a request: its prompt, followed by its answer."""
     prompt = request.prompt_tokens
     if not request.content:
         return Content.of_two((_PRIVATE + request.id, 0, prompt), request.answer)

@@ -1,4 +1,4 @@
-"""Tables of a scenario that say how long something is, in tokens: one class for each kind of distribution."""
+"""Distributions of lengths in scenario files: one section for each kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
 def refuse_decreasing(quantiles: tuple[float, ...]) -> tuple[float, ...]:
-    """The quantiles; raises ``ValueError`` where one is below the one before."""
+    """Return the quantiles. Raises ``ValueError`` if one is below its predecessor."""
     for before, value in pairwise(quantiles):
         if value < before:
             raise ValueError(f"quantiles cannot decrease; {value} comes after {before}")
@@ -35,16 +35,16 @@ class FixedLengths(Section):
 
     @property
     def longest(self) -> int:
-        """The longest that is asked for; 1 where there is no limit. The next ones say the same."""
+        """The longest possible length; 1 if there is no limit."""
         return self.value
 
     def build(self) -> workloads.Lengths:
-        """The distribution."""
+        """Build the distribution."""
         return workloads.Fixed(self.value)
 
 
 class _BoundedLengths(Section):
-    """Any length, held within [min, max]."""
+    """A distribution that is limited to [min, max]."""
 
     min: Tokens = 1
     max: Tokens | None = None
@@ -56,36 +56,36 @@ class _BoundedLengths(Section):
 
     @property
     def longest(self) -> int:
-        """As of ``FixedLengths``."""
+        """The longest possible length; 1 if there is no limit."""
         return max(self.min, self.max or 1)
 
 
 class LognormalLengths(_BoundedLengths):
-    """exp(normal(mu, sigma)) tokens, held within [min, max]."""
+    """exp(normal(mu, sigma)) tokens, limited to [min, max]."""
 
     kind: Literal["lognormal"]
     mu: Annotated[float, Field(ge=-20, le=20)]
     sigma: Annotated[float, Field(ge=0, le=10)]
 
     def build(self) -> workloads.Lengths:
-        """The distribution."""
+        """Build the distribution."""
         return workloads.Lognormal(self.mu, self.sigma, self.min, self.max)
 
 
 class GammaLengths(_BoundedLengths):
-    """Gamma with mean ``shape * scale`` tokens, held within [min, max]."""
+    """Gamma distribution with mean ``shape * scale`` tokens, limited to [min, max]."""
 
     kind: Literal["gamma"]
     shape: Annotated[float, Field(ge=1e-3, le=1e6)]
     scale: Annotated[float, Field(ge=1e-6, le=MAX_TOKENS)]
 
     def build(self) -> workloads.Lengths:
-        """The distribution."""
+        """Build the distribution."""
         return workloads.Gamma(self.shape, self.scale, self.min, self.max)
 
 
 class ZipfLengths(Section):
-    """k tokens in proportion to ``k ** -exponent``, for each k from min to max."""
+    """k tokens with a probability proportional to ``k ** -exponent``, for k from min to max."""
 
     kind: Literal["zipf"]
     exponent: Annotated[float, Field(ge=0, le=20)]
@@ -101,16 +101,16 @@ class ZipfLengths(Section):
 
     @property
     def longest(self) -> int:
-        """As of ``FixedLengths``."""
+        """The longest possible length; 1 if there is no limit."""
         return self.max
 
     def build(self) -> workloads.Lengths:
-        """The distribution."""
+        """Build the distribution."""
         return workloads.Zipf(self.exponent, self.min, self.max)
 
 
 class EmpiricalLengths(Section):
-    """Quantiles in tokens; linear in between, rounded."""
+    """Quantiles in tokens, linear in between, rounded."""
 
     kind: Literal["empirical"]
     quantiles: Annotated[
@@ -123,7 +123,7 @@ class EmpiricalLengths(Section):
         FailFast(),
         entries(0, MAX_ENTRIES),
     ] = ()
-    """Of which share each is the quantile, from 0 to 1; by default in even steps."""
+    """The share that each quantile belongs to, from 0 to 1; even steps by default."""
 
     _ordered = field_validator("quantiles", "shares")(refuse_decreasing)
 
@@ -140,11 +140,11 @@ class EmpiricalLengths(Section):
 
     @property
     def longest(self) -> int:
-        """As of ``FixedLengths``."""
+        """The longest possible length; 1 if there is no limit."""
         return round(self.quantiles[-1])
 
     def build(self) -> workloads.Lengths:
-        """The distribution."""
+        """Build the distribution."""
         return workloads.Empirical(self.quantiles, self.shares or None)
 
 
@@ -154,12 +154,13 @@ AnyLengths = Annotated[
 
 
 class GivenPromptLengths(Section):
-    """Which of several distributions holds depends on the prompt: a longer one from each edge on."""
+    """Output lengths whose distribution depends on the length of the prompt; see ``workloads.GivenPrompt``."""
 
     kind: Literal["given-prompt"]
     edges: Annotated[tuple[Tokens, ...], FailFast(), entries(1, 99)]
+    """Prompt lengths at which the next table begins."""
     tables: Annotated[tuple[AnyLengths, ...], entries(2, 100)]
-    """One more than there are edges."""
+    """Distributions of outputs, one more than edges."""
 
     @field_validator("edges")
     @classmethod
@@ -178,7 +179,7 @@ class GivenPromptLengths(Section):
         return self
 
     def build(self) -> workloads.GivenPrompt:
-        """The distributions."""
+        """Build the distributions."""
         return workloads.GivenPrompt(self.edges, [table.build() for table in self.tables])
 
 
@@ -186,4 +187,4 @@ AnyOutputs = Annotated[
     FixedLengths | LognormalLengths | GammaLengths | ZipfLengths | EmpiricalLengths | GivenPromptLengths,
     Discriminator("kind"),
 ]
-"""Of outputs, which may depend on the prompt."""
+"""Distributions of output lengths, which may depend on the prompt."""

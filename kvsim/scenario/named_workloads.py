@@ -14,26 +14,27 @@ _FOLDER = resources.files("kvsim.scenario") / "named"
 NAMED: tuple[str, ...] = tuple(
     sorted(p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name.endswith(".toml"))
 )
-"""Their names."""
+"""Names of the workloads that ship with the package."""
 
 
 def named_text(name: str) -> str:
-    """The section as TOML, under a comment with its source. Raises ``UserError``."""
+    """The section of a named workload as TOML, with a comment on its source. Raises ``UserError``."""
     if name not in NAMED:
         raise UserError(f"no workload called {name!r}; there are {', '.join(NAMED)}")
     return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def named_source(name: str) -> str:
-    """Where it comes from, and under which licence: its first sentence. Raises ``UserError``."""
+    """Source and licence of a named workload: the first sentence of its comment. Raises ``UserError``."""
     comment = " ".join(line.lstrip("# ") for line in named_text(name).splitlines() if line.startswith("#"))
     return comment.partition(" Fitted to ")[0]
 
 
 def named_section(name: str, requests: int | None = None, rate: float | None = None) -> dict[str, Any]:
-    """The section as a table, of so many requests (or sessions), at so many a second. Raises ``UserError``.
+    """The section of a named workload as a table. Raises ``UserError``.
 
-    Another rate stretches or shrinks all of its time, so that it stays as bursty as it is.
+    ``requests``: number of requests (or sessions); ``rate``: their mean rate per second, to which all times are
+    scaled, so that burstiness does not change.
     """
     section: dict[str, Any] = tomllib.loads(named_text(name))["workload"]
     if requests is not None:

@@ -1,4 +1,4 @@
-"""More or less of a workload: the same requests, closer together or farther apart."""
+"""Scaling the arrival rate of ``[workload]`` tables."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from kvsim.errors import UserError
 
 _WITH_TIME = {"rate": 1, "rates": 1, "rate_scale": 1, "dwell_s": -1, "period_s": -1, "phase_s": -1}
-"""Keys that change with the load, and to which power."""
+"""Keys that change with the rate, and the power of the factor by which they do."""
 _SESSIONS = ("sessions", "agents", "weka")
-"""Kinds whose users think as long as ever: only more of them come."""
+"""Kinds in which only the rate of new sessions changes; think times stay."""
 
 
 def scale_rate(workload: dict[str, Any], factor: float) -> dict[str, Any]:
-    """A ``[workload]`` table with ``factor`` times the arrivals a second. Raises ``UserError``.
+    """Return a ``[workload]`` table with ``factor`` times the arrival rate. Raises ``UserError`` for kind ``batch``.
 
-    All times of the arrivals shrink alike, so that they stay as bursty as they are. In a closed loop there are more
-    users, at least one.
+    All times of the arrival process scale alike, so that burstiness does not change. In a closed loop the number of
+    users scales, and is at least one.
     """
     kind = workload.get("kind", "poisson")
     if kind == "batch":
@@ -34,9 +34,9 @@ def scale_rate(workload: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def mean_rate(workload: dict[str, Any]) -> float:
-    """Requests/s in the long run, of a table of one kind of arrivals that has a rate."""
+    """Mean requests/s of a ``[workload]`` table that has ``rate`` or ``rates``."""
     if "rates" in workload:
-        # Each state comes as often as any other: the next one is any of them, all as likely.
+        # All states are visited equally often, so that each weighs as much as its mean stay.
         pairs = list(zip(workload["rates"], workload["dwell_s"], strict=True))
         return float(sum(rate * stay for rate, stay in pairs) / sum(stay for _, stay in pairs))
     return float(workload["rate"])

@@ -1,4 +1,4 @@
-"""A scenario: everything that a run depends on, read from one TOML file."""
+"""Scenarios: everything that a run depends on, read from one TOML file."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
 
 
-def file_name(name: str) -> str:
-    """The name of an experiment, which also names a folder. Raises ``ValueError`` where it cannot."""
+def check_name(name: str) -> str:
+    """Return the name. Raises ``ValueError`` unless it can name a folder."""
     if not re.fullmatch(r"[^\W.][\w .+=@-]{0,99}", name):
         raise ValueError(f"{name!r} cannot name a folder; letters, digits, spaces and . _ + = @ - are accepted")
     return name
@@ -48,13 +48,13 @@ def _known_shape(name: str) -> str:
 
 
 class ModelSection(Section):
-    """Which transformer is served."""
+    """The model that is served."""
 
     name: Annotated[str, AfterValidator(_known_shape)] = "tiny"
 
     @property
     def shape(self) -> ModelShape:
-        """Its shape."""
+        """The shape of the model."""
         return shape_of(self.name)
 
 
@@ -69,76 +69,77 @@ class ServerSection(Section):
     n_ubatch: PositiveInt = 128
     """The most tokens in one forward pass (``--ubatch-size``). Under ``vllm`` each step is one pass."""
     slot_context: Annotated[int, Field(ge=2)] | None = None
-    """The most tokens in one slot; by default all cells of a unified cache, an equal share of a divided one."""
+    """The most tokens in one slot; by default all cells of a unified cache, or an equal share of a divided one."""
     context_shift: bool = False
-    """A full slot forgets half of what comes after its first ``n_keep`` tokens and goes on, instead of ending."""
+    """Context shift: a full slot drops half of the tokens after its first ``n_keep`` and goes on, instead of ending."""
     n_keep: NonNegativeInt = 0
+    """First tokens of a slot that context shifts keep."""
     keep_idle_slots: bool = True
-    """A finished slot keeps its cells until the slot is used again or purged, as llama-server's prompt cache does."""
+    """A finished slot keeps its cells until it is reused or purged, as in the prompt cache of llama-server."""
     slot_similarity: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of a prompt that a kept slot must begin with to be chosen for it (``--slot-prompt-similarity``)."""
+    """Share of a prompt that must match an idle slot's tokens to choose that slot (``--slot-prompt-similarity``)."""
     chunked_prefill: bool = True
-    """vllm: a prompt may be computed in several steps."""
+    """vllm: chunked prefill, which computes a prompt in several steps."""
     long_prefill_threshold: NonNegativeInt = 0
     """vllm: the most tokens of one prompt in one step; 0: ``n_batch``."""
     reserve_full: bool = True
-    """vllm: a request starts only when all its tokens so far fit."""
+    """vllm: a request starts only when blocks for its whole prompt are free."""
     order: Literal["fcfs", "priority"] = "fcfs"
-    """vllm: who goes first, and who is preempted last."""
+    """vllm: the order of admission; preemption goes in the reverse order."""
     preemption: Literal["recompute", "swap"] = "recompute"
-    """vllm: a preempted request computes its tokens once more, or is kept in the host tier (``cache.host_cells``)."""
+    """vllm: a preempted request is recomputed, or is swapped to the host tier (``cache.host_cells``)."""
     prefetch: Literal["none", "on-resume", "predictive"] = "none"
-    """What is brought back from the host tier ahead of its use: nothing; the prefix of a request that waits; also
-    that of a session's next turn, when it is expected."""
+    """What is copied back from the host tier ahead of its use: nothing; prefixes of waiting requests; or also those of
+    the next turns of sessions, at the time when they are expected."""
 
 
 class CacheSection(Section):
-    """The KV cache and the policy that hands out its cells."""
+    """The KV cache and its allocation policy."""
 
     policy: str = "contiguous"
     cells: Annotated[int, Field(ge=2, le=2**24)] = 16384
-    """Room for that many tokens (``--ctx-size``)."""
+    """Cells of the cache, one for each token (``--ctx-size``)."""
     block_size: PositiveInt = 16
     """Cells in a block, for paged layouts."""
     chunk_size: PositiveInt = 64
     """Cells in a chunk, for the chunked layout."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Fragmentation ratio above which threshold triggers compact (``--defrag-thold``)."""
+    """Fragmentation ratio above which the threshold trigger starts compaction (``--defrag-thold``)."""
     window: Annotated[int, Field(ge=2)] = 256
     """Tokens that a ring or a sliding window keeps for each sequence."""
     sinks: NonNegativeInt = 4
     """First tokens of each sequence that a ring never overwrites."""
     unified: bool = True
-    """One cache for all slots (``--kv-unified``), or an equal share for each, where the policy knows both."""
+    """One cache for all slots (``--kv-unified``), or an equal share for each, under policies that support both."""
     sort_batch: bool = False
-    """Split regions: place the longest sequences of a batch first."""
+    """Prompt/decode regions: place the longest sequences of a batch first."""
     pad: PositiveInt = 32
     """The masked kernel reads a multiple of this many cells."""
     kernel: Kernel | None = None
-    """How attention reads the cache; by default the policy's own way."""
+    """How attention reads the cache; by default the kernel of the policy."""
     type_k: Storage = "f32"
-    """How keys are kept (``--cache-type-k``)."""
+    """Storage type of keys (``--cache-type-k``)."""
     type_v: Storage = "f32"
-    """How values are kept (``--cache-type-v``)."""
+    """Storage type of values (``--cache-type-v``)."""
     prefix_cache: bool = True
-    """Paged: full blocks are found again by their content (``--enable-prefix-caching``)."""
+    """Paged: full blocks are reused by their content (``--enable-prefix-caching``)."""
     eviction: Eviction = "lru"
-    """Paged: which cached block is forgotten first."""
+    """Paged: the order in which cached blocks are evicted."""
     free_order: FreeOrder = "0.33.0"
-    """Paged: the version of vLLM whose order of free blocks is kept."""
+    """Paged: the version of vLLM whose order of free blocks is followed."""
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Paged: share of the blocks that a waiting request must leave free while others run."""
     host_cells: Annotated[int, Field(ge=0, le=2**26)] = 0
-    """Paged: room for that many tokens in host memory, for blocks that are evicted or swapped out."""
+    """Paged: cells in host memory, for blocks that are evicted or swapped out."""
 
 
 class MachineSection(Section):
-    """Whose speed is predicted."""
+    """The machine whose speed is predicted."""
 
     profile: str = "default"
-    """A shipped profile's name, or the path of one that ``kvsim calibrate`` wrote."""
+    """The name of a shipped profile, or the path of one that ``kvsim calibrate`` wrote."""
     host_gb_s: PositiveFloat | None = None
-    """Bandwidth to the host tier, 10**9 bytes/s; by default what the profile measured for copies inside the cache."""
+    """Bandwidth to the host tier, 10**9 bytes/s; by default that of copies inside the cache, by the profile."""
     host_latency_s: NonNegativeFloat = 0.0
     """Seconds before each run of cells on the way to or from the host tier; only with ``host_gb_s``."""
 
@@ -146,8 +147,8 @@ class MachineSection(Section):
 class Scenario(Section):
     """Everything that a run depends on."""
 
-    name: Annotated[str, AfterValidator(file_name)] = "unnamed"
-    """Also the folder that results go to."""
+    name: Annotated[str, AfterValidator(check_name)] = "unnamed"
+    """The name of the scenario, and of the folder for its results."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     workload: AnyWorkload = PoissonWorkload(kind="poisson")
     model: ModelSection = ModelSection()
@@ -155,7 +156,7 @@ class Scenario(Section):
     cache: CacheSection = CacheSection()
     machine: MachineSection = MachineSection()
     folder: Annotated[Path, Field(exclude=True, repr=False)] = Path()
-    """Where relative paths start; not part of the file."""
+    """The folder at which relative paths start; not part of the file."""
 
     @model_validator(mode="before")
     @classmethod
@@ -194,7 +195,7 @@ class Scenario(Section):
         return self.cache.cells if self.cache.unified else self.cache.cells // self.server.slots
 
     def cache_config(self, costs: RelativeCosts | None = None) -> CacheConfig:
-        """What policies are built from; ``costs`` are for those that weigh moves against attention."""
+        """The configuration for policies; ``costs`` are used by triggers that weigh moves against attention."""
         config = CacheConfig(
             n_ubatch=self.server.n_batch if self.server.scheduler == "vllm" else self.server.n_ubatch,
             sequences=self.server.slots,
@@ -206,7 +207,7 @@ class Scenario(Section):
         return config if costs is None else replace(config, costs=costs)
 
     def _future(self) -> Iterator[tuple[Content, int]]:
-        """All requests to come: what each says, and its prompt's tokens. Only clairvoyant policies ask."""
+        """Content and prompt tokens of all requests, for clairvoyant policies."""
         for request in self.build_workload():
             yield content_of(request), request.prompt_tokens
 
@@ -216,7 +217,7 @@ class Scenario(Section):
         return self.model.shape.cell_bytes(self.cache.type_k, self.cache.type_v)
 
     def build_workload(self) -> workloads.Workload:
-        """The request stream; raises ``WorkloadError`` where a trace cannot be read."""
+        """Build the workload. Raises ``WorkloadError`` if a trace cannot be read."""
         return self.workload.build(self.seed, self.folder)
 
     def _file(self, name: str) -> bool:
@@ -226,14 +227,14 @@ class Scenario(Section):
             return False
 
     def to_toml(self) -> str:
-        """The scenario as a file, every default filled in."""
+        """The scenario as TOML, with all defaults."""
         table = self.model_dump(mode="json")
         workload, machine = table["workload"], table["machine"]
         for section, key in (
             (machine, "profile"),
             *((part, "path") for part in (workload, *workload.get("parts", ()))),
         ):
-            # A file is named in full, so that the scenario can be run from anywhere.
+            # Absolute paths, so that the scenario can be run from any folder.
             if key in section and not is_shipped(section[key]) and self._file(section[key]):
                 section[key] = str((self.folder / section[key]).resolve())
         table["server"]["slot_context"] = self.slot_context
@@ -243,15 +244,15 @@ class Scenario(Section):
 
 
 def builtin_names() -> list[str]:
-    """The scenarios that ship with the package."""
+    """Names of the scenarios that ship with the package."""
     return sorted(p.name.removesuffix(".toml") for p in _builtin_folder().iterdir() if p.name.endswith(".toml"))
 
 
 def load_scenario(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scenario:
-    """A scenario from a built-in name, a TOML file or a table.
+    """Load a scenario from a built-in name, a TOML file or a table.
 
-    ``changes`` are keys to replace, with dots as double underscores (``workload__requests=10``). Raises
-    ``UserError`` with a line for each fault.
+    ``changes`` are keys to replace, with double underscores for dots (``workload__requests=10``). Raises
+    ``UserError`` with one line for each fault.
     """
     if isinstance(source, Scenario):
         data, label, folder = source.model_dump(exclude_unset=True), source.name, source.folder
@@ -266,21 +267,23 @@ def load_scenario(source: str | Path | Scenario | dict[str, Any], **changes: Any
 
 
 def mooncake(path: str) -> Scenario:
-    """A Mooncake trace in the trace's own blocks, all else by default. Raises ``UserError``."""
+    """A scenario that replays a Mooncake trace with the trace's block size. Raises ``UserError``."""
     name = re.sub(r"\W", "_", Path(path).name.split(".")[0])[:100] or "mooncake"
     return load_scenario({"name": name, "workload": {"kind": "mooncake", "path": path}, "cache": {"block_size": 512}})
 
 
 def validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
-    """The scenario that a table describes; relative paths start at ``folder``. Raises ``UserError`` that names
-    ``label`` in a line for each fault."""
+    """Make a scenario of a table; relative paths start at ``folder``.
+
+    Raises ``UserError`` with one line for each fault, which starts with ``label``.
+    """
     if "folder" in data:
         data = {k: v for k, v in data.items() if k != "folder"} if isinstance(data["folder"], Path) else data
         if "folder" in data:
             raise UserError(f"{label}: folder: unknown key")
     model = data.get("model")
     if isinstance(model, dict) and str(model.get("name", "")).endswith(".gguf"):
-        # As all paths in a scenario: from the file's folder on; whole, so that it can be read once more.
+        # Relative to the folder of the file, like all paths; absolute, so that it can be resolved again.
         data = {**data, "model": {**model, "name": _absolute(folder, str(model["name"]))}}
     try:
         return Scenario.model_validate({**data, "folder": folder})
@@ -292,13 +295,13 @@ def _absolute(folder: Path, name: str) -> str:
     try:
         return str((folder / Path(name).expanduser()).absolute())
     except (RuntimeError, ValueError):
-        return name  # Whoever opens it says what is wrong.
+        return name  # Opening the file will report the fault.
 
 
 def read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
-    """The table of a built-in scenario or a file, what to call it in complaints, and where its relative paths start.
+    """Read the table of a built-in scenario or a file.
 
-    Raises ``UserError``.
+    Returns the table, its name for messages, and the folder at which relative paths start. Raises ``UserError``.
     """
     name = str(source)
     if name in builtin_names():
@@ -310,12 +313,12 @@ def read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
 
 
 def name_of(path: Path) -> str:
-    """What an experiment is called whose file does not say."""
+    """The default name of an experiment: that of its file."""
     return re.sub(r"[^\w+=@-]", "_", path.stem) or "unnamed"
 
 
 def read_toml(source: str | Path, if_missing: str) -> dict[str, Any]:
-    """The table in a TOML file. Raises ``UserError``, saying ``if_missing`` where there is no such file."""
+    """Read a TOML file. Raises ``UserError``, with the text ``if_missing`` if there is no such file."""
     name = str(source)
     try:
         return tomllib.loads(Path(source).read_text(encoding="utf-8-sig"))
@@ -336,7 +339,7 @@ def _builtin_folder() -> Any:
 
 
 def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Put a value into a table of tables. Raises ``UserError`` where a key on the way is no table."""
+    """Set a value in nested tables. Raises ``UserError`` if a key on the path is not a table."""
     *parents, last = keys
     for depth, key in enumerate(parents, 1):
         data = data.setdefault(key, {})
@@ -346,7 +349,7 @@ def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -
 
 
 def _unset(table: dict[str, Any], above: str = "") -> Iterator[str]:
-    """The keys that have no value, with those of the tables that they are in; not those of a distribution."""
+    """The dotted keys without a value, except those of distributions."""
     for key, value in table.items():
         if value is None:
             yield f"{above}{key}"
@@ -355,15 +358,15 @@ def _unset(table: dict[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _without_none(value: Any) -> Any:
-    """A table without the keys that are not set, at any depth."""
+    """Copy nested tables without the keys that are None."""
     if isinstance(value, dict):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _explain(label: str, error: ErrorDetails) -> str:
-    """One line for one fault: the file, the key, what is wrong, what is accepted."""
-    location, section, kinds = _walk(error["loc"])
+    """Describe a fault in one line: file, key, fault, what is accepted."""
+    location, section, kinds = _locate(error["loc"])
     key = ".".join(part if part and part.isprintable() else repr(part) for part in location) or "scenario"
     given = error.get("input")
     if error["type"] == "extra_forbidden":
@@ -387,10 +390,10 @@ def _explain(label: str, error: ErrorDetails) -> str:
     return f"{label}: {key}: {message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
 
 
-def _walk(location: Sequence[str | int]) -> tuple[list[str], type[Section], dict[str, type[Section]]]:
-    """A fault's keys, the section that has the last of them, and the kinds of table that may stand there.
+def _locate(location: Sequence[str | int]) -> tuple[list[str], type[Section], dict[str, type[Section]]]:
+    """The keys of a fault, the section of the last key, and the kinds of tables accepted there.
 
-    Which kind of workload or of lengths was meant stands among the keys; the user knows only keys.
+    pydantic's location also has the kinds of workloads and lengths among the keys, which this removes.
     """
     keys: list[str] = []
     section: type[Section] = Scenario
@@ -408,7 +411,7 @@ def _walk(location: Sequence[str | int]) -> tuple[list[str], type[Section], dict
 
 
 def _kinds(annotation: Any) -> dict[str, type[Section]]:
-    """The sections that a key may hold, alone, in a list or one of several, by ``kind``; by "" where it has none."""
+    """The sections that a key accepts, alone or in lists or unions, by ``kind``; by "" without a kind."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         kind = annotation.model_fields.get("kind")
         return dict.fromkeys(get_args(kind.annotation) if kind else [""], annotation)

@@ -1,4 +1,4 @@
-"""What every section of a scenario file has in common."""
+"""The base of all sections of a scenario file."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 MAX_ENTRIES = 10_000
-"""A list in a scenario file has no more."""
+"""The most entries of a list in a scenario file."""
 
 
 class Section(BaseModel):
-    """Refuses unknown keys, infinities and wrong types: a misspelt key must not pass for a default."""
+    """A table of a scenario file; refuses unknown keys, infinities and wrong types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def entries(at_least: int, at_most: int) -> BeforeValidator:
-    """For a key that is a list in the file, of so many entries; here a tuple, as a section cannot change."""
+    """Validator that limits the length of a list and makes a tuple of it, since sections are immutable."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list | tuple) and not at_least <= len(value) <= at_most:

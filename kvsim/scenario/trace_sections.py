@@ -12,25 +12,29 @@ from kvsim.scenario.section import Section
 
 
 class TraceWorkload(Section):
-    """What all traces have. A file may be plain, or packed by gzip, bzip2 or xz."""
+    """The keys of all traces. A file may be plain, or compressed by gzip, bzip2 or xz."""
 
     count_key: ClassVar[str] = "limit"
-    """The key that says how many requests at most."""
+    """The key with the largest number of requests."""
     reader: ClassVar[type[workloads.Trace]]
-    """Who reads such files."""
+    """The reader of such files."""
     path: str
     """Relative paths start at the scenario file's folder."""
     limit: PositiveInt | None = None
+    """The most requests to keep."""
     rate_scale: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
+    """Divides all arrival times: 2 doubles the rate."""
     start_s: NonNegativeFloat = 0.0
+    """Start of the time window, in unscaled seconds since the first request."""
     stop_s: PositiveFloat | None = None
+    """End of the time window."""
     keep: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the requests in the window that are kept, each (or each session) by a draw of its own."""
+    """Probability of keeping each request (or session) in the window, drawn independently."""
     skip_bad_rows: bool = False
-    """Leave out rows that are wrong, and say which, instead of refusing the file."""
+    """Leave out wrong rows, and list them, instead of refusing the file."""
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream; reads the whole file once to check it. Raises ``WorkloadError``."""
+        """Open the trace, which reads the whole file once to check it. Raises ``WorkloadError``."""
         try:
             path = folder / Path(self.path).expanduser()
         except RuntimeError as e:
@@ -48,7 +52,7 @@ class TraceWorkload(Section):
         )
 
     def _options(self) -> dict[str, Any]:
-        """What this kind's reader takes beyond that."""
+        """Further options of the reader of this kind."""
         return {}
 
 
@@ -60,7 +64,7 @@ class AzureWorkload(TraceWorkload):
 
 
 class MooncakeWorkload(TraceWorkload):
-    """A trace of Mooncake; it says which prompts share which blocks."""
+    """A trace of Mooncake, which has the shared blocks of prompts."""
 
     reader = workloads.MooncakeTrace
     kind: Literal["mooncake"]
@@ -72,31 +76,31 @@ class BurstGptWorkload(TraceWorkload):
     reader = workloads.BurstGptTrace
     kind: Literal["burstgpt"]
     failed: Literal["refuse", "drop"] = "refuse"
-    """Calls that failed, which have no response tokens: refuse the file, or leave them out and say which."""
+    """Failed calls, which have no response tokens: refuse the file, or leave them out and list them."""
 
     def _options(self) -> dict[str, Any]:
         return {"failed": self.failed}
 
 
 class RagPulseWorkload(TraceWorkload):
-    """The trace of RAGPulse; it says which prompts share which texts, if the files with their lengths are beside it."""
+    """The trace of RAGPulse; prompts have shared texts if the files with their lengths are in the same folder."""
 
     reader = workloads.RagPulseTrace
     kind: Literal["ragpulse"]
     clock_reset: Literal["refuse", "continue"] = "refuse"
-    """Where the clock falls: refuse the file, or add whole weeks from there on and say so."""
+    """Where the clock goes back: refuse the file, or add whole weeks from there on and note it."""
 
     def _options(self) -> dict[str, Any]:
         return {"clock_reset": self.clock_reset}
 
 
 class WekaWorkload(TraceWorkload):
-    """Sessions of coding agents; ``keep`` and the window go by sessions, ``limit`` by requests."""
+    """Sessions of coding agents; ``keep`` and the time window refer to sessions, ``limit`` to requests."""
 
     reader = workloads.WekaTrace
     kind: Literal["weka"]
     rate: Annotated[float, Field(ge=1e-9, le=1e9)] = 0.01
-    """New sessions/s, Poisson: the trace does not say when they started."""
+    """New sessions/s, Poisson: the trace does not have their start times."""
 
     def _options(self) -> dict[str, Any]:
         return {"rate": self.rate}
@@ -106,30 +110,31 @@ ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class TableColumns(Section):
-    """What the columns of a table are called."""
+    """Names of the columns of a table."""
 
     arrival: ColumnName = "arrival"
     prompt: ColumnName = "prompt"
-    """Tokens."""
+    """Number of tokens."""
     output: ColumnName = "output"
-    """Tokens."""
+    """Number of tokens."""
     session: ColumnName | None = None
-    """The rows of a session follow one another."""
+    """Name or number of the session; its rows must be adjacent."""
     priority: ColumnName | None = None
+    """Smaller values are more urgent."""
 
 
 class TableWorkload(TraceWorkload):
-    """Any table of requests, in CSV, JSONL or Parquet."""
+    """A table of requests in CSV, JSONL or Parquet, with any names of columns."""
 
     reader = workloads.TableTrace
     kind: Literal["table"]
     format: Literal["csv", "jsonl", "parquet"] | None = None
-    """By default what the file's name ends with."""
+    """By default, the suffix of the file's name."""
     columns: TableColumns = TableColumns()
     time: Literal["s", "ms", "us", "ns", "datetime"] = "s"
-    """The unit of arrivals."""
+    """The unit of arrivals; ``datetime``: date and time."""
     delimiter: str = ","
-    """CSV: what stands between fields."""
+    """The character between fields, in CSV."""
 
     @field_validator("delimiter")
     @classmethod
@@ -155,4 +160,4 @@ TRACES: dict[str, type[TraceWorkload]] = {
     "weka": WekaWorkload,
     "table": TableWorkload,
 }
-"""By ``kind``."""
+"""Sections of traces by ``kind``."""

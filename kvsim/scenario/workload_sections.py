@@ -1,4 +1,4 @@
-"""The ``[workload]`` section of a scenario: one class for each kind, which knows how to build its request stream."""
+"""The ``[workload]`` section of a scenario: one class for each kind, which can build the workload."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _CHAT_OUTPUT = LognormalLengths(kind="lognormal", mu=4.0, sigma=0.8, min=1, max=
 
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
-"""Of requests."""
+"""A number of requests."""
 
 
 class GeneratedWorkload(Section):
-    """What all generated workloads of single requests have."""
+    """The keys of all generated workloads of single requests."""
 
     count_key: ClassVar[str] = "requests"
-    """The key that says how many."""
+    """The key with the number of requests."""
     requests: Count = 400
-    """How many."""
+    """Number of requests."""
     prompt_tokens: AnyLengths = _CHAT_PROMPT
     output_tokens: AnyOutputs = _CHAT_OUTPUT
     correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
-    """Of prompt and output lengths: Spearman's rank correlation."""
+    """Spearman's rank correlation of prompt and output lengths."""
 
     @model_validator(mode="after")
     def _one_dependence(self) -> GeneratedWorkload:
@@ -69,13 +69,13 @@ class GeneratedWorkload(Section):
 
 
 class PoissonWorkload(GeneratedWorkload):
-    """Independent arrivals, ``rate`` requests/s."""
+    """Poisson arrivals, ``rate`` requests/s."""
 
     kind: Literal["poisson"]
     rate: Rate = 20.0
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         return self._synthetic(seed, workloads.poisson_gaps(self.rate))
 
 
@@ -87,30 +87,30 @@ class GammaWorkload(GeneratedWorkload):
     cv: Annotated[float, Field(ge=0.01, le=100)] = 3.0
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         return self._synthetic(seed, workloads.gamma_gaps(self.rate, self.cv))
 
 
 class WeibullWorkload(GeneratedWorkload):
-    """Weibull gaps: a ``shape`` below 1 is bursty, 1 is Poisson, above is regular."""
+    """Weibull gaps: a ``shape`` below 1 is bursty, 1 is Poisson, above 1 is regular."""
 
     kind: Literal["weibull"]
     rate: Rate = 20.0
     shape: Annotated[float, Field(ge=0.1, le=100)] = 0.5
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         return self._synthetic(seed, workloads.weibull_gaps(self.rate, self.shape))
 
 
 class ModulatedWorkload(GeneratedWorkload):
-    """Poisson arrivals whose rate goes from one of several states to another; see ``workloads.modulated_gaps``."""
+    """Poisson arrivals whose rate switches between states; see ``workloads.modulated_gaps``."""
 
     kind: Literal["mmpp"]
     rates: Annotated[tuple[Annotated[float, Field(ge=0, le=1e9)], ...], FailFast(), entries(2, 1000)] = (5.0, 80.0)
     """Requests/s in each state."""
     dwell_s: Annotated[tuple[Annotated[float, Field(ge=1e-6, le=1e9)], ...], FailFast(), entries(2, 1000)] = (8.0, 2.0)
-    """Mean seconds for which each state lasts, exponential."""
+    """Mean seconds in each state; exponential."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ModulatedWorkload:
@@ -124,7 +124,7 @@ class ModulatedWorkload(GeneratedWorkload):
         return self
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         return self._synthetic(seed, workloads.modulated_gaps(self.rates, self.dwell_s))
 
 
@@ -135,9 +135,10 @@ _DAY = (0.4, 0.3, 0.25, 0.2, 0.2, 0.25, 0.4, 0.7, 1.1, 1.5, 1.7, 1.7, 1.5, 1.6, 
 
 
 class DiurnalWorkload(GeneratedWorkload):
-    """Poisson arrivals whose rate follows a profile that repeats; see ``workloads.diurnal_gaps``.
+    """Poisson arrivals whose rate follows a repeating profile; see ``workloads.diurnal_gaps``.
 
-    By default a working day, hour by hour, in 20 seconds: as long as the default number of requests takes.
+    The default is a working day, hour by hour, compressed to 20 seconds: the time that the default number of requests
+    takes.
     """
 
     kind: Literal["diurnal"]
@@ -147,7 +148,7 @@ class DiurnalWorkload(GeneratedWorkload):
     """Relative rates of equal parts of the period."""
     period_s: Annotated[float, Field(ge=1e-6, le=1e9)] = 20.0
     phase_s: Seconds = 0.0
-    """Where in the period the run begins."""
+    """Time within the period at which the run begins."""
 
     @field_validator("profile")
     @classmethod
@@ -158,24 +159,24 @@ class DiurnalWorkload(GeneratedWorkload):
 
     @model_validator(mode="after")
     def _countable(self) -> DiurnalWorkload:
-        # Beyond, one request more or less would be if_missing in rounding.
+        # Beyond this, single requests would be lost in rounding.
         if self.rate * self.period_s > 1e12:
             raise ValueError("more than 1e12 requests in a period; a lower rate or a shorter period_s is expected")
         return self
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         return self._synthetic(seed, workloads.diurnal_gaps(self.rate, self.profile, self.period_s, self.phase_s))
 
 
 class RenewalWorkload(GeneratedWorkload):
-    """Independent gaps with given quantiles, such as those of a trace; see ``workloads.empirical_gaps``."""
+    """Independent gaps with given quantiles, for example of a trace; see ``workloads.empirical_gaps``."""
 
     kind: Literal["renewal"]
     quantiles: Annotated[tuple[Seconds, ...], FailFast(), entries(2, MAX_ENTRIES)]
     """Seconds, from 0 to 100 % in even steps."""
     rate: Rate | None = None
-    """Requests/s that the gaps are stretched to; by default as they are."""
+    """Requests/s to which the gaps are scaled; not scaled by default."""
 
     _ordered = field_validator("quantiles")(refuse_decreasing)
 
@@ -186,7 +187,7 @@ class RenewalWorkload(GeneratedWorkload):
         return self
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         return self._synthetic(seed, workloads.empirical_gaps(self.quantiles, self.rate))
 
 
@@ -196,7 +197,7 @@ class BatchWorkload(GeneratedWorkload):
     kind: Literal["batch"]
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         return self._synthetic(seed, workloads.no_gaps)
 
 
@@ -208,33 +209,33 @@ class ClosedLoopWorkload(GeneratedWorkload):
     think_s: Seconds = 0.0
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         gaps = workloads.poisson_gaps(1 / self.think_s) if self.think_s else workloads.no_gaps
         return self._synthetic(seed, gaps, self.users)
 
 
 class ConversationsWorkload(Section):
-    """What sessions and agents have; see ``workloads.Sessions``."""
+    """The keys of sessions and agents; see ``workloads.Sessions``."""
 
     count_key: ClassVar[str] = "sessions"
-    """The key that says how many conversations, each of at least one request."""
+    """The key with the number of conversations, each of one request or more."""
     kind: Literal["sessions", "agents"]
     rate: Rate = 1.0
     """New sessions/s."""
     cv: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    """Of the gamma gaps between them: 1 is Poisson, above is bursty."""
+    """Coefficient of variation of the gamma gaps between sessions: 1 is Poisson, above 1 is bursty."""
     sessions: Annotated[int, Field(ge=1, le=10**7)] = 100
     turns: AnyLengths = LognormalLengths(kind="lognormal", mu=1.2, sigma=0.6, min=1, max=20)
-    """Requests in a session, 1000 at most: a longer draw is cut."""
+    """Requests in a session; draws above 1000 are cut to 1000."""
     system_prompts: Annotated[int, Field(ge=0, le=10**6)] = 4
-    """How many there are to share; 0: none."""
+    """Number of different system prompts that sessions share; 0: none."""
     system_tokens: AnyLengths = FixedLengths(kind="fixed", value=200)
     popularity: Annotated[float, Field(ge=0, le=100)] = 1.0
     """Zipf's exponent: the k-th system prompt is chosen in proportion to ``k ** -popularity``."""
     user_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=3.2, sigma=0.6, min=1, max=200)
     output_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=3.7, sigma=0.6, min=1, max=300)
     think_s: Seconds = 2.0
-    """Mean seconds between an answer and the next message, exponential."""
+    """Mean seconds between an answer and the next message; exponential."""
     max_context: Annotated[int, Field(ge=2)] | None = None
     """A session ends before the first further turn whose prompt and output would exceed this many tokens."""
 
@@ -268,24 +269,24 @@ class SessionsWorkload(ConversationsWorkload):
     kind: Literal["sessions"]
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         return self._sessions(seed, None)
 
 
 class AgentsWorkload(ConversationsWorkload):
-    """Agents in a loop: a model call, a tool's result, the next call, and now and then a user's message.
+    """Agents in a loop: a model call, the result of a tool, the next call, and sometimes a message of the user.
 
-    The defaults are a sample of 17 sessions of a coding agent (callanjfox/kv-cache-tester, Apache-2.0) in which all
-    that is measured in tokens is a 32nd: there, 15,300 tokens of system prompt and tool definitions, lognormal
-    results (6.0, 1.7), median answers of 225 tokens, and results in 93 % of further turns. Calls (68 in the median)
-    and waits (9 s for a tool, 287 s for a user) are cut further, for runs of minutes.
+    The defaults follow 17 sessions of a coding agent (callanjfox/kv-cache-tester, Apache-2.0), with all lengths divided
+    by 32. The originals have 15,300 tokens of system prompt and tool definitions, lognormal results (6.0, 1.7), a
+    median answer of 225 tokens, and results of tools in 93 % of later turns. Calls (median 68) and waits (9 s for a
+    tool, 287 s for a user) are reduced further, for runs of minutes.
     """
 
     kind: Literal["agents"]
     rate: Rate = 0.2
     sessions: Annotated[int, Field(ge=1, le=10**7)] = 40
     turns: AnyLengths = LognormalLengths(kind="lognormal", mu=2.5, sigma=0.8, min=1, max=60)
-    """Model calls of an agent, 1000 at most: a longer draw is cut."""
+    """Model calls of an agent; draws above 1000 are cut to 1000."""
     system_tokens: AnyLengths = FixedLengths(kind="fixed", value=480)
     """System prompt and tool definitions."""
     user_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=1.1, sigma=1.5, min=1, max=100)
@@ -293,26 +294,26 @@ class AgentsWorkload(ConversationsWorkload):
     think_s: Seconds = 20.0
     max_context: Annotated[int, Field(ge=2)] | None = 2048
     tool_share: Annotated[float, Field(ge=0, le=1)] = 0.93
-    """Of the turns after the first, those that bring a tool's result."""
+    """Share of the turns after the first that bring the result of a tool."""
     result_tokens: AnyLengths = LognormalLengths(kind="lognormal", mu=2.6, sigma=1.7, min=1, max=500)
     tool_s: Seconds = 1.0
-    """Mean seconds between a call and its result, exponential."""
+    """Mean seconds between a call and its result; exponential."""
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         return self._sessions(seed, workloads.Tools(self.tool_share, self.result_tokens.build(), self.tool_s))
 
 
 class NamedWorkload(Section):
-    """A generator fitted to a public trace, as it ships with the package: ``kvsim workload list``."""
+    """A generator that was fitted to a public trace and ships with the package; see ``kvsim workload list``."""
 
     count_key: ClassVar[str] = "requests"
-    """The key that says how many (of sessions: conversations)."""
+    """The key with the number of requests (or of conversations)."""
     kind: Literal["named"]
     name: str
     requests: Count = 400
     rate: Rate | None = None
-    """Requests/s, all of its time stretched or shrunk; by default the trace's own."""
+    """Requests/s to which all times are scaled; by default the rate of the trace."""
 
     @field_validator("name")
     @classmethod
@@ -322,7 +323,7 @@ class NamedWorkload(Section):
         return name
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream."""
+        """Build the workload."""
         built: workloads.Workload = self._section().build(seed, folder)
         return built
 
@@ -372,22 +373,22 @@ _Open = (
     | Annotated[AgentsWorkload, Tag("agents")]
 )
 AnyPart = Annotated[_Open, Discriminator(_workload_kind), BeforeValidator(_mixable)]
-"""What a mix may consist of: all that has arrival times."""
+"""The parts of a mix: any workload with arrival times."""
 
 
 class MixWorkload(Section):
-    """Several workloads at once; see ``workloads.Mix``. Each part has a seed of its own (``workloads.part_seed``)."""
+    """Several workloads at once; see ``workloads.Mix``. Each part has its own seed (``workloads.part_seed``)."""
 
     count_key: ClassVar[str] = "limit"
-    """The key that says how many requests at most."""
+    """The key with the largest number of requests."""
     kind: Literal["mix"]
     parts: Annotated[tuple[AnyPart, ...], entries(2, 100)]
-    """Tables like ``[workload]``; paths in them start at the scenario file's folder, too."""
+    """Tables like ``[workload]``; relative paths start at the scenario file's folder."""
     limit: PositiveInt | None = None
-    """Of all parts together; by default all that they have."""
+    """The most requests of all parts together; all by default."""
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
-        """The request stream; builds all parts."""
+        """Build the workload and all its parts."""
         parts = [part.build(workloads.part_seed(seed, place), folder) for place, part in enumerate(self.parts)]
         return workloads.Mix(parts, self.limit)
 
