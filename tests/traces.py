@@ -1,4 +1,4 @@
-"""Where the shared traces are, if they are here, and what their manifest says of the malformed ones."""
+"""The shared traces, if they are present, and the manifest of the malformed ones."""
 
 import json
 
@@ -18,20 +18,20 @@ def message_of(fault):
 
 
 def one_line(message):
-    """The message, which must be one."""
+    """Return the message, which must be one line."""
     assert len(message.splitlines()) == 1
     return message
 
 
 def manifest(schema):
-    """The malformed and the odd files in a schema, as their manifest describes them."""
+    """Entries of the manifest for the malformed and unusual files of a schema."""
     path = SHARED / "bad" / "manifest.json"
     entries = json.loads(path.read_text(encoding="utf-8"))["files"] if path.is_file() else []
     return {entry["file"]: entry for entry in entries if entry["schema"] == schema}
 
 
 def check_verdict(reader, entry):
-    """A reader judges a file as its manifest entry says."""
+    """Check that a reader accepts or refuses a file as its manifest entry says."""
     path = SHARED / "bad" / entry["file"]
     if entry["strict_verdict"] == "accept":
         assert len(list(reader(path))) == entry["expected_rows_if_accepted"]

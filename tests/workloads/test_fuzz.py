@@ -1,4 +1,4 @@
-"""The readers under bytes that coverage leads, for a few seconds; see ``tests/workloads/fuzz/fuzz_readers.py``."""
+"""Coverage-guided fuzzing of the readers, for a few seconds; see ``tests/workloads/fuzz/fuzz_readers.py``."""
 
 import importlib.util
 import subprocess
@@ -16,8 +16,8 @@ SECONDS = 6
 def test_readers_read_or_refuse_whatever_they_are_given(tmp_path, group):
     if group == "parquet":
         pytest.importorskip("pyarrow", reason="needs pyarrow")
-    # A process begins with the peak of memory of the one that started it, which libFuzzer would take for its own: this
-    # one has run other tests, so that a shell goes between.
+    # A process inherits the peak memory of its parent, which libFuzzer would count. This process has run other tests,
+    # so a shell is started in between.
     shell = ["sh", "-c", '"$@"; exit $?', "sh"]
     arguments = [*shell, sys.executable, "-m", "tests.workloads.fuzz.fuzz_readers", group, "--seconds", str(SECONDS)]
     done = subprocess.run(

@@ -232,7 +232,7 @@ def test_a_written_scenario_finds_its_trace_from_another_folder(write):
     assert again.build_workload().n_requests == 1
 
 
-def test_a_trace_in_the_home_of_nobody_is_refused(write):
+def test_a_trace_in_the_home_of_an_unknown_user_is_refused(write):
     scenario = load_scenario(write('[workload]\nkind = "azure"\npath = "~no-such-user/day.csv"\n'))
     with pytest.raises(WorkloadError, match="~no-such-user"):
         scenario.build_workload()

@@ -1,4 +1,4 @@
-"""Fits, against streams drawn from what is to be found."""
+"""Fits, checked against requests drawn from known distributions."""
 
 import numpy as np
 import pytest

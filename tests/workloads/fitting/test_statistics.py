@@ -1,4 +1,4 @@
-"""What is said of a request stream, against streams of which it is known."""
+"""Statistics of workloads, checked against workloads with known statistics."""
 
 import json
 
@@ -11,21 +11,21 @@ from workloads import AzureTrace, MooncakeTrace, Request, Segment, WorkloadError
 from workloads.fitting.statistics import clock_tick, describe, dispersion, spread_within_ticks
 
 
-def test_a_small_stream_by_hand():
-    told = describe(Listed([(10.0, 100, 10), (11.0, 200, 30), (14.0, 400, 20)]))
-    assert (told.requests, told.duration_s, told.rate) == (3, 4.0, 0.75)
-    assert told.gap_cv == pytest.approx(0.5)  # gaps of 1 and 3: deviation 1 over a mean of 2
-    assert told.dispersion == {1.0: None, 60.0: None}
-    assert told.prompt.mean == pytest.approx(700 / 3)
-    assert (told.prompt.p50, told.prompt.max) == (200, 400)
-    assert told.prompt.mu == pytest.approx(np.log([100, 200, 400]).mean())
-    assert told.correlation == pytest.approx(0.5)
-    assert (told.sessions, told.reuse, told.tick_s) == (0, None, None)
+def test_a_small_workload_by_hand():
+    found = describe(Listed([(10.0, 100, 10), (11.0, 200, 30), (14.0, 400, 20)]))
+    assert (found.requests, found.duration_s, found.rate) == (3, 4.0, 0.75)
+    assert found.gap_cv == pytest.approx(0.5)  # gaps of 1 and 3: deviation 1 over a mean of 2
+    assert found.dispersion == {1.0: None, 60.0: None}
+    assert found.prompt.mean == pytest.approx(700 / 3)
+    assert (found.prompt.p50, found.prompt.max) == (200, 400)
+    assert found.prompt.mu == pytest.approx(np.log([100, 200, 400]).mean())
+    assert found.correlation == pytest.approx(0.5)
+    assert (found.sessions, found.reuse, found.tick_s) == (0, None, None)
 
 
 def test_all_at_once_has_no_rate():
-    told = describe(Listed([(0.0, 5, 5)] * 4))
-    assert (told.rate, told.gap_cv, told.correlation) == (None, None, None)
+    found = describe(Listed([(0.0, 5, 5)] * 4))
+    assert (found.rate, found.gap_cv, found.correlation) == (None, None, None)
 
 
 @pytest.mark.parametrize("window", [0.5, 3.0])
@@ -57,35 +57,35 @@ def test_a_ticking_clock_is_seen_and_spread():
     assert clock_tick(np.array([0.0, 0.0, 1e-12, 1.0])) is None
 
 
-def test_what_is_said_again():
+def test_reuse_of_content():
     """Found is what was said before with all before it, answers included; what is said alone is not."""
     a, b, c = Segment(1, 0, 10), Segment(2, 0, 20), Segment(3, 0, 30)
     first = Request(0, 0.0, 30, 7, content=(a, b))
     again = Request(1, 1.0, 67, 5, content=(a, b, answer_of(0, 7), c))
     other = Request(2, 2.0, 25, 5, content=(b, a))
-    told = describe(Given([first, again, other])).reuse
-    assert (told.segments, told.distinct, told.found) == (8, 5, 3)
-    assert told.found_tokens == pytest.approx((10 + 20 + 7) / (30 + 67 + 25))
+    found = describe(Given([first, again, other])).reuse
+    assert (found.segments, found.distinct, found.found) == (8, 5, 3)
+    assert found.found_tokens == pytest.approx((10 + 20 + 7) / (30 + 67 + 25))
 
 
 def test_a_longer_stretch_of_the_same_text_is_found_as_far_as_it_was_there():
     first = Request(0, 0.0, 100, 1, content=(Segment(1, 0, 100),))
     longer = Request(1, 1.0, 150, 1, content=(Segment(1, 0, 150),))
     parted = Request(2, 2.0, 130, 1, content=(Segment(1, 0, 120), Segment(9, 0, 10)))
-    told = describe(Given([first, longer, parted])).reuse
-    assert (told.segments, told.distinct, told.found) == (4, 3, 1)
-    assert told.found_tokens == pytest.approx((100 + 120) / (100 + 150 + 130))
+    found = describe(Given([first, longer, parted])).reuse
+    assert (found.segments, found.distinct, found.found) == (4, 3, 1)
+    assert found.found_tokens == pytest.approx((100 + 120) / (100 + 150 + 130))
 
 
 def test_pieces_behind_the_prompt_do_not_count():
-    told = describe(Given([Request(0, 0.0, 10, 1, content=(Segment(1, 0, 16), Segment(2, 0, 16)))])).reuse
-    assert (told.segments, told.found) == (1, 0)
+    found = describe(Given([Request(0, 0.0, 10, 1, content=(Segment(1, 0, 16), Segment(2, 0, 16)))])).reuse
+    assert (found.segments, found.found) == (1, 0)
 
 
 def test_turns_come_after_their_session_by_their_pauses():
     turns = [Request(0, 5.0, 10, 1, 0.0, session=0), Request(1, 5.0, 20, 1, 9.0, session=0)]
-    told = describe(Given([*turns, Request(2, 6.0, 30, 1, session=1)]))
-    assert (told.sessions, told.duration_s) == (2, 9.0)
+    found = describe(Given([*turns, Request(2, 6.0, 30, 1, session=1)]))
+    assert (found.sessions, found.duration_s) == (2, 9.0)
 
 
 def test_a_closed_loop_has_no_arrivals():
@@ -117,17 +117,17 @@ LENGTHS = {
 @pytest.mark.parametrize("folder", PUBLISHED)
 def test_the_statistics_of_real_traces(folder):
     reader, name, requests, duration, rate, cv, second, minute = PUBLISHED[folder]
-    told = describe(reader(SHARED / folder / name))
-    assert told.requests == requests
-    assert told.duration_s == pytest.approx(duration, abs=0.6)
-    assert told.rate == pytest.approx(rate, rel=2e-3)
-    assert told.gap_cv == pytest.approx(cv, rel=5e-3)
-    assert told.dispersion[1.0] == pytest.approx(second, rel=7e-3)
+    found = describe(reader(SHARED / folder / name))
+    assert found.requests == requests
+    assert found.duration_s == pytest.approx(duration, abs=0.6)
+    assert found.rate == pytest.approx(rate, rel=2e-3)
+    assert found.gap_cv == pytest.approx(cv, rel=5e-3)
+    assert found.dispersion[1.0] == pytest.approx(second, rel=7e-3)
     if minute is None:
-        assert told.dispersion[60.0] is None
+        assert found.dispersion[60.0] is None
     else:
-        assert told.dispersion[60.0] == pytest.approx(minute, rel=5e-3)
-    for spread, published in zip((told.prompt, told.output), LENGTHS[folder], strict=True):
+        assert found.dispersion[60.0] == pytest.approx(minute, rel=5e-3)
+    for spread, published in zip((found.prompt, found.output), LENGTHS[folder], strict=True):
         assert spread[:5] == pytest.approx(published[:5], abs=0.6)
         assert spread[5:] == pytest.approx(published[5:], abs=6e-4)
 
@@ -140,11 +140,11 @@ def test_the_statistics_of_real_traces(folder):
         ("mooncake_arxiv_1000/mooncake_trace_1000.jsonl.gz", 0.380, 19_686, None),
     ],
 )
-def test_what_real_prompts_say_again(name, share, asked, distinct):
-    told = describe(MooncakeTrace(SHARED / name)).reuse
-    assert told.share == pytest.approx(share, abs=6e-4)
-    assert told.segments == asked
-    assert distinct is None or told.distinct == distinct
+def test_the_reuse_of_real_prompts(name, share, asked, distinct):
+    found = describe(MooncakeTrace(SHARED / name)).reuse
+    assert found.share == pytest.approx(share, abs=6e-4)
+    assert found.segments == asked
+    assert distinct is None or found.distinct == distinct
 
 
 def test_statistics_fit_into_json():

@@ -92,7 +92,7 @@ def feeder(path, readers):
                 raise AssertionError(f"not one line: {e}") from e
             return
         if len(requests) != min(1000, trace.n_requests):
-            raise AssertionError(f"{len(requests)} requests, {trace.n_requests} were told")
+            raise AssertionError(f"{len(requests)} requests, {trace.n_requests} were promised")
         for before, after in pairwise(requests):
             if before.arrival_s > after.arrival_s or after.prompt_tokens < 1 or after.output_tokens < 1:
                 raise AssertionError(f"{before}, then {after}")

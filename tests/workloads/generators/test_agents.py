@@ -9,7 +9,7 @@ from scipy import stats
 import kvsim
 from kvsim import UserError
 from kvsim.scenario.scenario import load_scenario
-from tests.workloads.generators.test_sessions import STANDARD_ERRORS, by_session, talk
+from tests.workloads.generators.test_sessions import STANDARD_ERRORS, by_session, sessions_of
 from tests.workloads.generators.test_synthetic import digest
 from workloads import Fixed, Lognormal, Tools
 
@@ -26,7 +26,7 @@ def is_result(turn):
 
 
 def test_tools_bring_so_many_of_the_further_turns():
-    turns = further(talk(sessions=5000, turns=Fixed(5), tools=TOOLS))
+    turns = further(sessions_of(sessions=5000, turns=Fixed(5), tools=TOOLS))
     assert len(turns) == 20_000
     share = np.mean([is_result(turn) for turn in turns])
     assert share == pytest.approx(0.7, abs=STANDARD_ERRORS * np.sqrt(0.7 * 0.3 / len(turns)))
@@ -34,14 +34,14 @@ def test_tools_bring_so_many_of_the_further_turns():
 
 
 def test_a_tool_never_opens_a_session():
-    for turns in by_session(talk(tools=replace(TOOLS, share=1.0))).values():
+    for turns in by_session(sessions_of(tools=replace(TOOLS, share=1.0))).values():
         assert not is_result(turns[0])
         assert turns[0].think_s == 0
         assert all(map(is_result, turns[1:]))
 
 
 def test_results_and_users_take_their_own_times():
-    turns = further(talk(sessions=5000, turns=Fixed(5), tools=TOOLS, think_s=20.0))
+    turns = further(sessions_of(sessions=5000, turns=Fixed(5), tools=TOOLS, think_s=20.0))
     for mean, times in (
         (0.5, [t.think_s for t in turns if is_result(t)]),
         (20.0, [t.think_s for t in turns if not is_result(t)]),
@@ -51,11 +51,11 @@ def test_results_and_users_take_their_own_times():
 
 
 def test_without_a_share_or_tools_sessions_are_as_ever():
-    assert digest(talk(tools=replace(TOOLS, share=0.0))) == digest(talk()) == "216180da9e7b0be4"
+    assert digest(sessions_of(tools=replace(TOOLS, share=0.0))) == digest(sessions_of()) == "216180da9e7b0be4"
 
 
 def test_users_messages_and_answers_stay_where_no_tool_speaks():
-    plain, agents = by_session(talk()), by_session(talk(tools=TOOLS))
+    plain, agents = by_session(sessions_of()), by_session(sessions_of(tools=TOOLS))
     for session, turns in agents.items():
         for turn, before in zip(turns, plain[session], strict=True):
             assert turn.output_tokens == before.output_tokens
@@ -65,28 +65,30 @@ def test_users_messages_and_answers_stay_where_no_tool_speaks():
 
 
 def test_longer_results_change_no_choice_and_no_time():
-    one, other = (further(talk(tools=replace(TOOLS, result_tokens=n))) for n in (Fixed(5000), Lognormal(6.0, 1.0)))
+    one, other = (
+        further(sessions_of(tools=replace(TOOLS, result_tokens=n))) for n in (Fixed(5000), Lognormal(6.0, 1.0))
+    )
     assert [turn.think_s for turn in one] == [turn.think_s for turn in other]
     for a, b in zip(one, other, strict=True):
         assert is_result(a) or a.content[-1] == b.content[-1]
 
 
 def test_the_context_grows_up_to_its_limit():
-    workload = talk(tools=TOOLS, max_context=12_000)
-    assert workload.n_requests == len(list(workload)) < talk().n_requests
+    workload = sessions_of(tools=TOOLS, max_context=12_000)
+    assert workload.n_requests == len(list(workload)) < sessions_of().n_requests
     assert max(turn.prompt_tokens + turn.output_tokens for turn in further(workload)) <= 12_000
 
 
 def test_fewer_agents_are_the_first_of_many():
-    long = list(talk(sessions=4100, turns=Lognormal(0.3, 0.5), tools=TOOLS))
+    long = list(sessions_of(sessions=4100, turns=Lognormal(0.3, 0.5), tools=TOOLS))
     for n in (1, 4095, 4096, 4097):
-        short = list(talk(sessions=n, turns=Lognormal(0.3, 0.5), tools=TOOLS))
+        short = list(sessions_of(sessions=n, turns=Lognormal(0.3, 0.5), tools=TOOLS))
         assert short == long[: len(short)]
 
 
 def test_a_seed_means_what_it_always_meant():
     """Another NumPy may draw other numbers."""
-    assert digest(talk(tools=Tools(0.7, Lognormal(5.0, 1.0), 0.5))) == "41756d696cf94c9a"
+    assert digest(sessions_of(tools=Tools(0.7, Lognormal(5.0, 1.0), 0.5))) == "41756d696cf94c9a"
 
 
 def test_the_default_agents_share_a_slot_s_context():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kvsim
 from kvsim import UserError
 from kvsim.scenario.scenario import load_scenario
-from tests.workloads.generators.test_sessions import by_session, talk
+from tests.workloads.generators.test_sessions import by_session, sessions_of
 from tests.workloads.generators.test_synthetic import chat, digest
 from tests.workloads.traces.test_streaming import peak
 from tests.worlds import Given, GivenTimes, Listed, command, scenario, serve
@@ -47,7 +47,7 @@ def test_a_mix_spelled_out():
 
 
 def test_all_requests_come_in_order_and_are_numbered():
-    parts = [talk(), chat(seed=3, n=500), talk(seed=2, sessions=30), chat(seed=4, n=20, gaps=no_gaps)]
+    parts = [sessions_of(), chat(seed=3, n=500), sessions_of(seed=2, sessions=30), chat(seed=4, n=20, gaps=no_gaps)]
     mix = Mix(parts)
     requests = list(mix)
     assert requests == list(mix)
@@ -60,7 +60,7 @@ def test_all_requests_come_in_order_and_are_numbered():
 
 
 def test_sessions_stay_together_and_quote_their_own_answers():
-    requests = list(Mix([talk(), talk(seed=2), chat(n=300)]))
+    requests = list(Mix([sessions_of(), sessions_of(seed=2), chat(n=300)]))
     talks = by_session(request for request in requests if request.session is not None)
     assert set(talks) == set(range(200))
     for turns in talks.values():
@@ -77,7 +77,7 @@ def texts(requests):
 
 
 def test_parts_share_no_text():
-    parts = [talk(), talk(seed=5), talk(seed=6)]
+    parts = [sessions_of(), sessions_of(seed=5), sessions_of(seed=6)]
     mixed = list(Mix(parts))
     found = []
     for part in parts:
@@ -94,13 +94,13 @@ def test_of_equal_times_the_earlier_part_is_first():
 
 @pytest.mark.parametrize("limit", [1, 7, 100, 10**6])
 def test_a_limit_keeps_the_first(limit):
-    whole, some = Mix([talk(), chat()]), Mix([talk(), chat()], limit)
+    whole, some = Mix([sessions_of(), chat()]), Mix([sessions_of(), chat()], limit)
     assert list(some) == list(whole)[:limit]
     assert some.n_requests == len(list(some)) == min(limit, whole.n_requests)
 
 
 def test_a_limit_may_cut_a_session_short_and_it_still_runs():
-    _, jobs = serve(scenario(), Mix([talk(sessions=4), talk(sessions=4)], 9), GivenTimes(lambda _: 0.01))
+    _, jobs = serve(scenario(), Mix([sessions_of(sessions=4), sessions_of(sessions=4)], 9), GivenTimes(lambda _: 0.01))
     assert len(jobs) == 9
 
 
@@ -138,8 +138,8 @@ def test_the_notes_of_all_parts_are_kept():
     class Noted(Listed):
         notes = ("one row left out",)
 
-    assert Mix([chat(), Noted([(0.0, 1, 1)]), talk()]).notes == ("part 1: one row left out",)
-    assert Mix([chat(), talk()]).notes == chat().notes == talk().notes == ()
+    assert Mix([chat(), Noted([(0.0, 1, 1)]), sessions_of()]).notes == ("part 1: one row left out",)
+    assert Mix([chat(), sessions_of()]).notes == chat().notes == sessions_of().notes == ()
 
 
 def test_parts_have_seeds_of_their_own():
@@ -161,12 +161,12 @@ def test_a_further_part_leaves_the_others_alone():
 
 def test_a_mix_holds_little():
     big = {"sessions": 2_000}
-    made = Mix([talk(**big), chat(n=10_000), talk(seed=2, **big)])
+    made = Mix([sessions_of(**big), chat(n=10_000), sessions_of(seed=2, **big)])
     assert peak(lambda: deque(made, maxlen=0)) < 4e6
 
 
 def test_the_turns_of_a_mix_are_sent_as_drawn():
-    workload = Mix([talk(sessions=10), talk(sessions=10, seed=2), chat(n=20)])
+    workload = Mix([sessions_of(sessions=10), sessions_of(sessions=10, seed=2), chat(n=20)])
     _, jobs = serve(scenario(), workload, GivenTimes(lambda _: 0.01))
     for request in workload:
         if request.session is None:

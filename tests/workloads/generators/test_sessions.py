@@ -21,7 +21,7 @@ from workloads.generators.sessions import MAX_TURNS
 STANDARD_ERRORS = 4.5
 
 
-def talk(**changes):
+def sessions_of(**changes):
     """A hundred conversations of a few turns, with keys changed."""
     usual = Sessions(
         seed=1,
@@ -39,7 +39,7 @@ def talk(**changes):
 
 
 def by_session(workload):
-    """The requests of each session, in the order of the stream."""
+    """The requests of each session, in the order of the workload."""
     found = {}
     for request in workload:
         found.setdefault(request.session, []).append(request)
@@ -68,7 +68,7 @@ def test_a_workload_spelled_out():
 
 @pytest.mark.parametrize("changes", [{}, {"system_prompts": 0}, {"max_context": 500}, {"turns": Fixed(1)}], ids=str)
 def test_each_prompt_is_the_one_before_its_answer_and_a_new_message(changes):
-    workload = talk(**changes)
+    workload = sessions_of(**changes)
     messages = []
     for turns in by_session(workload).values():
         opening = turns[0].content[:-1]
@@ -85,10 +85,10 @@ def test_each_prompt_is_the_one_before_its_answer_and_a_new_message(changes):
     assert all(workload.system_prompts <= source < 2**48 for source in messages)
 
 
-def test_requests_number_the_stream_and_sessions_follow_one_another():
-    requests = list(talk(gaps=gamma_gaps(2.0, 3.0)))
+def test_requests_are_numbered_and_those_of_a_session_are_adjacent():
+    requests = list(sessions_of(gaps=gamma_gaps(2.0, 3.0)))
     assert [request.id for request in requests] == list(range(len(requests)))
-    assert talk().n_requests == len(list(talk()))
+    assert sessions_of().n_requests == len(list(sessions_of()))
     sessions = [request.session for request in requests]
     assert sessions == sorted(sessions)
     assert set(sessions) == set(range(100))
@@ -101,14 +101,14 @@ def test_requests_number_the_stream_and_sessions_follow_one_another():
 
 
 def test_a_system_prompt_has_one_length_for_all_who_share_it():
-    openings = {request.content[0] for request in talk()}
+    openings = {request.content[0] for request in sessions_of()}
     assert len(openings) == len({segment.source for segment in openings}) == 3
 
 
 @pytest.mark.parametrize(("most", "turns"), [(1, 1), (15, 1), (19, 1), (20, 2), (24, 2), (25, 3), (99, 5), (None, 5)])
 def test_a_session_ends_before_the_turn_that_would_exceed_the_context(most, turns):
     """Prompt and output together are 15, 20, 25, ... tokens; the first turn is always sent."""
-    workload = talk(
+    workload = sessions_of(
         turns=Fixed(5), system_tokens=Fixed(10), user_tokens=Fixed(3), output_tokens=Fixed(2), max_context=most
     )
     assert {len(of_one) for of_one in by_session(workload).values()} == {turns}
@@ -116,19 +116,19 @@ def test_a_session_ends_before_the_turn_that_would_exceed_the_context(most, turn
 
 
 def test_turns_have_an_end():
-    assert talk(sessions=1, turns=Fixed(10**6)).n_requests == MAX_TURNS
+    assert sessions_of(sessions=1, turns=Fixed(10**6)).n_requests == MAX_TURNS
 
 
-def test_the_same_seed_is_the_same_stream_at_every_reading():
-    workload = talk()
-    assert list(workload) == list(workload) == list(talk())
-    assert [r.prompt_tokens for r in workload] != [r.prompt_tokens for r in talk(seed=2)]
+def test_the_same_seed_gives_the_same_requests_at_every_iteration():
+    workload = sessions_of()
+    assert list(workload) == list(workload) == list(sessions_of())
+    assert [r.prompt_tokens for r in workload] != [r.prompt_tokens for r in sessions_of(seed=2)]
 
 
 def test_a_shorter_workload_is_the_beginning_of_a_longer_one():
-    long = list(talk(sessions=4100, turns=Lognormal(0.3, 0.5)))
+    long = list(sessions_of(sessions=4100, turns=Lognormal(0.3, 0.5)))
     for n in (1, 4095, 4096, 4097):
-        short = list(talk(sessions=n, turns=Lognormal(0.3, 0.5)))
+        short = list(sessions_of(sessions=n, turns=Lognormal(0.3, 0.5)))
         assert short == long[: len(short)]
 
 
@@ -147,7 +147,7 @@ def test_a_shorter_workload_is_the_beginning_of_a_longer_one():
 )
 def test_a_seed_means_what_it_always_meant(changes, expected):
     """Recorded when each session's turns were drawn alone; another NumPy may draw other numbers."""
-    assert digest(talk(**changes)) == expected
+    assert digest(sessions_of(**changes)) == expected
 
 
 DRAWS = {
@@ -171,13 +171,13 @@ DRAWS = {
     ],
 )
 def test_changing_one_quantity_leaves_the_draws_of_the_others_alone(changed, changes):
-    one, other = by_session(talk()).values(), by_session(talk(**changes)).values()
+    one, other = by_session(sessions_of()).values(), by_session(sessions_of(**changes)).values()
     for name, draw in DRAWS.items():
         assert ([draw(turns) for turns in one] == [draw(turns) for turns in other]) == (name != changed)
 
 
 def test_where_one_session_is_cut_the_next_is_the_same():
-    whole, cut = by_session(talk()), by_session(talk(max_context=400))
+    whole, cut = by_session(sessions_of()), by_session(sessions_of(max_context=400))
     assert sum(map(len, cut.values())) < sum(map(len, whole.values()))
     for name in ("start", "system", "user", "output", "think"):
         for session, turns in cut.items():
@@ -187,7 +187,7 @@ def test_where_one_session_is_cut_the_next_is_the_same():
 
 def follows_zipf(exponent, theory, prompts=5, n=20_000):
     """Whether system prompts are chosen in proportion to k ** -theory; shares within a few standard errors."""
-    chosen = talk(sessions=n, turns=Fixed(1), system_prompts=prompts, popularity=exponent)
+    chosen = sessions_of(sessions=n, turns=Fixed(1), system_prompts=prompts, popularity=exponent)
     counts = Counter(request.content[0].source for request in chosen)
     shares = np.arange(1, prompts + 1) ** -float(theory)
     shares /= shares.sum()
@@ -207,7 +207,7 @@ def test_the_comparison_with_zipf_can_fail():
 
 
 def test_think_times_are_exponential():
-    times = np.array([r.think_s for r in talk(sessions=5000, turns=Fixed(5)) if r.think_s > 0])
+    times = np.array([r.think_s for r in sessions_of(sessions=5000, turns=Fixed(5)) if r.think_s > 0])
     assert len(times) == 20_000
     assert np.mean(times) == pytest.approx(2.0, abs=STANDARD_ERRORS * 2.0 / np.sqrt(len(times)))
     # The variance of a sample variance is 8 / n times the fourth power of the mean.
@@ -262,7 +262,7 @@ def test_sessions_run_side_by_side_and_the_last_is_waited_for():
     ) == [(0.0, 2.0), (102.0, 103.0), (0.5, 2.0), (2.5, 4.5), (4.5, 5.5), (3.0, 4.5), (3.0, 4.5)]
 
 
-def test_sessions_that_start_together_come_in_the_order_of_the_stream():
+def test_sessions_that_start_together_come_in_the_order_of_the_workload():
     rows = [(session, 0.0, 2, 1, 0.0) for session in (0, None, 1, None, 2)]
     assert story(*rows, server__slots=1) == [(0.0, float(end)) for end in (1, 2, 3, 4, 5)]
 
@@ -276,7 +276,7 @@ def test_after_a_failed_turn_the_user_goes_on():
 
 
 def test_the_turns_of_a_generated_workload_are_sent_as_drawn():
-    workload = talk(sessions=20, max_context=600)
+    workload = sessions_of(sessions=20, max_context=600)
     _, jobs = serve(scenario(), workload, GivenTimes(lambda _: 0.01))
     for turns in by_session(workload).values():
         assert jobs[turns[0].id].arrival_s == turns[0].arrival_s

@@ -126,24 +126,24 @@ def columns(workload):
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def test_the_same_seed_is_the_same_stream_at_every_reading():
+def test_the_same_seed_gives_the_same_requests_at_every_iteration():
     workload = chat()
     assert list(workload) == list(workload) == list(chat())
 
 
-def test_another_seed_is_another_stream():
+def test_another_seed_gives_other_requests():
     for one, other in zip(columns(chat(seed=1)), columns(chat(seed=2)), strict=True):
         assert one != other
 
 
-def test_the_same_stream_in_every_process():
+def test_the_same_requests_in_every_process():
     """A name's generator must not depend on Python's hashes, which are salted anew for each process."""
     program = "from workloads import named_rng; print(named_rng(5, 'arrivals').integers(2**60))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(run.stdout) == named_rng(5, "arrivals").integers(2**60)
 
 
-def test_names_are_independent_streams_of_one_seed():
+def test_names_are_independent_generators_of_one_seed():
     pairs = [
         (named_rng(1, "arrivals"), named_rng(1, "prompt-lengths")),
         (named_rng(1, "arrivals"), named_rng(2, "arrivals")),

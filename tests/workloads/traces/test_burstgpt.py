@@ -57,7 +57,7 @@ def test_parts_of_a_second(read):
     assert [r.arrival_s for r in read(lines(OLD, *rows))] == [0.0, 0.25, 0.873456789]
 
 
-def test_a_failed_call_is_refused_or_dropped_and_told(read, tmp_path):
+def test_a_failed_call_is_refused_or_dropped_with_a_note(read, tmp_path):
     content = lines(OLD, FAILED.replace("46", "1"), ROWS[0], FAILED.replace("46", "9"), *ROWS[1:])
     advised = r'row 1: Request tokens 0 is out of range.*failed = "drop" \(--drop-failed\) would'
     with pytest.raises(BadRowError, match=advised) as fault:

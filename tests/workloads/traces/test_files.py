@@ -27,7 +27,7 @@ def test_a_packed_file_is_read_whatever_its_name(write, packing):
 
 
 @pytest.mark.parametrize("packing", PACK)
-def test_several_streams_are_one_file(write, packing):
+def test_several_compressed_streams_are_one_file(write, packing):
     pack = PACK[packing]
     with open_bytes(write(pack(TEXT) + pack(b"more\n") + pack(b""))) as binary:
         assert binary.read() == TEXT + b"more\n"

@@ -135,7 +135,7 @@ def test_a_bad_row_is_one_line_on_the_command_line_or_a_warning(write, tmp_path,
     assert warnings[0].startswith(f"warning: {path}: 1 bad row skipped: row {number} ({what}")
 
 
-def test_notes_are_told_once_however_many_policies_are_compared(write):
+def test_notes_are_printed_once_however_many_policies_are_compared(write):
     write(GOOD["azure"] + b"x\n")
     scenario = write(b'[workload]\nkind = "azure"\npath = "trace.csv"\nskip_bad_rows = true\n', "mine.toml")
     done = command("compare", str(scenario), "--json", "-p", "paged", "-p", "contiguous", "-p", "oracle")

@@ -172,7 +172,7 @@ def test_a_bad_row_of_the_lengths_is_refused_in_any_case(read, texts, tmp_path, 
         assert message_of(fault).startswith(f"{tmp_path / '3_history.jsonl'}: row 2: {what}")
 
 
-def test_lengths_that_change_after_the_check_are_told(read, texts, tmp_path):
+def test_lengths_that_change_after_the_check_are_reported(read, texts, tmp_path):
     trace = read(lines(*ROWS))
     (tmp_path / "3_history.jsonl").unlink()
     with pytest.raises(WorkloadError, match=r"0_trace\.jsonl: changed since it was checked"):

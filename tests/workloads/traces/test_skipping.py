@@ -159,7 +159,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_changed_since_it_was_checked_is_told(write, change, skip):
+def test_a_file_that_changed_since_it_was_checked_is_refused(write, change, skip):
     rows = [HEADER, *azure_rows(9)]
     path = write(lines(*rows))
     trace = AzureTrace(path, skip_bad_rows=skip)
@@ -182,7 +182,7 @@ def test_also_if_its_size_and_date_do_not_tell(write, monkeypatch, change):
         assert message_of(fault).startswith(f"{path}: ")
 
 
-def test_a_file_that_is_gone_is_told(write):
+def test_a_file_that_is_gone_is_refused(write):
     path = write(lines(HEADER, *azure_rows(3)))
     trace = AzureTrace(path)
     path.unlink()

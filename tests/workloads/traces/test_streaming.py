@@ -1,4 +1,4 @@
-"""Readers of traces at length: nothing grows with the rows, and reading many at once reads what one by one does."""
+"""Long traces: memory does not grow with the rows, and reading blocks gives the same as reading row by row."""
 
 import gzip
 import tracemalloc
@@ -19,7 +19,7 @@ from workloads.traces.trace import in_batches
 
 
 class OneByOne(AzureTrace):
-    """The control: the reader that never takes several rows at once."""
+    """The control: a reader that reads rows one by one."""
 
     __slots__ = ()
 
@@ -119,7 +119,7 @@ def test_an_odd_row_among_the_others_is_read_as_it_was(any_path, small_blocks, o
 
 @pytest.mark.parametrize("how", WRITTEN.values(), ids=WRITTEN)
 def test_a_row_that_differs_in_any_one_character_is_read_as_it_was(any_path, monkeypatch, how):
-    """Also within a block whose first and last rows are well written, as the first of one, and as the last of all."""
+    """Within a block, as its first row, and as the last row of the file."""
     head, *rows = trace_lines(7, **how).splitlines(keepends=True)
     size = len(rows[0])
     characters = (b"2", b"6", b"9", b":", b",", b"\n", b"\r", b" ", b"", b"\xb2")
@@ -149,7 +149,7 @@ LAST = {
 
 @pytest.mark.parametrize("last", LAST.values(), ids=LAST)
 @pytest.mark.parametrize("keys", [{}, {"limit": 3}], ids=str)
-def test_a_bad_last_row_is_told_at_the_start_in_the_same_words(any_path, last, keys):
+def test_a_bad_last_row_is_refused_at_the_start_with_the_same_message(any_path, last, keys):
     any_path.write_bytes(trace_lines(10_000) + last)
     expected = outcome(OneByOne, any_path, **keys)
     assert isinstance(expected, str)
@@ -283,8 +283,8 @@ def test_reading_a_mooncake_trace_holds_no_ids(tmp_path):
     assert peak(lambda: deque(made[0], maxlen=0)) < 3e6
 
 
-def talk(**changes):
-    """Conversations of which only what is changed matters."""
+def sessions_of(**changes):
+    """Sessions with simple defaults and some changes."""
     usual = {
         "seed": 1,
         "sessions": 20_000,
@@ -303,9 +303,9 @@ def talk(**changes):
 
 GENERATED = {
     "synthetic": lambda: Synthetic(1, 100_000, poisson_gaps(1.0), Fixed(3), Fixed(3)),
-    "sessions": talk,
-    "long sessions": lambda: talk(sessions=300, turns=Fixed(300)),
-    "cut sessions": lambda: talk(max_context=40),
+    "sessions": sessions_of,
+    "long sessions": lambda: sessions_of(sessions=300, turns=Fixed(300)),
+    "cut sessions": lambda: sessions_of(max_context=40),
 }
 
 

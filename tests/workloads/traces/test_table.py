@@ -1,4 +1,4 @@
-"""The reader of tables: three formats, columns by any name, times in any unit, and what each fault is called."""
+"""The reader of tables: three formats, columns of any name, times in any unit, and the messages for faults."""
 
 import bz2
 import gzip

@@ -45,7 +45,7 @@ def starts(n, seed=0, rate=0.01):
     return np.cumsum(named_rng(seed, "session-gaps").exponential(1 / rate, n)).tolist()
 
 
-def test_turns_follow_one_another_with_think_times_told_or_found(read):
+def test_turns_are_adjacent_with_given_or_derived_think_times(read):
     turns = list(read(lines(talk(*TURNS))))
     assert [(r.prompt_tokens, r.output_tokens, r.think_s, r.session) for r in turns] == [
         (130, 3, 0.0, 0),
