@@ -17,7 +17,7 @@ GOOD = {
     "burstgpt": lines(test_burstgpt.OLD, *test_burstgpt.ROWS),
     "mooncake": lines(*test_mooncake.ROWS),
     "ragpulse": lines(*test_ragpulse.ROWS),
-    "weka": lines(test_weka.talk(*test_weka.TURNS)),
+    "weka": lines(test_weka.session_line(*test_weka.TURNS)),
     "table": lines("arrival,prompt,output", "0,40,2", "0.5,30,4"),
 }
 
@@ -51,7 +51,7 @@ SUITS = {
     "an array": (b"[" + GOOD["mooncake"] + b"]", "mooncake"),
     "ids in an object": (b'{"input_length": 3, "hash_ids": {"a": []}}', "ragpulse"),
     "no component": (b'{"timestamp": "0", "input_length": 3, "output_length": 3}', "ragpulse"),
-    "a long session": (test_weka.talk(*[test_weka.call()] * 9000).encode(), "weka"),
+    "a long session": (test_weka.session_line(*[test_weka.call()] * 9000).encode(), "weka"),
     "a list of sessions": (b"[" + GOOD["weka"] + b"]", "weka"),
     "objects": (b'{"arrival": 1, "prompt": 2, "output": 3}', "table"),
     "Parquet": (b"PAR1\x15\x04\xff", "table"),
@@ -109,7 +109,7 @@ BAD_BYTES = {
     "burstgpt": ("46,A,1,2,4,C", 4, "Total tokens 4 is not the sum"),
     "mooncake": ('{"timestamp": NaN}', 5, "not JSON (NaN"),
     "ragpulse": ('{"timestamp": 5}', 4, "no key 'input_length'"),
-    "weka": (test_weka.talk(), 2, "requests: none"),
+    "weka": (test_weka.session_line(), 2, "requests: none"),
     "table": ("0.25,1,2", 3, "arrival '0.25' is earlier than the row before"),
 }
 
