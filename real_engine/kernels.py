@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from policies import Chunk, Group, Kernel, View
-from policies.cells.free_extents import runs_of
+from policies.cells.free_extents import extents_of_cells
 from policies.cells.reads import TILE
 from real_engine.model import Floats, Ints
 
@@ -76,7 +76,7 @@ def select(
         if kernel == "sliced":
             starts, ends = np.array([view.cells.min()]), np.array([view.cells.max() + 1])
         else:
-            tile_starts, tile_ends = runs_of(np.unique(view.cells // TILE))
+            tile_starts, tile_ends = extents_of_cells(np.unique(view.cells // TILE))
             starts, ends = tile_starts * TILE, tile_ends * TILE
         blocks: list[tuple[slice | Ints, Floats | None]] = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):

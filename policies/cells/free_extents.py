@@ -1,4 +1,4 @@
-"""The free cells of an arena as sorted runs: first-fit search without looking at every cell."""
+"""Free cells as sorted extents: first-fit search without looking at every cell."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from policies.vocabulary import IntArray
 
 _FEW = 16
-"""Up to this many runs are taken or returned one by one; more are merged as arrays in one go."""
+"""Up to this many extents are taken or released singly; more are merged as arrays, all together."""
 
 
-def runs_of(cells: IntArray) -> tuple[IntArray, IntArray]:
-    """Starts and ends (exclusive) of the runs in ``cells``, which must ascend strictly."""
+def extents_of_cells(cells: IntArray) -> tuple[IntArray, IntArray]:
+    """Starts and ends (exclusive) of the extents that ``cells`` form, which must ascend strictly."""
     if len(cells) == 0:
         return cells, cells
-    return _runs_between(cells, (cells[1:] - cells[:-1] != 1).nonzero()[0])
+    return _extents_between(cells, (cells[1:] - cells[:-1] != 1).nonzero()[0])
 
 
-def _runs_between(cells: IntArray, breaks: IntArray) -> tuple[IntArray, IntArray]:
-    """The same of at least one cell, where it is known behind which of them a run ends; forgets the latter."""
+def _extents_between(cells: IntArray, breaks: IntArray) -> tuple[IntArray, IntArray]:
+    """Extents of at least one cell, given the indices of their last cells but the very last; overwrites ``breaks``."""
     starts, ends = np.empty((2, len(breaks) + 1), dtype=np.int64)
     ends[-1] = cells[-1]
     ends[:-1] = cells[breaks]
@@ -33,24 +33,24 @@ def _runs_between(cells: IntArray, breaks: IntArray) -> tuple[IntArray, IntArray
     return starts, ends
 
 
-def _runs_in_any_order(cells: IntArray) -> tuple[IntArray, IntArray]:
+def _extents_of_unsorted(cells: IntArray) -> tuple[IntArray, IntArray]:
     if len(cells) > 1 and (cells[1:] < cells[:-1]).any():
         cells = np.sort(cells)
-    return runs_of(cells)
+    return extents_of_cells(cells)
 
 
 class FreeExtents:
-    """Disjoint runs of free cells ``[start, end)``, ascending, never touching one another."""
+    """Disjoint extents ``[start, end)`` of free cells, ascending, no two of them adjacent."""
 
     __slots__ = ("ends", "size", "starts", "total")
 
     def __init__(self, size: int):
         self.size = size
-        # Arrays of the standard library: as quick as lists one by one, and NumPy can look at them as they are.
+        # Arrays of the standard library: as quick as lists by element, and NumPy can use their memory.
         self.starts: array[int] = array("q", (0,))
         self.ends: array[int] = array("q", (size,))
         self.total = size
-        """Free cells in all."""
+        """Number of free cells."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -60,7 +60,7 @@ class FreeExtents:
 
     @property
     def largest(self) -> int:
-        """Length of the largest run; 0 when there is none."""
+        """Length of the largest extent; 0 if there is none."""
         if len(self.starts) <= _FEW:
             return max(map(int.__sub__, self.ends, self.starts), default=0)
         starts, ends = self.arrays()
@@ -74,25 +74,23 @@ class FreeExtents:
         return self.size
 
     def arrays(self, first: int = 0, stop: int | None = None) -> tuple[IntArray, IntArray]:
-        """Starts and ends of all runs from the ``first`` on, up to below ``stop``, both of shape (n,), as they are now:
-        not to be kept nor written to."""
-        # Of copies: an array that is looked into cannot grow, and whoever looks may be kept alive by others, as a
-        # profiler does that samples frames.
+        """Starts and ends of the extents ``first`` to ``stop - 1``, both of shape (n,); not to be written to."""
+        # Copies: an array cannot grow while a view of it exists, and a profiler that samples frames keeps views alive.
         return np.asarray(self.starts[first:stop]), np.asarray(self.ends[first:stop])
 
     def below(self, cells: IntArray) -> IntArray:
-        """Free cells below each of ``cells``; the same shape."""
+        """Number of free cells below each of ``cells``; the same shape."""
         starts, ends = self.arrays()
         if len(starts) == 0:
             return np.zeros_like(cells)
         upto = np.cumsum(ends - starts)
         at = np.searchsorted(starts, cells, side="right") - 1
-        # Of the run that begins last before the cell, what lies behind the cell does not count.
+        # Of the last extent that begins before the cell, the part from the cell on does not count.
         beyond = np.maximum(ends[at] - cells, 0)
         return np.where(at < 0, 0, upto[at] - beyond)
 
     def count_below(self, cell: int) -> int:
-        """Free cells below ``cell``."""
+        """Number of free cells below ``cell``."""
         if len(self.starts) > _FEW:
             starts, ends = self.arrays()
             n = bisect_left(self.starts, cell)
@@ -100,20 +98,20 @@ class FreeExtents:
         return sum(min(end, cell) - start for start, end in self if start < cell)
 
     def index_after(self, cell: int) -> int:
-        """Index of the first run that ends after ``cell``; ``len(self)`` if there is none."""
+        """Index of the first extent that ends after ``cell``; ``len(self)`` if there is none."""
         return bisect_right(self.ends, cell)
 
     def index_before(self, cell: int) -> int:
-        """Index of the last run that starts before ``cell``; -1 if there is none."""
+        """Index of the last extent that starts before ``cell``; -1 if there is none."""
         return bisect_left(self.starts, cell) - 1
 
     def is_free(self, start: int, n: int) -> bool:
-        """Whether these cells in a row are."""
+        """Whether cells ``[start, start + n)`` are free."""
         i = bisect_right(self.ends, start)
         return i < len(self.ends) and self.starts[i] <= start and self.ends[i] - start >= n
 
     def first_of(self, n: int, index: int, stop: int | None = None) -> int | None:
-        """Index of the first run of at least ``n`` cells from ``index`` on, up to below ``stop``."""
+        """Index of the first extent of at least ``n`` cells from ``index`` to ``stop - 1``; None if there is none."""
         starts, ends = self.starts, self.ends
         stop = len(starts) if stop is None else stop
         few = min(index + _FEW // 2, stop)
@@ -128,7 +126,7 @@ class FreeExtents:
         return few + i if wide[i] else None
 
     def best_of(self, n: int) -> int | None:
-        """Index of the smallest run of at least ``n`` cells, the first among equals."""
+        """Index of the smallest extent of at least ``n`` cells, the first among equals; None if there is none."""
         at = self.first_of(n, 0)
         if at is None or at + 1 == len(self):
             return at
@@ -138,7 +136,7 @@ class FreeExtents:
         return at + int(sizes.argmin())
 
     def take(self, start: int, n: int) -> None:
-        """Remove cells ``[start, start + n)``, which must lie in one run."""
+        """Remove cells ``[start, start + n)``, which must be in one extent."""
         i = self.index_after(start)
         first, end = self.starts[i], self.ends[i]
         stop = start + n
@@ -155,7 +153,7 @@ class FreeExtents:
         self.total -= n
 
     def rebuild(self, used: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-        """Start anew from a mask of the cells that are not free; those behind the mask are."""
+        """Start again from a mask of the cells that are not free; all cells after the mask are free."""
         edges: list[IntArray] = [(used[1:] != used[:-1]).nonzero()[0] + 1]
         if len(used) == 0 or not used[0]:
             edges.insert(0, np.zeros(1, dtype=np.int64))
@@ -171,7 +169,7 @@ class FreeExtents:
         """Remove ``cells``, distinct and all free, in any order."""
         if len(cells) and self._take_all(cells):
             return
-        starts, ends = _runs_in_any_order(cells)
+        starts, ends = _extents_of_unsorted(cells)
         if len(starts) <= _FEW:
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
                 self.take(start, end - start)
@@ -180,8 +178,10 @@ class FreeExtents:
             self.total -= len(cells)
 
     def _take_all(self, cells: IntArray) -> bool:
-        """``take_cells``, if these ascend and are all free cells from the first to the last of them: as most searches
-        find them. Whether they are."""
+        """Remove ``cells`` if they ascend and no other cell between them is free, as most searches find them.
+
+        Returns whether they were removed.
+        """
         starts, ends, start, stop = self.starts, self.ends, int(cells[0]), int(cells[-1]) + 1
         first = bisect_right(ends, start)
         last = bisect_left(starts, stop, first)
@@ -190,9 +190,9 @@ class FreeExtents:
         free = int(lengths.sum()) - (start - left) - (right - stop)
         if free != len(cells) or not (cells[1:] > cells[:-1]).all():
             return False
-        stay = [run for run in ((left, start), (stop, right)) if run[0] < run[1]]
-        starts[first:last] = array("q", [run[0] for run in stay])
-        ends[first:last] = array("q", [run[1] for run in stay])
+        rest = [extent for extent in ((left, start), (stop, right)) if extent[0] < extent[1]]
+        starts[first:last] = array("q", [extent[0] for extent in rest])
+        ends[first:last] = array("q", [extent[1] for extent in rest])
         self.total -= len(cells)
         return True
 
@@ -203,34 +203,34 @@ class FreeExtents:
         distances = cells[1:] - cells[:-1]
         breaks = (distances != 1).nonzero()[0]
         if len(breaks) < _FEW:
-            # Pieces in a row, however they are ordered: those that touch join as they come.
+            # Few extents, in any order: adjacent ones are joined as they come.
             start = int(cells[0])
             for at in breaks.tolist():
-                self._release_run(start, int(cells[at]) + 1)
+                self._release_extent(start, int(cells[at]) + 1)
                 start = int(cells[at + 1])
-            self._release_run(start, int(cells[-1]) + 1)
+            self._release_extent(start, int(cells[-1]) + 1)
         elif (distances[breaks] < 0).any():
-            self._toggle(*runs_of(np.sort(cells)))
+            self._toggle(*extents_of_cells(np.sort(cells)))
         else:
-            self._toggle(*_runs_between(cells, breaks))
+            self._toggle(*_extents_between(cells, breaks))
         self.total += len(cells)
 
-    def release_pieces(self, pieces: Sequence[tuple[int, int, int]]) -> None:
-        """Give back cells from one up to below another by a stride, of several of these; none of them free."""
-        single = sum([(stop - start - 1) // stride for start, stop, stride in pieces if stride > 1])
-        if single + len(pieces) <= _FEW:
-            for start, stop, stride in pieces:
+    def release_strided(self, extents: Sequence[tuple[int, int, int]]) -> None:
+        """Give back cells ``range(start, stop, stride)`` for each extent (start, stop, stride); none is free."""
+        single = sum([(stop - start - 1) // stride for start, stop, stride in extents if stride > 1])
+        if single + len(extents) <= _FEW:
+            for start, stop, stride in extents:
                 if stride == 1:
-                    self._release_run(start, stop)
+                    self._release_extent(start, stop)
                     self.total += stop - start
                 else:
                     cells = range(start, stop, stride)
                     for cell in cells:
-                        self._release_run(cell, cell + 1)
+                        self._release_extent(cell, cell + 1)
                     self.total += len(cells)
             return
         starts, ends = [], []
-        for start, stop, stride in pieces:
+        for start, stop, stride in extents:
             cells_of = np.arange(start, stop, stride) if stride > 1 else np.array([start])
             starts.append(cells_of)
             ends.append(cells_of + (1 if stride > 1 else stop - start))
@@ -239,10 +239,10 @@ class FreeExtents:
 
     def give_back(self, start: int, n: int) -> None:
         """Give back cells ``[start, start + n)``, none of them free."""
-        self._release_run(start, start + n)
+        self._release_extent(start, start + n)
         self.total += n
 
-    def _release_run(self, start: int, end: int) -> None:
+    def _release_extent(self, start: int, end: int) -> None:
         starts, ends = self.starts, self.ends
         i = bisect_right(ends, start)
         joins_left = i > 0 and ends[i - 1] == start
@@ -259,12 +259,15 @@ class FreeExtents:
             ends.insert(i, end)
 
     def _toggle(self, starts: IntArray, ends: IntArray) -> None:
-        """What was free in these runs is so no more, or the other way round: borders that fall together vanish."""
-        # Runs that end before the first of them or start behind the last stay as they are.
+        """Make the cells of some extents used if they were free, and free if they were used.
+
+        Every border of an extent, old or new, stays one unless an old and a new one coincide.
+        """
+        # Extents that end before the first of these or start after the last stay as they are.
         first = bisect_left(self.ends, int(starts.min()))
         last = bisect_right(self.starts, int(ends.max()), first)
         edges = np.concatenate((np.asarray(self.starts)[first:last], np.asarray(self.ends)[first:last], starts, ends))
-        # They are few rows that ascend: merged quicker than sorted.
+        # A stable sort merges a few ascending rows quickly.
         edges.sort(kind="stable")
         stays = np.ones(len(edges), dtype=np.bool_)
         np.not_equal(edges[1:], edges[:-1], out=stays[1:])
@@ -272,5 +275,5 @@ class FreeExtents:
         self._set(edges[stays], first, last)
 
     def _set(self, edges: IntArray, first: int = 0, last: int | None = None) -> None:
-        """Some runs, or all, from their borders, ascending: where one starts, where it ends, where the next starts."""
+        """Replace some extents, or all, by others given as start, end, start, end, ..., ascending."""
         self.starts[first:last], self.ends[first:last] = (array("q", edges[i::2].tobytes()) for i in (0, 1))

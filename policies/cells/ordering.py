@@ -1,5 +1,7 @@
-"""In which order runs of cells can be moved, so that none overwrites what another has yet to read; and what moves in an
-order come to."""
+"""The order in which runs of cells can be moved so that none overwrites what a later one still reads.
+
+Also the opposite: what a sequence of ordered moves amounts to if all cells move together.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.cells.free_extents import runs_of
+from policies.cells.free_extents import extents_of_cells
 from policies.vocabulary import NO_MOVES, IntArray, Moves
 
 _SHORT = 24
-"""Runs up to this many cells are looked at cell by cell: most are, and arrays take longer for so few."""
+"""Runs of up to this many cells, as most are, are handled cell by cell: arrays take longer for so few."""
 
 
 def in_safe_order(source: IntArray, size: int) -> Moves:
-    """Moves that bring cell ``source[i]`` to ``i`` for all i, in an order that overwrites nothing still needed."""
+    """Moves that bring cell ``source[i]`` to cell ``i`` for all i, in an order that overwrites nothing still needed.
+
+    No moves where that would need a free cell and all ``size`` cells are used.
+    """
     target = (source != np.arange(len(source))).nonzero()[0]
     if len(target) == 0:
         return NO_MOVES
@@ -41,23 +46,26 @@ def in_safe_order(source: IntArray, size: int) -> Moves:
 
 
 def carry(plan: Moves, arrays: Iterable[tuple[NDArray[Any] | None, int]]) -> None:
-    """Carry out the moves on each of some arrays; what is left behind becomes the value beside it."""
-    at_once = together(plan)
+    """Carry out the moves on several arrays; cells that are left become the value given with each array."""
+    net = net_moves(plan)
     for held, empty in arrays:
         if held is None:
             continue
-        if at_once is None:
+        if net is None:
             plan.carry(held, empty)
         else:
-            read, src, dst = at_once
+            read, src, dst = net
             moved = held[src]
             held[read] = empty
             held[dst] = moved
 
 
-def together(plan: Moves) -> tuple[IntArray, IntArray, IntArray] | None:
-    """What a plan comes to when all is moved together: the cells that are read, and where the tokens that stay where
-    they were moved to came from, and lie now. None where it reads what it has left behind."""
+def net_moves(plan: Moves) -> tuple[IntArray, IntArray, IntArray] | None:
+    """What a plan amounts to if all cells move together: the cells read, and the net sources and targets.
+
+    Three arrays: all cells that are read, and for each token that ends up in a new cell its old cell and its new one.
+    None if the plan reads a cell that it has left.
+    """
     n, runs = plan.n_cells, plan.n_runs
     run = np.repeat(np.arange(runs), plan.length)
     inside = np.arange(n) - np.repeat(np.cumsum(plan.length) - plan.length, plan.length)
@@ -66,7 +74,7 @@ def together(plan: Moves) -> tuple[IntArray, IntArray, IntArray] | None:
     read[src] = run
     if int(np.count_nonzero(read >= 0)) == n and not (read[dst] > run).any():
         return src, src, dst
-    # Some are moved twice: by way of a cell that is written, and then read.
+    # Some tokens are moved twice: their first target is read again later.
     written = dst * runs + run
     order = np.argsort(written)
     written = written[order]
@@ -88,7 +96,7 @@ def together(plan: Moves) -> tuple[IntArray, IntArray, IntArray] | None:
 
 
 class _Ordering:
-    """Runs become ready when none of their target cells is still to be read by another run."""
+    """Orders runs: one is ready when no other run has yet to read one of its target cells."""
 
     def __init__(
         self,
@@ -100,39 +108,42 @@ class _Ordering:
         waits: NDArray[np.bool_],
         clear: NDArray[np.bool_],
     ):
-        """``source`` and ``target``: those of all ``moves``, cell by cell; ``waits``: which targets another run has yet
-        to read; ``clear``: which nobody has to. The first ``packed`` cells are used in the end."""
+        """``source`` and ``target`` are those of ``moves``, cell by cell.
+
+        ``waits``: targets that another run has yet to read. ``clear``: targets that no run reads. The first ``packed``
+        cells are used in the end.
+        """
         self._packed = packed
         self._size = size
         self._reader = array("q")
-        """Of each cell, as far as they are known: the run that has yet to read it, or -1."""
+        """For each tracked cell the run that has yet to read it, or -1."""
         self._writer = array("q")
-        """The same: the run that has yet to write it, or -1."""
+        """For each tracked cell the run that has yet to write it, or -1."""
         lengths = moves.length
         self._runs: list[tuple[int, int, int]] = list(
             zip(moves.src.tolist(), moves.dst.tolist(), lengths.tolist(), strict=True)
         )
-        """Source, target and length of each."""
+        """Source, target and length of each run."""
         of_run = np.repeat(np.arange(len(lengths)), lengths)
-        # Cells beyond these nobody reads or writes, unless a run is set aside there, which seldom needs more.
-        self._know(min(size, max(int(source.max()) + 1, packed) + int(lengths.max())))
+        # Cells beyond these are used only if a run is set aside there, which seldom needs more.
+        self._track(min(size, max(int(source.max()) + 1, packed) + int(lengths.max())))
         self._readers[source] = of_run
         self._writers[target] = of_run
         self._blocking: list[int] = np.bincount(of_run[waits], minlength=len(lengths)).tolist()
-        """Of each run: target cells that others have yet to read."""
+        """For each run the number of its target cells that other runs have yet to read."""
         free = np.bincount(of_run[clear], minlength=len(lengths)).tolist()
-        self._partly = [i for i, blocking in enumerate(self._blocking) if blocking and free[i]]
-        """A heap of at least all runs that can be split: some of their target cells are clear, others are not."""
+        self._splittable = [i for i, blocking in enumerate(self._blocking) if blocking and free[i]]
+        """A heap with all runs that can be split, some of whose target cells are clear, and maybe others."""
         self._left = [True] * len(lengths)
         self._n_left = len(lengths)
         self._by_length: list[tuple[int, int]] | None = None
-        """A heap of at least all runs that are left, by their length; made when it is first needed."""
+        """A heap with all runs that are left, shortest first, and maybe others; made when it is first needed."""
         self._done: list[tuple[int, int, int]] = []
 
     def solve(self) -> Moves:
         """Emit ready runs until all are done; where none is ready, split one or set one aside."""
         ready = deque(i for i, blocking in enumerate(self._blocking) if blocking == 0)
-        runs, done, left, blocking, partly = self._runs, self._done, self._left, self._blocking, self._partly
+        runs, done, left, blocking, splittable = self._runs, self._done, self._left, self._blocking, self._splittable
         while self._n_left:
             reader, writer, writers = self._reader, self._writer, self._writers
             before = len(done)
@@ -149,26 +160,26 @@ class _Ordering:
                         if blocked == 0:
                             ready.append(other)
                         elif runs[other][2] > 1:
-                            heappush(partly, other)
+                            heappush(splittable, other)
                 else:
                     writers[dst : dst + n] = -1
                     self._read(src, n, i, ready)
             self._n_left -= len(done) - before
             if self._n_left and not self._split(ready):
                 if self._packed == self._size:
-                    return NO_MOVES  # A full cache in cycles: no cell to turn round in, and no space to win.
+                    return NO_MOVES  # A full cache in cycles: no cell to set a run aside in, and nothing to gain.
                 self._set_aside(ready)
         return Moves.from_runs(done)
 
-    def _know(self, cells: int) -> None:
-        """Keep readers and writers of the first so many cells."""
+    def _track(self, cells: int) -> None:
+        """Keep track of the readers and writers of the first ``cells`` cells."""
         more = array("q", (-1,)) * (cells - len(self._reader))
         self._reader, self._writer = self._reader + more, self._writer + more
-        # The same memory: single cells are looked at through the arrays of the standard library, many through NumPy.
+        # The same memory twice: arrays of the standard library are faster for single cells, NumPy's for many.
         self._readers, self._writers = np.asarray(self._reader), np.asarray(self._writer)
 
     def _read(self, src: int, n: int, i: int, ready: deque[int]) -> None:
-        """Run ``i`` has read these cells: whoever waits to write them is blocked by fewer."""
+        """Note that run ``i`` has read cells ``[src, src + n)``, and unblock the runs that write them."""
         if n == 1:
             self._reader[src] = -1
             other = self._writer[src]
@@ -194,7 +205,7 @@ class _Ordering:
         if blocking == 0:
             ready.append(run)
         elif self._runs[run][2] > 1:
-            heappush(self._partly, run)
+            heappush(self._splittable, run)
 
     def _blocked_cells(self, i: int) -> int:
         _, dst, n = self._runs[i]
@@ -204,7 +215,7 @@ class _Ordering:
         cells = self._readers[dst : dst + n]
         return int(np.count_nonzero((cells >= 0) & (cells != i)))
 
-    def _partly_clear(self, i: int) -> bool:
+    def _can_split(self, i: int) -> bool:
         _, dst, n = self._runs[i]
         if n == 1 or self._blocking[i] == 0:
             return False
@@ -213,10 +224,16 @@ class _Ordering:
         return bool((self._readers[dst : dst + n] < 0).any())
 
     def _split(self, ready: deque[int]) -> bool:
-        """Cut some run where part of its target is clear; False if there is none: only cycles are left."""
-        partly, left, runs, blocking, reader = self._partly, self._left, self._runs, self._blocking, self._reader
-        while partly:
-            i = heappop(partly)
+        """Cut a run that is partly clear into clear and blocked parts; False if there is none: only cycles are left."""
+        splittable, left, runs, blocking, reader = (
+            self._splittable,
+            self._left,
+            self._runs,
+            self._blocking,
+            self._reader,
+        )
+        while splittable:
+            i = heappop(splittable)
             if not left[i] or not blocking[i]:
                 continue
             _, dst, n = runs[i]
@@ -244,8 +261,10 @@ class _Ordering:
         return False
 
     def _cut(self, i: int, edges: list[int], clear: bool, ready: deque[int]) -> None:
-        """Make run ``i`` several, one between each two edges, the first of which keeps its number; ``clear``: whether
-        the target of the first is, and thus of every other one."""
+        """Cut run ``i`` at ``edges``; the first part keeps its number.
+
+        ``clear``: whether the target of the first part is clear; from there on it alternates.
+        """
         runs, reader, writer, blocking = self._runs, self._reader, self._writer, self._blocking
         src, dst, _ = runs[i]
         more = len(edges) - 2
@@ -266,7 +285,7 @@ class _Ordering:
             for part in (i, *range(first + 1, len(runs))):
                 heappush(self._by_length, (runs[part][2], part))
         for k in range(more + 1):
-            # Counted only when all are known: a run does not block itself, but its parts one another.
+            # Counted when all parts exist: a run does not block itself, but its parts block each other.
             part = first + k if k else i
             if clear:
                 blocked = 0
@@ -284,8 +303,8 @@ class _Ordering:
             clear = not clear
 
     def _set_aside(self, ready: deque[int]) -> None:
-        """Break a cycle: copy the shortest run (or as much as fits) beyond the packed cells, to be brought back."""
-        starts, ends = runs_of(np.flatnonzero(self._readers[self._packed :] < 0) + self._packed)
+        """Break a cycle: copy the shortest run, or what fits of it, beyond the packed cells, to be copied back."""
+        starts, ends = extents_of_cells(np.flatnonzero(self._readers[self._packed :] < 0) + self._packed)
         known = len(self._reader)
         if len(ends) and ends[-1] == known:
             ends[-1] = self._size
@@ -302,20 +321,20 @@ class _Ordering:
         src, dst, n = self._runs[i]
         part = min(n, room)
         if aside + part > known:
-            self._know(aside + part)
+            self._track(aside + part)
         for run in [] if part == n else [self._replace(i, False, (src + part, dst + part, n - part))]:
             self._blocking[run] = self._blocked_cells(run)
-            if self._partly_clear(run):
-                heappush(self._partly, run)
+            if self._can_split(run):
+                heappush(self._splittable, run)
         self._done.append((src, aside, part))
         self._replace(i, True, (aside, dst, part))
         self._blocking[i] = self._blocked_cells(i)
-        if self._partly_clear(i):
-            heappush(self._partly, i)
+        if self._can_split(i):
+            heappush(self._splittable, i)
         self._read(src, part, i, ready)
 
     def _replace(self, i: int, reuse: bool, run: tuple[int, int, int]) -> int:
-        """Run ``i``, or a new one, becomes ``run``; its number. What blocks it is for the caller to count."""
+        """Make ``run`` number ``i`` (``reuse``) or a new number; returns it. The caller counts what blocks it."""
         if reuse:
             self._runs[i] = run
         else:

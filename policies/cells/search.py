@@ -1,4 +1,4 @@
-"""Searches for free cells, as llama.cpp makes them: from a moving head, once round, first fit."""
+"""Searches for free cells as llama.cpp makes them: from a moving head, once round, first fit."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from policies.cells.free_extents import FreeExtents
 from policies.vocabulary import IntArray
 
 Cells = range | IntArray
-"""Cells that were found, in the order in which they are filled: a range where they lie in a row."""
+"""Cells in the order in which they are filled; a range if they are consecutive and ascend."""
 
 
 def cells_array(cells: Cells) -> IntArray:
-    """As an array; shape (n,)."""
+    """The cells as an array; shape (n,)."""
     return np.arange(cells.start, cells.stop) if isinstance(cells, range) else cells
 
 
 def start_of_search(head: int, used: int, n: int) -> int:
-    """Where a search for ``n`` cells begins: at the head, or at 0 if that is far beyond what is in use."""
+    """Where a search for ``n`` cells begins: at the head, or at 0 if the head is far above the number of used cells."""
     return 0 if head > used + 2 * n else head
 
 
-def find_run(free: FreeExtents, head: int, n: int) -> tuple[int | None, int]:
-    """The first of ``n`` free cells in a row, searching once round from ``head``, and where the search stopped.
+def find_contiguous(free: FreeExtents, head: int, n: int) -> tuple[int | None, int]:
+    """The first of ``n`` consecutive free cells, searching once round from ``head``, and the head after the search.
 
-    ``llama_kv_cache_find_slot`` (b4666 to b4880; unchanged in ``llama_kv_cache_unified``). Visits runs, not cells,
-    but counts cells tested exactly as the original, which ends the search after as many as there are. Found: the
-    run's first cell twice. Not found: None and the head that llama.cpp is left with.
+    ``llama_kv_cache_find_slot`` (b4666 to b4880; unchanged in ``llama_kv_cache_unified``). Visits extents, not cells,
+    but counts the cells that the original tests, which gives up when it has tested as many as there are. If found,
+    both results are the first cell; if not, None and the head that llama.cpp is left with.
     """
     size = free.size
     if n > size:
@@ -44,29 +44,28 @@ def find_run(free: FreeExtents, head: int, n: int) -> tuple[int | None, int]:
         wide = free.first_of(n, i + 1 if inside else i)
         goal = size if wide is None else free.starts[wide]
         if tested + goal - head < size:
-            # Nothing on the way is wide enough, nor is the search given up before: go there at once.
+            # Nothing on the way is wide enough, and the original does not give up before: go there at once.
             tested += goal - head
             head = goal
         else:
-            return None, _where_it_stops(free, head, tested, n)
+            return None, _head_after_failure(free, head, tested, n)
 
 
-def _where_it_stops(free: FreeExtents, head: int, tested: int, n: int) -> int:
-    """The head that a search is left with which finds nothing before it has tested as many cells as there are.
+def _head_after_failure(free: FreeExtents, head: int, tested: int, n: int) -> int:
+    """The head after a search that finds nothing before it has tested as many cells as there are.
 
-    It steps past one used cell at a time, or past a run and the used cell behind it.
+    The original steps over one used cell at a time, or over an extent and the used cell after it.
     """
     size = free.size
     while True:
         before = free.index_before(min(head + size - tested, size - n + 1))
         if before >= 0 and head < free.starts[before]:
-            # The last run on the way to the end of the cache, or of the search: until there it only goes from hole to
-            # hole.
+            # The last extent before the end of the cache, or of the search: all before it are too short.
             tested, head = tested + free.starts[before] - head, free.starts[before]
         while head + n <= size:
             i = free.index_after(head)
             start = free.starts[i] if i < len(free) else size
-            # Among used cells it stops early at the last start that fits (size - n), or when its patience ends.
+            # Among used cells it stops at the last start that fits (size - n), or when all cells have been tested.
             among_used = min(start - head, size - n + 1 - head, max(size - tested, 1))
             step = free.ends[i] - head + 1 if start <= head else among_used
             head += step
@@ -78,7 +77,7 @@ def _where_it_stops(free: FreeExtents, head: int, tested: int, n: int) -> int:
 
 
 def find_scattered(free: FreeExtents, head: int, n: int) -> Cells | None:
-    """The first ``n`` free cells going once round from ``head``, wherever they lie; None if there are fewer.
+    """The first ``n`` free cells going once round from ``head``, consecutive or not; None if there are fewer.
 
     llama.cpp since b6975 (``llama_kv_cache::find_slot`` with ``cont = false``).
     """
@@ -89,26 +88,26 @@ def find_scattered(free: FreeExtents, head: int, n: int) -> Cells | None:
         start = max(free.starts[at], head)
         if free.ends[at] - start >= n:
             return range(start, start + n)
-        # No more runs than cells are needed, unless it goes round.
+        # No more extents than cells are needed, unless the search goes round.
         starts, ends = free.arrays(at, at + n)
         lengths = ends - starts
         lengths[0] = ends[0] - start
         if int(lengths.sum()) >= n:
             starts = starts.copy()
             starts[0] = start
-            return in_order(starts, lengths, n)
+            return first_cells(starts, lengths, n)
     starts, ends = free.arrays()
     if at < len(free):
-        # The run that the head lies in comes twice: its end first, its beginning last.
+        # The extent that contains the head comes twice: its end first, its beginning last.
         starts, ends = np.concatenate((starts[at:], starts[: at + 1])), np.concatenate((ends[at:], ends[: at + 1]))
         starts[0] = max(head, int(starts[0]))
         ends[-1] = min(head, int(ends[-1]))
         ends[-1] = max(starts[-1], ends[-1])
-    return in_order(starts, ends - starts, n)
+    return first_cells(starts, ends - starts, n)
 
 
-def in_order(starts: IntArray, lengths: IntArray, n: int) -> IntArray:
-    """The first ``n`` cells of some runs, one after another; shape (n,)."""
+def first_cells(starts: IntArray, lengths: IntArray, n: int) -> IntArray:
+    """The first ``n`` cells of some extents in the given order; shape (n,)."""
     upto = np.cumsum(lengths)
     last = int(np.searchsorted(upto, n))
     before = upto[: last + 1] - lengths[: last + 1]

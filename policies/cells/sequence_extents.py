@@ -1,4 +1,4 @@
-"""Where the cells of each set of an arena lie, so that few of them have to be looked through, or none."""
+"""Where the cells of each set of sequences lie, so that few cells or none need to be searched."""
 
 from __future__ import annotations
 
@@ -7,50 +7,57 @@ from collections.abc import Iterable, Sequence
 from policies.vocabulary import Chunk, IntArray
 
 Extent = tuple[int, int, int]
-"""Some cells of one set: the first, one past the last, and the distance from one to the next."""
+"""Some cells of one set: the first, one past the last, and the distance from each to the next."""
 
-_FEW = 4
-"""Where more sets take turns than these, none is long in few pieces."""
+_FEW_SETS = 4
+"""Where more sets than these are written together, their extents would soon be too many to keep."""
 
-_MANY = 16
-"""What lies in more pieces than these is looked for in the array instead."""
+_MOST_EXTENTS = 16
+"""The cells of a set with more extents than these are searched for instead."""
 
 
 class SequenceExtents:
-    """Of each set, by its index: bounds of its cells, and the pieces that they lie in where those are known."""
+    """For each set, by its index: bounds of its cells, and the extents that they form where those are known."""
 
-    __slots__ = ("high", "low", "pieces", "size")
+    __slots__ = ("high", "known", "low", "size")
 
     def __init__(self, size: int):
         self.size = size
         self.low: list[int] = []
+        """No cell of the set is below this one."""
         self.high: list[int] = []
-        """From the one up to below the other; rather too wide than too narrow."""
-        self.pieces: dict[int, list[Extent]] = {}
-        """All cells of a set."""
+        """All cells of the set are below this one; it has none where this is not above ``low``."""
+        self.known: dict[int, list[Extent]] = {}
+        """All cells of a set, for the sets whose extents are known."""
 
-    def add(self) -> None:
-        """There is one more set, without cells."""
+    def reset(self) -> None:
+        """Forget all sets."""
+        self.low.clear()
+        self.high.clear()
+        self.known.clear()
+
+    def add_set(self) -> None:
+        """Add the next set, which has no cells yet."""
         self.low.append(self.size)
         self.high.append(0)
 
-    def holds(self, index: int) -> bool:
-        """Whether a set may have cells: certain if not."""
+    def may_have_cells(self, index: int) -> bool:
+        """Whether a set may have cells: certain if False."""
         return self.low[index] < self.high[index]
 
-    def vanish(self, index: int) -> None:
-        """A set has no cells any more."""
+    def set_empty(self, index: int) -> None:
+        """Note that a set has no cells any more."""
         self.low[index], self.high[index] = self.size, 0
 
     def widen(self, index: int, low: int, high: int) -> None:
-        """A set may have cells from ``low`` up to below ``high`` too."""
+        """Note that a set may have cells in ``[low, high)`` too."""
         if low < self.low[index]:
             self.low[index] = low
         if high > self.high[index]:
             self.high[index] = high
 
     def widen_all(self, indices: Iterable[int], low: int, high: int) -> None:
-        """The same of several."""
+        """Note that several sets may have cells in ``[low, high)`` too."""
         lows, highs = self.low, self.high
         for index in indices:
             if low < lows[index]:
@@ -58,65 +65,65 @@ class SequenceExtents:
             if high > highs[index]:
                 highs[index] = high
 
-    def scatter(self) -> None:
-        """Those that hold cells may have them anywhere now."""
-        self.pieces.clear()
+    def widen_to_all_cells(self) -> None:
+        """Note that any set that has cells may have them anywhere now."""
+        self.known.clear()
         for index in range(1, len(self.low)):
             if self.low[index] < self.high[index]:
                 self.low[index], self.high[index] = 0, self.size
 
     def forget(self, indices: Iterable[int]) -> None:
-        """In which pieces these lie is not worth to know, or not known any more."""
-        if self.pieces:
+        """Forget the extents of some sets, but not their bounds."""
+        if self.known:
             for index in indices:
-                self.pieces.pop(index, None)
+                self.known.pop(index, None)
 
-    def took(self, indices: Sequence[int], chunks: Sequence[Chunk], first: int, stop: int) -> None:
-        """Sets got the cells from ``first`` on, one chunk after another."""
-        if len(indices) <= _FEW:
+    def add_chunks(self, indices: Sequence[int], chunks: Sequence[Chunk], first: int, stop: int) -> None:
+        """Note that the chunks of some sets fill ``[first, stop)``, in order."""
+        if len(indices) <= _FEW_SETS:
             at = first
             for index, chunk in zip(indices, chunks, strict=True):
-                self._got(index, at, at + chunk.n, 1)
+                self._append(index, at, at + chunk.n, 1)
                 at += chunk.n
         else:
             self.forget(indices)
         self.widen_all(indices, first, stop)
 
-    def took_scattered(self, indices: Sequence[int], cells: IntArray, low: int, high: int) -> None:
-        """Sets got these cells, which lie in between."""
-        if len(cells) == len(indices) <= _FEW:
+    def add_cells(self, indices: Sequence[int], cells: IntArray, low: int, high: int) -> None:
+        """Note that some sets got ``cells``, all of which are in ``[low, high)``."""
+        if len(cells) == len(indices) <= _FEW_SETS:
             for index, cell in zip(indices, cells.tolist(), strict=True):
-                self._got(index, cell, cell + 1, 1)
+                self._append(index, cell, cell + 1, 1)
         else:
             self.forget(indices)
         self.widen_all(indices, low, high)
 
-    def took_turns(self, indices: Sequence[int], low: int, high: int, *, down: bool = False) -> None:
-        """Sets got the cells from ``low`` up to below ``high`` in turns, a cell at each, or from the other end."""
+    def add_interleaved(self, indices: Sequence[int], low: int, high: int, *, descending: bool = False) -> None:
+        """Note that some sets fill ``[low, high)`` in turn, a cell each time; ``descending``: from the high end."""
         n = len(indices)
-        if n > _FEW:
+        if n > _FEW_SETS:
             self.forget(indices)
-        elif down:
+        elif descending:
             for at, index in enumerate(indices):
-                self._got(index, low + n - 1 - at, high - at, n)
+                self._append(index, low + n - 1 - at, high - at, n)
         else:
             for at, index in enumerate(indices, low):
-                self._got(index, at, high, n)
+                self._append(index, at, high, n)
         self.widen_all(indices, low, high)
 
-    def _got(self, index: int, start: int, stop: int, stride: int) -> None:
-        """To be told before its bounds, which say whether this is all that it has."""
-        pieces = self.pieces.get(index)
-        if pieces is None:
+    def _append(self, index: int, start: int, stop: int, stride: int) -> None:
+        """Add an extent. Comes before ``widen``: the bounds say whether this is all that the set has."""
+        extents = self.known.get(index)
+        if extents is None:
             if self.low[index] >= self.high[index]:
-                self.pieces[index] = [(start, stop, stride)]
+                self.known[index] = [(start, stop, stride)]
             return
-        first, last, apart = pieces[-1]
-        if last == start and apart == stride == 1:
-            pieces[-1] = (first, stop, 1)
-        elif stop == first and apart == stride == 1:
-            pieces[-1] = (start, last, 1)
-        elif len(pieces) < _MANY:
-            pieces.append((start, stop, stride))
+        first, last, distance = extents[-1]
+        if last == start and distance == stride == 1:
+            extents[-1] = (first, stop, 1)
+        elif stop == first and distance == stride == 1:
+            extents[-1] = (start, last, 1)
+        elif len(extents) < _MOST_EXTENTS:
+            extents.append((start, stop, stride))
         else:
-            del self.pieces[index]
+            del self.known[index]

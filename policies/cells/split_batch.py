@@ -1,4 +1,4 @@
-"""Micro-batches in which every sequence gives equally many tokens, as llama.cpp cuts steps for streams."""
+"""Cut a step into micro-batches as llama.cpp does for streams: equally many tokens of every sequence."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from policies.vocabulary import Chunk
 
 
 def split_by_stream(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -> list[tuple[Chunk, ...]]:
-    """Micro-batches in which every sequence gives equally many tokens (``llama_batch_allocr::split_by_stream``).
+    """Cut a step into micro-batches in which every sequence has equally many tokens.
 
-    ``sequential``: only runs of consecutive sequence ids go together.
+    ``llama_batch_allocr::split_equal``. ``sequential``: a micro-batch has consecutive sequence ids only.
     """
     if len({chunk.seq for chunk in step}) == len(step) and all(chunk.n and not chunk.also for chunk in step):
         return _split_single(step, n_ubatch, sequential)
@@ -45,7 +45,7 @@ def split_by_stream(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -
 
 
 def _split_single(step: Sequence[Chunk], n_ubatch: int, sequential: bool) -> list[tuple[Chunk, ...]]:
-    """The same where each sequence has one chunk, and that alone: without a table of who has which."""
+    """``split_by_stream`` for steps in which each sequence has one chunk, and no chunk has two sequences."""
     left = list(step)
     batches: list[tuple[Chunk, ...]] = []
     while left:
@@ -71,7 +71,7 @@ def _split_single(step: Sequence[Chunk], n_ubatch: int, sequential: bool) -> lis
 
 
 def _append(batch: list[Chunk], chunk: Chunk) -> None:
-    """Add a chunk, as part of the last one where it continues that."""
+    """Add a chunk; if it continues the last one, make that longer instead."""
     if batch and batch[-1].seqs == chunk.seqs and batch[-1].start + batch[-1].n == chunk.start:
         chunk = Chunk(chunk.seq, batch[-1].start, batch[-1].n + chunk.n, chunk.also)
         batch.pop()

@@ -1,4 +1,4 @@
-"""Cells of an arena that a sliding window has left behind, to be used again."""
+"""Cells of an arena that can be used again because a sliding window has passed their tokens."""
 
 from __future__ import annotations
 
@@ -10,40 +10,43 @@ from policies.cells.search import Cells
 from policies.vocabulary import IntArray
 
 AHEAD = 256
-"""Cells that a search looks at first beyond twice as many as it needs: mostly enough are usable."""
+"""A search for n cells looks at the next 2 n + ``AHEAD`` cells first: mostly enough of them are usable."""
 
 
-def reaches(arena: Arena, window: int) -> IntArray:
-    """Of each set: the highest position that a window has left behind where the set is of one sequence alone; a cell's
-    token may be overwritten if its position is no higher. The empty set's cells may always."""
-    reach = np.full(len(arena.sets), -2)
-    reach[0] = -1
-    for seq, index in arena.singles:
-        reach[index] = arena.last_position(seq) + 1 - window
-    return reach
+def last_passed(arena: Arena, window: int) -> IntArray:
+    """The highest position that the window has passed, for each set of sequences by its index; shape (len(sets),).
+
+    A cell's token may be overwritten if its position is no higher. Cells that several sequences share are never
+    overwritten (-2), empty ones always may be (-1).
+    """
+    passed = np.full(len(arena.sets), -2)
+    passed[0] = -1
+    for seq, index in arena.sets.singletons_in_use():
+        passed[index] = arena.last_position(seq) + 1 - window
+    return passed
 
 
-def behind_window(arena: Arena, window: int) -> FreeExtents:
-    """Free cells, and those of one sequence alone whose token its next one will not see any more."""
+def usable_extents(arena: Arena, window: int) -> FreeExtents:
+    """Free cells, and cells of a single sequence whose token its next token will not see any more."""
     top = arena.top
     kept = np.zeros(arena.size, dtype=np.bool_)
-    np.greater(arena.position[:top], reaches(arena, window)[arena.owner[:top]], out=kept[:top])
+    np.greater(arena.position[:top], last_passed(arena, window)[arena.owner[:top]], out=kept[:top])
     usable = FreeExtents(arena.size)
     usable.rebuild(kept)
     return usable
 
 
-def find_behind(arena: Arena, window: int, head: int, n: int) -> Cells | None:
-    """``find_scattered`` among the cells of ``behind_window``."""
+def find_usable(arena: Arena, window: int, head: int, n: int) -> Cells | None:
+    """The first ``n`` cells of ``usable_extents`` going once round from ``head``; None if there are fewer."""
     if arena.free.is_free(head, n):
         return range(head, head + n)
-    reach = reaches(arena, window)
+    passed = last_passed(arena, window)
     ahead = slice(head, head + 2 * n + AHEAD)
-    cells: IntArray = (arena.position[ahead] <= reach[arena.owner[ahead]]).nonzero()[0]
+    cells: IntArray = (arena.position[ahead] <= passed[arena.owner[ahead]]).nonzero()[0]
     if len(cells) >= n:
         cells = cells[:n] + head
     else:
-        usable = (arena.position <= reach[arena.owner]).nonzero()[0]
+        usable = (arena.position <= passed[arena.owner]).nonzero()[0]
         if len(usable) < n:
             return None
         at = int(usable.searchsorted(head))
@@ -54,9 +57,8 @@ def find_behind(arena: Arena, window: int, head: int, n: int) -> Cells | None:
     return range(first, first + n) if int(cells[-1]) - first == n - 1 else cells
 
 
-def losses(arena: Arena, cells: IntArray) -> dict[int, int]:
-    """Of the sequences whose tokens are overwritten in these cells, each in no set but its own: the last position that
-    goes with them."""
+def positions_lost(arena: Arena, cells: IntArray) -> dict[int, int]:
+    """The last position that each sequence loses if ``cells``, none of them shared, are overwritten."""
     owner, position = arena.owner[cells], arena.position[cells]
     lost = {}
     for index in set(owner.tolist()) - {0}:

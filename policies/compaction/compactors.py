@@ -1,9 +1,11 @@
-"""Compactors: which moves tidy an arena. A compactor plans; ``Arena.apply`` and the engine carry the moves out."""
+"""Compactors: which moves tidy an arena. A compactor plans; ``Arena.compact`` and the engine carry the moves out."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,8 +13,83 @@ from policies.cells.arena import Arena
 from policies.cells.ordering import in_safe_order
 from policies.vocabulary import NO_MOVES, Chunk, IntArray, Moves
 
-Compactor = Callable[[Arena], Moves]
-"""Plans moves; leaves the arena as it is."""
+
+class Compactor(ABC):
+    """Plans moves that tidy an arena; leaves the arena as it is."""
+
+    @abstractmethod
+    def __call__(self, arena: Arena) -> Moves:
+        """The moves, in an order in which they can be carried out."""
+
+    def stays_tidy(self, arena: Arena, step: Sequence[Chunk]) -> bool:
+        """Whether there is nothing to move now, nor after decode steps that go on at the top of the arena.
+
+        ``step`` is the first of those steps, a token for each sequence. Certain if True.
+        """
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class FillHoles(Compactor):
+    """llama.cpp's defragmentation (see ``fill_holes``)."""
+
+    most_runs: int
+    """Runs that one pass may move."""
+
+    def __call__(self, arena: Arena) -> Moves:
+        """Fill the holes in the order of ``fill_holes``."""
+        return fill_holes(arena, self.most_runs)
+
+    def stays_tidy(self, arena: Arena, step: Sequence[Chunk]) -> bool:
+        """Without a hole, steps at the top make none."""
+        return arena.used == arena.top
+
+
+class Pack(Compactor):
+    """Moves everything to the low end, each sequence contiguous and in order of position.
+
+    The layout that llama.cpp issue 13497 asks for. Cells that several sequences share are packed once, as a
+    sequence of their own. Four orders of the sequences are tried: by first cell, by middle cell, by the offset that
+    leaves most of their cells in place, and the first of these with gaps filled by sequences from the end. The one
+    that moves fewest cells is taken. Each cell moves at most once, except in cycles, of which one run is moved aside
+    first.
+    """
+
+    def __call__(self, arena: Arena) -> Moves:
+        """No moves if the arena is packed, or if it is full and cells would have to move in cycles."""
+        if is_packed(arena):
+            return NO_MOVES
+        cells = np.flatnonzero(arena.owner[: arena.top])
+        owner = arena.owner[cells]
+        # 16 bits, where they suffice, are sorted in a fraction of the time.
+        order = np.argsort(owner.astype(np.uint16) if len(arena.sets) < 2**16 else owner, kind="stable")
+        bounds = np.flatnonzero(np.diff(owner[order])) + 1
+        sequences = [_by_position(arena, sequence) for sequence in np.split(cells[order], bounds)]
+        if len(sequences) == 1:
+            return in_safe_order(sequences[0], arena.size)
+        best: IntArray | None = None
+        fewest = len(cells) + 1
+        targets = np.arange(len(cells))
+        orders = [sorted(sequences, key=rank) for rank in (_first_cell, _middle_cell, _commonest_offset)]
+        orders.append(_filling_gaps(orders[0]))
+        # Of few sequences several orders are often the same.
+        for ordered in {tuple(map(id, ordered)): ordered for ordered in orders}.values():
+            source = np.concatenate(ordered)
+            moved = int(np.count_nonzero(source != targets))
+            if moved < fewest:
+                best, fewest = source, moved
+        assert best is not None
+        return in_safe_order(best, arena.size)
+
+    def stays_tidy(self, arena: Arena, step: Sequence[Chunk]) -> bool:
+        """A packed arena stays packed while only the sequence that lies last goes on."""
+        if len(step) != 1 or step[0].also or arena.top == 0:
+            return False
+        last = int(arena.owner[arena.top - 1])
+        return last == arena.sets.singletons.get(step[0].seq) and is_packed(arena)
+
+
+pack = Pack()
 
 
 def fill_holes(arena: Arena, most_runs: int) -> Moves:
@@ -30,7 +107,7 @@ def fill_holes(arena: Arena, most_runs: int) -> Moves:
     below = int(np.searchsorted(starts, used))
     lengths = np.minimum(ends[:below], used) - starts[:below]
     upto = np.cumsum(lengths)
-    # Of each hole, cell by cell: what fills it, counted from the end of what is moved.
+    # For each cell of each hole, the cell that fills it, counted from the end of those that move.
     inside = np.arange(len(moving)) - np.repeat(upto - lengths, lengths)
     source = moving[np.repeat(len(moving) - upto, lengths) + inside]
     target = np.repeat(starts[:below], lengths) + inside
@@ -41,7 +118,7 @@ def fill_holes(arena: Arena, most_runs: int) -> Moves:
 
 
 def is_packed(arena: Arena) -> bool:
-    """Whether there is no hole below the highest used cell, and each sequence is in one piece, in order of position."""
+    """Whether no hole is below the highest used cell, and each sequence is contiguous and in order of position."""
     top = arena.top
     if arena.used < top or top == 0:
         return top == 0
@@ -54,46 +131,9 @@ def is_packed(arena: Arena) -> bool:
     return len(first) == len(borders) + 1 and not ((position[1:] < position[:-1]) > changes).any()
 
 
-def stays_tidy(compactor: Compactor, arena: Arena, step: Sequence[Chunk]) -> bool:
-    """Whether it would certainly find nothing to move now, and after each of some steps (a token for each sequence)
-    that go on at the top of the arena."""
-    if compactor is pack:
-        return len(step) == 1 and arena.ends_with(step[0].seq) and not step[0].also and is_packed(arena)
-    return getattr(compactor, "func", None) is fill_holes and arena.used == arena.top
-
-
-def pack(arena: Arena) -> Moves:
-    """Everything at the low end, each sequence contiguous and in order of position.
-
-    The layout that llama.cpp issue 13497 asks for. Cells that several sequences share are packed once, as a
-    sequence of their own. Of the orders in which the sequences could lie, those by first cell, by middle cell, by the
-    offset that would leave most of them in place, and the first with gaps filled by sequences from the end are tried,
-    and the one that moves fewest cells is taken;
-    every cell is moved once at most, but for cycles, of which one run is moved aside first.
-    """
-    if is_packed(arena):
-        return NO_MOVES
-    cells = np.flatnonzero(arena.owner[: arena.top])
-    owner = arena.owner[cells]
-    # Sorted as 16 bits where they are enough: that takes a fraction of the time.
-    order = np.argsort(owner.astype(np.uint16) if len(arena.sets) < 2**16 else owner, kind="stable")
-    bounds = np.flatnonzero(np.diff(owner[order])) + 1
-    sequences = [_by_position(arena, sequence) for sequence in np.split(cells[order], bounds)]
-    if len(sequences) == 1:
-        return in_safe_order(sequences[0], arena.size)
-    best: IntArray | None = None
-    fewest = len(cells) + 1
-    there = np.arange(len(cells))
-    orders = [sorted(sequences, key=rank) for rank in (_first_cell, _middle_cell, _best_offset)]
-    orders.append(_filling_gaps(orders[0]))
-    # Where they are few, several orders mostly come to the same.
-    for ordered in {tuple(map(id, ordered)): ordered for ordered in orders}.values():
-        source = np.concatenate(ordered)
-        moved = int(np.count_nonzero(source != there))
-        if moved < fewest:
-            best, fewest = source, moved
-    assert best is not None
-    return in_safe_order(best, arena.size)
+def min_cells_to_move(arena: Arena) -> int:
+    """Fewest cells that packing must move: those at or above the ``used``-th, as many as are free below it."""
+    return arena.free.count_below(arena.used)
 
 
 def _by_position(arena: Arena, cells: IntArray) -> IntArray:
@@ -117,9 +157,8 @@ def _middle_cell(sequence: IntArray) -> float:
     return float(cells[half] if len(cells) % 2 else (cells[half - 1] + cells[half]) / 2)
 
 
-def _best_offset(sequence: IntArray) -> float:
-    """The commonest distance between where a token lies and how many of its sequence come before it; of several, the
-    smallest."""
+def _commonest_offset(sequence: IntArray) -> float:
+    """The commonest difference between a token's cell and its index in the sequence; the smallest, if several are."""
     offsets = sequence - np.arange(len(sequence))
     if (offsets[1:] < offsets[:-1]).any():
         offsets.sort()
@@ -129,7 +168,7 @@ def _best_offset(sequence: IntArray) -> float:
 
 
 def _filling_gaps(sequences: Sequence[IntArray]) -> list[IntArray]:
-    """By first cell, but where there is a gap before the next sequence, the last that fits goes there first."""
+    """The given order, but the last sequence that fits into a gap before the next one is placed there."""
     left, ordered, at = deque(sequences), list[IntArray](), 0
     while left:
         gap = int(left[0].min()) - at

@@ -1,4 +1,4 @@
-"""The free cells that an arena's next searches find: decode steps go along them, cell after cell."""
+"""The free cells that an arena's next searches will find, for decode steps in a row."""
 
 from __future__ import annotations
 
@@ -7,82 +7,76 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policies.cells.arena import Arena
-from policies.cells.reads import constants, padded_span, padded_spans
-from policies.cells.search import Cells, cells_array, in_order, start_of_search
-from policies.compaction.triggers import Facts, TriggerForecast
+from policies.cells.reads import padded_span, padded_spans, repeated
+from policies.cells.search import Cells, cells_array, first_cells, start_of_search
+from policies.compaction.compactors import min_cells_to_move
+from policies.compaction.triggers import TriggerForecast, TriggerInput, cells_saved
 from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, StepReads, Usages
 from policies.fast_forward.tiles import TileMap
 from policies.vocabulary import Chunk, IntArray
 
 
 class FreeCellPath:
-    """What at most ``n`` steps in a row would take, on the way up from the head, whatever it steps over. Changes
-    nothing until ``take``.
+    """The cells that at most ``n`` decode steps in a row take, up from the head. Changes nothing until ``take``.
 
-    ``anywhere``: a step takes free cells wherever they lie, otherwise in a row.
+    ``anywhere``: a step takes any free cells, otherwise consecutive ones.
     """
 
-    _spans: IntArray | None = None
-
-    def __init__(
-        self,
-        arena: Arena,
-        step: Sequence[Chunk],
-        n: int,
-        pad: int,
-        *,
-        anywhere: bool,
-    ):
+    def __init__(self, arena: Arena, step: Sequence[Chunk], n: int, pad: int, *, anywhere: bool):
         self.arena = arena
         self.step = step
         self._pad = pad
         self._anywhere = anywhere
-        tokens, used, free = len(step), arena.used, arena.free
-        head = start_of_search(arena.head, used, tokens)
-        self._at = at = free.index_after(head)
-        self.steps = 0
-        """That find room, each with the cells behind those of the one before."""
-        self.cells: Cells = range(0)
-        """What they take, step after step; shape (steps * tokens,)."""
-        n = min(n, MAX_STEPS)
+        self._spans: IntArray | None = None
+        self.cells: Cells = self._find(min(n, MAX_STEPS))
+        """What the steps take, step after step; shape (steps * tokens,)."""
+        self.steps = len(self.cells) // len(step)
+        """Steps that find room above the cells of the step before."""
+
+    def _find(self, n: int) -> Cells:
+        """``cells`` of at most ``n`` steps."""
+        tokens, used, free = len(self.step), self.arena.used, self.arena.free
+        head = start_of_search(self.arena.head, used, tokens)
+        at = free.index_after(head)
         if n < 1 or at == len(free):
-            return
+            return range(0)
         first = max(free.starts[at], head)
         room = (free.ends[at] - first) // tokens
-        # From the second step on, a search begins anew from 0 where the head is too far beyond what is in use.
-        if room >= n and (first <= used + 2 * tokens or self._is_lowest(first)):
-            self.steps, self.cells = n, range(first, first + n * tokens)
-        else:
-            self._step_over(first, n)
+        # From the second step on, a search begins anew from 0 where the head is too far above the number of used cells.
+        if room >= n and (first <= used + 2 * tokens or self._is_lowest(first, at)):
+            return range(first, first + n * tokens)
+        return self._find_in_extents(first, at, n)
 
-    def _is_lowest(self, first: int) -> bool:
-        """Whether no cells below the first could be taken, so that searches from 0 end there too. What the steps leave
-        behind them on their way is too short as well."""
-        free, at = self.arena.free, self._at
+    def _is_lowest(self, first: int, at: int) -> bool:
+        """Whether searches from 0 would also end at ``first``, in the free extent ``at``.
+
+        What the steps leave behind on their way is too short for a step as well.
+        """
+        free = self.arena.free
         if free.starts[at] < first:
             return False
         return at == 0 or (not self._anywhere and free.first_of(len(self.step), 0, at) is None)
 
-    def _step_over(self, first: int, n: int) -> None:
-        """Go on from run to run, but not round the end."""
+    def _find_in_extents(self, first: int, at: int, n: int) -> Cells:
+        """``cells`` from ``first`` on, in the free extents from ``at`` on, but not round the end of the cache."""
         tokens = len(self.step)
-        # No more runs than cells are needed where any will do.
-        starts, ends = self.arena.free.arrays(self._at, self._at + n * tokens if self._anywhere else None)
+        # No more extents than cells are needed where any will do.
+        starts, ends = self.arena.free.arrays(at, at + n * tokens if self._anywhere else None)
         lengths = ends - starts
         lengths[0] = ends[0] - first
         if not self._anywhere:
             lengths -= lengths % tokens
         found = min(n, int(lengths.sum()) // tokens)
         if found == 0:
-            return
+            return range(0)
         starts = starts.copy()
         starts[0] = first
-        cells = in_order(starts, lengths, found * tokens)
+        cells = first_cells(starts, lengths, found * tokens)
         heads = cells[tokens - 1 :: tokens] + 1
         far = heads[:-1] > self.arena.used + tokens * np.arange(3, found + 2)
-        if far.any() and not self._is_lowest(first):
+        if far.any() and not self._is_lowest(first, at):
             found = int(far.argmax()) + 1
-        self.steps, self.cells = found, cells[: found * tokens]
+        return cells[: found * tokens]
 
     @property
     def heads(self) -> IntArray:
@@ -112,44 +106,46 @@ class FreeCellPath:
                 self._spans = padded_spans(self.tops(), self._pad, self.arena.size)
         return self._spans
 
-    def bounds(self) -> tuple[Facts, int]:
-        """For triggers: of at least one step, the least that is used and above, and the largest top and span; and the
-        most padded cells that packing would save."""
+    def bounds(self) -> tuple[TriggerInput, int]:
+        """Bounds on what a trigger will see (``Trigger.rules_out``), if there is at least one step.
+
+        The least number of used cells and of cells to move, the largest top and span; and the largest ``cells_saved``.
+        """
         arena, spans, used = self.arena, self.spans(), self.arena.used
         first, last = int(self.cells[0]), int(self.cells[-1])
 
-        def above() -> int:
-            # Holes below what is used at the end are filled by no more cells than are taken.
-            untouched = min(first, last) >= used + len(self.cells)
-            return arena.count_above() - (0 if untouched else len(self.cells))
+        def least_to_move() -> int:
+            # The steps fill at most as many holes as they take cells.
+            fills_none = min(first, last) >= used + len(self.cells)
+            return min_cells_to_move(arena) - (0 if fills_none else len(self.cells))
 
         pad, span, top = self._pad, int(spans[-1]), max(arena.top, first + 1, last + 1)
-        holes = span - min(span, -(-used // pad) * pad)
+        saved = cells_saved(used, span, pad)
         if isinstance(self.cells, range) and used:
-            # Where the top rises, so does what is used.
-            holes = min(holes, -(-(max(arena.top, first) - used) // pad) * pad)
-        return Facts(used, top, span, pad, len(self.step), above), holes
+            # The top rises no faster than the number of used cells.
+            saved = min(saved, -(-(max(arena.top, first) - used) // pad) * pad)
+        return TriggerInput(used, top, span, pad, len(self.step), least_to_move), saved
 
     def forecast(self) -> TriggerForecast:
-        """For triggers: now, and after each step."""
+        """What a trigger will see before the first step and after each."""
         arena, tokens = self.arena, len(self.step)
         tops = np.concatenate(([arena.top], self.tops()))
         used = arena.used + tokens * np.arange(self.steps + 1)
         spans = padded_spans(tops, self._pad, arena.size)
 
-        def above() -> IntArray:
+        def least_to_move() -> IntArray:
             holes = arena.free.below(used)
             if isinstance(self.cells, range):
                 filled = np.clip(used - self.cells.start, 0, tokens * np.arange(self.steps + 1))
             else:
-                # Of the cells below, those that were taken by then: cells ascend as the steps do.
+                # Those of the cells below that have been taken by then: cells ascend from step to step.
                 filled = np.minimum(np.searchsorted(self.cells, used), tokens * np.arange(self.steps + 1))
             return holes - filled
 
-        return TriggerForecast(used, tops, spans, self._pad, tokens, above)
+        return TriggerForecast(used, tops, spans, self._pad, tokens, least_to_move)
 
     def take(self, k: int, *, look: bool) -> Usages | None:
-        """Take ``k`` steps' cells; ``look``: say how full the cache is after each."""
+        """Take the cells of ``k`` steps; with ``look``, return how full the cache is after each."""
         usages = self.usages(k) if look else None
         self.arena.take_steps(self.cells[: k * len(self.step)], self.step, k)
         return usages
@@ -165,12 +161,14 @@ class FreeCellPath:
     def fast_forward(
         self, steps: int, take: Callable[[int, bool], Usages | None], tiles: TileMap | None = None
     ) -> FastForward | None:
-        """The first ``steps`` of them, under the kernel ``masked``, or where there are ``tiles`` under ``tiled``; None
-        where that is not worth it."""
+        """The first ``steps`` steps, under the kernel ``tiled`` if there are ``tiles``, else ``masked``.
+
+        None if there are too few steps to be worth it.
+        """
         if steps < 2:
             return None
         if tiles is None:
-            sums = masked_sums(self.step, self.spans()[:steps])
+            sums = masked_step_reads(self.step, self.spans()[:steps])
         else:
             sums = tiles.plan_steps(self.step, self.table(steps))
         return FastForward((DecodePass(len(self.step), (sums,)),), take)
@@ -180,25 +178,28 @@ class FreeCellPath:
         arena, tokens = self.arena, len(self.step)
         taken = tokens * np.arange(1, k + 1)
         used = arena.used + taken
-        runs, largest = runs_after(*arena.free.arrays(), self.cells[: k * tokens], taken)
+        extents, largest = extents_after(*arena.free.arrays(), self.cells[: k * tokens], taken)
         return Usages(
             stored=used,
             allocated=used,
             placeable=arena.size - used if self._anywhere else largest,
-            free_extents=runs,
+            free_extents=extents,
             largest_free_extent=largest,
             span=self.tops()[:k],
             cached=np.zeros(k, dtype=np.int64),
         )
 
 
-def masked_sums(step: Sequence[Chunk], spans: IntArray, most: int | None = None, streams: int = 1) -> StepReads:
-    """What steps read under the kernel ``masked``, of each of which ``spans`` says up to where; ``most``: tokens that a
-    sequence can see at most; ``streams``: how many are read that far."""
+def masked_step_reads(step: Sequence[Chunk], spans: IntArray, most: int | None = None, streams: int = 1) -> StepReads:
+    """What decode steps read under the kernel ``masked``.
+
+    ``spans``: cells read in each step, in each of ``streams`` streams. ``most``: tokens that a sequence can see at
+    most.
+    """
     steps, tokens = len(spans), len(step)
     useful: IntArray
     if most is not None and min([chunk.start for chunk in step]) + 1 >= most:
-        useful = constants(tokens * most, steps)
+        useful = repeated(tokens * most, steps)
     elif most is None or max([chunk.start for chunk in step]) + steps <= most:
         now = sum([chunk.start for chunk in step])
         useful = np.arange(now + tokens, now + tokens * (steps + 1), tokens)
@@ -206,24 +207,27 @@ def masked_sums(step: Sequence[Chunk], spans: IntArray, most: int | None = None,
         starts = np.array([chunk.start for chunk in step])
         useful = np.minimum(starts + np.arange(1, steps + 1)[:, None], most).sum(axis=1)
     whole = spans * streams if streams > 1 else spans
-    return StepReads(tokens * spans if tokens > 1 else spans, useful, constants(tokens, steps), whole, spans)
+    return StepReads(tokens * spans if tokens > 1 else spans, useful, repeated(tokens, steps), whole, spans)
 
 
-def runs_after(starts: IntArray, ends: IntArray, cells: Cells, taken: IntArray) -> tuple[IntArray, IntArray]:
-    """How many free runs there are, and how long the longest is, when so many of ``cells``, which rise, have been
-    taken; both of shape (len(taken),), as ``taken``, which rises too."""
+def extents_after(starts: IntArray, ends: IntArray, cells: Cells, taken: IntArray) -> tuple[IntArray, IntArray]:
+    """Number and largest length of the free extents after the first ``taken`` of ``cells`` have been taken.
+
+    ``starts`` and ``ends`` are the extents now; ``cells`` and ``taken`` ascend. Both results have the shape of
+    ``taken``.
+    """
     lengths = ends - starts
     first = int(cells[0])
     at = int(np.searchsorted(ends, first, side="right"))
     before = first - int(starts[at])
-    in_a_row = isinstance(cells, range)
-    # From the first run that is taken from on: how much goes in all, up to and with each run.
-    gone = np.array([len(cells)]) if in_a_row else np.searchsorted(cells, ends[at:])
+    consecutive = isinstance(cells, range)
+    # How many cells are taken in all up to the end of each extent, from the first that loses any.
+    gone = np.array([len(cells)]) if consecutive else np.searchsorted(cells, ends[at:])
     rest = lengths[at : at + len(gone)].copy()
     rest[0] -= before
     others = max(before, lengths[:at].max(initial=0), lengths[at + len(gone) :].max(initial=0))
+    # The extent that each step ends in.
     now = np.searchsorted(gone, taken)
-    """The run that each step ends in."""
     done = np.diff(gone, prepend=0)
     left = rest[now] - (taken - (gone[now] - done[now]))
     behind = np.maximum.accumulate(np.concatenate(([0], rest - done)))[now]

@@ -10,7 +10,7 @@ import numpy as np
 from policies.cells.reads import padded_spans
 from policies.cells.split_batch import split_by_stream
 from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, Usages
-from policies.fast_forward.free_cell_path import FreeCellPath, masked_sums
+from policies.fast_forward.free_cell_path import FreeCellPath, masked_step_reads
 from policies.fast_forward.window_path import WindowPath
 from policies.vocabulary import Chunk, IntArray
 
@@ -57,7 +57,7 @@ def plan_steps(policy: MultiStreamPolicy, step: Sequence[Chunk], n: int) -> Fast
     for part, groups in zip(parts, spans, strict=True):
         n_streams = len(part) if streams else 1
         pairs = zip(policy.caches, groups, strict=True)
-        sums = tuple(masked_sums(part, span, spec.window, n_streams) for spec, span in pairs)
+        sums = tuple(masked_step_reads(part, span, spec.window, n_streams) for spec, span in pairs)
         passes.append(DecodePass(len(part), sums))
     return FastForward(tuple(passes), take)
 

@@ -1,4 +1,4 @@
-"""Which tiles of an arena hold something of a sequence: what the kernel ``tiled`` reads, kept up as cells are taken."""
+"""Which tiles of an arena hold cells of each sequence: what the kernel ``tiled`` reads, updated as cells are taken."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from policies.fast_forward.forecast import StepReads
 from policies.vocabulary import Chunk, IntArray, Reads
 
 _FEW = 48
-"""So many tiles are entered one by one; more are looked at as arrays."""
+"""Up to this many tiles are handled one by one, more as arrays."""
 
 
-class _Tiles:
-    """Of one sequence."""
+class _SequenceTiles:
+    """The tiles of one sequence, and how many cells, tiles and runs of tiles it has."""
 
     __slots__ = ("cells", "holds", "runs", "tiles")
 
     def __init__(self, cells: Sequence[Cells], n_tiles: int):
-        # One more at either end, so that every tile has two neighbours.
+        # One more tile at either end, so that every tile has two neighbours.
         self.holds = np.zeros(n_tiles + 2, dtype=np.int8)
         self.cells = self.tiles = self.runs = 0
         for some in cells:
             self.add(some)
 
     def add(self, cells: Cells) -> None:
-        """A range leaves out less than a tile at a time."""
+        """Add cells that it has been given. A range may have gaps, but none as long as a tile."""
         self.cells += len(cells)
         if isinstance(cells, range):
             first, last = cells.start // TILE, (cells.stop - 1) // TILE
@@ -44,6 +44,7 @@ class _Tiles:
         self.runs = int(np.count_nonzero(self.holds[1:] > self.holds[:-1]))
 
     def add_one(self, cell: int) -> None:
+        """Add a cell that it has been given."""
         self.cells += 1
         self._enter(cell // TILE + 1)
 
@@ -56,21 +57,21 @@ class _Tiles:
 
 
 class TileMap:
-    """The tiles of the sequences that have been asked for and have only grown since."""
+    """The tiles of sequences, kept from the first question about one until it gives up cells."""
 
     def __init__(self, arena: Arena):
         self._arena = arena
-        self._known: dict[int, _Tiles] = {}
+        self._known: dict[int, _SequenceTiles] = {}
 
     def forget(self, seq: int | None = None) -> None:
-        """A sequence gave up cells, or its cells were moved; or any sequence's."""
+        """Note that a sequence gave up cells, or that its cells were moved; None or negative: any sequence."""
         if seq is None or seq < 0:
             self._known.clear()
         else:
             self._known.pop(seq, None)
 
-    def took(self, chunks: Sequence[Chunk], cells: Cells) -> None:
-        """Each chunk's tokens were put into cells, in order."""
+    def add(self, chunks: Sequence[Chunk], cells: Cells) -> None:
+        """Note that the tokens of chunks were put into ``cells``, in order."""
         at = 0
         for chunk in chunks:
             for seq in chunk.seqs:
@@ -83,7 +84,7 @@ class TileMap:
             at += chunk.n
 
     def reads(self, chunks: Sequence[Chunk]) -> Reads:
-        """What a micro-batch reads that has been placed."""
+        """What attention reads for a micro-batch that has been placed."""
         known = [self._of(chunk.seq) for chunk in chunks]
         tokens, tiles, cells, runs = np.array(
             [(c.n, t.tiles, t.cells, t.runs) for c, t in zip(chunks, known, strict=True)]
@@ -92,8 +93,10 @@ class TileMap:
         return Reads(tokens, scanned, cells, runs, int(scanned.sum()))
 
     def plan_steps(self, step: Sequence[Chunk], cells: IntArray) -> StepReads:
-        """What steps will read whose tokens go into ``cells``; shape (steps, n_chunks), each column rising or
-        falling."""
+        """What attention reads in decode steps whose tokens go into ``cells``.
+
+        Shape (steps, n_chunks); each column ascends or descends.
+        """
         known = [self._of(chunk.seq) for chunk in step]
         at = cells // TILE + 1
         enters = np.ones(cells.shape, dtype=np.bool_)
@@ -106,7 +109,7 @@ class TileMap:
         holds = np.stack([each.holds for each in known])
         new = holds[seqs, tile] == 0
         steps, seqs, tile = steps[new], seqs[new], tile[new]
-        # The tile before counts as a neighbour although it is new itself, but only where there is one.
+        # The tile of the step before counts as a neighbour even if it was new then.
         before = at[steps - 1, seqs]
         joins = (steps > 0) & (np.abs(before - tile) == 1) & (holds[seqs, before] == 0)
         meets = holds[seqs, tile - 1].astype(np.int64) + holds[seqs, tile + 1] + joins
@@ -122,14 +125,14 @@ class TileMap:
         return StepReads(total, useful, runs, total, scanned.max(axis=1))
 
     @staticmethod
-    def _one_by_one(known: Sequence[_Tiles], at: IntArray, entries: IntArray) -> StepReads:
-        """``foresee``, one after another of few ``entries``: where in ``at``, counted row by row, a tile is entered."""
+    def _one_by_one(known: Sequence[_SequenceTiles], at: IntArray, entries: IntArray) -> StepReads:
+        """``plan_steps`` for few ``entries``: indices into ``at``, row by row, where a sequence enters another tile."""
         n, apart = at.shape
         tiles = [each.tiles for each in known]
         total, runs, longest = sum(tiles), sum([each.runs for each in known]), max(tiles)
         rows = [(0, total, runs, longest)]
         came = [-1] * apart
-        """Of each sequence: the tile that it is in, if that was new; else one that no other is beside."""
+        """For each sequence the tile that it is in, if that was new; else one that is beside no other."""
         for entry, tile in zip(entries.tolist(), at.ravel()[entries].tolist(), strict=True):
             step, seq = divmod(entry, apart)
             holds, before, came[seq] = known[seq].holds, came[seq], -1
@@ -148,27 +151,27 @@ class TileMap:
         scanned *= TILE
         return StepReads(scanned, useful, in_runs, scanned, most * TILE)
 
-    def took_steps(self, step: Sequence[Chunk], cells: IntArray) -> None:
-        """The tokens of steps were put into cells; shape (steps, n_chunks)."""
-        in_a_row = len(step) <= TILE and _in_a_row(cells)
+    def add_steps(self, step: Sequence[Chunk], cells: IntArray) -> None:
+        """Note that the tokens of decode steps were put into ``cells``; shape (steps, n_chunks)."""
+        consecutive = len(step) <= TILE and _are_consecutive(cells)
         for chunk, column in zip(step, cells.T, strict=True):
             took: Cells = column
-            if in_a_row:
+            if consecutive:
                 low, high = sorted((int(column[0]), int(column[-1])))
                 took = range(low, high + 1, len(step))
             for seq in chunk.seqs:
                 if seq in self._known:
                     self._known[seq].add(took)
 
-    def _of(self, seq: int) -> _Tiles:
+    def _of(self, seq: int) -> _SequenceTiles:
         known = self._known.get(seq)
         if known is None:
-            pieces = self._arena.extents_of(seq)
-            cells = [range(*piece) for piece in pieces] if pieces else [self._arena.cells_of(seq)[0]]
-            known = self._known[seq] = _Tiles(cells, -(-self._arena.size // TILE))
+            extents = self._arena.sets.extents_of(seq)
+            cells = [range(*extent) for extent in extents] if extents else [self._arena.cells_of(seq)[0]]
+            known = self._known[seq] = _SequenceTiles(cells, -(-self._arena.size // TILE))
         return known
 
 
-def _in_a_row(cells: IntArray) -> bool:
-    """Whether cells that rise or fall, step after step, leave none out."""
+def _are_consecutive(cells: IntArray) -> bool:
+    """Whether cells that ascend or descend, step after step, leave none out."""
     return abs(int(cells[0, 0]) - int(cells[-1, -1])) == cells.size - 1

@@ -1,4 +1,4 @@
-"""Decode steps along the cells that a sliding window has left behind, or will have when the steps come there."""
+"""The cells that decode steps take in a cache with a sliding window: free ones, and those that it has passed."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ import numpy as np
 
 from policies.cells.arena import Arena
 from policies.cells.search import Cells, cells_array, start_of_search
-from policies.cells.window import AHEAD, losses, reaches
-from policies.fast_forward.forecast import MAX_STEPS
+from policies.cells.window import AHEAD, last_passed, positions_lost
 from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.vocabulary import Chunk, IntArray
 
 
 class WindowPath(FreeCellPath):
-    """Steps up the cells that are free or behind the window, or will be when the steps come there. Where one of the
-    latter is overwritten, all that its sequence holds up to that position goes too."""
+    """Decode steps up the cells that are free or that the window has passed, now or when the steps come there.
+
+    Where a passed cell is overwritten, its sequence loses all tokens up to that position.
+    """
 
     def __init__(self, arena: Arena, step: Sequence[Chunk], n: int, pad: int, window: int):
-        self.arena = arena
-        self.step = step
-        self._pad = pad
-        self._anywhere = True
-        tokens = len(step)
+        self._window = window
+        super().__init__(arena, step, n, pad, anywhere=True)
+
+    def _find(self, n: int) -> Cells:
+        arena, tokens = self.arena, len(self.step)
         head = start_of_search(arena.head, arena.used, tokens)
-        n = min(n, MAX_STEPS)
         self._overwrites = not arena.free.is_free(head, n * tokens)
         if not self._overwrites:
-            self.steps, self.cells = n, range(head, head + n * tokens)
-            return
-        reach = reaches(arena, window)
+            return range(head, head + n * tokens)
+        passed = last_passed(arena, self._window)
         cells: Cells = range(0)
         for stop in (min(head + 2 * n * tokens + AHEAD, arena.size), arena.size):
             if len(cells) < n * tokens:
-                cells = self._find(slice(head, stop), reach, n)
-        self.steps = self._as_far(cells, len(cells) // tokens) if len(cells) >= tokens else 0
-        self.cells = cells[: self.steps * tokens]
+                cells = self._usable_cells(slice(head, stop), passed, n)
+        steps = self._steps_in_order(cells, len(cells) // tokens) if len(cells) >= tokens else 0
+        return cells[: steps * tokens]
 
-    def _find(self, where: slice, reach: IntArray, n: int) -> Cells:
-        """The cells that at most ``n`` steps find there. What is behind the window stays there until it is overwritten;
-        a sequence that is stepped leaves a position more behind with each step."""
+    def _usable_cells(self, where: slice, passed: IntArray, n: int) -> Cells:
+        """The cells in ``where`` that at most ``n`` steps take; ``passed`` as by ``last_passed``.
+
+        A cell that the window has passed stays usable until it is overwritten; with each step the window passes one
+        more position of each sequence in the step.
+        """
         owner, tokens = self.arena.owner[where], len(self.step)
-        # How many steps later a cell may be used, if its sequence is stepped.
-        wait = self.arena.position[where] - reach[owner]
-        alone = dict(self.arena.singles)
-        moves_on = np.zeros(len(reach), dtype=np.bool_)
-        moves_on[[alone[chunk.seq] for chunk in self.step if chunk.seq in alone]] = True
+        # After how many steps a cell may be used, if its sequence is in the step.
+        wait = self.arena.position[where] - passed[owner]
+        singletons = dict(self.arena.sets.singletons_in_use())
+        moves_on = np.zeros(len(passed), dtype=np.bool_)
+        moves_on[[singletons[chunk.seq] for chunk in self.step if chunk.seq in singletons]] = True
         found: IntArray = ((wait <= 0) | ((wait < n) & moves_on[owner])).nonzero()[0]
         waits = wait[found] * tokens
         while True:
-            # The steps come to a cell no later than if all before it are taken: those that would still be too early
-            # for that are passed by, and the others come the earlier.
+            # The steps reach a cell no later than if they took all cells before it. Cells that are not usable even
+            # by then are left out, so that the steps reach the others sooner.
             early = waits > np.arange(len(waits))
             early[n * tokens :] = False
             if not early.any():
@@ -62,9 +64,8 @@ class WindowPath(FreeCellPath):
             return range(int(found[0]), int(found[-1]) + 1)
         return found
 
-    def _as_far(self, cells: Cells, steps: int) -> int:
-        """How many of the steps go on where the one before ended, below what is the highest used cell now or is taken
-        by then."""
+    def _steps_in_order(self, cells: Cells, steps: int) -> int:
+        """How many of the steps search on from where the one before ended, instead of from 0."""
         arena, tokens = self.arena, len(self.step)
         cells = cells_array(cells)
         heads, taken = cells[tokens - 1 :: tokens] + 1, tokens * np.arange(1, steps + 1)
@@ -73,7 +74,7 @@ class WindowPath(FreeCellPath):
         top = arena.top - 1
         for index in set(owner.tolist()) - {0}:
             (seq,) = arena.sets[index]
-            if not arena.is_alone(seq):
+            if not arena.sets.shares_nothing(seq):
                 return 0
             at = np.flatnonzero(owner == index)
             upto = np.full(steps, -1)
@@ -81,7 +82,7 @@ class WindowPath(FreeCellPath):
             upto = np.maximum.accumulate(upto)
             gone += np.searchsorted(arena.cells_of(seq)[1], upto, side="right")
             if top >= cells[0] and arena.owner[top] == index:
-                # The highest cell may be emptied before it is reached.
+                # The highest used cell may be emptied before the steps reach it.
                 emptied = int(np.searchsorted(upto, arena.position[top]))
                 if emptied < min(steps, int(np.searchsorted(cells, top)) // tokens):
                     steps = emptied
@@ -93,9 +94,9 @@ class WindowPath(FreeCellPath):
         return min(int(far.argmax()) + 1 if far.any() else steps, steps)
 
     def take(self, k: int, *, look: bool) -> None:
-        """Overwrite them; how full a window is nobody asks."""
+        """Overwrite the cells; usage is not reported for groups with a window."""
         if self._overwrites:
             cells = cells_array(self.cells[: k * len(self.step)])
-            for seq, last in losses(self.arena, cells).items():
+            for seq, last in positions_lost(self.arena, cells).items():
                 self.arena.remove(seq, 0, last + 1)
         super().take(k, look=False)

@@ -1,11 +1,11 @@
-"""The caches of llama.cpp, era by era, as one would find them in a build."""
+"""The caches of llama.cpp as its builds have them, era by era."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 
-from policies.compaction.compactors import Compactor, fill_holes
+from policies.compaction.compactors import FillHoles
 from policies.compaction.triggers import Threshold
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from policies.layouts.unified import UnifiedPolicy
@@ -13,17 +13,17 @@ from policies.policy import CacheConfig
 
 
 def run_limit(max_nodes: int, n_layers: int) -> int:
-    """Runs that one defragmentation may move: what fits into a graph of that many nodes."""
+    """Runs that one defragmentation may move: what fits into a graph of ``max_nodes`` nodes."""
     return (max_nodes - 2 * n_layers) // (6 * n_layers)
 
 
-def limited_fill_holes(max_nodes: int, n_layers: int) -> Compactor:
-    """BlockOccupancy-holes with llama.cpp's limit of runs."""
-    return partial(fill_holes, most_runs=run_limit(max_nodes, n_layers))
+def limited_fill_holes(max_nodes: int, n_layers: int) -> FillHoles:
+    """llama.cpp's defragmentation with its limit of runs."""
+    return FillHoles(run_limit(max_nodes, n_layers))
 
 
 def early_2025(name: str, config: CacheConfig, *, threshold: float, max_nodes: int = 8192) -> UnifiedPolicy:
-    """b4666 to b4880: contiguous slots, fill-holes by threshold; partly placed steps stay placed."""
+    """The cache of b4666 to b4880: contiguous slots, fill-holes by threshold; partly placed steps stay placed."""
     return UnifiedPolicy(
         name,
         config,
@@ -43,7 +43,7 @@ def mid_2025(
     n_streams: int = 1,
     contiguous: bool = True,
 ) -> MultiStreamPolicy:
-    """b5589 to b6244: planned micro-batches; fill-holes by threshold, and once when a step finds no room."""
+    """The cache of b5589 to b6244: micro-batches planned ahead, fill-holes by threshold and when a step fails."""
     return MultiStreamPolicy(
         name,
         config,
@@ -56,7 +56,7 @@ def mid_2025(
 
 
 today = partial(MultiStreamPolicy, contiguous=False)
-"""Since b6975: scattered slots, streams, sliding windows; nothing is ever moved."""
+"""The cache since b6975: scattered slots, streams, sliding windows; cells are never moved."""
 
 
 def window_size(cells: int, window: int, n_ubatch: int, sequences: int, *, unified: bool) -> int:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.cells.arena import FOREVER, Arena, Saved
-from policies.cells.free_extents import runs_of
+from policies.cells.arena import FOREVER, Arena
+from policies.cells.free_extents import extents_of_cells
 from policies.cells.reads import padded_span, reads_of
-from policies.cells.search import Cells, cells_array, find_run, find_scattered, start_of_search
+from policies.cells.saved_cells import SavedCells
+from policies.cells.search import Cells, cells_array, find_contiguous, find_scattered, start_of_search
 from policies.cells.split_batch import split_by_stream
-from policies.cells.window import behind_window, find_behind, losses
+from policies.cells.window import find_usable, positions_lost, usable_extents
 from policies.compaction.compactors import Compactor
-from policies.compaction.triggers import Facts, Trigger
+from policies.compaction.triggers import Trigger, TriggerInput
 from policies.fast_forward.forecast import FastForward
 from policies.fast_forward.multi_stream import plan_steps
 from policies.layouts.unified import cut
@@ -136,7 +137,7 @@ class MultiStreamPolicy(Policy):
 
     def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Along the free cells that the next searches find in all groups and streams; not where a trigger is asked."""
-        asked = self._compactor is not None and self.trigger.asks
+        asked = self._compactor is not None and self.trigger.checks_steps
         if self.kernel != "masked" or asked or self.wants_compaction or self._owing:
             return None
         if any(chunk.also for chunk in step):
@@ -205,10 +206,8 @@ class MultiStreamPolicy(Policy):
         """Compact if that was asked for, or if the trigger says so."""
         arena = self.arenas[0][0]
         if self._compactor is not None and self.n_streams == 1:
-            pad = self.caches[0].pad
-            span = padded_span(arena.top, pad, arena.size)
-            facts = Facts(arena.used, arena.top, span, pad, tokens, arena.count_above)
-            if self.trigger.before(facts, self._moves_of_first):
+            state = TriggerInput.of(arena, self.caches[0].pad, tokens)
+            if self.trigger.due_before_step(state, self._moves_of_first):
                 self.wants_compaction = True
         if self.wants_compaction:
             self.wants_compaction = False
@@ -273,7 +272,7 @@ class MultiStreamPolicy(Policy):
 
     def _check(self, step: Sequence[Chunk]) -> None:
         """``llama_batch_allocr::init``: every sequence goes on where it ends, and coupled sequences agree."""
-        if self.n_streams == 1 and self.arenas[-1][0].go_on(step):
+        if self.n_streams == 1 and self.arenas[-1][0].last_positions.are_continued_by(step):
             return
         next_position: dict[int, int] = {}
         together: dict[int, set[int]] = {}
@@ -354,7 +353,9 @@ class MultiStreamPolicy(Policy):
             if slots is None:
                 break
             heads = [arena.head for arena in arenas]
-            undo.append((slots, heads, [arenas[stream].save(cells_array(cells)) for stream, _, cells in slots]))
+            undo.append(
+                (slots, heads, [SavedCells.of(arenas[stream], cells_array(cells)) for stream, _, cells in slots])
+            )
             found.append(slots)
             for slot in slots:
                 self._take(group, slot)
@@ -367,11 +368,11 @@ class MultiStreamPolicy(Policy):
         arenas: Sequence[Arena],
         slots: Sequence[Slot],
         heads: Sequence[int],
-        saved: Sequence[Saved],
+        saved: Sequence[SavedCells],
     ) -> None:
         """As the original, the head is restored by the k-th stream of the micro-batch, not by stream number."""
         for k, (stream, _, _) in enumerate(slots):
-            arenas[stream].restore(saved[k])
+            saved[k].restore()
             arenas[stream].head = heads[k]
 
     def _find(self, group: int, batch: Sequence[Chunk]) -> list[Slot] | None:
@@ -389,13 +390,13 @@ class MultiStreamPolicy(Policy):
             head = start_of_search(arena.head, arena.used, n)
             cells: Cells | None
             if self.contiguous:
-                usable = arena.free if window is None else behind_window(arena, window)
-                first, _ = find_run(usable, head, n)
+                usable = arena.free if window is None else usable_extents(arena, window)
+                first, _ = find_contiguous(usable, head, n)
                 cells = None if first is None else range(first, first + n)
             elif window is None:
                 cells = find_scattered(arena.free, head, n)
             else:
-                cells = find_behind(arena, window, head, n)
+                cells = find_usable(arena, window, head, n)
             if cells is None:
                 return None
             slots.append((stream, tuple(chunks), cells))
@@ -415,7 +416,7 @@ class MultiStreamPolicy(Policy):
             over = cells_array(cells)
             over = over[arena.owner[over] > 0]
             if len(over):
-                lost = losses(arena, over)
+                lost = positions_lost(arena, over)
                 arena.vacate(over)
         arena.take(cells, chunks)
         for seq, last in lost.items():
@@ -469,7 +470,7 @@ class MultiStreamPolicy(Policy):
         self._owing.remove(group)
         moves, cells, deltas = [], [], []
         for stream, arena in enumerate(self.arenas[group]):
-            own, shift = arena.settle()
+            own, shift = arena.pending.settle(arena.owner)
             offset = stream * size
             if own.n_runs:
                 moves.append(Moves(own.src + offset, own.dst + offset, own.length))
@@ -485,9 +486,9 @@ class MultiStreamPolicy(Policy):
         target.free.take_cells(cells)
         for cell, position in zip(cells.tolist(), positions.tolist(), strict=True):
             target.put(np.array([cell]), (dst,), position)
-        target.turn(cells, source.save(cells).turned)
+        target.pending.rotate(cells, source.pending.rotations_of(cells))
         target.head = source.head
-        starts, ends = runs_of(np.sort(cells))
+        starts, ends = extents_of_cells(np.sort(cells))
         size = self.caches[group].size
         offset_from, offset_to = self.stream_of(src) * size, self.stream_of(dst) * size
         self._owing.add(group)

@@ -1,7 +1,7 @@
-"""Split regions: prompts from the low end of the cache, generated tokens from the high end.
+"""Prompts from the low end of the cache, generated tokens from the high end.
 
-Prompts come and go as wholes, generated tokens one by one; kept apart, the holes that the latter leave do not break up
-the space for the former.
+Prompts come and go as a whole, generated tokens one by one. Kept apart, the holes that generated tokens leave do not
+break up the space for prompts.
 """
 
 from __future__ import annotations
@@ -12,48 +12,54 @@ import numpy as np
 
 from policies.cells.arena import Arena
 from policies.cells.reads import padded_span
-from policies.cells.search import Cells, cells_array, find_run, find_scattered, in_order
-from policies.fast_forward.forecast import MAX_STEPS, Usages
-from policies.fast_forward.free_cell_path import FreeCellPath, runs_after
+from policies.cells.search import Cells, cells_array, find_contiguous, find_scattered, first_cells
+from policies.fast_forward.forecast import Usages
+from policies.fast_forward.free_cell_path import FreeCellPath, extents_after
 from policies.layouts.unified import UnifiedPolicy
 from policies.policy import CacheConfig
 from policies.vocabulary import Chunk, IntArray, MicroBatch, SequencePlan
 
 
 class PromptDecodeRegionsPolicy(UnifiedPolicy):
-    """Prompt tokens take the first run from the low end that holds them, or else the lowest free cells; generated
-    tokens take the highest free cells. ``CacheConfig.sort_batch`` places the longest sequences of a batch first."""
+    """Places prompt tokens at the low end of the cache, generated tokens at the high end.
+
+    Prompt tokens take the lowest free extent that holds them, or else the lowest free cells; generated tokens take
+    the highest free cells. ``CacheConfig.sort_batch`` places the longest sequences of a batch first.
+    """
+
+    any_free_cell = True
 
     def __init__(self, name: str, config: CacheConfig):
-        super().__init__(name, config, find=self._find_cells, anywhere=True, kernel="tiled")
-        self._prompts: dict[int, int] = {}
+        super().__init__(name, config, kernel="tiled")
+        self._prompt_ends: dict[int, int] = {}
         self._sort = config.sort_batch
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Remember where the prompt ends."""
-        self._prompts[seq] = plan.prompt_tokens
+        self._prompt_ends[seq] = plan.prompt_tokens
 
     def allocate(
         self, step: Sequence[Chunk], *, views: bool = False, lockstep_tokens: int = 0
     ) -> tuple[MicroBatch, ...]:
-        """As it comes, or longest first."""
+        """Place the step in its order, or longest sequences first."""
         return super().allocate(self._ordered(step), views=views)
 
-    def _find_cells(self, arena: Arena, chunks: Sequence[Chunk]) -> Cells | None:
+    def _find_cells(self, chunks: Sequence[Chunk]) -> Cells | None:
+        arena = self.arena
         if sum([chunk.n for chunk in chunks]) > arena.free.total:
             return None
-        # Of each part how many tokens, and whether of a prompt; tokens generated one after another are found together.
+        # Tokens of each part, and whether they are of a prompt; adjacent generated tokens are one part.
         parts: list[tuple[int, bool]] = []
         for chunk in chunks:
-            prompt = min(max(self._prompts.get(chunk.seq, 0) - chunk.start, 0), chunk.n)
+            prompt = min(max(self._prompt_ends.get(chunk.seq, 0) - chunk.start, 0), chunk.n)
             if prompt:
                 parts.append((prompt, True))
             if chunk.n > prompt:
                 before = parts.pop()[0] if parts and not parts[-1][1] else 0
                 parts.append((before + chunk.n - prompt, False))
-        apart = self._apart(arena, parts)
-        if apart is not None:
-            return apart
+        at_once = self._find_at_once(arena, parts)
+        if at_once is not None:
+            return at_once
         found: list[Cells] = []
         for n, is_prompt in parts:
             found.append(self._lowest(arena, n) if is_prompt else _from_the_top(arena, n))
@@ -66,8 +72,8 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
             arena.free.release(cells)
         return np.concatenate(parts_found)
 
-    def _apart(self, arena: Arena, parts: Sequence[tuple[int, bool]]) -> Cells | None:
-        """All cells at once, where one prompt stays below all generated tokens; None where that is not certain."""
+    def _find_at_once(self, arena: Arena, parts: Sequence[tuple[int, bool]]) -> Cells | None:
+        """Cells for all parts in one go, if there is one prompt and it stays below the generated tokens; else None."""
         prompts = [n for n, is_prompt in parts if is_prompt]
         if len(parts) == 1 or len(prompts) != 1:
             return None
@@ -82,7 +88,7 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
 
     @staticmethod
     def _lowest(arena: Arena, n: int) -> Cells:
-        first, _ = find_run(arena.free, 0, n)
+        first, _ = find_contiguous(arena.free, 0, n)
         if first is not None:
             return range(first, first + n)
         cells = find_scattered(arena.free, 0, n)
@@ -90,54 +96,50 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         return cells
 
     def _ordered(self, step: Sequence[Chunk]) -> Sequence[Chunk]:
-        """As it comes, or longest first."""
+        """The step in its order, or longest sequences first."""
         return sorted(step, key=lambda chunk: -(chunk.start + chunk.n)) if self._sort else step
 
-    def _way(self, step: Sequence[Chunk], n: int) -> FreeCellPath | None:
-        """Down the free cells, once all prompts have ended."""
-        if any(self._prompts.get(chunk.seq, 0) > chunk.start for chunk in step):
+    def _free_cell_path(self, step: Sequence[Chunk], n: int) -> FreeCellPath | None:
+        """Down the free cells; None before all prompts have ended."""
+        if any(self._prompt_ends.get(chunk.seq, 0) > chunk.start for chunk in step):
             return None
-        return _Downwards(self.arena, self._ordered(step), n, self._pad)
+        return _DescendingPath(self.arena, self._ordered(step), n, self._pad, anywhere=True)
 
 
-class _Downwards(FreeCellPath):
-    """Steps that take the highest free cells."""
+class _DescendingPath(FreeCellPath):
+    """Decode steps that take the highest free cells."""
 
-    def __init__(self, arena: Arena, step: Sequence[Chunk], n: int, pad: int):
-        self.arena = arena
-        self.step = step
-        self._pad = pad
-        self._anywhere = True
-        self.steps = max(min(n, MAX_STEPS, arena.free.total // len(step)), 0)
-        self.cells = _from_the_top(arena, self.steps * len(step)) if self.steps else range(0)
+    def _find(self, n: int) -> Cells:
+        steps = min(n, self.arena.free.total // len(self.step))
+        return _from_the_top(self.arena, steps * len(self.step)) if steps > 0 else range(0)
 
     def tops(self) -> IntArray:
-        """The first cell is the highest."""
+        """The same after each step: the first cell is the highest."""
         return np.full(self.steps, max(self.arena.top, int(self.cells[0]) + 1))
 
     def spans(self) -> IntArray:
-        """Nor does it change after the first step."""
+        """The same in each step."""
         top = max(self.arena.top, int(self.cells[0]) + 1)
         return np.full(self.steps, padded_span(top, self._pad, self.arena.size))
 
     def usages(self, k: int) -> Usages:
-        """As if the arena stood on its head."""
+        """Counted on the mirrored arena, in which the path ascends."""
         size, tokens = self.arena.size, len(self.step)
         taken = tokens * np.arange(1, k + 1)
         starts, ends = self.arena.free.arrays()
         cells = size - 1 - cells_array(self.cells[: k * tokens])
-        runs, largest = runs_after(size - ends[::-1], size - starts[::-1], cells, taken)
+        extents, largest = extents_after(size - ends[::-1], size - starts[::-1], cells, taken)
         used = self.arena.used + taken
-        return Usages(used, used, size - used, runs, largest, self.tops()[:k], np.zeros(k, dtype=np.int64))
+        return Usages(used, used, size - used, extents, largest, self.tops()[:k], np.zeros(k, dtype=np.int64))
 
 
 def _from_the_top(arena: Arena, n: int) -> Cells:
-    """The highest ``n`` free cells, of at least as many, descending."""
+    """The highest ``n`` free cells, descending; there must be as many."""
     starts, ends = arena.free.starts, arena.free.ends
     if n == 1:
         return range(ends[-1] - 1, ends[-1])
     if ends[-1] - starts[-1] >= n:
         return np.arange(ends[-1] - 1, ends[-1] - 1 - n, -1)
     first, last = arena.free.arrays()
-    cells: IntArray = arena.size - 1 - in_order(arena.size - last[::-1], (last - first)[::-1], n)
+    cells: IntArray = arena.size - 1 - first_cells(arena.size - last[::-1], (last - first)[::-1], n)
     return cells

@@ -913,7 +913,7 @@ class ForgetsAMove(UnifiedPolicy):
 
     def compact(self):
         moves = super().compact()
-        self.arena.settle_moves()
+        self.arena.pending.settle_moves()
         return moves
 
 

@@ -1,26 +1,27 @@
-"""The arena against the plainest model there is: for each cell a position, a set of sequences, and a rotation."""
+"""The arena against a plain model: for each cell a position, a set of sequences, and a rotation."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cells.arena import FOREVER, Arena
-from policies.compaction.compactors import fill_holes, pack
+from policies.cells.saved_cells import SavedCells
+from policies.compaction.compactors import fill_holes, min_cells_to_move, pack
 from policies.vocabulary import Chunk, Moves
 
 SIZE = 24
 DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=250)
 
 
-class Plain:
+class PlainArena:
     """What an arena should hold, as dictionaries by cell."""
 
     def __init__(self):
-        self.position, self.seqs, self.turned = {}, {}, {}
+        self.position, self.seqs, self.rotation = {}, {}, {}
 
     def put(self, cells, seqs, start):
         for i, cell in enumerate(cells):
-            self.position[cell], self.seqs[cell], self.turned[cell] = start + i, set(seqs), 0
+            self.position[cell], self.seqs[cell], self.rotation[cell] = start + i, set(seqs), 0
 
     def inside(self, seq, start, stop):
         return [
@@ -31,7 +32,7 @@ class Plain:
 
     def drop(self, cells):
         for cell in cells:
-            del self.position[cell], self.seqs[cell], self.turned[cell]
+            del self.position[cell], self.seqs[cell], self.rotation[cell]
         return cells
 
     def remove(self, seq, start, stop):
@@ -53,25 +54,25 @@ class Plain:
         changed = self.inside(seq, start, stop)
         for cell in changed:
             self.position[cell] += delta
-            self.turned[cell] += delta
+            self.rotation[cell] += delta
         return changed, self.drop([cell for cell in changed if self.position[cell] < 0])
 
     def divide(self, seq, start, stop, divisor):
         changed = self.inside(seq, start, stop)
         for cell in changed:
-            self.turned[cell] += self.position[cell] // divisor - self.position[cell]
+            self.rotation[cell] += self.position[cell] // divisor - self.position[cell]
             self.position[cell] //= divisor
         return changed
 
     def compact(self, plan):
         for src, dst, n in zip(plan.src.tolist(), plan.dst.tolist(), plan.length.tolist(), strict=True):
-            for table in (self.position, self.seqs, self.turned):
+            for table in (self.position, self.seqs, self.rotation):
                 for cell, value in [(dst + i, table.pop(src + i)) for i in range(n)]:
                     table[cell] = value
 
     def settle(self):
-        owed = {cell: by for cell, by in self.turned.items() if by}
-        self.turned = dict.fromkeys(self.turned, 0)
+        owed = {cell: by for cell, by in self.rotation.items() if by}
+        self.rotation = dict.fromkeys(self.rotation, 0)
         return owed
 
 
@@ -116,9 +117,9 @@ def perform(arena, plain, operation):
             arena.compact(plan)
             plain.compact(plan)
         case ("settle",):
-            _, shift = arena.settle()
+            _, shift = arena.pending.settle(arena.owner)
             assert dict(zip(shift.cells.tolist(), shift.deltas.tolist(), strict=True)) == plain.settle()
-            assert arena.settle_moves().n_runs == 0
+            assert arena.pending.settle_moves().n_runs == 0
 
 
 def compare(arena, plain):
@@ -127,7 +128,7 @@ def compare(arena, plain):
     assert cells.position.tolist() == [plain.position.get(cell, -1) for cell in range(SIZE)]
     assert arena.used == len(plain.seqs) == SIZE - arena.free.total
     assert arena.top == max(plain.seqs, default=-1) + 1
-    assert arena.count_above() == sum(cell >= arena.used for cell in plain.seqs)
+    assert min_cells_to_move(arena) == sum(cell >= arena.used for cell in plain.seqs)
     assert [cell for start, end in arena.free for cell in range(start, end)] == sorted(
         set(range(SIZE)) - set(plain.seqs)
     )
@@ -143,8 +144,8 @@ def compare(arena, plain):
 
 @DERANDOMIZED
 @given(st.lists(OPERATIONS, min_size=5, max_size=25))
-def test_every_operation_does_to_cells_what_its_words_say(operations):
-    arena, plain = Arena(SIZE), Plain()
+def test_every_operation_agrees_with_the_plain_model(operations):
+    arena, plain = Arena(SIZE), PlainArena()
     for operation in operations:
         perform(arena, plain, operation)
         compare(arena, plain)
@@ -155,44 +156,44 @@ def test_every_operation_does_to_cells_what_its_words_say(operations):
     st.lists(OPERATIONS, max_size=15),
     st.lists(st.tuples(st.sets(st.integers(0, SIZE - 1), min_size=1, max_size=9), SEQ), min_size=1, max_size=3),
 )
-def test_a_plan_undone_leaves_no_trace(operations, plan):
-    """Cells are saved, overwritten whoever held them, and restored in reverse: rotations are still owed as before."""
-    arena, plain = Arena(SIZE), Plain()
+def test_a_placement_undone_leaves_no_trace(operations, plan):
+    """Cells are saved, overwritten even if used, and restored in reverse: the same rotations are pending as before."""
+    arena, plain = Arena(SIZE), PlainArena()
     for operation in operations:
         perform(arena, plain, operation)
     undo = []
     for cells, seq in plan:
         chosen = np.array(sorted(cells), dtype=np.int64)
-        undo.append(arena.save(chosen))
+        undo.append(SavedCells.of(arena, chosen))
         arena.vacate(chosen[arena.owner[chosen] > 0])
         arena.free.take_cells(chosen)
         arena.put(chosen, {seq}, 50)
     for saved in reversed(undo):
-        arena.restore(saved)
+        saved.restore()
     compare(arena, plain)
     perform(arena, plain, ("settle",))
 
 
 @DERANDOMIZED
 @given(st.lists(OPERATIONS, min_size=4, max_size=15), st.lists(st.lists(EDITS, max_size=4), min_size=2, max_size=4))
-def test_what_was_told_in_vain_is_told_again(operations, rounds):
-    """After each round but the last an engine was told what to do, and did nothing: now it must do it all."""
-    arena, plain = Arena(SIZE), Plain()
+def test_updates_put_back_are_given_out_again(operations, rounds):
+    """After each round but the last, updates were given out and not carried out: now all of them are."""
+    arena, plain = Arena(SIZE), PlainArena()
     for operation in operations:
         perform(arena, plain, operation)
-    arena.settle()
+    arena.pending.settle(arena.owner)
     token, rotary = np.arange(SIZE), arena.position.copy()
     token_in = {cell: cell for cell in plain.seqs}
-    told = []
+    given_out = []
     for n, edits in enumerate(rounds):
         for operation in edits:
             if operation[0] == "compact":
-                follow(token_in, operation[1](arena))
+                move_tokens(token_in, operation[1](arena))
             perform(arena, plain, operation)
         if n < len(rounds) - 1:
-            told.append(arena.settle())
-    arena.unsettle(told)
-    moves, shift = arena.settle()
+            given_out.append(arena.pending.settle(arena.owner))
+    arena.pending.put_back(given_out)
+    moves, shift = arena.pending.settle(arena.owner)
     moves.apply(token)
     moves.apply(rotary)
     rotary[shift.cells] += shift.deltas
@@ -200,7 +201,7 @@ def test_what_was_told_in_vain_is_told_again(operations, rounds):
         assert (token[cell], rotary[cell]) == (token_in[cell], plain.position[cell])
 
 
-def follow(token_in, plan):
+def move_tokens(token_in, plan):
     for src, dst, n in zip(plan.src.tolist(), plan.dst.tolist(), plan.length.tolist(), strict=True):
         token_in.update([(dst + i, token_in.pop(src + i)) for i in range(n)])
 
@@ -214,7 +215,7 @@ def test_moves_that_overlap_are_copied_as_memmove_would():
     assert grid.tolist() == [[0, 1, 0, 1, 2, 5], [6, 7, 6, 7, 8, 11]]
 
 
-def test_moves_one_after_another():
+def test_joined_moves_are_applied_in_order():
     first, second = Moves.from_runs([(4, 0, 2)]), Moves.from_runs([(0, 6, 1), (6, 1, 1)])
     joined = Moves.join([first, second])
     assert (joined.n_runs, joined.n_cells) == (3, 4)
@@ -224,7 +225,7 @@ def test_moves_one_after_another():
     assert Moves.join([]).n_runs == Moves.join([Moves.from_runs([])]).n_cells == 0
 
 
-def test_sets_of_sequences_are_kept_once_however_many_cells_share_them():
+def test_cells_with_the_same_sequences_share_one_set():
     arena = Arena(1000)
     arena.free.take(0, 1000)
     arena.put(np.arange(1000), {0}, 0)
@@ -239,14 +240,14 @@ def test_sets_of_sequences_are_kept_once_however_many_cells_share_them():
 
 @DERANDOMIZED
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(1, 9), st.booleans()), max_size=25))
-def test_to_empty_is_to_remove_all(turns):
-    """Whether cells are known to lie in pieces or looked for: the same become empty, from the same first one on."""
+def test_emptying_a_sequence_equals_removing_all_of_it(turns):
+    """Whether the sequence's extents are known or searched for, the same cells become empty."""
     size, quick, slow = 300, Arena(300), Arena(300)
     ends = dict.fromkeys(range(4), 0)
     for first, n_seqs, n, down in turns:
         seqs = sorted({(first + i) % 4 for i in range(n_seqs)})
         step = [Chunk(seq, ends[seq], 1) for seq in seqs]
-        wide = [run for run in quick.free if run[1] - run[0] >= n * len(seqs)]
+        wide = [extent for extent in quick.free if extent[1] - extent[0] >= n * len(seqs)]
         if not wide or n == 9:
             expected = slow.remove(first)
             assert quick.empty(first) == (int(expected[0]) if len(expected) else None)

@@ -1,24 +1,24 @@
-"""Free runs against a plain array of cells."""
+"""Free extents against a plain array of cells."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cells.free_extents import FreeExtents
-from policies.cells.search import cells_array, find_run, find_scattered, start_of_search
+from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
 
 SIZE = 60
 
 
-def runs_by_hand(used):
-    runs, start = [], None
+def extents_by_hand(used):
+    extents, start = [], None
     for i, taken in enumerate([*used, True]):
         if not taken and start is None:
             start = i
         if taken and start is not None:
-            runs.append((start, i))
+            extents.append((start, i))
             start = None
-    return runs
+    return extents
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, SIZE - 1), max_size=40)), max_size=12))
@@ -28,7 +28,7 @@ def test_taking_and_releasing_cells(operations):
         chosen = np.array([c for c in sorted(cells) if used[c] != take], dtype=np.int64)
         (free.take_cells if take else free.release)(chosen)
         used[chosen] = take
-        assert list(free) == runs_by_hand(used)
+        assert list(free) == extents_by_hand(used)
         assert free.total == SIZE - used.sum()
         assert free.largest == max((e - s for s, e in free), default=0)
         assert free.top == (np.flatnonzero(used)[-1] + 1 if used.any() else 0)
@@ -64,11 +64,11 @@ def find_cell_by_cell(used, head, n):
     st.integers(0, SIZE),
     st.integers(1, SIZE + 2),
 )
-def test_search_by_runs_equals_search_by_cells(used, head, n):
+def test_search_by_extents_equals_search_by_cells(used, head, n):
     head = min(head, len(used) - 1)
     free = FreeExtents(len(used))
     free.take_cells(np.flatnonzero(used))
-    assert find_run(free, start_of_search(head, sum(used), n), n) == find_cell_by_cell(used, head, n)
+    assert find_contiguous(free, start_of_search(head, sum(used), n), n) == find_cell_by_cell(used, head, n)
 
 
 @given(
@@ -95,18 +95,18 @@ def test_searches_that_fail_leave_the_head_where_the_original_does():
         head, n = int(rng.integers(len(used))), int(rng.integers(1, len(used) + 1))
         free = FreeExtents(len(used))
         free.take_cells(np.flatnonzero(used))
-        found = find_run(free, start_of_search(head, sum(used), n), n)
+        found = find_contiguous(free, start_of_search(head, sum(used), n), n)
         assert found == find_cell_by_cell(used, head, n)
         failed += found[0] is None
     assert failed > 1000
 
 
-def test_whoever_has_looked_does_not_keep_the_runs_from_changing():
-    """As the frames that a sampling profiler holds on to, in a dask worker, say."""
-    runs = FreeExtents(100)
-    kept = [runs.arrays()]
+def test_arrays_given_out_do_not_prevent_changes():
+    """A sampling profiler, in a dask worker, say, keeps frames and thus their arrays."""
+    free = FreeExtents(100)
+    kept = [free.arrays()]
     for cell in range(0, 100, 2):
-        runs.take_cells(np.array([cell]))
-        kept.append(runs.arrays())
-    assert len(runs) == 50
+        free.take_cells(np.array([cell]))
+        kept.append(free.arrays())
+    assert len(free) == 50
     assert [len(starts) for starts, _ in kept[:3]] == [1, 1, 2]

@@ -126,7 +126,7 @@ def test_packing_puts_each_sequence_in_order_into_one_piece(arena):
     plan = pack(arena)
     assert tokens_in(arena) == before  # It only plans.
     arena.compact(plan)
-    # A full cache has no cell to turn round in: there it is all or nothing.
+    # A full cache has no cell to set a token aside in: there it is all or nothing.
     assert packed_in_order(arena) or (full and plan.n_runs == 0)
     assert len(arena.free) <= 1
     if tidy:
@@ -205,9 +205,9 @@ def test_packing_fills_a_gap_with_a_sequence_from_the_end_rather_than_sliding_al
 
 @DERANDOMIZED
 @given(st.lists(st.sampled_from([(), (0,), (1,), (2,), (0, 1)]), min_size=1, max_size=12), st.booleans())
-def test_what_is_packed_is_known_without_a_plan(cells, turned):
+def test_what_is_packed_is_known_without_a_plan(cells, reversed_order):
     arena = arena_of(cells)
-    if turned and arena.used:
+    if reversed_order and arena.used:
         arena.position[: arena.top] = arena.position[: arena.top][::-1].copy()
         arena.position[arena.owner == 0] = -1
     held = [(seqs, position) for seqs, position in zip(arena.owner.tolist(), arena.position.tolist(), strict=True)]

@@ -195,7 +195,8 @@ def wrong_position(policy):
 def wrong_owner(policy):
     """It belongs to somebody else."""
     arena = arenas(policy)[0]
-    arena.owner[arena.top - 1] = arena.set_of([0 if arena.ends_with(1) else 1])
+    last = arena.top - 1
+    arena.owner[last] = arena.sets.index_of([0 if arena.owner[last] == arena.sets.singletons.get(1) else 1])
 
 
 def arenas(policy):
