@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from policies.content import NOTHING, Content
 
 IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 """Cells, positions or counts; int64 throughout, so that no cache is too large."""
+FloatArray = NDArray[np.float64]
 
 
 class Chunk(NamedTuple):
@@ -239,7 +239,7 @@ def external_fragmentation(placeable: int, free: int) -> float: ...
 @overload
 def external_fragmentation(placeable: IntArray, free: IntArray) -> FloatArray: ...
 def external_fragmentation(placeable: int | IntArray, free: int | IntArray) -> float | FloatArray:
-    """Share of the free cells that one request could not be given; 0 where none is free."""
+    """Share of the free cells that one sequence could not be given in one micro-batch; 0.0 where no cell is free."""
     return _share_missing(placeable, free)
 
 
@@ -248,7 +248,7 @@ def internal_fragmentation(stored: int, allocated: int) -> float: ...
 @overload
 def internal_fragmentation(stored: IntArray, allocated: IntArray) -> FloatArray: ...
 def internal_fragmentation(stored: int | IntArray, allocated: int | IntArray) -> float | FloatArray:
-    """Share of the allocated cells that hold no token; 0 where none is allocated."""
+    """Share of the allocated cells that hold no token; 0.0 where no cell is allocated."""
     return _share_missing(stored, allocated)
 
 
@@ -288,7 +288,7 @@ class Usage:
 
     @property
     def external_fragmentation(self) -> float:
-        """Share of the free cells that one request could not be given although they are free."""
+        """Share of the free cells that one sequence could not be given in one micro-batch."""
         return external_fragmentation(self.placeable, self.free)
 
     @property
