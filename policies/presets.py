@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 
+from policies.compaction.adaptive import Adaptive
 from policies.compaction.compactors import pack
-from policies.compaction.triggers import Adaptive, Idle, OnFailure, Threshold
+from policies.compaction.threshold import Threshold
+from policies.compaction.triggers import Idle, OnFailure
 from policies.layouts import llamacpp
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from policies.layouts.paged import PagedPolicy

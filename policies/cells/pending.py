@@ -10,7 +10,7 @@ from policies.vocabulary import NO_MOVES, NO_SHIFT, IntArray, Moves, Shift
 
 
 class PendingUpdates:
-    """Moves and rotations that an engine has not been told of yet; they go out with the next micro-batch."""
+    """Moves and rotations that have not been given out yet; they go out with the next micro-batch."""
 
     __slots__ = ("_moves", "_size", "rotations")
 

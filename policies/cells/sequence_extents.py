@@ -1,4 +1,4 @@
-"""Where the cells of each set of sequences lie, so that few cells or none need to be searched."""
+"""Where the cells of each set of sequences are, so that few cells or none need to be searched."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Pack(Compactor):
         return in_safe_order(best, arena.size)
 
     def stays_tidy(self, arena: Arena, step: Sequence[Chunk]) -> bool:
-        """A packed arena stays packed while only the sequence that lies last goes on."""
+        """A packed arena stays packed while only the sequence with the highest cells goes on."""
         if len(step) != 1 or step[0].also or arena.top == 0:
             return False
         last = int(arena.owner[arena.top - 1])

@@ -50,7 +50,7 @@ class FreeCellPath:
     def _is_lowest(self, first: int, at: int) -> bool:
         """Whether searches from 0 would also end at ``first``, in the free extent ``at``.
 
-        What the steps leave behind on their way is too short for a step as well.
+        The cells that the steps skip are too few in a row for a step as well.
         """
         free = self.arena.free
         if free.starts[at] < first:

@@ -134,7 +134,7 @@ class _DescendingPath(FreeCellPath):
 
 
 def _from_the_top(arena: Arena, n: int) -> Cells:
-    """The highest ``n`` free cells, descending; there must be as many."""
+    """The highest ``n`` free cells, descending; at least ``n`` must be free."""
     starts, ends = arena.free.starts, arena.free.ends
     if n == 1:
         return range(ends[-1] - 1, ends[-1])

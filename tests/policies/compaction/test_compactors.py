@@ -108,7 +108,7 @@ def scattered_arenas(draw):
 
 
 def packed_in_order(arena):
-    """Whether everything lies at the low end, each set of sequences in one piece and in order of position."""
+    """Whether all used cells are at the low end, each set of sequences contiguous and in order of position."""
     owner, position = arena.owner[: arena.used], arena.position[: arena.used]
     together = np.diff(owner) == 0
     pieces = np.count_nonzero(~together) + min(arena.used, 1)
@@ -175,7 +175,7 @@ def test_packing_moves_no_more_tokens_than_in_the_order_of_first_cells(arena):
 
 
 def test_two_tokens_change_places_by_way_of_a_free_cell():
-    """Sequence 0 lies in cells 0 and 1 the wrong way round: one token steps aside, and comes back."""
+    """Sequence 0 has cells 0 and 1 in the wrong order: one token moves aside, and back."""
     arena = arena_of([{0}, {0}, ()])
     arena.position[:2] = [1, 0]
     assert triples(pack(arena)) in ([(0, 2, 1), (1, 0, 1), (2, 1, 1)], [(1, 2, 1), (0, 1, 1), (2, 0, 1)])

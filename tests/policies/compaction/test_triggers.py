@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import CacheConfig, Chunk, RelativeCosts
+from policies.compaction.adaptive import Adaptive
 from policies.compaction.compactors import pack
+from policies.compaction.threshold import Threshold
 from policies.compaction.triggers import (
-    Adaptive,
     Idle,
     OnFailure,
-    Threshold,
     Trigger,
     TriggerForecast,
     TriggerInput,
@@ -191,7 +191,7 @@ TRIGGERS = st.one_of(
 
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(TRIGGERS, st.integers(0, 3000), st.integers(0, 900), st.integers(0, 9), st.integers(1, 60), st.data())
-def test_a_trigger_answers_many_steps_as_it_answers_each(trigger, used, holes, rise, steps, data):
+def test_a_trigger_answers_for_many_steps_as_for_each(trigger, used, holes, rise, steps, data):
     if isinstance(trigger, Adaptive):
         # As if it had compacted some steps ago, or had found a plan too expensive.
         trigger._awaited_holes = data.draw(st.integers(0, 900))
