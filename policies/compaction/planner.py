@@ -30,11 +30,11 @@ class CompactionPlanner:
 
     def due_before_step(self, tokens: int) -> bool:
         """Whether to compact before a step of ``tokens`` tokens."""
-        return self._trigger.due_before_step(self._state(tokens), self._plan_for_trigger)
+        return self._trigger.due_before_step(TriggerInput.of(self._arena, self._pad, tokens), self._plan_for_trigger)
 
     def due_after_step(self, tokens: int) -> bool:
         """Whether to compact before the next step, asked when a step of ``tokens`` tokens has been placed."""
-        return self._trigger.due_after_step(self._state(tokens))
+        return self._trigger.due_after_step(TriggerInput.of(self._arena, self._pad, tokens))
 
     def plan(self) -> Moves:
         """Moves that compact the arena as it is."""
@@ -60,9 +60,6 @@ class CompactionPlanner:
     def stays_tidy(self, step: Sequence[Chunk]) -> bool:
         """Whether compactions would move nothing during decode steps that go on at the top of the arena."""
         return self._compactor is None or self._compactor.stays_tidy(self._arena, step)
-
-    def _state(self, tokens: int) -> TriggerInput:
-        return TriggerInput.of(self._arena, self._pad, tokens)
 
     def _plan_for_trigger(self) -> Moves:
         self._seen_by_trigger = None
