@@ -20,7 +20,7 @@ from kvsim.simulation.recorder import DETAILS
 from kvsim.simulation.run import run
 from kvsim.simulation.time_breakdown import SECONDS, TERMS
 from policies import available
-from tests.policies.fast_forward.test_fast_forward import scenarios
+from tests.policies.fast_forward.harness import scenarios
 from tests.worlds import command
 
 SHORT = {"prompt_tokens": {"kind": "fixed", "value": 8}, "output_tokens": {"kind": "fixed", "value": 8}}

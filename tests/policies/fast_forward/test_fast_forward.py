@@ -1,106 +1,31 @@
-"""Many decode steps in one event: the same cells, counts, failures and times as one by one."""
+"""Many decode steps in one event: cells, counts, failures and times are those of single steps."""
 
 import json
 from dataclasses import fields
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from kvsim.costs.profile import load_profile
-from kvsim.errors import Livelock, UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive, run
-from policies import Chunk, Policy, SequencePlan, available
+from policies import Chunk, SequencePlan, available
 from policies.cells.arena import Arena
 from policies.fast_forward.tiles import TileMap
 from policies.layouts.unified import UnifiedPolicy
+from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome, scenarios
 from tests.worlds import command
 
-PROFILE = load_profile("default")
-COUNTS = [name for name in vars(Recorder()) if isinstance(vars(Recorder())[name], int) and not name.startswith("_")]
-
-
-@st.composite
-def scenarios(draw):
-    prompt = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5])), "sigma": 1.0, "min": 1, "max": 100}
-    output = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5, 4.5])), "sigma": 0.8, "min": 1, "max": 200}
-    workload = {"prompt_tokens": prompt, "output_tokens": output, "requests": draw(st.integers(1, 12))}
-    kind = draw(st.sampled_from(["poisson", "gamma", "batch", "closed-loop"]))
-    extra = {
-        "poisson": {"rate": draw(st.sampled_from([2.0, 30.0]))},
-        "gamma": {"rate": 10.0, "cv": 3.0},
-        "batch": {},
-        "closed-loop": {"users": 3, "think_s": draw(st.sampled_from([0.0, 0.5]))},
-    }
-    return load_scenario(
-        {
-            "name": "leaps",
-            "seed": draw(st.integers(0, 1000)),
-            "workload": {"kind": kind, **workload, **extra[kind]},
-            "server": {
-                "scheduler": draw(st.sampled_from(["llama-server", "vllm", "static"])),
-                "slots": draw(st.integers(1, 5)),
-                "n_batch": draw(st.sampled_from([8, 64])),
-                "n_ubatch": draw(st.sampled_from([4, 32])),
-                "slot_context": draw(st.sampled_from([64, 160])),
-                "context_shift": draw(st.booleans()),
-                "keep_idle_slots": draw(st.booleans()),
-                "n_keep": 4,
-            },
-            "cache": {
-                "cells": draw(st.sampled_from([192, 320, 800])),
-                "block_size": draw(st.sampled_from([1, 4, 16])),
-                "window": draw(st.sampled_from([16, 48])),
-                "threshold": draw(st.sampled_from([0.05, 0.4])),
-                "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced", "masked", "tiled", "tiled"])),
-                "unified": draw(st.booleans()),
-                "sort_batch": draw(st.booleans()),
-                "prefix_cache": draw(st.booleans()),
-            },
-        }
-    )
-
-
-def outcome(scenario, name, fast_forward):
-    """Everything that a run leaves behind; or why it ended."""
-    costs = cost_model(scenario, PROFILE)
-    try:
-        policy, recorder = build_policy(scenario, name, costs), Recorder()
-        backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-        result, _ = drive(scenario, policy, backend, recorder, "default", fast_forward=fast_forward)
-    except UserError as e:
-        return str(e), None, None
-    except Livelock as e:
-        return str(e).split(" s: ")[-1], None, None
-    counts = {count: getattr(recorder, count) for count in COUNTS}
-    cells = [(policy.occupancy(g).position.tolist(), policy.occupancy(g).owners) for g in range(len(policy.groups))]
-    return (counts, cells, policy.usage(), costs.warnings()), result, policy
-
-
-def alike(a, b):
-    pd.testing.assert_frame_equal(a, b, check_exact=False, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", list(available()))
-@settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(scenario=scenarios())
-def test_leaping_changes_nothing(name, scenario):
-    leaped, a, _ = outcome(scenario, name, fast_forward=True)
-    stepped, b, _ = outcome(scenario, name, fast_forward=False)
-    assert leaped == stepped
-    if a is not None:
-        alike(a.requests, b.requests)
-        alike(a.cache, b.cache)
-        alike(a.passes, b.passes)
-
-
-LEAPERS = ("contiguous", "fill-holes", "full-compaction", "paged", "ring", "adaptive", "threshold-compaction")
-LEAPERS += (
+PLANNING = (
+    "contiguous",
+    "fill-holes",
+    "full-compaction",
+    "paged",
+    "ring",
+    "adaptive",
+    "threshold-compaction",
     "hf-reserved",
     "growing",
     "oracle",
@@ -113,11 +38,23 @@ LEAPERS += (
     "sliding-window",
     "split-regions",
 )
+"""Policies that plan decode steps ahead."""
+SCHEDULERS = ("llama-server", "vllm", "static")
 
 
-@pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
-@pytest.mark.parametrize("name", LEAPERS)
-def test_most_steps_are_leaped_over(name, scheduler):
+@pytest.mark.parametrize("name", list(available()))
+@settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(scenario=scenarios())
+def test_fast_forwarding_changes_nothing(name, scenario):
+    together, a = outcome(scenario, name, fast_forward=True)
+    stepped, b = outcome(scenario, name, fast_forward=False)
+    assert together == stepped
+    if a is not None:
+        assert_alike(a, b)
+
+
+@pytest.mark.parametrize(("name", "scheduler"), list(zip(PLANNING, SCHEDULERS * 6, strict=True)))
+def test_most_steps_are_planned_ahead(name, scheduler):
     """The control: there are fast-forwards at all, and nearly all decode steps are in one."""
     scenario = load_scenario("chat", workload__requests=20, server__scheduler=scheduler, cache__cells=8192)
     policy = build_policy(scenario, name)
@@ -132,13 +69,13 @@ def test_most_steps_are_leaped_over(name, scheduler):
 
 
 def test_the_command_line_can_be_asked_to_step():
-    leaped, stepped = (
+    planned_ahead, stepped = (
         json.loads(command("run", "chat", "--requests", "20", "--json", *more).stdout)
         for more in ([], ["--no-fast-forward"])
     )
-    assert leaped["e2e_s"] == pytest.approx(stepped["e2e_s"], rel=1e-12)
-    assert leaped["cache"] == pytest.approx(stepped["cache"], rel=1e-12)
-    assert leaped["forward_passes"] == stepped["forward_passes"]
+    assert planned_ahead["e2e_s"] == pytest.approx(stepped["e2e_s"], rel=1e-12)
+    assert planned_ahead["cache"] == pytest.approx(stepped["cache"], rel=1e-12)
+    assert planned_ahead["forward_passes"] == stepped["forward_passes"]
 
 
 def test_a_run_can_be_asked_to_step():
@@ -148,8 +85,8 @@ def test_a_run_can_be_asked_to_step():
     assert a["e2e_s"]["p99"] == pytest.approx(b["e2e_s"]["p99"], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", LEAPERS)
-def test_foresight_changes_nothing_until_it_is_taken(name):
+@pytest.mark.parametrize("name", PLANNING)
+def test_a_plan_changes_nothing_until_it_is_taken(name):
     policy = build_policy(load_scenario("chat", cache__threshold=0.9), name)
     for seq in range(3):
         policy.open(seq, SequencePlan(20, 200, 150))
@@ -183,7 +120,7 @@ WAYS = {
 
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm"])
 @pytest.mark.parametrize("way", WAYS)
-def test_leaps_go_every_way(way, scheduler):
+def test_fast_forwards_along_every_kind_of_cells(way, scheduler):
     """Long answers in a cache that is well used: cells, counts and tables as step by step, and there are
     fast-forwards."""
     name, cache = WAYS[way]
@@ -200,20 +137,18 @@ def test_leaps_go_every_way(way, scheduler):
     scenario = load_scenario(
         {"name": "ways", "workload": workload, "server": server, "cache": {"cells": 3072, **cache}}
     )
-    leaped, a, policy = outcome(scenario, name, fast_forward=True)
-    stepped, b, _ = outcome(scenario, name, fast_forward=False)
-    assert leaped == stepped
+    together, a = outcome(scenario, name, fast_forward=True)
+    stepped, b = outcome(scenario, name, fast_forward=False)
+    assert together == stepped
     assert a is not None
-    assert isinstance(policy, Policy)
-    for table in ("requests", "cache", "passes"):
-        alike(getattr(a, table), getattr(b, table))
+    assert_alike(a, b)
     policy, placed, taken = build_policy(scenario, name, cost_model(scenario, PROFILE)), [], []
-    allocate, extend = policy.allocate, policy.plan_decode_steps
+    allocate, plan = policy.allocate, policy.plan_decode_steps
 
     def follow(step, n):
-        fast_forward = extend(step, n)
-        return fast_forward and fast_forward._replace(
-            take_steps=lambda k, look: (taken.append(k), fast_forward.take_steps(k, look))[1]
+        planned = plan(step, n)
+        return planned and planned._replace(
+            take_steps=lambda k, look: (taken.append(k), planned.take_steps(k, look))[1]
         )
 
     policy.allocate = lambda step, **options: (placed.append(step), allocate(step, **options))[1]
@@ -223,7 +158,7 @@ def test_leaps_go_every_way(way, scheduler):
     assert sum(taken) > len(placed)
 
 
-def test_every_array_of_a_leap_is_cut():
+def test_every_array_of_a_plan_is_cut():
     policy = build_policy(load_scenario("chat"), "oracle")
     policy.open(0, SequencePlan(20, 200, 150))
     policy.allocate([Chunk(0, 0, 20)])
@@ -254,25 +189,27 @@ def test_a_trigger_learns_as_if_asked_step_by_step():
     assert states[0] == states[1]
 
 
-def test_steps_leap_over_holes_too_short_for_them():
+def test_steps_pass_over_holes_too_short_for_them():
     """From high up each search begins anew from 0, and finds nothing before where the last one ended: a fast-forward
     goes on there, and not where a hole is wide enough."""
-    leaped, stepped, held = (build_policy(load_scenario("chat", cache__cells=4096), "contiguous") for _ in range(3))
-    for policy in (leaped, stepped, held):
+    planned_ahead, stepped, held = (
+        build_policy(load_scenario("chat", cache__cells=4096), "contiguous") for _ in range(3)
+    )
+    for policy in (planned_ahead, stepped, held):
         for start in range(100):
             policy.allocate([Chunk(seq, start, 1) for seq in range(3)])
         policy.free(1)
     held.free(0, 0, 30)
     held.arena.head = 100
     step = [Chunk(0, 100, 1), Chunk(2, 100, 1)]
-    planned = leaped.plan_decode_steps(step, 60)
+    planned = planned_ahead.plan_decode_steps(step, 60)
     assert planned is not None
     assert planned.steps == 60
     planned.take_steps(60, False)
     for more in range(60):
         stepped.allocate([chunk._replace(start=100 + more) for chunk in step])
-    assert leaped.occupancy().position.tolist() == stepped.occupancy().position.tolist()
-    assert leaped.occupancy().owners == stepped.occupancy().owners
+    assert planned_ahead.occupancy().position.tolist() == stepped.occupancy().position.tolist()
+    assert planned_ahead.occupancy().owners == stepped.occupancy().owners
     assert held.plan_decode_steps(step, 60) is None
 
 

@@ -1,0 +1,127 @@
+"""Random scenarios, and all that a run of one leaves behind: for tests that compare two ways of making the same run."""
+
+import pandas as pd
+from hypothesis import strategies as st
+
+from kvsim.costs.profile import load_profile
+from kvsim.errors import Livelock, UserError
+from kvsim.scenario.scenario import load_scenario
+from kvsim.simulation.backend import SimulatedBackend
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import build_policy, cost_model, drive
+from kvsim.simulation.run_tables import requests_table
+from policies.layouts.paged import PagedPolicy
+
+PROFILE = load_profile("default")
+COUNTS = [name for name, value in vars(Recorder()).items() if isinstance(value, int) and not name.startswith("_")]
+
+
+@st.composite
+def scenarios(draw, schedulers=("llama-server", "vllm", "static")):
+    """Small caches and short contexts, so that requests wait, are preempted, shifted and refused."""
+    scheduler = draw(st.sampled_from(schedulers))
+    host = draw(st.sampled_from([0, 0, 400])) if scheduler == "vllm" else 0
+    swap = bool(host) and draw(st.booleans())
+    return load_scenario(
+        {
+            "name": "random",
+            "seed": draw(st.integers(0, 1000)),
+            "workload": draw(workloads()),
+            "server": {
+                "scheduler": scheduler,
+                "slots": draw(st.sampled_from([1, 3, 5, 8, 20])),
+                "n_batch": draw(st.sampled_from([4, 8, 24, 64, 400])),
+                "n_ubatch": draw(st.sampled_from([4, 32])),
+                "slot_context": draw(st.sampled_from([64, 160])),
+                "context_shift": draw(st.booleans()) and scheduler == "llama-server",
+                "keep_idle_slots": draw(st.booleans()),
+                "n_keep": 4,
+                "chunked_prefill": draw(st.booleans()),
+                "long_prefill_threshold": draw(st.sampled_from([0, 0, 10])),
+                "reserve_full": draw(st.booleans()),
+                "order": draw(st.sampled_from(["fcfs", "fcfs", "priority"])),
+                "preemption": "swap" if swap else "recompute",
+            },
+            "cache": {
+                "cells": draw(st.sampled_from([192, 320, 800, 4000])),
+                "block_size": draw(st.sampled_from([1, 4, 16])),
+                "chunk_size": draw(st.sampled_from([8, 64])),
+                "window": draw(st.sampled_from([2, 16, 21, 48])),
+                "threshold": draw(st.sampled_from([0.05, 0.4])),
+                "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced", "masked", "tiled", "tiled"])),
+                "unified": draw(st.booleans()),
+                "sort_batch": draw(st.booleans()),
+                "prefix_cache": draw(st.booleans()),
+                "eviction": draw(st.sampled_from(["lru", "lru", "fifo", "lfu", "sieve"])),
+                "free_order": draw(st.sampled_from(["0.33.0", "0.33.0", "0.22.1"])),
+                "watermark": draw(st.sampled_from([0.0, 0.1])),
+                "host_cells": host,
+            },
+        }
+    )
+
+
+@st.composite
+def workloads(draw):
+    """A ``[workload]`` table of at most 25 requests."""
+    prompt = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5])), "sigma": 1.0, "min": 1, "max": 100}
+    output = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5, 4.5])), "sigma": 0.8, "min": 1, "max": 200}
+    kind = draw(st.sampled_from(["poisson", "gamma", "batch", "closed-loop", "sessions"]))
+    if kind == "sessions":
+        return {
+            "kind": kind,
+            "sessions": draw(st.integers(1, 6)),
+            "rate": draw(st.sampled_from([2.0, 50.0])),
+            "turns": {"kind": "fixed", "value": 3},
+            "user_tokens": prompt,
+            "output_tokens": output,
+            "system_tokens": {"kind": "fixed", "value": 20},
+        }
+    arrivals = {
+        "poisson": {"rate": draw(st.sampled_from([2.0, 30.0, 200.0]))},
+        "gamma": {"rate": 10.0, "cv": 3.0},
+        "batch": {},
+        "closed-loop": {"users": 4, "think_s": draw(st.sampled_from([0.0, 0.5]))},
+    }
+    requests = draw(st.integers(1, 25))
+    return {"kind": kind, "prompt_tokens": prompt, "output_tokens": output, "requests": requests, **arrivals[kind]}
+
+
+class KeepingRecorder(Recorder):
+    """Keeps the jobs that have ended, whatever the detail."""
+
+    def __init__(self, detail):
+        super().__init__(detail=detail)
+        self.all_jobs = []
+
+    def finish(self, job):
+        super().finish(job)
+        self.all_jobs.append(job)
+
+
+def outcome(scenario, name, *, fast_forward, detail="tables"):
+    """What a run decided and counted, and a table of each kind that it kept; or why it ended, and None."""
+    costs = cost_model(scenario, PROFILE)
+    try:
+        policy, recorder = build_policy(scenario, name, costs), KeepingRecorder(detail)
+        backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+        drive(scenario, policy, backend, recorder, "default", fast_forward=fast_forward)
+    except UserError as e:
+        return str(e), None
+    except Livelock as e:
+        return str(e).split(" s: ")[-1], None
+    counts = {count: getattr(recorder, count) for count in COUNTS}
+    cells = [(policy.occupancy(g).position.tolist(), policy.occupancy(g).owners) for g in range(len(policy.groups))]
+    if isinstance(policy, PagedPolicy):
+        # When all requests have ended, only the order of the free blocks still tells which of them had which.
+        cells.append((policy.pool.free.order(), policy.pool.keys))
+    seen = costs.warnings(), costs.most_tokens, costs.most_cells
+    order = [job.request.id for job in recorder.all_jobs]
+    tables = recorder.tables() or ()
+    return (counts, cells, policy.usage(), seen, order), [requests_table(recorder.all_jobs), *tables[1:3]]
+
+
+def assert_alike(tables, others):
+    """Equal up to rounding of times."""
+    for one, other in zip(tables, others, strict=True):
+        pd.testing.assert_frame_equal(one, other, check_exact=False, rtol=1e-12, atol=1e-12)
