@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,6 @@ from numpy.typing import NDArray
 from kvsim.errors import UserError
 from policies import Policy
 
-if TYPE_CHECKING:
-    from kvsim.simulation.result import Result
 
 FILE = "snapshots.npz"
 """The file of a saved comparison that holds its snapshots."""
@@ -72,19 +69,19 @@ class Snapshots:
     """One in so many cells is shown."""
 
     @classmethod
-    def of(cls, result: Result) -> Snapshots:
-        """At most 80 snapshots of at most 4,096 cells of a run that kept snapshots, evenly chosen."""
-        picked = np.unique(np.linspace(0, len(result.frames) - 1, min(_MOST_PICTURES, len(result.frames))).astype(int))
-        every = -(-result.frames[0][1].size // _MOST_CELLS)
-        owners = np.stack([result.frames[i][1][::every] for i in picked])
+    def of(cls, policy: str, frames: Sequence[Frame]) -> Snapshots:
+        """At most 80 snapshots of at most 4,096 cells of a run under a policy, evenly chosen from all ``frames``."""
+        picked = np.unique(np.linspace(0, len(frames) - 1, min(_MOST_PICTURES, len(frames))).astype(int))
+        every = -(-frames[0][1].size // _MOST_CELLS)
+        owners = np.stack([frames[i][1][::every] for i in picked])
         coloured = np.where(owners < 0, 0, owners % _COLOURS + 1).astype(np.uint8)
-        return cls(result.policy, np.array([result.frames[i][0] for i in picked]), coloured, every)
+        return cls(policy, np.array([frames[i][0] for i in picked]), coloured, every)
 
 
-def save_snapshots(path: Path, results: Sequence[Result]) -> None:
-    """Write the snapshots of all results that kept them, as compressed NumPy arrays. Raises ``OSError``."""
+def save_snapshots(path: Path, runs: Iterable[tuple[str, Sequence[Frame]]]) -> None:
+    """Write the snapshots of some runs as compressed NumPy arrays; ``runs``: policy and frames. Raises ``OSError``."""
     arrays: dict[str, NDArray[np.generic]] = {}
-    kept = [Snapshots.of(result) for result in results if result.frames]
+    kept = [Snapshots.of(policy, taken) for policy, taken in runs if taken]
     for i, one in enumerate(kept):
         arrays |= {f"times_{i}": one.times_s, f"cells_{i}": one.cells}
     arrays["every"] = np.array([one.every for one in kept], dtype=np.int64)

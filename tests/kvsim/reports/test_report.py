@@ -83,12 +83,9 @@ def test_films_are_kept_whole_and_small(results):
         assert (snapshots.cells[0] == 0).any()
 
 
-def test_a_film_of_many_cells_shows_some():
-    class Filmed:
-        policy = "paged"
-        frames = tuple((float(i), np.arange(10_000, dtype=np.int16) % 300 - 1) for i in range(200))
-
-    snapshots = Snapshots.of(Filmed())
+def test_snapshots_of_many_cells_show_some():
+    frames = tuple((float(i), np.arange(10_000, dtype=np.int16) % 300 - 1) for i in range(200))
+    snapshots = Snapshots.of("paged", frames)
     assert snapshots.every == 3
     assert snapshots.cells.shape == (80, 3334)
     assert snapshots.times_s[0] == 0
