@@ -22,7 +22,8 @@ from policies.fast_forward.lockstep import LockstepBatch, PassSummary
 from policies.paging.block_occupancy import BlockOccupancy
 from policies.paging.block_table import Paged, append_steps, plan_steps
 from policies.paging.blocks import NULL, BlockPool
-from policies.paging.eviction import FreeBlocks, Future, Keys
+from policies.paging.free_lists.belady import Future
+from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 from policies.paging.host_tier import HostTier, TransferLog
 from policies.paging.lockstep import PagedLockstepBatch, Tables
 from policies.paging.window_lockstep import WindowLockstepBatch
@@ -65,7 +66,7 @@ class PagedPolicy(Policy):
         config: CacheConfig,
         *,
         block_size: int,
-        free: Callable[[range, Keys], FreeBlocks],
+        free: Callable[[range, BlockKeys], FreeBlocks],
         null_block: bool = True,
         prefix_cache: bool = False,
         window: int | None = None,

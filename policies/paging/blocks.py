@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from policies.content import Key
-from policies.paging.eviction import FreeBlocks, Keys
+from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 from policies.vocabulary import IntArray
 
 NULL = 0
@@ -24,10 +24,10 @@ class BlockPool:
     Several blocks may hold the same; the one cached first is found.
     """
 
-    def __init__(self, n: int, free: Callable[[range, Keys], FreeBlocks], *, first: int = 1):
+    def __init__(self, n: int, free: Callable[[range, BlockKeys], FreeBlocks], *, first: int = 1):
         self.n = n
         self.first = first
-        self.keys: Keys = [None] * n
+        self.keys: BlockKeys = [None] * n
         """Of each block: its key, while it can be found by it."""
         self._refs = array("i", bytes(4 * n))
         self._kept = True
@@ -194,7 +194,7 @@ class BlockPool:
 
     def store_all(self, blocks: Sequence[int], keys: Sequence[Key]) -> None:
         """These blocks are full, in this order; those of them that cannot be found yet can be from now on."""
-        if self.free.notes or not self._found.keys().isdisjoint(keys):
+        if self.free.tracks_use or not self._found.keys().isdisjoint(keys):
             for block, key in zip(blocks, keys, strict=True):
                 if self.keys[block] is None:
                     self.store(block, key)

@@ -47,7 +47,7 @@ class PagedLockstepBatch(LockstepBatch[Paged]):
     def __init__(self, about: Tables):
         super().__init__(about.max_pass_tokens)
         self._size, self._pool, self._fill, self._find, self._name, self._place, _ = about
-        self._in_order = self._name is not None and self._pool.free.notes
+        self._in_order = self._name is not None and self._pool.free.tracks_use
         """Whether blocks must be named in the order in which they are filled, or just before anybody may look."""
         self._eventful = self._in_order
         """Whether there may be something to do in a step in which nobody begins a block."""

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.paging.blocks import NULL, BlockPool
-from policies.paging.eviction import EVICTIONS, Future, free_blocks
+from policies.paging.eviction import EVICTIONS, free_blocks
+from policies.paging.free_lists.belady import Future
 
 OLD, NEW = "0.22.1", "0.33.0"
 A, B, C, D = 11, 12, 13, 14

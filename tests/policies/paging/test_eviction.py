@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from policies import EVICTIONS, Content
 from policies.paging.blocks import BlockPool
-from policies.paging.eviction import NEVER, Future, LowestFirst, free_blocks
+from policies.paging.eviction import free_blocks
+from policies.paging.free_lists.belady import NEVER, Future
+from policies.paging.free_lists.uncached import LowestFirst
 
 DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=120)
 BLOCKS = 4
