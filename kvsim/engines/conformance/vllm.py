@@ -16,7 +16,7 @@ from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.vllm import Vllm
 from policies import CacheConfig, Chunk, Content, MicroBatch, Moves, SequencePlan, Transfer
-from policies.content import Key, Piece
+from policies.content import Key, TextSegment
 from policies.layouts.paged import PagedPolicy
 from policies.paging.eviction import free_blocks
 from workloads import Request, Segment
@@ -33,7 +33,7 @@ def crc(value: object) -> int:
     return zlib.crc32(json.dumps(value, separators=(",", ":")).encode())
 
 
-def tokens_of(piece: Piece) -> Iterator[int]:
+def tokens_of(piece: TextSegment) -> Iterator[int]:
     """The token ids of a segment, by the recordings' formula."""
     seed, start, n = piece
     for i in range(start, start + n):
@@ -51,7 +51,7 @@ class Names:
         self._texts: dict[Content, tuple[list[int], list[str]]] = {}
         """Of each text: the tokens of its last, unfinished block, and the ids of the full ones before."""
 
-    def learn(self, content: Content, piece: Piece) -> None:
+    def learn(self, content: Content, piece: TextSegment) -> None:
         """The text has grown by this."""
         tokens, ids = self._texts.setdefault(content, ([], []))
         tokens += tokens_of(piece)
