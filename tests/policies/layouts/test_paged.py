@@ -60,7 +60,7 @@ def begin(policy, seq, content, n=None):
 
 
 def table(policy, seq):
-    return policy.tables[seq].table
+    return policy.tables[seq].blocks
 
 
 def order(policy):
@@ -379,15 +379,15 @@ def test_room_may_be_asked_for_twice():
 def test_drafts_get_room_but_no_key():
     policy = cache(5)
     tell(policy, 0, says(0, 20))
-    assert policy.reserve(Chunk(0, 0, 6), ahead=7)
+    assert policy.reserve(Chunk(0, 0, 6), lookahead=7)
     assert table(policy, 0) == [1, 2, 3, 4]
     run(policy, (0, 0, 6))
     assert policy.match(1, SAME, 20) == 4
-    assert policy.reserve(Chunk(0, 6, 3), ahead=1)
+    assert policy.reserve(Chunk(0, 6, 3), lookahead=1)
     assert table(policy, 0) == [1, 2, 3, 4]
     assert policy.match(1, SAME, 20) == 8
     short = cache(5, max_tokens=10)
-    assert short.reserve(Chunk(0, 0, 6), ahead=50)
+    assert short.reserve(Chunk(0, 0, 6), lookahead=50)
     assert table(short, 0) == [1, 2, 3]
 
 
@@ -1038,7 +1038,7 @@ def test_cells_that_only_the_one_who_left_could_see_are_no_longer_counted(leaves
 
 def test_room_for_drafts_does_not_count_as_tokens():
     policy = cache(8)
-    assert policy.reserve(Chunk(0, 0, 6), ahead=8)
+    assert policy.reserve(Chunk(0, 0, 6), lookahead=8)
     run(policy, (0, 0, 6))
     policy.copy(0, 1)
     run(policy, (1, 6, 1))

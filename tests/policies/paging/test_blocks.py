@@ -52,7 +52,7 @@ def test_plain_blocks_come_back_to_the_front_in_their_order_and_cached_ones_to_t
     store(pool, (1, A), (3, B))
     assert pool.release([4, 3, 2, 1]) == [4, 3, 2, 1]
     assert pool.free.order() == [4, 2, 5, 6, 3, 1]
-    assert pool.n_idle == 2
+    assert pool.n_free_cached == 2
 
 
 def test_in_the_older_order_all_come_back_to_the_back():
@@ -90,7 +90,7 @@ def test_a_hit_takes_a_free_block_out_of_the_middle_and_moves_no_other():
     assert pool.free.order() == [4, 3, 2, 1]
     pool.touch([2])
     assert pool.free.order() == [4, 3, 1]
-    assert (refs(pool), pool.n_idle) == ([0, 0, 1, 0, 0], 2)
+    assert (refs(pool), pool.n_free_cached) == ([0, 0, 1, 0, 0], 2)
     pool.touch([2])
     assert refs(pool) == [0, 0, 2, 0, 0]
     assert pool.release([2]) == []
@@ -122,7 +122,7 @@ def test_a_block_that_is_handed_out_is_no_longer_found():
     pool.release([2, 1])
     assert pool.take(2) == [2, 1]
     assert pool.evicted == [(2, B), (1, A)]
-    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_idle) == (None, None, 0, 0)
+    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_free_cached) == (None, None, 0, 0)
     assert pool.release([1, 2]) == [1, 2]
     assert pool.free.order() == [1, 2]
     assert pool.take(2) == [1, 2]
@@ -158,7 +158,7 @@ def test_a_free_block_that_is_forgotten_stays_where_it_is(order):
     pool.release([3, 2, 1])
     pool.forget(2)
     assert pool.free.order() == [4, 3, 2, 1]
-    assert (pool.n_idle, pool.n_cached, pool.evicted) == (2, 2, [(2, B)])
+    assert (pool.n_free_cached, pool.n_cached, pool.evicted) == (2, 2, [(2, B)])
     pool.forget(2)
     pool.forget(4)
     assert pool.evicted == [(2, B)]
@@ -170,7 +170,7 @@ def test_a_block_in_use_that_is_forgotten_comes_back_as_a_plain_one():
     pool = pool_of(3)
     store(pool, *zip(pool.take(2), (A, B), strict=True))
     pool.forget(1)
-    assert (pool.find(A), pool.n_idle, pool.evicted) == (None, 0, [(1, A)])
+    assert (pool.find(A), pool.n_free_cached, pool.evicted) == (None, 0, [(1, A)])
     pool.release([2, 1])
     assert pool.free.order() == [1, 3, 2]
 
@@ -181,10 +181,10 @@ def test_a_reset_waits_until_nothing_is_in_use(eviction):
     store(pool, *zip(pool.take(3), (A, B, A), strict=True))
     pool.release([3, 2])
     assert not pool.forget_all()
-    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_idle) == (1, 2, 2, 2)
+    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_free_cached) == (1, 2, 2, 2)
     pool.release([1])
     assert pool.forget_all()
-    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_idle) == (None, None, 0, 0)
+    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_free_cached) == (None, None, 0, 0)
     assert pool.keys == [None] * 4
     assert sorted(pool.free.order()) == [1, 2, 3]
     taken = pool.take(3)
@@ -249,4 +249,4 @@ def test_it_counts_as_a_plain_model_does(eviction, operations):
         for k in (A, B):
             assert pool.find(k) == next((b for b, named in cached if named == k), None)
         assert pool.n_cached == len({k for _, k in cached})
-        assert pool.n_idle == sum(1 for b, _ in cached if b not in holders)
+        assert pool.n_free_cached == sum(1 for b, _ in cached if b not in holders)
