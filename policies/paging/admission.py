@@ -37,16 +37,18 @@ class Admission:
         self._watermark = watermark
         self._max_tokens = max_tokens
         self._most_blocks = most_blocks
+        self._in_sight = None if blocks.window is None else blocks_in_sight(blocks.window, blocks.block_size)
+        """Blocks in a row that must be found for a window."""
         self._found: dict[int, list[int]] = {}
         """What ``match`` found for a sequence that has not reserved yet: blocks, ``~slot`` for those in the host tier,
         and ``NULL`` for those before a window."""
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """Tokens of the longest cached prefix of a text, in the pool or the host tier; always fewer than ``tokens``."""
-        size, window = self._blocks.block_size, self._blocks.window
+        size = self._blocks.block_size
         keys = content.keys(size, (tokens - 1) // size)
-        if window is not None:
-            found = self._pool.trailing(keys, blocks_in_sight(window, size))
+        if self._in_sight is not None:
+            found = self._pool.trailing(keys, self._in_sight)
         else:
             found = self._pool.leading(keys)
             if self._host is not None:

@@ -13,7 +13,7 @@ from policies.vocabulary import IntArray, View
 class BlockTable(LockstepSequence):
     """The blocks of one sequence, and how far they are filled."""
 
-    __slots__ = ("blocks", "content", "n_keyed", "prompt_tokens", "reserved", "skipped")
+    __slots__ = ("begins_at", "blocks", "content", "n_keyed", "prompt_tokens", "reserved", "skipped")
 
     def __init__(self, content: Content, prompt_tokens: int = 0):
         super().__init__()
@@ -23,6 +23,8 @@ class BlockTable(LockstepSequence):
         """Length of its prompt."""
         self.blocks: list[int] = []
         """The block of every ``block_size`` positions; ``NULL`` where it was given up behind a window."""
+        self.begins_at = 0
+        """In a lockstep batch, the remainder of the step count by ``block_size`` at which it begins a block."""
         self.reserved = 0
         """Tokens for which a ``reserve`` has set room aside whose chunk is still to be placed; 0 if there is none."""
         self.n_keyed = 0

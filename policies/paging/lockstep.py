@@ -9,7 +9,7 @@ from policies.fast_forward.forecast import MAX_STEPS
 from policies.fast_forward.lockstep import BlockSchedule, LockstepBatch, NextStepReads, PassSummary, ReadForecast
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
-from policies.paging.growth import blocks_for, next_block_step, steps_covered
+from policies.paging.growth import next_block_step, steps_covered
 from policies.vocabulary import Chunk, Moves
 
 PlaceChunks = Callable[[Sequence[Chunk], int], Sequence[PassSummary]]
@@ -55,16 +55,15 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         if table is None:
             return False
         length, n_blocks = table.length, len(table.blocks)
-        if length == 0 or n_blocks != blocks_for(length, size):
-            return False
-        if length % size and self._pool.holders(table.blocks[-1]) > 1:
+        step = next_block_step(length, n_blocks, size)
+        if length == 0 or step >= size or (step and self._pool.holders(table.blocks[-1]) > 1):
             return False
         self._add(seq, table)
         self._reserved = -1  # Blocks set aside for a step that was not taken belong to the sequences that got them.
         self._blocks.occupancy.up_to_date = False
         if self._cache_blocks is None:
             self._pool.stop_counting()
-        remainder = (self.steps + next_block_step(length, n_blocks, size)) % size
+        remainder = table.begins_at = (self.steps + step) % size
         group = self._begins.get(remainder)
         if group is None:
             self._begins[remainder] = {seq: table}
@@ -76,17 +75,16 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
 
     def leave(self, seq: int) -> None:
         """Leave, keeping all blocks."""
-        table, size = self._drop(seq), self._size
-        length, n_blocks = table.length, len(table.blocks)
+        table = self._drop(seq)
+        length = table.length
         if self._cache_blocks is not None:
             self._cache_blocks(table, length)
-        remainder = (self.steps + next_block_step(length, n_blocks, size)) % size
-        group = self._begins[remainder]
+        group = self._begins[table.begins_at]
         del group[seq]
         if not group:
-            del self._begins[remainder]
+            del self._begins[table.begins_at]
         self._held -= length
-        self._runs -= n_blocks
+        self._runs -= len(table.blocks)
 
     def cache_all_full_blocks(self) -> None:
         """Let all blocks that the sequences have filled be found."""
@@ -167,7 +165,7 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
             if step >= n:
                 break
             in_turn += group.values()
-            n_blocks += len(group) * len(range(step, n, size))
+            n_blocks += len(group) * ((n - 1 - step) // size + 1)
         if n_blocks:
             taken, stride = self._pool.take(n_blocks), len(in_turn)
             for at, table in enumerate(in_turn):

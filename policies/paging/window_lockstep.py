@@ -39,9 +39,11 @@ class WindowLockstepBatch(PagedLockstepBatch):
     def join(self, seq: int) -> bool:
         """Join as in any paged batch, unless a block behind the window is still held, as after a prefill."""
         table, size, window = self._blocks.tables.get(seq), self._size, self._window
-        if table is None or table.skipped != blocks_behind(table.length - 1, window, size) or not super().join(seq):
+        if table is None:
             return False
         length = table.length
+        if table.skipped != blocks_behind(length - 1, window, size) or not super().join(seq):
+            return False
         step = self.steps + first_block_behind_step(length, window, size)
         if length < window:
             heapq.heappush(self._first_gives, (step, table.join_index, seq))
