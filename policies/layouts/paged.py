@@ -157,7 +157,7 @@ class PagedPolicy(Policy):
         return self._allocate(step, views, 0)
 
     def _allocate(self, step: Sequence[Chunk], views: bool, lockstep_tokens: int) -> tuple[MicroBatch, ...]:
-        """Place a step; the first pass has so many tokens of the lockstep batch besides."""
+        """Place a step whose first pass has ``lockstep_tokens`` tokens of the lockstep batch too."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: a chunk for several sequences at once; copy the sequence instead")
         self._admission.reserve_step(step)

@@ -32,7 +32,7 @@ class BlockOccupancy:
         self.stored, self._highest, self.up_to_date = 0, 0, True
 
     def raise_to(self, block: int, tokens: int) -> None:
-        """Count at least so many tokens in the block."""
+        """Count at least ``tokens`` tokens in the block."""
         if tokens > self._tokens[block]:
             self.set_to(block, tokens)
 
@@ -48,7 +48,7 @@ class BlockOccupancy:
         self.stored += more
 
     def set_to(self, block: int, tokens: int) -> None:
-        """Count exactly so many tokens in the block."""
+        """Count exactly ``tokens`` tokens in the block."""
         if block > self._highest:
             self._highest = block
         self.stored += tokens - self._tokens[block]

@@ -15,7 +15,7 @@ T = TypeVar("T", int, IntArray)
 
 
 def blocks_for(tokens: T, size: int) -> T:
-    """Blocks that so many tokens need."""
+    """Number of blocks that ``tokens`` tokens fill, the last perhaps in part; elementwise for an array."""
     return -(-tokens // size)
 
 

@@ -13,7 +13,7 @@ from policies.paging.growth import next_block_step, steps_covered
 from policies.vocabulary import Chunk, Moves
 
 PlaceChunks = Callable[[Sequence[Chunk], int], Sequence[PassSummary]]
-"""Places reserved chunks, in forward passes of which the first has so many tokens of the lockstep batch besides."""
+"""Places reserved chunks; its second argument is the number of lockstep tokens that the first forward pass has too."""
 
 _first_step = itemgetter(0)
 

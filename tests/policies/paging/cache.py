@@ -1,4 +1,4 @@
-"""Small paged caches, and the steps that the tests of paged memory are told in."""
+"""Small paged caches, and helpers that run steps in them."""
 
 from functools import partial
 

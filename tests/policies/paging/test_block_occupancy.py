@@ -1,4 +1,4 @@
-"""How far blocks are filled, against plain lists."""
+"""Tokens in each block, against plain lists."""
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +38,7 @@ def test_sum_and_top_are_those_of_a_list(n, data):
 
 
 @pytest.mark.parametrize("up_to_date", [True, False])
-def test_what_is_not_kept_is_begun_anew(up_to_date):
+def test_a_reset_empties_all_blocks(up_to_date):
     occupancy = BlockOccupancy(9, SIZE)
     occupancy.fill([2, 3])
     occupancy.up_to_date = up_to_date

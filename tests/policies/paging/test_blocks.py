@@ -1,4 +1,4 @@
-"""The pool of blocks: stories with their numbers, and counting against a plain model."""
+"""The pool of blocks: stories with the numbers of blocks, and counts against a simple model."""
 
 from functools import partial
 
@@ -75,7 +75,7 @@ def test_a_chain_released_from_its_end_loses_its_end_first():
     assert pool.leading([A, B, C]) == [1]
 
 
-def test_what_is_found_ends_at_the_first_gap():
+def test_a_prefix_ends_at_the_first_missing_block():
     pool = pool_of(3)
     store(pool, *zip(pool.take(3), (A, B, D), strict=True))
     assert pool.leading([A, B, C, D]) == [1, 2]
@@ -99,7 +99,7 @@ def test_a_hit_takes_a_free_block_out_of_the_middle_and_moves_no_other():
     assert pool.free.order() == [4, 3, 1, 2]
 
 
-def test_of_two_blocks_that_hold_the_same_the_one_cached_first_is_found():
+def test_the_first_of_several_blocks_cached_under_one_key_is_found():
     pool = pool_of(3)
     pool.take(3)
     store(pool, (2, A), (1, A), (3, A))
@@ -129,7 +129,7 @@ def test_a_block_that_is_handed_out_is_no_longer_found():
     assert len(pool.evicted) == 2
 
 
-def test_it_is_told_of_an_eviction_while_the_block_can_still_be_found():
+def test_evictions_are_reported_while_the_block_can_still_be_found():
     pool = pool_of(1)
     store(pool, (pool.take(1)[0], A))
     pool.release([1])
@@ -139,7 +139,7 @@ def test_it_is_told_of_an_eviction_while_the_block_can_still_be_found():
     assert found == [(1, 1)]
 
 
-def test_a_shared_block_is_free_when_the_last_has_let_go():
+def test_a_shared_block_is_free_when_its_last_reference_is_dropped():
     pool = pool_of(2)
     pool.take(2)
     pool.share([1, 1, 2])
@@ -151,7 +151,7 @@ def test_a_shared_block_is_free_when_the_last_has_let_go():
 
 
 @pytest.mark.parametrize("order", [NEW, OLD])
-def test_a_free_block_that_is_forgotten_stays_where_it_is(order):
+def test_a_free_block_that_is_uncached_keeps_its_place(order):
     """In the queue of vLLM, which only a release reorders."""
     pool = pool_of(4, order)
     store(pool, *zip(pool.take(3), (A, B, C), strict=True))
@@ -166,7 +166,7 @@ def test_a_free_block_that_is_forgotten_stays_where_it_is(order):
     assert pool.evicted == [(2, B), (3, C), (1, A)]
 
 
-def test_a_block_in_use_that_is_forgotten_comes_back_as_a_plain_one():
+def test_a_block_in_use_that_is_uncached_comes_back_as_a_plain_one():
     pool = pool_of(3)
     store(pool, *zip(pool.take(2), (A, B), strict=True))
     pool.forget(1)
@@ -212,7 +212,7 @@ OPERATIONS = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(eviction=st.sampled_from(EVICTIONS), operations=OPERATIONS)
-def test_it_counts_as_a_plain_model_does(eviction, operations):
+def test_counts_are_those_of_a_simple_model(eviction, operations):
     """Holders as a list with repetitions; what is cached as a list of (block, key), oldest first."""
     pool, holders, cached = pool_of(5, eviction=eviction), [], []
     for what, which in operations:
