@@ -193,11 +193,11 @@ class PagedPolicy(Policy):
             return
         if table.lockstep_batch is not None:
             table.lockstep_batch.leave(seq)
-        length, gone = table.length, table.skipped * self.block_size
-        if start == 0 and (stop is None or stop >= length):
+        if start == 0 and (stop is None or stop >= table.length):
             self.blocks.release(table, 0)
             del self.tables[seq]
             return
+        length, gone = table.length, table.skipped * self.block_size
         if start >= length:
             return
         if stop is not None and stop < length:
