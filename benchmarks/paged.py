@@ -78,7 +78,7 @@ def evictions(n: int = 400) -> float:
     began = 0.0
     for i in range(n + 64):
         if i == 64:
-            assert pool.n_idle == 4096
+            assert pool.n_free_cached == 4096
             began = time.thread_time()
         blocks = pool.take(64)
         for at, block in enumerate(blocks, 64 * i):

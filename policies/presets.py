@@ -17,7 +17,10 @@ from policies.layouts.paged import PagedPolicy
 from policies.layouts.prompt_decode_regions import PromptDecodeRegionsPolicy
 from policies.layouts.sequence_regions import GrowingPolicy, OraclePolicy, ReservedPolicy, RingPolicy
 from policies.layouts.unified import UnifiedPolicy
-from policies.paging.eviction import FreeBlocks, Future, Keys, LowestFirst, Stack, free_blocks
+from policies.paging.eviction import free_blocks
+from policies.paging.free_lists.belady import Future
+from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
+from policies.paging.free_lists.uncached import FreeStack, LowestFirst
 from policies.policy import CacheConfig, Policy, PolicyFactory
 
 ENTRY_POINT_GROUP = "kvsim.policies"
@@ -111,9 +114,9 @@ def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
     )
 
 
-def _stack(blocks: Iterable[int], keys: Keys) -> FreeBlocks:
+def _stack(blocks: Iterable[int], keys: BlockKeys) -> FreeBlocks:
     """What ``lru`` comes to where nothing is ever cached."""
-    return Stack(blocks)
+    return FreeStack(blocks)
 
 
 def _paged_window(name: str, config: CacheConfig) -> Policy:

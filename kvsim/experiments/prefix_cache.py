@@ -24,7 +24,8 @@ from kvsim.scenario.scenario import Scenario, load_scenario
 from policies import EVICTIONS, Content, Eviction
 from policies.content import Key
 from policies.paging.blocks import BlockPool
-from policies.paging.eviction import Future, free_blocks
+from policies.paging.eviction import free_blocks
+from policies.paging.free_lists.belady import Future
 from workloads import Request
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How far the blocks of a pool are filled: what can be seen of each by those who hold it."""
+"""How many tokens each block of a pool holds."""
 
 from __future__ import annotations
 
@@ -7,56 +7,56 @@ from collections.abc import Iterable
 
 import numpy as np
 
-_PIECE = 256
-"""Blocks that are looked at together."""
+_SEARCH = 256
+"""Blocks that a search for the highest filled one looks at together."""
 
 
 class BlockOccupancy:
-    """Tokens in each block that a sequence can see, and their sum."""
+    """For each block the tokens in it that a sequence can see, and the sum over all blocks."""
 
     def __init__(self, n_blocks: int, block_size: int):
         self.stored = 0
         """Tokens in all blocks."""
         self.partially_visible: set[int] = set()
-        """Blocks that one of their holders sees a part of only: when another leaves, they must be counted anew."""
-        self._high = 0
+        """Blocks of which some holder sees only a part: when another holder goes, they must be counted anew."""
+        self.up_to_date = True
+        """Whether all this is up to date; otherwise it must be counted anew from the block tables."""
+        self._highest = 0
         """No block above this one holds a token."""
-        self.kept = True
-        """Whether all this is up to date; otherwise it is to be counted anew from the block tables."""
         self._tokens = array("i", bytes(4 * n_blocks))
         self._block_size = block_size
 
-    def begin_anew(self) -> None:
-        """No block is filled as far as is known, and from now on that is kept up to date."""
+    def reset(self) -> None:
+        """Set all blocks to empty, to be counted anew and kept up to date from now on."""
         self._tokens = array("i", bytes(4 * len(self._tokens)))
-        self.stored, self._high, self.kept = 0, 0, True
+        self.stored, self._highest, self.up_to_date = 0, 0, True
 
     def raise_to(self, block: int, tokens: int) -> None:
-        """At least that many tokens of the block can be seen."""
+        """Count at least ``tokens`` tokens in the block."""
         if tokens > self._tokens[block]:
             self.set_to(block, tokens)
 
     def fill(self, blocks: Iterable[int]) -> None:
-        """All tokens of these blocks can be seen."""
+        """Count these blocks as full."""
         tokens, size, more = self._tokens, self._block_size, 0
         for block in blocks:
-            if block > self._high:
-                self._high = block
+            if block > self._highest:
+                self._highest = block
             if tokens[block] < size:
                 more += size - tokens[block]
                 tokens[block] = size
         self.stored += more
 
     def set_to(self, block: int, tokens: int) -> None:
-        """Just that many tokens of the block can be seen."""
-        if block > self._high:
-            self._high = block
+        """Count exactly ``tokens`` tokens in the block."""
+        if block > self._highest:
+            self._highest = block
         self.stored += tokens - self._tokens[block]
         self._tokens[block] = tokens
 
     def empty(self, blocks: Iterable[int]) -> None:
-        """Nobody holds these blocks any more."""
-        if self.kept:
+        """Count these blocks, which no sequence holds any more, as empty."""
+        if self.up_to_date:
             tokens, fewer = self._tokens, 0
             for block in blocks:
                 fewer += tokens[block]
@@ -67,13 +67,13 @@ class BlockOccupancy:
 
     @property
     def top(self) -> int:
-        """One past the highest cell that holds a token."""
-        tokens, high = self._tokens, self._high
-        if not tokens[high]:
-            # Piece by piece downwards: mostly a few blocks below there is one.
-            held = np.frombuffer(tokens, dtype=np.int32)
-            while high > 0 and not (piece := held[max(high - _PIECE, 0) : high]).any():
-                high = max(high - _PIECE, 0)
-            high = max(high - 1 - int((piece[::-1] != 0).argmax()), 0) if high > 0 else 0
-            self._high = high
-        return high * self._block_size + tokens[high] if tokens[high] else 0
+        """One past the highest cell that holds a token; 0 if there is none."""
+        tokens, highest = self._tokens, self._highest
+        if not tokens[highest]:
+            # The next filled block is mostly a few blocks further down.
+            filled = np.frombuffer(tokens, dtype=np.int32)
+            while highest > 0 and not (part := filled[max(highest - _SEARCH, 0) : highest]).any():
+                highest = max(highest - _SEARCH, 0)
+            highest = max(highest - 1 - int((part[::-1] != 0).argmax()), 0) if highest > 0 else 0
+            self._highest = highest
+        return highest * self._block_size + tokens[highest] if tokens[highest] else 0

@@ -1,4 +1,4 @@
-"""A second tier in host memory: room for blocks that the cache evicts or that a preempted sequence leaves behind."""
+"""A second tier in host memory, for blocks that the cache evicts and for the blocks of preempted sequences."""
 
 from __future__ import annotations
 
@@ -9,60 +9,61 @@ from policies.vocabulary import Transfer
 
 
 class HostTier:
-    """Slots for blocks. Evicted ones are kept least recently used first; swapped ones stay until they are released."""
+    """Slots for blocks: evicted blocks leave in LRU order, those of swapped sequences stay until they are released."""
 
     def __init__(self, n_blocks: int):
         self.n = n_blocks
         self._free = list(range(n_blocks - 1, -1, -1))
-        self._kept: OrderedDict[Key, int] = OrderedDict()
+        self._evicted: OrderedDict[Key, int] = OrderedDict()
+        """Slots of evicted blocks by key, the least recently used first."""
 
     @property
     def used(self) -> int:
-        """Slots that hold a block."""
+        """Number of slots that hold a block."""
         return self.n - len(self._free)
 
     def keep(self, key: Key) -> int | None:
-        """A slot for an evicted block; None where it is there already, or everything else is swapped."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
+        """A slot to copy an evicted block to; None where it is there already, or swapped sequences fill the tier."""
+        if key in self._evicted:
+            self._evicted.move_to_end(key)
             return None
         slots = self.hold(1)
         if slots is None:
             return None
-        self._kept[key] = slots[0]
+        self._evicted[key] = slots[0]
         return slots[0]
 
     def find(self, key: Key) -> int | None:
-        """The slot of a block that was kept."""
-        return self._kept.get(key)
+        """The slot of an evicted block, or None."""
+        return self._evicted.get(key)
 
     def pin(self, keys: list[Key]) -> list[int]:
-        """The slots of blocks that are there, and are not to be given up before ``unpin``."""
-        return [self._kept.pop(key) for key in keys]
+        """The slots of evicted blocks that are there; they will not be reused before ``unpin``."""
+        return [self._evicted.pop(key) for key in keys]
 
     def unpin(self, keys: list[Key], slots: list[int]) -> None:
-        """They may be given up again, after all others and the last of them first."""
+        """Let pinned slots be reused again, as the most recently used; the last of them before the others."""
         for key, slot in zip(reversed(keys), reversed(slots), strict=True):
-            if key in self._kept:
+            if key in self._evicted:
                 self._free.append(slot)
             else:
-                self._kept[key] = slot
+                self._evicted[key] = slot
 
     def hold(self, n: int) -> list[int] | None:
-        """``n`` slots for swapped blocks, at the cost of kept ones; None where there is no room."""
-        if len(self._free) + len(self._kept) < n:
+        """Take ``n`` slots for a swapped sequence, forgetting evicted blocks; None where there are too few."""
+        if len(self._free) + len(self._evicted) < n:
             return None
         while len(self._free) < n:
-            self._free.append(self._kept.popitem(last=False)[1])
+            self._free.append(self._evicted.popitem(last=False)[1])
         return [self._free.pop() for _ in range(n)]
 
     def release(self, slots: list[int]) -> None:
-        """Swapped blocks are back, or their sequence has ended."""
+        """Return the slots of a swapped sequence."""
         self._free.extend(reversed(slots))
 
 
 class TransferLog:
-    """Copies between the tiers that an engine has yet to make, in order."""
+    """Copies between the cache and the host tier that an engine has yet to make, in order."""
 
     def __init__(self, block_size: int):
         self._block_size = block_size
@@ -72,7 +73,7 @@ class TransferLog:
         return len(self._runs)
 
     def add(self, block: int, slot: int, *, to_host: bool) -> None:
-        """One whole block; blocks that are neighbours on both sides make one run."""
+        """Note the copy of one block; it is merged with the last one if it continues that in both tiers."""
         size = self._block_size
         cell, host = block * size, slot * size
         if self._runs:
@@ -83,6 +84,6 @@ class TransferLog:
         self._runs.append(Transfer(to_host, cell, host, size))
 
     def settle(self) -> tuple[Transfer, ...]:
-        """All that is owed, which is then owed no more."""
+        """Hand over all copies, which are then no longer due."""
         runs, self._runs = tuple(self._runs), []
         return runs

@@ -1,158 +1,150 @@
-"""Block tables that grow in lockstep: who begins a block in a step, and who fills one, follows from the steps taken."""
+"""Block tables that grow in lockstep: the count of steps says which sequences begin or fill a block in a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import NamedTuple
 
 from policies.fast_forward.forecast import MAX_STEPS
 from policies.fast_forward.lockstep import BlockSchedule, LockstepBatch, NextStepReads, PassSummary, ReadForecast
-from policies.paging.block_occupancy import BlockOccupancy
-from policies.paging.block_table import Paged
-from policies.paging.blocks import BlockPool
+from policies.paging.block_manager import BlockManager
+from policies.paging.block_table import BlockTable
+from policies.paging.growth import next_block_step, steps_covered
 from policies.vocabulary import Chunk, Moves
 
-_NO_SEQUENCES: dict[int, Paged] = {}
+PlaceChunks = Callable[[Sequence[Chunk], int], Sequence[PassSummary]]
+"""Places reserved chunks; its second argument is the number of lockstep tokens that the first forward pass has too."""
 
-_first = itemgetter(0)
-
-
-class Tables(NamedTuple):
-    """What a lockstep batch must know of the policy whose block tables its members have."""
-
-    size: int
-    """Tokens in a block."""
-    pool: BlockPool
-    fill: BlockOccupancy
-    find: Callable[[int], Paged | None]
-    """A sequence by its number."""
-    name: Callable[[Paged, int], None] | None
-    """Lets the blocks that so many tokens fill be found; None where nothing is."""
-    place: Callable[[Sequence[Chunk], int], Sequence[PassSummary]]
-    """Places chunks beside so many tokens of a lockstep batch."""
-    max_pass_tokens: int
-    """The most tokens in one forward pass."""
+_first_step = itemgetter(0)
 
 
-class PagedLockstepBatch(LockstepBatch[Paged]):
-    """Members write into blocks that nobody else holds. Blocks are taken, and named, in the order of a run step by
-    step; how far they are filled is not kept up to date.
+class PagedLockstepBatch(LockstepBatch[BlockTable]):
+    """Sequences that write into blocks that no other sequence holds.
 
-    A member begins a block at one step in every ``size``, and always at the same remainder: members are kept by that.
+    Each of them begins a block at one step in every ``block_size``, always at the same remainder of the step count, and
+    fills it in the step before it begins the next: they are grouped by that remainder. Blocks are taken and cached in
+    the order of single steps; the occupancy of blocks is not kept up to date.
     """
 
     takes_from_pool = True
 
-    def __init__(self, about: Tables):
-        super().__init__(about.max_pass_tokens)
-        self._size, self._pool, self._fill, self._find, self._name, self._place, _ = about
-        self._in_order = self._name is not None and self._pool.free.notes
-        """Whether blocks must be named in the order in which they are filled, or just before anybody may look."""
+    def __init__(self, blocks: BlockManager, place: PlaceChunks, max_pass_tokens: int):
+        """``max_pass_tokens``: the most tokens in one forward pass."""
+        super().__init__(max_pass_tokens)
+        self._blocks = blocks
+        self._pool = blocks.pool
+        self._size = blocks.block_size
+        self._place = place
+        self._cache_blocks = blocks.cache_full_blocks if blocks.prefix_cache else None
+        self._in_order = self._cache_blocks is not None and self._pool.free.tracks_use
+        """Whether blocks must be cached in the order in which they are filled, not just before a lookup."""
         self._eventful = self._in_order
-        """Whether there may be something to do in a step in which nobody begins a block."""
-        self._begins: dict[int, dict[int, Paged]] = {}
-        """By the remainder, where there is anybody."""
+        """Whether there may be something to do in a step in which no sequence begins a block."""
+        self._begins: dict[int, dict[int, BlockTable]] = {}
+        """For each remainder the sequences that begin a block then; remainders without one are left out."""
         self._held = 0
-        """Tokens of all members."""
+        """Tokens of all sequences in the batch."""
         self._runs = 0
-        """Blocks that they lie in, and those set aside."""
+        """Blocks that they lie in, and those set aside for the next step."""
         self._reserved = -1
-        """The step for which blocks have been set aside."""
+        """The step for which blocks were set aside last."""
 
     def join(self, seq: int) -> bool:
-        """Not if it has blocks to spare, or has yet to own the one it writes into."""
-        s, size = self._find(seq), self._size
-        if s is None:
+        """Join, unless the sequence has spare blocks or must first copy the shared block that it writes to."""
+        table, size = self._blocks.tables.get(seq), self._size
+        if table is None:
             return False
-        length, blocks = s.length, len(s.table)
-        if length == 0 or blocks != -(-length // size) or (length % size and self._pool.holders(s.table[-1]) > 1):
+        length, n_blocks = table.length, len(table.blocks)
+        step = next_block_step(length, n_blocks, size)
+        if length == 0 or step >= size or (step and self._pool.holders(table.blocks[-1]) > 1):
             return False
-        self._add(seq, s)
-        self._reserved = -1  # What was set aside for a step that then was not taken belongs to those who had it.
-        self._fill.kept = False
-        if self._name is None:
-            self._pool.relax()
-        at = (self.steps - length) % size
-        who = self._begins.get(at)
-        if who is None:
-            self._begins[at] = {seq: s}
+        self._add(seq, table)
+        self._reserved = -1  # Blocks set aside for a step that was not taken belong to the sequences that got them.
+        self._blocks.occupancy.up_to_date = False
+        if self._cache_blocks is None:
+            self._pool.stop_counting()
+        remainder = table.begins_at = (self.steps + step) % size
+        group = self._begins.get(remainder)
+        if group is None:
+            self._begins[remainder] = {seq: table}
         else:
-            who[seq] = s
+            group[seq] = table
         self._held += length
-        self._runs += blocks
+        self._runs += n_blocks
         return True
 
     def leave(self, seq: int) -> None:
-        """It keeps its blocks."""
-        s, size = self._drop(seq), self._size
-        length = s.length
-        if self._name is not None:
-            self._name(s, length)
-        at = (self.steps - length) % size
-        who = self._begins[at]
-        del who[seq]
-        if not who:
-            del self._begins[at]
+        """Leave, keeping all blocks."""
+        table = self._drop(seq)
+        length = table.length
+        if self._cache_blocks is not None:
+            self._cache_blocks(table, length)
+        group = self._begins[table.begins_at]
+        del group[seq]
+        if not group:
+            del self._begins[table.begins_at]
         self._held -= length
-        self._runs -= len(s.table)
+        self._runs -= len(table.blocks)
 
-    def name_all(self) -> None:
-        """Let all blocks that members have filled be found."""
-        if self._name is not None:
-            for s in self._members.values():
-                self._name(s, s.length)
+    def cache_all_full_blocks(self) -> None:
+        """Let all blocks that the sequences have filled be found."""
+        if self._cache_blocks is not None:
+            for table in self._members.values():
+                self._cache_blocks(table, table.length)
 
     def blocked(self) -> list[int]:
-        """Nobody: any free block will do."""
+        """Empty: any free block will do."""
         return []
 
     def reserve_step(self) -> bool:
-        """A block for each who begins one."""
+        """Take a block for each sequence that begins one in the next step."""
         if self._reserved != self.steps:
             begins = self._begins.get(self.steps % self._size)
             if begins and len(begins) > len(self._pool.free):
                 return False
             if begins or self._eventful:
-                self._set_aside(1, [(0, begins or _NO_SEQUENCES)])
+                self._set_aside(1, [(0, begins)] if begins else [])
             self._reserved = self.steps
         return True
 
     def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
-        """All room has been set aside."""
+        """Place chunks whose blocks have been reserved."""
         return self._place(step, len(self))
 
     def next_step_reads(self) -> NextStepReads:
-        """One token more for each."""
-        new = 0 if self._reserved == self.steps else self._beginning(self.steps)
+        """One token more for each sequence, and a block more for those that begin one."""
+        new = 0 if self._reserved == self.steps else len(self._begins.get(self.steps % self._size, ()))
         return NextStepReads(self._held + len(self._members), self._runs + new, self._most_tokens() + 1)
 
     def forecast(self, n: int) -> ReadForecast:
-        """Until the free blocks run out."""
+        """Forecast steps until the free blocks run out."""
         size, members, free = self._size, len(self._members), len(self._pool.free)
-        begins, n = sorted(self._when(self._begins), key=_first), min(n, MAX_STEPS)
+        begins, n = sorted(self._steps_until(self._begins), key=_first_step), min(n, MAX_STEPS)
         if (n // size + 1) * members > free:
-            n = min(n, self._suffices(begins, free))
+            n = min(n, steps_covered([(step, len(group)) for step, group in begins], free, size))
         return ReadForecast(n, self._held, members, self._runs, block_size=size, block_starts=begins)
 
     def max_scanned_per_token(self, n: int) -> int:
-        """All of its tokens."""
+        """All tokens of the longest sequence."""
         return self._most_tokens() + n
 
     def take_step(self) -> None:
-        """A token for each."""
+        """Give each sequence a token."""
         self.steps += 1
         self._held += len(self._members)
 
     def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
-        """As ever, in each step first room, then a token for each."""
+        """Take the blocks of ``n`` steps and give each sequence its tokens; nothing is moved."""
         self._set_aside(n, forecast.block_starts)
         self.steps += n
         self._held += n * len(self._members)
         return ()
 
     def _set_aside(self, n: int, begins: BlockSchedule) -> None:
-        """Room for the next ``n`` steps, but for one that has been reserved; ``begins``: who takes a block when."""
+        """Take the blocks of the next ``n`` steps, except those of a step that was reserved.
+
+        ``begins``: which sequences take a block, by the first step in which they do.
+        """
         if not self._in_order:
             self._begin_all(n, begins)
         else:
@@ -160,53 +152,37 @@ class PagedLockstepBatch(LockstepBatch[Paged]):
                 if self._reserved != step:
                     self._begin(step)
 
-    def _when(self, kept: dict[int, dict[int, Paged]]) -> list[tuple[int, dict[int, Paged]]]:
-        """Members kept by the remainder of a step, by how many steps come before their next one that has not been
-        reserved."""
+    def _steps_until(self, groups: dict[int, dict[int, BlockTable]]) -> list[tuple[int, dict[int, BlockTable]]]:
+        """For each group, kept by the remainder of its steps, the steps before its next one that is not reserved."""
         size, reserved = self._size, self._reserved == self.steps
         first = self.steps + reserved
-        return [((at - first) % size + reserved, who) for at, who in kept.items()]
-
-    def _beginning(self, step: int) -> int:
-        """How many begin a block in this step."""
-        return len(self._begins.get(step % self._size, ()))
+        return [((remainder - first) % size + reserved, group) for remainder, group in groups.items()]
 
     def _begin_all(self, n: int, begins: BlockSchedule) -> None:
-        """All blocks that the next ``n`` steps begin: each member takes one in turn, and then again."""
-        size, turns, blocks = self._size, list[Paged](), 0
-        for at, who in begins:
-            if at >= n:
+        """Take all blocks that the next ``n`` steps begin, and hand them round the sequences in the order of steps."""
+        size, in_turn, n_blocks = self._size, list[BlockTable](), 0
+        for step, group in begins:
+            if step >= n:
                 break
-            turns += who.values()
-            blocks += len(who) * ((n - 1 - at) // size + 1)
-        if blocks:
-            taken, stride = self._pool.take(blocks), len(turns)
-            for at, s in enumerate(turns):
-                s.table += taken[at::stride]
-            self._runs += blocks
-
-    def _suffices(self, begins: BlockSchedule, free: int) -> int:
-        """For how many steps so many free blocks do."""
-        whole, left = divmod(free, len(self._members))
-        for at, who in begins:
-            left -= len(who)
-            if left < 0:
-                return whole * self._size + at
-        raise AssertionError("all together begin more blocks than are left over")
+            in_turn += group.values()
+            n_blocks += len(group) * ((n - 1 - step) // size + 1)
+        if n_blocks:
+            taken, stride = self._pool.take(n_blocks), len(in_turn)
+            for at, table in enumerate(in_turn):
+                table.blocks += taken[at::stride]
+            self._runs += n_blocks
 
     def _begin(self, step: int) -> None:
-        """Blocks for those who begin one in this step, and keys for those that will then be full."""
+        """In the order of joining, take the blocks that are begun in this step and cache those that will be full."""
         pool, size = self._pool, self._size
-        begins, fills = self._begins.get(step % size, _NO_SEQUENCES), self._begins.get((step + 1) % size, _NO_SEQUENCES)
-        if not begins and not fills:
+        begins, fills = self._begins.get(step % size), self._begins.get((step + 1) % size)
+        if begins is None and fills is None:
             return
-        assert self._name is not None
+        begins, fills = begins or {}, fills or {}
+        assert self._cache_blocks is not None
         self._runs += len(begins)
-        both = begins if size == 1 else {**begins, **fills} if begins else fills
-        ordered = sorted(both.items(), key=lambda item: item[1].join_index) if begins and fills else both.items()
-        for seq, s in ordered:
+        for seq, table in sorted({**begins, **fills}.items(), key=lambda item: item[1].join_index):
             if seq in begins:
-                s.table += pool.take(1)
+                table.blocks += pool.take(1)
             if seq in fills:
-                held = s.length + step - self.steps
-                self._name(s, held + 1)
+                self._cache_blocks(table, table.length + step - self.steps + 1)

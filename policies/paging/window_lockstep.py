@@ -1,193 +1,208 @@
-"""Block tables that grow in lockstep behind a window: who gives up a block in a step follows from the steps taken."""
+"""Block tables that grow in lockstep behind a sliding window: the count of steps also says which give up a block."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from policies.fast_forward.lockstep import BlockSchedule, NextStepReads, ReadForecast
-from policies.paging.block_table import Paged
+from policies.paging.block_manager import BlockManager
+from policies.paging.block_table import BlockTable
 from policies.paging.blocks import NULL
-from policies.paging.lockstep import PagedLockstepBatch, Tables
+from policies.paging.growth import blocks_behind, first_block_behind_step
+from policies.paging.lockstep import PagedLockstepBatch, PlaceChunks
 
-_Due = tuple[int, dict[int, Paged]]
-"""A step, and whose it is."""
+_Group = dict[int, BlockTable]
+"""Sequences that do something in the same step, by their numbers, in the order of joining."""
 
 
 class WindowLockstepBatch(PagedLockstepBatch):
-    """A member also gives up a block at one step in every ``size``, from the step on in which its first block is left
-    behind: members are kept by that remainder too.
+    """Sequences that also give up a block at one step in every ``block_size``, once the window has left their first.
 
-    Within a step each member first gives up a block, then takes one: what is given up may be what the next one takes.
+    They are grouped by the remainder of that step too. Within a step each sequence first gives up a block, then takes
+    one, so that what one gives up may be what the next one takes.
     """
 
-    def __init__(self, about: Tables, window: int, release: Callable[[Sequence[int]], None]):
-        """``window``: tokens that attention looks back; ``release``: one sequence fewer holds each of some blocks."""
-        super().__init__(about)
-        self._window = window
-        self._release = release
+    def __init__(self, blocks: BlockManager, place: PlaceChunks, max_pass_tokens: int):
+        """``max_pass_tokens``: the most tokens in one forward pass."""
+        super().__init__(blocks, place, max_pass_tokens)
+        assert blocks.window is not None
+        self._window = blocks.window
         self._eventful = True
-        self._gives: dict[int, dict[int, Paged]] = {}
-        """By the remainder, where there is anybody, in order of joining; without the young."""
-        self._young: list[tuple[int, int, int]] = []
-        """A heap of, for each member at least that will not give up its first block in the next ``size`` steps: the
-        step in which it does, turn, number."""
+        self._gives: dict[int, _Group] = {}
+        """For each remainder the sequences that give up a block then, without those in ``_first_gives``; remainders
+        without one are left out."""
+        self._first_gives: list[tuple[int, int, int]] = []
+        """A heap: for each sequence that will not give up its first block in the next ``block_size`` steps the step in
+        which it does, its ``join_index``, and its number. Entries of sequences that have left may be in it."""
 
     def join(self, seq: int) -> bool:
-        """Neither if more than one block is behind the window, as when a prompt has just been computed."""
-        s, size, window = self._find(seq), self._size, self._window
-        if s is None or s.skipped != max(s.length - window, 0) // size or not super().join(seq):
+        """Join as in any paged batch, unless a block behind the window is still held, as after a prefill."""
+        table, size, window = self._blocks.tables.get(seq), self._size, self._window
+        if table is None:
             return False
-        length = s.length
+        length = table.length
+        if table.skipped != blocks_behind(length - 1, window, size) or not super().join(seq):
+            return False
+        step = self.steps + first_block_behind_step(length, window, size)
         if length < window:
-            heapq.heappush(self._young, (self.steps + window + size - 1 - length, s.join_index, seq))
+            heapq.heappush(self._first_gives, (step, table.join_index, seq))
         else:
-            self._settle((self.steps + window - 1 - length) % size, seq, s)
-        self._held -= s.skipped * size
-        self._runs -= s.skipped
+            self._add_giver(step % size, seq, table)
+        self._held -= table.skipped * size
+        self._runs -= table.skipped
         return True
 
     def leave(self, seq: int) -> None:
-        """It keeps the blocks that are left to it."""
-        s, size = self._members[seq], self._size
-        at = (self.steps + self._window - 1 - s.length) % size
-        who = self._gives.get(at)
-        if who is not None and who.pop(seq, None) is not None and not who:
-            del self._gives[at]
-        self._held += s.skipped * size
-        self._runs += s.skipped
+        """Leave, keeping the blocks that the window still sees."""
+        table, size = self._members[seq], self._size
+        remainder = (self.steps + first_block_behind_step(table.length, self._window, size)) % size
+        group = self._gives.get(remainder)
+        if group is not None and group.pop(seq, None) is not None and not group:
+            del self._gives[remainder]
+        self._held += table.skipped * size
+        self._runs += table.skipped
         super().leave(seq)
 
     def next_step_reads(self) -> NextStepReads:
-        """One token more for each, and without the blocks that are given up for it."""
+        """One token more for each sequence, without the blocks that are given up for it."""
         scanned, runs, _ = super().next_step_reads()
-        gone = 0 if self._reserved == self.steps else self._giving()
+        gone = 0 if self._reserved == self.steps else self._given_up_next()
         return NextStepReads(scanned - gone * self._size, runs - gone, self.max_scanned_per_token(1))
 
     def forecast(self, n: int) -> ReadForecast:
-        """Until the free blocks run out, if none came back."""
+        """Forecast steps until the free blocks run out, not counting those that are given up on the way."""
         forecast = super().forecast(n)
-        self._mature(self.steps)
-        gives, stop = self._when(self._gives), self.steps + forecast.steps
-        if self._young and self._young[0][0] < stop:
-            young = [
-                (first, seq)
-                for first, join_index, seq in self._young
-                if first < stop and self._is_member(seq, join_index)
+        self._add_due_givers(self.steps)
+        gives, stop = self._steps_until(self._gives), self.steps + forecast.steps
+        if self._first_gives and self._first_gives[0][0] < stop:
+            late = [
+                (step, seq)
+                for step, join_index, seq in self._first_gives
+                if step < stop and self._is_member(seq, join_index)
             ]
-            gives += [(first - self.steps, {seq: self._members[seq]}) for first, seq in young]
+            gives += [(step - self.steps, {seq: self._members[seq]}) for step, seq in late]
         return forecast._replace(block_releases=gives)
 
     def max_scanned_per_token(self, n: int) -> int:
-        """All of its tokens, or as many as are left the step before it gives up a block."""
+        """All tokens of the longest sequence, or what is left just before it gives up a block."""
         most, size = self._window + self._size - 1, self._size
         tokens = self._most_tokens() + n
         if tokens <= most:
             return tokens
-        self._mature(self.steps)
+        self._add_due_givers(self.steps)
         found = max(((self.steps - at) % size for at in self._gives), default=-size) + self._window + n - 1
-        while self._young and not self._is_member(self._young[0][2], self._young[0][1]):
-            heapq.heappop(self._young)
-        if self._young:
-            found = max(found, most - (self._young[0][0] - self.steps) + n)
+        while self._first_gives and not self._is_member(self._first_gives[0][2], self._first_gives[0][1]):
+            heapq.heappop(self._first_gives)
+        if self._first_gives:
+            found = max(found, most - (self._first_gives[0][0] - self.steps) + n)
         return min(found, most)
 
     def _set_aside(self, n: int, begins: BlockSchedule) -> None:
-        """In the order of steps, and of joining in each; so many steps at a time that nobody's turn comes twice."""
+        """Give up and take the blocks of the next ``n`` steps, except those of a step that was reserved.
+
+        This goes by at most ``block_size`` steps at a time, in which no sequence gives up or takes two blocks.
+        """
         size = self._size
         first, stop = self.steps + (self._reserved == self.steps), self.steps + n
         for start in range(first, stop, size):
-            self._mature(start)
+            self._add_due_givers(start)
             end = min(start + size, stop)
             gives, takes = self._due(self._gives, start, end), self._due(self._begins, start, end)
-            given = sum([len(who) for _, who in gives])
-            self._held -= given * size
-            self._runs -= given
-            for _, who in takes:
-                self._runs += len(who)
+            n_given = sum([len(group) for _, group in gives])
+            self._held -= n_given * size
+            self._runs -= n_given
+            for _, group in takes:
+                self._runs += len(group)
             if self._in_order:
-                fills = [(step - 1, who) for step, who in self._due(self._begins, start + 1, end + 1)]
+                fills = [(step - 1, group) for step, group in self._due(self._begins, start + 1, end + 1)]
                 self._one_by_one(gives, takes, fills)
             elif not gives:
                 self._take_all(takes)
-            elif self._name is None or not self._exchange(gives, takes, start):
+            elif self._cache_blocks is None or not self._exchange(gives, takes, start):
                 self._one_by_one(gives, takes, [])
 
-    def _due(self, kept: dict[int, dict[int, Paged]], start: int, stop: int) -> list[_Due]:
-        """Those whose step is one of these, of which there are ``size`` at most, by their steps."""
+    def _due(self, groups: dict[int, _Group], start: int, stop: int) -> list[tuple[int, _Group]]:
+        """The groups whose step is in ``[start, stop)``, at most ``block_size`` steps; ascending, with that step."""
         size = self._size
-        if stop - start <= len(kept):
-            return [(step, who) for step in range(start, stop) if (who := kept.get(step % size)) is not None]
-        steps = sorted([(at - start) % size + start for at in kept])
-        return [(step, kept[step % size]) for step in steps if step < stop]
+        if stop - start <= len(groups):
+            return [(step, group) for step in range(start, stop) if (group := groups.get(step % size)) is not None]
+        steps = sorted([(remainder - start) % size + start for remainder in groups])
+        return [(step, groups[step % size]) for step in steps if step < stop]
 
-    def _take_all(self, begins: Sequence[_Due]) -> None:
-        """A block for each, in order."""
-        order = [s for _, who in begins for s in who.values()]
-        if order:
-            for s, block in zip(order, self._pool.take(len(order)), strict=True):
-                s.table.append(block)
+    def _take_all(self, begins: Sequence[tuple[int, _Group]]) -> None:
+        """Take a block for each of these sequences, in order."""
+        in_turn = [table for _, group in begins for table in group.values()]
+        if in_turn:
+            for table, block in zip(in_turn, self._pool.take(len(in_turn)), strict=True):
+                table.blocks.append(block)
 
-    def _exchange(self, gives: Sequence[_Due], begins: Sequence[_Due], start: int) -> bool:
-        """Take blocks and give up others all at once, from the step ``start`` on, if all that are given up go behind
-        those that are free, as what can be found does: then it does not matter what is taken in between. Otherwise
-        they are given their keys, no more."""
-        keys, name, size = self._pool.keys, self._name, self._size
-        assert name is not None
-        givers = [s for _, who in gives for s in who.values()]
-        for s in givers:
-            at = s.skipped
-            if s.named <= at:
-                name(s, max(s.length + start - self.steps, (at + 1) * size))
-        gone = [s.table[s.skipped] for s in givers]
+    def _exchange(self, gives: Sequence[tuple[int, _Group]], begins: Sequence[tuple[int, _Group]], start: int) -> bool:
+        """From step ``start`` on, take all blocks that are begun, then give up others, if that comes to the same.
+
+        It does if all that are given up are cached: these go behind those that are free. Otherwise False, and the
+        blocks that will be given up have been cached, no more.
+        """
+        keys, cache_blocks, size = self._pool.keys, self._cache_blocks, self._size
+        assert cache_blocks is not None
+        givers = [table for _, group in gives for table in group.values()]
+        for table in givers:
+            at = table.skipped
+            if table.n_keyed <= at:
+                cache_blocks(table, max(table.length + start - self.steps, (at + 1) * size))
+        gone = [table.blocks[table.skipped] for table in givers]
         if any(keys[block] is None for block in gone):
             return False
         self._take_all(begins)
-        for s in givers:
-            s.table[s.skipped] = NULL
-            s.skipped += 1
-        self._release(gone)
+        for table in givers:
+            table.blocks[table.skipped] = NULL
+            table.skipped += 1
+        self._blocks.give_up(gone)
         return True
 
-    def _one_by_one(self, gives: Sequence[_Due], begins: Sequence[_Due], fills: Sequence[_Due]) -> None:
-        """Each gives up a block, then takes one, then lets the one be found that will be full."""
-        pool, release, name = self._pool, self._release, self._name
+    def _one_by_one(
+        self,
+        gives: Sequence[tuple[int, _Group]],
+        begins: Sequence[tuple[int, _Group]],
+        fills: Sequence[tuple[int, _Group]],
+    ) -> None:
+        """In each step, in the order of joining, give up a block, take one, and cache the one that will be full."""
+        pool, give_up, cache_blocks = self._pool, self._blocks.give_up, self._cache_blocks
         kinds = enumerate((gives, begins, fills))
-        events = [(step, s.join_index, kind, s) for kind, dues in kinds for step, who in dues for s in who.values()]
+        events = [(step, s.join_index, kind, s) for kind, due in kinds for step, group in due for s in group.values()]
         events.sort()
-        for step, _, kind, s in events:
+        for step, _, kind, table in events:
             if kind == 1:
-                s.table.append(pool.take(1)[0])
+                table.blocks.append(pool.take(1)[0])
             elif kind == 0:
-                table, at = s.table, s.skipped
-                block = table[at]
-                table[at] = NULL
-                s.skipped = at + 1
-                release((block,))
+                block = table.blocks[table.skipped]
+                table.blocks[table.skipped] = NULL
+                table.skipped += 1
+                give_up((block,))
             else:
-                assert name is not None
-                name(s, s.length + step - self.steps + 1)
+                assert cache_blocks is not None
+                cache_blocks(table, table.length + step - self.steps + 1)
 
-    def _giving(self) -> int:
-        """How many give up a block in the next step."""
-        self._mature(self.steps)
+    def _given_up_next(self) -> int:
+        """Number of blocks given up in the next step."""
+        self._add_due_givers(self.steps)
         return len(self._gives.get(self.steps % self._size, ()))
 
-    def _mature(self, step: int) -> None:
-        """From this step on those go by their remainder who give up their first block in the ``size`` steps then."""
-        while self._young and self._young[0][0] < step + self._size:
-            first, join_index, seq = heapq.heappop(self._young)
+    def _add_due_givers(self, step: int) -> None:
+        """Group those that give up their first block in the ``block_size`` steps from this one on by remainder."""
+        while self._first_gives and self._first_gives[0][0] < step + self._size:
+            first, join_index, seq = heapq.heappop(self._first_gives)
             if self._is_member(seq, join_index):
-                self._settle(first % self._size, seq, self._members[seq])
+                self._add_giver(first % self._size, seq, self._members[seq])
 
-    def _settle(self, at: int, seq: int, s: Paged) -> None:
-        """This one goes by its remainder."""
-        who = self._gives.setdefault(at, {})
-        late = bool(who) and next(reversed(who.values())).join_index > s.join_index
-        who[seq] = s
+    def _add_giver(self, remainder: int, seq: int, table: BlockTable) -> None:
+        """Add a sequence to the group of a remainder, which stays in the order of joining."""
+        group = self._gives.setdefault(remainder, {})
+        late = bool(group) and next(reversed(group.values())).join_index > table.join_index
+        group[seq] = table
         if late:
-            self._gives[at] = dict(sorted(who.items(), key=lambda item: item[1].join_index))
+            self._gives[remainder] = dict(sorted(group.items(), key=lambda item: item[1].join_index))
 
     def _is_member(self, seq: int, join_index: int) -> bool:
-        s = self._members.get(seq)
-        return s is not None and s.join_index == join_index
+        table = self._members.get(seq)
+        return table is not None and table.join_index == join_index

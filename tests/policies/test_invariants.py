@@ -581,8 +581,8 @@ class CacheMachine(RuleBasedStateMachine):
         if not self.paged:
             return
         pool, tables = self.policy.pool, self.policy.tables.values()
-        held = Counter(block for s in tables for block in s.table[s.skipped :])
-        assert all(block == NULL for s in tables for block in s.table[: s.skipped])
+        held = Counter(block for s in tables for block in s.blocks[s.skipped :])
+        assert all(block == NULL for s in tables for block in s.blocks[: s.skipped])
         assert pool.refs.tolist() == [held[block] for block in range(pool.n)]
         free = pool.free.order()
         assert sorted(free) == [block for block in range(pool.first, pool.n) if not held[block]]
@@ -598,8 +598,8 @@ class CacheMachine(RuleBasedStateMachine):
         for key in keyed.values():
             assert keyed[pool.find(key)] == key
         assert pool.n_cached == len(set(keyed.values()))
-        assert pool.n_idle == sum(1 for block in keyed if pool.refs[block] == 0)
-        assert self.policy.usage().cached == pool.n_idle * size
+        assert pool.n_free_cached == sum(1 for block in keyed if pool.refs[block] == 0)
+        assert self.policy.usage().cached == pool.n_free_cached * size
         if self.transfers_owed:
             return
         for block, key in keyed.items():
@@ -922,7 +922,7 @@ class SharesBlocks(PagedPolicy):
 
     def _place(self, chunks, *rest):
         for chunk in chunks:
-            self.tables[chunk.seq].table[0] = 1
+            self.tables[chunk.seq].blocks[0] = 1
         return super()._place(chunks, *rest)
 
 
@@ -938,17 +938,24 @@ class SkipsAReference(PagedPolicy):
 class LeavesAKey(PagedPolicy):
     """Writes into a cached block, which is still found as what it was."""
 
-    def _own(self, s, at):
-        if self.pool.refs[s.table[at]] > 1:
-            super()._own(s, at)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        prepare, refs = self.blocks.prepare_write, self.pool.refs
+        self.blocks.prepare_write = lambda table, at: prepare(table, at) if refs[table.blocks[at]] > 1 else None
 
 
 class LetsTheUnwrittenBeFound(PagedPolicy):
     """A block that was scheduled keeps its key when its sequence ends before it has run."""
 
-    def _release(self, s, keep):
-        s.named = min(s.named, s.length // self.block_size)
-        super()._release(s, keep)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        release = self.blocks.release
+
+        def keep_keys(table, keep):
+            table.n_keyed = min(table.n_keyed, table.length // self.block_size)
+            release(table, keep)
+
+        self.blocks.release = keep_keys
 
 
 class ForgetsATransfer(PagedPolicy):
@@ -956,8 +963,9 @@ class ForgetsATransfer(PagedPolicy):
 
     def __init__(self, name, config, **options):
         super().__init__(name, replace(config, host_cells=64), **options)
-        add = self._log.add
-        self._log.add = lambda block, slot, *, to_host: add(block, slot, to_host=True) if to_host else None
+        log = self._offload.log
+        add = log.add
+        log.add = lambda block, slot, *, to_host: add(block, slot, to_host=True) if to_host else None
 
 
 class FakeEntryPoint:

@@ -16,7 +16,7 @@ from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.vllm import Vllm
 from policies import CacheConfig, Chunk, Content, MicroBatch, Moves, SequencePlan, Transfer
-from policies.content import Key, Piece
+from policies.content import Key, TextSegment
 from policies.layouts.paged import PagedPolicy
 from policies.paging.eviction import free_blocks
 from workloads import Request, Segment
@@ -33,7 +33,7 @@ def crc(value: object) -> int:
     return zlib.crc32(json.dumps(value, separators=(",", ":")).encode())
 
 
-def tokens_of(piece: Piece) -> Iterator[int]:
+def tokens_of(piece: TextSegment) -> Iterator[int]:
     """The token ids of a segment, by the recordings' formula."""
     seed, start, n = piece
     for i in range(start, start + n):
@@ -51,7 +51,7 @@ class Names:
         self._texts: dict[Content, tuple[list[int], list[str]]] = {}
         """Of each text: the tokens of its last, unfinished block, and the ids of the full ones before."""
 
-    def learn(self, content: Content, piece: Piece) -> None:
+    def learn(self, content: Content, piece: TextSegment) -> None:
         """The text has grown by this."""
         tokens, ids = self._texts.setdefault(content, ([], []))
         tokens += tokens_of(piece)
@@ -175,18 +175,18 @@ class ManagerReplay:
             policy.open(seq, SequencePlan(self._prompts[record["r"]], ENDLESS, ENDLESS, content))
         # Where a look-up already came out otherwise, ours goes on with what it has found itself.
         hit = len(policy.found(seq)) * policy.block_size if record["first"] and record["hit"] else 0
-        held = hit // policy.block_size if record["first"] else len(policy.tables[seq].table)
+        held = hit // policy.block_size if record["first"] else len(policy.tables[seq].blocks)
         chunk = Chunk(seq, record["nct"] + hit, record["new"])
         done = policy.reserve(
             chunk,
             whole=content.n if record["ff"] else 0,
             waits=record["hs"] and not record["stt"],
-            ahead=record["look"],
+            lookahead=record["look"],
             in_flight=record["infl"],
         )
         if done:
             policy.allocate([chunk])
-        table = list(policy.tables[seq].table)
+        table = list(policy.tables[seq].blocks)
         return {"out": table[held:] if done else None, "tbl": table}
 
     def _free(self, record: Record) -> State:
@@ -211,13 +211,15 @@ class Spy(PagedPolicy):
         self.calls.append(["L", self.name_of[content], hit, self.found(seq)])
         return hit
 
-    def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False, ahead: int = 0, in_flight: int = 0) -> bool:
+    def reserve(
+        self, chunk: Chunk, *, whole: int = 0, waits: bool = False, lookahead: int = 0, in_flight: int = 0
+    ) -> bool:
         """An allocation."""
         s = self.tables[chunk.seq]
-        held = len(s.table) or chunk.start // self.block_size
-        computed, hit = (chunk.start, 0) if s.table else (0, chunk.start)
-        done = super().reserve(chunk, whole=whole, waits=waits, ahead=ahead, in_flight=in_flight)
-        new = list(s.table[held:]) if done else None
+        held = len(s.blocks) or chunk.start // self.block_size
+        computed, hit = (chunk.start, 0) if s.blocks else (0, chunk.start)
+        done = super().reserve(chunk, whole=whole, waits=waits, lookahead=lookahead, in_flight=in_flight)
+        new = list(s.blocks[held:]) if done else None
         self.calls.append(["A", self.name_of[s.content], computed, chunk.n, hit, new])
         return done
 
@@ -324,7 +326,7 @@ class SchedulerReplay:
         except Livelock:
             # The original schedules nothing, and waits.
             step = []
-        tables = {chunk.seq: list(policy.tables[chunk.seq].table) for chunk in step}
+        tables = {chunk.seq: list(policy.tables[chunk.seq].blocks) for chunk in step}
         of = {chunk.seq: names[policy.tables[chunk.seq].content] for chunk in step}
         said = {name: job.generated for name, job in self._jobs.items()}
         policy.allocate(step)

@@ -1,4 +1,4 @@
-"""The pool of blocks: stories with their numbers, and counting against a plain model."""
+"""The pool of blocks: stories with the numbers of blocks, and counts against a simple model."""
 
 from functools import partial
 
@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.paging.blocks import NULL, BlockPool
-from policies.paging.eviction import EVICTIONS, Future, free_blocks
+from policies.paging.eviction import EVICTIONS, free_blocks
+from policies.paging.free_lists.belady import Future
 
 OLD, NEW = "0.22.1", "0.33.0"
 A, B, C, D = 11, 12, 13, 14
@@ -51,7 +52,7 @@ def test_plain_blocks_come_back_to_the_front_in_their_order_and_cached_ones_to_t
     store(pool, (1, A), (3, B))
     assert pool.release([4, 3, 2, 1]) == [4, 3, 2, 1]
     assert pool.free.order() == [4, 2, 5, 6, 3, 1]
-    assert pool.n_idle == 2
+    assert pool.n_free_cached == 2
 
 
 def test_in_the_older_order_all_come_back_to_the_back():
@@ -74,7 +75,7 @@ def test_a_chain_released_from_its_end_loses_its_end_first():
     assert pool.leading([A, B, C]) == [1]
 
 
-def test_what_is_found_ends_at_the_first_gap():
+def test_a_prefix_ends_at_the_first_missing_block():
     pool = pool_of(3)
     store(pool, *zip(pool.take(3), (A, B, D), strict=True))
     assert pool.leading([A, B, C, D]) == [1, 2]
@@ -89,7 +90,7 @@ def test_a_hit_takes_a_free_block_out_of_the_middle_and_moves_no_other():
     assert pool.free.order() == [4, 3, 2, 1]
     pool.touch([2])
     assert pool.free.order() == [4, 3, 1]
-    assert (refs(pool), pool.n_idle) == ([0, 0, 1, 0, 0], 2)
+    assert (refs(pool), pool.n_free_cached) == ([0, 0, 1, 0, 0], 2)
     pool.touch([2])
     assert refs(pool) == [0, 0, 2, 0, 0]
     assert pool.release([2]) == []
@@ -98,7 +99,7 @@ def test_a_hit_takes_a_free_block_out_of_the_middle_and_moves_no_other():
     assert pool.free.order() == [4, 3, 1, 2]
 
 
-def test_of_two_blocks_that_hold_the_same_the_one_cached_first_is_found():
+def test_the_first_of_several_blocks_cached_under_one_key_is_found():
     pool = pool_of(3)
     pool.take(3)
     store(pool, (2, A), (1, A), (3, A))
@@ -121,14 +122,14 @@ def test_a_block_that_is_handed_out_is_no_longer_found():
     pool.release([2, 1])
     assert pool.take(2) == [2, 1]
     assert pool.evicted == [(2, B), (1, A)]
-    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_idle) == (None, None, 0, 0)
+    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_free_cached) == (None, None, 0, 0)
     assert pool.release([1, 2]) == [1, 2]
     assert pool.free.order() == [1, 2]
     assert pool.take(2) == [1, 2]
     assert len(pool.evicted) == 2
 
 
-def test_it_is_told_of_an_eviction_while_the_block_can_still_be_found():
+def test_evictions_are_reported_while_the_block_can_still_be_found():
     pool = pool_of(1)
     store(pool, (pool.take(1)[0], A))
     pool.release([1])
@@ -138,7 +139,7 @@ def test_it_is_told_of_an_eviction_while_the_block_can_still_be_found():
     assert found == [(1, 1)]
 
 
-def test_a_shared_block_is_free_when_the_last_has_let_go():
+def test_a_shared_block_is_free_when_its_last_reference_is_dropped():
     pool = pool_of(2)
     pool.take(2)
     pool.share([1, 1, 2])
@@ -150,14 +151,14 @@ def test_a_shared_block_is_free_when_the_last_has_let_go():
 
 
 @pytest.mark.parametrize("order", [NEW, OLD])
-def test_a_free_block_that_is_forgotten_stays_where_it_is(order):
+def test_a_free_block_that_is_uncached_keeps_its_place(order):
     """In the queue of vLLM, which only a release reorders."""
     pool = pool_of(4, order)
     store(pool, *zip(pool.take(3), (A, B, C), strict=True))
     pool.release([3, 2, 1])
     pool.forget(2)
     assert pool.free.order() == [4, 3, 2, 1]
-    assert (pool.n_idle, pool.n_cached, pool.evicted) == (2, 2, [(2, B)])
+    assert (pool.n_free_cached, pool.n_cached, pool.evicted) == (2, 2, [(2, B)])
     pool.forget(2)
     pool.forget(4)
     assert pool.evicted == [(2, B)]
@@ -165,11 +166,11 @@ def test_a_free_block_that_is_forgotten_stays_where_it_is(order):
     assert pool.evicted == [(2, B), (3, C), (1, A)]
 
 
-def test_a_block_in_use_that_is_forgotten_comes_back_as_a_plain_one():
+def test_a_block_in_use_that_is_uncached_comes_back_as_a_plain_one():
     pool = pool_of(3)
     store(pool, *zip(pool.take(2), (A, B), strict=True))
     pool.forget(1)
-    assert (pool.find(A), pool.n_idle, pool.evicted) == (None, 0, [(1, A)])
+    assert (pool.find(A), pool.n_free_cached, pool.evicted) == (None, 0, [(1, A)])
     pool.release([2, 1])
     assert pool.free.order() == [1, 3, 2]
 
@@ -180,10 +181,10 @@ def test_a_reset_waits_until_nothing_is_in_use(eviction):
     store(pool, *zip(pool.take(3), (A, B, A), strict=True))
     pool.release([3, 2])
     assert not pool.forget_all()
-    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_idle) == (1, 2, 2, 2)
+    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_free_cached) == (1, 2, 2, 2)
     pool.release([1])
     assert pool.forget_all()
-    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_idle) == (None, None, 0, 0)
+    assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_free_cached) == (None, None, 0, 0)
     assert pool.keys == [None] * 4
     assert sorted(pool.free.order()) == [1, 2, 3]
     taken = pool.take(3)
@@ -211,7 +212,7 @@ OPERATIONS = st.lists(
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(eviction=st.sampled_from(EVICTIONS), operations=OPERATIONS)
-def test_it_counts_as_a_plain_model_does(eviction, operations):
+def test_counts_are_those_of_a_simple_model(eviction, operations):
     """Holders as a list with repetitions; what is cached as a list of (block, key), oldest first."""
     pool, holders, cached = pool_of(5, eviction=eviction), [], []
     for what, which in operations:
@@ -248,4 +249,4 @@ def test_it_counts_as_a_plain_model_does(eviction, operations):
         for k in (A, B):
             assert pool.find(k) == next((b for b, named in cached if named == k), None)
         assert pool.n_cached == len({k for _, k in cached})
-        assert pool.n_idle == sum(1 for b, _ in cached if b not in holders)
+        assert pool.n_free_cached == sum(1 for b, _ in cached if b not in holders)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from policies import EVICTIONS, Content
 from policies.paging.blocks import BlockPool
-from policies.paging.eviction import NEVER, Future, LowestFirst, free_blocks
+from policies.paging.eviction import free_blocks
+from policies.paging.free_lists.belady import NEVER, Future
+from policies.paging.free_lists.uncached import LowestFirst
 
 DERANDOMIZED = settings(derandomize=True, deadline=None, max_examples=120)
 BLOCKS = 4
@@ -215,7 +217,7 @@ def test_the_order_is_that_of_a_plain_list_and_blocks_are_handed_out_in_it(name,
 
 @DERANDOMIZED
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 7), st.integers(1, 4)), max_size=30))
-def test_the_lowest_free_blocks_first(operations):
+def test_the_lowest_free_blocks_are_handed_out_first(operations):
     free, held = LowestFirst(range(8)), set()
     for takes, which, n in operations:
         if takes:
@@ -302,7 +304,7 @@ def hit(pool, *blocks):
     ("eviction", "order"),
     [("lru", [3, 1, 2]), ("fifo", [1, 2, 3]), ("lfu", [3, 2, 1]), ("sieve", [3, 1, 2])],
 )
-def test_what_hits_are_worth(eviction, order):
+def test_hits_count_differently_in_each_order(eviction, order):
     """Block 1 is hit twice and block 2 once, block 2 last."""
     pool = story(eviction)
     hit(pool, 1, 1, 2)
@@ -351,7 +353,7 @@ def test_sieve_puts_what_is_cached_anew_behind_all_others_unmarked(while_in_use)
     assert pool.take(3) == [2, 3, 1]
 
 
-def test_a_block_that_is_cached_anew_begins_anew():
+def test_uses_are_counted_from_when_a_block_was_cached_last():
     """Block 1 was hit more often than any other; what it holds now was not."""
     pool = story("lfu")
     hit(pool, 1, 1, 1, 2, 3)
@@ -366,7 +368,7 @@ def test_a_block_that_is_cached_anew_begins_anew():
 # Clairvoyance
 
 
-def test_a_future_tells_the_next_use():
+def test_a_future_knows_the_next_use():
     future = Future([[5, 6], [], [5], [6, 5]])
     assert [future.next_use(key) for key in (5, 6, 7)] == [0, 0, NEVER]
     future.advance(0)
@@ -378,7 +380,7 @@ def test_a_future_tells_the_next_use():
     assert [future.next_use(key) for key in (5, 6)] == [NEVER, NEVER]
 
 
-def test_belady_gives_up_what_is_needed_last():
+def test_belady_forgets_the_block_whose_use_is_farthest_away():
     """Keys 101 to 104: 103 is needed next, then 101 and 104 together, 102 never."""
     future = Future([[101, 102, 103, 104], [103], [101, 104]])
     future.advance(0)
@@ -416,7 +418,7 @@ NO_FULL_LAST_BLOCK = ANY_LENGTH.filter(lambda n: n % SIZE)
 
 
 def hits(eviction, blocks, requests, order="0.33.0"):
-    """Blocks found by requests that are served one after another."""
+    """Number of blocks found by requests that are served in sequence."""
     future = Future(content.keys(SIZE, (n - 1) // SIZE) for content, n in requests)
     pool = BlockPool(blocks + 1, partial(free_blocks, eviction, order=order, future=future))
     total = 0
@@ -435,7 +437,7 @@ def hits(eviction, blocks, requests, order="0.33.0"):
 
 @settings(DERANDOMIZED, max_examples=250)
 @given(blocks=st.integers(4, 7), requests=requests_of(NO_FULL_LAST_BLOCK))
-def test_nothing_hits_more_often_than_belady(blocks, requests):
+def test_no_order_hits_more_often_than_belady(blocks, requests):
     best = hits("belady", blocks, requests)
     for eviction in EVICTIONS:
         assert hits(eviction, blocks, requests) <= best
@@ -450,7 +452,7 @@ def test_belady_hits_more_often_than_all_others_where_they_cannot_know():
     assert found["belady"] == max(found.values()) == 14
 
 
-def test_belady_does_not_keep_a_copy_that_will_never_be_found():
+def test_belady_does_not_keep_a_duplicate_that_will_never_be_found():
     """A prompt that ends with a full block computes it again. Of the two blocks the second is of no use."""
     requests = [
         request(0, 2, 3, 9),
@@ -464,8 +466,8 @@ def test_belady_does_not_keep_a_copy_that_will_never_be_found():
 
 
 def test_belady_does_not_foresee_that_a_block_will_be_computed_again_in_any_case():
-    """Where it is no ceiling. The fourth prompt ends with its only full block, which the last one begins with: whoever
-    forgot that block and kept the one behind it has both by then. Among equals belady keeps the beginning."""
+    """Here it is not optimal. The fourth prompt ends with its only full block, which the last one begins with: an order
+    that forgets that block and keeps the one behind it has both by then. Among equals belady keeps the first."""
     requests = [
         request(0, 2, 3, 16),
         request(0, 3, 3, 9),

@@ -1,0 +1,170 @@
+"""Which chunks find room in the pool: vLLM's ``get_computed_blocks`` and ``allocate_slots``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.content import NOTHING, Content
+from policies.paging.block_manager import BlockManager
+from policies.paging.block_table import BlockTable
+from policies.paging.blocks import NULL
+from policies.paging.growth import blocks_for, blocks_in_sight
+from policies.paging.host_offload import HostOffload
+from policies.vocabulary import Chunk, NoSlot
+
+
+class Admission:
+    """Looks prefixes up in the cache, and takes blocks for chunks that fit.
+
+    ``watermark``: blocks that a waiting sequence must leave free. ``most_blocks``: the most that one sequence holds at
+    once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        blocks: BlockManager,
+        host: HostOffload | None,
+        *,
+        watermark: int,
+        max_tokens: int,
+        most_blocks: int,
+    ):
+        self._name = name
+        self._blocks = blocks
+        self._pool = blocks.pool
+        self._host = host
+        self._watermark = watermark
+        self._max_tokens = max_tokens
+        self._most_blocks = most_blocks
+        self._in_sight = None if blocks.window is None else blocks_in_sight(blocks.window, blocks.block_size)
+        """Blocks in a row that must be found for a window."""
+        self._found: dict[int, list[int]] = {}
+        """What ``match`` found for a sequence that has not reserved yet: blocks, ``~slot`` for those in the host tier,
+        and ``NULL`` for those before a window."""
+
+    def match(self, seq: int, content: Content, tokens: int) -> int:
+        """Tokens of the longest cached prefix of a text, in the pool or the host tier; always fewer than ``tokens``."""
+        size = self._blocks.block_size
+        keys = content.keys(size, (tokens - 1) // size)
+        if self._in_sight is not None:
+            found = self._pool.trailing(keys, self._in_sight)
+        else:
+            found = self._pool.leading(keys)
+            if self._host is not None:
+                self._host.continue_prefix(found, keys)
+        self._found[seq] = found
+        return len(found) * size
+
+    def found(self, seq: int) -> list[int]:
+        """The blocks that ``match`` found last for the sequence; ``~slot`` for those in the host tier."""
+        return self._found.get(seq, [])
+
+    def reserve(self, chunk: Chunk, whole: int, waits: bool, lookahead: int, in_flight: int) -> bool:
+        """Take the blocks that a chunk needs, and cache those that it fills; False where there are too few.
+
+        ``whole``, ``waits``: as in ``Policy.reserve``. ``lookahead``: drafted tokens behind the chunk that get blocks
+        but no keys. ``in_flight``: tokens before the chunk that are still being computed and need their whole window.
+        """
+        seq, start, n, _ = chunk
+        blocks, size = self._blocks, self._blocks.block_size
+        table = blocks.tables.get(seq)
+        if table is None:
+            table = blocks.tables[seq] = BlockTable(NOTHING)
+        held = table.blocks
+        found = self._found.get(seq, []) if start and not held else []
+        if found and not self._still_cached(table, found):
+            del self._found[seq]
+            return False
+        if start > (len(held) + len(found)) * size:
+            raise ValueError(f"{self._name}: sequence {seq} holds no token before position {start}")
+        if blocks.window is not None:
+            blocks.skip_behind_window(table, start - in_flight)
+        free = len(self._pool.free) - (self._watermark if waits else 0)
+        if not held and not start and blocks.window is None:
+            # Nothing was found of a sequence that begins: all that it needs is blocks.
+            more, extra = blocks_for(min(n + lookahead, self._max_tokens), size), 0
+            if whole and blocks_for(whole, size) > free:
+                return False
+        else:
+            more, extra = self._missing(table, found, start, min(start + n + lookahead, self._max_tokens))
+            if whole and min(blocks_for(whole, size), self._most_blocks) - len(held) - len(found) + extra > free:
+                return False
+        if more + extra > free:
+            return False
+        if found:
+            blocks.attach(table, found)
+            del self._found[seq]
+        if n and start // size < len(held):
+            blocks.prepare_write(table, start // size)
+        if more:
+            held += self._pool.take(more)
+        if blocks.prefix_cache:
+            blocks.cache_full_blocks(table, start + n)
+        table.reserved = start + n
+        return True
+
+    def reserve_step(self, step: Sequence[Chunk]) -> None:
+        """Take blocks for all chunks of a step that have not got theirs yet, or raise ``NoSlot`` and take none."""
+        need, free = self._need(step), len(self._pool.free)
+        if need > free:
+            raise NoSlot(f"the step needs {need} blocks of {self._blocks.block_size} cells, {free} are free")
+        for chunk in step:
+            # What was found is taken first, so that it is not handed out to other chunks.
+            if chunk.start and self._found.get(chunk.seq):
+                self.reserve(chunk._replace(n=0), 0, False, 0, 0)
+        for chunk in step:
+            if not self._is_reserved(chunk) and not self.reserve(chunk, 0, False, 0, 0):
+                raise AssertionError(f"{self._name}: blocks that were counted are not there")
+
+    def _is_reserved(self, chunk: Chunk) -> bool:
+        table = self._blocks.tables.get(chunk.seq)
+        return table is not None and table.reserved == chunk.start + chunk.n > table.length
+
+    def _need(self, step: Sequence[Chunk]) -> int:
+        """Free blocks that the whole step takes. Free blocks that two sequences have found are counted twice."""
+        need = 0
+        blocks, size = self._blocks, self._blocks.block_size
+        writers: dict[int, int] = {}
+        """For each shared block, the chunks so far that write to it."""
+        for chunk in step:
+            if self._is_reserved(chunk):
+                continue
+            seq, start, n, _ = chunk
+            table = blocks.tables.get(seq) or BlockTable(NOTHING)
+            if blocks.window is not None:
+                blocks.skip_behind_window(table, start)
+            found = self._found.get(seq, []) if start and not table.blocks else []
+            if found and not self._still_cached(table, found):
+                del self._found[seq]
+                raise NoSlot(f"what sequence {seq} had found has been handed out since")
+            more, extra = self._missing(table, found, start, min(start + n, self._max_tokens))
+            if extra and not found:
+                # The last holder of a shared block writes into it; those before it take a copy.
+                block = table.blocks[start // size]
+                writers[block] = writers.get(block, 0) + 1
+                extra = int(writers[block] < blocks.holders(block))
+            need += more + extra
+        return need
+
+    def _missing(self, table: BlockTable, found: Sequence[int], start: int, stop: int) -> tuple[int, int]:
+        """Blocks to append so that a table reaches position ``stop``, and free blocks that it needs besides.
+
+        Those are found blocks that are free or in the host tier, and the copy of a shared block that is written to.
+        """
+        blocks, pool = self._blocks, self._pool
+        held = table.blocks
+        more = max(blocks_for(stop, blocks.block_size) - len(held) - len(found), 0)
+        if found:
+            return more, sum(1 for block in found if block < 0 or (block >= pool.first and pool.refs[block] == 0))
+        at = start // blocks.block_size
+        return more, int(stop > start and table.n_keyed <= at < len(held) and blocks.holders(held[at]) > 1)
+
+    def _still_cached(self, table: BlockTable, found: Sequence[int]) -> bool:
+        """Whether what was found is still there: others may have taken blocks since."""
+        keys, cached, host = table.content.keys(self._blocks.block_size, len(found)), self._pool.keys, self._host
+        return all(
+            cached[block] == key if block >= 0 else host is not None and host.tier.find(key) == ~block
+            for block, key in zip(found, keys, strict=False)
+            if block != NULL
+        )

@@ -1,0 +1,129 @@
+"""Blocks that move between the pool and the host tier: evicted ones, swapped sequences, prefixes fetched ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from policies.content import Content, Key
+from policies.paging.block_manager import BlockManager
+from policies.paging.block_table import BlockTable
+from policies.paging.growth import blocks_for
+from policies.paging.host_tier import HostTier, TransferLog
+from policies.vocabulary import Transfer
+
+
+class HostOffload:
+    """Keeps evicted blocks in a host tier, brings them back where they are found, and swaps whole sequences."""
+
+    def __init__(self, tier: HostTier, blocks: BlockManager):
+        self.tier = tier
+        self.log = TransferLog(blocks.block_size)
+        self._blocks = blocks
+        self._pool = blocks.pool
+        self._swapped: dict[int, tuple[BlockTable, list[int]]] = {}
+        """By ticket: the table of a sequence that was swapped out, without blocks, and its slots."""
+        self._tickets = count()
+        self._pool.on_evict = self._keep_evicted
+        blocks.bring_in = self._bring_in
+
+    def continue_prefix(self, found: list[int], keys: Sequence[Key]) -> None:
+        """Extend a found prefix by blocks in the host tier, as ``~slot``, and by blocks of the pool behind them."""
+        for key in keys[len(found) :]:
+            block = self._pool.find(key)
+            if block is None:
+                slot = self.tier.find(key)
+                if slot is None:
+                    return
+                block = ~slot
+            found.append(block)
+
+    def swap_out(self, seq: int) -> int | None:
+        """Note the copies of a sequence's blocks to the host tier; a ticket, or None if it must stay.
+
+        The sequence keeps its blocks; the caller frees them.
+        """
+        table = self._blocks.tables[seq]
+        slots = None if table.skipped else self.tier.hold(len(table.blocks))
+        if slots is None:
+            return None
+        for block, slot in zip(table.blocks, slots, strict=True):
+            self.log.add(self._blocks.copies.origin(block), slot, to_host=True)
+        left = BlockTable(table.content)
+        left.length, left.n_keyed = table.length, min(table.n_keyed, table.length // self._blocks.block_size)
+        ticket = next(self._tickets)
+        self._swapped[ticket] = left, slots
+        return ticket
+
+    def swap_in(self, seq: int, ticket: int, upto: int, keep_free: int) -> int | None:
+        """Bring a swapped sequence back under this number; the tokens that it holds, or None where there is no room.
+
+        ``upto``: it must have room for that many tokens. ``keep_free``: blocks that must stay free.
+        """
+        table, slots = self._swapped[ticket]
+        size = self._blocks.block_size
+        keys = table.content.keys(size, table.n_keyed)
+        cached = [self._pool.find(key) for key in keys] + [None] * (len(slots) - len(keys))
+        idle = sum(1 for block in cached if block is not None and self._pool.refs[block] == 0)
+        more = max(blocks_for(upto, size) - len(slots), 0)
+        if cached.count(None) + idle + more + keep_free > len(self._pool.free):
+            return None
+        del self._swapped[ticket]
+        self._pool.touch(block for block in cached if block is not None)
+        fresh = iter(self._pool.take(cached.count(None)))
+        for block, slot in zip(cached, slots, strict=True):
+            if block is None:
+                block = next(fresh)
+                self.log.add(block, slot, to_host=False)
+            table.blocks.append(block)
+        self._blocks.count_tokens(table, 0)
+        self.tier.release(slots)
+        table.n_keyed = 0
+        self._blocks.tables[seq] = table
+        self._blocks.cache_full_blocks(table, table.length)
+        return table.length
+
+    def forget_swapped(self, ticket: int) -> None:
+        """Give up the slots of a swapped sequence that will not come back."""
+        self.tier.release(self._swapped.pop(ticket)[1])
+
+    def fetch(self, content: Content, tokens: int, keep_free: int) -> list[Key]:
+        """Bring a text's prefix from the host tier into free blocks, all of it or none.
+
+        Returns the keys of the blocks that were brought. ``keep_free``: blocks that must stay free.
+        """
+        size = self._blocks.block_size
+        keys = content.keys(size, (tokens - 1) // size)
+        found = self._pool.leading(keys)
+        self.continue_prefix(found, keys)
+        brought = [key for key, block in zip(keys, found, strict=False) if block < 0]
+        idle = sum(1 for block in found if block >= 0 and self._pool.refs[block] == 0)
+        if not brought or len(brought) > len(self._pool.free) - idle - keep_free:
+            return []
+        table = BlockTable(content)
+        self._blocks.attach(table, found)
+        self._blocks.release(table, 0)
+        return brought
+
+    def settle(self) -> tuple[Transfer, ...]:
+        """Hand over all copies between the tiers, which are then no longer due."""
+        return self.log.settle()
+
+    def _bring_in(self, found: Sequence[int], keys: Sequence[Key]) -> list[int]:
+        """Take a block for each ``~slot``, and note the copy into it."""
+        blocks = list(found)
+        away = [at for at, block in enumerate(found) if block < 0]
+        if away:
+            slots = self.tier.pin([keys[at] for at in away])
+            for at, slot, block in zip(away, slots, self._pool.take(len(away)), strict=True):
+                self.log.add(block, slot, to_host=False)
+                self._pool.store(block, keys[at])
+                blocks[at] = block
+            self.tier.unpin([keys[at] for at in away], slots)
+        return blocks
+
+    def _keep_evicted(self, block: int, key: Key) -> None:
+        """Copy a cached block that is about to be handed out to the host tier, if there is room."""
+        slot = self.tier.keep(key)
+        if slot is not None:
+            self.log.add(block, slot, to_host=True)

@@ -1,0 +1,113 @@
+"""Blocks behind a sliding window: stories with the numbers of their blocks."""
+
+import pytest
+
+from policies import Chunk, Content, NoSlot, SequencePlan, Unsupported
+from tests.policies.paging.cache import SAME, UNBOUNDED, begin, cache, counted, order, refs, run, says, table, tell
+
+
+def test_blocks_behind_the_window_are_given_up_last_first():
+    """A window of 6: the token at position 13 sees 8 to 13."""
+    policy = cache(6, window=6, prefix_cache=False)
+    run(policy, (0, 0, 13))
+    assert table(policy, 0) == [1, 2, 3, 4]
+    batches = run(policy, (0, 13, 1))
+    assert (table(policy, 0), order(policy)) == ([0, 0, 3, 4], [2, 1, 5, 6])
+    assert batches[0].views[0].positions.tolist() == [8, 9, 10, 11, 12, 13]
+    assert batches[0].views[0].cells.tolist() == [12, 13, 14, 15, 16, 17]
+    assert policy.occupancy().position.tolist()[4:12] == [-1] * 8
+    assert counted(policy) == (6, 6)
+    run(policy, (0, 14, 4))
+    assert (table(policy, 0), order(policy)) == ([0, 0, 3, 4, 2], [1, 5, 6])
+    policy.free(0)
+    assert order(policy) == [2, 4, 3, 1, 5, 6]
+
+
+def test_a_window_gives_blocks_up_even_if_there_is_no_room_then():
+    policy = cache(4, window=6)
+    run(policy, (0, 0, 12), (1, 0, 4))
+    with pytest.raises(NoSlot, match="the step needs 3 blocks of 4 cells, 1 are free"):
+        run(policy, (0, 12, 1), (1, 4, 8))
+    assert (table(policy, 0), order(policy)) == ([0, 2, 3], [1])
+    assert policy.reserve(Chunk(0, 12, 1))
+    assert table(policy, 0) == [0, 2, 3, 1]
+
+
+def test_tokens_in_flight_still_see_their_window():
+    policy = cache(6, window=6, prefix_cache=False)
+    run(policy, (0, 0, 13))
+    assert policy.reserve(Chunk(0, 13, 1), in_flight=1)
+    assert table(policy, 0) == [0, 2, 3, 4]
+
+
+def test_a_window_is_found_without_the_blocks_before_it():
+    """A window of 6 needs two blocks in a row; the last two such are taken, and null blocks stand before them."""
+    policy = cache(8, window=6)
+    begin(policy, 0, says(0, 17))
+    assert table(policy, 0) == [1, 2, 3, 4, 5]
+    policy.pool.forget(1)
+    assert policy.match(1, SAME, 14) == 12
+    assert policy.found(1) == [0, 2, 3]
+    assert policy.match(1, SAME, 99) == 16
+    assert policy.found(1) == [0, 0, 3, 4]
+    assert begin(policy, 1, SAME, 18) == 16
+    assert (table(policy, 1), refs(policy)) == ([0, 0, 3, 4, 6], [0, 1, 1, 2, 2, 1, 1, 0, 0])
+    assert policy.occupancy().owners[12] == {0, 1}
+    policy.pool.forget(3)
+    assert policy.match(2, SAME, 99) == 0
+
+
+def test_without_a_whole_window_only_the_leading_blocks_are_found():
+    policy = cache(8, window=10)
+    begin(policy, 0, says(0, 17))
+    policy.pool.forget(3)
+    assert policy.match(1, SAME, 99) == 8
+    assert policy.found(1) == [1, 2]
+    policy.pool.forget(1)
+    assert policy.match(1, SAME, 99) == 0
+
+
+def test_a_sequence_can_be_truncated_down_to_the_blocks_given_up():
+    policy = cache(8, window=6)
+    run(policy, (0, 0, 16))
+    assert policy.can_truncate(0, 14) == 14
+    run(policy, (0, 16, 1))
+    assert (table(policy, 0), order(policy)) == ([0, 0, 3, 4, 2], [1, 5, 6, 7, 8])
+    assert policy.can_truncate(0, 14) == 0
+    with pytest.raises(Unsupported, match="mine: what comes before position 8 has been given up"):
+        policy.free(0, 8)
+    with pytest.raises(Unsupported, match="mine: the window has moved past position 8"):
+        policy.copy(0, 1, 0, 8)
+    policy.copy(0, 1, 0, 15)
+    assert (table(policy, 1), refs(policy)) == ([0, 0, 3, 4], [0, 0, 1, 2, 2, 0, 0, 0, 0])
+    policy.free(0, 9)
+    assert (table(policy, 0), policy.occupancy().owners[12]) == ([0, 0, 3], {0, 1})
+
+
+def test_of_a_text_that_becomes_known_late_only_blocks_still_held_are_found():
+    policy = cache(8, window=6)
+    content = Content()
+    tell(policy, 0, content)
+    run(policy, (0, 0, 16))
+    content.extend((0, 0, 20))
+    run(policy, (0, 16, 1))
+    assert table(policy, 0) == [0, 0, 3, 4, 2]
+    assert [block for block, key in enumerate(policy.pool.keys) if key is not None] == [3, 4]
+    assert policy.match(1, SAME, 17) == 16
+
+
+def test_with_tail_only_just_the_last_window_of_a_prompt_is_found():
+    """A prompt of 18 tokens and a window of 6: its last full blocks, 2 and 3 from 0, are cached; of the answer none."""
+    policy = cache(8, window=6, tail_only=True)
+    policy.open(0, SequencePlan(18, UNBOUNDED, 24, SAME))
+    run(policy, (0, 0, 18))
+    assert [block for block, key in enumerate(policy.pool.keys) if key is not None] == [3, 4]
+    run(policy, (0, 18, 6))
+    assert policy.pool.n_cached == 2
+    assert policy.match(1, SAME, 18) == 16
+    assert policy.match(1, SAME, 16) == 0
+    assert policy.match(1, SAME, 40) == 16
+    ends_with_a_block = cache(8, window=6, tail_only=True)
+    ends_with_a_block.open(0, SequencePlan(16, UNBOUNDED, 24, SAME))
+    run(ends_with_a_block, (0, 0, 16))
+    assert [block for block, key in enumerate(ends_with_a_block.pool.keys) if key is not None] == [2, 3]
