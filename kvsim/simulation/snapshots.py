@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from kvsim.errors import UserError
 from policies import Policy
 
-
 FILE = "snapshots.npz"
 """The file of a saved comparison that holds its snapshots."""
 
