@@ -78,3 +78,19 @@ lock: setup $(SMOLLM2) $(LLAMA)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The documentation site, in build/site; once its packages are there, no network is needed.
+DOCS := $(VENV)/.docs
+
+$(DOCS): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+.PHONY: docs pictures
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "built build/site/index.html"
+
+# The pictures in docs/images, from the built-in scenarios.
+pictures: setup
+	$(BIN)/python docs/pictures.py

@@ -1,0 +1,41 @@
+"""The policy on the page "Add a policy" works as it stands there."""
+
+from functools import partial
+
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+import kvsim
+from policies import available, presets
+from tests.docs.pages import blocks
+from tests.policies.test_invariants import SETTINGS, CacheMachine, FakeEntryPoint, settings
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """The class that the page defines."""
+    source, *_ = (block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block)
+    names = {"__name__": "page"}
+    exec(compile(source, "add-a-policy.md", "exec"), names)
+    return names["LowestCell"]
+
+
+@pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
+def test_it_serves_a_scenario(policy, scheduler):
+    scenario = kvsim.load_scenario("chat", workload__requests=60, server__scheduler=scheduler)
+    summary = kvsim.run(scenario, policy=policy).summary
+    assert (summary["policy"], summary["completed"], summary["failed"]) == ("lowest-cell", 60, 0)
+    assert summary["cache"]["external_fragmentation_mean"] == 0
+
+
+def test_it_is_no_worse_than_blocks_of_one_cell(policy):
+    """It is what the paged policy does with blocks of one cell and no prefix cache, but for the order of free cells."""
+    scenario = kvsim.load_scenario("chat", workload__requests=60, cache__block_size=1, cache__prefix_cache=False)
+    mine, paged = (kvsim.run(scenario, policy=p).summary for p in (policy, "paged"))
+    assert mine["cache"]["stored_cells_mean"] == pytest.approx(paged["cache"]["stored_cells_mean"], rel=0.05)
+
+
+def test_it_keeps_every_invariant(policy, monkeypatch):
+    monkeypatch.setattr(presets, "entry_points", lambda group: [FakeEntryPoint("lowest-cell", policy)])
+    factory = available()["lowest-cell"]
+    run_state_machine_as_test(partial(CacheMachine, factory), settings=settings(SETTINGS, max_examples=50))

@@ -1,0 +1,147 @@
+"""The keys on the page about JSON are those of real output: none is missing, and none is only on the page."""
+
+import json
+import re
+
+import pytest
+
+from kvsim.advice.why import CAUSES
+from kvsim.costs.costs import load_profile
+from kvsim.engines.recording import Recording
+from kvsim.experiments.measures import MEASURES
+from tests.docs.pages import rows, sections
+from tests.kvsim.engines.test_conformance import ERA_A
+from tests.worlds import command
+
+SMALL = """
+[workload]
+kind = "poisson"
+rate = 8.0
+requests = 60
+[cache]
+cells = 2048
+"""
+SESSIONS = """
+[workload]
+kind = "sessions"
+sessions = 12
+"""
+SWEEP = """
+scenario = "chat"
+policies = ["paged", "ring", "streams"]
+replications = 2
+[axes]
+"cache.cells" = [400, 2048]
+"""
+
+COMMANDS = {
+    "run": ["run chat --requests 20"],
+    "compare": ["compare small.toml -p paged -p contiguous -p oracle --replications 2"],
+    "sweep": ["sweep sweep.toml --requests 60 --out sweep.sqlite --workers 1"],
+    "why": ["why small.toml -p contiguous"],
+    "recommend": ["recommend --scenario chat --slo ttft_p95<200ms --requests 10 --engine vllm --workers 1"],
+    "plan": ["plan --model gemma-3-1b --memory 24GB", "plan --model gemma-3-1b"],
+    "prefix-cache": ["prefix-cache sessions.toml"],
+    "policies": ["policies paged"],
+    "scenario show": ["scenario show chat"],
+    "workload describe": ["workload describe sessions.toml", "workload describe small.toml"],
+    "workload fit": ["workload fit small.toml"],
+    "validate": ["validate small.toml --profile default --requests 4 -p paged -p contiguous"],
+    "conform": ["conform llamacpp other.jsonl"],
+    "memory": ["memory --model tiny --slots 1 --context 64 --tokens 16 -r once"],
+    "accuracy": ["accuracy --model tiny --tokens 40"],
+}
+"""Small runs whose output together has every key of a section."""
+
+NAMES = {"axis": r"\w+\.\w+", "measure": "|".join((*MEASURES, "truncated_share")), "cause": "|".join(CAUSES)}
+"""What names in angle brackets stand for, as far as it is known."""
+DOCUMENTED = {
+    section: [(key, meaning) for cell, meaning in rows(text) for key in re.findall(r"`([^`]+)`", cell)]
+    for section, text in sections("json.md").items()
+}
+
+
+def paths(value, at=()):
+    """Where the leaves of an object are: paths of keys, with ``[]`` for any entry of a list."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from paths(inner, (*at, key))
+    elif isinstance(value, list) and value:
+        for inner in value:
+            yield from paths(inner, (*at, "[]"))
+    else:
+        yield (*at, "[]") if isinstance(value, list) else at
+
+
+def parts(key):
+    """A key of the page as a pattern of a path."""
+    return tuple(key.replace("[]", ".[]").split("."))
+
+
+def fits(pattern, path):
+    """Whether a path is the pattern's."""
+    if pattern[-1:] == ("*",) and len(path) >= len(pattern):
+        pattern, path = pattern[:-1], path[: len(pattern) - 1]
+    return len(pattern) == len(path) and all(map(matches, pattern, path))
+
+
+def matches(part, key):
+    """Whether a key is that part of a pattern, in which a name in angle brackets stands for what it may be."""
+    stands_for = re.sub(r"<(\w+)>", lambda name: f"(?:{NAMES.get(name[1], '.+')})", part.replace("[]", r"\[\]"))
+    return re.fullmatch(stands_for, key) is not None
+
+
+def compare(documented, found):
+    """Keys of the output that are not on the page, and keys on the page that are not in the output."""
+    patterns = [parts(key) for key in documented]
+    unknown, met = set(), set()
+    for path in found:
+        fitting = {p for p in patterns if fits(p, path)}
+        met |= fitting
+        # What is null or empty has no keys of its own.
+        if not fitting and not any(p[: len(path)] == path for p in patterns):
+            unknown.add(".".join(path))
+    return unknown, {".".join(p) for p in patterns if p not in met}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with what the commands read."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("small", SMALL), ("sessions", SESSIONS), ("sweep", SWEEP)):
+        (tmp_path / f"{name}.toml").write_text(text)
+    records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
+    (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
+
+
+@pytest.mark.parametrize("section", COMMANDS)
+def test_the_page_has_the_keys_of_the_output(section, files):
+    found = set()
+    for line in COMMANDS[section]:
+        done = command(*line.split(), "--json")
+        assert done.stdout, done.stderr
+        found |= set(paths(json.loads(done.stdout)))
+    unknown, missing = compare([key for key, _ in DOCUMENTED[section]], found)
+    assert (unknown, missing) == (set(), set())
+
+
+def test_a_profile_has_the_keys_of_the_page():
+    """What calibrating prints is the profile that it saves; the shipped one was made so."""
+    told = load_profile("default").model_dump(mode="json")
+    assert compare([key for key, _ in DOCUMENTED["calibrate"]], set(paths(told))) == (set(), set())
+
+
+def test_a_recording_has_the_keys_of_the_page(tmp_path):
+    """Recording needs llama.cpp; its result does not."""
+    told = Recording(tmp_path, "llama.cpp", "streams", 1, 1, None).to_dict()
+    assert compare([key for key, _ in DOCUMENTED["record"]], set(paths(told))) == (set(), set())
+
+
+def test_every_section_is_compared():
+    assert set(DOCUMENTED) == {*COMMANDS, "calibrate", "record", "generate"}
+
+
+def test_what_is_missing_on_either_side_is_found():
+    """The control."""
+    output = set(paths({"a": 1, "b": [{"c": 1, "odd": 2}], "d": {"x_low": 1, "y": 2}, "e": []}))
+    assert compare(["a", "b[].c", "d.<name>_low", "e[].f", "g"], output) == ({"b.[].odd", "d.y"}, {"e.[].f", "g"})
