@@ -6,10 +6,10 @@ import re
 import pytest
 
 from kvsim.advice.why import CAUSES
-from kvsim.costs.costs import load_profile
-from kvsim.engines.recording import Recording
+from kvsim import Recording, load_profile
 from kvsim.experiments.measures import MEASURES
 from tests.docs.pages import rows, sections
+from tests.gguf_files import SMOLLM2_MISSING
 from tests.kvsim.engines.test_conformance import ERA_A
 from tests.worlds import command
 
@@ -129,6 +129,12 @@ def test_a_profile_has_the_keys_of_the_page():
     """What calibrating prints is the profile that it saves; the shipped one was made so."""
     told = load_profile("default").model_dump(mode="json")
     assert compare([key for key, _ in DOCUMENTED["calibrate"]], set(paths(told))) == (set(), set())
+
+
+@pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
+def test_a_generated_text_has_the_keys_of_the_page():
+    told = json.loads(command("generate", "Hello", "-n", "2", "--json").stdout)
+    assert compare([key for key, _ in DOCUMENTED["generate"]], set(paths(told))) == (set(), set())
 
 
 def test_a_recording_has_the_keys_of_the_page(tmp_path):
