@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from kvsim.advice.why import CAUSES
 from kvsim import Recording, load_profile
+from kvsim.advice.why import CAUSES
 from kvsim.experiments.measures import MEASURES
 from tests.docs.pages import rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
