@@ -6,9 +6,12 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 import kvsim
+from kvsim.simulation.run import build_policy
 from policies import available, presets
+from real_engine import Engine
 from tests.docs.pages import blocks
 from tests.policies.test_invariants import SETTINGS, CacheMachine, FakeEntryPoint, settings
+from tests.real_engine.test_engine import MODEL, WORLD, serve_for_real, wrong_texts
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +42,9 @@ def test_it_keeps_every_invariant(policy, monkeypatch):
     monkeypatch.setattr(presets, "entry_points", lambda group: [FakeEntryPoint("lowest-cell", policy)])
     factory = available()["lowest-cell"]
     run_state_machine_as_test(partial(CacheMachine, factory), settings=settings(SETTINGS, max_examples=50))
+
+
+def test_a_real_model_writes_on_it_what_it_writes_without_a_cache(policy):
+    built = build_policy(WORLD, policy)
+    engine = Engine(MODEL, built.groups, built.kernel, WORLD.seed)
+    assert wrong_texts(serve_for_real(built, engine), engine) == 0
