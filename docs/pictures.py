@@ -116,7 +116,7 @@ def _captions(results: list[Any]) -> list[str]:
 
 def layouts() -> Figure:
     """The same requests under eight policies, each on its own time axis: what each layout looks like."""
-    names = "contiguous", "full-compaction", "llama.cpp-today", "streams", "paged", "hf-reserved", "growing", "oracle"
+    names = "contiguous", "full-compaction", "llama.cpp-b6975", "streams", "paged", "hf-reserved", "growing", "oracle"
     scenario = kvsim.load_scenario("batch", workload__requests=60)
     with mpl.rc_context({"font.family": "DejaVu Sans"}):
         figure = Figure(figsize=(9.2, 4.6), dpi=200, facecolor="white", layout="constrained")
