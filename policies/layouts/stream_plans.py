@@ -1,0 +1,192 @@
+"""Finding cells for all micro-batches of a step before any is placed, in every group and stream, as llama.cpp does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from policies.cells.arena import Arena, Saved
+from policies.cells.search import Cells, cells_array, find_run, find_scattered, start_of_search
+from policies.cells.split_batch import split_by_stream
+from policies.cells.stream_arenas import StreamArenas
+from policies.cells.window import behind_window, find_behind, losses
+from policies.layouts.unified import cut
+from policies.vocabulary import Chunk, NoSlot, split_batch
+
+
+class Rejected(ValueError):
+    """The batch itself is invalid: positions that do not continue a sequence, or sequences that do not agree."""
+
+
+Slot = tuple[int, tuple[Chunk, ...], Cells]
+"""A stream, the chunks of a micro-batch that go there, and a cell for each of their tokens."""
+
+Planned = tuple[tuple[Chunk, ...], list[list[Slot]]]
+"""A micro-batch, and its slots in every group."""
+
+
+def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
+    """Raise ``Rejected`` unless every sequence continues where it ends and coupled sequences agree.
+
+    As ``llama_batch_allocr::init``; ``NoSlot`` where coupled sequences would lie in different streams.
+    """
+    if streams.n_streams == 1 and streams.arenas[-1][0].go_on(step):
+        return
+    next_position: dict[int, int] = {}
+    together: dict[int, set[int]] = {}
+    arenas = streams.arenas[-1]
+    for chunk in step:
+        for seq in chunk.seqs if chunk.also else (chunk.seq,):
+            expected = next_position.get(seq)
+            if expected is None:
+                held = arenas[streams.stream_of(seq)].last_position(seq)
+                expected = held + 1 if held >= 0 else chunk.start
+            if chunk.start != expected:
+                raise Rejected(f"sequence {seq} ends at {expected - 1}, its next chunk starts at {chunk.start}")
+            next_position[seq] = chunk.start + chunk.n
+            if chunk.also or together:
+                together[seq] = together.get(seq, set(chunk.seqs)) & set(chunk.seqs)
+                if not together[seq]:
+                    raise Rejected(f"sequence {seq} belongs to incompatible sets of sequences")
+        for seq in chunk.also:
+            first, other = (arenas[streams.stream_of(s)] for s in (chunk.seq, seq))
+            ends = (first.first_position(chunk.seq), first.last_position(chunk.seq))
+            if ends != (other.first_position(seq), other.last_position(seq)):
+                raise Rejected(f"sequence {chunk.seq} is coupled to {seq}, but they have diverged")
+    if together and streams.n_streams > 1:
+        # Not a fault of the batch, in the original's eyes: it only finds no way to split it.
+        raise NoSlot("coupled sequences need a unified cache")
+
+
+class StepPlanner:
+    """Finds the cells that a step's micro-batches will take, and takes them."""
+
+    def __init__(self, streams: StreamArenas, n_ubatch: int, *, contiguous: bool):
+        """``contiguous``: a micro-batch's cells in a stream must lie in a row."""
+        self._streams = streams
+        self._n_ubatch = n_ubatch
+        self._contiguous = contiguous
+
+    def find_at_once(self, step: Sequence[Chunk]) -> Iterable[Planned] | None:
+        """A plan made while it is carried out, where that is certain to succeed; otherwise None.
+
+        Each micro-batch is found when the one before it has been placed, and none sees what a later one takes.
+        """
+        streams, n_ubatch = self._streams, self._n_ubatch
+        tokens = sum([chunk.n for chunk in step])
+        if streams.n_streams == 1 and tokens <= n_ubatch:
+            batches = cut(step, tokens, n_ubatch)
+            by_group = [self._find(group, chunks) for chunks in batches for group in range(len(streams.specs))]
+            slots = [found for found in by_group if found is not None]
+            return [(batches[0], slots)] if 0 < len(slots) == len(by_group) else None
+        if self._contiguous or any(spec.window is not None for spec in streams.specs):
+            return None
+        need: dict[int, int] = {}
+        for chunk in step:
+            stream = streams.stream_of(chunk.seq)
+            need[stream] = need.get(stream, 0) + chunk.n
+        if any(arenas[stream].free.total < n for arenas in streams.arenas for stream, n in need.items()):
+            return None
+        if streams.n_streams == 1:
+            return self._one_by_one(split_batch(step, n_ubatch))
+        return self._one_by_one(split_by_stream(step, n_ubatch, sequential=True))
+
+    def _one_by_one(self, batches: Iterable[tuple[Chunk, ...]]) -> Iterator[Planned]:
+        for batch in batches:
+            by_group = [self._find(group, batch) for group in range(len(self._streams.specs))]
+            yield batch, [slots for slots in by_group if slots is not None]
+
+    def plan(self, step: Sequence[Chunk]) -> list[Planned] | None:
+        """Micro-batches with their slots in every group; None if they do not fit."""
+        streams, attempts = self._streams, []
+        if streams.n_streams == 1:
+            attempts.append(split_batch(step, self._n_ubatch))
+        if streams.n_streams > 1 or len(streams.specs) > 1:
+            attempts.append(split_by_stream(step, self._n_ubatch, sequential=streams.n_streams > 1))
+        for batches in attempts:
+            by_group = []
+            for group in range(len(streams.specs)):
+                slots = self._prepare(group, batches)
+                if slots is None:
+                    break
+                by_group.append(slots)
+            else:
+                return [(batch, [slots[i] for slots in by_group]) for i, batch in enumerate(batches)]
+        return None
+
+    def take(self, group: int, slot: Slot) -> None:
+        """Put the tokens into the cells that were found (``apply_ubatch``).
+
+        Where a cell that left the window is overwritten, all that its sequence holds up to that position goes too,
+        so that what is left has no gap. As in the original, a plan that fails does not bring that back.
+        """
+        stream, chunks, cells = slot
+        arena = self._streams.arenas[group][stream]
+        lost: dict[int, int] = {}
+        in_a_row = isinstance(cells, range) and arena.free.is_free(cells.start, len(cells))
+        if self._streams.specs[group].window is not None and not in_a_row:
+            over = cells_array(cells)
+            over = over[arena.owner[over] > 0]
+            if len(over):
+                lost = losses(arena, over)
+                arena.vacate(over)
+        arena.take(cells, chunks)
+        for seq, last in lost.items():
+            arena.remove(seq, 0, last + 1)
+        arena.head = int(cells[-1]) + 1
+
+    def _prepare(self, group: int, batches: Sequence[tuple[Chunk, ...]]) -> list[list[Slot]] | None:
+        """Find and take slots for all micro-batches in order, then undo it all (``prepare``)."""
+        arenas = self._streams.arenas[group]
+        found: list[list[Slot]] = []
+        undo = []
+        for batch in batches:
+            slots = self._find(group, batch)
+            if slots is None:
+                break
+            heads = [arena.head for arena in arenas]
+            undo.append((slots, heads, [arenas[stream].save(cells_array(cells)) for stream, _, cells in slots]))
+            found.append(slots)
+            for slot in slots:
+                self.take(group, slot)
+        for slots, heads, saved in reversed(undo):
+            _undo(arenas, slots, heads, saved)
+        return found if len(found) == len(batches) else None
+
+    def _find(self, group: int, batch: Sequence[Chunk]) -> list[Slot] | None:
+        """Slots for a micro-batch in the streams of its sequences; None where one has no room."""
+        streams = self._streams
+        by_stream: dict[int, Sequence[Chunk]] = {0: batch}
+        if streams.n_streams > 1:
+            chunks_of: dict[int, list[Chunk]] = {}
+            for chunk in batch:
+                chunks_of.setdefault(streams.stream_of(chunk.seq), []).append(chunk)
+            by_stream = dict(chunks_of)
+        slots: list[Slot] = []
+        for stream, chunks in by_stream.items():
+            arena = streams.arenas[group][stream]
+            n = sum([chunk.n for chunk in chunks])
+            window = streams.specs[group].window
+            head = start_of_search(arena.head, arena.used, n)
+            cells: Cells | None
+            if self._contiguous:
+                usable = arena.free if window is None else behind_window(arena, window)
+                first, _ = find_run(usable, head, n)
+                cells = None if first is None else range(first, first + n)
+            elif window is None:
+                cells = find_scattered(arena.free, head, n)
+            else:
+                cells = find_behind(arena, window, head, n)
+            if cells is None:
+                return None
+            slots.append((stream, tuple(chunks), cells))
+        return slots
+
+
+def _undo(arenas: Sequence[Arena], slots: Sequence[Slot], heads: Sequence[int], saved: Sequence[Saved]) -> None:
+    """Give back what a micro-batch took.
+
+    As in the original, the head is restored by the k-th stream of the micro-batch, not by stream number.
+    """
+    for k, (stream, _, _) in enumerate(slots):
+        arenas[stream].restore(saved[k])
+        arenas[stream].head = heads[k]
