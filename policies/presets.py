@@ -15,7 +15,8 @@ from policies.layouts import llamacpp
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from policies.layouts.paged import PagedPolicy
 from policies.layouts.prompt_decode_regions import PromptDecodeRegionsPolicy
-from policies.layouts.sequence_regions import GrowingPolicy, OraclePolicy, ReservedPolicy, RingPolicy
+from policies.layouts.ring import RingPolicy
+from policies.layouts.sequence_regions import GrowingPolicy, OraclePolicy, ReservedPolicy
 from policies.layouts.unified import UnifiedPolicy
 from policies.paging.eviction import free_blocks
 from policies.paging.free_lists.belady import Future

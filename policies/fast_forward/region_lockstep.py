@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from policies.fast_forward.forecast import MAX_STEPS
@@ -24,15 +24,13 @@ class Region(LockstepSequence):
 
 
 class Regions(Protocol):
-    """What a lockstep batch must know of the policy that hands out regions."""
+    """What a lockstep batch must know of the regions that a policy hands out."""
 
-    @property
-    def most(self) -> int | None:
-        """Cells that a sequence can have a token in at most; None: as many as it has tokens."""
-        ...
+    max_held: int | None
+    """Cells of a region that can hold a token at the same time; None: all of them."""
 
     def region(self, seq: int) -> Region | None:
-        """Of a sequence, where it has one."""
+        """A sequence's region, if it has one."""
         ...
 
     def held(self, seq: int) -> int:
@@ -40,75 +38,86 @@ class Regions(Protocol):
         ...
 
     def room(self, seq: int) -> int:
-        """Tokens that the sequence can be given before anything must be decided; it must have a region."""
+        """Tokens that the sequence can be given before its region must grow or be renumbered; it must have one."""
         ...
 
-    def place(self, step: Sequence[Chunk], lockstep_tokens: int) -> Sequence[PassSummary]:
-        """Place chunks; ``beside``: so many tokens are in the first pass as well."""
-        ...
-
-    def grow(self, cells: int) -> None:
-        """So many cells more hold a token."""
+    def add_stored(self, cells: int) -> None:
+        """Count so many cells more that hold a token."""
         ...
 
     @property
     def largest_free(self) -> int:
-        """Cells of the largest free run."""
+        """Cells of the largest free extent."""
         ...
 
-    def next_size(self, size: int) -> int | None:
-        """Cells of the region that a sequence moves to when one of that size is full; None where it gets no other."""
+    def move_to_larger(self, region: Region, size: int) -> Moves:
+        """Replace a full region by one of ``size`` cells, for which there must be a free extent; the cells to copy."""
         ...
 
-    def move_on(self, region: Region, size: int) -> Moves:
-        """A full region becomes one of that size, for which there must be a free run; what is to be copied."""
-        ...
+
+_Event = tuple[int, int, int]
+"""A step, the join index of the sequence that it concerns, and its number."""
 
 
 class RegionLockstepBatch(LockstepBatch[Region]):
-    """Each member goes on in its own region, until that is full or must be renumbered; on the way, one at a time may
-    move on to a larger one."""
+    """Sequences that fill their own regions, until one is full or must be renumbered.
+
+    On the way, one at a time may move on to a larger region.
+    """
 
     takes_from_pool = False
 
-    def __init__(self, policy: Regions, max_pass_tokens: int):
+    def __init__(
+        self,
+        regions: Regions,
+        next_size: Callable[[int], int | None],
+        place: Callable[[Sequence[Chunk], int], Sequence[PassSummary]],
+        max_pass_tokens: int,
+    ):
+        """``next_size``: cells of the region that replaces a full one of so many, None where none does.
+
+        ``place``: places chunks in a step whose first pass also has so many tokens of the lockstep batch.
+        """
         super().__init__(max_pass_tokens)
-        self._policy = policy
-        self._ends: list[tuple[int, int, int]] = []
-        """A heap of, for each member at least: the step before which something must be decided, turn, number."""
-        self._caps: list[tuple[int, int, int]] = []
-        """The same of those that still grow: the step from which on they hold no more than they do."""
+        self._regions = regions
+        self._next_size = next_size
+        self._place = place
+        self._ends: list[_Event] = []
+        """A heap with, for each member at least, the step before which its region must grow or be renumbered."""
+        self._caps: list[_Event] = []
+        """A heap with, for each growing member at least, the step from which on it holds no more cells than before."""
         self._held = 0
         """Cells of all members that hold a token."""
         self._growing = 0
+        """Members that hold a cell more after each step."""
 
     def join(self, seq: int) -> bool:
-        """Whoever has a region and room in it."""
-        policy, most = self._policy, self._policy.most
-        region = policy.region(seq)
+        """False without a region that holds something and has room."""
+        regions, max_held = self._regions, self._regions.max_held
+        region = regions.region(seq)
         if region is None or region.length == 0:
             return False
-        room = policy.room(seq)
+        room = regions.room(seq)
         if room < 1:
             return False
         self._add(seq, region)
         heapq.heappush(self._ends, (self.steps + room, region.join_index, seq))
-        self._held += policy.held(seq)
-        if most is None:
+        self._held += regions.held(seq)
+        if max_held is None:
             self._growing += 1
-        elif region.length < most:
+        elif region.length < max_held:
             self._growing += 1
-            heapq.heappush(self._caps, (self.steps + most - region.length, region.join_index, seq))
+            heapq.heappush(self._caps, (self.steps + max_held - region.length, region.join_index, seq))
         return True
 
     def leave(self, seq: int) -> None:
-        """Its region stays."""
-        region = self._drop(seq)
-        self._held -= self._policy.held(seq)
-        self._growing -= self._policy.most is None or region.length < self._policy.most
+        """Its region stays as it is."""
+        region, max_held = self._drop(seq), self._regions.max_held
+        self._held -= self._regions.held(seq)
+        self._growing -= max_held is None or region.length < max_held
 
     def blocked(self) -> list[int]:
-        """Those whose regions are full, or to be renumbered."""
+        """Members whose regions are full, or must be renumbered."""
         if not self._ends or self._ends[0][0] > self.steps:
             return []
         found = []
@@ -119,45 +128,45 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         return [seq for _, _, seq in found]
 
     def reserve_step(self) -> bool:
-        """All room is there."""
+        """Always: the regions have the room."""
         return True
 
     def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
-        """Takes and grows regions where needed."""
-        return self._policy.place(step, len(self))
+        """Take and grow regions where the chunks need it."""
+        return self._place(step, len(self))
 
     def next_step_reads(self) -> NextStepReads:
-        """One token more for each."""
+        """All that members hold, with a token more for each that still grows."""
         return NextStepReads(self._held + self._growing, len(self), self.max_scanned_per_token(1))
 
     def forecast(self, n: int) -> ReadForecast:
-        """Until somebody is stuck, and cannot just move on to a larger region."""
+        """Up to the first step in which a full region cannot just be replaced by a larger one."""
         n, copies = self._foresee(min(n, MAX_STEPS))
         return ReadForecast(n, self._held, self._growing, len(self._members), self._capped(n), region_copies=copies)
 
     def steps_until_release(self) -> int:
-        """Up to the first in which somebody moves on."""
+        """Steps up to the first in which a member moves to a larger region."""
         end = self._next(self._ends)
         return super().steps_until_release() if end is None else end + 1 - self.steps
 
     def max_scanned_per_token(self, n: int) -> int:
-        """All of its tokens, or as many as it keeps."""
-        most, tokens = self._policy.most, self._most_tokens() + n
-        return tokens if most is None else min(tokens, most)
+        """All tokens of the longest member, or as many cells as a region can fill."""
+        max_held, tokens = self._regions.max_held, self._most_tokens() + n
+        return tokens if max_held is None else min(tokens, max_held)
 
     def take_step(self) -> None:
-        """A token for each."""
+        """A token for each member."""
         self._fill(1)
 
     def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
-        """A token for each in every step."""
+        """A token for each member in every step; full regions are replaced on the way."""
         copies, stop = [], self.steps + n
         while (end := self._next(self._ends)) is not None and end < stop:
             _, join_index, seq = self._ends[0]
             region = self._members[seq]
-            before, size = region.size, self._policy.next_size(region.size)
+            before, size = region.size, self._next_size(region.size)
             assert size is not None
-            copies.append(self._policy.move_on(region, size))
+            copies.append(self._regions.move_to_larger(region, size))
             heapq.heapreplace(self._ends, (end + size - before, join_index, seq))
         self._fill(n)
         return copies
@@ -170,35 +179,35 @@ class RegionLockstepBatch(LockstepBatch[Region]):
             heapq.heappop(self._caps)
         self.steps += n
         self._held += grown
-        self._policy.grow(grown)
+        self._regions.add_stored(grown)
 
     def _foresee(self, n: int) -> tuple[int, list[tuple[int, int]]]:
-        """How many of ``n`` steps can be taken; who moves on to a larger region on the way, and copies how much: the
-        steps before that, and cells. They go one at a time, and while the largest free run has room for all of them, so
-        that no order of theirs and no lack of room could matter."""
-        end, ends, room = self._next(self._ends), self._ends, self._policy.largest_free
+        """How many of ``n`` steps can be taken, and the copies on the way: the steps before each, and its cells.
+
+        Members move to larger regions one at a time, and only while the largest free extent has room for all of them,
+        so that neither their order nor a lack of room could matter.
+        """
+        end, ends, room = self._next(self._ends), self._ends, self._regions.largest_free
         if end is None or end >= self.steps + n:
             return n, []
         copies: list[tuple[int, int]] = []
         sizes = {seq: self._members[seq].size for _, _, seq in ends if seq in self._members}
-        next_step_reads = [
-            entry for entry in ends if entry[2] in sizes and self._members[entry[2]].join_index == entry[1]
-        ]
-        heapq.heapify(next_step_reads)
-        while next_step_reads[0][0] < self.steps + n:
-            end, join_index, seq = next_step_reads[0]
-            size = self._policy.next_size(sizes[seq])
+        upcoming = [entry for entry in ends if entry[2] in sizes and self._members[entry[2]].join_index == entry[1]]
+        heapq.heapify(upcoming)
+        while upcoming[0][0] < self.steps + n:
+            end, join_index, seq = upcoming[0]
+            size = self._next_size(sizes[seq])
             if size is None or size > room:
                 return end - self.steps, copies
-            heapq.heapreplace(next_step_reads, (end + size - sizes[seq], join_index, seq))
-            if next_step_reads[0][0] == end:
+            heapq.heapreplace(upcoming, (end + size - sizes[seq], join_index, seq))
+            if upcoming[0][0] == end:
                 return end - self.steps, copies
             copies.append((end - self.steps, sizes[seq]))
             sizes[seq], room = size, room - size
         return n, copies
 
-    def _next(self, heap: list[tuple[int, int, int]]) -> int | None:
-        """The first step in a heap, without what has left."""
+    def _next(self, heap: list[_Event]) -> int | None:
+        """The first step in a heap, once entries of members that have left are dropped."""
         members = self._members
         while heap:
             step, join_index, seq = heap[0]
@@ -208,7 +217,7 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         return None
 
     def _capped(self, n: int) -> list[int]:
-        """After how many of the next ``n`` steps each of those that then hold all they can ceases to grow; in order."""
+        """After how many of the next ``n`` steps members cease to grow, in order, an entry for each that does."""
         if not self._caps:
             return []
         stop, found = self.steps + n, []

@@ -99,8 +99,8 @@ def alone(name, prompt, output, window=64):
     )
     costs = cost_model(scenario, PROFILE)
     policy, recorder = build_policy(scenario, name, costs), Recorder(detail="requests")
-    for method in ("allocate", "place"):
-        setattr(policy, method, Mock(side_effect=getattr(policy, method)))
+    for owner, method in ((policy, "allocate"), (policy.lockstep_batch(), "place")):
+        setattr(owner, method, Mock(side_effect=getattr(owner, method)))
     drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, "default")
     return policy, recorder
 
@@ -109,10 +109,10 @@ def test_a_region_grows_on_the_way():
     policy, recorder = alone("growing", 20, 200)
     assert (recorder.compactions, recorder.moved_cells) == (3, 32 + 64 + 128)
     # The prompt, and nothing else, is placed beside the others.
-    assert (policy.allocate.call_count, policy.place.call_count) == (0, 1)
+    assert (policy.allocate.call_count, policy.lockstep_batch().place.call_count) == (0, 1)
 
 
 def test_a_ring_takes_a_prompt_longer_than_its_window_in_several_passes():
     policy, recorder = alone("ring", 300, 10)
     assert recorder.forward_passes == -(-300 // policy.lockstep_batch().max_pass_tokens) + 9
-    assert (policy.allocate.call_count, policy.place.call_count) == (0, 1)
+    assert (policy.allocate.call_count, policy.lockstep_batch().place.call_count) == (0, 1)

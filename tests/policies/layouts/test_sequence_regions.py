@@ -129,7 +129,7 @@ def test_a_step_that_cannot_grow_everyone_grows_no_one():
         cache.open(seq, plan(16))
     cache.allocate([Chunk(0, 0, 16), Chunk(1, 0, 16)])
     before, occupied = cache.usage(), cache.occupancy()
-    with pytest.raises(NoSlot, match="no free run of 32 cells"):
+    with pytest.raises(NoSlot, match="no free extent of 32 cells"):
         cache.allocate([Chunk(0, 16, 1), Chunk(1, 16, 1)])
     assert cache.usage() == before
     assert (cache.occupancy().position == occupied.position).all()

@@ -1,0 +1,142 @@
+"""The regions of all sequences in one arena, and in which order a region's cells hold its sequence's tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.cells.free_extents import FreeExtents
+from policies.fast_forward.region_lockstep import Region
+from policies.vocabulary import NO_SHIFT, Chunk, IntArray, Moves, NoSlot, Shift, View
+
+
+class TokenOrder:
+    """Token ``i`` of a sequence lies in the ``i``-th cell of its region."""
+
+    max_held: int | None = None
+    """Cells of a region that can hold a token at the same time; None: all of them."""
+
+    def held(self, region: Region) -> int:
+        """Cells of a region that hold a token."""
+        return region.length
+
+    def least_size(self, tokens: int) -> int:
+        """Cells that a region for so many tokens must have."""
+        return tokens
+
+    def room(self, seq: int, region: Region) -> int:
+        """Tokens that the sequence can be given before its region must grow or be renumbered."""
+        return region.size - region.length
+
+    def append(self, chunk: Chunk, region: Region) -> int:
+        """Count a chunk's tokens as written; returns the cells that then hold a token."""
+        region.length = end = chunk.start + chunk.n
+        return end
+
+    def offsets(self, numbers: IntArray) -> IntArray:
+        """Where in a region the tokens of these numbers lie; shape (n,)."""
+        return numbers
+
+    def cells(self, region: Region) -> IntArray:
+        """The cells that hold a token, in order of position; shape (n,)."""
+        return np.arange(region.start, region.start + region.length)
+
+    def view(self, seq: int, region: Region) -> View:
+        """What attention may see of a sequence."""
+        return View(self.cells(region), np.arange(region.length))
+
+    def forget(self, seq: int) -> None:
+        """Drop what is remembered of a sequence that has gone."""
+
+    def settle_rotations(self) -> Shift:
+        """The keys to rotate that no micro-batch has reported yet; from now on they are reported."""
+        return NO_SHIFT
+
+
+class RegionTable:
+    """Where each sequence's region lies, how many cells hold a token, and which cells are free for new regions."""
+
+    def __init__(self, cells: int, order: TokenOrder, *, best_fit: bool):
+        """``best_fit``: take the smallest free extent that is large enough, instead of the first."""
+        self.order = order
+        self.max_held = order.max_held
+        self.free = FreeExtents(cells)
+        self.regions: dict[int, Region] = {}
+        self.stored = 0
+        """Cells of all regions that hold a token."""
+        self._best_fit = best_fit
+
+    @property
+    def largest_free(self) -> int:
+        """Cells of the largest free extent."""
+        return self.free.largest
+
+    def take(self, size: int) -> int:
+        """The first cell of a new region. Raises ``NoSlot``."""
+        start = self.take_if_free(size)
+        if start is None:
+            raise NoSlot(f"no free extent of {size} cells: the largest has {self.free.largest} of {self.free.total}")
+        return start
+
+    def take_if_free(self, size: int) -> int | None:
+        """The first cell of a new region; None where no free extent is large enough."""
+        at = self.free.best_of(size) if self._best_fit else self.free.first_of(size, 0)
+        if at is None:
+            return None
+        start = self.free.starts[at]
+        self.free.take(start, size)
+        return start
+
+    def release(self, region: Region) -> None:
+        """Give back all cells of a region."""
+        self.free.give_back(region.start, region.size)
+
+    def move_to_larger(self, region: Region, size: int) -> Moves:
+        """Replace a full region by one of ``size`` cells, for which there must be a free extent; the cells to copy."""
+        start, before = region.start, region.size
+        region.start, region.size = self.take(size), size
+        self.free.give_back(start, before)
+        return Moves.from_runs([(start, region.start, before)])
+
+    def truncate(self, region: Region, length: int) -> None:
+        """Keep the first ``length`` tokens of a region."""
+        self.stored -= self.order.held(region)
+        region.length = length
+        self.stored += self.order.held(region)
+
+    def append(self, chunk: Chunk) -> int:
+        """Count a chunk's tokens as written; returns the cells in which its sequence then has one."""
+        region = self.regions[chunk.seq]
+        before = self.order.held(region)
+        held = self.order.append(chunk, region)
+        self.stored += held - before
+        return held
+
+    def write(self, chunk: Chunk) -> IntArray:
+        """Count a chunk's tokens as written; returns their cells; shape (n,)."""
+        self.append(chunk)
+        numbers = np.arange(chunk.start, chunk.start + chunk.n)
+        return self.regions[chunk.seq].start + self.order.offsets(numbers)
+
+    def view(self, seq: int) -> View:
+        """What attention may see of a sequence."""
+        return self.order.view(seq, self.regions[seq])
+
+    def region(self, seq: int) -> Region | None:
+        """A sequence's region, if it has one."""
+        return self.regions.get(seq)
+
+    def held(self, seq: int) -> int:
+        """Cells in which the sequence has a token; it must have a region."""
+        return self.order.held(self.regions[seq])
+
+    def room(self, seq: int) -> int:
+        """Tokens that the sequence can be given before its region must grow or be renumbered; it must have one."""
+        return self.order.room(seq, self.regions[seq])
+
+    def add_stored(self, cells: int) -> None:
+        """Count so many cells more that hold a token."""
+        self.stored += cells
+
+    def top(self) -> int:
+        """One past the highest cell that holds a token."""
+        return max((r.start + self.order.held(r) for r in self.regions.values() if r.length), default=0)
