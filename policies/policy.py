@@ -1,4 +1,8 @@
-"""What a policy is: the one interface that the simulator, the real engine and the recorded runs all drive."""
+"""What a policy is: the one interface that the simulator, the real engine and the recorded runs all drive.
+
+A new policy sets ``name``, ``capacity``, ``groups`` and ``kernel``, and has three methods: ``allocate``, ``free`` and
+``occupancy``. Every other method has a default that is right, if slower than a policy could be.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from policies.vocabulary import (
     SequencePlan,
     Transfer,
     Usage,
+    usage_of,
 )
 
 if TYPE_CHECKING:
@@ -29,14 +34,14 @@ if TYPE_CHECKING:
 
 Kernel = Literal["masked", "tiled", "gather", "sliced"]
 """How attention reads the cache. ``masked``: every cell up to the highest used one, padded, and masks what is not
-the sequence's own (llama.cpp without flash attention). ``tiled``: the same, but skips tiles that hold nothing of
+the sequence's own (llama.cpp without flash attention). ``tiled``: as ``masked``, but skips tiles that hold nothing of
 the sequence (flash attention). ``gather``: just the sequence's cells, found through a table (paged attention).
 ``sliced``: the sequence's own stretch of the cache, from its lowest cell to its highest."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """What every policy is built from."""
+    """The settings that every policy is built from."""
 
     cells: int
     """Cells in the cache."""
@@ -61,11 +66,11 @@ class CacheConfig:
     sinks: int = 4
     """First tokens of each sequence that a ring never overwrites (Xiao et al., arXiv 2309.17453)."""
     unified: bool = True
-    """One cache for all sequences (llama-server's ``--kv-unified``), or an equal share for each."""
+    """One cache for all sequences (llama-server's ``--kv-unified``), instead of an equal share for each."""
     n_layers: int = 4
-    """Layers of the model: llama.cpp's limit of runs in one defragmentation depends on them."""
+    """Layers of the model, on which llama.cpp's limit of runs in one defragmentation depends."""
     sort_batch: bool = False
-    """Split regions: place the longest sequences of a batch first."""
+    """Prompt/decode regions: place the longest sequences of a batch first."""
     prefix_cache: bool = True
     """Paged: full blocks are found again by their content."""
     eviction: Eviction = "lru"
@@ -77,9 +82,9 @@ class CacheConfig:
     host_cells: int = 0
     """Paged: cells of a tier in host memory for what is evicted or swapped out."""
     future: Callable[[], Iterable[tuple[Content, int]]] | None = None
-    """For clairvoyant eviction: of every request in order what it says, and how many tokens its prompt has."""
+    """For clairvoyant eviction: the content and the prompt length of every request, in order."""
     costs: RelativeCosts = field(default_factory=lambda: RelativeCosts(score=1.0, run=50.0, cell=8.0))
-    """For adaptive triggers."""
+    """What an adaptive trigger weighs compactions by."""
 
 
 class Unsupported(Exception):
@@ -92,13 +97,16 @@ class Policy(ABC):
     A method that raises leaves the state as it was (``NoSlot`` says where that is not so).
     """
 
+    # Identity and declared capabilities
+
     name: str
     """The name in every table and command."""
     capacity: int
     """Cells that can hold tokens, in the first group."""
     groups: tuple[Group, ...]
-    """The caches side by side; one, but for models with a sliding window in some layers."""
+    """The caches side by side; one, except for models with a sliding window in some layers."""
     kernel: Kernel
+    """How attention reads the cells."""
     block_size: int = 1
     """Cells that are handed out together."""
     unbounded: bool = False
@@ -114,18 +122,20 @@ class Policy(ABC):
     """Whether ``reserve`` sets room aside chunk by chunk; otherwise it says yes, and ``allocate`` may still refuse."""
 
     can_free_while_decoding: bool = False
-    """Whether decode steps may let in who had to wait: by giving up cells, or by forgetting what it would share."""
+    """Whether decode steps may make room for waiting requests: by giving up cells, or by forgetting a shared prefix."""
 
     @property
     def max_sequence_tokens(self) -> int:
-        """The most tokens that one sequence can ever hold here."""
+        """The most tokens that one sequence can ever hold here; by default all cells."""
         return self.capacity
 
+    # Admission
+
     def open(self, seq: int, plan: SequencePlan) -> None:  # noqa: B027  (most policies look at no plan)
-        """A sequence is about to start; it holds nothing yet."""
+        """Announce a sequence that is about to start and holds nothing yet; by default nothing happens."""
 
     def admits(self, plan: SequencePlan) -> bool:
-        """Whether such a sequence may start now, or should wait. llama.cpp never makes one wait."""
+        """Whether such a sequence may start now, or should wait; by default it may, as in llama.cpp."""
         return True
 
     def refusal(self, plan: SequencePlan) -> str | None:
@@ -136,16 +146,13 @@ class Policy(ABC):
         return f"the request needs {plan.final_tokens} cells ({sizes}), a sequence can have {self.max_sequence_tokens}"
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
-        """How many of the first ``tokens`` tokens of a text are cached already for a sequence that holds nothing.
+        """How many of the first ``tokens`` tokens of a text are cached already, for a sequence that holds nothing.
 
-        They are the sequence's own as soon as a chunk that starts behind them has been reserved.
+        They belong to the sequence as soon as a chunk that starts behind them has been reserved. By default none are.
         """
         return 0
 
-    def can_truncate(self, seq: int, n: int) -> int:
-        """With how many of its first ``n`` tokens a sequence could go on if the rest were freed: ``n``, or 0 where
-        the layout cannot give up a tail, or has given up what they would have to see."""
-        return 0
+    # Placement
 
     def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False) -> bool:
         """Set room aside for a chunk that the next ``allocate`` will place; False if there is none.
@@ -155,27 +162,6 @@ class Policy(ABC):
         """
         return True
 
-    def swap_out(self, seq: int) -> int | None:
-        """Move a sequence to the host tier; a ticket, or None where there is no such tier or no room in it."""
-        return None
-
-    def swap_in(self, seq: int, ticket: int, upto: int = 0, *, waits: bool = False) -> int | None:
-        """Bring a sequence back under this number; the tokens that it holds, or None where there is no room for them,
-        or not for its tokens ``upto`` there as well."""
-        raise Unsupported(f"{self.name}: there is no host tier")
-
-    def forget_swapped(self, ticket: int) -> None:
-        """A sequence that was swapped out will not come back."""
-        raise Unsupported(f"{self.name}: there is no host tier")
-
-    def fetch(self, content: Content, tokens: int) -> Sequence[Key]:
-        """Bring a text's prefix from the host tier into free cells, ahead of its use; the keys of what was brought."""
-        return ()
-
-    def settle_transfers(self) -> tuple[Transfer, ...]:
-        """Copies between the tiers that no micro-batch has carried yet; they are then owed no more."""
-        return ()
-
     @abstractmethod
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Give every token of the step a cell, micro-batch by micro-batch.
@@ -184,30 +170,55 @@ class Policy(ABC):
         Raises ``NoSlot`` when there is no room.
         """
 
-    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
-        """What at most ``n`` steps in a row would read and take, the first of them this one, the others the same
-        sequences a token further; as many as can be placed before something is to be decided: a search, a compaction,
-        a failure. None: that cannot be told, or is not worth it. Changes nothing."""
-        return None
-
-    def lockstep_batch(self) -> LockstepBatch[Any] | None:
-        """Who decodes in lockstep here; None where the layout knows no such thing. The same at every call. While a
-        sequence is a member, nobody else may place tokens for it."""
-        return None
+    # Giving up cells
 
     @abstractmethod
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
-        """Take positions ``[start, stop)`` from a sequence (to its end if None). None held: nothing happens."""
+        """Take positions ``[start, stop)`` from a sequence (to its end if None); without effect if it holds none."""
 
-    def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
-        """Let ``dst``, which holds none of them, see positions ``[start, stop)`` of ``src`` as well."""
-        raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
+    def can_truncate(self, seq: int, n: int) -> int:
+        """With how many of its first ``n`` tokens a sequence could continue if the rest were freed: ``n`` or 0.
+
+        0 where the layout cannot give up a tail, or has given up tokens that the next one would have to see.
+        """
+        return 0
 
     def keep(self, seq: int) -> None:
         """Take everything from all other sequences."""
         for other in self.sequences():
             if other != seq:
                 self.free(other)
+
+    # The host tier
+
+    def swap_out(self, seq: int) -> int | None:
+        """Move a sequence to the host tier; a ticket, or None where there is no such tier or no room in it."""
+        return None
+
+    def swap_in(self, seq: int, ticket: int, upto: int = 0, *, waits: bool = False) -> int | None:
+        """Bring a sequence back under this number; the tokens that it holds, or None where there is no room for them.
+
+        ``upto``: that many tokens of the sequence must fit as well. ``waits``: others run meanwhile.
+        """
+        raise Unsupported(f"{self.name}: there is no host tier")
+
+    def forget_swapped(self, ticket: int) -> None:
+        """Drop a sequence that was swapped out and will not come back."""
+        raise Unsupported(f"{self.name}: there is no host tier")
+
+    def fetch(self, content: Content, tokens: int) -> Sequence[Key]:
+        """Bring a text's prefix from the host tier into free cells, ahead of its use; the keys of what was brought."""
+        return ()
+
+    def settle_transfers(self) -> tuple[Transfer, ...]:
+        """The copies between the tiers that no micro-batch has reported yet; from now on they are reported."""
+        return ()
+
+    # Sharing and shifting
+
+    def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
+        """Let ``dst``, which holds none of them, see positions ``[start, stop)`` of ``src`` as well."""
+        raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
 
     def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
         """Add ``delta`` to positions ``[start, stop)``; those that become negative are freed.
@@ -216,32 +227,58 @@ class Policy(ABC):
         """
         raise Unsupported(f"{self.name}: positions are tied to cells in this layout")
 
+    # Tidying
+
     def compact(self) -> Moves:
-        """Tidy the first group, and say which cells must be copied where. Nothing to do: no moves."""
+        """Pack the first group, and say which cells must be copied where; no moves if there is nothing to do."""
         return NO_MOVES
 
     def idle(self) -> Moves:
         """A slice of tidying for a server with nothing to do; the state is consistent after each."""
         return NO_MOVES
 
-    @abstractmethod
-    def sequences(self) -> list[int]:
-        """The sequences that hold cells, ascending."""
-
-    @abstractmethod
-    def usage(self) -> Usage:
-        """How full and how broken up the first group is now; cheap enough for every step."""
+    # Looking in
 
     @abstractmethod
     def occupancy(self, group: int = 0) -> CellMap:
         """The whole cache of a group, cell by cell; shape of its arrays: (groups[group].cells,)."""
 
+    def sequences(self) -> list[int]:
+        """The sequences that hold cells in any group, ascending."""
+        maps = [self.occupancy(group) for group in range(len(self.groups))]
+        return sorted({seq for cell_map in maps for owners in set(cell_map.owners) for seq in owners})
+
+    def usage(self) -> Usage:
+        """How full and how broken up the first group is now; asked for after every step where tables are kept.
+
+        By default counted from ``occupancy()``, as if nothing were reserved ahead and any free cells of a stream would
+        do for a sequence: a layout of which that is not true says so itself.
+        """
+        return usage_of(self.occupancy(), self.capacity, self.groups[0].streams)
+
     def first_owners(self, group: int = 0) -> IntArray:
         """Shape (groups[group].cells,): the smallest sequence in each cell, -1 where it holds no token; for snapshots.
 
-        As the whole map says, for those who know it at less expense than a set for every cell.
+        By default read off ``occupancy()``, which needs a set for every cell.
         """
         return self.occupancy(group).first_owner()
+
+    # Fast-forwarding
+
+    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
+        """What at most ``n`` decode steps in a row would read and take; None where that is unknown or not worth it.
+
+        The first of them is this step, the others continue the same sequences by a token each. The plan ends where
+        something must be decided: a search, a compaction, a failure. Changes nothing.
+        """
+        return None
+
+    def lockstep_batch(self) -> LockstepBatch[Any] | None:
+        """The sequences that decode in lockstep, the same object at every call; None where the layout has none.
+
+        While a sequence is a member, its tokens must not be placed in any other way.
+        """
+        return None
 
 
 PolicyFactory = Callable[[CacheConfig], Policy]

@@ -1,4 +1,4 @@
-"""The words that travel between the rooms: chunks in, micro-batches out.
+"""The types that policies take and give: chunks in, micro-batches out.
 
 A *cell* is room for one token's K and V in all layers. Counts are in cells or tokens, never bytes or seconds:
 a policy knows neither the model nor the clock.
@@ -21,7 +21,7 @@ FloatArray = NDArray[np.float64]
 
 
 class Chunk(NamedTuple):
-    """What is to be run for one sequence in one step: ``n`` tokens from position ``start``."""
+    """Tokens to run for one sequence in one step: ``n`` from position ``start``."""
 
     seq: int
     start: int
@@ -45,9 +45,9 @@ class SequencePlan(NamedTuple):
     final_tokens: int
     """Positions that it will hold when it ends. Only clairvoyant policies may look at it."""
     content: Content = NOTHING
-    """What it says and will say. Only what has been run may be found by others."""
+    """What it says and will say. Other sequences may find only what has been run."""
     request: int = -1
-    """Its request's number in the workload. Only clairvoyant policies may look at it."""
+    """The number of its request in the workload. Only clairvoyant policies may look at it."""
 
 
 class View(NamedTuple):
@@ -61,7 +61,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Runs of cells to copy, ordered so that applying them one after another is safe.
+    """Runs of cells to copy, in an order in which applying them is safe.
 
     Each run may overlap itself (as ``memmove`` allows); a later run never reads what an earlier one overwrote
     unless it means the new content.
@@ -94,7 +94,7 @@ class Moves:
                 rows[dst : dst + n] = rows[src : src + n]
 
     def carry(self, array: NDArray[np.generic], empty: int) -> None:
-        """Like ``apply`` on a one-dimensional array, but what is left behind becomes ``empty``."""
+        """Apply the moves to a one-dimensional array, and set every cell that was left behind to ``empty``."""
         for src, dst, n in zip(self.src.tolist(), self.dst.tolist(), self.length.tolist(), strict=True):
             moved = array[src : src + n].copy()
             array[src : src + n] = empty
@@ -102,7 +102,7 @@ class Moves:
 
     @staticmethod
     def join(parts: Sequence[Moves]) -> Moves:
-        """All moves, one after another."""
+        """All moves, in order."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -141,7 +141,7 @@ class Transfer(NamedTuple):
     """A run of cells to copy between the cache and the host tier behind it."""
 
     to_host: bool
-    """Out of the cache, or back into it."""
+    """True: out of the cache; False: back into it."""
     cell: int
     """First cell of the cache."""
     host: int
@@ -151,14 +151,14 @@ class Transfer(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What attention touches for one micro-batch in one cache group; arrays of shape (n_chunks,), int64."""
+    """What attention reads for one micro-batch in one cache group; arrays of shape (n_chunks,), int64."""
 
     tokens: IntArray
     """Query tokens of the chunk."""
     scanned: IntArray
     """Cells that the kernel computes scores for, for each of those tokens."""
     useful: IntArray
-    """Cells of those whose token the sequence can see at the end of the chunk."""
+    """Scanned cells whose token the sequence can see at the end of the chunk."""
     runs: IntArray
     """Contiguous pieces that the scanned cells lie in (blocks, for a block table)."""
     span: int
@@ -166,7 +166,7 @@ class Reads(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A micro-batch in one cache group: what to do to it first, and where the tokens go."""
+    """Where a micro-batch's tokens go in one cache group, and what an engine must do to that group first."""
 
     cells: IntArray
     """Shape (n_tokens,): the cell of each token, in chunk order."""
@@ -174,7 +174,7 @@ class Place(NamedTuple):
     moves: Moves = NO_MOVES
     """Cells to copy before the pass."""
     shift: Shift = NO_SHIFT
-    """Keys to rotate after that, before the pass."""
+    """Keys to rotate after the copies, before the pass."""
     views: tuple[View, ...] = ()
     """One for each chunk, filled only where the caller asked: a real engine needs them, a clock does not."""
     transfers: tuple[Transfer, ...] = ()
@@ -183,7 +183,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One of the caches that lie side by side: each layer of the model belongs to one of them."""
+    """One of several caches side by side; each layer of the model uses one of them."""
 
     cells: int
     """Cells that an engine must make room for."""
@@ -192,7 +192,7 @@ class Group:
     share: float = 1.0
     """Share of the model's layers."""
     streams: int = 1
-    """Independent caches of equal size that its cells are divided into, one after another."""
+    """Independent caches of equal size that its cells are divided into, in order."""
     host_cells: int = 0
     """Cells of the host tier behind it."""
 
@@ -226,7 +226,7 @@ class MicroBatch(NamedTuple):
 
 
 class NoSlot(Exception):
-    """There is no room for the step. The policy's state is as it was, but for what ``done`` lists."""
+    """There is no room for the step. The policy's state is as it was, except for what ``done`` lists."""
 
     def __init__(self, message: str, done: Sequence[MicroBatch] = ()):
         super().__init__(message)
@@ -278,7 +278,7 @@ class Usage:
 
     @property
     def free(self) -> int:
-        """Cells that nobody holds."""
+        """Cells that are not allocated."""
         return self.capacity - self.allocated
 
     @property
@@ -311,9 +311,31 @@ class CellMap:
         return np.array([min(o, default=-1) for o in self.owners], dtype=np.int64)
 
 
+def usage_of(cells: CellMap, capacity: int, streams: int = 1) -> Usage:
+    """Count the usage of a cache in which nothing is reserved and any free cells of a stream will do.
+
+    ``capacity``: cells that can hold tokens. ``streams``: caches of equal size that the cells are divided into.
+    """
+    used = cells.position >= 0
+    by_stream = used.reshape(streams, -1)
+    stored = int(used.sum())
+    # A used cell at either end of each stream, so that every free extent has a first cell and a cell behind it.
+    edges = np.diff(np.pad(by_stream, ((0, 0), (1, 1)), constant_values=True).astype(np.int8), axis=1).ravel()
+    lengths = np.flatnonzero(edges > 0) - np.flatnonzero(edges < 0)
+    return Usage(
+        capacity,
+        stored,
+        allocated=stored,
+        placeable=min(int((~by_stream).sum(axis=1).max()), capacity - stored),
+        free_extents=len(lengths),
+        largest_free_extent=int(lengths.max(initial=0)),
+        span=int(np.flatnonzero(used).max(initial=-1)) + 1,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RelativeCosts:
-    """What attention and moves cost, in any one unit: only their ratios matter."""
+    """What attention and moves cost, all in the same unit: only their ratios matter."""
 
     score: float
     """One query token scored against one cell."""
@@ -324,8 +346,10 @@ class RelativeCosts:
 
 
 def split_batch(step: Sequence[Chunk], n_ubatch: int, lockstep_tokens: int = 0) -> list[tuple[Chunk, ...]]:
-    """Cut a step into micro-batches of at most ``n_ubatch`` tokens, in order, as llama.cpp does; ``beside``: fewer than
-    that, and so many less in the first."""
+    """Cut a step into micro-batches of at most ``n_ubatch`` tokens, in order, as llama.cpp does.
+
+    ``lockstep_tokens``: room that the first leaves for a lockstep batch's tokens, fewer than ``n_ubatch``.
+    """
     batches: list[tuple[Chunk, ...]] = []
     current: list[Chunk] = []
     room = n_ubatch - lockstep_tokens
