@@ -1,0 +1,123 @@
+"""The policies that the machine runs, what is expected of each, and the settings and texts that are drawn."""
+
+from dataclasses import replace
+from functools import partial
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+
+from policies import EVICTIONS, CacheConfig, Content, available
+from policies.layouts.llamacpp import mid_2025, today
+from policies.layouts.multi_stream import CacheSpec
+from policies.layouts.paged import PagedPolicy
+from policies.paging.eviction import free_blocks
+
+SETTINGS = settings(
+    derandomize=True,
+    deadline=None,
+    stateful_step_count=30,
+    phases=[Phase.generate, Phase.shrink],
+    report_multiple_bugs=False,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
+KEEP_WHAT_WAS_PLACED = {"llama.cpp-2024"}
+"""Where a step that finds no room keeps the micro-batches that had found theirs, as the original did."""
+RESERVE_AHEAD = {"hf-reserved", "oracle", "ring"}
+"""Where an admitted sequence always finds room."""
+TAKE_ANY_ROOM = {"contiguous", "llama.cpp-2024", "split-regions"}
+"""Where one micro-batch finds room exactly if ``usage().placeable`` says so."""
+PACK_EVERYTHING = {"full-compaction", "adaptive", "threshold-compaction", "idle-compaction"}
+
+
+def mid_2025_with_defragmentation(config):
+    cache = [CacheSpec(config.cells, 32)]
+    return mid_2025("mid-2025", config, cache, threshold=config.threshold, max_nodes=1024)
+
+
+def tight_sliding_window(config):
+    """A window cache with hardly more cells than one window, so that they are used again and again."""
+    streams = 1 if config.unified else config.sequences
+    size = config.cells // streams
+    window = min(size, config.window * (config.sequences if config.unified else 1) + config.n_ubatch)
+    caches = [CacheSpec(size, 32, share=0.5), CacheSpec(window, 32, window=config.window, share=0.5)]
+    return today("tight sliding-window", config, caches, n_streams=streams)
+
+
+def window_with_tails_only(config):
+    """A paged window in which only the end of each prompt is found again."""
+    lru = partial(free_blocks, "lru")
+    return PagedPolicy(
+        "tails only", config, block_size=4, free=lru, prefix_cache=True, window=config.window, tail_only=True
+    )
+
+
+def paged_over_a_host_tier(config):
+    """So few blocks that the tier is much in use."""
+    config = replace(config, cells=min(config.cells, 48), host_cells=config.host_cells or 64, prefix_cache=True)
+    return available()["paged"](config)
+
+
+POLICIES = available() | {
+    "mid-2025": mid_2025_with_defragmentation,
+    "tight sliding-window": tight_sliding_window,
+    "tails only": window_with_tails_only,
+    "host tier": paged_over_a_host_tier,
+}
+_MANY = {"no room", "preempted before written"}
+MUST_BE_SEEN = {name: _MANY | {"hit", "copied on write"} for name in ("paged", "vllm", "paged-window", "tails only")}
+MUST_BE_SEEN["chunked"] = _MANY | {"copied on write"}
+MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "swapped in", "reserve refused"}
+"""Situations that the machine must have met with a policy."""
+
+TEXTS = (
+    ((0, 0, 64),),
+    ((0, 0, 12), (1, 0, 52)),
+    ((0, 0, 12), (2, 0, 52)),
+    ((0, 0, 10), (1, 0, 54)),
+    ((0, 0, 24), (2, 12, 40)),
+    ((1, 0, 64),),
+    ((3, 0, 8), (0, 8, 56)),
+)
+"""Prompts: segments of texts 0 to 3. The last has the first one's tokens behind another beginning."""
+PROMPTS = st.sampled_from([*TEXTS, ()])
+
+
+def expected_requests():
+    """The future that a clairvoyant cache is told, which does not come true in every detail."""
+    return [(Content(text), prompt) for prompt in (13, 34, 21) for text in TEXTS]
+
+
+CONFIGS = st.builds(
+    CacheConfig,
+    cells=st.integers(32, 160),
+    n_ubatch=st.integers(4, 32),
+    sequences=st.integers(2, 6),
+    max_tokens=st.integers(16, 64),
+    block_size=st.just(4),
+    chunk_size=st.just(8),
+    pad=st.sampled_from([1, 8, 32]),
+    kernel=st.sampled_from([None, "masked", "tiled", "gather", "sliced"]),
+    threshold=st.sampled_from([0.0, 0.1, 0.5]),
+    window=st.integers(8, 24),
+    sinks=st.integers(0, 3),
+    unified=st.booleans(),
+    sort_batch=st.booleans(),
+    prefix_cache=st.sampled_from([True, True, True, False]),
+    eviction=st.sampled_from(EVICTIONS),
+    free_order=st.sampled_from(["0.33.0", "0.22.1"]),
+    watermark=st.sampled_from([0.0, 0.1]),
+    host_cells=st.sampled_from([0, 16, 64]),
+    future=st.just(expected_requests),
+)
+SEQUENCES = st.integers(0, 5)
+SHARES = st.sampled_from([0.5, 0.0, 0.2, 0.8, 0.99])
+"""Where in a sequence to cut, as a share of its length."""
+TOKENS = st.sampled_from([13, 1, 2, 5, 8, 21, 34, 48])
+
+
+class FakeEntryPoint:
+    """What an installed package would register."""
+
+    def __init__(self, name, factory):
+        self.name, self.load = name, lambda: factory
