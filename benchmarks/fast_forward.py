@@ -23,7 +23,7 @@ from benchmarks.speed import bare_events
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.run import run
 
-PRESETS = ("oracle", "hf-reserved", "growing", "ring", "paged", "vllm", "chunked", "contiguous", "llama.cpp-today")
+PRESETS = ("oracle", "hf-reserved", "growing", "ring", "paged", "vllm", "chunked", "contiguous", "llama.cpp-b6975")
 """Those that never plan a compaction: that would be most of the time, fast-forwards or not."""
 
 

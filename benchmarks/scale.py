@@ -50,7 +50,7 @@ CACHED = "paged, prefix cache on"
 
 FLOOR = ("paged", "oracle")
 """Presets that are held against the bare kernel."""
-OVERLOADED = ("paged", "llama.cpp-today")
+OVERLOADED = ("paged", "llama.cpp-b6975")
 GROWN = ("paged", "hf-reserved", "growing", "oracle")
 """Presets that are run with a million requests; the first is also run with fewer than that every time."""
 

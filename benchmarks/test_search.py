@@ -51,7 +51,7 @@ class Fragmented:
         return took
 
 
-@pytest.mark.parametrize("name", ["contiguous", "llama.cpp-today"])
+@pytest.mark.parametrize("name", ["contiguous", "llama.cpp-b6975"])
 def test_decode_step_in_a_fragmented_cache(benchmark, capsys, name):
     """Both sizes by turns in one run, so that whatever else the machine does falls on both."""
     small, large = Fragmented(name, SMALL), Fragmented(name, LARGE)

@@ -1,4 +1,4 @@
-"""The named policies: presets of layout, compactor, trigger and kernel, and those that others plug in."""
+"""The named policies: presets of layout, compactor, trigger and kernel; and plug-ins from other packages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from policies.paging.free_lists.uncached import FreeStack, LowestFirst
 from policies.policy import CacheConfig, Policy, PolicyFactory
 
 ENTRY_POINT_GROUP = "kvsim.policies"
+"""Where other packages register policies, as entry points."""
 
-_TODAY_PAD = 256
+_B6975_PAD = 256
+"""llama.cpp pads the attended span to so many cells since b6975."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,12 @@ class Preset:
     trigger: str
     kernel: str
     parameters: tuple[str, ...]
-    """Keys of the scenario's ``[cache]`` section that it heeds."""
+    """Keys of the scenario's ``[cache]`` section that have an effect."""
     source: str
     build: Callable[[str, CacheConfig], Policy]
 
     def __call__(self, config: CacheConfig) -> Policy:
-        """A new policy with an empty cache. Raises ``ValueError`` where the configuration cannot be."""
+        """A new policy with an empty cache. Raises ``ValueError`` where the configuration is impossible."""
         return self.build(self.name, config)
 
 
@@ -70,7 +72,7 @@ def _threshold(name: str, config: CacheConfig) -> Policy:
     return UnifiedPolicy(name, config, compactor=pack, trigger=Threshold(config.threshold, on_failure=True))
 
 
-def _llamacpp_2024(name: str, config: CacheConfig) -> Policy:
+def _llamacpp_b4666(name: str, config: CacheConfig) -> Policy:
     return llamacpp.early_2025(name, config, threshold=config.threshold)
 
 
@@ -78,13 +80,13 @@ def _streams(name: str, config: CacheConfig) -> Policy:
     size = config.cells // config.sequences
     if size < 1:
         raise ValueError(f"{config.cells} cells cannot be shared out over {config.sequences} streams")
-    return MultiStreamPolicy(name, config, [CacheSpec(size, min(_TODAY_PAD, size))], n_streams=config.sequences)
+    return MultiStreamPolicy(name, config, [CacheSpec(size, min(_B6975_PAD, size))], n_streams=config.sequences)
 
 
-def _llamacpp_today(name: str, config: CacheConfig) -> Policy:
+def _llamacpp_b6975(name: str, config: CacheConfig) -> Policy:
     if not config.unified:
         return _streams(name, config)
-    return MultiStreamPolicy(name, config, [CacheSpec(config.cells, _TODAY_PAD)])
+    return MultiStreamPolicy(name, config, [CacheSpec(config.cells, _B6975_PAD)])
 
 
 def _sliding_window(name: str, config: CacheConfig) -> Policy:
@@ -92,8 +94,8 @@ def _sliding_window(name: str, config: CacheConfig) -> Policy:
     size = config.cells // streams
     window = llamacpp.window_size(size, config.window, config.n_ubatch, config.sequences, unified=config.unified)
     caches = [
-        CacheSpec(size, _TODAY_PAD, share=0.5),
-        CacheSpec(window, _TODAY_PAD, window=config.window, share=0.5),
+        CacheSpec(size, _B6975_PAD, share=0.5),
+        CacheSpec(window, _B6975_PAD, window=config.window, share=0.5),
     ]
     return MultiStreamPolicy(name, config, caches, n_streams=streams)
 
@@ -115,9 +117,9 @@ def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
     )
 
 
-def _stack(blocks: Iterable[int], keys: BlockKeys) -> FreeBlocks:
-    """What ``lru`` comes to where nothing is ever cached."""
-    return FreeStack(blocks)
+def _stack(blocks: Iterable[int], keys: Keys) -> FreeBlocks:
+    """The free blocks of ``lru`` where nothing is ever cached."""
+    return Stack(blocks)
 
 
 def _paged_window(name: str, config: CacheConfig) -> Policy:
@@ -208,35 +210,35 @@ PRESETS = (
         "adaptive: predicted saving over a learned horizon against predicted cost; and on failed allocation",
         "masked",
         ("pad",),
-        "ours; the rule stands in policies/triggers.py",
+        "ours; the rule stands in policies/compaction/triggers.py",
         _adaptive,
     ),
     Preset(
-        "llama.cpp-2024",
-        "llama.cpp as it was with defragmentation by threshold",
+        "llama.cpp-b4666",
+        "llama.cpp b4666 to b4880, with defragmentation by threshold",
         _RUN + "; micro-batches that were placed stay placed when a later one finds no room",
         _HOLES,
         "threshold on 1 - (used + pad) / span, for spans of 2,048 cells and more",
         "masked",
         ("pad", "threshold"),
         "llama.cpp b4666 to b4880; defrag_thold 0.1 is its tools' default since b4065",
-        _llamacpp_2024,
+        _llamacpp_b4666,
     ),
     Preset(
-        "llama.cpp-today",
-        "llama.cpp as it is: any free cells, nothing is ever moved",
+        "llama.cpp-b6975",
+        "llama.cpp since b6975: any free cells, nothing is ever moved",
         "scattered: any free cells, once round from a moving head; one cache, or one for each slot (`unified`)",
         _NONE,
         _NEVER,
         "masked",
         ("unified",),
         "llama.cpp since b6975, llama_kv_cache::find_slot",
-        _llamacpp_today,
+        _llamacpp_b6975,
     ),
     Preset(
         "streams",
         "an equal share of the cells for each slot, scattered within it",
-        "as llama.cpp-today without a unified cache",
+        "as llama.cpp-b6975 without a unified cache",
         _NONE,
         _NEVER,
         "masked",
@@ -311,7 +313,7 @@ PRESETS = (
         _chunked,
     ),
     Preset(
-        "split-regions",
+        "prompt-decode-regions",
         "prompts from the low end, generated tokens from the high end",
         "prompts: the first run that fits, else the lowest free cells; generated tokens: the highest free cells",
         _NONE,
@@ -355,13 +357,27 @@ PRESETS = (
         OraclePolicy,
     ),
 )
-"""All of ours; the six core presets come first."""
+"""All built-in presets; the six core ones come first."""
+
+
+ALIASES = {
+    "split-regions": "prompt-decode-regions",
+    "llama.cpp-2024": "llama.cpp-b4666",
+    "llama.cpp-today": "llama.cpp-b6975",
+}
+"""Names that presets had in the version before this one, and still answer to."""
+
+
+def current_name(name: str) -> str:
+    """The name that a policy has now; a name that is no alias is returned as it is."""
+    return ALIASES.get(name, name)
 
 
 def available() -> dict[str, PolicyFactory]:
-    """Every policy that is installed, by name: our own first, then others' in order of name.
+    """Every policy that is installed, by its current name: built-in ones first, then plug-ins in order of name.
 
-    Others' are looked for once in a process: it takes longer than a short run.
+    Plug-ins are looked for once in a process, since that takes longer than a short run. None can take a built-in name
+    or an alias.
     """
     return dict(_found_by(entry_points))
 
@@ -370,6 +386,6 @@ def available() -> dict[str, PolicyFactory]:
 def _found_by(search: Callable[..., Iterable[EntryPoint]]) -> dict[str, PolicyFactory]:
     found: dict[str, PolicyFactory] = {preset.name: preset for preset in PRESETS}
     for point in sorted(search(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
-        if point.name not in found:
+        if point.name not in found and point.name not in ALIASES:
             found[point.name] = point.load()
     return found

@@ -11,7 +11,17 @@ from threadpoolctl import threadpool_limits
 
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
-from policies import CacheConfig, Chunk, MicroBatch, NoSlot, Policy, PolicyFactory, SequencePlan, available
+from policies import (
+    CacheConfig,
+    Chunk,
+    MicroBatch,
+    NoSlot,
+    Policy,
+    PolicyFactory,
+    SequencePlan,
+    available,
+    current_name,
+)
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model
 from real_engine.model import Floats, Ints, Transformer
@@ -232,7 +242,7 @@ def answer(
 
 def _build(policy: str | PolicyFactory, cells: int, total: int, n_layers: int) -> Policy:
     if isinstance(policy, str):
-        known = available()
+        policy, known = current_name(policy), available()
         if policy not in known:
             raise UserError(f"no policy called {policy!r}; there are {', '.join(known)}")
         policy = known[policy]

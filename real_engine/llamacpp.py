@@ -23,8 +23,8 @@ from real_engine.llama_library import SEVERAL, Cells, Context, Era, Ints, LlamaM
 from real_engine.texts import Texts
 
 POLICIES: dict[Era, tuple[str, ...]] = {
-    "A": ("llama.cpp-2024",),
-    "B": ("llama.cpp-today", "streams", "sliding-window"),
+    "A": ("llama.cpp-b4666",),
+    "B": ("llama.cpp-b6975", "streams", "sliding-window"),
 }
 """The presets that describe each era of llama.cpp."""
 

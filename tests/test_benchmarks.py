@@ -71,7 +71,7 @@ def stand_in(folder: Path, task: speed.Task, options: tuple[str, ...] = OPTIONS)
 
 
 def test_the_whole_benchmark_at_a_small_scale(tmp_path: Path) -> None:
-    policies = ("paged", "llama.cpp-today")
+    policies = ("paged", "llama.cpp-b6975")
     stand_in(tmp_path / "other", scale.task("paged", 10, None))
     options = ["--requests", "0.001", "--rounds", "1", "--out", str(tmp_path / "a" / "scale.json")]
     options += ["--picture", str(tmp_path / "b" / "scale.png"), "--vidur", str(tmp_path / "other")]
@@ -83,7 +83,7 @@ def test_the_whole_benchmark_at_a_small_scale(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "a" / "scale.json").read_text())
     assert (tmp_path / "b" / "scale.png").read_bytes().startswith(b"\x89PNG")
 
-    assert [row["label"] for row in report["presets"]] == ["paged", "paged, prefix cache on", "llama.cpp-today"]
+    assert [row["label"] for row in report["presets"]] == ["paged", "paged, prefix cache on", "llama.cpp-b6975"]
     for row in report["presets"]:
         assert row["completed"] == row["requests"]
         assert row["failed"] == 0

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import qmc
 
-from kvsim.advice.engine_flags import DEFRAG_NOTE, LLAMACPP_2024, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
+from kvsim.advice.engine_flags import DEFRAG_NOTE, LLAMACPP_B4666, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
 from kvsim.advice.plan import Engine, Plan, plan
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
@@ -161,7 +161,7 @@ class Candidate:
         """What must be said beside it."""
         found = []
         if self.home == "llamacpp":
-            found.append(OLD_NOTE if self.scenario.cache.policy == LLAMACPP_2024 else DEFRAG_NOTE)
+            found.append(OLD_NOTE if self.scenario.cache.policy == LLAMACPP_B4666 else DEFRAG_NOTE)
         if self.home == "research":
             found.append("no engine has this layout: it says what one could gain, and there is nothing to type")
         if self.home == "vllm":
@@ -279,8 +279,8 @@ def space(
     tried = {family.keys["cache__policy"] for family in known if family.home in homes}
     elsewhere: dict[str, tuple[str, str]] = {}
     for name, preset in available().items():
-        # streams is llama.cpp-today with a cache for each slot, and paged is how vllm runs without its prefix cache.
-        if name in tried or (name == "streams" and "llama.cpp-today" in tried) or (name == "paged" and "vllm" in tried):
+        # streams is llama.cpp-b6975 with a cache for each slot, and paged is how vllm runs without its prefix cache.
+        if name in tried or (name == "streams" and "llama.cpp-b6975" in tried) or (name == "paged" and "vllm" in tried):
             continue
         if not isinstance(preset, Preset):
             elsewhere[name] = ("engine", "a plug-in, whose settings are not known here")
@@ -299,15 +299,15 @@ def _families(needs: Needs, window: int | None, tolerant: bool) -> Iterator[Fami
     llama: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _LLAMA_BATCHES}
     vllm: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _VLLM_BATCHES, "room": rooms}
     server = {"server__scheduler": "llama-server"}
-    today = {**server, "cache__policy": "llama.cpp-today"}
-    yield Family("llama.cpp-today", "llamacpp", {**today, "cache__unified": True}, {**llama, "room": rooms})
+    today = {**server, "cache__policy": "llama.cpp-b6975"}
+    yield Family("llama.cpp-b6975", "llamacpp", {**today, "cache__unified": True}, {**llama, "room": rooms})
     own = {**today, "cache__unified": False}
-    yield Family("llama.cpp-today, per slot", "llamacpp", own, {**llama, "room": ("full",)})
+    yield Family("llama.cpp-b6975, per slot", "llamacpp", own, {**llama, "room": ("full",)})
     if window is not None:
         keys = {**server, "cache__policy": "sliding-window", "cache__window": window}
         yield Family("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**llama, "room": rooms})
-    old = {**server, "cache__policy": LLAMACPP_2024, "cache__unified": True}
-    yield Family(LLAMACPP_2024, "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
+    old = {**server, "cache__policy": LLAMACPP_B4666, "cache__unified": True}
+    yield Family(LLAMACPP_B4666, "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
     server = {"server__scheduler": "vllm"}
     paged = {**vllm, "block": _BLOCKS, "chunked": (True, False)}
     yield Family("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged)
@@ -315,7 +315,7 @@ def _families(needs: Needs, window: int | None, tolerant: bool) -> Iterator[Fami
         plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False, "cache__unified": True}
         # Without a prefix cache there is nothing to keep in a larger one.
         yield Family("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")})
-    for name in ("contiguous", "fill-holes", "full-compaction", "adaptive", "idle-compaction", "split-regions"):
+    for name in ("contiguous", "fill-holes", "full-compaction", "adaptive", "idle-compaction", "prompt-decode-regions"):
         keys = {"server__scheduler": "llama-server", "cache__policy": name, "cache__unified": True}
         yield Family(name, "research", keys, {**llama, "room": rooms})
     keys = {"server__scheduler": "llama-server", "cache__policy": "threshold-compaction", "cache__unified": True}
@@ -351,7 +351,7 @@ class _Builder:
             return None
         threshold = at.get("threshold", self.base.cache.threshold)
         # A slot has its share of the context where there is a cache for each, and in 2024's llama.cpp anyhow.
-        share = not family.keys.get("cache__unified", True) or family.name == LLAMACPP_2024
+        share = not family.keys.get("cache__unified", True) or family.name == LLAMACPP_B4666
         own_context = cells // slots if share else cells if family.home == "llamacpp" else context
         scenario = load_scenario(
             self.base,

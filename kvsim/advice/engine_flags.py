@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from kvsim.scenario.scenario import Scenario
 
-LLAMACPP_2024 = "llama.cpp-2024"
+LLAMACPP_B4666 = "llama.cpp-b4666"
 DEFRAG_NOTE = (
     "--defrag-thold is left out: today's llama.cpp reads it and ignores it with a warning that it is deprecated; "
     "nothing is defragmented since b6975"
@@ -29,7 +29,7 @@ def llamacpp_flags(scenario: Scenario, type_k: str, type_v: str, *, windows: boo
     the policy is that of windows."""
     server, cache = scenario.server, scenario.cache
     flags = [("--ctx-size", str(cache.cells)), ("--parallel", str(server.slots))]
-    old = cache.policy == LLAMACPP_2024
+    old = cache.policy == LLAMACPP_B4666
     if cache.unified and not old:
         # Without it, and with --parallel given, each slot has a cache of its own.
         flags.append(("--kv-unified", ""))

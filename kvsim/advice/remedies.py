@@ -47,7 +47,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         ),
         Remedy(
             "paging, which sets aside only what is used",
-            "kvsim compare {scenario} -p paged -p llama.cpp-today",
+            "kvsim compare {scenario} -p paged -p llama.cpp-b6975",
             "vLLM as it is; llama-server --kv-unified",
         ),
     ),
@@ -87,7 +87,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
     "holes": (
         Remedy(
             "attention that skips what is not the sequence's own",
-            "kvsim compare {scenario} -p paged -p streams -p split-regions",
+            "kvsim compare {scenario} -p paged -p streams -p prompt-decode-regions",
             "llama-server --flash-attn on, --no-kv-unified; vLLM as it is",
         ),
         Remedy(
@@ -104,14 +104,14 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         ),
         Remedy(
             "a layout that never moves",
-            "kvsim compare {scenario} -p paged -p llama.cpp-today",
+            "kvsim compare {scenario} -p paged -p llama.cpp-b6975",
             "llama.cpp since b6975; vLLM",
         ),
     ),
     "failures": (
         Remedy(
             "a layout that uses any free cell",
-            "kvsim compare {scenario} -p llama.cpp-today -p paged",
+            "kvsim compare {scenario} -p llama.cpp-b6975 -p paged",
             "llama.cpp since b6975 instead of an earlier one; vLLM",
         ),
         Remedy(
@@ -168,7 +168,7 @@ FAILURES: dict[str, tuple[Remedy, ...]] = {
         ),
         Remedy(
             "a policy that pages or compacts, so that no free cell is out of reach",
-            "kvsim compare {scenario} -p paged -p llama.cpp-today -p full-compaction",
+            "kvsim compare {scenario} -p paged -p llama.cpp-b6975 -p full-compaction",
             "llama.cpp since b6975; vLLM, which lets requests wait instead",
         ),
     ),

@@ -22,6 +22,7 @@ from kvsim.simulation.recorder import Progress
 from kvsim.simulation.result import Result
 from kvsim.simulation.run import run
 from kvsim.simulation.time_breakdown import SECONDS
+from policies import current_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -235,7 +236,7 @@ def why(
     """
     from kvsim.experiments.comparison import Comparison
 
-    note = ""
+    note, policy = "", policy if policy is None else current_name(policy)
     if isinstance(source, (str, Path)) and str(source).endswith(".json"):
         return _of_file(Path(source), policy)
     if isinstance(source, (str, Path)) and Path(source).is_dir():
@@ -298,7 +299,7 @@ def _compared(scenario_file: Path) -> tuple[str | None, str]:
         return None, ""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))["policies"]
-        means = {str(row["policy"]): row["e2e_s"]["mean"] for row in told}
+        means = {current_name(str(row["policy"])): row["e2e_s"]["mean"] for row in told}
         means = {name: None if mean is None else float(mean) for name, mean in means.items()}
     except OSError as e:
         raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
@@ -333,7 +334,7 @@ def _of_file(path: Path, policy: str | None) -> Diagnosis:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         name = str(told["scenario"])
-        runs = {str(p["policy"]): pd.DataFrame(p["causes"]) for p in told["policies"]}
+        runs = {current_name(str(p["policy"])): pd.DataFrame(p["causes"]) for p in told["policies"]}
         for rows in runs.values():
             if "cells_s" not in rows and "queueing_s" in rows:  # what earlier versions printed knows of slots alone
                 rows["cells_s"] = 0.0

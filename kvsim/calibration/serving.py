@@ -20,7 +20,7 @@ POLICIES: dict[Kernel, str] = {
     "masked": "contiguous",
     "gather": "paged",
     "sliced": "oracle",
-    "tiled": "split-regions",
+    "tiled": "prompt-decode-regions",
 }
 """A policy whose attention is that kernel's."""
 

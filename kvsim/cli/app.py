@@ -31,7 +31,7 @@ from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, builtin_names, load_scenario, mooncake
 from kvsim.scenario.trace_sections import TRACES, TraceWorkload
 from kvsim.simulation.run import run as run_scenario
-from policies import EVICTIONS, Eviction, PolicyFactory, Preset, available
+from policies import EVICTIONS, Eviction, PolicyFactory, Preset, available, current_name
 from workloads import WorkloadError
 
 app = typer.Typer(
@@ -490,6 +490,7 @@ def policies(
         else:
             show.names(console(), lines)
         return
+    name = current_name(name)
     if name not in known:
         raise UserError(f"no policy called {name!r}; there are {', '.join(known)}")
     preset = known[name]

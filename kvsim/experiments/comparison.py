@@ -23,7 +23,7 @@ from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, run
 from kvsim.simulation.snapshots import FILE as SNAPSHOTS
 from kvsim.simulation.snapshots import save_snapshots
-from policies import PolicyFactory, available
+from policies import PolicyFactory, available, current_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -206,6 +206,8 @@ def choose(
     Raises ``UserError`` where one that was named does not fit, or none does.
     """
     policies = [policies] if isinstance(policies, str) else policies
+    if policies is not None:
+        policies = [current_name(policy) if isinstance(policy, str) else policy for policy in policies]
     known = list(every)
     can: list[str | PolicyFactory] = []
     left_out: list[str] = []

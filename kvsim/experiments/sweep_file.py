@@ -31,9 +31,9 @@ from pydantic_core import ErrorDetails
 from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.measures import MEASURES, Objectives
-from kvsim.scenario.scenario import Scenario, check_name, name_of, read, read_toml, set_key, validated
+from kvsim.scenario.scenario import PolicyName, Scenario, check_name, name_of, read, read_toml, set_key, validated
 from kvsim.scenario.section import Section
-from policies import available
+from policies import available, current_name
 
 MOST_RUNS = 100_000
 """Runs in one sweep at most."""
@@ -130,7 +130,7 @@ class SweepFile(Section):
     """A built-in scenario or a file; relative paths start at the sweep file's folder."""
     base: dict[str, Any] | None = None
     """The scenario itself, in place of a name."""
-    policies: Annotated[list[str], Field(min_length=1)] | Literal["all"] | None = None
+    policies: Annotated[list[PolicyName], Field(min_length=1)] | Literal["all"] | None = None
     """Each point is run under each of them; by default under the scenario's own."""
     replications: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Runs of each point under each policy, at least; the r-th has the r-th seed from the scenario's on, everywhere."""
@@ -147,8 +147,13 @@ class SweepFile(Section):
     @field_validator("axes", mode="before")
     @classmethod
     def _plain(cls, axes: Any) -> Any:
-        """Tuples, ranges and arrays as lists of plain numbers."""
-        return {key: _listed(axis) for key, axis in axes.items()} if isinstance(axes, dict) else axes
+        """Tuples, ranges and arrays as lists of plain numbers; policies by their current names."""
+        if not isinstance(axes, dict):
+            return axes
+        plain = {key: _listed(axis) for key, axis in axes.items()}
+        if isinstance(names := plain.get("cache.policy"), list):
+            plain["cache.policy"] = [current_name(name) if isinstance(name, str) else name for name in names]
+        return plain
 
     @model_validator(mode="after")
     def _fits(self) -> SweepFile:

@@ -32,7 +32,7 @@ from kvsim.model.engine_shapes import ModelShape, Storage, shape_of
 from kvsim.scenario.content import content_of
 from kvsim.scenario.section import Section
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
-from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts
+from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts, current_name
 
 
 def check_name(name: str) -> str:
@@ -93,10 +93,15 @@ class ServerSection(Section):
     the next turns of sessions, at the time when they are expected."""
 
 
+PolicyName = Annotated[str, AfterValidator(current_name)]
+"""The name of a policy; an alias becomes the current name."""
+
+
 class CacheSection(Section):
     """The KV cache and its allocation policy."""
 
-    policy: str = "contiguous"
+    policy: PolicyName = "contiguous"
+    """A preset or a plug-in, by name; see ``kvsim policies``."""
     cells: Annotated[int, Field(ge=2, le=2**24)] = 16384
     """Cells of the cache, one for each token (``--ctx-size``)."""
     block_size: PositiveInt = 16

@@ -24,7 +24,7 @@ from kvsim.simulation.result import Result, summarize
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
 from kvsim.simulation.time_breakdown import TimeBreakdown
-from policies import Policy, PolicyFactory, available
+from policies import Policy, PolicyFactory, available, current_name
 
 
 def build_policy(
@@ -36,7 +36,7 @@ def build_policy(
     """
     choice = policy if policy is not None else scenario.cache.policy
     if isinstance(choice, str):
-        known = available()
+        choice, known = current_name(choice), available()
         if choice not in known:
             raise UserError(f"no policy called {choice!r}; there are {', '.join(known)}")
         choice = known[choice]

@@ -126,7 +126,9 @@ def test_an_overwriting_ring_is_what_its_definition_says(kernel):
     assert engine.part == 0
 
 
-@pytest.mark.parametrize("policy", ["contiguous", "full-compaction", "llama.cpp-today", "streams", "split-regions"])
+@pytest.mark.parametrize(
+    "policy", ["contiguous", "full-compaction", "llama.cpp-b6975", "streams", "prompt-decode-regions"]
+)
 def test_a_context_shift_is_what_its_definition_says(policy):
     keys = {"server__slot_context": 40, "server__context_shift": True, "server__n_keep": 4}
     assert compare(policy, list, **keys).part == 0

@@ -213,7 +213,7 @@ def test_blocks_come_back_whole_from_the_host_tier(preemption, prefetch):
     assert (recorder.prefetched_cells > 0) == (prefetch != "none")
 
 
-@pytest.mark.parametrize("policy", ["paged", "contiguous", "llama.cpp-today", "full-compaction", "sliding-window"])
+@pytest.mark.parametrize("policy", ["paged", "contiguous", "llama.cpp-b6975", "full-compaction", "sliding-window"])
 def test_a_kept_slot_goes_on_from_the_longest_common_prefix(policy):
     recorder, wrong = talk(cache__policy=policy, cache__cells=600, cache__window=64)
     assert wrong == 0

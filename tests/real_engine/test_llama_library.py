@@ -159,20 +159,20 @@ def test_of_a_policy_that_describes_an_era_the_settings_are_made(era, name):
 
 
 def test_more_sequences_than_digits_are_named_from_ten_on():
-    _, settings, offset = settings_of(policy("llama.cpp-today"), Settings(0, sequences=16, show_cells=True), "B")
+    _, settings, offset = settings_of(policy("llama.cpp-b6975"), Settings(0, sequences=16, show_cells=True), "B")
     assert (settings.sequences, offset) == (26, 10)
-    _, settings, offset = settings_of(policy("llama.cpp-today"), Settings(0, sequences=16), "B")
+    _, settings, offset = settings_of(policy("llama.cpp-b6975"), Settings(0, sequences=16), "B")
     assert (settings.sequences, offset) == (16, 0)
 
 
 @pytest.mark.parametrize(
     ("era", "name", "keys", "why"),
     [
-        ("A", "llama.cpp-today", {}, "this version does it as llama.cpp-2024, not as llama.cpp-today"),
-        ("B", "llama.cpp-2024", {}, "as llama.cpp-today or streams or sliding-window, not as llama.cpp-2024"),
+        ("A", "llama.cpp-b6975", {}, "this version does it as llama.cpp-b4666, not as llama.cpp-b6975"),
+        ("B", "llama.cpp-b4666", {}, "as llama.cpp-b6975 or streams or sliding-window, not as llama.cpp-b4666"),
         ("B", "paged", {}, "not as paged"),
         ("A", "contiguous", {}, "not as contiguous"),
-        ("B", "llama.cpp-today", {"kernel": "gather"}, "no kernel 'gather'; masked and tiled"),
+        ("B", "llama.cpp-b6975", {"kernel": "gather"}, "no kernel 'gather'; masked and tiled"),
         ("B", "sliding-window", {"sequences": 11}, "looked at with 10 slots at most"),
     ],
 )

@@ -177,7 +177,7 @@ def test_flags_say_what_the_scenario_says():
                 "--cache-type-k": "f32",
                 "--cache-type-v": "f32",
             }
-            if cache.policy == "llama.cpp-2024":
+            if cache.policy == "llama.cpp-b4666":
                 expected["--defrag-thold"] = f"{cache.threshold:g}"
                 assert "b4666 to b4880" in " ".join(c.notes(PROFILE))
             else:

@@ -61,7 +61,7 @@ def test_seconds_add_up_and_leaps_change_none(world, name):
 
 
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
-@pytest.mark.parametrize("name", ["contiguous", "llama.cpp-2024", "paged", "streams", "idle-compaction", "ring"])
+@pytest.mark.parametrize("name", ["contiguous", "llama.cpp-b4666", "paged", "streams", "idle-compaction", "ring"])
 def test_shares_of_a_difference_make_up_the_whole(name, scheduler):
     found = why(load_scenario(FEW, server__scheduler=scheduler), name)
     for contrast in (found.over_time, found.across):
@@ -374,7 +374,7 @@ def test_a_folder_of_results_is_run_again(tmp_path):
 def test_of_a_comparison_a_policy_is_told_of_that_was_compared(tmp_path):
     """The scenario's own, else the slowest; any other, if that is asked for."""
     world = load_scenario(FEW, name="tight", workload__rate=20.0)
-    compared = kvsim.compare(world, ["paged", "llama.cpp-2024"], snapshots=False)
+    compared = kvsim.compare(world, ["paged", "llama.cpp-b4666"], snapshots=False)
     compared.save(tmp_path / "tight")
     slowest = max(compared.results, key=lambda result: result.summary["e2e_s"]["mean"]).policy
     for source in (compared, tmp_path / "tight"):

@@ -109,8 +109,8 @@ def test_an_engine_that_never_moves_cells_cannot_predict_a_policy_that_does(ship
     with pytest.raises(UserError, match="knows no cost of moving cells: llama-cpp-python 9 never moves any"):
         costs.moves(Moves.from_runs([(10, 0, 8)]))
     world = load_scenario("chat")
-    build_policy(world, "llama.cpp-today", costs)
-    for policy in ("adaptive", "fill-holes", "llama.cpp-2024", "growing", "paged"):
+    build_policy(world, "llama.cpp-b6975", costs)
+    for policy in ("adaptive", "fill-holes", "llama.cpp-b4666", "growing", "paged"):
         with pytest.raises(UserError, match=f"knows no cost of {policy}'s moves"):
             build_policy(world, policy, costs)
 
@@ -148,11 +148,11 @@ def test_where_masked_cells_are_skipped_only_useful_ones_cost(shipped):
     costs = CostModel(profile)
     one, many = (drive_with(world, costs, fast_forward=fast_forward).summary["e2e_s"] for fast_forward in (False, True))
     assert one == pytest.approx(many, rel=1e-12)
-    assert many["mean"] < run(world, "llama.cpp-today").summary["e2e_s"]["mean"]
+    assert many["mean"] < run(world, "llama.cpp-b6975").summary["e2e_s"]["mean"]
 
 
 def drive_with(world, costs, fast_forward):
-    policy = build_policy(world, "llama.cpp-today")
+    policy = build_policy(world, "llama.cpp-b6975")
     recorder = Recorder(time_breakdown=ledger_for(world, policy, costs), detail="tables")
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
     result, _ = drive(world, policy, backend, recorder, None, fast_forward=fast_forward)

@@ -32,11 +32,11 @@ PLANNING = (
     "vllm",
     "chunked",
     "idle-compaction",
-    "llama.cpp-2024",
-    "llama.cpp-today",
+    "llama.cpp-b4666",
+    "llama.cpp-b6975",
     "streams",
     "sliding-window",
-    "split-regions",
+    "prompt-decode-regions",
 )
 """Policies that plan decode steps ahead."""
 SCHEDULERS = ("llama-server", "vllm", "static")
@@ -111,8 +111,8 @@ WAYS = {
     "a window's cells overwritten": ("sliding-window", {"window": 16}),
     "windows in streams": ("sliding-window", {"window": 16, "unified": False}),
     "from hole to hole": ("contiguous", {}),
-    "any free cells": ("llama.cpp-today", {}),
-    "downwards": ("split-regions", {"sort_batch": True}),
+    "any free cells": ("llama.cpp-b6975", {}),
+    "downwards": ("prompt-decode-regions", {"sort_batch": True}),
     "tiles": ("contiguous", {"kernel": "tiled"}),
     "tiles that are moved": ("adaptive", {"kernel": "tiled"}),
 }

@@ -21,11 +21,11 @@ SETTINGS = settings(
     print_blob=False,
     suppress_health_check=list(HealthCheck),
 )
-KEEP_WHAT_WAS_PLACED = {"llama.cpp-2024"}
+KEEP_WHAT_WAS_PLACED = {"llama.cpp-b4666"}
 """Where a step that finds no room keeps the micro-batches that had found theirs, as the original did."""
 RESERVE_AHEAD = {"hf-reserved", "oracle", "ring"}
 """Where an admitted sequence always finds room."""
-TAKE_ANY_ROOM = {"contiguous", "llama.cpp-2024", "split-regions"}
+TAKE_ANY_ROOM = {"contiguous", "llama.cpp-b4666", "prompt-decode-regions"}
 """Where one micro-batch finds room exactly if ``usage().placeable`` says so."""
 PACK_EVERYTHING = {"full-compaction", "adaptive", "threshold-compaction", "idle-compaction"}
 

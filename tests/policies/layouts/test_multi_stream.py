@@ -323,7 +323,7 @@ def test_keys_in_the_window_are_rotated_though_a_plan_has_been_undone():
 
 def test_streams_are_as_long_as_their_share():
     config = CacheConfig(cells=65, sequences=4, unified=False)
-    for name in ("streams", "llama.cpp-today", "sliding-window"):
+    for name in ("streams", "llama.cpp-b6975", "sliding-window"):
         policy = available()[name](config)
         assert isinstance(policy, Policy)
         assert (policy.max_sequence_tokens, policy.capacity) == (16, 64)

@@ -120,7 +120,7 @@ def world(tiny, calibrated, tmp_path):
 
 def test_predictions_follow_the_schedule_of_the_real_run(world, calibrated, library):
     validation = kvsim.validate(world, calibrated.profile, engine="llamacpp", library=FOLDER)
-    wanted = {"A": ["llama.cpp-2024"], "B": ["llama.cpp-today", "streams"]}[library.era]
+    wanted = {"A": ["llama.cpp-b4666"], "B": ["llama.cpp-b6975", "streams"]}[library.era]
     assert list(validation.schedules) == wanted
     assert all(n > 50 for n in validation.compared.values()), "cells were looked at"
     # A tiny model's passes take as long as the clock is fine: right within a factor is enough here.
@@ -143,7 +143,7 @@ def test_a_policy_that_this_llamacpp_cannot_be_is_left_out_or_refused(world, cal
     # Three slots: no whole multiple of 256 cells for each.
     odd = load_scenario(world, server__slots=3)
     validation = kvsim.validate(odd, calibrated.profile, engine="llamacpp", library=FOLDER, requests=3)
-    assert list(validation.schedules) == ["llama.cpp-today"]
+    assert list(validation.schedules) == ["llama.cpp-b6975"]
     assert (
         "left out streams: chat: streams: it makes multiples of 256 cells for each of 3 streams"
         in (validation.warnings[0])
@@ -151,7 +151,7 @@ def test_a_policy_that_this_llamacpp_cannot_be_is_left_out_or_refused(world, cal
     with pytest.raises(UserError, match="chat: streams: it makes multiples of 256"):
         kvsim.validate(odd, calibrated.profile, "streams", engine="llamacpp", library=FOLDER)
     with pytest.raises(UserError, match=r"paged: llama\.cpp hands out its cells itself"):
-        kvsim.validate(odd, calibrated.profile, ["llama.cpp-today", "paged"], engine="llamacpp", library=FOLDER)
+        kvsim.validate(odd, calibrated.profile, ["llama.cpp-b6975", "paged"], engine="llamacpp", library=FOLDER)
 
 
 def test_a_batch_has_no_more_tokens_than_the_cache_has_cells(world, calibrated):
@@ -189,5 +189,5 @@ def test_the_command_line_does_the_same(world, calibrated, tmp_path, monkeypatch
     assert "llama.cpp showed its cells, and they were the policy's every time" in said.stdout
     said = command("compare", str(world), "--profile", "mine.json", "--json")
     assert said.returncode == 0, said.stderr
-    assert "llama.cpp-today" in {row["policy"] for row in json.loads(said.stdout)["policies"]}
+    assert "llama.cpp-b6975" in {row["policy"] for row in json.loads(said.stdout)["policies"]}
     assert "has no kernel 'gather'" in said.stderr

@@ -155,12 +155,12 @@ class Asker:
 
 
 WORLDS = {
-    "one cache with defragmentation": ("A", "llama.cpp-2024", {}),
-    "of twelve sequences": ("A", "llama.cpp-2024", {"sequences": 12}),
-    "with defragmentation by threshold": ("A", "llama.cpp-2024", {"sequences": 12, "cells": 2560, "threshold": 0.1}),
-    "one cache since": ("B", "llama.cpp-today", {}),
-    "of twelve sequences since": ("B", "llama.cpp-today", {"sequences": 12}),
-    "of a hundred sequences since": ("B", "llama.cpp-today", {"sequences": 100, "cells": 512}),
+    "one cache with defragmentation": ("A", "llama.cpp-b4666", {}),
+    "of twelve sequences": ("A", "llama.cpp-b4666", {"sequences": 12}),
+    "with defragmentation by threshold": ("A", "llama.cpp-b4666", {"sequences": 12, "cells": 2560, "threshold": 0.1}),
+    "one cache since": ("B", "llama.cpp-b6975", {}),
+    "of twelve sequences since": ("B", "llama.cpp-b6975", {"sequences": 12}),
+    "of a hundred sequences since": ("B", "llama.cpp-b6975", {"sequences": 100, "cells": 512}),
     "streams": ("B", "streams", {"unified": False}),
     "twelve streams": ("B", "streams", {"unified": False, "sequences": 12}),
     "with a window": ("B", "sliding-window", {}),
@@ -278,7 +278,7 @@ def test_a_policy_for_another_number_of_layers_parts_where_a_pass_has_a_limit(mo
     """With 200 layers a pass of defragmentation ends after six moves."""
     only("A")
     config = CacheConfig(cells=256, n_ubatch=64, sequences=64, n_layers=200)
-    backend = follow(model, available()["llama.cpp-2024"](config), Settings(cells=256, sequences=64, n_ubatch=64), 0)
+    backend = follow(model, available()["llama.cpp-b4666"](config), Settings(cells=256, sequences=64, n_ubatch=64), 0)
     with backend.context:
         step = [Chunk(seq, 0, 1) for seq in range(64)]
         for seq in range(64):

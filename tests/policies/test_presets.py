@@ -1,0 +1,62 @@
+"""The names of presets: the current ones are listed, the former ones still answer."""
+
+import pytest
+
+import kvsim
+from kvsim.errors import UserError
+from kvsim.simulation.run import build_policy
+from policies import available, current_name, presets
+from policies.presets import ALIASES, PRESETS
+from real_engine.generate import _build
+from tests.policies.invariants.subjects import FakeEntryPoint
+from tests.worlds import command
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_an_alias_means_the_preset_of_its_current_name(alias, name):
+    assert current_name(alias) == current_name(name) == name
+    assert name in available()
+    assert alias not in available()
+    small = {"workload__requests": 5}
+    by_file = kvsim.load("chat", cache__policy=alias, **small)
+    assert by_file.cache.policy == name
+    assert kvsim.run(by_file, detail="requests").policy == name
+    assert kvsim.run(kvsim.load("chat", **small), alias, detail="requests").policy == name
+    assert build_policy(by_file, alias).name == name
+    assert _build(alias, 256, 100, 4).name == name
+
+
+def test_an_alias_and_its_current_name_are_compared_once():
+    scenario = kvsim.load("chat", workload__requests=5)
+    compared = kvsim.compare(scenario, ["split-regions", "prompt-decode-regions", "llama.cpp-2024"], snapshots=False)
+    assert [result.policy for result in compared.results] == ["prompt-decode-regions", "llama.cpp-b4666"]
+
+
+@pytest.mark.parametrize("keys", [{"policies": ["llama.cpp-today"]}, {"axes": {"cache.policy": ["llama.cpp-today"]}}])
+def test_a_sweep_reports_current_names(keys, tmp_path):
+    base = {"workload": {"kind": "batch", "requests": 3}}
+    found = kvsim.sweep({"name": "aliases", "base": base, **keys}, out=tmp_path / "a.sqlite", workers=1)
+    assert set(found.table["policy"]) == {"llama.cpp-b6975"}
+    assert set(found.table.get("cache.policy", ["llama.cpp-b6975"])) == {"llama.cpp-b6975"}
+
+
+def test_the_command_line_takes_aliases():
+    done = command("policies", "split-regions", "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"name": "prompt-decode-regions"' in done.stdout
+    done = command("run", "chat", "--requests", "5", "-p", "llama.cpp-2024", "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"policy": "llama.cpp-b4666"' in done.stdout
+
+
+def test_an_unknown_policy_is_refused_with_the_current_names():
+    with pytest.raises(UserError, match="no policy called 'split'") as refused:
+        kvsim.run("chat", "split")
+    assert "prompt-decode-regions" in str(refused.value)
+    assert not any(alias in str(refused.value) for alias in ALIASES)
+
+
+def test_a_plug_in_cannot_take_the_name_of_an_alias(monkeypatch):
+    taken = FakeEntryPoint("split-regions", PRESETS[0])
+    monkeypatch.setattr(presets, "entry_points", lambda group: [taken])
+    assert list(available()) == [preset.name for preset in PRESETS]
