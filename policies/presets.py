@@ -28,7 +28,7 @@ ENTRY_POINT_GROUP = "kvsim.policies"
 """Where other packages register policies, as entry points."""
 
 _B6975_PAD = 256
-"""llama.cpp pads the attended span to so many cells since b6975."""
+"""Multiple of cells to which llama.cpp pads the attended span since b6975."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _chunked(name: str, config: CacheConfig) -> Policy:
     )
 
 
-_BLOCKS = "blocks from a free queue, block 0 never handed out; full ones are shared by whoever begins alike"
+_BLOCKS = "blocks from a free queue, block 0 never handed out; full ones are shared by sequences that begin alike"
 _RUN = "one run of cells for each micro-batch, first fit from a moving head"
 _NONE, _NEVER = "none", "never"
 _FULL = "full: everything packed to the low end, each sequence contiguous and in order"
@@ -293,7 +293,7 @@ PRESETS = (
     Preset(
         "paged-window",
         "paged, for models all of whose layers look back `window` tokens only",
-        "blocks from a free queue; those that the window has left are given up at once",
+        "blocks from a free queue; blocks that the window has left are given up at once",
         _NONE,
         _NEVER,
         "gather",

@@ -1,5 +1,7 @@
-"""Sequences that decode in lockstep: while each of them gets a token in every step, one count of steps tells how far
-all have come, and a step costs no more for many of them than for one."""
+"""Sequences that decode in lockstep, each with a token in every step.
+
+One count of steps tells how long all of them are, so that simulating a step costs no more for many than for one.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Sh
 
 
 class NextStepReads(NamedTuple):
-    """What attention reads for all of a lockstep batch together in its next step."""
+    """What attention reads for a whole lockstep batch in its next step."""
 
     scanned: int
-    """Scores computed, all of them against cells that the token's sequence can see."""
+    """Scores computed, all against cells that the token's sequence can see."""
     runs: int
     """Contiguous pieces that the scanned cells lie in."""
     max_scanned_per_token: int
@@ -22,34 +24,36 @@ class NextStepReads(NamedTuple):
 
 
 BlockSchedule = Sequence[tuple[int, Mapping[int, Any]]]
-"""After how many steps these members, by their numbers, take or give up a block, for the first time and then again and
-again."""
+"""When members take or give up a block: after how many steps for the first time, and the members by their numbers.
+
+Each does so again after every ``block_size`` steps.
+"""
 
 
 class ReadForecast(NamedTuple):
-    """What attention reads for all of a lockstep batch together in some steps from the next one on; all sums are
-    exact."""
+    """What attention reads for a whole lockstep batch in several steps from the next one on; all sums are exact."""
 
     steps: int
+    """Steps that can be taken before something must be decided."""
     scanned_before: int
-    """Scores that were computed in the step before."""
+    """Scores computed in the step before the first."""
     growth_per_step: int
-    """By how many there are more in each further step."""
+    """By how many the scores of a step exceed those of the step before."""
     runs_before: int
-    """Contiguous pieces that the scanned cells lay in."""
+    """Contiguous pieces that the scanned cells lay in, in the step before the first."""
     growth_drops: Sequence[int] = ()
-    """After how many steps the growth lessens by one, and again by one."""
+    """After how many steps the growth lessens, by one for each entry."""
     block_size: int = 1
     """Cells in a block, and so the steps between two blocks of one member."""
     block_starts: BlockSchedule = ()
-    """Who takes a block when, ascending: all do, once in so many steps, and their cells are one piece more."""
+    """When members take a block, ascending: every member does once in ``block_size`` steps, and reads a run more."""
     block_releases: BlockSchedule = ()
-    """Who gives up a full block when: one piece less."""
+    """When members give up a full block, and read a run less."""
     region_copies: Sequence[tuple[int, int]] = ()
-    """After how many steps so many cells in a row are copied, before the next one."""
+    """After how many steps a region is copied, before the next one, and how many cells it has."""
 
     def total_scanned(self, n: int) -> int:
-        """Computed in the first ``n`` steps."""
+        """Scores computed in the first ``n`` steps."""
         scores = n * self.scanned_before + self.growth_per_step * (n * (n + 1) // 2)
         for bend in self.growth_drops:
             if bend < n:
@@ -57,7 +61,7 @@ class ReadForecast(NamedTuple):
         return scores - self.block_size * self._since(self.block_releases, n) if self.block_releases else scores
 
     def total_runs(self, n: int) -> int:
-        """Read in the first ``n`` steps."""
+        """Contiguous pieces read in the first ``n`` steps."""
         pieces = n * self.runs_before
         if self.block_starts:
             # Each of the members takes its first block when it has filled those that it has.
@@ -65,42 +69,41 @@ class ReadForecast(NamedTuple):
             room = size * self.runs_before - self.scanned_before
             whole, rest = divmod(n, size)
             pieces += whole * (members * n - room) - members * size * (whole * (whole - 1) // 2)
-            for first, who in self.block_starts:
+            for first, takers in self.block_starts:
                 if first >= rest:
                     break
-                pieces += len(who) * (rest - first)
+                pieces += len(takers) * (rest - first)
         return pieces - self._since(self.block_releases, n) if self.block_releases else pieces
 
-    def _since(self, dues: BlockSchedule, n: int) -> int:
-        """How many of the first ``n`` steps there are from each block on, that one's included; over all blocks."""
+    def _since(self, schedule: BlockSchedule, n: int) -> int:
+        """Steps among the first ``n`` from each block's own step on, summed over all blocks of a schedule."""
         size, found = self.block_size, 0
-        for first, who in dues:
+        for first, members in schedule:
             left = n - first
             if left > 0:
                 times = (left - 1) // size + 1
-                found += len(who) * times * (2 * left - size * (times - 1))
+                found += len(members) * times * (2 * left - size * (times - 1))
         return found // 2
 
 
 NO_READS = NextStepReads(0, 0, 0)
-"""What a lockstep batch of none reads."""
+"""What an empty lockstep batch reads."""
 
 
 class PassSummary(NamedTuple):
-    """A forward pass of some chunks, but for a lockstep batch that gets its tokens in it too: as much as a clock must
-    know."""
+    """What a clock must know of a forward pass of chunks, a lockstep batch that takes part in it left out."""
 
     tokens: int
     chunk_reads: list[tuple[int, int, int]]
-    """Of each chunk: its tokens, the cells that each of them scans, all of them its own, and the runs they lie in."""
+    """For each chunk: its tokens, the cells of its sequence that each of them scans, and the runs they lie in."""
     moves: Moves = NO_MOVES
     """Cells to copy before the pass."""
     shift: Shift = NO_SHIFT
-    """Keys to rotate after that, before the pass."""
+    """Keys to rotate after the copies, before the pass."""
 
     @staticmethod
     def from_micro_batch(batch: MicroBatch) -> PassSummary:
-        """Of a micro-batch whose chunks scan their own cells."""
+        """Sum up a micro-batch whose chunks scan their own cells."""
         (place,) = batch.places
         reads = place.reads
         rows = list(zip(reads.tokens.tolist(), reads.scanned.tolist(), reads.runs.tolist(), strict=True))
@@ -108,16 +111,16 @@ class PassSummary(NamedTuple):
 
 
 class LockstepSequence:
-    """What a sequence holds; as long as it is in a lockstep batch, its length goes with the lockstep batch's steps."""
+    """A sequence that can be a member of a lockstep batch, and whose length then grows with the batch's steps."""
 
     __slots__ = ("_length", "join_index", "lockstep_batch")
 
     def __init__(self) -> None:
         self._length = 0
-        """Tokens placed; in a lockstep batch, less its steps."""
+        """Tokens placed; while a member, less the batch's steps."""
         self.lockstep_batch: LockstepBatch[Any] | None = None
         self.join_index = 0
-        """Of joining it: the order in which members get their tokens in a step."""
+        """Ascends in the order of joining, in which members get their tokens in a step."""
 
     @property
     def length(self) -> int:
@@ -133,61 +136,65 @@ M = TypeVar("M", bound=LockstepSequence)
 
 
 class LockstepBatch(ABC, Generic[M]):
-    """Those who decode in lockstep, in the order of their joining: in each step all of them get one token."""
+    """Sequences that get one token each in every step, in the order in which they joined."""
 
     takes_from_pool: bool
-    """Whether members take from what others may want as well, so that it matters who comes first in a step."""
+    """Whether members take from a pool that other sequences use as well, so that the order within a step matters."""
 
     def __init__(self, max_pass_tokens: int) -> None:
         self.max_pass_tokens = max_pass_tokens
         """The most tokens in one forward pass."""
         self.steps = 0
-        """Taken so far."""
+        """Steps taken so far."""
         self._members: dict[int, M] = {}
         self._joins = 0
         self._most: int | None = 0
-        """Tokens of the longest member, less all steps; None where it must be looked for."""
+        """Tokens of the longest member, less all steps; None where that must be computed anew."""
 
     def __len__(self) -> int:
         return len(self._members)
 
     @abstractmethod
     def join(self, seq: int) -> bool:
-        """A sequence that holds something decodes with the others from now on; False where it cannot."""
+        """Make a sequence that holds something a member; False where it cannot be one."""
 
     @abstractmethod
     def leave(self, seq: int) -> None:
-        """It does so no longer."""
+        """End a sequence's membership."""
 
     @abstractmethod
     def blocked(self) -> list[int]:
-        """Members for whose next token something must be decided."""
+        """Members whose next token needs a decision, such as a new region."""
 
     @abstractmethod
     def reserve_step(self) -> bool:
-        """Set aside what the next step takes; False, and nothing happens, where there is no room."""
+        """Set aside what the next step takes; False, without effect, where there is no room."""
 
     @abstractmethod
     def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
-        """Give every token of some chunks a cell, as the policy's ``allocate``; the first of the forward passes has
-        room for the lockstep batch's tokens too. Raises ``NoSlot``."""
+        """Place chunks as the policy's ``allocate`` does, with room for the batch's tokens in the first pass.
+
+        Raises ``NoSlot``.
+        """
 
     @abstractmethod
     def next_step_reads(self) -> NextStepReads:
-        """What the next step reads, if nobody is stuck."""
+        """What the next step reads, if no member is blocked."""
 
     @abstractmethod
     def forecast(self, n: int) -> ReadForecast:
-        """As many of the next ``n`` steps as can be taken before something is to be decided; at least one, if that has
-        been reserved and nobody is stuck."""
+        """What the next steps read: at most ``n`` of them, before something must be decided.
+
+        At least one, if that has been reserved and no member is blocked.
+        """
 
     def steps_until_release(self) -> int:
-        """Steps up to the first in which a member may give room back, that one included."""
+        """Steps up to and including the first in which a member may give room back."""
         return 1 << 62
 
     @abstractmethod
     def max_scanned_per_token(self, n: int) -> int:
-        """Cells that one token is scored against in the next ``n`` steps, at most."""
+        """The most cells that one token is scored against in the next ``n`` steps."""
 
     @abstractmethod
     def take_step(self) -> None:
@@ -195,7 +202,7 @@ class LockstepBatch(ABC, Generic[M]):
 
     @abstractmethod
     def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
-        """Take so many of the steps that have just been foreseen; the copies that were foreseen for them."""
+        """Take the first ``n`` steps of the latest forecast; returns the copies that it announced for them."""
 
     def _add(self, seq: int, member: M) -> None:
         self._joins += 1
@@ -214,7 +221,7 @@ class LockstepBatch(ABC, Generic[M]):
         return member
 
     def _most_tokens(self) -> int:
-        """That a member holds; 0 where there is none."""
+        """Tokens of the longest member; 0 where there is none."""
         if not self._members:
             return 0
         if self._most is None:

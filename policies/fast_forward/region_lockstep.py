@@ -42,7 +42,7 @@ class Regions(Protocol):
         ...
 
     def add_stored(self, cells: int) -> None:
-        """Count so many cells more that hold a token."""
+        """Count ``cells`` more that hold a token."""
         ...
 
     @property
@@ -74,9 +74,9 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         place: Callable[[Sequence[Chunk], int], Sequence[PassSummary]],
         max_pass_tokens: int,
     ):
-        """``next_size``: cells of the region that replaces a full one of so many, None where none does.
+        """``next_size``: cells of the region that replaces a full one, given its cells; None where none does.
 
-        ``place``: places chunks in a step whose first pass also has so many tokens of the lockstep batch.
+        ``place``: places chunks in a step whose first pass also has that many tokens of the lockstep batch.
         """
         super().__init__(max_pass_tokens)
         self._regions = regions
@@ -141,7 +141,7 @@ class RegionLockstepBatch(LockstepBatch[Region]):
 
     def forecast(self, n: int) -> ReadForecast:
         """Up to the first step in which a full region cannot just be replaced by a larger one."""
-        n, copies = self._foresee(min(n, MAX_STEPS))
+        n, copies = self._plan(min(n, MAX_STEPS))
         return ReadForecast(n, self._held, self._growing, len(self._members), self._capped(n), region_copies=copies)
 
     def steps_until_release(self) -> int:
@@ -181,7 +181,7 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         self._held += grown
         self._regions.add_stored(grown)
 
-    def _foresee(self, n: int) -> tuple[int, list[tuple[int, int]]]:
+    def _plan(self, n: int) -> tuple[int, list[tuple[int, int]]]:
         """How many of ``n`` steps can be taken, and the copies on the way: the steps before each, and its cells.
 
         Members move to larger regions one at a time, and only while the largest free extent has room for all of them,

@@ -20,7 +20,7 @@ class TokenOrder:
         return region.length
 
     def least_size(self, tokens: int) -> int:
-        """Cells that a region for so many tokens must have."""
+        """Cells that a region for ``tokens`` tokens must have."""
         return tokens
 
     def room(self, seq: int, region: Region) -> int:
@@ -134,7 +134,7 @@ class RegionTable:
         return self.order.room(seq, self.regions[seq])
 
     def add_stored(self, cells: int) -> None:
-        """Count so many cells more that hold a token."""
+        """Count ``cells`` more that hold a token."""
         self.stored += cells
 
     def top(self) -> int:

@@ -93,9 +93,9 @@ class RingOrder(TokenOrder):
         """Those of the renumberings since the last micro-batch."""
         if not self._rotations:
             return NO_SHIFT
-        owed, self._rotations = self._rotations, []
-        deltas = [np.full(len(cells), delta, dtype=np.int64) for cells, delta in owed]
-        return Shift(np.concatenate([cells for cells, _ in owed]), np.concatenate(deltas))
+        rotations, self._rotations = self._rotations, []
+        deltas = [np.full(len(cells), delta, dtype=np.int64) for cells, delta in rotations]
+        return Shift(np.concatenate([cells for cells, _ in rotations]), np.concatenate(deltas))
 
 
 class RingPolicy(SequenceRegionPolicy):

@@ -43,7 +43,7 @@ class Text:
         """Tokens that can still be seen, by when they came."""
 
     def look(self, tokens, positions, keep):
-        """Take in tokens; ``keep`` says who of all alive is still there then. Logits behind the last of them."""
+        """Take in tokens; ``keep`` says which of the visible tokens remain. Logits behind the last of them."""
         first = len(self.keys[0])
         came = list(range(first, first + len(tokens)))
         self.alive = keep([*self.alive, *came])

@@ -193,7 +193,7 @@ def test_narrow_values_and_windows_have_their_flags():
         load_scenario({}), NEEDS, "llamacpp", PROFILE, model_shape("gemma-3-27b"), 18 * 2**30, weights="q4_k_m"
     )
     fit = [c for c in gemma.candidates if not c.reason]
-    assert all(("--flash-attn", "on") in c.flags for c in fit if c.type_v == "q4_0" and "2024" not in c.family)
+    assert all(("--flash-attn", "on") in c.flags for c in fit if c.type_v == "q4_0" and "b4666" not in c.family)
     whole = {c.family for c in fit if "--swa-full" in typed(c.flags)}
     assert "sliding-window" not in whole
     assert any("times are those of K in f32 and V in f32" in note for c in fit for note in c.notes(PROFILE))

@@ -333,8 +333,8 @@ def test_streams_are_as_long_as_their_share():
 
 
 @pytest.mark.parametrize("window", [4, 24, 60])
-def test_steps_foreseen_in_a_window_are_those_that_are_taken(window):
-    """Prompts, answers and ends at random: as many steps as are foreseen, taken at once and one by one."""
+def test_steps_planned_in_a_window_are_what_single_steps_take(window):
+    """Random prompts, answers and ends: the steps of a fast-forward, taken at once and singly."""
     rng = named_rng(window, "windows")
     specs = [CacheSpec(900, 32), CacheSpec(window * 5 + 70, 32, window=window)]
     policy = MultiStreamPolicy("windows", CacheConfig(cells=900, n_ubatch=70), specs)

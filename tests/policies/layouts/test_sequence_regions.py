@@ -105,7 +105,7 @@ def test_growing_doubles_its_buffer_and_copies_it():
     assert cache.usage().allocated == 16 + 32
     cache.free(1)
     (batch,) = cache.allocate([Chunk(0, 10, 7)])
-    # Cells 0 to 15 are full with the sixteenth token; the seventeenth needs 32, and the first free run of 32 is behind.
+    # Cells 0 to 15 are full with the sixteenth token; the seventeenth needs 32, and the first free extent of 32 is behind.
     assert moves_of(batch) == [(0, 16, 10)]
     assert batch.cells.tolist() == list(range(26, 33))
     assert [cache.usage().free, cache.usage().free_extents] == [32, 2]
@@ -178,7 +178,7 @@ def ring(**keys):
 
 
 RING_BY_HAND = [
-    # token, its cell and position, rotations owed before, tokens seen with their positions
+    # token, its cell and position, rotations due before, tokens seen with their positions
     (4, 4, 4, {}, {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}),
     (5, 5, 5, {}, {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5}),
     (6, 2, 6, {}, {0: 0, 1: 1, 3: 3, 4: 4, 5: 5, 6: 6}),
