@@ -105,7 +105,7 @@ def test_growing_doubles_its_buffer_and_copies_it():
     assert cache.usage().allocated == 16 + 32
     cache.free(1)
     (batch,) = cache.allocate([Chunk(0, 10, 7)])
-    # Cells 0 to 15 are full with the sixteenth token; the seventeenth needs 32, and the first free extent of 32 is behind.
+    # Cells 0 to 15 are full with the sixteenth token; the seventeenth needs 32, and the first such extent is behind.
     assert moves_of(batch) == [(0, 16, 10)]
     assert batch.cells.tolist() == list(range(26, 33))
     assert [cache.usage().free, cache.usage().free_extents] == [32, 2]
