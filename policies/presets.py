@@ -117,9 +117,9 @@ def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
     )
 
 
-def _stack(blocks: Iterable[int], keys: Keys) -> FreeBlocks:
+def _stack(blocks: Iterable[int], keys: BlockKeys) -> FreeBlocks:
     """The free blocks of ``lru`` where nothing is ever cached."""
-    return Stack(blocks)
+    return FreeStack(blocks)
 
 
 def _paged_window(name: str, config: CacheConfig) -> Policy:

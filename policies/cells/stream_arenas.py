@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.cells.arena import Arena
-from policies.cells.free_extents import runs_of
+from policies.cells.free_extents import extents_of_cells
 from policies.vocabulary import NO_MOVES, NO_SHIFT, IntArray, Moves, Shift
 
 
@@ -67,9 +67,9 @@ class StreamArenas:
         target.free.take_cells(cells)
         for cell, position in zip(cells.tolist(), positions.tolist(), strict=True):
             target.put(np.array([cell]), (dst,), position)
-        target.turn(cells, source.save(cells).turned)
+        target.pending.rotate(cells, source.pending.rotations_of(cells))
         target.head = source.head
-        starts, ends = runs_of(np.sort(cells))
+        starts, ends = extents_of_cells(np.sort(cells))
         size = self.specs[group].size
         offset_from, offset_to = self.stream_of(src) * size, self.stream_of(dst) * size
         self.unreported.add(group)
@@ -83,7 +83,7 @@ class StreamArenas:
         size = self.specs[group].size
         moves, cells, deltas = [], [], []
         for stream, arena in enumerate(self.arenas[group]):
-            own, shift = arena.settle()
+            own, shift = arena.pending.settle(arena.owner)
             offset = stream * size
             if own.n_runs:
                 moves.append(Moves(own.src + offset, own.dst + offset, own.length))

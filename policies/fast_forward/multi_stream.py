@@ -59,7 +59,7 @@ def plan_steps(
     for part, groups in zip(parts, spans, strict=True):
         n_streams = len(part) if apart else 1
         pairs = zip(streams.specs, groups, strict=True)
-        reads = tuple(masked_sums(part, span, spec.window, n_streams) for spec, span in pairs)
+        reads = tuple(masked_step_reads(part, span, spec.window, n_streams) for spec, span in pairs)
         passes.append(DecodePass(len(part), reads))
     return FastForward(tuple(passes), take_steps)
 

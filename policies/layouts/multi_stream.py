@@ -224,10 +224,9 @@ class MultiStreamPolicy(Policy):
         """Compact if that was asked for, or if the trigger says so before a step of that many tokens."""
         compactor = self._compactor
         if compactor is not None and self.n_streams == 1:
-            arena, pad = self.arenas[0][0], self.caches[0].pad
-            span = padded_span(arena.top, pad, arena.size)
-            facts = Facts(arena.used, arena.top, span, pad, tokens, arena.count_above)
-            if self.trigger.before(facts, lambda: compactor(arena)):
+            arena = self.arenas[0][0]
+            state = TriggerInput.of(arena, self.caches[0].pad, tokens)
+            if self.trigger.due_before_step(state, lambda: compactor(arena)):
                 self.wants_compaction = True
         if self.wants_compaction:
             self.wants_compaction = False
@@ -275,7 +274,7 @@ class MultiStreamPolicy(Policy):
 
     def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Along the free cells that the next searches find in all groups and streams, where no trigger is asked."""
-        asked = self._compactor is not None and self.trigger.asks
+        asked = self._compactor is not None and self.trigger.checks_steps
         if self.kernel != "masked" or asked or self.wants_compaction or self._streams.unreported:
             return None
         if any(chunk.also for chunk in step):

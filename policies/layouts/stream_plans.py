@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from policies.cells.arena import Arena, Saved
-from policies.cells.search import Cells, cells_array, find_run, find_scattered, start_of_search
+from policies.cells.arena import Arena
+from policies.cells.saved_cells import SavedCells
+from policies.cells.search import Cells, cells_array, find_contiguous, find_scattered, start_of_search
 from policies.cells.split_batch import split_by_stream
 from policies.cells.stream_arenas import StreamArenas
-from policies.cells.window import behind_window, find_behind, losses
+from policies.cells.window import find_usable, positions_lost, usable_extents
 from policies.layouts.unified import cut
 from policies.vocabulary import Chunk, NoSlot, split_batch
 
@@ -29,7 +30,7 @@ def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
 
     As ``llama_batch_allocr::init``; ``NoSlot`` where coupled sequences would lie in different streams.
     """
-    if streams.n_streams == 1 and streams.arenas[-1][0].go_on(step):
+    if streams.n_streams == 1 and streams.arenas[-1][0].last_positions.are_continued_by(step):
         return
     next_position: dict[int, int] = {}
     together: dict[int, set[int]] = {}
@@ -127,7 +128,7 @@ class StepPlanner:
             over = cells_array(cells)
             over = over[arena.owner[over] > 0]
             if len(over):
-                lost = losses(arena, over)
+                lost = positions_lost(arena, over)
                 arena.vacate(over)
         arena.take(cells, chunks)
         for seq, last in lost.items():
@@ -144,7 +145,9 @@ class StepPlanner:
             if slots is None:
                 break
             heads = [arena.head for arena in arenas]
-            undo.append((slots, heads, [arenas[stream].save(cells_array(cells)) for stream, _, cells in slots]))
+            undo.append(
+                (slots, heads, [SavedCells.of(arenas[stream], cells_array(cells)) for stream, _, cells in slots])
+            )
             found.append(slots)
             for slot in slots:
                 self.take(group, slot)
@@ -169,24 +172,24 @@ class StepPlanner:
             head = start_of_search(arena.head, arena.used, n)
             cells: Cells | None
             if self._contiguous:
-                usable = arena.free if window is None else behind_window(arena, window)
-                first, _ = find_run(usable, head, n)
+                usable = arena.free if window is None else usable_extents(arena, window)
+                first, _ = find_contiguous(usable, head, n)
                 cells = None if first is None else range(first, first + n)
             elif window is None:
                 cells = find_scattered(arena.free, head, n)
             else:
-                cells = find_behind(arena, window, head, n)
+                cells = find_usable(arena, window, head, n)
             if cells is None:
                 return None
             slots.append((stream, tuple(chunks), cells))
         return slots
 
 
-def _undo(arenas: Sequence[Arena], slots: Sequence[Slot], heads: Sequence[int], saved: Sequence[Saved]) -> None:
+def _undo(arenas: Sequence[Arena], slots: Sequence[Slot], heads: Sequence[int], saved: Sequence[SavedCells]) -> None:
     """Give back what a micro-batch took.
 
     As in the original, the head is restored by the k-th stream of the micro-batch, not by stream number.
     """
     for k, (stream, _, _) in enumerate(slots):
-        arenas[stream].restore(saved[k])
+        saved[k].restore()
         arenas[stream].head = heads[k]

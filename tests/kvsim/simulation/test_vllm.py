@@ -293,7 +293,7 @@ def test_a_buffer_that_cannot_be_doubled_ends_the_run(scheduler):
     world = scenario(server__scheduler=scheduler, cache__policy="growing", cache__cells=24)
     stuck = livelock(world, [(0.0, 10, 12)])
     assert stuck.requests == (0,)
-    assert "(no free run of 24 cells: the largest has 8 of 8): 8 of 24 cells are free" in str(stuck)
+    assert "(no free extent of 24 cells: the largest has 8 of 8): 8 of 24 cells are free" in str(stuck)
     assert "request 0 (10 prompt tokens, 7 generated) waits for" in str(stuck)
     story = tell(world, [(0.0, 10, 7)])
     assert story.jobs[0].status == "completed", "one token less, and it would have fitted"

@@ -64,8 +64,8 @@ def blocks_are_counted(policy, shadow):
     if not shadow.paged:
         return
     pool, tables = policy.pool, policy.tables.values()
-    held = Counter(block for s in tables for block in s.table[s.skipped :])
-    assert all(block == NULL for s in tables for block in s.table[: s.skipped])
+    held = Counter(block for s in tables for block in s.blocks[s.skipped :])
+    assert all(block == NULL for s in tables for block in s.blocks[: s.skipped])
     assert pool.refs.tolist() == [held[block] for block in range(pool.n)]
     free = pool.free.order()
     assert sorted(free) == [block for block in range(pool.first, pool.n) if not held[block]]
@@ -81,8 +81,8 @@ def cached_blocks_hold_what_their_key_says(policy, shadow):
     for key in keyed.values():
         assert keyed[pool.find(key)] == key
     assert pool.n_cached == len(set(keyed.values()))
-    assert pool.n_idle == sum(1 for block in keyed if pool.refs[block] == 0)
-    assert policy.usage().cached == pool.n_idle * size
+    assert pool.n_free_cached == sum(1 for block in keyed if pool.refs[block] == 0)
+    assert policy.usage().cached == pool.n_free_cached * size
     if shadow.transfers_unreported:
         return
     block_text = shadow.words.block_text
