@@ -16,7 +16,8 @@ from kvsim.advice.engine_flags import DEFRAG_NOTE, LLAMACPP_2024, OLD_NOTE, Flag
 from kvsim.advice.plan import Engine, Plan, plan
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
-from kvsim.experiments.traffic import Needs
+from kvsim.experiments.traffic import TrafficSummary
+from kvsim.model.architectures import AttentionGroup, ModelPlanShape, plan_shape
 from kvsim.model.engine_shapes import BYTES_PER_NUMBER, SHAPES, STORAGES, Storage
 from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
 from kvsim.model.storage_types import format_size
@@ -80,7 +81,7 @@ _FORGETS = ("ring", "paged-window", "oracle")
 
 
 @dataclass(frozen=True)
-class Family:
+class SettingsFamily:
     """Settings that differ in numbers only."""
 
     name: str
@@ -177,10 +178,10 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """All settings that were thought of."""
 
-    families: tuple[Family, ...]
+    families: tuple[SettingsFamily, ...]
     candidates: tuple[Candidate, ...]
     elsewhere: dict[str, tuple[str, str]]
     """Policies none of whose settings are candidates: a key of ``REASONS``, and why."""
@@ -211,7 +212,7 @@ class Space:
                     yield found
 
 
-def _spread(family: Family, members: Sequence[Candidate], seed: int) -> list[Candidate]:
+def _spread(family: SettingsFamily, members: Sequence[Candidate], seed: int) -> list[Candidate]:
     """The members in an order whose every beginning is spread over the grid."""
     sizes = np.array([len(values) for values in family.axes.values()])
     by_place = {c.place: c for c in members}
@@ -250,7 +251,7 @@ def model_shape(name: str) -> MemoryShape:
 
 def space(
     base: Scenario,
-    needs: Needs,
+    needs: TrafficSummary,
     engine: str,
     profile: Profile,
     shape: MemoryShape,
@@ -258,7 +259,7 @@ def space(
     *,
     weights: str | None = None,
     tolerant: bool = False,
-) -> Space:
+) -> SearchSpace:
     """All settings for such traffic. ``memory``: bytes, or None for no bound. ``tolerant``: some requests may fail or
     be cut short, so that contexts that hold 99 % of them are tried as well. Raises ``UserError``."""
     if engine not in ENGINES:
@@ -290,39 +291,39 @@ def space(
             elsewhere[name] = ("engine", f"{shape.name} has no sliding window there")
         else:
             elsewhere[name] = ("engine", f"not in {'llama.cpp or vLLM' if engine == 'both' else _NAMES[engine]}")
-    return Space(families, tuple(numbered), elsewhere)
+    return SearchSpace(families, tuple(numbered), elsewhere)
 
 
-def _families(needs: Needs, window: int | None, tolerant: bool) -> Iterator[Family]:
+def _families(needs: TrafficSummary, window: int | None, tolerant: bool) -> Iterator[SettingsFamily]:
     contexts = ("longest", "p99") if tolerant and _up(needs.p99) < _up(needs.longest) else ("longest",)
     rooms = ("shared", "full", "more") if needs.reuse else ("shared", "full")
     llama: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _LLAMA_BATCHES}
     vllm: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _VLLM_BATCHES, "room": rooms}
     server = {"server__scheduler": "llama-server"}
     today = {**server, "cache__policy": "llama.cpp-today"}
-    yield Family("llama.cpp-today", "llamacpp", {**today, "cache__unified": True}, {**llama, "room": rooms})
+    yield SettingsFamily("llama.cpp-today", "llamacpp", {**today, "cache__unified": True}, {**llama, "room": rooms})
     own = {**today, "cache__unified": False}
-    yield Family("llama.cpp-today, per slot", "llamacpp", own, {**llama, "room": ("full",)})
+    yield SettingsFamily("llama.cpp-today, per slot", "llamacpp", own, {**llama, "room": ("full",)})
     if window is not None:
         keys = {**server, "cache__policy": "sliding-window", "cache__window": window}
-        yield Family("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**llama, "room": rooms})
+        yield SettingsFamily("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**llama, "room": rooms})
     old = {**server, "cache__policy": LLAMACPP_2024, "cache__unified": True}
-    yield Family(LLAMACPP_2024, "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
+    yield SettingsFamily(LLAMACPP_2024, "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
     server = {"server__scheduler": "vllm"}
     paged = {**vllm, "block": _BLOCKS, "chunked": (True, False)}
-    yield Family("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged)
+    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged)
     if needs.reuse:  # Otherwise it is the same, with or without.
         plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False, "cache__unified": True}
         # Without a prefix cache there is nothing to keep in a larger one.
-        yield Family("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")})
+        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")})
     for name in ("contiguous", "fill-holes", "full-compaction", "adaptive", "idle-compaction", "split-regions"):
         keys = {"server__scheduler": "llama-server", "cache__policy": name, "cache__unified": True}
-        yield Family(name, "research", keys, {**llama, "room": rooms})
+        yield SettingsFamily(name, "research", keys, {**llama, "room": rooms})
     keys = {"server__scheduler": "llama-server", "cache__policy": "threshold-compaction", "cache__unified": True}
-    yield Family("threshold-compaction", "research", keys, {**llama, "room": rooms, "threshold": _THRESHOLDS})
+    yield SettingsFamily("threshold-compaction", "research", keys, {**llama, "room": rooms, "threshold": _THRESHOLDS})
     for name in ("hf-reserved", "growing", "chunked"):
         keys = {**server, "cache__policy": name, "cache__unified": True}
-        yield Family(name, "research", keys, {**vllm, "room": ("shared", "full")})
+        yield SettingsFamily(name, "research", keys, {**vllm, "room": ("shared", "full")})
 
 
 @dataclass(frozen=True)
@@ -330,14 +331,14 @@ class _Builder:
     """Makes settings of places in a grid."""
 
     base: Scenario
-    needs: Needs
+    needs: TrafficSummary
     profile: Profile
     shape: MemoryShape
     memory: int | None
     weights: str | None
     window: int | None
 
-    def build(self, number: int, family: Family, place: tuple[int, ...]) -> Candidate | None:
+    def build(self, number: int, family: SettingsFamily, place: tuple[int, ...]) -> Candidate | None:
         """None where there can be none, or it would be the same as another."""
         at = {axis: values[i] for (axis, values), i in zip(family.axes.items(), place, strict=True)}
         vllm = family.keys["server__scheduler"] == "vllm"

@@ -65,6 +65,6 @@ def typed(flags: Flags) -> str:
     return " ".join(f"{name} {value}".strip() for name, value in flags)
 
 
-def settings_of(flags: Flags) -> Mapping[str, str | bool]:
+def flags_dict(flags: Flags) -> Mapping[str, str | bool]:
     """By option, True for a switch."""
     return {name: value or True for name, value in flags}

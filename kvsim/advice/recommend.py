@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsim.advice.candidates import Candidate, Home, Space, model_shape, space
-from kvsim.advice.recommendation import Fate, Finalist, Recommendation, rank
+from kvsim.advice.candidates import Candidate, Home, SearchSpace, model_shape, space
+from kvsim.advice.recommendation import RuledOut, Finalist, Recommendation, rank
 from kvsim.advice.slo import Slo, read_slo
-from kvsim.advice.trials import MOST_DOUBLINGS, Make, Outcome, Stretch, Trial
-from kvsim.costs.profile import is_shipped, load_profile
+from kvsim.advice.trials import MOST_DOUBLINGS, Make, TrialOutcome, FindLargestLoad, TrialRun
+from kvsim.costs.costs import is_shipped, load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic, read_traffic
 from kvsim.experiments.workers import each
@@ -43,7 +43,7 @@ _BISECTION = 8
 """Runs that finding a largest load takes, about."""
 
 
-class Budget(NamedTuple):
+class SearchBudget(NamedTuple):
     """How much is tried; counts of settings, runs and steps, so that the result does not depend on how fast it goes."""
 
     screened: int = 96
@@ -66,7 +66,7 @@ class Budget(NamedTuple):
     """Requests in a stretch at least, if there are so many."""
 
 
-class _Standing(NamedTuple):
+class _LadderResult(NamedTuple):
     """How far a setting came on the ladder of loads."""
 
     met: float
@@ -75,7 +75,7 @@ class _Standing(NamedTuple):
     """The smallest that it has missed, or the largest that was tried."""
     factor: float
     """By which it missed, or met, that one."""
-    outcome: Outcome
+    outcome: TrialOutcome
 
     @property
     def key(self) -> tuple[float, float]:
@@ -98,7 +98,7 @@ def recommend(
     requests: int | None = None,
     workers: int | None = None,
     progress: RecommendProgress | None = None,
-    budget: Budget = Budget(),  # noqa: B008  (immutable)
+    budget: SearchBudget = SearchBudget(),  # noqa: B008  (immutable)
 ) -> Recommendation:
     """Recommend settings for a scenario's workload, or for a trace file's.
 
@@ -145,7 +145,7 @@ def recommend(
         traffic=traffic,
         space=choices,
         best=tuple(rank(best)),
-        fates=search.fates,
+        ruled_out=search.ruled_out,
         tried=len(search.tried),
         runs=search.runs,
     )
@@ -165,11 +165,11 @@ class _Search:
 
     traffic: Traffic
     slo: Slo
-    space: Space
-    budget: Budget
+    space: SearchSpace
+    budget: SearchBudget
     workers: int | None
     progress: RecommendProgress | None
-    fates: dict[int, Fate] = field(default_factory=dict)
+    ruled_out: dict[int, RuledOut] = field(default_factory=dict)
     """Of each setting that was ruled out, by its number."""
     tried: set[int] = field(default_factory=set)
     runs: int = 0
@@ -182,7 +182,7 @@ class _Search:
         b = self.budget
         for c in self.space.candidates:
             if c.reason:
-                self.fates[c.number] = Fate(c.reason, c.detail)
+                self.ruled_out[c.number] = RuledOut(c.reason, c.detail)
         self._later = b.neighbours * 2 + b.kept * (3 + _BISECTION) + b.best * b.replications * (1 + _BISECTION)
         dozen = self._screen()
         self._later = b.best * b.replications * (1 + _BISECTION)
@@ -194,7 +194,7 @@ class _Search:
 
     def _screen(self) -> list[Candidate]:
         sample = self.space.sample(self.budget.screened, self.traffic.scenario.seed)
-        standing: dict[int, _Standing] = {}
+        standing: dict[int, _LadderResult] = {}
         top = self._climb(sample, standing, None)
         self._refine(sample, standing)
         by_number = {c.number: c for c in self.space.candidates}
@@ -209,29 +209,29 @@ class _Search:
         self.tried = set(standing)
         for c in self.space.candidates:
             if not c.reason and c.number not in standing:
-                self.fates[c.number] = Fate("untried", "")
+                self.ruled_out[c.number] = RuledOut("untried", "")
         tried = [by_number[n] for n in standing]
         ordered = sorted(tried, key=lambda c: (standing[c.number].key, -c.width, c.memory_bytes, c.number))
         dozen = _with_each_home(_unlike(ordered), self.budget.kept)
         chosen = {c.number for c in dozen}
         for c in ordered:
             if c.number not in chosen:
-                self.fates[c.number] = self._fate(standing[c.number])
+                self.ruled_out[c.number] = self._fate(standing[c.number])
         return dozen
 
-    def _climb(self, candidates: Sequence[Candidate], standing: dict[int, _Standing], top: int | None) -> int:
+    def _climb(self, candidates: Sequence[Candidate], standing: dict[int, _LadderResult], top: int | None) -> int:
         """Try them at ever higher loads, while they meet the service level; the last load that was tried, as a power
         of 2. Without ``top`` it ends where no more than the second stage takes are left."""
         level, alive, scout = 0, list(candidates), self.traffic.scouts[0]
         while alive:
             share = self._share(self.budget.short)
-            found = self._make([Trial(c.number, scout, c.scenario, share, 2.0**level) for c in alive])
+            found = self._make([TrialRun(c.number, scout, c.scenario, share, 2.0**level) for c in alive])
             latencies = {trial.number: outcome for trial, outcome in found}
             passing = []
             for c in alive:
                 outcome = latencies[c.number]
                 met = outcome.met(self.slo)
-                standing[c.number] = _Standing(level - (not met), level, outcome.factor(self.slo), outcome)
+                standing[c.number] = _LadderResult(level - (not met), level, outcome.factor(self.slo), outcome)
                 if met:
                     passing.append(c)
             last = MOST_DOUBLINGS if top is None else top
@@ -240,7 +240,7 @@ class _Search:
             level, alive = level + 1, passing
         return level
 
-    def _refine(self, candidates: Sequence[Candidate], standing: dict[int, _Standing]) -> None:
+    def _refine(self, candidates: Sequence[Candidate], standing: dict[int, _LadderResult]) -> None:
         """Halve the doubling in which they fell, twice, for those who came as far as the best of their engine, or fell
         a doubling before: by how much a load too large is missed says little of the largest that is met."""
         homes = {c.home for c in candidates}
@@ -250,29 +250,29 @@ class _Search:
             powers = {c.number: (standing[c.number].met + standing[c.number].tried) / 2 for c in wide}
             share, scout = self._share(self.budget.short), self.traffic.scouts[0]
             for trial, outcome in self._make(
-                [Trial(c.number, scout, c.scenario, share, 2.0 ** powers[c.number]) for c in wide]
+                [TrialRun(c.number, scout, c.scenario, share, 2.0 ** powers[c.number]) for c in wide]
             ):
                 before, power = standing[trial.number], powers[trial.number]
                 standing[trial.number] = (
                     before._replace(met=power)
                     if outcome.met(self.slo)
-                    else _Standing(before.met, power, outcome.factor(self.slo), outcome)
+                    else _LadderResult(before.met, power, outcome.factor(self.slo), outcome)
                 )
 
-    def _fate(self, standing: _Standing) -> Fate:
+    def _fate(self, standing: _LadderResult) -> RuledOut:
         if standing.met < 0:
             return _miss(standing.outcome, self.slo)
         if standing.outcome.met(self.slo):
-            return Fate("dominated", f"meets it at {2**standing.met:.3g} x the load, as more than enough others do")
-        return Fate("dominated", f"at {2**standing.tried:.3g} x the load: {_missed(standing.outcome, self.slo)}")
+            return RuledOut("dominated", f"meets it at {2**standing.met:.3g} x the load, as more than enough others do")
+        return RuledOut("dominated", f"at {2**standing.tried:.3g} x the load: {_missed(standing.outcome, self.slo)}")
 
     # Stage 2
 
     def _longer(self, dozen: Sequence[Candidate]) -> list[Candidate]:
         share = self._share(self.budget.long)
         several = self.traffic.scouts
-        found = self._make([Trial(c.number, r, c.scenario, share, 1.0) for c in dozen for r in several])
-        trials = [Trial(c.number, several[0], c.scenario, share, 1.0) for c in dozen]
+        found = self._make([TrialRun(c.number, r, c.scenario, share, 1.0) for c in dozen for r in several])
+        trials = [TrialRun(c.number, several[0], c.scenario, share, 1.0) for c in dozen]
         loads = self._stretch(trials, self.budget.steps - 2)
         keys = {}
         for c in dozen:
@@ -288,18 +288,18 @@ class _Search:
                 reach = f"sustains {-load:.2f} x the load in one replication; others more" if load else ""
                 if missed:
                     latencies = [o for trial, o in found if trial.number == c.number and not o.met(self.slo)]
-                    self.fates[c.number] = _miss(max(latencies, key=lambda o: o.factor(self.slo)), self.slo)
+                    self.ruled_out[c.number] = _miss(max(latencies, key=lambda o: o.factor(self.slo)), self.slo)
                 else:
-                    self.fates[c.number] = Fate("dominated", reach or f"worst bound at {worst:.2f} of its limit")
+                    self.ruled_out[c.number] = RuledOut("dominated", reach or f"worst bound at {worst:.2f} of its limit")
         return few
 
     # Stage 3
 
     def _finals(self, few: Sequence[Candidate]) -> list[Finalist]:
         all_of_them = range(self.traffic.replications)
-        found = self._make([Trial(c.number, r, c.scenario, 1.0, 1.0) for c in few for r in all_of_them])
+        found = self._make([TrialRun(c.number, r, c.scenario, 1.0, 1.0) for c in few for r in all_of_them])
         loads = self._stretch(
-            [Trial(c.number, r, c.scenario, 1.0, 1.0) for c in few for r in all_of_them], self.budget.steps
+            [TrialRun(c.number, r, c.scenario, 1.0, 1.0) for c in few for r in all_of_them], self.budget.steps
         )
         latencies = {(trial.number, trial.replication): outcome for trial, outcome in found}
         return [
@@ -318,22 +318,22 @@ class _Search:
         """So much of the requests, unless they would be too few."""
         return min(1.0, max(share, self.budget.fewest / self.traffic.requests))
 
-    def _make(self, trials: Sequence[Trial]) -> list[tuple[Trial, Outcome]]:
+    def _make(self, trials: Sequence[TrialRun]) -> list[tuple[TrialRun, TrialOutcome]]:
         """By number and replication, whichever ended first."""
         jobs = [trials[i : i + _TOGETHER] for i in range(0, len(trials), _TOGETHER)]
-        found: list[tuple[Trial, Outcome]] = []
+        found: list[tuple[TrialRun, TrialOutcome]] = []
         for made in each(Make(self.traffic), jobs, self.workers):
             found += made
             self._stuck += sum(bool(outcome.error) for _, outcome in made)
             self._tell(len(made), len(trials) - len(found))
         return sorted(found, key=lambda each: (each[0].number, each[0].replication))
 
-    def _stretch(self, trials: Sequence[Trial], steps: int) -> dict[tuple[int, int], float]:
+    def _stretch(self, trials: Sequence[TrialRun], steps: int) -> dict[tuple[int, int], float]:
         """The largest load of each, by number and replication; nothing where there is no load to change."""
         if not self.traffic.scalable:
             return {}
         found = {}
-        for trial, load, runs in each(Stretch(self.traffic, self.slo, max(steps, 0)), trials, self.workers):
+        for trial, load, runs in each(FindLargestLoad(self.traffic, self.slo, max(steps, 0)), trials, self.workers):
             found[trial.number, trial.replication] = load
             self._tell(runs, (len(trials) - len(found)) * _BISECTION)
         return found
@@ -363,14 +363,14 @@ def _with_each_home(ordered: Sequence[Candidate], most: int) -> list[Candidate]:
     return [c for c in ordered if c in sure or c in rest]
 
 
-def _miss(outcome: Outcome, slo: Slo) -> Fate:
+def _miss(outcome: TrialOutcome, slo: Slo) -> RuledOut:
     """Of a setting that does not meet the service level at the load asked about."""
     failing = bool(outcome.error) or (outcome.factor(slo) > 1 and slo.worst(outcome.measures)[0].is_share)
     factor = outcome.factor(slo)
-    return Fate("fails" if failing else "slo", _missed(outcome, slo), factor if math.isfinite(factor) else None)
+    return RuledOut("fails" if failing else "slo", _missed(outcome, slo), factor if math.isfinite(factor) else None)
 
 
-def _missed(outcome: Outcome, slo: Slo) -> str:
+def _missed(outcome: TrialOutcome, slo: Slo) -> str:
     """By how much, in words."""
     if outcome.error:
         return outcome.error

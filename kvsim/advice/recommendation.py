@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvsim.advice.candidates import REASONS, Candidate, Space
-from kvsim.advice.engine_flags import settings_of, typed
+from kvsim.advice.candidates import REASONS, Candidate, SearchSpace
+from kvsim.advice.engine_flags import flags_dict, typed
 from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
-from kvsim.advice.trials import MOST_DOUBLINGS, Outcome
-from kvsim.costs.profile import Profile
+from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome
+from kvsim.costs.costs import Profile
 from kvsim.errors import UserError
-from kvsim.experiments.estimates import Interval, over_replications, paired
+from kvsim.experiments.estimates import Interval, replication_interval, paired
 from kvsim.experiments.traffic import Traffic
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
@@ -44,7 +44,7 @@ RULE = (
 )
 
 
-class Fate(NamedTuple):
+class RuledOut(NamedTuple):
     """Why a setting was ruled out."""
 
     reason: str
@@ -61,7 +61,7 @@ class Finalist:
 
     candidate: Candidate
     slo: Slo
-    latencies: tuple[Outcome, ...]
+    latencies: tuple[TrialOutcome, ...]
     """At the load asked about, one for each replication."""
     loads: tuple[float, ...]
     """The largest that meet the service level, as multiples of the load asked about, one for each replication; 0: none
@@ -75,7 +75,7 @@ class Finalist:
             values = [outcome.measures.get(measure) for outcome in self.latencies]
             known = [value for value in values if value is not None]
             if len(known) == len(values):
-                found[measure] = over_replications(known)
+                found[measure] = replication_interval(known)
         return found
 
     @property
@@ -102,7 +102,7 @@ class Finalist:
         t interval of the logarithms. None where no load was tried, or one of the replications met it at none."""
         if not self.loads or min(self.loads) == 0:
             return None
-        logs = over_replications(np.log(self.loads))
+        logs = replication_interval(np.log(self.loads))
         low, high = math.exp(logs.low), math.exp(logs.high) if logs.high < 700 else math.inf
         return Interval(math.exp(logs.value), low, high, logs.level, logs.n, "t over logarithms of replications")
 
@@ -120,7 +120,7 @@ class Finalist:
         return 1 / max(self.worst[1], 1e-9)
 
 
-class Lead(NamedTuple):
+class TopTwo(NamedTuple):
     """The first beside the second."""
 
     ratio: Interval
@@ -168,10 +168,10 @@ class Recommendation:
     """Whose memory was reckoned."""
     profile: Profile
     traffic: Traffic
-    space: Space
+    space: SearchSpace
     best: tuple[Finalist, ...]
     """From the best on."""
-    fates: dict[int, Fate]
+    ruled_out: dict[int, RuledOut]
     """Of each setting that was ruled out, by its number; with the best they are all settings."""
     tried: int
     """Settings that were run at all."""
@@ -183,18 +183,18 @@ class Recommendation:
         return bool(self.best) and self.best[0].verdict != "not"
 
     @cached_property
-    def lead(self) -> Lead | None:
+    def lead(self) -> TopTwo | None:
         """The first beside the second, in pairs of replications; None where there is no second."""
         if len(self.best) < 2:
             return None
         one, two = self.best[:2]
         if one.sustained and two.sustained:
-            return Lead(_ratio(np.log(one.loads), np.log(two.loads)), "load")
+            return TopTwo(_ratio(np.log(one.loads), np.log(two.loads)), "load")
         measure = one.slo.asked[0].measure
         values = [[o.measures.get(measure) or 0.0 for o in each.latencies] for each in (one, two)]
         if not np.array(values).all():
             return None
-        return Lead(_ratio(np.log(values[0]), np.log(values[1])), measure)
+        return TopTwo(_ratio(np.log(values[0]), np.log(values[1])), measure)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -214,11 +214,11 @@ class Recommendation:
     @cached_property
     def candidates(self) -> pd.DataFrame:
         """A row for each setting that was thought of: its number and settings, ``memory_bytes``, ``place`` among the
-        best, or ``reason`` (a key of ``candidates.REASONS``), ``detail`` and ``factor``; see ``Fate``."""
+        best, or ``reason`` (a key of ``candidates.REASONS``), ``detail`` and ``factor``; see ``RuledOut``."""
         places = {f.candidate.number: place for place, f in enumerate(self.best, 1)}
         rows = []
         for c in self.space.candidates:
-            fate = self.fates.get(c.number, Fate("", ""))
+            fate = self.ruled_out.get(c.number, RuledOut("", ""))
             ends = {"place": places.get(c.number), **fate._asdict()}
             head = {"number": c.number, "family": c.family, "engine": c.home}
             rows.append({**head, **c.settings, "memory_bytes": c.memory_bytes, **ends})
@@ -227,13 +227,13 @@ class Recommendation:
     @cached_property
     def reasons(self) -> dict[str, int]:
         """How many settings were ruled out for which reason, in the order of ``candidates.REASONS``."""
-        counts = Counter(fate.reason for fate in self.fates.values())
+        counts = Counter(fate.reason for fate in self.ruled_out.values())
         return {reason: counts[reason] for reason in REASONS if counts[reason]}
 
     @property
     def missed_by(self) -> tuple[float, float] | None:
         """The smallest and the largest factor by which settings missed the service level."""
-        factors = [f.factor for f in self.fates.values() if f.reason == "slo" and f.factor is not None and f.factor > 1]
+        factors = [f.factor for f in self.ruled_out.values() if f.reason == "slo" and f.factor is not None and f.factor > 1]
         return (min(factors), max(factors)) if factors else None
 
     @property
@@ -389,7 +389,7 @@ class Recommendation:
             "verdict": f.verdict,
             "settings": c.settings,
             "command": c.command if c.flags else None,
-            "flags": settings_of(c.flags),
+            "flags": flags_dict(c.flags),
             "typed": typed(c.flags),
             "notes": c.notes(self.profile),
             "memory_bytes": c.memory_bytes,
@@ -417,8 +417,8 @@ class Recommendation:
         return f"it would be met at {spoken_load(f.sustained)} this load"
 
     def _nothing(self) -> str:
-        found = next(iter(self.fates.values()))
-        return f"all {len(self.fates):,} settings were ruled out: {REASONS[found.reason]} ({found.detail})"
+        found = next(iter(self.ruled_out.values()))
+        return f"all {len(self.ruled_out):,} settings were ruled out: {REASONS[found.reason]} ({found.detail})"
 
 
 def spoken(interval: Interval | None, share: bool = False) -> str:

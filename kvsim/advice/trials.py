@@ -10,7 +10,7 @@ from pathlib import Path
 from kvsim.advice.slo import LATENCY_MEASURES, Slo
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import UserError
-from kvsim.experiments.traffic import HeldScenario, Traffic
+from kvsim.experiments.traffic import InMemoryScenario, Traffic
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
@@ -26,7 +26,7 @@ _LEAST = 40
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialRun:
     """A run to be made, as it travels to a worker."""
 
     number: int
@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What came of it."""
 
     measures: dict[str, float | None]
@@ -66,13 +66,13 @@ class Make:
 
     traffic: Traffic
 
-    def __call__(self, trials: Sequence[Trial]) -> list[tuple[Trial, Outcome]]:
+    def __call__(self, trials: Sequence[TrialRun]) -> list[tuple[TrialRun, TrialOutcome]]:
         """Each trial with its outcome."""
         return [(trial, run_trial(self.traffic, trial)) for trial in trials]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class FindLargestLoad:
     """Finds the largest load at which a service level is met, wherever it is called."""
 
     traffic: Traffic
@@ -80,14 +80,14 @@ class Stretch:
     steps: int
     """Halvings of the last doubling: 5 tell loads apart that differ by 2 %."""
 
-    def __call__(self, trial: Trial) -> tuple[Trial, float, int]:
+    def __call__(self, trial: TrialRun) -> tuple[TrialRun, float, int]:
         """The trial, the largest multiple of its load (0: none that was tried), and the runs that it took."""
         runs = 0
 
         def met(power: float) -> bool:
             nonlocal runs
             runs += 1
-            asked = Trial(trial.number, trial.replication, trial.scenario, trial.share, trial.load * 2.0**power)
+            asked = TrialRun(trial.number, trial.replication, trial.scenario, trial.share, trial.load * 2.0**power)
             return run_trial(self.traffic, asked).met(self.slo)
 
         if met(0.0):
@@ -109,15 +109,15 @@ class Stretch:
         return trial, float(2.0**low), runs
 
 
-def run_trial(traffic: Traffic, trial: Trial) -> Outcome:
+def run_trial(traffic: Traffic, trial: TrialRun) -> TrialOutcome:
     """Make one run. What cannot be served is an outcome, not an error."""
     try:
         scenario, held = traffic.stretch(trial.scenario, trial.replication, trial.share, trial.load)
         if held is not None:
-            scenario = HeldScenario.of(scenario, held)
+            scenario = InMemoryScenario.of(scenario, held)
         result, warnings = _run(scenario)
     except (UserError, WorkloadError) as e:
-        return Outcome({}, False, error="; ".join(str(e).splitlines()))
+        return TrialOutcome({}, False, error="; ".join(str(e).splitlines()))
     return _outcome(result, warnings, open_loop=traffic.scalable and scenario.workload.kind != "closed-loop")
 
 
@@ -136,7 +136,7 @@ def _profile(name: str, folder: Path) -> Profile:
     return load_profile(name, folder)
 
 
-def _outcome(result: Result, warnings: tuple[str, ...], *, open_loop: bool) -> Outcome:
+def _outcome(result: Result, warnings: tuple[str, ...], *, open_loop: bool) -> TrialOutcome:
     summary, queue = result.summary, result.summary["queue"]
     found: dict[str, float | None] = {}
     for measure in LATENCY_MEASURES:
@@ -151,4 +151,4 @@ def _outcome(result: Result, warnings: tuple[str, ...], *, open_loop: bool) -> O
     }
     # Where hardly anybody was served before the last arrived, nobody can say that the server keeps up.
     unsure = open_loop and total >= _LEAST and queue["growth_per_arrival"] is None
-    return Outcome(found, not (queue["unstable"] or unsure), warnings)
+    return TrialOutcome(found, not (queue["unstable"] or unsure), warnings)

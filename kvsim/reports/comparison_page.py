@@ -33,7 +33,7 @@ def comparison_page(folder: Path, told: dict[str, Any]) -> Page:
         f"{len(runs)} policies on the same requests and arrivals, seed {told['seed']}, step times predicted by the "
         f"machine profile “{told['profile']}”.",
     ]
-    figures = [Figure.of("Latency", _ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
+    figures = [Figure.of("Latency", _latency_ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
     for name, title in _PICTURES.items():
         if (folder / name).is_file():
             figures.append(Figure.of_png(title, (folder / name).read_bytes(), title, wide=True))
@@ -114,7 +114,7 @@ def _cache_table(runs: list[dict[str, Any]]) -> Table:
     return Table("The cache by policy", list(columns), rows, "Shares are means over time.")
 
 
-def _ranges(runs: list[dict[str, Any]]) -> Drawing:
+def _latency_ranges(runs: list[dict[str, Any]]) -> Drawing:
     """P50, P95 and P99 of each latency, a row for each policy; tall rather than wide, for small screens."""
     import matplotlib as mpl
     import pandas as pd

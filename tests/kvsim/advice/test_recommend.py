@@ -10,17 +10,17 @@ import pytest
 
 from kvsim import Recommendation, UserError, load_scenario, recommend, run
 from kvsim.advice.candidates import REASONS, model_shape, space
-from kvsim.advice.engine_flags import settings_of, typed
-from kvsim.advice.recommend import Budget
+from kvsim.advice.engine_flags import flags_dict, typed
+from kvsim.advice.recommend import SearchBudget
 from kvsim.advice.recommendation import Finalist, rank
 from kvsim.advice.slo import read_slo
-from kvsim.advice.trials import Outcome, Stretch, Trial, run_trial
-from kvsim.costs.profile import load_profile
-from kvsim.experiments.traffic import Needs, read_traffic
+from kvsim.advice.trials import TrialOutcome, FindLargestLoad, TrialRun, run_trial
+from kvsim.costs.costs import load_profile
+from kvsim.experiments.traffic import TrafficSummary, read_traffic
 from policies import available
 from tests.worlds import command
 
-SMALL = Budget(10, 2, 4, 3, 3, 2, fewest=30)
+SMALL = SearchBudget(10, 2, 4, 3, 3, 2, fewest=30)
 
 BUSY = {
     "name": "busy",
@@ -50,7 +50,7 @@ SHARED = {
 """Long prompts that all begin alike."""
 
 PROFILE = load_profile("default")
-NEEDS = Needs(100, 700, 500, 400, 200.0, False)
+NEEDS = TrafficSummary(100, 700, 500, 400, 200.0, False)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def busy():
 
 
 def test_too_few_slots_queue_and_are_ruled_out():
-    every = Budget(999, 0, 2, 1, 2, 1, fewest=40)
+    every = SearchBudget(999, 0, 2, 1, 2, 1, fewest=40)
     found = recommend(
         load_scenario(BUSY), slo="ttft_p95<250ms", engine="llamacpp", requests=40, budget=every, workers=1
     )
@@ -93,7 +93,7 @@ def test_prompts_that_begin_alike_need_the_prefix_cache():
     found = recommend(load_scenario(SHARED), slo="ttft_p95<60ms", engine="vllm", budget=SMALL, workers=1)
     assert found.met
     assert found.best[0].candidate.settings["prefix_cache"]
-    assert "--enable-prefix-caching" in settings_of(found.best[0].candidate.flags)
+    assert "--enable-prefix-caching" in flags_dict(found.best[0].candidate.flags)
     table = found.candidates
     plain = table[(table["family"] == "vllm, no prefix cache") & (table["reason"] != "untried")]
     assert len(plain)
@@ -132,7 +132,7 @@ def test_loads_rise_with_what_is_allowed():
     candidate = space(traffic.scenario, traffic.needs, "llamacpp", PROFILE, model_shape("tiny"), None).candidates[20]
     for r in range(2):
         loads = [
-            Stretch(traffic, read_slo(f"e2e_p95<{limit}ms"), 3)(Trial(0, r, candidate.scenario, 1.0, 1.0))[1]
+            FindLargestLoad(traffic, read_slo(f"e2e_p95<{limit}ms"), 3)(TrialRun(0, r, candidate.scenario, 1.0, 1.0))[1]
             for limit in (1, 200, 400, 800, 3200)
         ]
         assert loads == sorted(loads)
@@ -144,8 +144,8 @@ def test_the_largest_load_is_where_the_bound_is_met_and_a_little_more_is_not():
     traffic, slo = read_traffic(load_scenario(BUSY), 1, 60, 1.0), read_slo("ttft_p95<200ms")
     choices = space(traffic.scenario, traffic.needs, "vllm", PROFILE, model_shape("tiny"), None)
     scenario = next(c for c in choices.candidates if c.scenario.server.slots == 4).scenario
-    trial = Trial(0, 0, scenario, 1.0, 1.0)
-    _, most, _ = Stretch(traffic, slo, 5)(trial)
+    trial = TrialRun(0, 0, scenario, 1.0, 1.0)
+    _, most, _ = FindLargestLoad(traffic, slo, 5)(trial)
     assert run_trial(traffic, replace(trial, load=most)).met(slo)
     assert not run_trial(traffic, replace(trial, load=most * 2 ** (1 / 32))).met(slo)
 
@@ -154,7 +154,7 @@ def test_flags_say_what_the_scenario_says():
     for c in space(
         load_scenario(SHARED), replace(NEEDS, reuse=True), "both", PROFILE, model_shape("tiny"), None
     ).candidates:
-        server, cache, flags = c.scenario.server, c.scenario.cache, settings_of(c.flags)
+        server, cache, flags = c.scenario.server, c.scenario.cache, flags_dict(c.flags)
         if c.home == "vllm":
             prefix = "--enable-prefix-caching" if c.settings["prefix_cache"] else "--no-enable-prefix-caching"
             chunked = "--enable-chunked-prefill" if server.chunked_prefill else "--no-enable-chunked-prefill"
@@ -210,7 +210,7 @@ def test_windows_of_a_trace_share_no_request_and_run_as_the_file_does(tmp_path):
     assert all(window.requests[0].arrival_s == 0 for window in traffic.windows)
     choices = space(traffic.scenario, traffic.needs, "llamacpp", PROFILE, model_shape("tiny"), None)
     for factor in (1.0, 4.0):
-        trial = Trial(0, 0, choices.candidates[9].scenario, 1.0, factor)
+        trial = TrialRun(0, 0, choices.candidates[9].scenario, 1.0, factor)
         ours = run_trial(traffic, trial).measures
         theirs = run(load_scenario(trial.scenario, workload__rate_scale=2.0 * factor), detail="requests").summary
         for key in ("ttft", "tpot", "e2e"):
@@ -259,7 +259,7 @@ def test_what_arrives_at_once_has_no_load_to_change():
 def finalist(number, *values, loads, memory=0, limit=1.0):
     choices = space(load_scenario({}), NEEDS, "llamacpp", PROFILE, model_shape("tiny"), None).candidates
     shares = {"failed_share": 0.0, "truncated_share": 0.0}
-    latencies = tuple(Outcome({"ttft_p95": value, **shares}, True) for value in values)
+    latencies = tuple(TrialOutcome({"ttft_p95": value, **shares}, True) for value in values)
     candidate = replace(choices[number], memory_bytes=memory)
     return Finalist(candidate, read_slo(f"ttft_p95<{limit}s"), latencies, loads)
 
@@ -279,11 +279,11 @@ def test_the_ranking_goes_by_certainty_then_load_then_memory():
 
 
 def test_a_server_that_does_not_keep_up_does_not_meet_it():
-    unstable = Outcome({"ttft_p95": 0.1, "failed_share": 0.0, "truncated_share": 0.0}, settled=False)
+    unstable = TrialOutcome({"ttft_p95": 0.1, "failed_share": 0.0, "truncated_share": 0.0}, settled=False)
     assert not unstable.met(read_slo("ttft_p95<1s"))
     traffic = read_traffic(load_scenario(BUSY), 1, 60, 1.0)
     choices = space(traffic.scenario, traffic.needs, "llamacpp", PROFILE, model_shape("tiny"), None)
-    crowded = run_trial(traffic, Trial(0, 0, choices.candidates[0].scenario, 1.0, 1000.0))
+    crowded = run_trial(traffic, TrialRun(0, 0, choices.candidates[0].scenario, 1.0, 1000.0))
     assert not crowded.settled
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import kvsim
 from kvsim import UserError, sweep
-from kvsim.experiments.measures import over_runs
-from kvsim.reports.comparison_page import _ranges
+from kvsim.experiments.measures import measure_interval
+from kvsim.reports.comparison_page import _latency_ranges
 from kvsim.reports.sweep_plots import pareto_figure
 from tests.worlds import command
 
@@ -72,10 +72,10 @@ def test_a_rule_that_was_not_met_is_said(tmp_path):
 
 
 def test_intervals_end_where_values_do():
-    share = over_runs("slo_share", [0.99, 0.5, 1.0])
+    share = measure_interval("slo_share", [0.99, 0.5, 1.0])
     assert (share.high, share.value) == (1.0, pytest.approx(0.83))
-    assert over_runs("e2e_mean", [0.1, 5.0]).low == 0.0
-    assert over_runs("e2e_mean", [0.1]).low == -np.inf
+    assert measure_interval("e2e_mean", [0.1, 5.0]).low == 0.0
+    assert measure_interval("e2e_mean", [0.1]).low == -np.inf
 
 
 def test_flags_and_counts_have_no_interval(tight):
@@ -166,7 +166,7 @@ def test_the_trade_says_who_failed_and_who_takes_no_part():
 @pytest.mark.parametrize("values", [(11, 14, 18), (100, 140, 190), (11, 60, 95), (3, 30, 90), (7, 50, 900)])
 def test_latencies_have_labels_that_do_not_collide(values):
     latency = dict(zip(("p50", "p95", "p99"), (v / 1e3 for v in values), strict=True))
-    figure = _ranges([{"policy": "a", "ttft_s": latency, "tpot_s": latency, "e2e_s": latency}])
+    figure = _latency_ranges([{"policy": "a", "ttft_s": latency, "tpot_s": latency, "e2e_s": latency}])
     figure.canvas.draw()
     for axis in figure.axes:
         low, high = axis.get_xlim()

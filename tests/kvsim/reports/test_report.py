@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvsim
-from kvsim.advice.recommend import Budget
+from kvsim.advice.recommend import SearchBudget
 from kvsim.reports.page import Page, Section, SnapshotStrip, Table, number, share, words
 from kvsim.simulation.snapshots import FILE, Snapshots, load_snapshots
 from tests.worlds import command
@@ -156,7 +156,7 @@ def test_a_report_of_a_sweep(sweep_page):
 @pytest.fixture(scope="module")
 def recommendation_page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recommendation")
-    few = Budget(8, 2, 3, 2, 2, 1, fewest=30)
+    few = SearchBudget(8, 2, 3, 2, 2, 1, fewest=30)
     kvsim.recommend("chat", slo="ttft_p95<300ms", engine="llamacpp", requests=40, workers=1, budget=few).save(folder)
     return kvsim.report(folder)
 
