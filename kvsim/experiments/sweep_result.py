@@ -231,7 +231,9 @@ class SweepResult:
         best = self.best(measure)
         points = len({point.number for point in self.plan.points})
         if not len(best):
-            return f"no conclusion: at none of {points} points did a policy serve all requests and keep up with arrivals"
+            return (
+                f"no conclusion: at none of {points} points did a policy serve all requests and keep up with arrivals"
+            )
         if len({policy for policy in self.plan.policies if policy != BOUND}) == 1:
             single = f"{self._labelled(best['best'].iloc[0])} has no competitor; name several policies to compare them"
             return "; ".join([single, *self._precision_remark()])

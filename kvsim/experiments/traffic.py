@@ -195,7 +195,9 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
 
 def _window(requests: Sequence[Request]) -> InMemoryRequests:
     first = requests[0].arrival_s
-    return InMemoryRequests(tuple(request._replace(arrival_s=max(request.arrival_s - first, 0.0)) for request in requests))
+    return InMemoryRequests(
+        tuple(request._replace(arrival_s=max(request.arrival_s - first, 0.0)) for request in requests)
+    )
 
 
 def _summarise(streams: Sequence[Workload]) -> TrafficSummary:

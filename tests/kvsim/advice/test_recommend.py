@@ -14,7 +14,7 @@ from kvsim.advice.engine_flags import flags_dict, typed
 from kvsim.advice.recommend import SearchBudget
 from kvsim.advice.recommendation import Finalist, rank
 from kvsim.advice.slo import read_slo
-from kvsim.advice.trials import TrialOutcome, FindLargestLoad, TrialRun, run_trial
+from kvsim.advice.trials import FindLargestLoad, TrialOutcome, TrialRun, run_trial
 from kvsim.costs.costs import load_profile
 from kvsim.experiments.traffic import TrafficSummary, read_traffic
 from policies import available

@@ -7,16 +7,16 @@ import pytest
 from scipy import stats
 
 from kvsim.experiments.estimates import (
-    lowest_mean,
     bonferroni_level,
+    check_precision,
+    lowest_mean,
     mean_by_batches,
     mser5,
-    replication_interval,
     paired_difference,
+    paired_ratio,
     quantile_by_batches,
     quantile_by_order,
-    paired_ratio,
-    check_precision,
+    replication_interval,
 )
 
 RUNS = 400
