@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvsim.advice.slo import LATENCY_MEASURES, Slo
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import InMemoryScenario, Traffic
 from kvsim.scenario.scenario import Scenario
-from kvsim.simulation.backend import SimulatedBackend
-from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.result import Result
-from kvsim.simulation.run import build_policy, cost_model, drive
 from workloads import WorkloadError
+
+if TYPE_CHECKING:
+    from kvsim.simulation.recorder import Result
 
 MOST_DOUBLINGS = 6
 """Maximum number of times that the load is doubled or halved."""
@@ -123,6 +123,10 @@ def run_trial(traffic: Traffic, trial: TrialRun) -> TrialOutcome:
 
 def _run(scenario: Scenario) -> tuple[Result, tuple[str, ...]]:
     """Like ``simulation.run``, but without reading the scenario, and with it the trace, again."""
+    from kvsim.simulation.backend import SimulatedBackend
+    from kvsim.simulation.recorder import Recorder
+    from kvsim.simulation.run import build_policy, cost_model, drive
+
     costs = cost_model(scenario, _profile(scenario.machine.profile, scenario.folder))
     policy = build_policy(scenario, None, costs)
     recorder = Recorder(None, detail="requests", snapshots=False)

@@ -16,10 +16,6 @@ from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.simulation.recorder import Progress
-from kvsim.simulation.result import Result
-from kvsim.simulation.run import run
-from kvsim.simulation.time_breakdown import SECONDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +23,7 @@ if TYPE_CHECKING:
 
     from kvsim.engines.validation import Validation
     from kvsim.experiments.comparison import Comparison
+    from kvsim.simulation.recorder import Progress, Result
 
 FEWEST_REQUESTS = 8
 """Minimum number of completed requests for a diagnosis; a quarter of them is two."""
@@ -52,7 +49,7 @@ CAUSES: dict[str, str] = {
 ``kvsim/simulation/time_breakdown.py`` defines all but the last, which only measured runs have.
 """
 
-_COLUMNS = [*SECONDS, "machine_s"]
+_COLUMNS = [f"{cause}_s" for cause in CAUSES]
 _SERVER_WORK = {
     "fixed_s": "the fixed cost of passes",
     "matrix_s": "matrix work",
@@ -238,6 +235,8 @@ def why(
     others if fewer than ``FEWEST_REQUESTS`` requests were completed.
     """
     from kvsim.experiments.comparison import Comparison
+    from kvsim.simulation.recorder import Result
+    from kvsim.simulation.run import run
 
     note = ""
     if isinstance(source, (str, Path)) and str(source).endswith(".json"):
@@ -321,6 +320,8 @@ def _choose_policy(own: str, means: Mapping[str, float | None]) -> tuple[str, st
 
 def _diagnose_comparison(comparison: Comparison, policy: str | None, progress: Progress | None) -> Diagnosis:
     """Diagnose one of its results; a policy that was not compared is run."""
+    from kvsim.simulation.run import run
+
     results, note = {result.policy: result for result in comparison.results}, ""
     if policy is None:
         means = {name: result.summary["e2e_s"]["mean"] for name, result in results.items()}

@@ -16,16 +16,13 @@ from kvsim.experiments.verdict import Verdict, judge
 from kvsim.experiments.workers import map_ordered
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.simulation.recorder import Progress
-from kvsim.simulation.result import Result
-from kvsim.simulation.run import build_policy, cost_model, run
-from kvsim.simulation.snapshots import FILE as SNAPSHOTS
-from kvsim.simulation.snapshots import save_snapshots
 from policies import PolicyFactory, available
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from kvsim.simulation.recorder import Progress, Result
 
 _WORTH_PROCESSES = 1000
 """Total number of simulated requests above which starting worker processes pays off."""
@@ -120,6 +117,7 @@ class Comparison:
     def save(self, folder: str | Path) -> list[Path]:
         """Write the figures, tables and the scenario to a folder and return the files. Raises ``UserError``."""
         from kvsim.reports.plots import cell_maps_figure
+        from kvsim.simulation.snapshots import FILE, save_snapshots
 
         target = writable(folder)
         try:
@@ -141,8 +139,8 @@ class Comparison:
             if with_snapshots:
                 written.append(target / "cells.png")
                 cell_maps_figure(with_snapshots).savefig(written[-1], dpi=110)
-                written.append(target / SNAPSHOTS)
-                save_snapshots(written[-1], [(result.policy, result.frames) for result in with_snapshots])
+                written.append(target / FILE)
+                save_snapshots(written[-1], with_snapshots)
             for result in with_snapshots:
                 written.append(target / f"cells-{result.policy}.png")
                 cell_maps_figure([result]).savefig(written[-1], dpi=110)
@@ -166,6 +164,8 @@ def compare(
     policy is run again with the seeds that follow the scenario's, which gives intervals for the measures and for the
     differences; results and tables are those of the first replication. Raises ``UserError`` and ``WorkloadError``.
     """
+    from kvsim.simulation.run import build_policy, cost_model
+
     if type(replications) is not int or not 1 <= replications <= _MOST_REPLICATIONS:
         accepted = f"a whole number from 1 to {_MOST_REPLICATIONS} is accepted"
         raise UserError(f"replications: {replications!r:.40}; {accepted}")
@@ -178,7 +178,7 @@ def compare(
     chosen, left_out = choose(policies, available(), lambda policy: build_policy(scenario, policy, costs))
     outcomes = list(_run_all(scenario, chosen, progress, snapshots, fast_forward))
     stuck = tuple(f"left out {reason}" for reason in outcomes if isinstance(reason, str))
-    served = [(p, result) for p, result in zip(chosen, outcomes, strict=True) if isinstance(result, Result)]
+    served = [(p, result) for p, result in zip(chosen, outcomes, strict=True) if not isinstance(result, str)]
     if not served:
         raise UserError("\n".join(stuck))
     runs = {result.policy: [whole_run_measures(result)] for _, result in served}
@@ -280,6 +280,8 @@ def _run_one(
     policy: str | PolicyFactory,
     progress: Progress | None = None,
 ) -> Result | str:
+    from kvsim.simulation.run import run
+
     try:
         return run(scenario, policy, detail="tables", snapshots=snapshots, fast_forward=fast_forward, progress=progress)
     except Livelock as e:

@@ -120,7 +120,7 @@ class PrecisionCheck(NamedTuple):
 class LowestMean(NamedTuple):
     """The system with the lowest mean among several, and how far the others are above it."""
 
-    index: int
+    lowest: int
     """Index of the lowest."""
     differences: tuple[Interval, ...]
     """Each mean minus the lowest, one interval per system, simultaneously valid at the given level; 0 for the lowest
@@ -131,7 +131,7 @@ class LowestMean(NamedTuple):
     @property
     def ties(self) -> tuple[int, ...]:
         """Indices of the systems that cannot be distinguished from the lowest."""
-        return tuple(i for i, difference in enumerate(self.differences) if i != self.index and difference.low <= 0)
+        return tuple(i for i, difference in enumerate(self.differences) if i != self.lowest and difference.low <= 0)
 
 
 def mser5(values: ArrayLike) -> Warmup:

@@ -14,10 +14,11 @@ from pydantic import PositiveFloat
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import LEVEL, Interval, mser5, replication_interval
 from kvsim.scenario.section import Section
-from kvsim.simulation.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from kvsim.simulation.recorder import Result
 
 FloatArray = NDArray[np.float64]
 

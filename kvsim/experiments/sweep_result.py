@@ -19,7 +19,6 @@ from kvsim.experiments.store import Row, written_names
 from kvsim.experiments.sweep_file import SweepPlan
 from kvsim.experiments.verdict import BOUND, Ranking, rank
 from kvsim.results import writable
-from kvsim.simulation.run import build_policy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,6 +135,8 @@ class SweepResult:
     @cached_property
     def forgetful(self) -> tuple[str, ...]:
         """Policies that drop tokens."""
+        from kvsim.simulation.run import build_policy
+
         drops: dict[str, bool] = {}
         for point in self.plan.points:
             if point.scenario is not None and point.policy not in drops:

@@ -40,13 +40,13 @@ class Ranking:
     @property
     def best(self) -> str:
         """Name of the policy with the best mean."""
-        return self.names[self.comparison.index]
+        return self.names[self.comparison.lowest]
 
     @property
     def order(self) -> list[int]:
         """Indices of all policies, best first."""
         sign = -1 if self.measure in MORE_IS_BETTER else 1
-        return sorted(range(len(self.names)), key=lambda i: (i != self.comparison.index, sign * self.values[i]))
+        return sorted(range(len(self.names)), key=lambda i: (i != self.comparison.lowest, sign * self.values[i]))
 
     @property
     def runner_up(self) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import matplotlib.ticker
@@ -238,7 +238,7 @@ def calibration_figure(calibration: Calibration) -> Figure:
     return figure
 
 
-def _predicted_against_measured(axis: Axes, held_out: pd.DataFrame, palette: dict[str, Colour]) -> None:
+def _predicted_against_measured(axis: Axes, held_out: pd.DataFrame, palette: Mapping[Any, Colour]) -> None:
     times = held_out[["ms", "predicted_ms"]].to_numpy()
     ends = np.array([times.min() * 0.9, times.max() * 1.1])
     axis.plot(ends, ends, color="0.4", linewidth=1)

@@ -191,16 +191,16 @@ def test_a_wrong_best_is_rare():
         x = rng.standard_normal((6, 6))
         x[0] -= 0.01
         found = lowest_mean(x)
-        wrong += found.index != 0 and not found.ties
+        wrong += found.lowest != 0 and not found.ties
         x[0] -= 10
-        right += lowest_mean(x).index == 0 and not lowest_mean(x).ties
+        right += lowest_mean(x).lowest == 0 and not lowest_mean(x).ties
     assert wrong / RUNS <= 0.05
     assert right == RUNS
 
 
 def test_a_single_system_has_no_ties():
     found = lowest_mean([[1.0, 2.0]])
-    assert (found.index, found.ties, found.differences[0].value) == (0, (), 0.0)
+    assert (found.lowest, found.ties, found.differences[0].value) == (0, (), 0.0)
 
 
 def test_more_comparisons_need_wider_intervals():

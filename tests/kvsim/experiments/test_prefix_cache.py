@@ -208,10 +208,10 @@ def test_the_table_and_counts_of_a_study(folder):
     ]
     columns = ["eviction", "blocks", "tokens", "hits", "hit_rate", "of_best"]
     pd.testing.assert_frame_equal(found.table, pd.DataFrame(rows, columns=columns))
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert told["runs"][1] == dict(zip(columns, rows[1], strict=True))
-    assert told["infinite_hit_rate"] == found.infinite
-    assert told["lookups_per_s"] > 0
+    printed = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert printed["runs"][1] == dict(zip(columns, rows[1], strict=True))
+    assert printed["infinite_hit_rate"] == found.infinite
+    assert printed["lookups_per_s"] > 0
 
 
 def test_without_belady_there_is_no_share_of_the_best(folder):
@@ -317,9 +317,9 @@ def test_results_do_not_depend_on_the_process(folder):
 
 
 def test_progress_is_reported_up_to_the_end(folder):
-    told = []
-    study(folder, ((1, 2), (1, 3)), ["lru", "fifo"], [1, 2], progress=told.append)
-    assert told == [0.25, 0.5, 0.75, 1.0]
+    shares = []
+    study(folder, ((1, 2), (1, 3)), ["lru", "fifo"], [1, 2], progress=shares.append)
+    assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_the_figure_has_a_line_for_each_policy(folder):

@@ -347,12 +347,12 @@ def test_the_command_prints_a_table_and_a_conclusion(within, tmp_path):
 
 
 def test_the_command_prints_one_object(within):
-    told = json.loads(within("--json", "--requests", "20", "--seed", "5").stdout)
+    printed = json.loads(within("--json", "--requests", "20", "--seed", "5").stdout)
     assert {"name", "store", "runs", "failed", "measure", "level", "conclusion", "points", "best", "failures"} <= {
-        *told
+        *printed
     }
-    assert (told["name"], told["runs"], told["failed"]) == ("small", 24, 0)
-    assert told["points"][0]["requests"] <= 20
+    assert (printed["name"], printed["runs"], printed["failed"]) == ("small", 24, 0)
+    assert printed["points"][0]["requests"] <= 20
 
 
 def test_the_command_lists_failures(within, tmp_path):

@@ -43,8 +43,8 @@ def tight(tmp_path_factory):
 
 def test_a_policy_without_competitors_has_not_won(tight):
     conclusion = tight.conclusion()
-    assert "ring (which drops tokens) has no competitor (contiguous, paged failed requests)" in conclusion
-    assert "ring at 2" not in conclusion
+    assert "at 1 ring has no competitor (contiguous, paged failed requests)" in conclusion
+    assert "ring (which drops tokens) at 1" in conclusion
     best = tight.best()
     assert best["left_out"].tolist() == ["contiguous: failed requests; paged: failed requests", ""]
     assert best["rivals"].tolist() == [0, 2]
@@ -65,9 +65,9 @@ def test_an_unmet_stopping_rule_is_reported(tmp_path):
     result = sweep(TIGHT | {"policies": ["paged", "ring"], "stop": rule}, out=tmp_path / "a.sqlite", workers=1)
     assert result.table["verdict"].str.contains(r"3 runs, still ±\d+\.\d %").all()
     assert "not within 0.1 % after 3 runs: 4 of 4 points and policies" in result.conclusion()
-    told = result.to_dict()
-    assert told["imprecise"] == 4
-    assert "still ±" in told["points"][0]["verdict"]
+    printed = result.to_dict()
+    assert printed["imprecise"] == 4
+    assert "still ±" in printed["points"][0]["verdict"]
 
 
 def test_intervals_stay_within_the_bounds_of_a_measure():
@@ -95,7 +95,7 @@ def test_two_sweeps_share_a_folder(tmp_path):
         page = kvsim.report(tmp_path / name)
         assert page.name == "a-report.html"
         assert "Sweep: a<" in page.read_text(encoding="utf-8")
-    with pytest.raises(UserError, match=r"several sweeps in it; name one of a\.json, b\.json"):
+    with pytest.raises(UserError, match=r"contains several sweeps; name one of a\.json, b\.json"):
         kvsim.report(tmp_path)
 
 

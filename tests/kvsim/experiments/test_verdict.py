@@ -126,13 +126,13 @@ def chat():
 
 
 def test_measures_without_warmup_are_those_of_the_summary(chat):
-    told, short = measures(chat, "none"), measures(kvsim.run(chat.scenario, "paged"), "none")
-    assert tuple(told) == MEASURES
+    full, short = measures(chat, "none"), measures(kvsim.run(chat.scenario, "paged"), "none")
+    assert tuple(full) == MEASURES
     for name, value in short.items():
         if value is not None:
-            assert told[name] == pytest.approx(value, rel=1e-9), name
-    assert 0 < told["memory_bytes"] < told["cache_bytes"]
-    assert told["goodput_requests_per_s"] is None
+            assert full[name] == pytest.approx(value, rel=1e-9), name
+    assert 0 < full["memory_bytes"] < full["cache_bytes"]
+    assert full["goodput_requests_per_s"] is None
 
 
 def test_requests_of_the_warmup_do_not_count(chat):
@@ -203,22 +203,22 @@ def test_compare_with_replications(within, tmp_path):
     table = pd.read_csv(folder / "replications.csv")
     assert table.groupby("policy")["seed"].apply(list).tolist() == [[1, 2, 3]] * 3
     assert (folder / "pareto.png").read_bytes().startswith(b"\x89PNG")
-    told = json.loads((folder / "comparison.json").read_text())
+    printed = json.loads((folder / "comparison.json").read_text())
     (third,) = table[(table["policy"] == "paged") & (table["seed"] == 3)]["e2e_mean"]
     alone = kvsim.run(kvsim.load("chat", seed=3, workload__requests=60), "paged").summary["e2e_s"]["mean"]
     assert third == pytest.approx(alone)
-    interval = told["intervals"]["paged"]["e2e_mean"]
+    interval = printed["intervals"]["paged"]["e2e_mean"]
     assert interval["low"] < interval["value"] < interval["high"]
-    assert told["e2e_mean_over_oracle_interval"]["oracle"] == {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert told["e2e_mean_delta_vs_best"].keys() == {"paged", "ring", "oracle"}
+    assert printed["e2e_mean_over_oracle_interval"]["oracle"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert printed["e2e_mean_delta_vs_best"].keys() == {"paged", "ring", "oracle"}
 
 
 def test_compare_once_concludes_too(within):
-    told = json.loads(within("compare", "chat", *THREE, "--json").stdout)
-    assert told["replications"] == 1
-    assert "intervals" not in told
-    assert told["conclusion"].endswith("ask for --replications 5 to see whether the differences hold")
-    assert told["pareto"]
+    printed = json.loads(within("compare", "chat", *THREE, "--json").stdout)
+    assert printed["replications"] == 1
+    assert "intervals" not in printed
+    assert printed["conclusion"].endswith("ask for --replications 5 to see whether the differences hold")
+    assert printed["pareto"]
 
 
 def test_results_are_those_of_the_first_replication():
