@@ -16,7 +16,6 @@ from kvsim.advice.plan import Engine, Plan, plan
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import TrafficSummary
-from kvsim.model.architectures import AttentionGroup, ModelPlanShape, plan_shape
 from kvsim.model.engine_shapes import BYTES_PER_NUMBER, SHAPES, STORAGES, Storage
 from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
 from kvsim.model.storage_types import format_size
@@ -227,7 +226,7 @@ def _sobol_order(family: SettingsFamily, members: Sequence[Candidate], seed: int
     return [*drawn_members, *left.values()]
 
 
-def model_shape(name: str) -> ModelPlanShape:
+def model_shape(name: str) -> MemoryShape:
     """Return the shape of ``tiny``, ``small``, or a model known to ``kvsim plan``. Raises ``UserError``."""
     if name not in SHAPES:
         return memory_shape(name)
@@ -236,7 +235,7 @@ def model_shape(name: str) -> ModelPlanShape:
     layer = 2 * s.d_model * (heads + kv_heads) + 3 * s.d_model * s.d_ff + 2 * s.d_model
     numbers = 2 * s.vocabulary * s.d_model + s.n_layers * layer + s.d_model
     group = AttentionGroup("full", s.n_layers, kv_heads, kv_heads, s.d_head, s.d_head)
-    return ModelPlanShape(
+    return MemoryShape(
         name=name,
         source="built in",
         groups=(group,),
@@ -427,8 +426,8 @@ class _CandidateBuilder:
             return kinds[0], 0, "memory", first_error
         # The last kind is the narrowest.
         assert self.memory is not None, "without a bound the first kind fits"
-        budget = show_bytes(planned.budget(engine, self.memory))
-        return kinds[-1], smallest, "memory", f"needs at least {show_bytes(smallest)}, {budget} available"
+        budget = format_size(planned.budget(engine, self.memory))
+        return kinds[-1], smallest, "memory", f"needs at least {format_size(smallest)}, {budget} available"
 
     def _plan(self, scenario: Scenario, engine: Engine, kind: tuple[Storage, Storage]) -> Plan:
         server, cache = scenario.server, scenario.cache

@@ -229,7 +229,7 @@ def plan(
     available = None if memory is None else _bytes(memory)
     if available is not None and available < _LEAST_MEMORY:
         raise UserError(f"--memory is {available} bytes; at least 1 MiB is expected; units are 8GB, 8GiB, 512MiB")
-    shape = plan_shape(model) if isinstance(model, str) else model
+    shape = memory_shape(model) if isinstance(model, str) else model
     _check_weights(shape, settings.weights)
     reasons = {name: _WHY_NOT[name](shape, settings) for name in PLAN_ENGINES}
     if engine is not None and (reason := reasons[engine]):
@@ -265,7 +265,7 @@ def _check_settings(s: PlanSettings, ubatch: int) -> None:
             raise UserError(f"{name}: there is no {kind!r:.40}; there are {', '.join(known)}")
 
 
-def _check_weights(shape: ModelPlanShape, weights: str | None) -> None:
+def _check_weights(shape: MemoryShape, weights: str | None) -> None:
     """Refuse a type of weights that contradicts the model's file, and its absence where the file does not tell."""
     if shape.stored and weights is not None:
         raise UserError(f"{shape.source}: --weights: the file states the types of its weights; leave the option out")
@@ -295,7 +295,7 @@ def _ceil(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
-def _weight_parts(engine: Engine, shape: ModelPlanShape, s: PlanSettings) -> list[Part]:
+def _weight_parts(engine: Engine, shape: MemoryShape, s: PlanSettings) -> list[Part]:
     """One part per storage type; exact if a file states its tensors.
 
     Otherwise all weights are assumed to have one type. This is an estimate, since a GGUF file stores vectors (norms,
@@ -317,7 +317,7 @@ def _weight_parts(engine: Engine, shape: ModelPlanShape, s: PlanSettings) -> lis
 # llama.cpp
 
 
-def _cells(group: AttentionGroup, shape: ModelPlanShape, s: PlanSettings) -> tuple[int, int]:
+def _cells(group: AttentionGroup, shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
     """Cells per stream, and number of streams, of llama.cpp's cache for a group of layers.
 
     The context is rounded up to 256 cells (``llama-context.cpp``), in total if unified, else per sequence; layers with
@@ -346,7 +346,7 @@ def _llamacpp_parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
     return parts
 
 
-def _llamacpp_buffers(shape: ModelPlanShape, s: PlanSettings) -> tuple[int, int]:
+def _llamacpp_buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
     """Estimated bytes of the compute buffer and of the inputs, in f32 as ggml computes.
 
     The phases of the graph reuse the same memory, so the largest phase counts. Logits: a row of logits and one of
@@ -364,7 +364,7 @@ def _llamacpp_buffers(shape: ModelPlanShape, s: PlanSettings) -> tuple[int, int]
     return 4 * max(logits, attention, feed_forward), 4 * (s.ubatch * shape.d_model + mask)
 
 
-def _why_not_llamacpp(shape: ModelPlanShape, s: PlanSettings) -> str | None:
+def _why_not_llamacpp(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why llama.cpp would refuse the settings; None if it would not."""
     if s.parallel > _MOST_PARALLEL["llamacpp"]:
         return f"--parallel: llama.cpp has {_MOST_PARALLEL['llamacpp']} sequences at most (LLAMA_MAX_SEQ)"
@@ -398,7 +398,7 @@ class _VllmGroups:
     """Maximum number of blocks per table for a request of ``ctx`` tokens, for each of the model's groups."""
 
     @staticmethod
-    def of(shape: ModelPlanShape, s: PlanSettings) -> _VllmGroups:
+    def of(shape: MemoryShape, s: PlanSettings) -> _VllmGroups:
         """Group the layers as ``_get_kv_cache_groups_uniform_page_size`` and ``max_memory_usage_bytes`` do."""
         layers = [group.layers for group in shape.groups]
         size = max(layers) if max(layers) < 1.5 * min(layers) else min(layers)
@@ -437,7 +437,7 @@ def _vllm_parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
     return parts
 
 
-def _vllm_peak(shape: ModelPlanShape, s: PlanSettings) -> int:
+def _vllm_peak(shape: MemoryShape, s: PlanSettings) -> int:
     """Estimated bytes of activations at the peak of vLLM's profile run, with 2 bytes per number.
 
     For each token of the largest batch: both inputs of the gate and its output, and the residual, its norm and the
@@ -447,7 +447,7 @@ def _vllm_peak(shape: ModelPlanShape, s: PlanSettings) -> int:
     return max(2 * s.batch * 3 * (shape.d_ff + shape.d_model), 6 * s.parallel * shape.vocabulary)
 
 
-def _why_not_vllm(shape: ModelPlanShape, s: PlanSettings) -> str | None:
+def _why_not_vllm(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why vLLM would refuse the settings; None if it would not."""
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
         if kind not in VLLM_CACHE_TYPES:
@@ -463,7 +463,7 @@ _PARTS: dict[Engine, Callable[[MemoryShape, PlanSettings], list[Part]]] = {
     "llamacpp": _llamacpp_parts,
     "vllm": _vllm_parts,
 }
-_WHY_NOT: dict[Engine, Callable[[ModelPlanShape, PlanSettings], str | None]] = {
+_WHY_NOT: dict[Engine, Callable[[MemoryShape, PlanSettings], str | None]] = {
     "llamacpp": _why_not_llamacpp,
     "vllm": _why_not_vllm,
 }

@@ -24,11 +24,11 @@ from kvsim.advice.candidates import Candidate, SearchSpace, TargetEngine, build_
 from kvsim.advice.recommendation import Finalist, Recommendation, RuledOut, rank
 from kvsim.advice.slo import Slo, read_slo
 from kvsim.advice.trials import MOST_DOUBLINGS, FindLargestLoad, RunTrials, TrialOutcome, TrialRun
-from kvsim.costs.costs import is_shipped, load_profile
+from kvsim.costs.profile import is_shipped, load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic, read_traffic
 from kvsim.experiments.workers import map_unordered
-from kvsim.model.storage_types import read_bytes
+from kvsim.model.storage_types import parse_size
 from kvsim.scenario.scenario import Scenario, load_scenario
 from workloads import sniff
 
@@ -112,7 +112,7 @@ def recommend(
     """
     _check_arguments(source, trace, load, requests, workers)
     service_level = read_slo(slo)
-    memory_bytes = read_bytes(memory) if isinstance(memory, str) else memory
+    memory_bytes = parse_size(memory) if isinstance(memory, str) else memory
     if memory_bytes is not None and memory_bytes < 1:
         raise UserError(f"--memory is {memory_bytes}; at least one byte is expected")
     base = _base_scenario(source, trace, profile, seed)

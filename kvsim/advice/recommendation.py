@@ -17,7 +17,7 @@ from kvsim.advice.candidates import REASONS, Candidate, SearchSpace
 from kvsim.advice.engine_flags import command_line, flags_dict
 from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
 from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome
-from kvsim.costs.costs import Profile
+from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
 from kvsim.experiments.traffic import Traffic

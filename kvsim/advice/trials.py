@@ -16,7 +16,7 @@ from kvsim.scenario.scenario import Scenario
 from workloads import WorkloadError
 
 if TYPE_CHECKING:
-    from kvsim.simulation.recorder import Result
+    from kvsim.simulation.result import Result
 
 MOST_DOUBLINGS = 6
 """Maximum number of times that the load is doubled or halved."""

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from kvsim.engines.validation import Validation
     from kvsim.experiments.comparison import Comparison
-    from kvsim.simulation.recorder import Progress, Result
+    from kvsim.simulation.recorder import Progress
+    from kvsim.simulation.result import Result
 
 FEWEST_REQUESTS = 8
 """Minimum number of completed requests for a diagnosis; a quarter of them is two."""
@@ -235,7 +236,7 @@ def why(
     others if fewer than ``FEWEST_REQUESTS`` requests were completed.
     """
     from kvsim.experiments.comparison import Comparison
-    from kvsim.simulation.recorder import Result
+    from kvsim.simulation.result import Result
     from kvsim.simulation.run import run
 
     note = ""

@@ -95,7 +95,7 @@ class WorkloadFit:
     output: LengthFit
     section: dict[str, Any]
     """The generator as a ``[workload]`` section."""
-    model: StreamColumns
+    model: RequestColumns
     """A stream drawn from the generator, with as many requests as the original (at most 50,000)."""
     drawn: Statistics
     """Statistics of that stream."""
@@ -228,7 +228,7 @@ def statistics_dict(statistics: Statistics) -> dict[str, Any]:
 
 
 def _fit_arrivals(
-    stream: StreamColumns, statistics: Statistics, seed: int, report: Callable[[float], None]
+    stream: RequestColumns, statistics: Statistics, seed: int, report: Callable[[float], None]
 ) -> tuple[list[ArrivalFit], ArrivalFit, str, list[str]]:
     """All candidates for the arrivals, the one to use and why, and notes on what it leaves out."""
     if stream.duration_s == 0:
@@ -237,7 +237,7 @@ def _fit_arrivals(
     arrivals, requests, notes = stream.arrivals_s, len(stream.arrivals_s), []
     tick = statistics.tick_s
     if tick is not None:
-        arrivals = unticked(arrivals, tick, workloads.named_rng(seed, "ticks"))
+        arrivals = spread_within_ticks(arrivals, tick, workloads.named_rng(seed, "ticks"))
         notes.append(
             f"the clock ticks every {tick:.3g} s, and the requests of a tick share a time stamp; they were spread over "
             "the tick, so the model does not reproduce shorter bursts"
@@ -267,7 +267,7 @@ def _fit_length(tokens: IntArray) -> LengthFit:
     return LengthFit(candidates, {"kind": "empirical", "quantiles": quantiles, "shares": shares}, why)
 
 
-def _fit_by_prompt(stream: StreamColumns, correlation: float, output: LengthFit) -> LengthFit | None:
+def _fit_by_prompt(stream: RequestColumns, correlation: float, output: LengthFit) -> LengthFit | None:
     """Tables of outputs for each tenth of the prompts; None if a rank correlation describes them well enough."""
     from scipy import stats
 
@@ -324,7 +324,7 @@ def _drawn(candidate: Candidate, requests: int, seed: int) -> ArrivalFit:
     return ArrivalFit(candidate, float(np.median([s.gap_cv or 0.0 for s in drawn])), spread)
 
 
-def _statistics_of(columns: StreamColumns) -> Statistics:
+def _statistics_of(columns: RequestColumns) -> Statistics:
     return describe(_ColumnStream(columns))
 
 

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.costs.costs import load_profile
+from kvsim.costs.profile import load_profile
 from kvsim.errors import Livelock, UserError
 from kvsim.experiments.measures import Measures, whole_run_measures
 from kvsim.experiments.verdict import Verdict, judge
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from kvsim.simulation.recorder import Progress, Result
+    from kvsim.simulation.recorder import Progress
+    from kvsim.simulation.result import Result
 
 _WORTH_PROCESSES = 1000
 """Total number of simulated requests above which starting worker processes pays off."""

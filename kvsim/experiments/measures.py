@@ -18,7 +18,7 @@ from kvsim.scenario.section import Section
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kvsim.simulation.recorder import Result
+    from kvsim.simulation.result import Result
 
 FloatArray = NDArray[np.float64]
 

@@ -124,7 +124,7 @@ class StopRule(Section):
 class SweepFile(Section):
     """The keys of a sweep file."""
 
-    name: Annotated[str, AfterValidator(file_name)] = "sweep"
+    name: Annotated[str, AfterValidator(check_name)] = "sweep"
     """Name of the sweep and of its results folder."""
     scenario: str | None = None
     """A built-in scenario or a file; relative paths are relative to the sweep file."""

@@ -85,7 +85,7 @@ def _share(axis: Axes, tokens: np.ndarray, **style: Any) -> None:
     sns.ecdfplot(x=tokens, ax=axis, **style)
 
 
-def _joint(axis: Axes, columns: StreamColumns, **style: Any) -> None:
+def _joint(axis: Axes, columns: RequestColumns, **style: Any) -> None:
     """Draw the median and the quartiles of the outputs in each tenth of the prompts by length."""
     order = np.argsort(columns.prompt_tokens, kind="stable")
     tenths = [part for part in np.array_split(order, _TENTHS) if len(part)]

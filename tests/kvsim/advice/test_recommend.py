@@ -15,7 +15,7 @@ from kvsim.advice.recommend import SearchBudget
 from kvsim.advice.recommendation import Finalist, rank
 from kvsim.advice.slo import read_slo
 from kvsim.advice.trials import FindLargestLoad, TrialOutcome, TrialRun, run_trial
-from kvsim.costs.costs import load_profile
+from kvsim.costs.profile import load_profile
 from kvsim.experiments.traffic import TrafficSummary, read_traffic
 from policies import available
 from tests.worlds import command

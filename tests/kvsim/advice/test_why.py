@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kvsim
 from kvsim.advice.remedies import FAILURES, REMEDIES
 from kvsim.advice.why import CAUSES, FEWEST_REQUESTS, diagnose, difference_interval, why
-from kvsim.costs.costs import load_profile
+from kvsim.costs.profile import load_profile
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import DETAILS
