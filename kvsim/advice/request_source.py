@@ -26,7 +26,7 @@ def open_stream(source: str | Path | Scenario, kind: str | None = None, **option
         path = Path(name)
         return open_trace(path, kind, **options), path.name.split(".")[0] or "trace"
     if options:
-        raise UserError(f"{name}: {next(iter(options))} is an option for trace files; a scenario sets it itself")
+        raise UserError(f"{name}: {next(iter(options))} is an option of trace files; a scenario sets it itself")
     if name in NAMED:
         source = load_scenario({"name": name, "workload": {"kind": "named", "name": name}})
     scenario = load_scenario(source)

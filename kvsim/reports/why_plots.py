@@ -26,7 +26,7 @@ _LABELS = {
     "own": "own tokens",
     "batch": "others' tokens",
     "context": "useful cells",
-    "holes": "cells not their own",
+    "holes": "other cells",
     "compaction": "compaction",
     "failures": "cut batches, preemptions",
     "prefix": "prefix misses",

@@ -123,6 +123,13 @@ def test_damaged_results_are_refused_in_a_line(results, tmp_path, spoil, what):
     assert not (folder / "report.html").exists()
 
 
+def test_snapshots_of_earlier_versions_are_shown(results, tmp_path):
+    folder = tmp_path / "results"
+    shutil.copytree(results, folder)
+    (folder / FILE).rename(folder / "films.npz")
+    assert kvsim.report(folder).read_text(encoding="utf-8").count('class="strip"') == len(POLICIES)
+
+
 def test_the_command(results, tmp_path):
     done = command("report", str(results), "--out", str(tmp_path / "deep" / "page.html"))
     assert (done.returncode, done.stderr) == (0, "")
