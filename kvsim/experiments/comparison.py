@@ -141,7 +141,7 @@ class Comparison:
                 written.append(target / "cells.png")
                 cell_maps_figure(with_snapshots).savefig(written[-1], dpi=110)
                 written.append(target / FILE)
-                save_snapshots(written[-1], with_snapshots)
+                save_snapshots(written[-1], [(result.policy, result.frames) for result in with_snapshots])
             for result in with_snapshots:
                 written.append(target / f"cells-{result.policy}.png")
                 cell_maps_figure([result]).savefig(written[-1], dpi=110)
