@@ -84,11 +84,8 @@ def test_snapshots_are_complete_and_small(results):
 
 
 def test_snapshots_of_many_cells_show_some_of_them():
-    class WithFrames:
-        policy = "paged"
-        frames = tuple((float(i), np.arange(10_000, dtype=np.int16) % 300 - 1) for i in range(200))
-
-    snapshots = Snapshots.of(WithFrames())
+    frames = tuple((float(i), np.arange(10_000, dtype=np.int16) % 300 - 1) for i in range(200))
+    snapshots = Snapshots.of("paged", frames)
     assert snapshots.every == 3
     assert snapshots.cells.shape == (80, 3334)
     assert snapshots.times_s[0] == 0
