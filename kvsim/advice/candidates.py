@@ -1,4 +1,4 @@
-"""The settings that a recommendation chooses from: traffic's needs, memory, engine."""
+"""The settings that a recommendation chooses from, given the traffic, the memory and the engine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import qmc
 
 from kvsim.advice.engine_flags import DEFRAG_NOTE, LLAMACPP_B4666, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
 from kvsim.advice.plan import Engine, Plan, plan
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
-from kvsim.experiments.traffic import Needs
+from kvsim.experiments.traffic import TrafficSummary
 from kvsim.model.engine_shapes import BYTES_PER_NUMBER, SHAPES, STORAGES, Storage
 from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
 from kvsim.model.storage_types import format_size
@@ -24,11 +23,11 @@ from kvsim.scenario.scenario import Scenario, load_scenario
 from policies import Preset, available
 from workloads import named_rng
 
-Home = Literal["llamacpp", "vllm", "research"]
-"""Where a setting can be typed in; ``research``: in no engine that we know."""
+TargetEngine = Literal["llamacpp", "vllm", "research"]
+"""The engine that has a setting; ``research`` if no known engine does."""
 ENGINES = ("llamacpp", "vllm", "both", "any")
-"""What may be asked for; ``any`` has the layouts that no engine has, too."""
-_HOMES: dict[str, tuple[Home, ...]] = {
+"""Engines that can be asked for; ``any`` includes layouts that no engine has."""
+_TARGETS: dict[str, tuple[TargetEngine, ...]] = {
     "llamacpp": ("llamacpp",),
     "vllm": ("vllm",),
     "both": ("llamacpp", "vllm"),
@@ -38,28 +37,28 @@ _HOMES: dict[str, tuple[Home, ...]] = {
 _NAMES = {"llamacpp": "llama.cpp", "vllm": "vLLM", "any": "any engine"}
 
 REASONS = {
-    "engine": "not in this engine",
-    "forgets": "forgets tokens, or knows the future: no choice",
+    "engine": "not available in this engine",
+    "forgets": "not an option: drops tokens or knows the future",
     "memory": "does not fit into the memory",
-    "untried": "not among the sample that was tried",
+    "untried": "not in the sample that was tried",
     "fails": "requests fail or are cut short",
     "slo": "misses the service level",
-    "dominated": "sustains less than others",
+    "dominated": "sustains a lower load than others",
 }
-"""Why a setting was ruled out, in the order in which they are looked at."""
+"""Reasons for ruling a setting out, in the order in which they are checked."""
 
 _PAD = 256
-"""Cells that llama.cpp rounds a context up to."""
+"""llama.cpp rounds a context up to a multiple of this many cells."""
 _SLOTS = (1, 2, 4, 8, 16, 32, 64)
 _THRESHOLDS = (0.1, 0.3)
-"""llama.cpp's own default since b4065, and one that moves less."""
+"""llama.cpp's default since b4065, and a value that compacts less often."""
 _LLAMA_BATCHES = ((64, 64), (256, 128), (512, 512), (2048, 512))
 """``--batch-size`` and ``--ubatch-size``; the last is llama.cpp's default."""
 _VLLM_BATCHES = (64, 128, 256, 512, 2048)
 _BLOCKS = (16, 32)
 _MOST_CELLS = 2**24
-_MORE = 4
-"""A cache that keeps what may be said again has so many times the cells that all slots need at once."""
+_REUSE_FACTOR = 4
+"""Size of a cache that also keeps prefixes for reuse, as a multiple of what all slots need at once."""
 
 _NARROWER: tuple[tuple[Storage, Storage], ...] = (
     ("f32", "f32"),
@@ -74,47 +73,48 @@ PERPLEXITY = {
     ("q8_0", "q4_0"): 1.0042,
     ("q4_0", "q4_0"): 1.0841,
 }
-"""Over that of f32, of smollm2 on 660 tokens of English: measured by ``kvsim accuracy``."""
+"""Perplexity relative to f32 by types of K and V: smollm2 on 660 tokens of English, measured by ``kvsim accuracy``."""
 
-_FORGETS = ("ring", "paged-window", "oracle")
+_NOT_AN_OPTION = ("ring", "paged-window", "oracle")
 
 
 @dataclass(frozen=True)
-class Family:
-    """Settings that differ in numbers only."""
+class SettingsFamily:
+    """A grid of settings with the same policy, scheduler and engine."""
 
     name: str
-    home: Home
+    engine: TargetEngine
     keys: dict[str, Any]
-    """Of the scenario, as for ``load``."""
+    """Fixed scenario keys, as for ``load_scenario``."""
     axes: dict[str, tuple[Any, ...]]
+    """Values that vary, by the name of the axis."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting."""
+    """One setting of the search."""
 
     number: int
     family: str
-    home: Home
-    place: tuple[int, ...]
-    """In the grid of its family."""
+    engine: TargetEngine
+    grid_index: tuple[int, ...]
+    """Position in the grid of its family, one index per axis."""
     scenario: Scenario
-    """Its times are those of the profile's model and cache types, whatever the next two say."""
+    """The scenario with this setting; its times are those of the profile's model and cache types in any case."""
     type_k: Storage
     type_v: Storage
-    """The widest that fit."""
+    """The widest types of K and V that fit into the memory."""
     memory_bytes: int
-    """That the engine would take in all, weights and buffers included; partly estimated (``kvsim plan``)."""
+    """Total memory of the engine, weights and buffers included; partly estimated (``kvsim plan``)."""
     windows: bool
-    """Whether the model that memory was reckoned for has sliding windows."""
+    """Whether the model whose memory was calculated has sliding windows."""
     reason: str = ""
-    """A key of ``REASONS``, where it was ruled out before anything was run."""
+    """A key of ``REASONS`` if the setting was ruled out before any run."""
     detail: str = ""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is chosen, flat."""
+        """The chosen values by name."""
         server, cache = self.scenario.server, self.scenario.cache
         return {
             "policy": cache.policy,
@@ -135,66 +135,67 @@ class Candidate:
 
     @property
     def width(self) -> float:
-        """Bytes of a number of K and one of V, together."""
+        """Bytes of one number of K plus one of V."""
         return BYTES_PER_NUMBER[self.type_k] + BYTES_PER_NUMBER[self.type_v]
 
     @property
     def flags(self) -> Flags:
-        """What to type; nothing where no engine has it."""
-        if self.home == "llamacpp":
+        """Command-line options of the engine; empty if no engine has the setting."""
+        if self.engine == "llamacpp":
             return llamacpp_flags(self.scenario, self.type_k, self.type_v, windows=self.windows)
-        return vllm_flags(self.scenario) if self.home == "vllm" else ()
+        return vllm_flags(self.scenario) if self.engine == "vllm" else ()
 
     @property
     def command(self) -> str:
-        """Who is to be told."""
-        return {"llamacpp": "llama-server", "vllm": "vllm serve", "research": "kvsim run"}[self.home]
+        """Command that takes the options."""
+        return {"llamacpp": "llama-server", "vllm": "vllm serve", "research": "kvsim run"}[self.engine]
 
     @property
     def label(self) -> str:
-        """In a few words, for tables and pictures."""
+        """Short description for tables and figures."""
         server, cache = self.scenario.server, self.scenario.cache
-        batch = f"{server.n_batch}" if self.home == "vllm" else f"{server.n_batch}/{server.n_ubatch}"
+        batch = f"{server.n_batch}" if self.engine == "vllm" else f"{server.n_batch}/{server.n_ubatch}"
         return f"{self.family}, {cache.cells:,} cells, {server.slots} slots, batch {batch}"
 
     def notes(self, profile: Profile) -> list[str]:
-        """What must be said beside it."""
-        found = []
-        if self.home == "llamacpp":
-            found.append(OLD_NOTE if self.scenario.cache.policy == LLAMACPP_B4666 else DEFRAG_NOTE)
-        if self.home == "research":
-            found.append("no engine has this layout: it says what one could gain, and there is nothing to type")
-        if self.home == "vllm":
-            found.append(f"vLLM keeps K and V in the model's own type; memory is reckoned for {self.type_k}")
+        """Return remarks that users should read along with the setting."""
+        notes = []
+        if self.engine == "llamacpp":
+            notes.append(OLD_NOTE if self.scenario.cache.policy == LLAMACPP_B4666 else DEFRAG_NOTE)
+        if self.engine == "research":
+            notes.append("no engine has this layout; it shows what an engine could gain from it")
+        if self.engine == "vllm":
+            notes.append(f"vLLM keeps K and V in the model's own type; memory is calculated for {self.type_k}")
         if (self.type_k, self.type_v) != (profile.type_k, profile.type_v):
-            cost = PERPLEXITY.get((self.type_k, self.type_v))
-            accuracy = f"; accuracy: {cost:.4f} times f32's perplexity, measured on smollm2" if cost else ""
-            found.append(
-                f"times are those of K in {profile.type_k} and V in {profile.type_v}, which the profile was measured "
-                f"with, not of {self.type_k} and {self.type_v}{accuracy}"
+            perplexity = PERPLEXITY.get((self.type_k, self.type_v))
+            accuracy = f"; accuracy: {perplexity:.4f} times f32's perplexity, measured on smollm2" if perplexity else ""
+            notes.append(
+                f"times are those of K in {profile.type_k} and V in {profile.type_v}, with which the profile was "
+                f"measured, not of {self.type_k} and {self.type_v}{accuracy}"
             )
-        return found
+        return notes
 
 
 @dataclass(frozen=True)
-class Space:
-    """All settings that were thought of."""
+class SearchSpace:
+    """All settings that a recommendation considers."""
 
-    families: tuple[Family, ...]
+    families: tuple[SettingsFamily, ...]
     candidates: tuple[Candidate, ...]
-    elsewhere: dict[str, tuple[str, str]]
-    """Policies none of whose settings are candidates: a key of ``REASONS``, and why."""
+    policies_left_out: dict[str, tuple[str, str]]
+    """Policies without any candidate: a key of ``REASONS``, and an explanation."""
 
     @cached_property
-    def _places(self) -> dict[tuple[str, tuple[int, ...]], Candidate]:
-        return {(c.family, c.place): c for c in self.candidates if not c.reason}
+    def _by_grid_index(self) -> dict[tuple[str, tuple[int, ...]], Candidate]:
+        return {(c.family, c.grid_index): c for c in self.candidates if not c.reason}
 
     def sample(self, most: int, seed: int) -> list[Candidate]:
-        """At most so many that can be tried: from each family as many, in the order of a Sobol sequence over its
-        grid; all, if they are no more."""
-        left = {
-            f.name: _spread(f, [c for c in self._places.values() if c.family == f.name], seed) for f in self.families
-        }
+        """Choose at most ``most`` candidates that can be tried, equally many from each family.
+
+        Within a family they are taken in the order of a Sobol sequence over its grid.
+        """
+        usable = self._by_grid_index.values()
+        left = {f.name: _sobol_order(f, [c for c in usable if c.family == f.name], seed) for f in self.families}
         chosen: list[Candidate] = []
         while len(chosen) < most and any(left.values()):
             for ordered in left.values():
@@ -203,35 +204,37 @@ class Space:
         return sorted(chosen, key=lambda c: c.number)
 
     def neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Those that differ in one step of one setting."""
-        for axis, at in enumerate(candidate.place):
+        """Yield the candidates that differ by one step on one axis."""
+        for axis, at in enumerate(candidate.grid_index):
             for other in (at - 1, at + 1):
-                place = (*candidate.place[:axis], other, *candidate.place[axis + 1 :])
-                if found := self._places.get((candidate.family, place)):
-                    yield found
+                index = (*candidate.grid_index[:axis], other, *candidate.grid_index[axis + 1 :])
+                if neighbour := self._by_grid_index.get((candidate.family, index)):
+                    yield neighbour
 
 
-def _spread(family: Family, members: Sequence[Candidate], seed: int) -> list[Candidate]:
-    """The members in an order whose every beginning is spread over the grid."""
+def _sobol_order(family: SettingsFamily, members: Sequence[Candidate], seed: int) -> list[Candidate]:
+    """The members in an order of which every prefix is spread over the grid."""
+    from scipy.stats import qmc
+
     sizes = np.array([len(values) for values in family.axes.values()])
-    by_place = {c.place: c for c in members}
+    left = {c.grid_index: c for c in members}
     rng = named_rng(seed, f"candidates of {family.name}")
     points = 2 ** max(4, math.ceil(math.log2(4 * int(sizes.prod()))))
     drawn = qmc.Sobol(len(sizes), rng=rng).random(points)
-    order = dict.fromkeys(tuple(int(i) for i in place) for place in (drawn * sizes).astype(int))
-    found = [by_place.pop(place) for place in order if place in by_place]
-    return [*found, *by_place.values()]
+    order = dict.fromkeys(tuple(int(i) for i in index) for index in (drawn * sizes).astype(int))
+    drawn_members = [left.pop(index) for index in order if index in left]
+    return [*drawn_members, *left.values()]
 
 
 def model_shape(name: str) -> MemoryShape:
-    """The shape of a model as ``kvsim plan`` knows them, or of ``tiny`` or ``small``. Raises ``UserError``."""
+    """Return the shape of ``tiny``, ``small``, or a model known to ``kvsim plan``. Raises ``UserError``."""
     if name not in SHAPES:
         return memory_shape(name)
     s = SHAPES[name]
-    heads, kept = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
-    layer = 2 * s.d_model * (heads + kept) + 3 * s.d_model * s.d_ff + 2 * s.d_model
+    heads, kv_heads = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
+    layer = 2 * s.d_model * (heads + kv_heads) + 3 * s.d_model * s.d_ff + 2 * s.d_model
     numbers = 2 * s.vocabulary * s.d_model + s.n_layers * layer + s.d_model
-    group = AttentionGroup("full", s.n_layers, kept, kept, s.d_head, s.d_head)
+    group = AttentionGroup("full", s.n_layers, kv_heads, kv_heads, s.d_head, s.d_head)
     return MemoryShape(
         name=name,
         source="built in",
@@ -248,9 +251,9 @@ def model_shape(name: str) -> MemoryShape:
     )
 
 
-def space(
+def build_search_space(
     base: Scenario,
-    needs: Needs,
+    summary: TrafficSummary,
     engine: str,
     profile: Profile,
     shape: MemoryShape,
@@ -258,101 +261,110 @@ def space(
     *,
     weights: str | None = None,
     tolerant: bool = False,
-) -> Space:
-    """All settings for such traffic. ``memory``: bytes, or None for no bound. ``tolerant``: some requests may fail or
-    be cut short, so that contexts that hold 99 % of them are tried as well. Raises ``UserError``."""
+) -> SearchSpace:
+    """Lay out all settings for the given traffic.
+
+    ``memory``: bytes, or None for no bound. ``tolerant``: some requests may fail or be cut short, so contexts that hold
+    only 99 % of them are tried too. Raises ``UserError``.
+    """
     if engine not in ENGINES:
         raise UserError(f"--engine: there is no {engine!r:.40}; there are {', '.join(ENGINES)}")
     window = next((g.window for g in shape.groups if g.kind == "window"), None) if shape.llamacpp_windows else None
-    known = tuple(_families(needs, window, tolerant))
-    homes = _HOMES[engine]
-    families = tuple(f for f in known if f.home in homes)
-    builder = _Builder(base, needs, profile, shape, memory, weights, window)
-    numbered: list[Candidate] = []
+    families = tuple(f for f in _families(summary, window, tolerant) if f.engine in _TARGETS[engine])
+    builder = _CandidateBuilder(base, summary, profile, shape, memory, weights, window)
+    candidates: list[Candidate] = []
     for family in families:
-        for place in itertools.product(*(range(len(values)) for values in family.axes.values())):
-            made = builder.build(len(numbered), family, place)
-            if made is not None:
-                numbered.append(made)
-    if not numbered:
-        raise UserError(f"no settings to try: {needs.longest:,} tokens in a request are more than any cache may have")
-    tried = {family.keys["cache__policy"] for family in known if family.home in homes}
-    elsewhere: dict[str, tuple[str, str]] = {}
+        for index in itertools.product(*(range(len(values)) for values in family.axes.values())):
+            candidate = builder.build(len(candidates), family, index)
+            if candidate is not None:
+                candidates.append(candidate)
+    if not candidates:
+        raise UserError(
+            f"no settings to try: a request of {summary.longest:,} tokens exceeds the largest cache of {_MOST_CELLS:,}"
+        )
+    searched = {family.keys["cache__policy"] for family in families}
+    return SearchSpace(families, tuple(candidates), _policies_left_out(searched, engine, window, shape.name))
+
+
+def _policies_left_out(searched: set[str], engine: str, window: int | None, model: str) -> dict[str, tuple[str, str]]:
+    """Installed policies that are not searched: a key of ``REASONS``, and an explanation."""
+    # streams is llama.cpp-b6975 with a cache per slot, and paged is vllm without its prefix cache.
+    covered = {"streams": "llama.cpp-b6975", "paged": "vllm"}
+    left_out: dict[str, tuple[str, str]] = {}
     for name, preset in available().items():
-        # streams is llama.cpp-b6975 with a cache for each slot, and paged is how vllm runs without its prefix cache.
-        if name in tried or (name == "streams" and "llama.cpp-b6975" in tried) or (name == "paged" and "vllm" in tried):
+        if name in searched or covered.get(name) in searched:
             continue
         if not isinstance(preset, Preset):
-            elsewhere[name] = ("engine", "a plug-in, whose settings are not known here")
-        elif name in _FORGETS:
-            elsewhere[name] = ("forgets", preset.summary)
+            left_out[name] = ("engine", "a plug-in, whose settings are not known here")
+        elif name in _NOT_AN_OPTION:
+            left_out[name] = ("forgets", preset.summary)
         elif name == "sliding-window" and window is None:
-            elsewhere[name] = ("engine", f"{shape.name} has no sliding window there")
+            left_out[name] = ("engine", f"llama.cpp runs {model} without a sliding window")
         else:
-            elsewhere[name] = ("engine", f"not in {'llama.cpp or vLLM' if engine == 'both' else _NAMES[engine]}")
-    return Space(families, tuple(numbered), elsewhere)
+            left_out[name] = ("engine", f"not in {'llama.cpp or vLLM' if engine == 'both' else _NAMES[engine]}")
+    return left_out
 
 
-def _families(needs: Needs, window: int | None, tolerant: bool) -> Iterator[Family]:
-    contexts = ("longest", "p99") if tolerant and _up(needs.p99) < _up(needs.longest) else ("longest",)
-    rooms = ("shared", "full", "more") if needs.reuse else ("shared", "full")
+def _families(summary: TrafficSummary, window: int | None, tolerant: bool) -> Iterator[SettingsFamily]:
+    contexts = ("longest", "p99") if tolerant and _padded(summary.p99) < _padded(summary.longest) else ("longest",)
+    rooms = ("shared", "full", "reuse") if summary.reuse else ("shared", "full")
     llama: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _LLAMA_BATCHES}
     vllm: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _VLLM_BATCHES, "room": rooms}
     server = {"server__scheduler": "llama-server"}
     today = {**server, "cache__policy": "llama.cpp-b6975"}
-    yield Family("llama.cpp-b6975", "llamacpp", {**today, "cache__unified": True}, {**llama, "room": rooms})
+    yield SettingsFamily("llama.cpp-b6975", "llamacpp", {**today, "cache__unified": True}, {**llama, "room": rooms})
     own = {**today, "cache__unified": False}
-    yield Family("llama.cpp-b6975, per slot", "llamacpp", own, {**llama, "room": ("full",)})
+    yield SettingsFamily("llama.cpp-b6975, per slot", "llamacpp", own, {**llama, "room": ("full",)})
     if window is not None:
         keys = {**server, "cache__policy": "sliding-window", "cache__window": window}
-        yield Family("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**llama, "room": rooms})
+        yield SettingsFamily("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**llama, "room": rooms})
     old = {**server, "cache__policy": LLAMACPP_B4666, "cache__unified": True}
-    yield Family(LLAMACPP_B4666, "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
+    yield SettingsFamily(LLAMACPP_B4666, "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
     server = {"server__scheduler": "vllm"}
     paged = {**vllm, "block": _BLOCKS, "chunked": (True, False)}
-    yield Family("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged)
-    if needs.reuse:  # Otherwise it is the same, with or without.
+    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged)
+    if summary.reuse:  # Otherwise a prefix cache makes no difference.
         plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False, "cache__unified": True}
-        # Without a prefix cache there is nothing to keep in a larger one.
-        yield Family("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")})
+        # Without a prefix cache a larger cache has nothing more to keep.
+        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")})
     for name in ("contiguous", "fill-holes", "full-compaction", "adaptive", "idle-compaction", "prompt-decode-regions"):
         keys = {"server__scheduler": "llama-server", "cache__policy": name, "cache__unified": True}
-        yield Family(name, "research", keys, {**llama, "room": rooms})
+        yield SettingsFamily(name, "research", keys, {**llama, "room": rooms})
     keys = {"server__scheduler": "llama-server", "cache__policy": "threshold-compaction", "cache__unified": True}
-    yield Family("threshold-compaction", "research", keys, {**llama, "room": rooms, "threshold": _THRESHOLDS})
+    yield SettingsFamily("threshold-compaction", "research", keys, {**llama, "room": rooms, "threshold": _THRESHOLDS})
     for name in ("hf-reserved", "growing", "chunked"):
         keys = {**server, "cache__policy": name, "cache__unified": True}
-        yield Family(name, "research", keys, {**vllm, "room": ("shared", "full")})
+        yield SettingsFamily(name, "research", keys, {**vllm, "room": ("shared", "full")})
 
 
 @dataclass(frozen=True)
-class _Builder:
-    """Makes settings of places in a grid."""
+class _CandidateBuilder:
+    """Builds candidates from positions in a grid."""
 
     base: Scenario
-    needs: Needs
+    summary: TrafficSummary
     profile: Profile
     shape: MemoryShape
     memory: int | None
     weights: str | None
     window: int | None
 
-    def build(self, number: int, family: Family, place: tuple[int, ...]) -> Candidate | None:
-        """None where there can be none, or it would be the same as another."""
-        at = {axis: values[i] for (axis, values), i in zip(family.axes.items(), place, strict=True)}
+    def build(self, number: int, family: SettingsFamily, index: tuple[int, ...]) -> Candidate | None:
+        """Return the candidate at a position; None if it is impossible or equal to another one."""
+        at = {axis: values[i] for (axis, values), i in zip(family.axes.items(), index, strict=True)}
         vllm = family.keys["server__scheduler"] == "vllm"
         n_batch, n_ubatch = (at["batch"], at["batch"]) if vllm else at["batch"]
         slots, chunked, block = at["slots"], at.get("chunked", True), at.get("block", self.base.cache.block_size)
-        context = _up(self.needs.longest if at["context"] == "longest" else self.needs.p99)
+        context = _padded(self.summary.longest if at["context"] == "longest" else self.summary.p99)
         if n_batch < slots or (not chunked and n_batch < context):
             return None
         cells = self._cells(slots, context, at["room"], block if vllm else 0)
         if cells is None:
             return None
         threshold = at.get("threshold", self.base.cache.threshold)
-        # A slot has its share of the context where there is a cache for each, and in 2024's llama.cpp anyhow.
-        share = not family.keys.get("cache__unified", True) or family.name == LLAMACPP_B4666
-        own_context = cells // slots if share else cells if family.home == "llamacpp" else context
+        # Slots share the context equally if each has its own cache, and always in llama.cpp of 2024.
+        equal_shares = not family.keys.get("cache__unified", True) or family.name == LLAMACPP_B4666
+        slot_context = cells // slots if equal_shares else cells if family.engine == "llamacpp" else context
         scenario = load_scenario(
             self.base,
             **family.keys,
@@ -367,27 +379,29 @@ class _Builder:
             server__slots=slots,
             server__n_batch=n_batch,
             server__n_ubatch=n_ubatch,
-            server__slot_context=own_context,
+            server__slot_context=slot_context,
             server__chunked_prefill=chunked,
             server__preemption="recompute",
             server__prefetch="none",
         )
-        types, total, reason, detail = self._types(scenario, family.home)
+        types, total, reason, detail = self._types(scenario, family.engine)
         windows = self.window is not None
-        return Candidate(number, family.name, family.home, place, scenario, *types, total, windows, reason, detail)
+        return Candidate(number, family.name, family.engine, index, scenario, *types, total, windows, reason, detail)
 
-    def _cells(self, slots: int, context: int, room: str, block: int) -> int | None:
-        """Room for what the slots hold together: at most, mostly, or with what may be said again."""
-        spare = block  # vLLM never hands out its first block.
-        full = _up(slots * context + spare)
-        shared = _up(max(context, slots * self.needs.p95) + spare)
-        cells = {"full": full, "shared": shared, "more": _MORE * full}[room]
+    def _cells(self, slots: int, context: int, room: str, spare: int) -> int | None:
+        """Cells for all slots at full length ("full"), at P95 length ("shared"), or with prefixes kept ("reuse").
+
+        ``spare``: cells of the first block, which vLLM never hands out.
+        """
+        full = _padded(slots * context + spare)
+        shared = _padded(max(context, slots * self.summary.p95) + spare)
+        cells = {"full": full, "shared": shared, "reuse": _REUSE_FACTOR * full}[room]
         if cells > _MOST_CELLS or (room == "shared" and shared > 0.9 * full):
             return None
         return cells
 
-    def _types(self, scenario: Scenario, home: Home) -> tuple[tuple[Storage, Storage], int, str, str]:
-        """The widest types that fit, the bytes then taken, and why there are none."""
+    def _types(self, scenario: Scenario, target: TargetEngine) -> tuple[tuple[Storage, Storage], int, str, str]:
+        """The widest types of K and V that fit, the total bytes, and a reason and detail if none fit."""
         own = (self.profile.type_k, self.profile.type_v)
         start = own if self.shape.name in (self.profile.model, self.base.model.name) else ("f16", "f16")
         width = STORAGES.index
@@ -395,25 +409,25 @@ class _Builder:
             t for t in _NARROWER if width(t[0]) >= width(start[0]) and width(t[1]) >= width(start[1]) and t != start
         ]
         kinds = [start, *kinds] if self.memory is not None else [start]
-        if home == "vllm":
+        if target == "vllm":
             kinds = [t for t in kinds if t[0] == t[1] and t[0] in ("f32", "f16")] or [("f16", "f16")]
-        engine: Engine = "vllm" if home == "vllm" else "llamacpp"
-        smallest, said = 0, ""
+        engine: Engine = "vllm" if target == "vllm" else "llamacpp"
+        smallest, first_error = 0, ""
         for kind in kinds:
             try:
-                made = self._plan(scenario, engine, kind)
+                planned = self._plan(scenario, engine, kind)
             except UserError as e:
-                said = said or str(e)
+                first_error = first_error or str(e)
                 continue
-            smallest = made.total(engine)
-            if self.memory is None or made.fits(engine, self.memory):
+            smallest = planned.total(engine)
+            if self.memory is None or planned.fits(engine, self.memory):
                 return kind, smallest, "", ""
         if smallest == 0:
-            return kinds[0], 0, "memory", said
-        # Loop order: the last kind takes least.
+            return kinds[0], 0, "memory", first_error
+        # The last kind is the narrowest.
         assert self.memory is not None, "without a bound the first kind fits"
-        room = format_size(made.budget(engine, self.memory))
-        return kinds[-1], smallest, "memory", f"{format_size(smallest)} at least, {room} to be had"
+        budget = format_size(planned.budget(engine, self.memory))
+        return kinds[-1], smallest, "memory", f"needs at least {format_size(smallest)}, {budget} available"
 
     def _plan(self, scenario: Scenario, engine: Engine, kind: tuple[Storage, Storage]) -> Plan:
         server, cache = scenario.server, scenario.cache
@@ -434,6 +448,6 @@ class _Builder:
         )
 
 
-def _up(tokens: int) -> int:
-    """Rounded up as llama.cpp rounds a context, which keeps every power of two of slots a divisor."""
+def _padded(tokens: int) -> int:
+    """Round up to a multiple of 256, as llama.cpp does; every power of two of slots up to that remains a divisor."""
     return -(-tokens // _PAD) * _PAD

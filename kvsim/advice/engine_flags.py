@@ -1,7 +1,7 @@
-"""What to type into llama.cpp and vLLM so that they are set as a scenario is.
+"""Command-line options of llama.cpp and vLLM that configure them like a scenario.
 
-Sources: llama.cpp, ``common/arg.cpp`` (``--defrag-thold`` is still read, but ignored with a warning that it is
-deprecated; nothing has been defragmented since b6975) and ``tools/server`` (until 2025 each slot had an equal share of
+Sources: llama.cpp, ``common/arg.cpp`` (``--defrag-thold`` is still accepted, but ignored with a warning that it is
+deprecated; there is no defragmentation since b6975) and ``tools/server`` (until 2025 each slot had an equal share of
 the context although all shared one cache); vLLM 0.33, ``vllm serve --help``.
 """
 
@@ -13,30 +13,33 @@ from kvsim.scenario.scenario import Scenario
 
 LLAMACPP_B4666 = "llama.cpp-b4666"
 DEFRAG_NOTE = (
-    "--defrag-thold is left out: today's llama.cpp reads it and ignores it with a warning that it is deprecated; "
-    "nothing is defragmented since b6975"
+    "--defrag-thold is left out: current llama.cpp ignores it with a warning that it is deprecated; there is no "
+    "defragmentation since b6975"
 )
 OLD_NOTE = (
-    "needs llama.cpp b4666 to b4880, the last that defragmented by threshold; later versions ignore --defrag-thold"
+    "needs llama.cpp b4666 to b4880, the last versions to defragment by threshold; later ones ignore --defrag-thold"
 )
 
 Flags = tuple[tuple[str, str], ...]
-"""Options with their values; empty for a switch."""
+"""Pairs of an option and its value, which is empty for a switch."""
 
 
 def llamacpp_flags(scenario: Scenario, type_k: str, type_v: str, *, windows: bool = False) -> Flags:
-    """llama-server's. ``windows``: the model has sliding windows, which a cache of full size is to keep whole unless
-    the policy is that of windows."""
+    """Return the options of ``llama-server``.
+
+    ``windows``: the model has sliding windows; unless the policy is ``sliding-window``, their cache is kept at full
+    size.
+    """
     server, cache = scenario.server, scenario.cache
     flags = [("--ctx-size", str(cache.cells)), ("--parallel", str(server.slots))]
     old = cache.policy == LLAMACPP_B4666
     if cache.unified and not old:
-        # Without it, and with --parallel given, each slot has a cache of its own.
+        # Otherwise --parallel gives each slot a cache of its own.
         flags.append(("--kv-unified", ""))
     flags += [("--batch-size", str(server.n_batch)), ("--ubatch-size", str(server.n_ubatch))]
     flags += [("--cache-type-k", type_k), ("--cache-type-v", type_v)]
     if type_v not in ("f32", "f16"):
-        flags.append(("--flash-attn", "" if old else "on"))  # Without it V cannot be quantised.
+        flags.append(("--flash-attn", "" if old else "on"))  # A quantised V needs flash attention.
     if windows and cache.policy != "sliding-window" and not old:
         flags.append(("--swa-full", ""))
     if old:
@@ -45,8 +48,11 @@ def llamacpp_flags(scenario: Scenario, type_k: str, type_v: str, *, windows: boo
 
 
 def vllm_flags(scenario: Scenario) -> Flags:
-    """``vllm serve``'s. The number of blocks is given too, so that the cache is as large as it was tried, and no
-    larger; K and V are kept in the model's own type."""
+    """Return the options of ``vllm serve``.
+
+    They include the number of blocks, so that the cache has exactly the size that was simulated; K and V keep the
+    model's own type.
+    """
     server, cache = scenario.server, scenario.cache
     prefix = cache.policy == "vllm" or cache.prefix_cache
     return (
@@ -60,11 +66,11 @@ def vllm_flags(scenario: Scenario) -> Flags:
     )
 
 
-def typed(flags: Flags) -> str:
-    """On one line."""
+def command_line(flags: Flags) -> str:
+    """Join options into one line."""
     return " ".join(f"{name} {value}".strip() for name, value in flags)
 
 
-def settings_of(flags: Flags) -> Mapping[str, str | bool]:
-    """By option, True for a switch."""
+def flags_dict(flags: Flags) -> Mapping[str, str | bool]:
+    """Return the values by option, True for a switch."""
     return {name: value or True for name, value in flags}

@@ -1,9 +1,9 @@
-"""Where an engine's memory goes, and what brings it down: a naive set-up, then one remedy after another.
+"""Where an engine's memory goes, and what reduces it: a naive set-up, then remedies applied cumulatively.
 
-Naive is a CPU server that holds its weights twice, as float32 numbers from which they were made and as made, fills a
-cache for the longest context of every slot with zeros, has work buffers for each layer, and leaves pages to NumPy. Each
-set-up is built in a process of its own, serves the same prompts with the real engine, and is measured
-(``real_engine/footprint.py``); what it takes stands beside what it should take.
+The naive set-up is a CPU server that holds its weights twice (as float32 and as converted), fills a cache for the
+longest context of every slot with zeros, has separate work buffers for each layer, and uses NumPy's huge pages. Each
+set-up is built in its own process, serves the same prompts with the real engine, and is measured
+(``real_engine/footprint.py``); the result is compared with the memory that it should need.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import STORAGES, Storage, gguf_path, shape_of
 from kvsim.results import writable
 from real_engine.footprint import Footprint, SetUp, available_bytes, estimate, measure
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 REMEDIES: dict[str, dict[str, Any]] = {
@@ -33,36 +32,38 @@ REMEDIES: dict[str, dict[str, Any]] = {
     "int8": {"weights": "int8"},
     "mapped": {"weights": "mapped"},
 }
-"""What each remedy changes in a ``SetUp``. ``growing-cache`` and ``paged-cache`` replace one another, and so do
-``f16``, ``int8`` and ``mapped``."""
+"""The fields of a ``SetUp`` that each remedy changes. ``growing-cache`` and ``paged-cache`` replace each other, and so
+do ``f16``, ``int8`` and ``mapped``."""
 
-_BY_DEFAULT = ("merged-buffers", "small-pages", "growing-cache", "once", "f16", "int8", "mapped")
-"""``mapped`` where there is a file. Small pages come before what grows: in huge ones a growing cache may take more than
-a reserved one."""
+_DEFAULT_REMEDIES = ("merged-buffers", "small-pages", "growing-cache", "once", "f16", "int8", "mapped")
+"""``mapped`` only for a model from a file. Small pages come before the growing cache, because with huge pages it may
+take more memory than a reserved one."""
 _PARTS = ("weights", "cache", "work", "runtime")
 _MOST = 1 << 20
-"""Of slots, and of tokens of any kind."""
+"""Maximum number of slots, and of tokens in any argument."""
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Set-ups by name, each with its remedy and all those before it, and what they took."""
+    """Memory of several set-ups, each with its remedy and all earlier ones applied."""
 
     model: str
     setups: dict[str, SetUp]
-    """``naive`` first, then ``+ REMEDY``."""
+    """By name: ``naive`` first, then ``+ REMEDY``."""
     footprints: dict[str, Footprint]
-    """Of each set-up."""
+    """The measured memory of each set-up, by name."""
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each set-up; bytes, and ratios.
+        """One row per set-up, in bytes.
 
-        ``weights``, ``cache``, ``work``, ``runtime``: measured; together ``resident``, at the peak of the run.
-        ``peak``: the most that was ever resident, while loading too. ``needed_...``: the theoretical need of that
-        set-up, which counts no runtime. ``ratio``: measured without the runtime over needed; ``ratio_with_runtime``:
-        all that is resident over needed.
+        ``weights``, ``cache``, ``work`` and ``runtime`` are measured and add up to ``resident``, at the peak of the
+        run. ``peak`` is the largest resident size at any time, loading included. ``needed_...`` is the theoretical
+        need of the set-up, without the runtime. ``ratio`` is the measured memory without the runtime divided by
+        ``needed``; ``ratio_with_runtime`` is ``resident`` divided by ``needed``.
         """
+        import pandas as pd
+
         rows = []
         for name, f in self.footprints.items():
             needed = {f"needed_{part}": size for part, size in asdict(f.needed).items()}
@@ -73,12 +74,14 @@ class MemoryReport:
 
     @property
     def stages(self) -> pd.DataFrame:
-        """A row for each set-up and stage; bytes at its end, but for ``peak``, the most since the stage before."""
+        """One row per set-up and stage: bytes at the end of the stage, and the ``peak`` within it."""
+        import pandas as pd
+
         rows = [{"setup": name, **asdict(r)} for name, f in self.footprints.items() for r in f.readings]
         return pd.DataFrame(rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that ``--json`` prints; sizes in bytes."""
+        """Return the object that ``--json`` prints; sizes in bytes."""
         return {
             "model": self.model,
             "setups": [
@@ -99,8 +102,9 @@ class MemoryReport:
         }
 
     def plot(self) -> Figure:
-        """A bar for each set-up, by part, and a line across it at its theoretical need."""
+        """Draw a bar per set-up, divided into parts, with a line at its theoretical need."""
         import matplotlib as mpl
+        import numpy as np
         import seaborn as sns
         from matplotlib.figure import Figure
 
@@ -110,13 +114,13 @@ class MemoryReport:
         with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
             figure = Figure(figsize=(max(7.0, 2.5 + 1.3 * len(table)), 6), layout="constrained")
             axis = figure.subplots()
-            below = pd.Series(0.0, index=table.index)
+            below = np.zeros(len(table))
             for part, colour in zip(_PARTS, colours, strict=True):
-                size = table[part] / scale
+                size = table[part].to_numpy(dtype=float) / scale
                 axis.bar(range(len(table)), size, bottom=below, color=colour, width=0.62, label=part)
-                below += size
+                below = below + size
             for at, (need, top, ratio) in enumerate(zip(table["needed"], below, table["ratio"], strict=True)):
-                label = "_" if at else "needed"  # One entry in the legend; it leaves out what begins with _.
+                label = "_" if at else "needed"  # The legend omits labels that begin with _; one entry is enough.
                 axis.hlines(need / scale, at - 0.42, at + 0.42, color="black", linewidth=2.2, label=label)
                 text = axis.annotate(f"{ratio:.2f}x", (at, top), (0, 6), textcoords="offset points", ha="center")
                 text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
@@ -125,12 +129,12 @@ class MemoryReport:
             axis.grid(visible=False, axis="x")
             axis.legend(loc="upper right", frameon=True)
             one = next(iter(self.setups.values()))
-            served = f"{one.slots} slots of {one.context:,} tokens, {one.tokens:,} held in each"
-            axis.set_title(f"{self.model}: {served}\nabove each bar: measured over needed, both without the runtime")
+            served = f"{one.slots} slots of {one.context:,} tokens, {one.tokens:,} stored in each"
+            axis.set_title(f"{self.model}: {served}\nabove each bar: measured / needed, both without the runtime")
         return figure
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write the tables and the picture; the files written. Raises ``UserError``."""
+        """Write the tables and the figure to a folder and return the files. Raises ``UserError``."""
         target = writable(folder)
         written = [target / "memory.csv", target / "memory-stages.csv", target / "memory.png"]
         try:
@@ -156,21 +160,14 @@ def memory(
     ready: Callable[[], object] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> MemoryReport:
-    """Measure the naive set-up of a model, then each remedy on top of those before it.
+    """Measure the naive set-up of a model, then each remedy on top of the earlier ones.
 
-    ``remedies``: names from ``REMEDIES`` in the order to apply them, each once; by default all that suit the model.
-    ``slots`` of ``context`` tokens at most hold ``tokens`` each; passes take ``n_ubatch`` tokens at most. K and V are
-    kept as ``type_k`` and ``type_v``. ``ready`` is called when all is checked and before anything is measured,
-    ``progress`` is told the share done. Raises ``UserError``.
+    ``remedies``: names from ``REMEDIES`` in the order in which to apply them, each once; by default all that suit the
+    model. Each of ``slots`` has room for ``context`` tokens and stores ``tokens`` of them; a pass takes at most
+    ``n_ubatch`` tokens. K and V are stored as ``type_k`` and ``type_v``. ``ready`` is called after all checks and
+    before the first measurement, ``progress`` with the share done. Raises ``UserError``.
     """
-    for name, kind in (("type_k", type_k), ("type_v", type_v)):
-        if kind not in STORAGES:
-            raise UserError(f"{name}: there is no {kind!r}; there are {', '.join(STORAGES)}")
-    for name, value, least in (("slots", slots, 1), ("context", context, 2), ("n_ubatch", n_ubatch, 1)):
-        if not least <= value <= _MOST:
-            raise UserError(f"{name} is {value}; a whole number from {least} to {_MOST} is accepted")
-    if not 2 <= tokens <= context:
-        raise UserError(f"{tokens} tokens in each slot; from 2 to its context, {context}, are accepted")
+    _check_arguments(slots, context, tokens, n_ubatch, type_k, type_v)
     naive = SetUp(
         model,
         twice=True,
@@ -185,8 +182,8 @@ def memory(
         n_ubatch=n_ubatch,
         seed=seed,
     )
-    setups = dict(_waterfall(naive, remedies))
-    _check_room(setups)
+    setups = dict(_cumulative_setups(naive, remedies))
+    _check_available(setups)
     if ready is not None:
         ready()
     footprints = {}
@@ -197,29 +194,40 @@ def memory(
     return MemoryReport(model, setups, footprints)
 
 
-def _waterfall(naive: SetUp, remedies: Sequence[str] | None) -> Iterator[tuple[str, SetUp]]:
-    """The naive set-up, and what remedies make of it, one after another."""
+def _check_arguments(slots: int, context: int, tokens: int, n_ubatch: int, type_k: Storage, type_v: Storage) -> None:
+    for name, kind in (("type_k", type_k), ("type_v", type_v)):
+        if kind not in STORAGES:
+            raise UserError(f"{name}: there is no {kind!r}; there are {', '.join(STORAGES)}")
+    for name, value, least in (("slots", slots, 1), ("context", context, 2), ("n_ubatch", n_ubatch, 1)):
+        if not least <= value <= _MOST:
+            raise UserError(f"{name} is {value}; a whole number from {least} to {_MOST} is accepted")
+    if not 2 <= tokens <= context:
+        raise UserError(f"{tokens} tokens in each slot; from 2 to its context, {context}, are accepted")
+
+
+def _cumulative_setups(naive: SetUp, remedies: Sequence[str] | None) -> Iterator[tuple[str, SetUp]]:
+    """The naive set-up, then the set-ups with one more remedy each."""
     has_file = gguf_path(naive.model) is not None
     if remedies is None:
-        remedies = [name for name in _BY_DEFAULT if has_file or name != "mapped"]
+        remedies = [name for name in _DEFAULT_REMEDIES if has_file or name != "mapped"]
     yield "naive", naive
     setup = naive
     for name in dict.fromkeys(remedies):
         if name not in REMEDIES:
             raise UserError(f"no remedy called {name!r}; there are {', '.join(REMEDIES)}")
         if name == "mapped" and not has_file:
-            raise UserError(f"remedy mapped: the weights of {naive.model} are drawn, not read from a file")
+            raise UserError(f"remedy mapped: the weights of {naive.model} are random, not read from a file")
         setup = replace(setup, **REMEDIES[name])
         yield f"+ {name}", setup
 
 
-def _check_room(setups: dict[str, SetUp]) -> None:
-    """Refuse what this machine cannot hold now."""
-    there = available_bytes()
+def _check_available(setups: dict[str, SetUp]) -> None:
+    """Refuse set-ups that need more memory than this machine has available."""
+    available = available_bytes()
     for name, setup in setups.items():
         needed = estimate(setup, shape_of(setup.model))
-        if needed > there:
+        if needed > available:
             raise UserError(
-                f"{name}: the set-up would take {needed / 1e9:.1f} GB, this machine has {there / 1e9:.1f} GB left; "
+                f"{name}: the set-up needs {needed / 1e9:.1f} GB, this machine has {available / 1e9:.1f} GB available; "
                 "try fewer slots, a smaller context or a smaller model"
             )

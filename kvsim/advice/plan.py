@@ -1,8 +1,7 @@
-"""What a model takes of memory, part by part, as llama.cpp and as vLLM would allocate it; and what fits.
+"""How much memory a model needs, part by part, as allocated by llama.cpp and vLLM, and what fits into a given memory.
 
-K and V are exact: the formulas are those of the engines. Buffers are estimates, and marked so: how large they get
-depends on the device and on how its graph is laid out. The engine itself, its libraries and CUDA graphs are not
-counted.
+Sizes of K and V are exact, by the engines' own formulas. Buffers are estimates and marked as such, because their size
+depends on the device and on the layout of its graph. The engine itself, its libraries and CUDA graphs are not counted.
 
 Sources. llama.cpp: ``llama-context.cpp`` (padding of the context; PR 17046), ``llama-kv-cache.cpp`` (a tensor of K and
 one of V for each layer, ``n_embd_gqa * kv_size * n_stream``; of latents no V), ``llama-kv-cache-iswa.cpp`` (cache of a
@@ -37,47 +36,47 @@ Engine = Literal["llamacpp", "vllm"]
 PLAN_ENGINES: tuple[Engine, ...] = ("llamacpp", "vllm")
 
 _PAD = 256
-"""Cells that llama.cpp rounds a cache up to."""
+"""llama.cpp rounds a cache up to a multiple of this many cells."""
 MOST_CONTEXT = 1 << 30
-"""Tokens of a sequence that are tried at most; what keeps windows alone has no largest context."""
+"""Longest context tried; a model that keeps only windows has no largest context."""
 _LEAST_MEMORY = 1 << 20
-"""Bytes below which somebody forgot the unit."""
+"""Bytes below which the unit was probably forgotten."""
 _MOST_PARALLEL: dict[Engine, int] = {"llamacpp": 256, "vllm": 1 << 16}
-"""Sequences at once: llama.cpp's ``LLAMA_MAX_SEQ``; vLLM has no such bound."""
+"""Maximum number of concurrent sequences: llama.cpp's ``LLAMA_MAX_SEQ``; vLLM has no such bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What the engines are told."""
+    """Settings of the engines that determine their memory."""
 
     ctx: int = 8192
-    """Tokens that each sequence may have: ``-c`` of llama.cpp is this times ``parallel``, vLLM's ``--max-model-len`` is
+    """Maximum tokens per sequence: llama.cpp's ``-c`` is this times ``parallel``, vLLM's ``--max-model-len`` is
     this."""
     parallel: int = 1
-    """Sequences that may all be of that length at once: llama.cpp's ``-np``, vLLM's ``--max-num-seqs``."""
+    """Number of concurrent sequences of that length: llama.cpp's ``-np``, vLLM's ``--max-num-seqs``."""
     type_k: str = "f16"
     type_v: str = "f16"
     ubatch: int = 512
-    """llama.cpp: tokens in a forward pass at most."""
+    """llama.cpp: maximum tokens in a forward pass."""
     batch: int = 2048
-    """Tokens in a batch at most; vLLM's ``--max-num-batched-tokens``."""
+    """Maximum tokens in a batch; vLLM's ``--max-num-batched-tokens``."""
     kv_unified: bool = False
-    """llama.cpp: all sequences in one stream of cells, and not in one each."""
+    """llama.cpp: keep all sequences in one stream of cells instead of one stream each."""
     swa_full: bool = False
-    """llama.cpp: layers with a window keep everything, too."""
+    """llama.cpp: keep all tokens in layers with a sliding window, too."""
     flash_attn: bool = True
-    """llama.cpp: scores are never written out."""
+    """llama.cpp: use flash attention, which never stores the scores."""
     block_size: int = 16
     """vLLM: tokens in a block."""
     gpu_memory_utilization: float = 0.9
-    """vLLM: share of the memory that it may take."""
+    """vLLM: share of the memory that it may use."""
     weights: str | None = None
-    """Storage type of the weights, where a config.json leaves it open."""
+    """Storage type of the weights, if a config.json does not state it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that takes memory."""
+    """One item that takes memory."""
 
     engine: Engine
     kind: Literal["weights", "kv", "buffers"]
@@ -85,58 +84,58 @@ class Part:
     bytes: int
     estimate: bool
     detail: str = ""
-    """How large it is, in the engine's own terms."""
+    """Its size in the engine's own terms."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model and settings, and what they come to."""
+    """The memory that a model needs with given settings."""
 
     shape: MemoryShape
     settings: PlanSettings
     engines: tuple[Engine, ...]
     notes: tuple[str, ...] = ()
-    """What an engine does otherwise than one might think."""
+    """Behaviour of an engine that may be unexpected."""
     memory: int | None = None
-    """Bytes that there are, if that was said."""
+    """Available bytes, if given."""
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Everything that takes memory, engine by engine."""
+        """All items that take memory, engine by engine."""
         return tuple(part for engine in self.engines for part in _PARTS[engine](self.shape, self.settings))
 
     def total(self, engine: Engine) -> int:
-        """Bytes of all parts."""
+        """Return the total bytes of an engine's parts."""
         return sum(part.bytes for part in self.parts if part.engine == engine)
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each part: ``engine``, ``kind``, ``name``, ``bytes``, ``estimate``, ``detail``."""
+        """One row per part: ``engine``, ``kind``, ``name``, ``bytes``, ``estimate``, ``detail``."""
         import pandas as pd
 
         return pd.DataFrame([asdict(part) for part in self.parts])
 
     def fits(self, engine: Engine, memory: int | str) -> bool:
-        """Whether all parts fit into so many bytes, or a size such as 24GB: for vLLM, into its share of them."""
+        """Whether all parts fit into a memory, given in bytes or as a size such as 24GB; for vLLM, into its share."""
         parts = _PARTS[engine](self.shape, self.settings)
         return sum(part.bytes for part in parts) <= self.budget(engine, _bytes(memory))
 
     def budget(self, engine: Engine, memory: int) -> int:
-        """Bytes that the engine may take of so many."""
+        """Return how many of the given bytes the engine may use."""
         return int(memory * self.settings.gpu_memory_utilization) if engine == "vllm" else memory
 
     def vllm_blocks(self, memory: int) -> int:
-        """Blocks that vLLM would make of so many bytes, the null block among them; 0 where the weights do not fit."""
+        """Return the number of blocks vLLM allocates in a memory, null block included; 0 if the weights do not fit."""
         left = self.budget("vllm", memory) - sum(
             part.bytes for part in _vllm_parts(self.shape, self.settings) if part.kind != "kv"
         )
         return max(0, left) // _VllmGroups.of(self.shape, self.settings).block_bytes
 
     def largest_context(self, memory: int | str, engine: Engine = "llamacpp") -> int:
-        """The most tokens that each of the ``parallel`` sequences may have; 0 where nothing fits.
+        """Return the longest context, in tokens, for each of the ``parallel`` sequences; 0 if nothing fits.
 
-        ``memory``: bytes, or a size such as 24GB. Searched over the formula itself, which never falls as the context
-        grows, up to the context that the model states. ``MOST_CONTEXT`` where it states none and no bound was found.
+        ``memory``: bytes, or a size such as 24GB. The search goes up to the context that the model states; the need
+        never falls as the context grows. ``MOST_CONTEXT`` if the model states none and every context fits.
         """
         size = _bytes(memory)
         return _largest(
@@ -145,7 +144,10 @@ class Plan:
         )
 
     def largest_parallel(self, memory: int | str, engine: Engine = "llamacpp") -> int:
-        """The most sequences of ``ctx`` tokens at once; 0 where not even one fits. ``memory``: as above."""
+        """Return the largest number of concurrent sequences of ``ctx`` tokens; 0 if none fits.
+
+        ``memory``: bytes, or a size such as 24GB.
+        """
         size = _bytes(memory)
         return _largest(
             lambda n: replace(self, settings=replace(self.settings, parallel=n)).fits(engine, size),
@@ -153,7 +155,7 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that ``--json`` prints; sizes in bytes."""
+        """Return the object that ``--json`` prints; sizes in bytes."""
         engines: dict[str, Any] = {}
         for engine in self.engines:
             parts = [
@@ -202,59 +204,34 @@ def plan(
     weights: str | None = None,
     memory: int | str | None = None,
 ) -> Plan:
-    """Plan the memory of a model: a shipped one, a config.json, or a GGUF file.
+    """Plan the memory of a model, given as a shipped name, a config.json, or a GGUF file.
 
-    ``ctx``: tokens that each of ``parallel`` sequences may have. ``engine``: ``llamacpp`` or ``vllm``; by default both.
+    ``ctx``: maximum tokens of each of ``parallel`` sequences. ``engine``: ``llamacpp`` or ``vllm``; by default both.
     ``memory``: bytes, or a text such as 8GiB. The other arguments are those of ``PlanSettings``. Raises ``UserError``.
     """
     if engine is not None and engine not in PLAN_ENGINES:
         raise UserError(f"--engine: there is no {engine!r:.40}; there are {', '.join(PLAN_ENGINES)}")
-    for name, value, most in (
-        ("--ctx", ctx, MOST_CONTEXT),
-        ("--parallel", parallel, max(_MOST_PARALLEL.values())),
-        ("--ubatch", ubatch, 1 << 20),
-        ("--batch", batch, 1 << 20),
-        ("--block-size", block_size, 1 << 16),
-    ):
-        if not 1 <= value <= most:
-            raise UserError(f"{name} is {value}; a whole number from 1 to {most} is accepted")
-    if not 0 < gpu_memory_utilization <= 1:
-        raise UserError(
-            f"--gpu-memory-utilization is {gpu_memory_utilization}; a number above 0 and up to 1 is accepted"
-        )
-    type_k, type_v, weights = type_k.lower(), type_v.lower(), weights and weights.lower()
-    for name, kind, known in (
-        ("--cache-type-k", type_k, tuple(CACHE_TYPES)),
-        ("--cache-type-v", type_v, tuple(CACHE_TYPES)),
-        ("--weights", weights or "f16", WEIGHT_TYPES),
-    ):
-        if kind not in known:
-            raise UserError(f"{name}: there is no {kind!r:.40}; there are {', '.join(known)}")
-    available = None if memory is None else _bytes(memory)
-    if available is not None and available < _LEAST_MEMORY:
-        raise UserError(f"--memory is {available} bytes; at least 1 MiB is expected; units are 8GB, 8GiB, 512MiB")
-    shape = memory_shape(model) if isinstance(model, str) else model
-    if shape.stored and weights is not None:
-        raise UserError(f"{shape.source}: --weights: the file states the types of its weights; leave the option out")
-    if not shape.stored and weights is None and shape.default_type not in WEIGHT_TYPES:
-        raise UserError(
-            f"{shape.source}: {shape.default_type} is not known here; give --weights, one of {', '.join(WEIGHT_TYPES)}"
-        )
     settings = PlanSettings(
         ctx,
         parallel,
-        type_k,
-        type_v,
-        min(ubatch, batch),  # As llama.cpp does.
+        type_k.lower(),
+        type_v.lower(),
+        min(ubatch, batch),  # As in llama.cpp.
         batch,
         kv_unified,
         swa_full,
         flash_attn,
         block_size,
         gpu_memory_utilization,
-        weights,
+        weights and weights.lower(),
     )
-    reasons = {name: _CANNOT[name](shape, settings) for name in PLAN_ENGINES}
+    _check_settings(settings, ubatch)
+    available = None if memory is None else _bytes(memory)
+    if available is not None and available < _LEAST_MEMORY:
+        raise UserError(f"--memory is {available} bytes; at least 1 MiB is expected; units are 8GB, 8GiB, 512MiB")
+    shape = memory_shape(model) if isinstance(model, str) else model
+    _check_weights(shape, settings.weights)
+    reasons = {name: _WHY_NOT[name](shape, settings) for name in PLAN_ENGINES}
     if engine is not None and (reason := reasons[engine]):
         raise UserError(reason)
     chosen = tuple(name for name in PLAN_ENGINES if name == (engine or name) and not reasons[name])
@@ -264,12 +241,46 @@ def plan(
     return Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available)
 
 
+def _check_settings(s: PlanSettings, ubatch: int) -> None:
+    """Refuse values out of range and unknown types; ``ubatch`` as given, before it was limited by the batch."""
+    for name, value, most in (
+        ("--ctx", s.ctx, MOST_CONTEXT),
+        ("--parallel", s.parallel, max(_MOST_PARALLEL.values())),
+        ("--ubatch", ubatch, 1 << 20),
+        ("--batch", s.batch, 1 << 20),
+        ("--block-size", s.block_size, 1 << 16),
+    ):
+        if not 1 <= value <= most:
+            raise UserError(f"{name} is {value}; a whole number from 1 to {most} is accepted")
+    if not 0 < s.gpu_memory_utilization <= 1:
+        raise UserError(
+            f"--gpu-memory-utilization is {s.gpu_memory_utilization}; a number above 0 and up to 1 is accepted"
+        )
+    for name, kind, known in (
+        ("--cache-type-k", s.type_k, tuple(CACHE_TYPES)),
+        ("--cache-type-v", s.type_v, tuple(CACHE_TYPES)),
+        ("--weights", s.weights or "f16", WEIGHT_TYPES),
+    ):
+        if kind not in known:
+            raise UserError(f"{name}: there is no {kind!r:.40}; there are {', '.join(known)}")
+
+
+def _check_weights(shape: MemoryShape, weights: str | None) -> None:
+    """Refuse a type of weights that contradicts the model's file, and its absence where the file does not tell."""
+    if shape.stored and weights is not None:
+        raise UserError(f"{shape.source}: --weights: the file states the types of its weights; leave the option out")
+    if not shape.stored and weights is None and shape.default_type not in WEIGHT_TYPES:
+        raise UserError(
+            f"{shape.source}: {shape.default_type} is not known here; give --weights, one of {', '.join(WEIGHT_TYPES)}"
+        )
+
+
 def _bytes(memory: int | str) -> int:
     return parse_size(memory) if isinstance(memory, str) else memory
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number that fits, where all below a number that fits do too; 0 where 1 does not."""
+    """The largest number up to ``most`` that fits; 0 if 1 does not. Whatever is below a number that fits, fits too."""
     low, high = 0, 1
     while high <= most and fits(high):
         low, high = high, 2 * high
@@ -285,18 +296,18 @@ def _ceil(n: int, unit: int) -> int:
 
 
 def _weight_parts(engine: Engine, shape: MemoryShape, s: PlanSettings) -> list[Part]:
-    """A part for each storage type. Exact where a file states its tensors.
+    """One part per storage type; exact if a file states its tensors.
 
-    Otherwise all weights are taken to have one type. A GGUF file keeps vectors (norms, biases) as f32 all the same, and
-    a mixture's bits are an average.
+    Otherwise all weights are assumed to have one type. This is an estimate, since a GGUF file stores vectors (norms,
+    biases) as f32 in any case, and the bits per weight of a mixture are an average.
     """
     parts = [Part(engine, "weights", f"weights, {kind}", size, False) for kind, size in shape.stored.items()]
-    found: dict[str, int] = {}
+    by_type: dict[str, int] = {}
     for kind, numbers in shape.parameters.items():
-        # Who chooses a type chooses it for all weights.
+        # A type that is given applies to all weights.
         kind = s.weights or (shape.default_type if kind == "default" else kind)
-        found[kind] = found.get(kind, 0) + numbers
-    for kind, numbers in found.items():
+        by_type[kind] = by_type.get(kind, 0) + numbers
+    for kind, numbers in by_type.items():
         exact = kind == "f32" or (kind in ("f16", "bf16") and engine == "vllm")
         detail = f"{numbers:,} numbers"
         parts.append(Part(engine, "weights", f"weights, {kind}", weight_bytes(kind, numbers), not exact, detail))
@@ -307,10 +318,10 @@ def _weight_parts(engine: Engine, shape: MemoryShape, s: PlanSettings) -> list[P
 
 
 def _cells(group: AttentionGroup, shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
-    """Cells of a stream, and streams, of the cache that llama.cpp makes for a group of layers.
+    """Cells per stream, and number of streams, of llama.cpp's cache for a group of layers.
 
-    The context is rounded up to 256 cells (``llama-context.cpp``), in all or for each sequence; layers with a window
-    have ``pad(min(context, window * sequences + ubatch), 256)`` (``llama-kv-cache-iswa.cpp``).
+    The context is rounded up to 256 cells (``llama-context.cpp``), in total if unified, else per sequence; layers with
+    a window have ``pad(min(context, window * sequences + ubatch), 256)`` (``llama-kv-cache-iswa.cpp``).
     """
     streams = 1 if s.kv_unified else s.parallel
     cells = _ceil(s.ctx * s.parallel // streams, _PAD)
@@ -336,13 +347,13 @@ def _llamacpp_parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
 
 
 def _llamacpp_buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
-    """Bytes of the compute buffer and of the inputs: an estimate, f32 as ggml computes.
+    """Estimated bytes of the compute buffer and of the inputs, in f32 as ggml computes.
 
-    The graph's memory is used again from phase to phase, so that the largest phase counts. Logits: a row of logits and
-    one of activations for each token of a pass (512 tokens: Llama 3 8B 258.50 MiB, gpt-oss-20b 398.38 MiB, as logged).
-    Attention without flash attention: scores and mask for all cells, and four rows of activations (Llama 3 8B, 8,192
-    cells: 560.00 MiB, as logged). Feed-forward: two rows between the matrices, four of activations. Inputs: embeddings,
-    and a mask for each cache (24.01 MiB in the same log, with 0.01 of positions).
+    The phases of the graph reuse the same memory, so the largest phase counts. Logits: a row of logits and one of
+    activations per token of a pass (512 tokens: Llama 3 8B 258.50 MiB, gpt-oss-20b 398.38 MiB, as logged). Attention
+    without flash attention: scores and mask for all cells, and four rows of activations (Llama 3 8B, 8,192 cells:
+    560.00 MiB, as logged). Feed-forward: two rows between the matrices, four of activations. Inputs: embeddings, and a
+    mask per cache (24.01 MiB in the same log, with 0.01 for positions).
     """
     cells = [_cells(group, shape, s)[0] for group in shape.groups]
     logits = s.ubatch * (shape.vocabulary + shape.d_model)
@@ -353,15 +364,15 @@ def _llamacpp_buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
     return 4 * max(logits, attention, feed_forward), 4 * (s.ubatch * shape.d_model + mask)
 
 
-def _not_llamacpp(shape: MemoryShape, s: PlanSettings) -> str | None:
-    """Why llama.cpp would refuse; None where it would not."""
+def _why_not_llamacpp(shape: MemoryShape, s: PlanSettings) -> str | None:
+    """Why llama.cpp would refuse the settings; None if it would not."""
     if s.parallel > _MOST_PARALLEL["llamacpp"]:
         return f"--parallel: llama.cpp has {_MOST_PARALLEL['llamacpp']} sequences at most (LLAMA_MAX_SEQ)"
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
         if kind not in LLAMACPP_CACHE_TYPES:
             return f"{option}: llama.cpp has no {kind}; it has {', '.join(LLAMACPP_CACHE_TYPES)}"
     if not s.flash_attn and CACHE_TYPES[s.type_v][0] > 1:
-        return f"--cache-type-v: llama.cpp keeps V as {s.type_v} with flash attention only"
+        return f"--cache-type-v: llama.cpp stores V as {s.type_v} only with flash attention"
     for group in shape.groups:
         for option, kind, head in (
             ("--cache-type-k", s.type_k, group.k_head),
@@ -377,18 +388,18 @@ def _not_llamacpp(shape: MemoryShape, s: PlanSettings) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _VllmGroups:
-    """How vLLM's hybrid KV cache manager groups layers, so that a block is as large for one group as for another."""
+    """How vLLM's hybrid KV cache manager groups layers so that blocks of all groups have the same size."""
 
     block_bytes: int
-    """Of a block: a page of each layer of a group, padding layers too."""
+    """Bytes of a block: one page for each layer of a group, padding layers included."""
     tables: tuple[int, ...]
-    """Block tables for each of the model's groups: so many groups of layers it was cut into."""
+    """Number of block tables for each of the model's groups, each for one group of layers."""
     blocks: tuple[int, ...]
-    """Blocks that a request of ``ctx`` tokens needs at most in each table, for each of the model's groups."""
+    """Maximum number of blocks per table for a request of ``ctx`` tokens, for each of the model's groups."""
 
     @staticmethod
     def of(shape: MemoryShape, s: PlanSettings) -> _VllmGroups:
-        """As ``_get_kv_cache_groups_uniform_page_size`` and ``max_memory_usage_bytes`` have it."""
+        """Group the layers as ``_get_kv_cache_groups_uniform_page_size`` and ``max_memory_usage_bytes`` do."""
         layers = [group.layers for group in shape.groups]
         size = max(layers) if max(layers) < 1.5 * min(layers) else min(layers)
         return _VllmGroups(
@@ -404,9 +415,9 @@ def _page_bytes(group: AttentionGroup, s: PlanSettings) -> int:
 
 
 def _request_blocks(group: AttentionGroup, s: PlanSettings) -> int:
-    """Blocks of a table that a request needs at most (``max_memory_usage_bytes`` of its spec).
+    """Maximum number of blocks in a table of one request (``max_memory_usage_bytes`` of its spec).
 
-    With a window: those of ``window - 1`` tokens and a batch, and one more, since a window begins anywhere in a block.
+    With a window: blocks for ``window - 1`` tokens plus a batch, and one more, since a window may begin within a block.
     """
     if group.kind != "window" or group.window is None:
         return -(-s.ctx // s.block_size)
@@ -427,24 +438,24 @@ def _vllm_parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
 
 
 def _vllm_peak(shape: MemoryShape, s: PlanSettings) -> int:
-    """Bytes of activations at the peak of vLLM's profile run: an estimate, 2 bytes a number.
+    """Estimated bytes of activations at the peak of vLLM's profile run, with 2 bytes per number.
 
     For each token of the largest batch: both inputs of the gate and its output, and the residual, its norm and the
-    layer's input; or, if more, logits of all sequences in 2 and in 4 bytes. Llama 3.1 8B with batches of 20,000 and
-    29,000 tokens was seen to take 2.07 and 2.99 GiB (vLLM issue 10517); this says 2.06 and 2.99.
+    layer's input; or, if that is more, the logits of all sequences in 2 and in 4 bytes. Llama 3.1 8B with batches of
+    20,000 and 29,000 tokens took 2.07 and 2.99 GiB (vLLM issue 10517); the estimates are 2.06 and 2.99.
     """
     return max(2 * s.batch * 3 * (shape.d_ff + shape.d_model), 6 * s.parallel * shape.vocabulary)
 
 
-def _not_vllm(shape: MemoryShape, s: PlanSettings) -> str | None:
-    """Why vLLM would refuse; None where it would not."""
+def _why_not_vllm(shape: MemoryShape, s: PlanSettings) -> str | None:
+    """Why vLLM would refuse the settings; None if it would not."""
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
         if kind not in VLLM_CACHE_TYPES:
             return f"{option}: vLLM has no {kind} cache; it has {', '.join(VLLM_CACHE_TYPES)}"
     if s.type_k != s.type_v:
-        return f"--cache-type-v: vLLM keeps K and V in one type, not in {s.type_k} and {s.type_v}"
+        return f"--cache-type-v: vLLM stores K and V in one type, not in {s.type_k} and {s.type_v}"
     if len({_page_bytes(group, s) for group in shape.groups}) > 1:
-        return f"{shape.source}: layers of different width under vLLM are not planned"
+        return f"{shape.source}: layers of different widths cannot be planned for vLLM"
     return None
 
 
@@ -452,9 +463,9 @@ _PARTS: dict[Engine, Callable[[MemoryShape, PlanSettings], list[Part]]] = {
     "llamacpp": _llamacpp_parts,
     "vllm": _vllm_parts,
 }
-_CANNOT: dict[Engine, Callable[[MemoryShape, PlanSettings], str | None]] = {
-    "llamacpp": _not_llamacpp,
-    "vllm": _not_vllm,
+_WHY_NOT: dict[Engine, Callable[[MemoryShape, PlanSettings], str | None]] = {
+    "llamacpp": _why_not_llamacpp,
+    "vllm": _why_not_vllm,
 }
 
 
@@ -469,11 +480,11 @@ def _notes(shape: MemoryShape, s: PlanSettings, engines: tuple[Engine, ...]) -> 
         padding = sum(groups.tables) * size - sum(group.layers for group in shape.groups)
         padded = f", {padding} of them padding" if padding else ""
         notes.append(
-            f"vLLM's hybrid KV cache manager cuts the layers into {sum(groups.tables)} groups of {size}{padded}; each "
-            "has a block table of its own, and all take blocks from one pool"
+            f"vLLM's hybrid KV cache manager divides the layers into {sum(groups.tables)} groups of {size}{padded}; "
+            "each has its own block table, and all take blocks from one pool"
         )
     if shape.context is not None and s.ctx > shape.context:
         notes.append(f"the model states a context of {shape.context:,} tokens, less than --ctx {s.ctx:,}")
     if s.weights is not None and is_mixture(s.weights):
-        notes.append(f"{s.weights}: bits per weight as llama-quantize reached on Llama 3.1 8B")
+        notes.append(f"{s.weights}: bits per weight as measured with llama-quantize on Llama 3.1 8B")
     return notes

@@ -1,4 +1,4 @@
-"""What was recommended and why: the best few settings, what to type, why all others were ruled out."""
+"""The result of a recommendation: the best settings, their commands, and why all others were ruled out."""
 
 from __future__ import annotations
 
@@ -12,71 +12,71 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from kvsim.advice.candidates import REASONS, Candidate, Space
-from kvsim.advice.engine_flags import settings_of, typed
+from kvsim.advice.candidates import REASONS, Candidate, SearchSpace
+from kvsim.advice.engine_flags import command_line, flags_dict
 from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
-from kvsim.advice.trials import MOST_DOUBLINGS, Outcome
+from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
-from kvsim.experiments.estimates import Interval, over_replications, paired
+from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
 from kvsim.experiments.traffic import Traffic
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 Verdict = Literal["surely", "likely", "not"]
-"""Whether the service level is met: the intervals lie within all bounds; the means do; neither, or arrivals outpace
-service in a replication."""
+"""Whether the service level is met. ``surely``: all intervals lie within the bounds; ``likely``: the means do; ``not``:
+they do not, or arrivals outpace service in a replication."""
 
 _VERDICTS: tuple[Verdict, ...] = ("surely", "likely", "not")
 _NEAR = 0.95
-"""Loads that reach this share of the largest count as equal to it."""
-_MOST_LOAD = 2.0**MOST_DOUBLINGS
+"""Loads of at least this share of the largest count as equal to it."""
+_LARGEST_LOAD = 2.0**MOST_DOUBLINGS
 
 RULE = (
     "ranked by whether the service level is met at this load (surely: the upper ends of all intervals are within the "
-    "bounds; likely: the means are; not), then by the largest load sustained (5 % less counts as equal), then by "
+    "bounds; likely: the means are; not), then by the largest load sustained (up to 5 % less counts as equal), then by "
     "wider K and V, then by less memory, then by order of search"
 )
 
 
-class Fate(NamedTuple):
+class RuledOut(NamedTuple):
     """Why a setting was ruled out."""
 
     reason: str
     """A key of ``candidates.REASONS``."""
     detail: str
     factor: float | None = None
-    """Where it was run at the load asked about and missed: its worst measure over the limit, as far as that is finite
-    (below 1 where arrivals outpace service)."""
+    """Its worst measure divided by the limit, for a setting that missed the service level at the load asked about
+    (below 1 if arrivals outpace service); None if there is no finite factor."""
 
 
 @dataclass(frozen=True)
 class Finalist:
-    """One of the best few."""
+    """One of the best settings."""
 
     candidate: Candidate
     slo: Slo
-    latencies: tuple[Outcome, ...]
-    """At the load asked about, one for each replication."""
+    outcomes: tuple[TrialOutcome, ...]
+    """Results at the load asked about, one per replication."""
     loads: tuple[float, ...]
-    """The largest that meet the service level, as multiples of the load asked about, one for each replication; 0: none
-    that was tried. Empty where there is no load to change."""
+    """The largest load that meets the service level, as a multiple of the load asked about, one per replication; 0 if
+    no load tried met it. Empty if the workload has no load to change."""
 
     @cached_property
     def measures(self) -> dict[str, Interval]:
-        """Means over the replications of whatever all of them can say; latencies in seconds."""
-        found = {}
+        """Intervals over the replications for measures that all of them have; latencies in seconds."""
+        intervals = {}
         for measure in (*LATENCY_MEASURES, "failed_share", "truncated_share", "throughput_tokens_per_s"):
-            values = [outcome.measures.get(measure) for outcome in self.latencies]
+            values = [outcome.measures.get(measure) for outcome in self.outcomes]
             known = [value for value in values if value is not None]
             if len(known) == len(values):
-                found[measure] = over_replications(known)
-        return found
+                intervals[measure] = replication_interval(known)
+        return intervals
 
     @property
     def means(self) -> dict[str, float | None]:
@@ -85,162 +85,171 @@ class Finalist:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Whether it meets the service level at the load asked about."""
-        if any(outcome.error or not outcome.settled for outcome in self.latencies) or not self.slo.met(self.means):
+        """Whether the setting meets the service level at the load asked about."""
+        if any(outcome.error or not outcome.settled for outcome in self.outcomes) or not self.slo.met(self.means):
             return "not"
         highs = {measure: interval.high for measure, interval in self.measures.items()}
         return "surely" if self.slo.met(highs) else "likely"
 
     @property
     def worst(self) -> tuple[Bound, float]:
-        """The bound that is nearest, or missed most, and its mean over its limit."""
+        """The bound that is missed most, or met most narrowly, and its mean divided by its limit."""
         return self.slo.worst(self.means)
 
     @cached_property
     def sustained(self) -> Interval | None:
-        """The largest load that meets the service level, as a multiple of the one asked about: geometric mean, with a
-        t interval of the logarithms. None where no load was tried, or one of the replications met it at none."""
+        """The largest load that meets the service level, as a multiple of the load asked about.
+
+        A geometric mean over the replications, with a t interval of the logarithms. None if there is no load to change,
+        or one of the replications met the service level at no load.
+        """
         if not self.loads or min(self.loads) == 0:
             return None
-        logs = over_replications(np.log(self.loads))
+        logs = replication_interval(np.log(self.loads))
         low, high = math.exp(logs.low), math.exp(logs.high) if logs.high < 700 else math.inf
         return Interval(math.exp(logs.value), low, high, logs.level, logs.n, "t over logarithms of replications")
 
     @property
     def at_least(self) -> bool:
-        """Whether larger loads than were tried might do, too."""
-        return any(load >= _MOST_LOAD for load in self.loads)
+        """Whether even larger loads might meet the service level, since the largest one tried did."""
+        return any(load >= _LARGEST_LOAD for load in self.loads)
 
     @property
-    def reach(self) -> float:
-        """What it is ranked by: the largest load; where none was tried, how far it is from the bounds."""
+    def score(self) -> float:
+        """Value to rank by, higher is better: the largest load or, if there is none, the distance from the bounds."""
         if self.loads:
-            # Of those that met no load the one that missed least comes first.
+            # Settings that met no load come last, in order of how little they missed it.
             return self.sustained.value if self.sustained else 1e-9 / max(self.worst[1], 1e-9)
         return 1 / max(self.worst[1], 1e-9)
 
 
-class Lead(NamedTuple):
-    """The first beside the second."""
+class TopTwo(NamedTuple):
+    """The best setting compared with the second."""
 
     ratio: Interval
-    """Largest loads of the first over those of the second; or, where no load was tried, of what the nearest bound
-    bounds."""
+    """The best's largest load divided by the second's or, if no load can be changed, the ratio of a bounded measure."""
     measure: str
-    """``load``, or that measure."""
+    """``load``, or the name of that measure."""
 
     @property
-    def told(self) -> bool:
-        """Whether they can be told apart."""
+    def distinguishable(self) -> bool:
+        """Whether the difference is more than chance."""
         return self.ratio.excludes(1.0)
 
 
 def rank(finalists: Sequence[Finalist]) -> list[Finalist]:
-    """From the best on, by ``RULE``."""
+    """Sort finalists by ``RULE``, best first."""
     left, ordered = list(finalists), []
     while left:
         leading = min(_VERDICTS.index(f.verdict) for f in left)
         group = [f for f in left if _VERDICTS.index(f.verdict) == leading]
-        most = max(f.reach for f in group)
-        near = [f for f in group if f.reach >= _NEAR * most]
-        ordered.append(min(near, key=lambda f: _simple(f.candidate)))
+        highest = max(f.score for f in group)
+        near = [f for f in group if f.score >= _NEAR * highest]
+        ordered.append(min(near, key=lambda f: (-f.candidate.width, f.candidate.memory_bytes, f.candidate.number)))
         left.remove(ordered[-1])
     return ordered
 
 
-def _simple(c: Candidate) -> tuple[float, int, int]:
-    return -c.width, c.memory_bytes, c.number
-
-
 @dataclass(frozen=True)
 class Recommendation:
-    """All of it."""
+    """The best settings for a workload, and why all others were ruled out."""
 
     scenario: Scenario
-    """The workload at the load asked about, with all that is not searched."""
+    """The workload at the load asked about, and all keys that are not searched."""
     slo: Slo
     engine: str
     load: float
-    """Times the workload's own."""
+    """Multiple of the workload's own load."""
     memory: int | None
-    """Bytes."""
+    """Bytes available to the engine; None if not given."""
     model: str
-    """Whose memory was reckoned."""
+    """The model whose memory was calculated."""
     profile: Profile
     traffic: Traffic
-    space: Space
+    space: SearchSpace
     best: tuple[Finalist, ...]
-    """From the best on."""
-    fates: dict[int, Fate]
-    """Of each setting that was ruled out, by its number; with the best they are all settings."""
+    """The finalists, best first."""
+    ruled_out: dict[int, RuledOut]
+    """Why each other setting was ruled out, by its number."""
     tried: int
-    """Settings that were run at all."""
+    """Number of settings that were run."""
     runs: int
 
     @property
     def met(self) -> bool:
-        """Whether the best meets the service level at the load asked about, by its means at least."""
+        """Whether the best setting meets the service level at the load asked about, at least by its means."""
         return bool(self.best) and self.best[0].verdict != "not"
 
     @cached_property
-    def lead(self) -> Lead | None:
-        """The first beside the second, in pairs of replications; None where there is no second."""
+    def lead(self) -> TopTwo | None:
+        """Paired comparison of the best with the second; None if there is no second."""
         if len(self.best) < 2:
             return None
         one, two = self.best[:2]
         if one.sustained and two.sustained:
-            return Lead(_ratio(np.log(one.loads), np.log(two.loads)), "load")
+            return TopTwo(_ratio(np.log(one.loads), np.log(two.loads)), "load")
         measure = one.slo.asked[0].measure
-        values = [[o.measures.get(measure) or 0.0 for o in each.latencies] for each in (one, two)]
+        values = [[o.measures.get(measure) or 0.0 for o in each.outcomes] for each in (one, two)]
         if not np.array(values).all():
             return None
-        return Lead(_ratio(np.log(values[0]), np.log(values[1])), measure)
+        return TopTwo(_ratio(np.log(values[0]), np.log(values[1])), measure)
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A row for each of the best: ``place``, ``verdict``, ``engine``, its settings, ``memory_bytes``, each bounded
-        measure and the largest load with ``_low`` and ``_high``, and ``flags``. Times in seconds."""
+        """One row per finalist, best first.
+
+        The columns are ``place``, ``verdict``, ``engine``, the settings, ``memory_bytes``, each bounded measure and
+        ``sustained_load`` with ``_low`` and ``_high``, and ``flags``. Times are in seconds.
+        """
+        import pandas as pd
+
         rows = []
         for place, f in enumerate(self.best, 1):
-            row: dict[str, Any] = {"place": place, "verdict": f.verdict, "engine": f.candidate.home}
+            row: dict[str, Any] = {"place": place, "verdict": f.verdict, "engine": f.candidate.engine}
             row |= {**f.candidate.settings, "memory_bytes": f.candidate.memory_bytes}
             shown = {bound.measure: f.measures.get(bound.measure) for bound in self.slo.bounds}
             for measure, interval in {**shown, "sustained_load": f.sustained}.items():
                 ends = (interval.value, interval.low, interval.high) if interval else (np.nan,) * 3
                 row |= dict(zip((measure, f"{measure}_low", f"{measure}_high"), ends, strict=True))
-            rows.append({**row, "flags": typed(f.candidate.flags)})
+            rows.append({**row, "flags": command_line(f.candidate.flags)})
         return pd.DataFrame(rows)
 
     @cached_property
     def candidates(self) -> pd.DataFrame:
-        """A row for each setting that was thought of: its number and settings, ``memory_bytes``, ``place`` among the
-        best, or ``reason`` (a key of ``candidates.REASONS``), ``detail`` and ``factor``; see ``Fate``."""
+        """One row per setting of the search space.
+
+        The columns are its number, family, engine and settings, ``memory_bytes``, and either its ``place`` among the
+        finalists or ``reason``, ``detail`` and ``factor`` (see ``RuledOut``).
+        """
+        import pandas as pd
+
         places = {f.candidate.number: place for place, f in enumerate(self.best, 1)}
         rows = []
         for c in self.space.candidates:
-            fate = self.fates.get(c.number, Fate("", ""))
-            ends = {"place": places.get(c.number), **fate._asdict()}
-            head = {"number": c.number, "family": c.family, "engine": c.home}
-            rows.append({**head, **c.settings, "memory_bytes": c.memory_bytes, **ends})
+            why = self.ruled_out.get(c.number, RuledOut("", ""))
+            head = {"number": c.number, "family": c.family, "engine": c.engine}
+            tail = {"memory_bytes": c.memory_bytes, "place": places.get(c.number), **why._asdict()}
+            rows.append({**head, **c.settings, **tail})
         return pd.DataFrame(rows).astype({"place": "Int64"})
 
     @cached_property
     def reasons(self) -> dict[str, int]:
-        """How many settings were ruled out for which reason, in the order of ``candidates.REASONS``."""
-        counts = Counter(fate.reason for fate in self.fates.values())
+        """Number of settings that were ruled out by reason, in the order of ``candidates.REASONS``."""
+        counts = Counter(why.reason for why in self.ruled_out.values())
         return {reason: counts[reason] for reason in REASONS if counts[reason]}
 
     @property
     def missed_by(self) -> tuple[float, float] | None:
-        """The smallest and the largest factor by which settings missed the service level."""
-        factors = [f.factor for f in self.fates.values() if f.reason == "slo" and f.factor is not None and f.factor > 1]
+        """The smallest and largest factors by which settings missed the service level."""
+        missed = [why.factor for why in self.ruled_out.values() if why.reason == "slo" and why.factor is not None]
+        factors = [factor for factor in missed if factor > 1]
         return (min(factors), max(factors)) if factors else None
 
     @property
     def conclusion(self) -> str:
-        """One sentence."""
+        """The recommendation in a sentence or two."""
         if not self.best:
-            return f"Nothing can be recommended: {self._nothing()}."
+            return f"Nothing can be recommended: {self._why_nothing()}."
         first = self.best[0]
         figures = ", ".join(
             f"{_title(bound.measure)} {spoken(first.measures.get(bound.measure), bound.is_share)}"
@@ -248,68 +257,65 @@ class Recommendation:
         )
         if self.model != self.profile.model:
             figures += f" (times of {self.profile.model}, memory of {self.model})"
-        what = f"{first.candidate.command} {typed(first.candidate.flags)}".strip()
+        command = f"{first.candidate.command} {command_line(first.candidate.flags)}".strip()
         if not first.candidate.flags:
-            what = f"{first.candidate.label} (which no engine has)"
+            command = f"{first.candidate.label} (which no engine has)"
         if not self.met:
             bound, factor = first.worst
-            limits = (
-                f"{bound.text or bound.measure}, at {factor:.2f} x its limit"
-                if math.isfinite(factor)
-                else bound.measure
-            )
+            limit = bound.text or bound.measure
+            if math.isfinite(factor):
+                limit += f", at {factor:.2f} × its limit"
             if factor <= 1:
-                limits = "arrivals that outpace service"
-            nearest = f"Nearest is {what}: predicted {figures}"
-            return f"Nothing meets {self.slo.text}. {nearest}; what limits it is {limits}; {self._fraction(first)}."
-        sure = "" if first.verdict == "surely" else ", though not surely"
-        return f"Run {what}: predicted {figures}{sure}; {self._sustains(first)}."
+                limit = "that arrivals outpace service"
+            nearest = f"The nearest is {command}: predicted {figures}"
+            return f"Nothing meets {self.slo.text}. {nearest}; the limit is {limit}; {self._reduced_load(first)}."
+        certainty = "" if first.verdict == "surely" else ", though this is not certain"
+        return f"Run {command}: predicted {figures}{certainty}; {self._sustained_load(first)}."
 
     @property
     def compared(self) -> str:
-        """The first beside the second, in a sentence; empty where there is no second."""
+        """The best compared with the second, in a sentence; empty if there is no second."""
         if self.lead is None:
             return ""
         ratio = self.lead.ratio
         shown = (
-            f"{ratio.value:.2f} x ({ratio.low:.2f} to {ratio.high:.2f}, in pairs)" if math.isfinite(ratio.high) else ""
+            f"{ratio.value:.2f} × ({ratio.low:.2f} to {ratio.high:.2f}, paired)" if math.isfinite(ratio.high) else ""
         )
         what = "the load of the second" if self.lead.measure == "load" else f"the second's {_title(self.lead.measure)}"
         verb = "sustains" if self.lead.measure == "load" else "has"
-        if not self.lead.told:
-            apart = f": it {verb} {shown} {what}" if shown else ""
-            return f"First and second cannot be told apart by {self.traffic.replications} replications{apart}."
+        if not self.lead.distinguishable:
+            margin = f": the first {verb} {shown} {what}" if shown else ""
+            return f"{self.traffic.replications} replications cannot distinguish the first from the second{margin}."
         return f"The first {verb} {shown} {what}."
 
     @property
     def limits(self) -> list[str]:
-        """What these figures do not say, a line each."""
-        p, found = self.profile, []
-        found.append(f"times are those of {p.describe()}: its own kernels, not those of llama.cpp or vLLM")
-        found.append(
-            f"on passes held out of its fit the profile errs by {p.held_out_error_median:.1%} in the median, by "
-            f"{p.held_out_error_p95:.1%} at P95; that is not in the intervals"
+        """Limits of these predictions, one line each."""
+        p, lines = self.profile, []
+        lines.append(f"times are those of {p.describe()}: its own kernels, not those of llama.cpp or vLLM")
+        lines.append(
+            f"on passes held out of its fit the profile has a median error of {p.held_out_error_median:.1%} and a P95 "
+            f"error of {p.held_out_error_p95:.1%}; the intervals do not include it"
         )
         if self.model != p.model:
-            found.append(f"memory is that of {self.model}, step times are those of the profile's model, {p.model}")
+            lines.append(f"memory is that of {self.model}, step times are those of the profile's model, {p.model}")
         if self.memory is None:
-            found.append("no memory was given, so that none was ruled out by it")
+            lines.append("no memory was given, so no setting was ruled out by it")
         size = f"{self.traffic.requests:,} {self.scenario.workload.count_key.replace('limit', 'requests')}"
-        found.append(
-            f"{self.traffic.note}; intervals of 95 % over these; runs of {size} begin with an empty server, and a "
-            "queue that builds up more slowly than that is not seen"
+        lines.append(
+            f"{self.traffic.note}; intervals are 95 % over these; runs of {size} start with an empty server, so a "
+            "queue that builds up more slowly goes unnoticed"
         )
         if not self.traffic.scalable:
-            found.append("everything arrives at once, so that there is no load to change")
+            lines.append("all requests arrive at once, so there is no load to change")
         for f in self.best:
-            for warning in dict.fromkeys(w for outcome in f.latencies for w in outcome.warnings):
-                found.append(f"{f.candidate.label}: {warning}")
-        return list(dict.fromkeys(found))
+            for warning in dict.fromkeys(w for outcome in f.outcomes for w in outcome.warnings):
+                lines.append(f"{f.candidate.label}: {warning}")
+        return list(dict.fromkeys(lines))
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that ``--json`` prints; times in seconds, sizes in bytes; what cannot be said is None."""
-        lead = self.lead
-        needs = self.traffic.needs
+        """Return the object that ``--json`` prints; times in seconds, sizes in bytes, unknown values None."""
+        summary = self.traffic.summary
         return {
             "scenario": self.scenario.name,
             "seed": self.scenario.seed,
@@ -323,17 +329,17 @@ class Recommendation:
                 "requests": self.traffic.requests,
                 "replications": self.traffic.replications,
                 "note": self.traffic.note,
-                "longest": needs.longest,
-                "p99": needs.p99,
-                "p95": needs.p95,
-                "mean": needs.mean,
-                "reuse": needs.reuse,
+                "longest": summary.longest,
+                "p99": summary.p99,
+                "p95": summary.p95,
+                "mean": summary.mean,
+                "reuse": summary.reuse,
                 "scalable": self.traffic.scalable,
             },
             "met": self.met,
             "conclusion": self.conclusion,
             "compared": self.compared,
-            "lead": None if lead is None else {"measure": lead.measure, "told": lead.told, **_ends(lead.ratio)},
+            "lead": None if self.lead is None else _lead_dict(self.lead),
             "rule": RULE,
             "best": [self._finalist(place, f) for place, f in enumerate(self.best, 1)],
             "searched": {
@@ -344,21 +350,24 @@ class Recommendation:
                 "reasons": {reason: {"count": n, "means": REASONS[reason]} for reason, n in self.reasons.items()},
                 "policies_left_out": {
                     name: {"reason": reason, "detail": detail}
-                    for name, (reason, detail) in self.space.elsewhere.items()
+                    for name, (reason, detail) in self.space.policies_left_out.items()
                 },
             },
             "limits": self.limits,
         }
 
     def plot(self) -> Figure:
-        """The best few: how far from the bounds, and the largest loads."""
+        """Draw the finalists' distance from the bounds, and their largest loads."""
         from kvsim.reports.recommendation_plot import recommendation_figure
 
         return recommendation_figure(self)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``, ``recommendation.png``
-        and a scenario ``best-1.toml`` and so on for each of the best; returns the files. Raises ``UserError``."""
+        """Write all results to a folder and return the files.
+
+        They are ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``,
+        ``recommendation.png``, and a scenario for each finalist, ``best-1.toml`` and so on. Raises ``UserError``.
+        """
         target = writable(folder)
         names = ["recommendation.json", "recommendation.csv", "candidates.csv", "recommendation.png"]
         written = [target / name for name in names]
@@ -376,21 +385,21 @@ class Recommendation:
         return written
 
     def scenario_of(self, finalist: Finalist) -> Scenario:
-        """What to run to see it again: the first replication at the load asked about."""
-        return self.traffic.stretch(finalist.candidate.scenario, 0, 1.0, 1.0)[0]
+        """Return a scenario that reproduces the finalist's first replication at the load asked about."""
+        return self.traffic.part(finalist.candidate.scenario, 0, 1.0, 1.0)[0]
 
     def _finalist(self, place: int, f: Finalist) -> dict[str, Any]:
         c, (bound, factor) = f.candidate, f.worst
         limits = {bound.measure: bound.limit for bound in self.slo.bounds}
         return {
             "place": place,
-            "engine": c.home,
+            "engine": c.engine,
             "label": c.label,
             "verdict": f.verdict,
             "settings": c.settings,
             "command": c.command if c.flags else None,
-            "flags": settings_of(c.flags),
-            "typed": typed(c.flags),
+            "flags": flags_dict(c.flags),
+            "typed": command_line(c.flags),
             "notes": c.notes(self.profile),
             "memory_bytes": c.memory_bytes,
             "measures": {m: {**_ends(i), "limit": limits.get(m)} for m, i in f.measures.items()},
@@ -400,29 +409,31 @@ class Recommendation:
             "scenario": f"best-{place}.toml",
         }
 
-    def _sustains(self, f: Finalist) -> str:
+    def _sustained_load(self, f: Finalist) -> str:
         if not f.loads:
             return "there is no load to change"
         if f.sustained is None:
             return "in some replications it meets the service level at no load that was tried"
         if f.at_least:
-            return f"sustains at least {f.sustained.value:.3g} x this load; no more than {_MOST_LOAD:.0f} x was tried"
+            return (
+                f"sustains at least {f.sustained.value:.3g} × this load, the largest tried being {_LARGEST_LOAD:.0f} ×"
+            )
         return f"sustains {spoken_load(f.sustained)} this load"
 
-    def _fraction(self, f: Finalist) -> str:
+    def _reduced_load(self, f: Finalist) -> str:
         if not f.loads:
             return "there is no load to change"
         if f.sustained is None:
-            return f"not even 1/{_MOST_LOAD:.0f} of this load would meet it in all replications"
-        return f"it would be met at {spoken_load(f.sustained)} this load"
+            return f"not even 1/{_LARGEST_LOAD:.0f} of this load meets it in all replications"
+        return f"{spoken_load(f.sustained)} this load would meet it"
 
-    def _nothing(self) -> str:
-        found = next(iter(self.fates.values()))
-        return f"all {len(self.fates):,} settings were ruled out: {REASONS[found.reason]} ({found.detail})"
+    def _why_nothing(self) -> str:
+        why = next(iter(self.ruled_out.values()))
+        return f"all {len(self.ruled_out):,} settings were ruled out: {REASONS[why.reason]} ({why.detail})"
 
 
 def spoken(interval: Interval | None, share: bool = False) -> str:
-    """A time or a share with its interval, for people."""
+    """Format a time in seconds, or a share, with its interval."""
     if interval is None:
         return "unknown"
     if share:
@@ -435,9 +446,9 @@ def spoken(interval: Interval | None, share: bool = False) -> str:
 
 
 def spoken_load(interval: Interval) -> str:
-    """A multiple of the load with its interval, for people."""
+    """Format a multiple of the load with its interval."""
     ends = f" ({interval.low:.2f} to {interval.high:.2f})" if math.isfinite(interval.high) else ""
-    return f"{interval.value:.2f} x{ends}"
+    return f"{interval.value:.2f} ×{ends}"
 
 
 def _title(measure: str) -> str:
@@ -448,10 +459,14 @@ def _title(measure: str) -> str:
 
 
 def _ratio(one: Any, two: Any) -> Interval:
-    """Of what these are logarithms of, in pairs."""
-    logs = paired(one, two)
+    """Paired ratio of the values whose logarithms are given."""
+    logs = paired_difference(one, two)
     high = math.exp(logs.high) if logs.high < 700 else math.inf
-    return Interval(math.exp(logs.value), math.exp(logs.low), high, logs.level, logs.n, logs.how)
+    return Interval(math.exp(logs.value), math.exp(logs.low), high, logs.level, logs.n, logs.method)
+
+
+def _lead_dict(lead: TopTwo) -> dict[str, Any]:
+    return {"measure": lead.measure, "distinguishable": lead.distinguishable, **_ends(lead.ratio)}
 
 
 def _bound(bound: Bound) -> dict[str, Any]:

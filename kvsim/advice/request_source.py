@@ -1,4 +1,4 @@
-"""Request streams as users name them: a trace file, a scenario, or a named workload."""
+"""Open, describe or fit a request stream that users name: a trace file, a scenario, or a named workload."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from workloads.fitting.statistics import Statistics, describe
 
 
 def open_stream(source: str | Path | Scenario, kind: str | None = None, **options: Any) -> tuple[Workload, str]:
-    """The stream, and a name for it.
+    """Open a request stream and return it with a name.
 
-    ``kind`` says what a trace file is, where its beginning does not; ``options`` are those of its reader
-    (``skip_bad_rows=True``, ``failed="drop"``, ``clock_reset="continue"``). Raises ``UserError`` and ``WorkloadError``.
+    ``kind``: the format of a trace file, needed if it cannot be detected. ``options``: those of the trace reader, such
+    as ``skip_bad_rows=True``, ``failed="drop"`` or ``clock_reset="continue"``. Raises ``UserError`` and
+    ``WorkloadError``.
     """
     name = str(source)
     known = isinstance(source, Scenario) or name in NAMED or name in builtin_names() or name.endswith(".toml")
@@ -25,7 +26,7 @@ def open_stream(source: str | Path | Scenario, kind: str | None = None, **option
         path = Path(name)
         return open_trace(path, kind, **options), path.name.split(".")[0] or "trace"
     if options:
-        raise UserError(f"{name}: {next(iter(options))} is an option of trace files; a scenario says so itself")
+        raise UserError(f"{name}: {next(iter(options))} is an option of trace files; a scenario sets it itself")
     if name in NAMED:
         source = load_scenario({"name": name, "workload": {"kind": "named", "name": name}})
     scenario = load_scenario(source)
@@ -33,13 +34,13 @@ def open_stream(source: str | Path | Scenario, kind: str | None = None, **option
 
 
 def describe_workload(source: str | Path | Scenario, kind: str | None = None, **options: Any) -> Statistics:
-    """What a request stream is like: a trace file, a scenario's workload, or a named one; see ``open_stream``."""
+    """Describe a request stream statistically; the arguments are those of ``open_stream``."""
     return describe(open_stream(source, kind, **options)[0])
 
 
 def fit_workload(
     source: str | Path | Scenario, kind: str | None = None, *, seed: int = 1, **options: Any
 ) -> WorkloadFit:
-    """A generator fitted to a request stream; see ``open_stream`` and ``workload_fit.fit``."""
+    """Fit a generator to a request stream; see ``open_stream`` and ``workload_fit.fit``."""
     stream, name = open_stream(source, kind, **options)
     return fit(stream, name, seed=seed)

@@ -1,94 +1,94 @@
-"""Runs that a recommendation rests on: one setting, one stretch of traffic, one load; and the largest load met."""
+"""The runs behind a recommendation: one setting at one load, and the largest load that meets the service level."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvsim.advice.slo import LATENCY_MEASURES, Slo
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import UserError
-from kvsim.experiments.traffic import HeldScenario, Traffic
+from kvsim.experiments.traffic import InMemoryScenario, Traffic
 from kvsim.scenario.scenario import Scenario
-from kvsim.simulation.backend import SimulatedBackend
-from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.result import Result
-from kvsim.simulation.run import build_policy, cost_model, drive
 from workloads import WorkloadError
 
-MOST_DOUBLINGS = 6
-"""The load is doubled, or halved, so often at most."""
+if TYPE_CHECKING:
+    from kvsim.simulation.result import Result
 
-_LEAST = 40
-"""Requests below which nothing is said of whether arrivals outpace service, as in ``outcomes``."""
+MOST_DOUBLINGS = 6
+"""Maximum number of times that the load is doubled or halved."""
+
+_FEWEST_REQUESTS = 40
+"""Runs of fewer requests do not show whether arrivals outpace service, as in ``latency_stats``."""
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A run to be made, as it travels to a worker."""
+class TrialRun:
+    """A run to execute, as it is sent to a worker."""
 
     number: int
-    """Of the setting."""
+    """Number of the setting."""
     replication: int
     scenario: Scenario
     share: float
-    """Of the replication's requests."""
+    """Share of the replication's requests that are used."""
     load: float
-    """Times the load that is asked about."""
+    """Multiple of the load asked about."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of it."""
+class TrialOutcome:
+    """The result of a trial run."""
 
     measures: dict[str, float | None]
     """Latencies in seconds, ``failed_share``, ``truncated_share``, ``throughput_tokens_per_s``, ``prefix_hit_rate``."""
     settled: bool
-    """False: arrivals outpace service, so that the latencies tell how long the run was."""
+    """False if arrivals outpace service, so that the latencies depend on the length of the run."""
     warnings: tuple[str, ...] = ()
     error: str = ""
-    """Why there was no end to it; there are no measures then."""
+    """Why the run could not finish; there are no measures then."""
 
     def met(self, slo: Slo) -> bool:
-        """Whether all bounds are, by a server that keeps up."""
+        """Whether the server keeps up and meets all bounds."""
         return not self.error and self.settled and slo.met(self.measures)
 
     def factor(self, slo: Slo) -> float:
-        """By which the worst bound is missed, above 1; infinite where there is nothing to say."""
+        """Return the worst measure divided by its limit, so above 1 if missed; infinite after an error."""
         return float("inf") if self.error else slo.worst(self.measures)[1]
 
 
 @dataclass(frozen=True)
-class Make:
-    """Makes runs, wherever it is called."""
+class RunTrials:
+    """A callable that executes trial runs in whichever process calls it."""
 
     traffic: Traffic
 
-    def __call__(self, trials: Sequence[Trial]) -> list[tuple[Trial, Outcome]]:
-        """Each trial with its outcome."""
+    def __call__(self, trials: Sequence[TrialRun]) -> list[tuple[TrialRun, TrialOutcome]]:
+        """Return each trial with its outcome."""
         return [(trial, run_trial(self.traffic, trial)) for trial in trials]
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Finds the largest load at which a service level is met, wherever it is called."""
+class FindLargestLoad:
+    """A callable that finds the largest load at which a setting meets a service level."""
 
     traffic: Traffic
     slo: Slo
     steps: int
-    """Halvings of the last doubling: 5 tell loads apart that differ by 2 %."""
+    """Bisection steps within the last doubling; 5 steps distinguish loads that differ by 2 %."""
 
-    def __call__(self, trial: Trial) -> tuple[Trial, float, int]:
-        """The trial, the largest multiple of its load (0: none that was tried), and the runs that it took."""
+    def __call__(self, trial: TrialRun) -> tuple[TrialRun, float, int]:
+        """Return the trial, the largest multiple of its load (0 if none was met), and the number of runs needed."""
         runs = 0
 
         def met(power: float) -> bool:
             nonlocal runs
             runs += 1
-            asked = Trial(trial.number, trial.replication, trial.scenario, trial.share, trial.load * 2.0**power)
-            return run_trial(self.traffic, asked).met(self.slo)
+            scaled = replace(trial, load=trial.load * 2.0**power)
+            return run_trial(self.traffic, scaled).met(self.slo)
 
         if met(0.0):
             low = 0.0
@@ -109,20 +109,24 @@ class Stretch:
         return trial, float(2.0**low), runs
 
 
-def run_trial(traffic: Traffic, trial: Trial) -> Outcome:
-    """Make one run. What cannot be served is an outcome, not an error."""
+def run_trial(traffic: Traffic, trial: TrialRun) -> TrialOutcome:
+    """Execute one trial run. A scenario that cannot be served gives an outcome with an error; nothing is raised."""
     try:
-        scenario, held = traffic.stretch(trial.scenario, trial.replication, trial.share, trial.load)
-        if held is not None:
-            scenario = HeldScenario.of(scenario, held)
+        scenario, requests = traffic.part(trial.scenario, trial.replication, trial.share, trial.load)
+        if requests is not None:
+            scenario = InMemoryScenario.of(scenario, requests)
         result, warnings = _run(scenario)
     except (UserError, WorkloadError) as e:
-        return Outcome({}, False, error="; ".join(str(e).splitlines()))
+        return TrialOutcome({}, False, error="; ".join(str(e).splitlines()))
     return _outcome(result, warnings, open_loop=traffic.scalable and scenario.workload.kind != "closed-loop")
 
 
 def _run(scenario: Scenario) -> tuple[Result, tuple[str, ...]]:
-    """As ``simulation.run``, which would read the scenario again, and with it the trace."""
+    """Like ``simulation.run``, but without reading the scenario, and with it the trace, again."""
+    from kvsim.simulation.backend import SimulatedBackend
+    from kvsim.simulation.recorder import Recorder
+    from kvsim.simulation.run import build_policy, cost_model, drive
+
     costs = cost_model(scenario, _profile(scenario.machine.profile, scenario.folder))
     policy = build_policy(scenario, None, costs)
     recorder = Recorder(None, detail="requests", snapshots=False)
@@ -136,19 +140,19 @@ def _profile(name: str, folder: Path) -> Profile:
     return load_profile(name, folder)
 
 
-def _outcome(result: Result, warnings: tuple[str, ...], *, open_loop: bool) -> Outcome:
+def _outcome(result: Result, warnings: tuple[str, ...], *, open_loop: bool) -> TrialOutcome:
     summary, queue = result.summary, result.summary["queue"]
-    found: dict[str, float | None] = {}
+    measures: dict[str, float | None] = {}
     for measure in LATENCY_MEASURES:
         latency, statistic = measure.split("_")
-        found[measure] = summary[f"{latency}_s"][statistic]
+        measures[measure] = summary[f"{latency}_s"][statistic]
     total = summary["requests"]
-    found |= {
+    measures |= {
         "failed_share": summary["failed"] / total,
         "truncated_share": summary["truncated"] / total,
         "throughput_tokens_per_s": summary["throughput_tokens_per_s"],
         "prefix_hit_rate": summary["prefix"]["hit_rate"],
     }
-    # Where hardly anybody was served before the last arrived, nobody can say that the server keeps up.
-    unsure = open_loop and total >= _LEAST and queue["growth_per_arrival"] is None
-    return Outcome(found, not (queue["unstable"] or unsure), warnings)
+    # If hardly any request was served before the last one arrived, there is no sign that the server keeps up.
+    unknown = open_loop and total >= _FEWEST_REQUESTS and queue["growth_per_arrival"] is None
+    return TrialOutcome(measures, not (queue["unstable"] or unknown), warnings)

@@ -1,17 +1,15 @@
-"""A generator fitted to a request stream, beside the stream that it was fitted to."""
+"""Fit a workload generator to a request stream, and compare the two."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
-from pydantic import TypeAdapter
-from scipy import stats
 
 import workloads
 from kvsim.errors import UserError
@@ -29,28 +27,29 @@ from workloads.fitting.statistics import (
 from workloads.generators.lengths import IntArray
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
-FAR = 0.05
-"""Kolmogorov's distance from which on a fitted distribution of lengths is not used, but the lengths' own quantiles."""
-_BURSTIER = 1.5
-"""The factor by which a model's dispersion may differ from the stream's, at 1 s and at 60 s."""
+_LARGEST_DISTANCE = 0.05
+"""Kolmogorov distance above which the empirical quantiles of lengths are used instead of a fitted law."""
+_LARGEST_DISPERSION_FACTOR = 1.5
+"""Largest factor by which a model's dispersion may differ from the stream's, at 1 s and at 60 s."""
 _SEEDS = 5
 _MOST_DRAWN = 50_000
-_FEWEST = 20
+_FEWEST_REQUESTS = 20
 _DIGITS = 5
 _TENTHS = 10
-_STEPS = 41
-"""Quantiles of the outputs in each tenth of the prompts."""
-_ENOUGH = 5 * _STEPS
-"""Requests in a tenth, so that its table is a summary of them."""
-_UNLIKE = 0.1
-"""Mean Kolmogorov's distance, over tenths of the prompts, of the outputs from those that a rank correlation gives: from
-here on there is a table for each tenth."""
+_QUANTILES = 41
+"""Number of quantiles of the outputs in each tenth of the prompts."""
+_FEWEST_PER_TENTH = 5 * _QUANTILES
+"""Minimum number of requests in a tenth, so that its quantiles summarise them."""
+_LARGEST_COPULA_DISTANCE = 0.1
+"""Mean Kolmogorov distance, over tenths of the prompts, between the outputs and those that a rank correlation gives;
+above it, outputs are drawn from a table for each tenth."""
 
 
 class ArrivalFit(NamedTuple):
-    """A candidate for the arrivals, and what streams drawn from it are like (medians over five seeds)."""
+    """A candidate process for the arrivals, with statistics of streams drawn from it (medians over five seeds)."""
 
     candidate: Candidate
     gap_cv: float
@@ -58,23 +57,23 @@ class ArrivalFit(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it is, in words."""
+        """Name for people."""
         c = self.candidate
         return f"{c.kind} of {c.parameters // 2} states" if c.kind == "mmpp" else c.kind
 
-    def off(self, wanted: dict[float, float | None]) -> float:
-        """The largest factor by which a dispersion misses the one wanted; 1: none does."""
-        both = [(self.dispersion[w], value) for w, value in wanted.items()]
+    def dispersion_factor(self, target: dict[float, float | None]) -> float:
+        """Return the largest factor, at least 1, by which a dispersion differs from its target."""
+        both = [(self.dispersion[w], value) for w, value in target.items()]
         factors = [max(a / b, b / a) for a, b in both if a and b]
         return max(factors, default=1.0)
 
 
 class LengthFit(NamedTuple):
-    """Candidates for a length, the best first, and what is used."""
+    """Candidate laws for a length, best first, and the one that is used."""
 
     candidates: Sequence[Candidate]
     used: dict[str, Any]
-    """A table of a scenario."""
+    """The law as a table of a scenario."""
     why: str
 
 
@@ -85,27 +84,29 @@ class WorkloadFit:
     name: str
     stream: RequestColumns
     statistics: Statistics
-    """The stream's."""
+    """Statistics of the stream."""
     arrivals: Sequence[ArrivalFit]
-    """The best by AIC first."""
+    """Candidates for the arrivals, best AIC first."""
     used: ArrivalFit
-    """The one that the generator has."""
+    """The candidate that the generator uses."""
     why: str
-    """Why that one."""
+    """Why it was chosen."""
     prompt: LengthFit
     output: LengthFit
     section: dict[str, Any]
-    """The generator, as a ``[workload]`` section."""
+    """The generator as a ``[workload]`` section."""
     model: RequestColumns
-    """A stream drawn from it, of as many requests (50,000 at most)."""
+    """A stream drawn from the generator, with as many requests as the original (at most 50,000)."""
     drawn: Statistics
-    """That stream's."""
+    """Statistics of that stream."""
     notes: tuple[str, ...]
-    """What the fit leaves out."""
+    """What the generator does not reproduce."""
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each candidate: what it is for, its AIC, its distance, and what it makes of the burstiness."""
+        """One row per candidate: what it models, its AIC, its distance, and the burstiness that it gives."""
+        import pandas as pd
+
         rows = [
             {
                 "of": "arrivals",
@@ -134,11 +135,11 @@ class WorkloadFit:
         return pd.DataFrame(rows)
 
     def to_toml(self) -> str:
-        """The generator as a section of a scenario, ready to paste."""
+        """Return the generator as a section of a scenario, ready to paste."""
         return section_toml(self.section)
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that ``--json`` prints."""
+        """Return the object that ``--json`` prints."""
         rows = self.table.astype(object).where(self.table.notna(), None).to_dict("records")
         return {
             "name": self.name,
@@ -151,13 +152,13 @@ class WorkloadFit:
         }
 
     def plot(self) -> Figure:
-        """The stream beside one drawn from the generator."""
+        """Draw the stream beside one drawn from the generator."""
         from kvsim.reports.workload_plots import fit_figure
 
         return fit_figure(self)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write the section, the candidates and the picture; the files written. Raises ``UserError``."""
+        """Write the section, the candidates and the figure to a folder and return the files. Raises ``UserError``."""
         target = writable(folder)
         written = [target / "workload.toml", target / "candidates.csv", target / "workload.png"]
         try:
@@ -172,62 +173,42 @@ class WorkloadFit:
 def fit(
     workload: workloads.Workload, name: str, *, seed: int = 1, report: Callable[[float], None] = lambda share: None
 ) -> WorkloadFit:
-    """A generator of single requests that is like a stream: its arrivals, its lengths, and how these go together.
+    """Fit a generator of single requests to a stream: its arrivals, its lengths, and their correlation.
 
-    Of the candidates for the arrivals the best by AIC is used among those that are about as bursty as the stream, in
-    windows of 1 s and of 60 s; where none is, the one that comes closest: likelihood looks at gaps one by one, queues
-    look at crowds. ``report`` is told the share done. Raises ``UserError`` for a stream that is too short.
+    The arrivals use the candidate with the best AIC among those that are about as bursty as the stream in windows of
+    1 s and 60 s, or else the one that comes closest: the likelihood only sees single gaps, but queues depend on
+    bursts. ``report`` is called with the share done. Raises ``UserError`` for a stream that is too short.
     """
     statistics = describe(workload)
     stream, sessions, reuse = read_columns(workload)
-    if len(stream.arrivals_s) < _FEWEST:
-        raise UserError(f"{name}: {len(stream.arrivals_s)} requests are too few to fit; at least {_FEWEST} are needed")
+    requests = len(stream.arrivals_s)
+    if requests < _FEWEST_REQUESTS:
+        raise UserError(f"{name}: {requests} requests are too few to fit; at least {_FEWEST_REQUESTS} are needed")
     report(0.1)
-    notes = []
     prompt, output = _fit_length(stream.prompt_tokens), _fit_length(stream.output_tokens)
     by_prompt = _fit_by_prompt(stream, statistics.correlation or 0.0, output)
     output = by_prompt or output
     lengths: dict[str, Any] = {"prompt_tokens": prompt.used, "output_tokens": output.used}
     if by_prompt is None and statistics.correlation is not None:
         lengths["correlation"] = round(statistics.correlation, 3)
-    requests = len(stream.arrivals_s)
-    arrivals = stream.arrivals_s
-    if stream.duration_s == 0:
-        used = ArrivalFit(Candidate("batch", {}, 0, 0.0), 0.0, statistics.dispersion)
-        fitted, why = [used], "all requests come at once"
-    else:
-        tick = statistics.tick_s
-        if tick is not None:
-            arrivals = spread_within_ticks(arrivals, tick, workloads.named_rng(seed, "ticks"))
-            notes.append(
-                f"the clock ticks every {tick:.3g} s, and the requests of a tick come at once: they were strewn over "
-                "it, so that the model knows nothing of bursts below it"
-            )
-        candidates, gaps = fit_gaps(arrivals)
-        if gaps < requests - 1:
-            notes.append(f"arrivals were fitted to the first {gaps:,} gaps")
-        fitted = []
-        for done, candidate in enumerate(candidates):
-            fitted.append(_drawn(candidate, requests, seed))
-            report(0.5 + 0.4 * (done + 1) / len(candidates))
-        # Below its tick a clock says nothing of bursts.
-        wanted = {w: dispersion(arrivals, w) for w in statistics.dispersion if tick is None or w >= 2 * tick}
-        used, why = _choose(fitted, wanted)
+    fitted, used, why, notes = _fit_arrivals(stream, statistics, seed, report)
     if sessions:
-        notes.append(f"{sessions:,} sessions became single requests: what a turn says again is not in the model")
+        notes.append(f"{sessions:,} sessions became single requests; the model does not repeat earlier turns")
     if reuse is not None and reuse.found:
-        notes.append(f"prompts begin alike ({reuse.found_tokens:.0%} of their tokens), which the model does not know")
+        notes.append(f"prompts share prefixes ({reuse.found_tokens:.0%} of their tokens); those of the model do not")
     keys = {key: _rounded(value) for key, value in used.candidate.keys.items()}
     section = {"kind": used.candidate.kind, **keys, "requests": requests, **lengths}
     model = read_columns(_build({**section, "requests": min(requests, _MOST_DRAWN)}, seed))[0]
     report(1.0)
-    return WorkloadFit(
-        name, stream, statistics, fitted, used, why, prompt, output, section, model, _of(model), tuple(notes)
-    )
+    drawn = _statistics_of(model)
+    return WorkloadFit(name, stream, statistics, fitted, used, why, prompt, output, section, model, drawn, tuple(notes))
 
 
 def section_toml(section: dict[str, Any], comment: str = "") -> str:
-    """A ``[workload]`` section as TOML; tables and long lists broken into lines. ``comment``: lines above it."""
+    """Format a ``[workload]`` section as TOML, with tables and long lists over several lines.
+
+    ``comment``: lines to put above it.
+    """
     lines = [f"# {line}".rstrip() for line in comment.splitlines()] + ["[workload]"]
     lines += [f"{key} = {_value(value)}" for key, value in section.items() if not isinstance(value, dict)]
     for key, value in section.items():
@@ -237,35 +218,66 @@ def section_toml(section: dict[str, Any], comment: str = "") -> str:
 
 
 def statistics_dict(statistics: Statistics) -> dict[str, Any]:
-    """The object that ``kvsim workload describe --json`` prints."""
-    told = statistics._asdict()
-    told["dispersion"] = {f"{w:g}": value for w, value in statistics.dispersion.items()}
-    told["prompt"], told["output"] = statistics.prompt._asdict(), statistics.output._asdict()
+    """Return the object that ``kvsim workload describe --json`` prints."""
+    keys = statistics._asdict()
+    keys["dispersion"] = {f"{w:g}": value for w, value in statistics.dispersion.items()}
+    keys["prompt"], keys["output"] = statistics.prompt._asdict(), statistics.output._asdict()
     reuse = statistics.reuse
-    told["reuse"] = None if reuse is None else {**reuse._asdict(), "distinct": reuse.distinct, "share": reuse.share}
-    return told
+    keys["reuse"] = None if reuse is None else {**reuse._asdict(), "distinct": reuse.distinct, "share": reuse.share}
+    return keys
+
+
+def _fit_arrivals(
+    stream: RequestColumns, statistics: Statistics, seed: int, report: Callable[[float], None]
+) -> tuple[list[ArrivalFit], ArrivalFit, str, list[str]]:
+    """All candidates for the arrivals, the one to use and why, and notes on what it leaves out."""
+    if stream.duration_s == 0:
+        batch = ArrivalFit(Candidate("batch", {}, 0, 0.0), 0.0, statistics.dispersion)
+        return [batch], batch, "all requests arrive at once", []
+    arrivals, requests, notes = stream.arrivals_s, len(stream.arrivals_s), []
+    tick = statistics.tick_s
+    if tick is not None:
+        arrivals = spread_within_ticks(arrivals, tick, workloads.named_rng(seed, "ticks"))
+        notes.append(
+            f"the clock ticks every {tick:.3g} s, and the requests of a tick share a time stamp; they were spread over "
+            "the tick, so the model does not reproduce shorter bursts"
+        )
+    candidates, gaps = fit_gaps(arrivals)
+    if gaps < requests - 1:
+        notes.append(f"arrivals were fitted to the first {gaps:,} gaps only")
+    fitted = []
+    for done, candidate in enumerate(candidates):
+        fitted.append(_drawn(candidate, requests, seed))
+        report(0.5 + 0.4 * (done + 1) / len(candidates))
+    # A clock says nothing about bursts that are shorter than its tick.
+    target = {w: dispersion(arrivals, w) for w in statistics.dispersion if tick is None or w >= 2 * tick}
+    return fitted, *_choose(fitted, target), notes
 
 
 def _fit_length(tokens: IntArray) -> LengthFit:
     candidates = fit_lengths(tokens)
     best = candidates[0]
-    if best.distance is not None and best.distance <= FAR:
+    if best.distance is not None and best.distance <= _LARGEST_DISTANCE:
         keys = {key: _rounded(value) for key, value in best.keys.items()}
         return LengthFit(candidates, {"kind": best.kind, **keys}, f"{best.kind}: distance {best.distance:.3f}")
-    why = f"quantiles: the best law by AIC, {best.kind}, is {best.distance:.3f} away, more than {FAR}"
+    why = (
+        f"quantiles: the best law by AIC, {best.kind}, has a distance of {best.distance:.3f}, above {_LARGEST_DISTANCE}"
+    )
     quantiles, shares = quantiles_of(tokens)
     return LengthFit(candidates, {"kind": "empirical", "quantiles": quantiles, "shares": shares}, why)
 
 
 def _fit_by_prompt(stream: RequestColumns, correlation: float, output: LengthFit) -> LengthFit | None:
-    """Outputs in a table for each tenth of the prompts, where a rank correlation does not tell how they go together."""
+    """Tables of outputs for each tenth of the prompts; None if a rank correlation describes them well enough."""
+    from scipy import stats
+
     edges = np.unique(np.quantile(stream.prompt_tokens, np.arange(1, _TENTHS) / _TENTHS, method="higher"))
     edges = edges[edges > stream.prompt_tokens.min()].astype(np.int64)
     which = np.searchsorted(edges, stream.prompt_tokens, side="right")
     parts = [stream.output_tokens[which == k] for k in range(len(edges) + 1)]
-    if len(edges) == 0 or min(map(len, parts)) < _ENOUGH or len(np.unique(stream.output_tokens)) == 1:
+    if len(edges) == 0 or min(map(len, parts)) < _FEWEST_PER_TENTH or len(np.unique(stream.output_tokens)) == 1:
         return None
-    # What a Gaussian copula makes of each tenth, from as many draws as there are requests.
+    # Outputs of each tenth under a Gaussian copula, from as many draws as there are requests.
     rng = workloads.named_rng(0, "copula")
     r = 2 * np.sin(np.pi * correlation / 6)
     first, second = rng.standard_normal((2, len(which)))
@@ -273,36 +285,37 @@ def _fit_by_prompt(stream: RequestColumns, correlation: float, output: LengthFit
     prompts = np.sort(stream.prompt_tokens)[order]
     outputs = np.sort(stream.output_tokens)[np.argsort(np.argsort(r * first + np.sqrt(1 - r**2) * second))]
     drawn = np.searchsorted(edges, prompts, side="right")
-    far = float(np.mean([stats.ks_2samp(parts[k], outputs[drawn == k]).statistic for k in range(len(parts))]))
-    if far <= _UNLIKE:
+    distance = float(np.mean([stats.ks_2samp(parts[k], outputs[drawn == k]).statistic for k in range(len(parts))]))
+    if distance <= _LARGEST_COPULA_DISTANCE:
         return None
     tables = []
     for part in parts:
         low, high = int(part.min()), int(part.max())
-        quantiles = np.rint(np.quantile(part, np.linspace(0, 1, _STEPS))).astype(np.int64).tolist()
+        quantiles = np.rint(np.quantile(part, np.linspace(0, 1, _QUANTILES))).astype(np.int64).tolist()
         tables.append({"kind": "fixed", "value": low} if low == high else {"kind": "empirical", "quantiles": quantiles})
     why = (
-        f"a table for each tenth of the prompts: by rank correlation alone they are {far:.2f} away, more than {_UNLIKE}"
+        f"a table for each tenth of the prompts: with a rank correlation alone the distance is {distance:.2f}, above "
+        f"{_LARGEST_COPULA_DISTANCE}"
     )
     return LengthFit(output.candidates, {"kind": "given-prompt", "edges": edges.tolist(), "tables": tables}, why)
 
 
-def _choose(fitted: Sequence[ArrivalFit], wanted: dict[float, float | None]) -> tuple[ArrivalFit, str]:
-    """What is used of candidates in order of AIC, and why."""
+def _choose(fitted: Sequence[ArrivalFit], target: dict[float, float | None]) -> tuple[ArrivalFit, str]:
+    """The candidate to use among those given in order of AIC, and why."""
     for rank, one in enumerate(fitted):
-        if one.off(wanted) <= _BURSTIER:
+        if one.dispersion_factor(target) <= _LARGEST_DISPERSION_FACTOR:
             if rank == 0:
                 return one, f"{one.label}: the best AIC, and about as bursty as the stream"
             return one, f"{one.label}: {fitted[0].label} has a better AIC, but not the stream's burstiness"
-    nearest = min(fitted, key=lambda one: one.off(wanted))
-    return nearest, f"{nearest.label}: none has the stream's burstiness; this comes closest"
+    nearest = min(fitted, key=lambda one: one.dispersion_factor(target))
+    return nearest, f"{nearest.label}: no candidate has the stream's burstiness; this one comes closest"
 
 
 def _drawn(candidate: Candidate, requests: int, seed: int) -> ArrivalFit:
     n = min(requests, _MOST_DRAWN)
     one = {"kind": "fixed", "value": 1}
     section = {"kind": candidate.kind, **candidate.keys, "requests": n, "prompt_tokens": one, "output_tokens": one}
-    drawn = [_of(read_columns(_build(section, seed + i))[0]) for i in range(_SEEDS)]
+    drawn = [_statistics_of(read_columns(_build(section, seed + i))[0]) for i in range(_SEEDS)]
     windows = drawn[0].dispersion
     spread: dict[float, float | None] = {}
     for window in windows:
@@ -311,13 +324,12 @@ def _drawn(candidate: Candidate, requests: int, seed: int) -> ArrivalFit:
     return ArrivalFit(candidate, float(np.median([s.gap_cv or 0.0 for s in drawn])), spread)
 
 
-def _of(columns: RequestColumns) -> Statistics:
-    """The statistics of a stream that is there by column."""
-    return describe(_Listed(columns))
+def _statistics_of(columns: RequestColumns) -> Statistics:
+    return describe(_ColumnStream(columns))
 
 
-class _Listed:
-    """RequestColumns as a stream."""
+class _ColumnStream:
+    """A request stream whose requests are stored by column."""
 
     users = None
     notes = ()
@@ -331,16 +343,20 @@ class _Listed:
         return (workloads.Request(i, *row) for i, row in enumerate(rows))
 
 
-_SECTION: TypeAdapter[Any] = TypeAdapter(AnyWorkload)
-
-
 def _build(section: dict[str, Any], seed: int) -> workloads.Workload:
-    built: workloads.Workload = _SECTION.validate_python(section).build(seed, Path())
+    built: workloads.Workload = _section_type().validate_python(section).build(seed, Path())
     return built
 
 
+@cache
+def _section_type() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(AnyWorkload)
+
+
 def _rounded(value: Any) -> Any:
-    """Numbers with as many digits as a fit is worth."""
+    """Round numbers to the precision of a fit."""
     if isinstance(value, list):
         return [_rounded(v) for v in value]
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

@@ -1,6 +1,6 @@
-"""What can be said of a measure from few or correlated values, and how surely: plain statistics over arrays.
+"""Confidence intervals from few or correlated values: statistics over plain arrays.
 
-Knows nothing of what was measured. Values are 1-dimensional arrays of finite float64, in the order in which they came.
+Nothing here depends on what was measured. Values are 1-dimensional arrays of finite float64 in their original order.
 Every interval is two-sided. Sources:
 
 - MSER-5: White, Cobb, Spratt, "A comparison of five steady-state truncation heuristics for simulation", WSC 2000.
@@ -22,83 +22,82 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 FloatArray = NDArray[np.float64]
 
 LEVEL = 0.95
-"""Confidence, where none is given."""
+"""Default confidence level."""
 
 _MSER_BATCH = 5
 _MSER_LEAST = 5
-"""Batches that a truncation must leave: of fewer, the statistic is small by chance (Law 2015, section 9.5.1)."""
+"""Batches that must remain after a cut: with fewer, the statistic is small by chance (Law 2015, section 9.5.1)."""
 _MOST_BATCHES = 32
 _LEAST_BATCHES = 8
 _CORRELATED = 0.05
-"""Significance at which batch means are taken to be correlated."""
+"""Significance level of the test for correlated batch means."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and where the true value lies with that confidence; infinite ends: it could be anything."""
+    """An estimate with its confidence interval; infinite ends mean that nothing bounds the true value."""
 
     value: float
     low: float
     high: float
     level: float
-    """Confidence, between 0 and 1."""
+    """Confidence level, between 0 and 1."""
     n: int
-    """Values, replications or batches that it rests on."""
-    how: str
-    """The method, in a few words."""
+    """Number of values, replications or batches behind the estimate."""
+    method: str
+    """How the interval was computed, in a few words."""
 
     @property
     def half_width(self) -> float:
-        """Half of the distance between the ends."""
+        """Half the distance between the ends."""
         return (self.high - self.low) / 2
 
     @property
     def relative(self) -> float:
-        """Half width over the estimate's size; infinite for an estimate of 0 that is not exact."""
+        """Half width divided by the absolute estimate; infinite for an estimate of 0 that is not exact."""
         if self.half_width == 0:
             return 0.0
         return self.half_width / abs(self.value) if self.value else math.inf
 
     def excludes(self, value: float) -> bool:
-        """Whether that value lies outside."""
+        """Whether a value lies outside the interval."""
         return not self.low <= value <= self.high
 
 
 class Warmup(NamedTuple):
-    """How much of the beginning is not like the rest."""
+    """Length of the initial transient of a stream."""
 
     drop: int
-    """Values to leave out."""
+    """Number of values to discard."""
     enough: bool
-    """False: the stream is too short to tell; it does not settle in its first half."""
+    """False if the stream is too short: it does not settle within its first half."""
     n: int
-    """Values in all."""
+    """Length of the stream."""
 
     def verdict(self) -> str:
-        """A line where the stream is too short, else empty."""
+        """Return a warning if the stream is too short, else an empty string."""
         if self.enough:
             return ""
         return f"too short: {self.n:,} values do not settle within their first half"
 
 
 class BatchMeans(NamedTuple):
-    """The mean of a correlated stream."""
+    """The mean of a correlated stream, estimated from the means of batches."""
 
     interval: Interval
     size: int
-    """Values in a batch."""
+    """Values in each batch."""
     correlation: float
-    """Of each batch mean with the next."""
+    """Correlation between successive batch means."""
     enough: bool
-    """False: the means of the largest batches tried are still correlated, so the interval is too narrow."""
+    """False if the means of the largest batches tried are still correlated, so that the interval is too narrow."""
 
     def verdict(self) -> str:
-        """A line where the stream is too short, else empty."""
+        """Return a warning if the stream is too short, else an empty string."""
         if self.enough:
             return ""
         return (
@@ -107,37 +106,40 @@ class BatchMeans(NamedTuple):
         )
 
 
-class Stop(NamedTuple):
-    """Whether replications are to end."""
+class PrecisionCheck(NamedTuple):
+    """Result of a stopping rule for replications."""
 
     done: bool
+    """Whether to stop."""
     precise: bool
+    """Whether the interval is narrow enough."""
     why: str
-    """One line."""
+    """The reason, in one line."""
 
 
-class Best(NamedTuple):
-    """Which of several has the lowest mean, and by how much."""
+class LowestMean(NamedTuple):
+    """The system with the lowest mean among several, and how far the others are above it."""
 
     lowest: int
-    """Its number."""
+    """Index of the lowest."""
     differences: tuple[Interval, ...]
-    """Of each, less the best: shape (k,); together they hold with the level given. The best's own is 0."""
+    """Each mean minus the lowest, one interval per system, simultaneously valid at the given level; 0 for the lowest
+    itself."""
     ratios: tuple[Interval, ...]
-    """Of each mean over the best's, at the same corrected level."""
+    """Each mean divided by the lowest, at the same corrected level."""
 
     @property
     def ties(self) -> tuple[int, ...]:
-        """Those that cannot be told from the best."""
-        return tuple(i for i, each in enumerate(self.differences) if i != self.lowest and each.low <= 0)
+        """Indices of the systems that cannot be distinguished from the lowest."""
+        return tuple(i for i, difference in enumerate(self.differences) if i != self.lowest and difference.low <= 0)
 
 
 def mser5(values: ArrayLike) -> Warmup:
-    """Where to cut a warm-up: where the rest's mean has the smallest standard error (MSER-5, White et al. 2000).
+    """Find the warm-up to discard: the cut that minimises the standard error of the remaining mean (MSER-5).
 
-    ``values`` have shape (n,). Means of 5 neighbours are looked at, so that the cut is a multiple of 5. If the best
-    cut lies past the half, the stream is too short, and the cut given is the best in the first half. Of fewer than 50
-    values nothing can be said: none are cut, and they are not enough.
+    ``values`` have shape (n,). The statistic uses means of 5 neighbours, so the cut is a multiple of 5. If the best
+    cut lies in the second half, the stream is too short, and the best cut of the first half is returned. Fewer than 50
+    values are never enough, and nothing is cut. Source: White et al. 2000.
     """
     x = _values(values)
     batches = len(x) // _MSER_BATCH
@@ -156,11 +158,11 @@ def mser5(values: ArrayLike) -> Warmup:
 
 
 def mean_by_batches(values: ArrayLike, level: float = LEVEL) -> BatchMeans:
-    """A t interval for the mean of a stationary, correlated stream, from the means of equal batches.
+    """Return a t interval for the mean of a stationary, correlated stream, from the means of equal batches.
 
-    ``values`` have shape (n,). From 32 batches on, neighbours are joined two by two until a one-sided test at 5 % (von
-    Neumann's, as Fishman and Yarberry 1997 have it) sees no correlation between successive means, down to 8. The
-    remainder that fills no batch is left out at the beginning. Raises ``ValueError`` for fewer than 16 values.
+    ``values`` have shape (n,). Starting with 32 batches, neighbours are merged in pairs, down to 8, until a one-sided
+    test at 5 % (von Neumann's, as in Fishman and Yarberry 1997) finds no correlation between successive means. Values
+    that do not fill a batch are dropped from the beginning. Raises ``ValueError`` for fewer than 16 values.
     """
     x = _values(values, 2 * _LEAST_BATCHES)
     batches = min(_MOST_BATCHES, 1 << (len(x) // 2).bit_length() - 1)
@@ -174,11 +176,11 @@ def mean_by_batches(values: ArrayLike, level: float = LEVEL) -> BatchMeans:
 
 
 def quantile_by_batches(values: ArrayLike, q: float, batches: int = 16, level: float = LEVEL) -> Interval:
-    """An interval for a quantile of a stationary, correlated stream, from the quantiles of equal batches.
+    """Return an interval for a quantile of a stationary, correlated stream, from the quantiles of equal batches.
 
-    ``values`` have shape (n,). The estimate is the quantile of all; its error is that of the batches' quantiles about
-    it (Alexopoulos et al. 2019), a t interval with one degree of freedom less than batches. Raises ``ValueError``
-    for fewer than two batches, or batches too small to have that quantile (fewer than 1/min(q, 1-q) values).
+    ``values`` have shape (n,). The estimate is the quantile of all values; its error is the scatter of the batch
+    quantiles around it (Alexopoulos et al. 2019), as a t interval with ``batches - 1`` degrees of freedom. Raises
+    ``ValueError`` for fewer than two batches, or batches of fewer than 1/min(q, 1-q) values.
     """
     _share("q", q)
     if batches < 2:
@@ -186,21 +188,20 @@ def quantile_by_batches(values: ArrayLike, q: float, batches: int = 16, level: f
     least = math.ceil(1 / min(q, 1 - q))
     x = _values(values, least * batches)
     value = float(np.quantile(x, q))
-    each = np.quantile(_batches(x, batches), q, axis=1)
-    error = math.sqrt(float(((each - value) ** 2).sum()) / (batches - 1) / batches)
+    quantiles = np.quantile(_batches(x, batches), q, axis=1)
+    error = math.sqrt(float(((quantiles - value) ** 2).sum()) / (batches - 1) / batches)
     half = _t_quantile(level, batches - 1) * error
     return Interval(value, value - half, value + half, level, batches, f"t over the quantiles of {batches} batches")
 
 
 def quantile_by_order(values: ArrayLike, q: float, level: float = LEVEL) -> Interval:
-    """An interval for a quantile of independent values of any continuous law, between two of them.
+    """Return an interval between two order statistics for a quantile of independent values of any continuous law.
 
-    ``values`` have shape (n,). The ends are the order statistics that the binomial law gives (David and Nagaraja
-    2003); where there are too few values for one end, it is infinite. For reference: values of one run are not
-    independent.
+    ``values`` have shape (n,). The binomial law gives the ranks of the ends (David and Nagaraja 2003); an end for which
+    there are too few values is infinite. For reference only: values of one run are not independent.
     """
     _share("q", q)
-    from scipy import stats  # Slow to import, and needed here alone.
+    from scipy import stats
 
     x = np.sort(_values(values))
     n = len(x)
@@ -217,56 +218,56 @@ def quantile_by_order(values: ArrayLike, q: float, level: float = LEVEL) -> Inte
     )
 
 
-def over_replications(values: ArrayLike, level: float = LEVEL) -> Interval:
-    """A t interval over independent replications: one value of each, be it a mean or a quantile (Law 2015, 9.4.1).
+def replication_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
+    """Return a t interval over independent replications, each of which gives one value (Law 2015, 9.4.1).
 
-    ``values`` have shape (n,). Of one value: it, and infinite ends.
+    ``values`` have shape (n,); each is a mean or a quantile of its replication. With one value both ends are infinite.
     """
     return _t(_values(values), level, "t over replications")
 
 
-def paired(values: ArrayLike, others: ArrayLike, level: float = LEVEL) -> Interval:
-    """A t interval for the mean of ``values - others``, whose pairs share their random numbers (Law 2015, 10.2.1).
+def paired_difference(values: ArrayLike, others: ArrayLike, level: float = LEVEL) -> Interval:
+    """Return a t interval for the mean of ``values - others``, whose pairs share random numbers (Law 2015, 10.2.1).
 
-    Both have shape (n,). Raises ``ValueError`` where they differ in length.
+    Both have shape (n,). Raises ``ValueError`` if their lengths differ.
     """
     x, y = _pairs(values, others)
     return _t(x - y, level, "t over paired differences")
 
 
-def ratio(values: ArrayLike, others: ArrayLike, level: float = LEVEL) -> Interval:
-    """An interval for the ratio of the mean of ``values`` to that of ``others``, in pairs (Fieller 1954).
+def paired_ratio(values: ArrayLike, others: ArrayLike, level: float = LEVEL) -> Interval:
+    """Return an interval for the mean of ``values`` divided by the mean of ``others``, in pairs (Fieller 1954).
 
-    Both have shape (n,). Where the mean below cannot be told from 0, or there is one pair only, both ends are
-    infinite. Raises ``ValueError`` where they differ in length or the mean below is 0.
+    Both have shape (n,). Both ends are infinite if there is only one pair, or if the denominator's interval contains
+    0. Raises ``ValueError`` if the lengths differ or the denominator is 0.
     """
     x, y = _pairs(values, others)
     above, below, n = float(x.mean()), float(y.mean()), len(x)
     if below == 0:
-        raise ValueError("the mean below is 0")
-    value, how = above / below, "Fieller, paired"
+        raise ValueError("the mean of the denominator is 0")
+    value, method = above / below, "Fieller, paired"
     if n < 2:
-        return Interval(value, -math.inf, math.inf, level, n, how)
+        return Interval(value, -math.inf, math.inf, level, n, method)
     if np.allclose(x, value * y, rtol=1e-12, atol=0):
-        return Interval(value, value, value, level, n, how)  # Exact, even where the mean below is not known well.
+        return Interval(value, value, value, level, n, method)  # Exact, however uncertain the denominator is.
     (vx, vxy), (_, vy) = np.cov(x, y).tolist()
     t2 = _t_quantile(level, n - 1) ** 2 / n
-    # All ratios r for which the mean of x - r y is within its own t interval of 0: a quadratic's roots.
+    # All ratios r for which the mean of x - r y is within its own t interval of 0: the roots of a quadratic.
     a, b, c = below**2 - t2 * vy, above * below - t2 * vxy, above**2 - t2 * vx
     inside = b * b - a * c
     if a <= 0 or inside < 0:
-        return Interval(value, -math.inf, math.inf, level, n, how)
+        return Interval(value, -math.inf, math.inf, level, n, method)
     root = math.sqrt(inside)
-    # What is exact stays so: rounding must not push the estimate out of its own interval.
-    return Interval(value, min((b - root) / a, value), max((b + root) / a, value), level, n, how)
+    # Rounding must not push the estimate out of its own interval.
+    return Interval(value, min((b - root) / a, value), max((b + root) / a, value), level, n, method)
 
 
-def best_of(samples: ArrayLike, level: float = LEVEL) -> Best:
-    """The lowest mean of k systems that share their random numbers, against each of the others.
+def lowest_mean(samples: ArrayLike, level: float = LEVEL) -> LowestMean:
+    """Find the system with the lowest mean among k that share random numbers, and compare the others with it.
 
     ``samples`` have shape (k, n): a row for each system, a column for each replication. Each of the k - 1 paired
-    intervals has the level ``1 - (1 - level) / (k - 1)`` (Bonferroni), so that they hold together; if all lie above
-    0, the lowest is the best with that confidence, although it was chosen by its looks: to be wrong, the true best
+    intervals has the level ``1 - (1 - level) / (k - 1)`` (Bonferroni), so that all of them hold simultaneously. If all
+    lie above 0, the lowest is the best with that confidence, even though the data chose it: to be wrong, the true best
     would have to lose to one of k - 1 others by chance. (Holm's procedure would not do: it bounds the errors of
     comparisons that are fixed beforehand.) Raises ``ValueError`` for no systems.
     """
@@ -274,34 +275,36 @@ def best_of(samples: ArrayLike, level: float = LEVEL) -> Best:
     if x.ndim != 2 or not x.size:
         raise ValueError("samples of shape (systems, replications) are needed")
     lowest = int(x.mean(axis=1).argmin())
-    each = corrected(level, len(x) - 1)
-    differences = tuple(replace(paired(row, x[lowest], each), level=level) for row in x)
-    ratios = tuple(replace(ratio(row, x[lowest], each), level=level) for row in x)
-    return Best(lowest, differences, ratios)
+    each_level = bonferroni_level(level, len(x) - 1)
+    differences = tuple(replace(paired_difference(row, x[lowest], each_level), level=level) for row in x)
+    ratios = tuple(replace(paired_ratio(row, x[lowest], each_level), level=level) for row in x)
+    return LowestMean(lowest, differences, ratios)
 
 
-def corrected(level: float, comparisons: int) -> float:
-    """The level that each of so many comparisons needs for all to hold together with ``level`` (Bonferroni)."""
+def bonferroni_level(level: float, comparisons: int) -> float:
+    """Return the level at which each comparison must be made for all of them to hold simultaneously at ``level``."""
     return 1 - (1 - level) / max(comparisons, 1)
 
 
-def stop(values: ArrayLike, within: float, level: float = LEVEL, least: int = 5, most: int = 50) -> Stop:
-    """Whether enough replications have been made: until the interval is within a share of its estimate.
+def check_precision(
+    values: ArrayLike, within: float, level: float = LEVEL, least: int = 5, most: int = 50
+) -> PrecisionCheck:
+    """Decide whether there are enough replications: stop once the relative error is at most ``within``.
 
-    ``values`` have shape (n,). The half width over the estimate must not exceed ``within / (1 + within)``, so that the
-    error relative to the true value is at most ``within`` (Law 2015, 9.4.1). Before ``least`` replications nothing is
-    decided, after ``most`` it ends anyhow.
+    ``values`` have shape (n,). The half width divided by the estimate must not exceed ``within / (1 + within)``, so
+    that the error relative to the true value is at most ``within`` (Law 2015, 9.4.1). At least ``least`` and at most
+    ``most`` replications are made in any case.
     """
     x = _values(values)
     if len(x) < least:
-        return Stop(False, False, f"{len(x)} of at least {least} replications")
-    interval = over_replications(x, level)
-    said = f"{level:.0%} interval within {interval.relative:.2%} after {len(x)} replications"
+        return PrecisionCheck(False, False, f"{len(x)} of at least {least} replications")
+    interval = replication_interval(x, level)
+    reason = f"{level:.0%} interval within {interval.relative:.2%} after {len(x)} replications"
     if interval.relative <= within / (1 + within):
-        return Stop(True, True, said)
+        return PrecisionCheck(True, True, reason)
     if len(x) >= most:
-        return Stop(True, False, f"not precise: {said}, the most allowed")
-    return Stop(False, False, said)
+        return PrecisionCheck(True, False, f"not precise: {reason}, the most allowed")
+    return PrecisionCheck(False, False, reason)
 
 
 def _values(values: ArrayLike, least: int = 1) -> FloatArray:
@@ -326,16 +329,18 @@ def _share(name: str, value: float) -> None:
 
 
 def _batches(x: FloatArray, batches: int) -> FloatArray:
-    """Shape (batches, values in each), the remainder left out at the beginning."""
+    """Cut into an array of shape (batches, values in each); the remainder is dropped from the beginning."""
     size = len(x) // batches
     return x[len(x) - size * batches :].reshape(batches, size)
 
 
 def _successive(means: FloatArray) -> tuple[float, bool]:
-    """Correlation of each with the next, and whether von Neumann's ratio takes them for uncorrelated.
+    """Correlation between successive means, and whether von Neumann's test accepts them as uncorrelated.
 
-    Under independence the statistic is about normal with variance (n - 2) / (n**2 - 1).
+    Under independence the statistic is approximately normal with variance (n - 2) / (n**2 - 1).
     """
+    from scipy import special
+
     centred = means - means.mean()
     total = float(centred @ centred)
     if total <= 1e-24 * float(means @ means):
@@ -346,15 +351,17 @@ def _successive(means: FloatArray) -> tuple[float, bool]:
     return correlation, statistic <= float(special.ndtri(1 - _CORRELATED)) * math.sqrt((n - 2) / (n * n - 1))
 
 
-def _t(x: FloatArray, level: float, how: str) -> Interval:
+def _t(x: FloatArray, level: float, method: str) -> Interval:
     _share("level", level)
     value, n = float(x.mean()), len(x)
     if n < 2:
-        return Interval(value, -math.inf, math.inf, level, n, how)
+        return Interval(value, -math.inf, math.inf, level, n, method)
     half = _t_quantile(level, n - 1) * float(x.std(ddof=1)) / math.sqrt(n) if (x != x[0]).any() else 0.0
-    return Interval(value, value - half, value + half, level, n, how)
+    return Interval(value, value - half, value + half, level, n, method)
 
 
 @cache
 def _t_quantile(level: float, degrees: int) -> float:
+    from scipy import special
+
     return float(special.stdtrit(degrees, (1 + level) / 2))

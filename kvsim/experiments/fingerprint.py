@@ -1,4 +1,4 @@
-"""What a run's result depends on, as digests: the code, and all that its scenario says and reads."""
+"""Digests of everything that a run's result depends on: the code, the scenario, and the files it names."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ from kvsim.scenario.scenario import Scenario
 from policies import Preset, available
 
 PACKAGES = ("kvsim", "policies", "workloads")
-"""Whose sources a simulated result depends on."""
+"""The packages whose sources affect a simulated result."""
 
 
 @cache
 def code_version() -> str:
-    """The version of kvsim and a digest of its sources, as they were when this process first asked."""
-    found = hashlib.blake2b(digest_size=8)
+    """Return the version of kvsim and a digest of its sources, read once per process."""
+    digest = hashlib.blake2b(digest_size=8)
     for package in PACKAGES:
-        home = Path(str(resources.files(package)))
-        for path in sorted(home.rglob("*.py")):
-            found.update(f"{package}/{path.relative_to(home).as_posix()}\0".encode())
-            found.update(path.read_bytes())
-    return f"{__version__}+{found.hexdigest()}"
+        root = Path(str(resources.files(package)))
+        for path in sorted(root.rglob("*.py")):
+            digest.update(f"{package}/{path.relative_to(root).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    return f"{__version__}+{digest.hexdigest()}"
 
 
 def digest_of(*parts: Any) -> str:
-    """Of anything that JSON can say."""
+    """Return a digest of values that JSON can express."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def scenario_parts(scenario: Scenario) -> list[Any]:
-    """All that a run of the scenario depends on but our code: its keys, and what the files hold that it names."""
+    """Return what a run depends on besides the code: the scenario's keys, and digests of the files that it names."""
     table = scenario.model_dump(mode="json")
-    _read_paths(table["workload"], scenario.folder)
+    _replace_paths(table["workload"], scenario.folder)
     profile = table["machine"]["profile"]
     if is_shipped(profile):
         shipped = resources.files("kvsim.costs") / "profiles" / f"{profile}.json"
         table["machine"]["profile"] = [profile, hashlib.blake2b(shipped.read_bytes()).hexdigest()]
     else:
-        table["machine"]["profile"] = _contents(str(scenario.folder / Path(profile).expanduser()))
+        table["machine"]["profile"] = _file_digest(str(scenario.folder / Path(profile).expanduser()))
     if table["model"]["name"].endswith(".gguf"):
-        table["model"]["name"] = _contents(table["model"]["name"])
-    return [table, _plugged_in(scenario.cache.policy)]
+        table["model"]["name"] = _file_digest(table["model"]["name"])
+    return [table, _plugin_digest(scenario.cache.policy)]
 
 
-def _read_paths(table: Any, folder: Path) -> None:
-    """In place of every path in a workload, at any depth: a digest of what is there."""
+def _replace_paths(table: Any, folder: Path) -> None:
+    """Replace every path in a workload, at any depth, by a digest of the file."""
     if isinstance(table, list):
-        for each in table:
-            _read_paths(each, folder)
+        for item in table:
+            _replace_paths(item, folder)
     elif isinstance(table, dict):
         for key, value in table.items():
             if key == "path" and isinstance(value, str):
-                table[key] = _contents(str(folder / Path(value)))
+                table[key] = _file_digest(str(folder / Path(value)))
             else:
-                _read_paths(value, folder)
+                _replace_paths(value, folder)
 
 
 @cache
-def _contents(path: str) -> str:
-    """Of a file; of one that cannot be read its name, for the run will say so."""
+def _file_digest(path: str) -> str:
+    """Digest of a file's contents; a note with its path if it cannot be read, since the run will report that."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "blake2b").hexdigest()
@@ -75,12 +75,12 @@ def _contents(path: str) -> str:
 
 
 @cache
-def _plugged_in(policy: str) -> str:
-    """A digest of the module that a plugged-in policy comes from; empty for our own."""
+def _plugin_digest(policy: str) -> str:
+    """Digest of the module that defines a plug-in policy; empty for built-in ones."""
     factory = available()[policy]
     build = factory.build if isinstance(factory, Preset) else factory
     module = inspect.getmodule(build)
     source = getattr(module, "__file__", None)
     if module is None or source is None or module.__name__.split(".")[0] in PACKAGES:
         return ""
-    return _contents(source)
+    return _file_digest(source)

@@ -1,16 +1,16 @@
-"""Where a sweep keeps its runs: one SQLite file, safe against being killed at any moment.
+"""The store of a sweep's runs: one SQLite file that stays valid if the process is killed at any moment.
 
 Tables, ``FORMAT`` 1 (``PRAGMA user_version``; ``application_id`` tells the file from others):
 
 - ``meta(key PRIMARY KEY, value)``: name, sweep (JSON), code.
-- ``points(digest PRIMARY KEY, number, replication, policy, settings, scenario, status, measures, summary, error)``: a
-  row for each finished run; ``settings``, ``measures`` and ``summary`` are JSON objects, ``scenario`` is TOML that runs
-  by itself, ``status`` is ``done`` or ``failed``. Rows depend on the sweep and the code alone, bit for bit. ``number``
-  is NULL for runs of an earlier version of the sweep or the code: they are kept, and found again by their digest.
-- ``timings(digest, seconds, host, process, ended)``: a row for each time that a run was really made, ``seconds`` of
-  wall clock, ``ended`` in ISO 8601.
+- ``points(digest PRIMARY KEY, number, replication, policy, settings, scenario, status, measures, summary, error)``: one
+  row per finished run; ``settings``, ``measures`` and ``summary`` are JSON objects, ``scenario`` is TOML that can be
+  run by itself, ``status`` is ``done`` or ``failed``. Rows depend only on the sweep and the code, bit for bit.
+  ``number`` is NULL for runs of an earlier version of the sweep or the code; they are kept and found by their digest.
+- ``timings(digest, seconds, host, process, ended)``: one row each time a run was executed, with ``seconds`` of wall
+  clock and ``ended`` in ISO 8601.
 
-While a sweep runs, nobody else can open its file.
+The file is locked while a sweep runs.
 """
 
 from __future__ import annotations
@@ -51,45 +51,45 @@ CREATE TABLE timings (
 """
 
 
-_OTHERS = ("comparison", "recommendation")
-"""What other commands call their files."""
+_RESERVED_STEMS = ("comparison", "recommendation")
+"""File names of other commands."""
 
 
 def written_names(store: Path) -> dict[str, str]:
-    """What the files beside a store are called, by what they hold: json, csv, runs, best, failures, png.
+    """Return the names of the files written beside a store, by content: json, csv, png, runs, best, failures.
 
-    They carry the store's own name, so that two sweeps can share a folder.
+    They contain the store's own name, so that several sweeps can share a folder.
     """
-    stem = f"{store.stem}-sweep" if store.stem in _OTHERS else store.stem
+    stem = f"{store.stem}-sweep" if store.stem in _RESERVED_STEMS else store.stem
     names = {kind: f"{stem}.{kind}" for kind in ("json", "csv", "png")}
     return names | {kind: f"{'' if stem == 'sweep' else f'{stem}-'}{kind}.csv" for kind in ("runs", "best", "failures")}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A finished run, as it is kept."""
+    """A finished run as stored in the table ``points``."""
 
     digest: str
-    """Of everything that the run depends on, and of the code."""
+    """Digest of everything that the run depends on, code included."""
     number: int | None
-    """Of its settings in the sweep."""
+    """Number of its settings in the sweep; None for runs of an earlier version."""
     replication: int
     policy: str
     settings: str
-    """JSON: of each axis its value."""
+    """The value of each axis, as JSON."""
     scenario: str
-    """TOML; empty where the settings cannot be."""
+    """TOML; empty for invalid settings."""
     status: str
     measures: str = "{}"
-    """JSON: see ``measures.MEASURES``."""
+    """JSON; see ``measures.MEASURES``."""
     summary: str = "{}"
-    """JSON: what ``kvsim run --json`` prints, but for the wall clock."""
+    """JSON: the output of ``kvsim run --json`` without the wall-clock time."""
     error: str = ""
-    """Why it failed, in one line."""
+    """Why the run failed, in one line."""
 
 
 class Timing(NamedTuple):
-    """That a run was made: how long it took, where and when."""
+    """How long a run took, where, and when it ended."""
 
     digest: str
     seconds: float
@@ -98,8 +98,8 @@ class Timing(NamedTuple):
     ended: str
 
 
-class Place(NamedTuple):
-    """Where in a sweep a finished run belongs: an earlier sweep may have had it elsewhere."""
+class SweepPosition(NamedTuple):
+    """Position of a finished run in the current sweep; it may differ from that in an earlier one."""
 
     digest: str
     number: int
@@ -113,20 +113,20 @@ _MARKS = ", ".join("?" for _ in fields(Row))
 
 
 class Store:
-    """A sweep's file, open for writing by one process alone. Use as a context manager.
+    """A sweep's file, opened for writing by one process; a context manager.
 
-    All methods raise ``UserError`` where the file cannot be read or written.
+    All methods raise ``UserError`` if the file cannot be read or written.
     """
 
     def __init__(self, path: str | Path):
-        """Open or make the file. Raises ``UserError``: no such store, another version, in use, cannot be written."""
+        """Open or create the file. Raises ``UserError`` if it is no store, of another version, in use or read-only."""
         self.path = Path(path)
         writable(self.path.parent)
-        with self._guard():
-            # Transactions are ours to begin; waiting for another sweep would take hours.
+        with self._plain_errors():
+            # Transactions are begun explicitly; waiting for another sweep could take hours.
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0)
         try:
-            with self._guard():
+            with self._plain_errors():
                 self._open()
         except BaseException:
             self._connection.close()
@@ -138,10 +138,11 @@ class Store:
         (application,), (version,) = run("PRAGMA application_id").fetchone(), run("PRAGMA user_version").fetchone()
         (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and application != _APPLICATION:
-            raise UserError(f"{self.path}: an SQLite file, but not one of a sweep; name another with --out")
+            raise UserError(f"{self.path}: an SQLite file, but not that of a sweep; name another with --out")
         if tables and version != FORMAT:
             raise UserError(
-                f"{self.path}: written by another kvsim (tables {version}, known: {FORMAT}); name another with --out"
+                f"{self.path}: written by another version of kvsim (tables {version}, known: {FORMAT}); "
+                "name another with --out"
             )
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
@@ -161,30 +162,29 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let others have the file."""
+        """Close the file, so that other processes can open it."""
         self._connection.close()
 
-    def begin(self, meta: dict[str, str], adopted: Iterable[Place]) -> None:
-        """A sweep begins: what it is, and which finished runs are part of it."""
+    def begin(self, meta: dict[str, str], adopted: Iterable[SweepPosition]) -> None:
+        """Start a sweep: store its description, and make finished runs that belong to it part of it."""
         with self._transaction():
-            run = self._connection.execute
-            run("UPDATE points SET number = NULL")
+            self._connection.execute("UPDATE points SET number = NULL")
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
             self._adopt(adopted)
 
-    def adopt(self, found: Iterable[Place]) -> None:
-        """These finished runs are part of the sweep, too."""
+    def adopt(self, positions: Iterable[SweepPosition]) -> None:
+        """Make further finished runs part of the sweep."""
         with self._transaction():
-            self._adopt(found)
+            self._adopt(positions)
 
-    def _adopt(self, found: Iterable[Place]) -> None:
+    def _adopt(self, positions: Iterable[SweepPosition]) -> None:
         self._connection.executemany(
             "UPDATE points SET number = ?, replication = ?, settings = ? WHERE digest = ?",
-            ((place.number, place.replication, place.settings, place.digest) for place in found),
+            ((at.number, at.replication, at.settings, at.digest) for at in positions),
         )
 
     def add(self, rows: Sequence[Row], timings: Sequence[Timing] = ()) -> None:
-        """Keep finished runs, all or none of them."""
+        """Store finished runs, either all of them or none."""
         with self._transaction():
             self._connection.executemany(
                 f"INSERT INTO points ({_COLUMNS}) VALUES ({_MARKS})", (astuple(row) for row in rows)
@@ -192,30 +192,30 @@ class Store:
             self._connection.executemany("INSERT INTO timings VALUES (?, ?, ?, ?, ?)", timings)
 
     def name(self) -> str | None:
-        """What the sweep is called that this file was made for; None where it is new."""
-        with self._guard():
+        """Return the name of the sweep that this file belongs to; None for a new file."""
+        with self._plain_errors():
             found = self._connection.execute("SELECT value FROM meta WHERE key = 'name'").fetchone()
         return None if found is None else str(found[0])
 
     def digests(self) -> set[str]:
-        """Of all runs that were ever finished here."""
-        with self._guard():
+        """Return the digests of all stored runs, of earlier versions too."""
+        with self._plain_errors():
             return {digest for (digest,) in self._connection.execute("SELECT digest FROM points")}
 
     def rows(self) -> list[Row]:
-        """The runs of the sweep, by number, policy and replication."""
+        """Return the runs of the current sweep, sorted by number, policy and replication."""
         query = f"SELECT {_COLUMNS} FROM points WHERE number IS NOT NULL ORDER BY number, policy, replication"
-        with self._guard():
+        with self._plain_errors():
             return [Row(*row) for row in self._connection.execute(query)]
 
     def timings(self) -> list[Timing]:
-        """Every run that was made, in order of their ends."""
-        with self._guard():
+        """Return the timings of all executed runs, in the order in which they were stored."""
+        with self._plain_errors():
             return [Timing(*row) for row in self._connection.execute("SELECT * FROM timings ORDER BY rowid")]
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._guard():
+        with self._plain_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -226,24 +226,24 @@ class Store:
                 raise
 
     @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """What SQLite complains of, in words and in one line."""
+    def _plain_errors(self) -> Iterator[None]:
+        """Turn SQLite's errors into one-line messages for users."""
         try:
             yield
         except sqlite3.Error as e:
-            raise UserError(f"{self.path}: {_in_words(e)}") from None
+            raise UserError(f"{self.path}: {_plain_error(e)}") from None
 
 
-def _in_words(error: sqlite3.Error) -> str:
+def _plain_error(error: sqlite3.Error) -> str:
     kind = getattr(error, "sqlite_errorname", "").split("_")[:2]
     known = {
-        "SQLITE_BUSY": "in use by another sweep, or open elsewhere; wait for it, or name another with --out",
-        "SQLITE_LOCKED": "in use by another sweep, or open elsewhere; wait for it, or name another with --out",
+        "SQLITE_BUSY": "in use by another sweep or another program; wait for it, or name another with --out",
+        "SQLITE_LOCKED": "in use by another sweep or another program; wait for it, or name another with --out",
         "SQLITE_NOTADB": "not an SQLite file; name another with --out",
-        "SQLITE_CORRUPT": "damaged; move it away to begin anew",
+        "SQLITE_CORRUPT": "damaged; move it away to start again",
         "SQLITE_READONLY": "cannot be written: read-only",
-        "SQLITE_FULL": "cannot be written: the disk is full; what was finished before is kept",
-        "SQLITE_IOERR": "cannot be written: the disk refuses; what was finished before is kept",
+        "SQLITE_FULL": "cannot be written: the disk is full; finished runs are kept",
+        "SQLITE_IOERR": "cannot be written: input/output error; finished runs are kept",
         "SQLITE_CANTOPEN": "cannot be opened",
     }
     return known.get("_".join(kind), f"cannot be used: {error}")

@@ -1,4 +1,4 @@
-"""A sweep: which scenarios are run under which policies, how often, read from one TOML file."""
+"""Sweep files: which scenarios to run under which policies, and how often, read from TOML."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from kvsim.scenario.section import Section
 from policies import available, current_name
 
 MOST_RUNS = 100_000
-"""Runs in one sweep at most."""
+"""Maximum number of runs in one sweep."""
 _MOST_REQUESTS = 10**9
-"""Requests that a run may be asked for."""
+"""Maximum number of requests in one run."""
 
 Scalar = bool | int | float | str
 
@@ -47,7 +47,7 @@ _ACCEPTED = {
     "policies": 'a list of policies or "all"',
     "warmup": '"mser-5", "none" or a number of requests',
 }
-"""Of keys that take several things: which."""
+"""What is accepted by keys that take values of several types."""
 
 
 def _scalar(value: Any) -> Any:
@@ -65,7 +65,7 @@ def _measure(name: str) -> str:
 
 
 def _listed(axis: Any) -> Any:
-    """An axis that Python code gave, as a file would have it."""
+    """Convert an axis given from Python to the types that a file would have."""
     if isinstance(axis, np.ndarray):
         return axis.tolist()
     if isinstance(axis, list | tuple | range):
@@ -74,7 +74,7 @@ def _listed(axis: Any) -> Any:
 
 
 class Span(Section):
-    """All values between two: of a grid so many ``steps``, of other designs what they draw."""
+    """The values between two ends: ``steps`` of them in a grid, otherwise those that the design draws."""
 
     start: Annotated[int | float, Field(alias="from")]
     to: int | float
@@ -90,7 +90,7 @@ class Span(Section):
         return self
 
     def at(self, shares: NDArray[np.float64]) -> list[float]:
-        """The values at these shares of the way, shape (n,), between 0 and 1."""
+        """Return the values at the given shares of the range; shape (n,), between 0 and 1."""
         if self.scale == "log":
             values = self.start * (self.to / self.start) ** shares
         else:
@@ -99,7 +99,7 @@ class Span(Section):
 
     @property
     def whole(self) -> bool:
-        """Whether both ends are written as whole numbers."""
+        """Whether both ends are integers."""
         return isinstance(self.start, int) and isinstance(self.to, int)
 
 
@@ -111,43 +111,43 @@ Axis = Annotated[
 
 
 class StopRule(Section):
-    """Replications go on until a measure's interval is narrow enough."""
+    """A rule that adds replications until the interval of a measure is narrow enough."""
 
     measure: Annotated[str, AfterValidator(_measure)]
     within: Annotated[float, Field(gt=0, lt=1)]
-    """Largest relative error; see ``estimates.stop``."""
+    """Target relative error; see ``estimates.check_precision``."""
     level: Annotated[float, Field(gt=0, lt=1)] = 0.95
     most: Annotated[int, Field(ge=2, le=10_000)] = 50
-    """Replications at most."""
+    """Maximum number of replications."""
 
 
 class SweepFile(Section):
     """The keys of a sweep file."""
 
     name: Annotated[str, AfterValidator(check_name)] = "sweep"
-    """Also the folder that results go to."""
+    """Name of the sweep and of its results folder."""
     scenario: str | None = None
-    """A built-in scenario or a file; relative paths start at the sweep file's folder."""
+    """A built-in scenario or a file; relative paths are relative to the sweep file."""
     base: dict[str, Any] | None = None
-    """The scenario itself, in place of a name."""
+    """The scenario itself, instead of its name."""
     policies: Annotated[list[PolicyName], Field(min_length=1)] | Literal["all"] | None = None
-    """Each point is run under each of them; by default under the scenario's own."""
+    """Policies to run each point under; by default the scenario's own."""
     replications: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Runs of each point under each policy, at least; the r-th has the r-th seed from the scenario's on, everywhere."""
+    """Minimum number of runs of each point under each policy; the r-th run always has the scenario's seed plus r."""
     warmup: Literal["mser-5", "none"] | NonNegativeInt = "mser-5"
     design: Literal["grid", "latin-hypercube", "sobol"] = "grid"
     points: Annotated[int, Field(ge=1, le=MOST_RUNS)] | None = None
-    """How many, of a design that is not a grid."""
+    """Number of settings, for designs other than a grid."""
     axes: dict[str, Axis] = Field(default_factory=dict)
-    """What varies: keys of the scenario with dots, and their values."""
+    """The dotted scenario keys that vary, with their values."""
     stop: StopRule | None = None
     slo: Objectives | None = None
-    """The service level that goodput is counted by."""
+    """The service level that defines goodput."""
 
     @field_validator("axes", mode="before")
     @classmethod
     def _plain(cls, axes: Any) -> Any:
-        """Tuples, ranges and arrays as lists of plain numbers; policies by their current names."""
+        """Convert tuples, ranges and arrays to lists of plain numbers, and policies to their current names."""
         if not isinstance(axes, dict):
             return axes
         plain = {key: _listed(axis) for key, axis in axes.items()}
@@ -183,66 +183,66 @@ class SweepFile(Section):
 
 @dataclass(frozen=True)
 class Point:
-    """One setting under one policy."""
+    """One combination of settings under one policy."""
 
     number: int
-    """Of the setting, from 0; the same under every policy."""
+    """Number of the settings, from 0; the same under every policy."""
     policy: str
     settings: dict[str, Scalar]
-    """Of each axis its value."""
+    """The value of each axis."""
     scenario: Scenario | None
-    """With the seed of the first replication; None where these settings cannot be."""
+    """The scenario with the seed of the first replication; None for invalid settings."""
     fault: str = ""
-    """Why they cannot, in one line."""
+    """Why the settings are invalid."""
 
     def replication(self, r: int) -> Scenario:
-        """The scenario of the r-th replication, from 0."""
+        """Return the scenario of the r-th replication, counted from 0."""
         assert self.scenario is not None, self.fault
         return self.scenario.model_copy(update={"seed": self.scenario.seed + r}) if r else self.scenario
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """All points of a sweep, checked."""
+    """A checked sweep file and all points that it lays out."""
 
     file: SweepFile
     points: tuple[Point, ...]
-    """By number, each under all policies."""
+    """Sorted by number; each number appears once per policy."""
 
     @property
     def name(self) -> str:
-        """What the sweep is called."""
+        """Name of the sweep."""
         return self.file.name
 
     @property
     def policies(self) -> list[str]:
-        """The policies that take part."""
+        """Names of the policies, each once."""
         return list(dict.fromkeys(point.policy for point in self.points))
 
     @property
     def axes(self) -> list[str]:
-        """The keys that vary."""
+        """The scenario keys that vary."""
         return list(self.file.axes)
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of the file, defaults filled in."""
+        """Return the keys of the file with defaults filled in."""
         return self.file.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def builtin_sweeps() -> list[str]:
-    """The sweep files that ship with the package."""
+    """Return the names of the sweep files that ship with the package."""
     return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
 
 
 def plan_sweep(
     source: str | Path | dict[str, Any], *, seed: int | None = None, requests: int | None = None
 ) -> SweepPlan:
-    """Read a sweep and lay out its points, without running any.
+    """Read a sweep and lay out its points without running any.
 
-    ``source`` is a built-in name, a TOML file or its table. ``seed`` and ``requests`` replace the scenario's. Settings
-    that cannot be together (more context in a slot than there are cells) become points with a ``fault``. Raises
-    ``UserError`` for anything that is wrong by itself: a misspelt key, a value that its key never accepts, an unknown
-    policy, and a base scenario that cannot be run; ``WorkloadError`` for a trace that cannot be read.
+    ``source`` is a built-in name, a TOML file or its table. ``seed`` and ``requests`` replace those of the scenario.
+    Settings that are invalid only in combination, such as a slot context larger than the cache, become points with a
+    ``fault``. Raises ``UserError`` for anything that is always invalid: a misspelt key, a value that its key never
+    accepts, an unknown policy, or a base scenario that cannot be run. Raises ``WorkloadError`` for an unreadable trace.
     """
     data, label, folder = _read(source)
     file = _checked(data, label)
@@ -264,10 +264,10 @@ def plan_sweep(
         raise UserError(f"{label}: {runs:,} runs; at most {MOST_RUNS:,} are accepted")
     settings = _design(file, own)
     if not any(key.startswith(("workload.", "machine.")) for key in file.axes):
-        own.build_workload()  # What is missing for all is said once.
+        own.build_workload()  # A file that is missing for every run is reported once, here.
         load_profile(own.machine.profile, own.folder)
     points = tuple(_points(file.name, base, base_folder, settings, policies, own))
-    _refuse(file, label, points)
+    _refuse_invalid_values(file, label, points)
     return SweepPlan(file, points)
 
 
@@ -289,26 +289,26 @@ def _read(source: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str, Pat
 def _checked(data: dict[str, Any], label: str) -> SweepFile:
     axes = data.get("axes")
     for key, axis in axes.items() if isinstance(axes, dict) else ():
-        if unquoted := _inner(axis):
+        if unquoted := _nested_key(axis):
             raise UserError(f'{label}: axes: quote the key: "{key}.{unquoted}"')
     try:
         return SweepFile.model_validate(data)
     except ValidationError as e:
-        # Where a key takes one of several things, each has its complaint; they say the same.
+        # For a key of several types pydantic reports an error for each type; one line per key is enough.
         lines = [_explain(label, error) for error in e.errors()]
         raise UserError("\n".join({line.split(": ")[1]: line for line in reversed(lines)}.values())) from None
 
 
-def _inner(axis: Any) -> str:
-    """The rest of a key that was written without quotes, so that TOML made tables of it; empty where it was not."""
+def _nested_key(axis: Any) -> str:
+    """The rest of an axis key that was written without quotes, which TOML reads as nested tables; empty otherwise."""
     for key, value in axis.items() if isinstance(axis, dict) else ():
         if isinstance(value, dict | list):
-            return ".".join(filter(None, (str(key), _inner(value))))
+            return ".".join(filter(None, (str(key), _nested_key(value))))
     return ""
 
 
 def _known_sections(file: SweepFile, label: str) -> None:
-    """Refuse an axis whose section no scenario has; what is wrong within a section is found where it is set."""
+    """Refuse an axis in a section that no scenario has; keys within sections are checked when they are set."""
     sections = [name for name in Scenario.model_fields if name != "folder"]
     for key in file.axes:
         section, dot, rest = key.partition(".")
@@ -319,11 +319,11 @@ def _known_sections(file: SweepFile, label: str) -> None:
 
 
 def _explain(label: str, error: ErrorDetails) -> str:
-    """One line for one fault: the file, the key, what is wrong, what is accepted."""
+    """One line for one error: the file, the key, what is wrong, what is accepted."""
     where = [str(part) for part in error["loc"]]
     first = where[0] if where else ""
     if first == "axes":
-        where = where[:2] + [part for part in where[3:] if not part.isdigit()]  # The third says list or span.
+        where = where[:2] + [part for part in where[3:] if not part.isdigit()]  # The third part is the union's tag.
     elif first in _ACCEPTED:
         where = where[:1]
     if where[-1:] in (["int"], ["float"]):
@@ -348,20 +348,20 @@ def _explain(label: str, error: ErrorDetails) -> str:
 
 
 def _base(file: SweepFile, label: str, folder: Path) -> tuple[dict[str, Any], Path]:
-    """The scenario's table as it was written, and where its relative paths start."""
+    """The scenario's table as written, and the folder of its relative paths."""
     if file.base is not None:
         return {"name": file.name, **copy.deepcopy(file.base)}, folder
     assert file.scenario is not None
     inside = folder / file.scenario
     try:
-        data, _, home = read(str(inside) if inside.suffix == ".toml" and inside.is_file() else file.scenario)
+        data, _, its_folder = read(str(inside) if inside.suffix == ".toml" and inside.is_file() else file.scenario)
     except UserError as e:
         raise UserError(f"{label}: scenario: {e}") from None
-    return data, home.resolve()
+    return data, its_folder.resolve()
 
 
 def _policies(file: SweepFile, label: str, base: Scenario) -> list[str | None]:
-    """Those to run under; None: whatever the scenario says."""
+    """The policies to run; None stands for the scenario's own."""
     known = available()
     if file.policies == "all":
         return list(known)
@@ -372,7 +372,7 @@ def _policies(file: SweepFile, label: str, base: Scenario) -> list[str | None]:
 
 
 def _size(file: SweepFile, base: Scenario) -> int:
-    """How many settings there are; of a design that is drawn, at most."""
+    """Number of settings; for a drawn design an upper bound."""
     if file.points is not None:
         return file.points
     columns = (_grid(axis, _is_whole(base, key, axis)) for key, axis in file.axes.items())
@@ -380,7 +380,7 @@ def _size(file: SweepFile, base: Scenario) -> int:
 
 
 def _design(file: SweepFile, base: Scenario) -> list[dict[str, Scalar]]:
-    """The settings, each once, in the order of the design."""
+    """The distinct settings, in the order of the design."""
     keys = list(file.axes)
     if file.design == "grid":
         columns = [_grid(axis, _is_whole(base, key, axis)) for key, axis in file.axes.items()]
@@ -392,9 +392,9 @@ def _design(file: SweepFile, base: Scenario) -> list[dict[str, Scalar]]:
             _drawn(axis, _is_whole(base, key, axis), shares[:, i]) for i, (key, axis) in enumerate(file.axes.items())
         ]
         rows = zip(*columns, strict=True)
-    # Rounded to whole numbers, two may have become one.
-    once = {json.dumps(row): row for row in rows}
-    return [dict(zip(keys, row, strict=True)) for row in once.values()]
+    # Rounding to whole numbers may have made some equal.
+    distinct = {json.dumps(row): row for row in rows}
+    return [dict(zip(keys, row, strict=True)) for row in distinct.values()]
 
 
 def _grid(axis: list[Any] | Span, whole: bool) -> list[Scalar]:
@@ -411,12 +411,12 @@ def _drawn(axis: list[Any] | Span, whole: bool, shares: NDArray[np.float64]) -> 
 
 
 def _shares(design: str, axes: int, points: int, seed: int) -> NDArray[np.float64]:
-    """Shape (points, axes), between 0 and 1.
+    """Points of a space-filling design in the unit cube; shape (points, axes).
 
     Latin hypercube: McKay, Beckman, Conover, Technometrics 21(2), 1979. Scrambled Sobol sequence: Owen 1998; the first
     ``points`` of the next power of two.
     """
-    from scipy.stats import qmc  # Slow to import, and of no use to a grid.
+    from scipy.stats import qmc
 
     rng = np.random.default_rng(seed)
     if design == "sobol":
@@ -426,7 +426,7 @@ def _shares(design: str, axes: int, points: int, seed: int) -> NDArray[np.float6
 
 
 def _is_whole(base: Scenario, key: str, axis: list[Any] | Span) -> bool:
-    """Whether a key takes whole numbers: its value in the base is one or, if it has none, the axis ends are."""
+    """Whether a key takes whole numbers: its base value is one or, if there is none, the ends of the axis are."""
     value: Any = base.model_dump()
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -458,23 +458,23 @@ def _points(
             yield Point(number, under, row, scenario and scenario.model_copy(update={"cache": cache}), fault)
 
 
-def _refuse(file: SweepFile, label: str, points: tuple[Point, ...]) -> None:
-    """Raise for a key, or a value of a list, that is complained of by name wherever it stands."""
+def _refuse_invalid_values(file: SweepFile, label: str, points: tuple[Point, ...]) -> None:
+    """Raise ``UserError`` for an axis, or a value of a list, that is invalid at every point where it occurs."""
     for key, axis in file.axes.items():
-        found: dict[Scalar | None, list[str | None]] = {}
+        by_value: dict[Scalar | None, list[str | None]] = {}
         for point in points:
-            group = None if isinstance(axis, Span) else point.settings[key]
-            found.setdefault(group, []).append(_own_fault(file.name, key, point.fault))
-        for faults in found.values():
+            value = None if isinstance(axis, Span) else point.settings[key]
+            by_value.setdefault(value, []).append(_fault_of_key(file.name, key, point.fault))
+        for faults in by_value.values():
             if faults[0] is not None and None not in faults:
                 raise UserError(faults[0].replace(f"{file.name}: ", f"{label}: axes: ", 1))
     known = available()
     for point in points:
         if point.policy not in known:
-            there = ", ".join(known)
-            raise UserError(f"{label}: axes: cache.policy: no policy called {point.policy!r}; there are {there}")
+            names = ", ".join(known)
+            raise UserError(f"{label}: axes: cache.policy: no policy called {point.policy!r}; there are {names}")
 
 
-def _own_fault(name: str, key: str, fault: str) -> str | None:
-    """Of a point's faults the one that names this key."""
+def _fault_of_key(name: str, key: str, fault: str) -> str | None:
+    """The line of a point's fault that names a key, if any."""
     return next((line for line in fault.splitlines() if line.startswith(f"{name}: {key}: ")), None)

@@ -1,4 +1,4 @@
-"""One run of a sweep, as a worker makes it. Workers import this module and what it needs, and no more."""
+"""One run of a sweep, as a worker executes it. Workers import nothing beyond what this module needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from kvsim.errors import UserError
 from kvsim.experiments.fingerprint import code_version
-from kvsim.experiments.measures import Objectives, Rule, measures
+from kvsim.experiments.measures import Objectives, WarmupRule, measures
 from kvsim.experiments.store import Row, Timing
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.run import run
@@ -20,36 +20,36 @@ from workloads import WorkloadError
 
 
 @dataclass(frozen=True)
-class Task:
-    """A run to be made, as it travels to a worker."""
+class RunTask:
+    """A run to execute, as it is sent to a worker."""
 
     digest: str
     number: int
     replication: int
     policy: str
     settings: str
-    """JSON."""
+    """The value of each axis, as JSON."""
     scenario: Scenario
-    warmup: Rule
+    warmup: WarmupRule
     slo: Objectives | None
 
 
 @dataclass(frozen=True)
-class Make:
-    """Makes runs, wherever it is called."""
+class RunTasks:
+    """A callable that executes runs in whichever process calls it."""
 
     code: str
-    """The code version that they must be made by."""
+    """The code version that must execute them."""
 
-    def __call__(self, tasks: Sequence[Task]) -> list[tuple[Row, Timing]]:
-        """Make these. Raises ``UserError`` where the code here is another."""
+    def __call__(self, tasks: Sequence[RunTask]) -> list[tuple[Row, Timing]]:
+        """Execute the runs. Raises ``UserError`` if this process has another version of the code."""
         if code_version() != self.code:
-            here = f"{platform.node()} has {code_version()}"
-            raise UserError(f"the workers run another kvsim than this process: {here}, here is {self.code}")
-        return list(_make(tasks))
+            there = f"{platform.node()} has {code_version()}"
+            raise UserError(f"the workers run a different kvsim: {there}, this process has {self.code}")
+        return list(_execute(tasks))
 
 
-def _make(tasks: Sequence[Task]) -> Iterator[tuple[Row, Timing]]:
+def _execute(tasks: Sequence[RunTask]) -> Iterator[tuple[Row, Timing]]:
     for task in tasks:
         began = time.perf_counter()
         row = _run(task)
@@ -57,20 +57,20 @@ def _make(tasks: Sequence[Task]) -> Iterator[tuple[Row, Timing]]:
         yield row, Timing(task.digest, time.perf_counter() - began, platform.node(), os.getpid(), ended)
 
 
-def _run(task: Task) -> Row:
+def _run(task: RunTask) -> Row:
     scenario = task.scenario
     known = (task.digest, task.number, task.replication, task.policy, task.settings, scenario.to_toml())
     try:
         result = run(scenario, detail="tables")
-        found = measures(result, task.warmup, task.slo)
+        measured = measures(result, task.warmup, task.slo)
     except (UserError, WorkloadError) as e:
         return Row(*known, "failed", error=one_line(str(e)))
-    except Exception as e:  # Whatever it is, it is this run's: kept, shown at the end, and no reason to stop the rest.
+    except Exception as e:  # Any other error is stored and reported at the end; it must not stop the other runs.
         return Row(*known, "failed", error=one_line(f"{type(e).__name__}: {e}"))
     summary = {key: value for key, value in result.summary.items() if key != "wall_s"}
-    return Row(*known, "done", json.dumps(found, allow_nan=False), json.dumps(summary, allow_nan=False))
+    return Row(*known, "done", json.dumps(measured, allow_nan=False), json.dumps(summary, allow_nan=False))
 
 
 def one_line(text: str) -> str:
-    """All lines of a message in one."""
+    """Join the lines of a message into one."""
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())[:1000]

@@ -1,4 +1,4 @@
-"""The requests that a recommendation is tried on: what they need, and several stretches of them that share nothing."""
+"""Replications of a workload for a recommendation: several seeds, or windows of a trace, and their request lengths."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kvsim.scenario.trace_sections import TraceWorkload
 from workloads import Request, Workload
 
 DEFAULT_REQUESTS = 400
-"""Requests (of sessions: conversations) in the longest runs, where nobody says."""
-_SCOUTS = 3
-"""Replications to search with."""
-_FEW = 50
-"""Requests below which windows of a trace overlap rather than get shorter."""
+"""Default number of requests in the longest runs; for sessions, of conversations."""
+_SEARCH_REPLICATIONS = 3
+"""Replications used for the search."""
+_SHORTEST_WINDOW = 50
+"""Windows of a trace overlap rather than become shorter than this many requests."""
 
 
 @dataclass(frozen=True)
-class Needs:
-    """How long requests are, prompt and output together, in tokens; over all that are tried."""
+class TrafficSummary:
+    """Lengths of the requests of all replications, prompt and output together, in tokens."""
 
     requests: int
     longest: int
@@ -34,12 +34,12 @@ class Needs:
     p95: int
     mean: float
     reuse: bool
-    """Whether some prompts may begin as others did."""
+    """Whether prompts may share prefixes."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """Requests in memory, as a workload."""
+class InMemoryRequests:
+    """A workload of requests that are in memory."""
 
     requests: tuple[Request, ...]
     users: None = None
@@ -47,60 +47,62 @@ class Held:
 
     @property
     def n_requests(self) -> int:
-        """How many."""
+        """Number of requests."""
         return len(self.requests)
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.requests)
 
 
-class HeldScenario(Scenario):
+class InMemoryScenario(Scenario):
     """A scenario whose requests are in memory, so that a trace need not be read for every run."""
 
-    _held: Held = PrivateAttr()
+    _requests: InMemoryRequests = PrivateAttr()
 
     @classmethod
-    def of(cls, scenario: Scenario, held: Held) -> HeldScenario:
-        """The scenario with these requests in place of its workload's."""
+    def of(cls, scenario: Scenario, requests: InMemoryRequests) -> InMemoryScenario:
+        """Return the scenario with the given requests instead of its workload's."""
         made = cls.model_construct(**{name: getattr(scenario, name) for name in Scenario.model_fields})
-        made._held = held
+        made._requests = requests
         return made
 
     def build_workload(self) -> Workload:
-        """Those requests."""
-        return self._held
+        """Return the requests in memory."""
+        return self._requests
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """A workload, as replications of itself."""
+    """Replications of a workload."""
 
     scenario: Scenario
-    """At the load that is asked about, with as many requests as the longest runs have."""
+    """The scenario at the load asked about, with as many requests as the longest runs have."""
     requests: int
-    """In the longest runs; of sessions, conversations."""
-    windows: tuple[Held, ...]
-    """Of a trace: a window for each replication. Empty: each replication has a seed of its own."""
+    """Number of requests in the longest runs; for sessions, of conversations."""
+    windows: tuple[InMemoryRequests, ...]
+    """One window per replication for a trace; empty if each replication has its own seed."""
     replications: int
-    """That there are: of a short trace, fewer than were asked for."""
-    scouts: tuple[int, ...]
-    """Replications to search with: others than those that the best are judged by, where there are any, so that nobody
-    is praised for the luck that it was chosen for."""
-    needs: Needs
+    """Number of replications; a short trace may have fewer than asked for."""
+    search_replications: tuple[int, ...]
+    """Indices of the replications to search with. Where possible they are not those that the finalists are judged by,
+    so that a setting is not judged by the same random numbers that it was selected for."""
+    summary: TrafficSummary
     scalable: bool
-    """Whether there is a load that could be changed."""
+    """Whether the workload has a load that can be changed."""
     note: str
-    """What the replications are."""
+    """What the replications are, for people."""
 
-    def stretch(
+    def part(
         self, scenario: Scenario, replication: int, share: float, factor: float
-    ) -> tuple[Scenario, Held | None]:
-        """A setting's scenario with the first ``share`` of a replication's requests, at ``factor`` times the load; and
-        the requests where they are in memory."""
+    ) -> tuple[Scenario, InMemoryRequests | None]:
+        """Give ``scenario`` the first ``share`` of a replication's requests at ``factor`` times the load.
+
+        Returns the scenario, and the requests if they are in memory.
+        """
         count = max(1, round(share * self.requests))
         if self.windows:
             kept = self.windows[replication].requests[:count]
-            return scenario, Held(tuple(r._replace(arrival_s=r.arrival_s / factor) for r in kept))
+            return scenario, InMemoryRequests(tuple(r._replace(arrival_s=r.arrival_s / factor) for r in kept))
         table = self.scenario.workload.model_dump()
         if self.scalable and factor != 1:
             table = scale_rate(table, factor)
@@ -109,12 +111,13 @@ class Traffic:
 
 
 def read_traffic(scenario: Scenario, replications: int, requests: int | None, factor: float) -> Traffic:
-    """The traffic of a scenario at ``factor`` times its load. Raises ``UserError`` and ``WorkloadError``.
+    """Prepare replications of a scenario's workload at ``factor`` times its load.
 
-    Of a trace as many windows are kept as there are replications, evenly spread over it, each from the beginning of a
-    request or session on; they share no request where the trace is long enough. Everything else has a seed for each.
+    Each replication of a trace is a window of it; windows are evenly spread, begin with a request or session, and share
+    no request if the trace is long enough. Replications of any other workload differ by seed. Raises ``UserError`` and
+    ``WorkloadError``.
     """
-    scenario = _resolved(scenario)
+    scenario = _with_named_workloads_resolved(scenario)
     scalable = True
     try:
         table = scale_rate(scenario.workload.model_dump(), factor)
@@ -129,29 +132,29 @@ def read_traffic(scenario: Scenario, replications: int, requests: int | None, fa
     if requests is None:
         requests = DEFAULT_REQUESTS if own is None else min(own, DEFAULT_REQUESTS)
     scenario = load_scenario(scenario, **{f"workload__{scenario.workload.count_key}": requests})
-    scouts = tuple(range(replications, replications + _SCOUTS))
+    search = tuple(range(replications, replications + _SEARCH_REPLICATIONS))
     streams = [
-        load_scenario(scenario, seed=(scenario.seed + r) % 2**63).build_workload() for r in range(scouts[-1] + 1)
+        load_scenario(scenario, seed=(scenario.seed + r) % 2**63).build_workload() for r in range(search[-1] + 1)
     ]
     first = scenario.seed
     note = (
         f"{replications} replications: seeds {first} to {first + replications - 1}; searched with seeds "
-        f"{first + replications} to {first + scouts[-1]}"
+        f"{first + replications} to {first + search[-1]}"
     )
-    return Traffic(scenario, requests, (), replications, scouts, _needs(streams), scalable, note)
+    return Traffic(scenario, requests, (), replications, search, _summarise(streams), scalable, note)
 
 
-def _resolved(scenario: Scenario) -> Scenario:
-    """With named workloads in their own words, so that their load can be changed."""
+def _with_named_workloads_resolved(scenario: Scenario) -> Scenario:
+    """The scenario with named workloads replaced by their sections, so that their load can be changed."""
     table = scenario.workload.model_dump()
     if scenario.workload.kind == "named":
-        return load_scenario(scenario, workload=_spelt_out(table))
+        return load_scenario(scenario, workload=_resolved(table))
     if scenario.workload.kind == "mix":
-        return load_scenario(scenario, workload={**table, "parts": [_spelt_out(part) for part in table["parts"]]})
+        return load_scenario(scenario, workload={**table, "parts": [_resolved(part) for part in table["parts"]]})
     return scenario
 
 
-def _spelt_out(table: dict[str, Any]) -> dict[str, Any]:
+def _resolved(table: dict[str, Any]) -> dict[str, Any]:
     return named_section(table["name"], table["requests"], table["rate"]) if table["kind"] == "named" else table
 
 
@@ -159,26 +162,26 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
     stream = scenario.build_workload()
     total = stream.n_requests
     size = min(total, requests or DEFAULT_REQUESTS)
-    apart = total // replications
-    if requests is None and size > apart >= _FEW:
-        size = apart
+    disjoint = total // replications
+    if requests is None and size > disjoint >= _SHORTEST_WINDOW:
+        size = disjoint
     starts = sorted({round(r * (total - size) / max(replications - 1, 1)) for r in range(replications)})
-    kept: list[list[Request]] = [[] for _ in starts]
+    parts: list[list[Request]] = [[] for _ in starts]
     session: int | None = None
-    totals: list[int] = []
+    lengths: list[int] = []
     reuse = False
-    for at, request in enumerate(stream):
-        totals.append(request.prompt_tokens + request.output_tokens)
+    for index, request in enumerate(stream):
+        lengths.append(request.prompt_tokens + request.output_tokens)
         reuse = reuse or bool(request.content) or request.session is not None
-        fresh = request.session is None or request.session != session
+        begins_session = request.session is None or request.session != session
         session = request.session
-        for start, window in zip(starts, kept, strict=True):
+        for start, part in zip(starts, parts, strict=True):
             # A window begins with a conversation, not within one.
-            if at >= start and len(window) < size and (window or fresh):
-                window.append(request)
-    windows = tuple(_window(window) for window in kept if window)
+            if index >= start and len(part) < size and (part or begins_session):
+                part.append(request)
+    windows = tuple(_window(part) for part in parts if part)
     if len(windows) == 1:
-        note = f"one replication: all {total:,} requests of the trace, so that nothing can be said of chance"
+        note = f"one replication: all {total:,} requests of the trace, so nothing is known about chance"
     else:
         overlap = "" if size * len(windows) <= total else ", which overlap"
         note = (
@@ -186,24 +189,26 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
             "with the first of them"
         )
     scenario = load_scenario(scenario, workload__limit=size)
-    scouts = tuple(range(min(_SCOUTS, len(windows))))
-    return Traffic(scenario, size, windows, len(windows), scouts, _of_totals(totals, reuse), True, note)
+    search = tuple(range(min(_SEARCH_REPLICATIONS, len(windows))))
+    return Traffic(scenario, size, windows, len(windows), search, _summary(lengths, reuse), True, note)
 
 
-def _window(requests: Sequence[Request]) -> Held:
+def _window(requests: Sequence[Request]) -> InMemoryRequests:
     first = requests[0].arrival_s
-    return Held(tuple(request._replace(arrival_s=max(request.arrival_s - first, 0.0)) for request in requests))
+    return InMemoryRequests(
+        tuple(request._replace(arrival_s=max(request.arrival_s - first, 0.0)) for request in requests)
+    )
 
 
-def _needs(streams: Sequence[Workload]) -> Needs:
-    totals, reuse = [], False
+def _summarise(streams: Sequence[Workload]) -> TrafficSummary:
+    lengths, reuse = [], False
     for stream in streams:
         for request in stream:
-            totals.append(request.prompt_tokens + request.output_tokens)
+            lengths.append(request.prompt_tokens + request.output_tokens)
             reuse = reuse or bool(request.content) or request.session is not None
-    return _of_totals(totals, reuse)
+    return _summary(lengths, reuse)
 
 
-def _of_totals(totals: Sequence[int], reuse: bool) -> Needs:
-    p95, p99 = np.quantile(totals, (0.95, 0.99), method="higher").tolist()
-    return Needs(len(totals), max(totals), int(p99), int(p95), float(np.mean(totals)), reuse)
+def _summary(lengths: Sequence[int], reuse: bool) -> TrafficSummary:
+    p95, p99 = np.quantile(lengths, (0.95, 0.99), method="higher").tolist()
+    return TrafficSummary(len(lengths), max(lengths), int(p99), int(p95), float(np.mean(lengths)), reuse)

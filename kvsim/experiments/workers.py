@@ -1,4 +1,4 @@
-"""Many small jobs at once: in this process, in others, or on a dask cluster; the results are the same."""
+"""Run many small jobs in this process, in worker processes, or on a dask cluster; the results are the same."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, TypeVar
 
-import joblib
-from threadpoolctl import ThreadpoolController
-
 from kvsim.errors import UserError
 
 Job = TypeVar("Job")
@@ -24,53 +21,58 @@ _CONNECT_S = 10
 """Seconds in which a dask scheduler must answer."""
 
 
-def usable() -> int:
-    """Processors that this process may use; 1 within ``joblib.parallel_config("sequential")``."""
+def usable_processors() -> int:
+    """Return the number of processors this process may use; 1 within ``joblib.parallel_config("sequential")``."""
+    import joblib
+
     return int(joblib.effective_n_jobs(-1))
 
 
-def each(
+def map_unordered(
     work: Callable[[Job], Done], jobs: Sequence[Job], workers: int | None = None, dask: str | None = None
 ) -> Iterator[Done]:
-    """Do all jobs, in any order; yields what ``work`` returns, as soon as it does.
+    """Apply ``work`` to all jobs in any order, and yield each value as soon as it is there.
 
-    ``workers``: processes (by default as many as there are processors; 1: this one); ``dask``: the address of a dask
-    scheduler that has the work done instead. BLAS is held to one thread. Raises ``UserError`` where a process dies or
-    no scheduler answers, and whatever ``work`` raises.
+    ``workers``: number of processes, by default one per processor; 1 uses this process. ``dask``: the address of a dask
+    scheduler whose workers do the jobs instead. BLAS is limited to one thread. Raises ``UserError`` if a process dies
+    or no scheduler answers, and any error of ``work``.
     """
     if dask is not None:
         yield from _on_dask(work, jobs, dask)
         return
-    count = min(workers or usable(), len(jobs))
-    yield from _here(work, jobs) if count <= 1 else _in_processes(work, jobs, count, ordered=False)
+    count = min(workers or usable_processors(), len(jobs))
+    yield from _in_this_process(work, jobs) if count <= 1 else _in_processes(work, jobs, count, ordered=False)
 
 
-def in_order(work: Callable[[Job], Done], jobs: Sequence[Job], *, processes: bool = True) -> Iterator[Done]:
-    """Do all jobs as ``each`` does, and yield what ``work`` returns in the jobs' order.
+def map_ordered(work: Callable[[Job], Done], jobs: Sequence[Job], *, processes: bool = True) -> Iterator[Done]:
+    """Apply ``work`` to all jobs and yield the values in the order of the jobs.
 
-    ``processes``: as many as there are processors; else, where there is little to do, this one.
+    ``processes``: use one per processor; otherwise, for little work, this process. Errors are those of
+    ``map_unordered``.
     """
-    count = min(usable(), len(jobs)) if processes else 1
-    yield from _here(work, jobs) if count <= 1 else _in_processes(work, jobs, count, ordered=True)
+    count = min(usable_processors(), len(jobs)) if processes else 1
+    yield from _in_this_process(work, jobs) if count <= 1 else _in_processes(work, jobs, count, ordered=True)
 
 
-def _here(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterator[Done]:
+def _in_this_process(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterator[Done]:
     for job in jobs:
-        yield _threadless(work, job)
+        yield _with_one_thread(work, job)
 
 
 def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job], count: int, *, ordered: bool) -> Iterator[Done]:
+    import joblib
+
     calls = (joblib.delayed(partial(_in_a_worker, os.getpid()))(work, job) for job in jobs)
     try:
         with joblib.parallel_config("loky", inner_max_num_threads=1):
-            as_done = "generator" if ordered else "generator_unordered"
-            with _deaf_children():
-                done = joblib.Parallel(n_jobs=count, batch_size=1, return_as=as_done)(calls)
+            return_as = "generator" if ordered else "generator_unordered"
+            with _children_ignoring_interrupts():
+                done = joblib.Parallel(n_jobs=count, batch_size=1, return_as=return_as)(calls)
             yield from done
     except BrokenExecutor:
-        # Who wants results in order neither keeps what is finished nor chooses how many workers there are.
-        way_out = "" if ordered else f"; what is finished is kept; try fewer than {count} workers"
-        raise UserError(f"a worker died, perhaps for want of memory{way_out}") from None
+        # Callers that want results in order neither keep finished ones nor choose the number of workers.
+        advice = "" if ordered else f"; finished runs are kept; try fewer than {count} workers"
+        raise UserError(f"a worker died, perhaps because memory ran out{advice}") from None
 
 
 def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> Iterator[Done]:
@@ -84,29 +86,29 @@ def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> 
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
         raise UserError(f"{address}: no dask scheduler answers there: {reason}") from None
     with client:
-        futures = client.map(partial(_threadless, work), jobs, pure=False)
+        futures = client.map(partial(_with_one_thread, work), jobs, pure=False)
         try:
             for future in as_completed(futures, loop=client.loop):
                 yield future.result()
         except KilledWorker:
-            raise UserError(f"{address}: workers die of this work, perhaps for want of memory") from None
+            raise UserError(f"{address}: workers die during these runs, perhaps because memory ran out") from None
         finally:
             client.cancel([future for future in futures if not future.done()])
 
 
-def _threadless(work: Callable[[Job], Done], job: Job) -> Done:
-    with _one_thread():
+def _with_one_thread(work: Callable[[Job], Done], job: Job) -> Done:
+    with _thread_pools().limit(limits=1):
         return work(job)
 
 
 def _in_a_worker(parent: int, work: Callable[[Job], Done], job: Job) -> Done:
-    _settle_in(parent)
+    _prepare_worker(parent)
     return work(job)
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes that are started meanwhile ignore interrupts from the very beginning, while they import as well."""
+def _children_ignoring_interrupts() -> Iterator[None]:
+    """Let processes started within this context ignore interrupts from the start, even during their imports."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -118,25 +120,21 @@ def _deaf_children() -> Iterator[None]:
 
 
 @cache
-def _settle_in(parent: int) -> None:
-    """Once in each worker: leave interrupts to the parent, and end with it, however it ends."""
+def _prepare_worker(parent: int) -> None:
+    """Once in each worker: leave interrupts to the parent, and exit when the parent does, however it ends."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _exit_after(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    with _controller().limit(limits=1):
-        yield
-
-
 @cache
-def _controller() -> Any:
+def _thread_pools() -> Any:
+    from threadpoolctl import ThreadpoolController
+
     return ThreadpoolController()

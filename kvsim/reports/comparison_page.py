@@ -1,4 +1,4 @@
-"""The page of a comparison: what ``kvsim compare`` saved."""
+"""The page of a comparison that ``kvsim compare`` saved."""
 
 from __future__ import annotations
 
@@ -8,64 +8,66 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.reports.page import Cell, Figure, Page, Section, SnapshotStrip, Table, milliseconds, number, share, words
 from kvsim.reports.parts import footer, read, reproduce
-from kvsim.simulation.snapshots import FILE as SNAPSHOTS
-from kvsim.simulation.snapshots import load_snapshots
+from kvsim.simulation.snapshots import FILE, load_snapshots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 _LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
-_PICTURES = {
+_FIGURES = {
     "pareto.png": "Latency against memory",
     "comparison.png": "Latency and cache over time",
     "why.png": "What requests spend their time on",
 }
-"""Those of them that are there are shown."""
+"""Saved figures and their titles; those that exist are shown."""
+_SNAPSHOT_FILES = (FILE, "films.npz")
+"""Names of the saved snapshots, now and in earlier versions."""
 
 
-def comparison_page(folder: Path, told: dict[str, Any]) -> Page:
-    """The page of a folder whose ``comparison.json`` is ``told``."""
+def comparison_page(folder: Path, saved: dict[str, Any]) -> Page:
+    """Make the page of a folder; ``saved`` is the content of its ``comparison.json``."""
     scenario = read(folder / "scenario.toml")
-    runs: list[dict[str, Any]] = told["policies"]
+    runs: list[dict[str, Any]] = saved["policies"]
     first = runs[0]
     asked = [
-        f"Which KV-cache policy serves {first['requests']:,} requests of the scenario “{told['scenario']}” best?",
-        f"{len(runs)} policies on the same requests and arrivals, seed {told['seed']}, step times predicted by the "
-        f"machine profile “{told['profile']}”.",
+        f"Which KV-cache policy serves {first['requests']:,} requests of the scenario “{saved['scenario']}” best?",
+        f"{len(runs)} policies on the same requests and arrivals, seed {saved['seed']}, with step times predicted by "
+        f"the machine profile “{saved['profile']}”.",
     ]
-    figures = [Figure.of("Latency", _ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
-    for name, title in _PICTURES.items():
+    figures = [Figure.of("Latency", _latency_ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
+    for name, title in _FIGURES.items():
         if (folder / name).is_file():
             figures.append(Figure.of_png(title, (folder / name).read_bytes(), title, wide=True))
-    tables = [_latency_table(told, runs)]
-    if told.get("intervals"):
-        tables.append(_interval_table(told))
+    tables = [_latency_table(saved, runs)]
+    if saved.get("intervals"):
+        tables.append(_interval_table(saved))
     sections = [
-        Section("What users feel", tables=tables, figures=figures),
-        Section("What the cache did", tables=[_cache_table(runs)]),
+        Section("Latency and throughput", tables=tables, figures=figures),
+        Section("The cache", tables=[_cache_table(runs)]),
     ]
-    if (folder / SNAPSHOTS).is_file():
-        strips = [SnapshotStrip(snapshots) for snapshots in load_snapshots(folder / SNAPSHOTS)]
+    path = next((folder / name for name in _SNAPSHOT_FILES if (folder / name).is_file()), None)
+    if path is not None:
+        strips = [SnapshotStrip(snapshots) for snapshots in load_snapshots(path)]
         sections.append(Section("The cells over time", snapshots=strips))
-    sections.append(reproduce(f"kvsim compare scenario.toml{_flags(told, runs)}", [("Scenario", scenario)]))
-    return Page(f"KV-cache policies on {told['scenario']}", asked, _conclusion(told, runs), sections, footer())
+    sections.append(reproduce(f"kvsim compare scenario.toml{_flags(saved, runs)}", [("Scenario", scenario)]))
+    return Page(f"KV-cache policies on {saved['scenario']}", asked, _conclusion(saved, runs), sections, footer())
 
 
-def _conclusion(told: dict[str, Any], runs: list[dict[str, Any]]) -> list[str]:
-    lines = [str(told["conclusion"])] if told.get("conclusion") else []
+def _conclusion(saved: dict[str, Any], runs: list[dict[str, Any]]) -> list[str]:
+    lines = [str(saved["conclusion"])] if saved.get("conclusion") else []
     failed = [run["policy"] for run in runs if run["failed"]]
     if failed:
-        lines.append(
-            f"Requests failed under {', '.join(failed)}: their latencies are those of the requests that were left."
-        )
+        lines.append(f"Requests failed under {', '.join(failed)}; latencies are those of completed requests only.")
     unstable = [run["policy"] for run in runs if (run.get("queue") or {}).get("unstable")]
     if unstable:
-        lines.append(f"Arrivals outpaced service under {', '.join(unstable)}: latencies tell how long the run was.")
-    return lines or ["No request failed, and no queue grew without end."]
+        lines.append(
+            f"Arrivals outpaced service under {', '.join(unstable)}; latencies depend on how long the run was."
+        )
+    return lines or ["No request failed, and no queue kept growing."]
 
 
-def _latency_table(told: dict[str, Any], runs: list[dict[str, Any]]) -> Table:
-    bound = told.get("e2e_mean_over_oracle") or {}
+def _latency_table(saved: dict[str, Any], runs: list[dict[str, Any]]) -> Table:
+    bound = saved.get("e2e_mean_over_oracle") or {}
     heads = ["policy", "completed", "failed", "tokens/s"]
     heads += [f"{name} {x.upper()}" for name in _LATENCIES.values() for x in ("p50", "p95", "p99")]
     rows = [
@@ -79,20 +81,22 @@ def _latency_table(told: dict[str, Any], runs: list[dict[str, Any]]) -> Table:
         ]
         for run in runs
     ]
-    note = "Latencies in milliseconds, of completed requests. Over oracle: mean end-to-end latency, over the oracle's."
-    return Table("Latency by policy", [*heads, "over oracle"], rows, note)
+    note = (
+        "Latencies in milliseconds, of completed requests. × oracle: mean end-to-end latency divided by the oracle's."
+    )
+    return Table("Latency by policy", [*heads, "× oracle"], rows, note)
 
 
-def _interval_table(told: dict[str, Any]) -> Table:
+def _interval_table(saved: dict[str, Any]) -> Table:
     measures = [
-        m for m in ("e2e_mean", "e2e_p95", "ttft_p95", "tpot_p95") if m in next(iter(told["intervals"].values()))
+        m for m in ("e2e_mean", "e2e_p95", "ttft_p95", "tpot_p95") if m in next(iter(saved["intervals"].values()))
     ]
     heads = ["policy", *(f"{m.replace('_', ' ')}{end}" for m in measures for end in ("", ", low", ", high"))]
     rows = [
         [words(policy), *(milliseconds(each[m][end]) for m in measures for end in ("value", "low", "high"))]
-        for policy, each in told["intervals"].items()
+        for policy, each in saved["intervals"].items()
     ]
-    note = f"Milliseconds; means over {told['replications']} replications, with the ends of their 95 % intervals."
+    note = f"Milliseconds; means over {saved['replications']} replications, with the ends of their 95 % intervals."
     return Table("Over replications", heads, rows, note)
 
 
@@ -102,7 +106,7 @@ def _cache_table(runs: list[dict[str, Any]]) -> Table:
         "cells used": lambda run: share(run["cache"]["utilization_mean"]),
         "external fragmentation": lambda run: share(run["cache"]["external_fragmentation_mean"]),
         "internal fragmentation": lambda run: share(run["cache"]["internal_fragmentation_mean"]),
-        "scores useful": lambda run: share(run["cache"]["scored_useful"]),
+        "useful attention": lambda run: share(run["cache"]["scored_useful"]),
         "failed allocations": lambda run: number(run["cache"]["failed_allocations"]),
         "batch splits": lambda run: number(run["cache"]["batch_splits"]),
         "compactions": lambda run: number(run["cache"]["compactions"]),
@@ -114,8 +118,8 @@ def _cache_table(runs: list[dict[str, Any]]) -> Table:
     return Table("The cache by policy", list(columns), rows, "Shares are means over time.")
 
 
-def _ranges(runs: list[dict[str, Any]]) -> Drawing:
-    """P50, P95 and P99 of each latency, a row for each policy; tall rather than wide, for small screens."""
+def _latency_ranges(runs: list[dict[str, Any]]) -> Drawing:
+    """P50, P95 and P99 of each latency, with a row per policy; tall rather than wide, for small screens."""
     import matplotlib as mpl
     import pandas as pd
     import seaborn as sns
@@ -158,6 +162,6 @@ def _ranges(runs: list[dict[str, Any]]) -> Drawing:
     return figure
 
 
-def _flags(told: dict[str, Any], runs: list[dict[str, Any]]) -> str:
-    several = f" --replications {told['replications']}" if told.get("replications", 1) > 1 else ""
+def _flags(saved: dict[str, Any], runs: list[dict[str, Any]]) -> str:
+    several = f" --replications {saved['replications']}" if saved.get("replications", 1) > 1 else ""
     return "".join(f" --policy {run['policy']}" for run in runs) + several

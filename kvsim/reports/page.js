@@ -42,7 +42,7 @@ function colours() {
   return table;
 }
 
-function film(figure) {
+function snapshotStrip(figure) {
   const data = JSON.parse(figure.querySelector("script").textContent);
   const frames = Uint8Array.from(atob(data.frames), (letter) => letter.charCodeAt(0));
   const canvas = figure.querySelector("canvas"), slider = figure.querySelector("input");
@@ -81,4 +81,4 @@ function film(figure) {
   draw();
 }
 
-document.querySelectorAll(".film").forEach(film);
+document.querySelectorAll(".strip").forEach(snapshotStrip);

@@ -1,4 +1,4 @@
-"""A page, and how it becomes HTML: all text is escaped, all that is needed lies within the file."""
+"""A page and its HTML: one self-contained file in which all text is escaped."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-import markupsafe
-
 from kvsim.simulation.snapshots import Snapshots
 
 if TYPE_CHECKING:
+    import jinja2
+    import markupsafe
     from matplotlib.figure import Figure as Drawing
 
 _GRID = 64
-"""Cells in a row of a snapshots."""
+"""Cells per row of a snapshot."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows, and by what it is sorted."""
+    """A cell of a table: the text shown, and the value to sort by."""
 
     text: str
     value: float | str | None = None
-    """None: what cannot be said, sorted behind everything else."""
+    """None for an unknown value, which is sorted last."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that a reader can sort by any column."""
+    """A table that the reader can sort by any column."""
 
     title: str
     heads: Sequence[str]
@@ -43,47 +42,44 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture."""
+    """An image with a title."""
 
     title: str
     source: str
-    """A data address."""
+    """A ``data:`` URL."""
     alt: str
     wide: bool = False
-    """Whether a small screen shows it by scrolling rather than by shrinking."""
+    """Whether small screens scroll the image instead of shrinking it."""
 
     @classmethod
     def of(cls, title: str, drawing: Drawing, alt: str) -> Figure:
-        """A drawing of matplotlib's, as PNG."""
+        """Make one from a matplotlib figure."""
         data = io.BytesIO()
         drawing.savefig(data, format="png", dpi=120)
         return cls.of_png(title, data.getvalue(), alt)
 
     @classmethod
     def of_png(cls, title: str, data: bytes, alt: str, *, wide: bool = False) -> Figure:
-        """A picture that is there already."""
+        """Make one from the bytes of a PNG file."""
         return cls(title, "data:image/png;base64," + base64.b64encode(data).decode(), alt, wide)
 
 
 @dataclass(frozen=True)
 class SnapshotStrip:
-    """The cells over time, with a slider."""
+    """Snapshots of the cells over time, with a slider."""
 
     snapshots: Snapshots
 
     @property
     def caption(self) -> str:
-        """What is shown."""
-        shown = (
-            "each square is a cell"
-            if self.snapshots.every == 1
-            else f"each square is one of {self.snapshots.every} cells"
-        )
-        return f"{shown}, read like a page; a colour for each sequence, empty where it is free"
+        """How to read the snapshots."""
+        every = self.snapshots.every
+        square = "each square is one cell" if every == 1 else f"each square is one of {every} cells"
+        return f"{square}, in reading order; each sequence has a colour, free cells are empty"
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the page's script draws."""
+        """The data that the page's script draws."""
         return {
             "columns": _GRID,
             "cells": int(self.snapshots.cells.shape[1]),
@@ -94,7 +90,7 @@ class SnapshotStrip:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page; whatever it has is shown in this order."""
+    """A section of a page; its parts are shown in the order of the fields."""
 
     title: str
     text: Sequence[str] = ()
@@ -102,28 +98,28 @@ class Section:
     figures: Sequence[Figure] = ()
     snapshots: Sequence[SnapshotStrip] = ()
     listings: Sequence[tuple[str, str]] = ()
-    """A heading and a text that is shown as it is."""
+    """Pairs of a heading and preformatted text."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A report."""
+    """A report as one HTML page."""
 
     title: str
     asked: Sequence[str]
-    """What the question was, a paragraph each."""
+    """The question, as paragraphs."""
     conclusion: Sequence[str]
-    """What the figures support, a sentence each."""
+    """The answer, as sentences."""
     sections: Sequence[Section] = field(default_factory=tuple)
     footer: str = ""
 
     def html(self) -> str:
-        """The whole file."""
+        """Return the complete file."""
         return _template().render(page=self, style=_asset("page.css"), script=_asset("page.js"))
 
 
 def number(value: float | None, digits: int = 3, unit: str = "") -> Cell:
-    """A number as a cell, with so many digits that count."""
+    """Make a cell of a number, shown with the given number of significant digits."""
     if value is None or value != value:
         return Cell("–", None)
     whole = abs(value) >= 10**digits or value == int(value)
@@ -132,28 +128,32 @@ def number(value: float | None, digits: int = 3, unit: str = "") -> Cell:
 
 
 def share(value: float | None) -> Cell:
-    """A share as a cell, in percent."""
+    """Make a cell of a share, shown in percent."""
     return Cell("–", None) if value is None or value != value else Cell(f"{value:.1%}", float(value))
 
 
 def milliseconds(seconds: float | None) -> Cell:
-    """Seconds as a cell, in milliseconds."""
+    """Make a cell of a time in seconds, shown in milliseconds."""
     return number(None if seconds is None else 1e3 * seconds)
 
 
 def words(text: str) -> Cell:
-    """A text as a cell."""
+    """Make a cell of a text, sorted without regard to case."""
     return Cell(text, text.lower())
 
 
 @cache
 def _asset(name: str) -> markupsafe.Markup:
-    """Part of the page that is ours, and so needs no escaping."""
+    """A file of this package, which needs no escaping."""
+    import markupsafe
+
     text = (resources.files("kvsim.reports") / name).read_text(encoding="utf-8")
     return markupsafe.Markup(text)
 
 
 @cache
 def _template() -> jinja2.Template:
+    import jinja2
+
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(str(_asset("page.html")))

@@ -1,4 +1,4 @@
-"""What the pages share: reading what was saved, and how to repeat it."""
+"""Parts that all pages share: reading saved files, and the section on reproducing the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERSIONS = ("numpy", "scipy", "simpy", "pandas")
 
 
 def read(path: Path) -> str:
-    """A text file. Raises ``UserError``."""
+    """Read a text file. Raises ``UserError``."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as e:
@@ -27,29 +27,27 @@ def read(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file with one JSON object. Raises ``UserError``."""
+    """Read a file with one JSON object. Raises ``UserError``."""
     try:
-        told = json.loads(read(path))
+        saved = json.loads(read(path))
     except (ValueError, RecursionError) as e:
         raise UserError(f"{path}: not JSON ({e})") from None
-    if not isinstance(told, dict):
+    if not isinstance(saved, dict):
         raise UserError(f"{path}: a JSON object is expected")
-    return told
+    return saved
 
 
 def reproduce(command: str, listings: Sequence[tuple[str, str]]) -> Section:
-    """The last part of a page."""
+    """Build the last section of a page: the command, its input, and the versions of the software."""
     versions = [f"kvsim {kvsim.__version__}", f"Python {platform.python_version()}"]
     versions += [f"{name} {metadata.version(name)}" for name in _VERSIONS]
     return Section(
-        "To repeat it",
-        ["Every default is filled in. One seed gives one result."],
+        "How to reproduce this",
+        ["All defaults are filled in. The same seed gives the same result."],
         listings=[*listings, ("Command and versions", "\n".join([command, "", *versions]))],
     )
 
 
 def footer() -> str:
-    """Who made the page, and what its figures are."""
-    return (
-        f"Made by kvsim {kvsim.__version__}. Times are predictions; the machine profile says how far they may be off."
-    )
+    """Build the footer: the version of kvsim, and a note that times are predictions."""
+    return f"Written by kvsim {kvsim.__version__}. Times are predictions; the machine profile states their error."

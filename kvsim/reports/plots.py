@@ -1,9 +1,9 @@
-"""Pictures of results."""
+"""Figures of comparisons, cells over time, prefix caches and calibrations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import matplotlib.ticker
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from kvsim.experiments.prefix_cache import PrefixStudy
 
 
+Colour = tuple[float, float, float]
+
 _LINES = 8
-"""The most policies whose lines can be told apart in one panel."""
+"""Maximum number of policies whose lines can be distinguished in one panel."""
 
 
 def comparison_figure(comparison: Comparison) -> Figure:
-    """Four panels: TTFT and end-to-end latency as distributions; cells used and fragmentation over time.
+    """Draw the distributions of TTFT and end-to-end latency, and cells used and fragmentation over time.
 
-    Up to eight policies are drawn as lines, more as a row each.
+    Up to eight policies are drawn as lines, more as rows.
     """
     results = comparison.results
     few = len(results) <= _LINES
@@ -45,8 +47,8 @@ def comparison_figure(comparison: Comparison) -> Figure:
             handles, labels = used.get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
         scenario, n_requests = comparison.scenario, len(results[0].requests)
-        asked = f"{scenario.name}: {n_requests} requests, {scenario.cache.cells} cells, seed {scenario.seed}"
-        figure.suptitle(asked + "\n", fontsize=14)
+        title = f"{scenario.name}: {n_requests} requests, {scenario.cache.cells} cells, seed {scenario.seed}"
+        figure.suptitle(title + "\n", fontsize=14)
         figure.text(0.5, 0.955, comparison.profile, ha="center", fontsize=8, color="0.4")
     return figure
 
@@ -63,7 +65,7 @@ def _ecdf(axis: Axes, results: Sequence[Result], measure: str, title: str) -> No
 
 
 def _ranges(axis: Axes, results: Sequence[Result], measure: str, title: str) -> None:
-    """P50, P95 and P99 on a line for each policy, on a logarithmic axis."""
+    """P50, P95 and P99, with a row per policy, on a logarithmic axis."""
     for row, result in enumerate(results):
         quantiles = [result.summary[measure][x] for x in ("p50", "p95", "p99")]
         if None in quantiles:
@@ -84,7 +86,7 @@ def _lines(axis: Axes, results: Sequence[Result], share: str, title: str) -> Non
 
 
 def _heat(axis: Axes, results: Sequence[Result], share: str, title: str, columns: int = 200) -> None:
-    """A row for each policy, time across, dark where the share is high."""
+    """A row per policy over time, dark where the share is high."""
     end = max(float(result.cache["time_s"].iloc[-1]) for result in results) or 1.0
     at = (np.arange(columns) + 0.5) * end / columns
     rows = np.full((len(results), columns), np.nan)
@@ -107,12 +109,12 @@ def _heat(axis: Axes, results: Sequence[Result], share: str, title: str, columns
     axis.figure.colorbar(image, ax=axis, shrink=0.9)
 
 
-def _colours(n: int) -> list[tuple[float, float, float]]:
+def _colours(n: int) -> list[Colour]:
     return list(sns.color_palette("colorblind" if n <= 10 else "husl", n))
 
 
 def cell_maps_figure(results: Sequence[Result]) -> Figure:
-    """For each policy its cells across and time down, a colour for each sequence, white where a cell is free."""
+    """Draw the cells of each policy across and time down: a colour per sequence, white for free cells."""
     columns = min(len(results), 4)
     rows = -(-len(results) // columns)
     with mpl.rc_context(sns.plotting_context("notebook" if len(results) == 1 else "paper")):
@@ -133,15 +135,15 @@ def cell_maps_figure(results: Sequence[Result]) -> Figure:
             axis.tick_params(labelsize=7 if len(results) > 1 else 10)
         figure.supxlabel("cell", fontsize=10)
         figure.supylabel("simulated seconds", fontsize=10)
-        title = "Who holds which cell: a colour for each slot, white is free"
+        title = "which slot holds each cell (a colour per slot, white if free)"
         figure.suptitle(f"{results[0].summary['scenario']}: {title}", fontsize=12)
     return figure
 
 
 def _picture(result: Result, rows: int = 500, columns: int = 1024) -> tuple[NDArray[np.float64], float]:
-    """Pixels of shape (rows, at most columns, 3), and the time of the lower edge in seconds.
+    """Pixels of shape (rows, columns or fewer, 3), and the time at the lower edge in seconds.
 
-    A row shows the state at its time; where several cells share a pixel, one of them is shown.
+    A row shows the state at its time; if several cells share a pixel, one of them is shown.
     """
     times = np.array([time for time, _ in result.frames])
     end = float(result.cache["time_s"].iloc[-1]) or 1.0
@@ -155,7 +157,7 @@ def _picture(result: Result, rows: int = 500, columns: int = 1024) -> tuple[NDAr
 
 
 def prefix_figure(study: PrefixStudy) -> Figure:
-    """Hit rate over cache size, a line for each eviction policy; the infinite cache and the working set marked."""
+    """Draw hit rate over cache size, with a line per eviction policy, the infinite cache and the working set."""
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
         figure = Figure(figsize=(10, 6), layout="constrained")
         axis = figure.subplots()
@@ -186,7 +188,7 @@ def prefix_figure(study: PrefixStudy) -> Figure:
         axis.set(
             xscale="log",
             ylim=(0, 1.12 * top or 1),
-            ylabel="share of the prompts' blocks that are found",
+            ylabel="hit rate, share of the prompts' blocks",
             xlabel=f"cache size, blocks of {study.block_size} tokens",
         )
         for at, (eviction, blocks) in enumerate((e, n) for e, n in study.knees.items() if e in ("lru", "belady")):
@@ -203,17 +205,21 @@ def prefix_figure(study: PrefixStudy) -> Figure:
             )
         axis.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
         axis.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda n, _: f"{n:,.0f}"))
-        axis.legend(title="forgets first by", loc="lower right", frameon=True)
-        title = f"{study.scenario}: prefix hits of {study.requests:,} requests, {study.references:,} blocks asked for"
+        axis.legend(title="eviction", loc="lower right", frameon=True)
+        title = f"{study.scenario}: prefix hits of {study.requests:,} requests, {study.references:,} blocks looked up"
         axis.set_title(title)
     return figure
 
 
+_MEASURED = ["by itself", "in a running server"]
+"""How a pass was measured: alone, or within the steps of a server."""
+
+
 def calibration_figure(calibration: Calibration) -> Figure:
-    """Predicted against measured time of every pass that was held out, and how the errors are distributed."""
-    held = calibration.held_out.assign(
+    """Draw predicted against measured time of every held-out pass, and the distribution of the errors."""
+    held_out = calibration.held_out.assign(
         error=calibration.held_out["predicted_s"] / calibration.held_out["measured_s"] - 1,
-        measured=np.where(calibration.held_out["mixed"], "in a running server", "by itself"),
+        measured=np.where(calibration.held_out["mixed"], _MEASURED[1], _MEASURED[0]),
         ms=1e3 * calibration.held_out["measured_s"],
         predicted_ms=1e3 * calibration.held_out["predicted_s"],
     )
@@ -222,44 +228,8 @@ def calibration_figure(calibration: Calibration) -> Figure:
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
         figure = Figure(figsize=(13, 6), layout="constrained")
         against, errors = figure.subplots(1, 2, width_ratios=(3, 2))
-        ends = held[["ms", "predicted_ms"]].to_numpy()
-        ends = np.array([ends.min() * 0.9, ends.max() * 1.1])
-        against.plot(ends, ends, color="0.4", linewidth=1)
-        against.fill_between(ends, 0.9 * ends, 1.1 * ends, color="0.5", alpha=0.15, linewidth=0, label="within 10 %")
-        sns.scatterplot(
-            held,
-            x="ms",
-            y="predicted_ms",
-            hue="kernel",
-            style="measured",
-            palette=palette,
-            style_order=["by itself", "in a running server"],
-            s=22,
-            alpha=0.6,
-            linewidth=0,
-            ax=against,
-        )
-        against.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", xlim=ends, ylim=ends)
-        against.set_title("A forward pass that was not used in the fit")
-        for axis in (against.xaxis, against.yaxis):
-            axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda ms, _: f"{ms:g}"))
-        sns.boxplot(
-            held,
-            x="error",
-            y="kernel",
-            hue="measured",
-            hue_order=["by itself", "in a running server"],
-            order=sorted(profile.kernels),
-            whis=(5, 95),
-            showfliers=False,
-            palette=["0.75", "0.92"],
-            ax=errors,
-        )
-        errors.axvline(0, color="0.4", linewidth=1)
-        errors.set(xlabel="predicted over measured, less 1", ylabel="")
-        errors.set_title("Its error: median, quartiles, P5 to P95")
-        errors.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
-        errors.legend(title="", loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)
+        _predicted_against_measured(against, held_out, palette)
+        _relative_errors(errors, held_out, sorted(profile.kernels))
         figure.suptitle(
             f"{profile.model}, K in {profile.type_k}, V in {profile.type_v}: median error "
             f"{profile.held_out_error_median:.1%}, P95 {profile.held_out_error_p95:.1%} "
@@ -268,8 +238,52 @@ def calibration_figure(calibration: Calibration) -> Figure:
     return figure
 
 
+def _predicted_against_measured(axis: Axes, held_out: pd.DataFrame, palette: Mapping[Any, Colour]) -> None:
+    times = held_out[["ms", "predicted_ms"]].to_numpy()
+    ends = np.array([times.min() * 0.9, times.max() * 1.1])
+    axis.plot(ends, ends, color="0.4", linewidth=1)
+    axis.fill_between(ends, 0.9 * ends, 1.1 * ends, color="0.5", alpha=0.15, linewidth=0, label="within 10 %")
+    sns.scatterplot(
+        held_out,
+        x="ms",
+        y="predicted_ms",
+        hue="kernel",
+        style="measured",
+        palette=palette,
+        style_order=_MEASURED,
+        s=22,
+        alpha=0.6,
+        linewidth=0,
+        ax=axis,
+    )
+    axis.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", xlim=ends, ylim=ends)
+    axis.set_title("Forward passes that were not used in the fit")
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_formatter(mpl.ticker.FuncFormatter(lambda ms, _: f"{ms:g}"))
+
+
+def _relative_errors(axis: Axes, held_out: pd.DataFrame, kernels: list[str]) -> None:
+    sns.boxplot(
+        held_out,
+        x="error",
+        y="kernel",
+        hue="measured",
+        hue_order=_MEASURED,
+        order=kernels,
+        whis=(5, 95),
+        showfliers=False,
+        palette=["0.75", "0.92"],
+        ax=axis,
+    )
+    axis.axvline(0, color="0.4", linewidth=1)
+    axis.set(xlabel="predicted / measured − 1", ylabel="")
+    axis.set_title("Relative error: median, quartiles, P5 to P95")
+    axis.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
+    axis.legend(title="", loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)
+
+
 def _smooth(times: pd.Series[float], values: pd.Series[float], points: int = 300) -> pd.Series[float]:
-    """Time-weighted means over equal stretches of time, so that a long run stays readable."""
+    """Time-weighted means over intervals of equal length, so that a long run stays readable."""
     end = float(times.iloc[-1])
     if len(times) <= points or end <= 0:
         return pd.Series(values.to_numpy(), index=times.to_numpy())

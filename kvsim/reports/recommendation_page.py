@@ -1,4 +1,4 @@
-"""The page of a recommendation: what ``kvsim recommend`` saved."""
+"""The page of a recommendation that ``kvsim recommend`` saved."""
 
 from __future__ import annotations
 
@@ -11,70 +11,70 @@ from kvsim.reports.page import Cell, Figure, Page, Section, Table, milliseconds,
 from kvsim.reports.parts import footer, read, reproduce
 
 _SETTINGS = ("policy", "cells", "slots", "slot_context", "n_batch", "n_ubatch", "type_k", "type_v")
-_OF_CANDIDATES = (*_SETTINGS, "reason", "detail")
+_CANDIDATE_COLUMNS = (*_SETTINGS, "reason", "detail")
 
 
-def recommendation_page(folder: Path, told: dict[str, Any]) -> Page:
-    """The page of a folder whose ``recommendation.json`` is ``told``."""
-    traffic, searched, slo = told["traffic"], told["searched"], told["slo"]["text"]
-    memory = "" if told["memory_bytes"] is None else f" in {told['memory_bytes'] / 1e9:.3g} GB"
+def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
+    """Make the page of a folder; ``saved`` is the content of its ``recommendation.json``."""
+    traffic, searched, slo = saved["traffic"], saved["searched"], saved["slo"]["text"]
+    memory = "" if saved["memory_bytes"] is None else f" in {saved['memory_bytes'] / 1e9:.3g} GB"
     asked = [
-        f"Which settings serve “{told['scenario']}” at {told['load']:g} times its load{memory}, so that {slo}?",
+        f"Which settings serve “{saved['scenario']}” at {saved['load']:g} times its load{memory}, so that {slo}?",
         f"{searched['settings']:,} settings, {searched['runs']:,} runs of up to {traffic['requests']:,} requests. "
         f"{traffic['note']}.",
     ]
     figures = []
     if (folder / "recommendation.png").is_file():
-        title = "How far from the bounds, and the largest loads"
+        title = "Distance from the bounds, and largest loads"
         figures.append(Figure.of_png(title, (folder / "recommendation.png").read_bytes(), title, wide=True))
     sections = [
-        Section("The best few", [str(told["rule"]).capitalize() + "."], [_best_table(told)], figures),
-        Section("What to type", listings=_typed(told)),
-        Section("What was ruled out", tables=_ruled_out(folder, told)),
-        Section("What this does not say", [str(line) for line in told["limits"]]),
+        Section("The best settings", [str(saved["rule"]).capitalize() + "."], [_best_table(saved)], figures),
+        Section("Commands", listings=_commands(saved)),
+        Section("Settings that were ruled out", tables=_ruled_out(folder, saved)),
+        Section("Limits of these predictions", [str(line) for line in saved["limits"]]),
         reproduce(
             f"kvsim recommend --slo '{slo}' ...",
-            [(f"Scenario of place {b['place']}", read(folder / b["scenario"])) for b in told["best"]],
+            [(f"Scenario of place {b['place']}", read(folder / b["scenario"])) for b in saved["best"]],
         ),
     ]
-    conclusion = [str(line) for line in (told["conclusion"], told["compared"]) if line]
-    return Page(f"Settings for {told['scenario']}", asked, conclusion, sections, footer())
+    conclusion = [str(line) for line in (saved["conclusion"], saved["compared"]) if line]
+    return Page(f"Settings for {saved['scenario']}", asked, conclusion, sections, footer())
 
 
-def _best_table(told: dict[str, Any]) -> Table:
-    bounds = [bound["measure"] for bound in told["slo"]["bounds"] if bound["asked"]]
-    heads = ["place", "setting", "meets it", *(_head(m, end) for m in bounds for end in ("", " low", " high"))]
+def _best_table(saved: dict[str, Any]) -> Table:
+    bounds = [bound["measure"] for bound in saved["slo"]["bounds"] if bound["asked"]]
+    heads = ["place", "settings", "SLO met", *(_head(m, end) for m in bounds for end in ("", " low", " high"))]
     heads += ["largest load", "load low", "load high", "memory, MB"]
     rows = []
-    for best in told["best"]:
+    for best in saved["best"]:
         figures = [_value(m, best["measures"][m][end]) for m in bounds for end in ("value", "low", "high")]
         load = best["sustained_load"] or {}
         loads = [number(load.get(end)) for end in ("value", "low", "high")]
         memory = number(best["memory_bytes"] / 1e6)
         rows.append([number(best["place"]), words(best["label"]), words(best["verdict"]), *figures, *loads, memory])
-    return Table("The best few, with intervals", heads, rows, "Loads are multiples of the load asked about.")
+    return Table("The best settings, with intervals", heads, rows, "Loads are multiples of the load asked about.")
 
 
-def _typed(told: dict[str, Any]) -> list[tuple[str, str]]:
+def _commands(saved: dict[str, Any]) -> list[tuple[str, str]]:
     listings = []
-    for best in told["best"]:
-        lines = [f"{best['command']} {best['typed']}"] if best["command"] else ["(a policy of no engine yet)"]
+    for best in saved["best"]:
+        lines = [f"{best['command']} {best['typed']}"] if best["command"] else ["(no engine has this policy yet)"]
         lines += [f"# {note}" for note in best["notes"]]
         listings.append((f"{best['place']}. {best['label']}", "\n".join(lines)))
     return listings
 
 
-def _ruled_out(folder: Path, told: dict[str, Any]) -> list[Table]:
-    reasons = told["searched"]["reasons"]
+def _ruled_out(folder: Path, saved: dict[str, Any]) -> list[Table]:
+    reasons = saved["searched"]["reasons"]
     counts = [[words(reason), number(each["count"]), words(each["means"])] for reason, each in reasons.items()]
     tables = [Table("Settings by reason", ["reason", "settings", "meaning"], counts)]
     rows = [
-        [_setting(row[key]) for key in _OF_CANDIDATES]
+        [_setting(row[key]) for key in _CANDIDATE_COLUMNS]
         for row in csv.DictReader(io.StringIO(read(folder / "candidates.csv")))
     ]
-    tables.append(Table("Every setting", list(_OF_CANDIDATES), rows))
+    tables.append(Table("All settings", list(_CANDIDATE_COLUMNS), rows))
     left_out = [
-        [words(policy), words(each["detail"])] for policy, each in told["searched"]["policies_left_out"].items()
+        [words(policy), words(each["detail"])] for policy, each in saved["searched"]["policies_left_out"].items()
     ]
     return [*tables, Table("Policies that were not searched", ["policy", "why"], left_out)]
 

@@ -1,4 +1,4 @@
-"""A picture of a recommendation; drawn without any window."""
+"""The figure of a recommendation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def recommendation_figure(found: Recommendation) -> Figure:
-    """Of the best few, on the left each measure asked about over its limit, on the right the largest loads; both with
-    intervals over the replications."""
+    """Draw each bounded measure of the finalists divided by its limit, and their largest loads, with intervals."""
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
         figure = Figure(figsize=(13, 2.2 + 0.75 * max(len(found.best), 1)), layout="constrained")
-        near, far = figure.subplots(1, 2, sharey=True)
+        limits, loads = figure.subplots(1, 2, sharey=True)
         bounds = [bound for bound in found.slo.asked if bound.limit > 0]
         colours = sns.color_palette("colorblind", max(len(bounds), 1))
         for k, bound in enumerate(bounds):
@@ -27,7 +26,7 @@ def recommendation_figure(found: Recommendation) -> Figure:
                 interval = f.measures.get(bound.measure)
                 if interval is not None:
                     y = i + 0.5 * ((k + 0.5) / len(bounds) - 0.5)
-                    near.errorbar(
+                    limits.errorbar(
                         interval.value / bound.limit,
                         y,
                         xerr=_ends(interval, bound.limit),
@@ -36,25 +35,25 @@ def recommendation_figure(found: Recommendation) -> Figure:
                         capsize=3,
                         label=bound.text if i == 0 else None,
                     )
-        near.axvline(1, color="black", linewidth=1, linestyle="--")
-        near.set_xlabel("predicted / limit")
-        near.set_xlim(left=0)
-        near.set_yticks(range(len(found.best)), [_name(i, f.candidate.label) for i, f in enumerate(found.best, 1)])
-        near.invert_yaxis()
-        if near.get_legend_handles_labels()[0]:
-            figure.legend(*near.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=11)
+        limits.axvline(1, color="black", linewidth=1, linestyle="--")
+        limits.set_xlabel("predicted / limit")
+        limits.set_xlim(left=0)
+        limits.set_yticks(range(len(found.best)), [_name(i, f.candidate.label) for i, f in enumerate(found.best, 1)])
+        limits.invert_yaxis()
+        if limits.get_legend_handles_labels()[0]:
+            figure.legend(*limits.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=11)
         for i, f in enumerate(found.best):
             if f.sustained is not None:
                 value = f.sustained.value
-                far.barh(i, value, height=0.5, color="0.75", xerr=_ends(f.sustained, 1.0), capsize=3)
-        far.axvline(1, color="black", linewidth=1, linestyle="--")
-        far.set_xlabel("largest load that meets it / this load")
+                loads.barh(i, value, height=0.5, color="0.75", xerr=_ends(f.sustained, 1.0), capsize=3)
+        loads.axvline(1, color="black", linewidth=1, linestyle="--")
+        loads.set_xlabel("largest load that meets the service level / this load")
         figure.suptitle(f"{found.scenario.name}: {found.slo.text}", fontsize=14)
     return figure
 
 
 def _ends(interval: Interval, scale: float) -> list[list[float]] | None:
-    """How far the ends lie from the estimate; shape (2, 1). None of an interval without ends."""
+    """Distances of an interval's ends from its estimate, shape (2, 1); None if an end is infinite."""
     if not math.isfinite(interval.high) or not math.isfinite(interval.low):
         return None
     return [[(interval.value - interval.low) / scale], [(interval.high - interval.value) / scale]]

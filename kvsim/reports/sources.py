@@ -1,4 +1,4 @@
-"""Pages from what commands have saved."""
+"""Write a page from the results that a command has saved."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _KINDS: dict[str, tuple[str, Callable[[Path, dict[str, Any]], Page]]] = {
     "sweep.json": ("kvsim sweep", sweep_page),
     "recommendation.json": ("kvsim recommend", recommendation_page),
 }
-"""By the file that is in the folder: who wrote it, and what makes a page of it."""
+"""The command that writes each file, and the function that makes a page of it."""
 
 
 def report(results: str | Path | Comparison | SweepResult, out: str | Path | None = None) -> Path:
-    """Write a page about results; the file written, by default ``report.html`` beside what was saved.
+    """Write an HTML page about results and return its path, by default ``report.html`` beside them.
 
-    ``results``: the folder that ``kvsim compare``, ``sweep`` or ``recommend`` wrote, or a file in it; of a sweep whose
-    store is not called ``sweep.sqlite`` the store, and the default is then ``STORE-report.html``. What ``compare`` and
-    ``sweep`` returned is accepted too, with ``out``, which ends in .html or .htm. Raises ``UserError``.
+    ``results``: a folder that ``kvsim compare``, ``sweep`` or ``recommend`` wrote, or a file in it. For a sweep whose
+    store is not called ``sweep.sqlite``, give the store; the page is then ``STORE-report.html``. The objects that
+    ``compare`` and ``sweep`` return are accepted too, together with ``out``. ``out`` must end in .html or .htm. Raises
+    ``UserError``.
     """
     if out is not None and Path(out).suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out}: a page is written to a file that ends in .html or .htm")
@@ -51,7 +52,7 @@ def report(results: str | Path | Comparison | SweepResult, out: str | Path | Non
             page, target = _page_of(Path(folder))
     target = target if out is None else Path(out)
     try:
-        # Written beside and put in its place, so that a page is whole or not there.
+        # Written to a temporary name first, so that the page is never incomplete.
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         part.write_text(page.html(), encoding="utf-8")
@@ -62,55 +63,55 @@ def report(results: str | Path | Comparison | SweepResult, out: str | Path | Non
 
 
 def _page_of(given: Path) -> tuple[Page, Path]:
-    """The page, and where it goes by default."""
+    """The page, and its default path."""
     folder = given.parent if given.is_file() else given
-    writers = ", ".join(f"{who} ({name})" for name, (who, _) in _KINDS.items())
+    writers = ", ".join(f"{command} ({name})" for name, (command, _) in _KINDS.items())
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such results; a folder is expected that one of these wrote: {writers}")
-    if given.is_file() and (own := _own_sweep(given)) is not None:
-        return _named(own)
-    for name, (who, make) in _KINDS.items():
+        raise UserError(f"{folder}: no such results; a folder written by one of these is expected: {writers}")
+    if given.is_file() and (named := _named_sweep(given)) is not None:
+        return _page_of_named_sweep(named)
+    for name, (command, make) in _KINDS.items():
         if (folder / name).is_file():
-            return _made(folder / name, who, make), folder / "report.html"
+            return _make_page(folder / name, command, make), folder / "report.html"
     others = [path for path in sorted(folder.glob("*.json")) if path.with_suffix(".csv").is_file()]
     if len(others) > 1:
         names = ", ".join(path.name for path in others)
-        raise UserError(f"{folder}: several sweeps in it; name one of {names}")
+        raise UserError(f"{folder}: contains several sweeps; name one of {names}")
     if others:
-        return _named(others[0])
-    raise UserError(f"{folder}: no results in it; a folder is expected that one of these wrote: {writers}")
+        return _page_of_named_sweep(others[0])
+    raise UserError(f"{folder}: no results in it; a folder written by one of these is expected: {writers}")
 
 
-def _own_sweep(given: Path) -> Path | None:
-    """The object that a sweep wrote beside a file of its own, where it does not have the default name."""
+def _named_sweep(given: Path) -> Path | None:
+    """The JSON file of a sweep with a name of its own, found from any file that the sweep wrote; else None."""
     try:
         with given.open("rb") as file:
             is_store = file.read(len(_STORE)) == _STORE
     except OSError as e:
         raise UserError(f"{given}: cannot be read: {e.strerror}") from None
     if is_store:
-        mixed_step = given.with_name(written_names(given)["json"])
-        if not mixed_step.is_file():
-            raise UserError(f"{mixed_step}: not there; run kvsim sweep with --out {given} again")
-        return mixed_step
+        saved = given.with_name(written_names(given)["json"])
+        if not saved.is_file():
+            raise UserError(f"{saved}: no such file; run kvsim sweep with --out {given} again")
+        return saved
     stem = given.stem
     for end in ("-runs", "-best", "-failures"):
         stem = stem.removesuffix(end)
-    mixed_step = given.with_name(f"{stem}.json")
-    return mixed_step if mixed_step.name not in _KINDS and mixed_step.is_file() else None
+    saved = given.with_name(f"{stem}.json")
+    return saved if saved.name not in _KINDS and saved.is_file() else None
 
 
-def _named(path: Path) -> tuple[Page, Path]:
-    """The page of a sweep by its object, and where it goes."""
-    page = _made(path, "kvsim sweep", lambda folder, told: sweep_page(folder, told, f"{path.stem}.png"))
+def _page_of_named_sweep(path: Path) -> tuple[Page, Path]:
+    """The page of a sweep's JSON file, and its default path."""
+    page = _make_page(path, "kvsim sweep", lambda folder, saved: sweep_page(folder, saved, f"{path.stem}.png"))
     return page, path.with_name("report.html" if path.stem == "sweep" else f"{path.stem}-report.html")
 
 
-def _made(path: Path, who: str, make: Callable[[Path, dict[str, Any]], Page]) -> Page:
-    told = read_json(path)
+def _make_page(path: Path, command: str, make: Callable[[Path, dict[str, Any]], Page]) -> Page:
+    saved = read_json(path)
     try:
-        return make(path.parent, told)
+        return make(path.parent, saved)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
         if isinstance(e, UserError):
             raise
-        raise UserError(f"{path}: not what {who} wrote ({type(e).__name__}: {e}); run it again") from None
+        raise UserError(f"{path}: not what {command} writes ({type(e).__name__}: {e}); run it again") from None

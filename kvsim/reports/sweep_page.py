@@ -1,79 +1,81 @@
-"""The page of a sweep: what ``kvsim sweep`` saved."""
+"""The page of a sweep that ``kvsim sweep`` saved."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from kvsim.reports.page import Cell, Figure, Page, Section, Table, milliseconds, number, words
 from kvsim.reports.parts import footer, reproduce
 
 _SHOWN = ("e2e_mean", "e2e_p95", "ttft_p95", "tpot_p95", "throughput_tokens_per_s", "failed_share", "preemptions")
-_FAILURES = 200
-"""Failed runs that are listed."""
+_MOST_FAILURES = 200
+"""Maximum number of failed runs listed."""
 
 
-def sweep_page(folder: Path, told: dict[str, Any], picture: str = "sweep.png") -> Page:
-    """The page of a sweep in a folder, whose ``sweep.json`` is ``told``."""
-    sweep, points = told["sweep"], told["points"]
+def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") -> Page:
+    """Make the page of a sweep in a folder; ``saved`` is the content of its JSON file."""
+    import tomli_w
+
+    sweep, points = saved["sweep"], saved["points"]
     axes = list(sweep.get("axes", {}))
     numbers = {row["number"] for row in points}
     policies = list(dict.fromkeys(row["policy"] for row in points))
     asked = [
-        f"What do {', '.join(axes) or 'policies'} change?",
-        f"{len(numbers)} points under {', '.join(policies)}: {told['runs']:,} runs, {told['failed']:,} of them failed; "
-        f"{sweep.get('replications', 1)} replications with the same requests under every policy.",
+        f"What is the effect of {', '.join(axes) or 'the policy'}?",
+        f"{len(numbers)} points under {', '.join(policies)}: {saved['runs']:,} runs, of which {saved['failed']:,} "
+        f"failed; {sweep.get('replications', 1)} replications with the same requests under every policy.",
     ]
     figures = []
     if (folder / picture).is_file():
-        title = f"{told['measure']} over the axes"
+        title = f"{saved['measure']} over the axes"
         figures.append(Figure.of_png(title, (folder / picture).read_bytes(), title, wide=True))
     sections = [
-        Section("The best of each point", tables=[_best_table(told, axes)], figures=figures),
-        Section("Every point", tables=[_points_table(told, axes)]),
+        Section("The best policy at each point", tables=[_best_table(saved, axes)], figures=figures),
+        Section("All points", tables=[_points_table(saved, axes)]),
     ]
-    if told["failures"]:
-        sections.append(Section("What failed", tables=[_failures_table(told)]))
+    if saved["failures"]:
+        sections.append(Section("Failures", tables=[_failures_table(saved)]))
     sections.append(reproduce("kvsim sweep sweep.toml", [("Sweep", tomli_w.dumps(sweep))]))
-    return Page(f"Sweep: {told['name']}", asked, [str(told["conclusion"])], sections, footer())
+    return Page(f"Sweep: {saved['name']}", asked, [str(saved["conclusion"])], sections, footer())
 
 
-def _best_table(told: dict[str, Any], axes: list[str]) -> Table:
-    measure = told["measure"]
+def _best_table(saved: dict[str, Any], axes: list[str]) -> Table:
+    measure = saved["measure"]
     heads = ["point", *axes, "best", measure, "second", "behind by", "more than chance", "left out"]
     rows = [
         [
             number(row["number"]),
             *(_setting(row[axis]) for axis in axes),
-            words(_called(told, row)),
+            words(_winner(saved, row)),
             _value(measure, row["value"]),
             words(row["second"] or "–"),
             _value("share" if row["behind"] is not None else measure, row["behind"]),
             words("yes" if row["holds"] else "no"),
             words(row.get("left_out") or "–"),
         ]
-        for row in told["best"]
+        for row in saved["best"]
     ]
-    note = "Behind by: the second over the best, less 1. Policies that failed requests, and the oracle, are left out; "
-    note += "who is then alone has not won."
-    return Table("The best policy of each point", heads, rows, note)
+    note = (
+        "Behind by: how much worse the second is than the best, as a share. Policies that failed requests, and the "
+        "oracle, are left out; a policy that then has no competitor has not won."
+    )
+    return Table("The best policy at each point", heads, rows, note)
 
 
-def _called(told: dict[str, Any], row: dict[str, Any]) -> str:
-    forgets = " (forgets tokens)" if row["best"] in told.get("forgetful", ()) else ""
-    return f"{row['best']}{forgets}{'' if row['rivals'] else ', alone'}"
+def _winner(saved: dict[str, Any], row: dict[str, Any]) -> str:
+    drops = " (drops tokens)" if row["best"] in saved.get("forgetful", ()) else ""
+    return f"{row['best']}{drops}{'' if row['rivals'] else ', no competitor'}"
 
 
-def _points_table(told: dict[str, Any], axes: list[str]) -> Table:
-    shown = list(dict.fromkeys((told["measure"], *_SHOWN)))
+def _points_table(saved: dict[str, Any], axes: list[str]) -> Table:
+    shown = list(dict.fromkeys((saved["measure"], *_SHOWN)))
     heads = ["point", *axes, "policy", "runs"]
     for measure in shown:
         heads += [_head(measure), "±"]
     heads.append("verdict")
     rows = []
-    for row in told["points"]:
+    for row in saved["points"]:
         figures = []
         for measure in shown:
             value, low, high = (row.get(f"{measure}{end}") for end in ("", "_low", "_high"))
@@ -82,15 +84,15 @@ def _points_table(told: dict[str, Any], axes: list[str]) -> Table:
         settings = [_setting(row[axis]) for axis in axes]
         rows.append([number(row["number"]), *settings, words(row["policy"]), number(row["replications"]), *figures])
         rows[-1].append(words(row.get("verdict") or "–"))
-    note = f"Latencies in milliseconds; ± is half of the {told['level']:.0%} interval over replications."
+    note = f"Latencies in milliseconds; ± is half the {saved['level']:.0%} interval over replications."
     return Table("All points", heads, rows, note)
 
 
-def _failures_table(told: dict[str, Any]) -> Table:
-    failures = told["failures"]
+def _failures_table(saved: dict[str, Any]) -> Table:
+    failures = saved["failures"]
     rows = [
         [number(row["number"]), words(row["policy"]), number(row["replication"]), words(row["error"])]
-        for row in failures[:_FAILURES]
+        for row in failures[:_MOST_FAILURES]
     ]
     more = len(failures) - len(rows)
     note = f"And {more:,} more." if more else ""

@@ -1,4 +1,4 @@
-"""Pictures of sweeps, and of the trade between latency and memory; drawn without any window."""
+"""Figures of sweeps, and of latency against memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from kvsim.experiments.verdict import BOUND
 _MOST_PANELS = 6
 _MARKERS = "osD^vPX*"
 _WIDE = 16.0
-"""Largest over smallest value of an axis from which on it is drawn on a logarithmic scale."""
+"""Ratio of an axis's largest to smallest value from which its scale is logarithmic."""
 _WIDE_MEASURE = 10**1.5
-"""The same of a measure."""
-_LETTERS = 0.1
-"""Inches that a letter of a tick label takes at most."""
+"""Ratio of a measure's largest to smallest value above which its scale is logarithmic."""
+_LETTER_IN = 0.1
+"""Maximum width of a letter of a tick label, in inches."""
 
 
 def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
-    """A measure over the axes, a colour for each policy, intervals where there are several replications.
+    """Draw a measure over the axes, with a colour per policy and intervals over replications.
 
-    A grid of one axis is one panel; of two or three, a panel for each value of the others, if they are few. Other
-    designs, and larger grids, are drawn once over each axis, every point a dot. Hollow: points where requests failed.
+    A grid of one axis takes one panel; a grid of two or three has a panel for each value of the other axes, if they
+    have few values. Other designs and larger grids are drawn as points over each axis in turn. Points with failed
+    requests are hollow.
     """
     drawn = table[table[measure].notna()] if len(table) else table
     numeric = [key for key in plan.axes if pd.api.types.is_numeric_dtype(table[key])]
@@ -50,7 +51,7 @@ def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
         if _is_wide(drawn[measure]):
             for axis in figure.axes:
                 axis.set_yscale("log")
-                # An interval that reaches down to 0 would leave no room for the rest.
+                # An interval that reaches down to 0 would squeeze everything else.
                 axis.set_ylim(drawn[measure].min() / 2, drawn[measure].max() * 2)
                 plain_log(axis.yaxis, drawn[measure])
     return figure
@@ -68,10 +69,10 @@ def _panels(
     for i, row in enumerate(row_values):
         for j, column in enumerate(column_values):
             axis, part = axes[i, j], table
-            said = [(key, value) for key, value in ((columns, column), (rows, row)) if key is not None]
-            for key, value in said:
+            fixed = [(key, value) for key, value in ((columns, column), (rows, row)) if key is not None]
+            for key, value in fixed:
                 part = part[part[key] == value]
-            axis.set_title(", ".join(f"{key} = {_said(value)}" for key, value in said), fontsize=11)
+            axis.set_title(", ".join(f"{key} = {_label(value)}" for key, value in fixed), fontsize=11)
             for at, (policy, colour) in enumerate(palette.items()):
                 _line(axis, part[part["policy"] == policy], measure, across, policy, colour, at)
             _scale(axis, table, across, room)
@@ -105,8 +106,8 @@ def _line(axis: Axes, part: pd.DataFrame, measure: str, across: str | None, poli
         capsize=2.5,
     )
     failed = _failed(part).tolist()
-    at_x = [each for each, fell in zip(x, failed, strict=True) if fell]
-    axis.plot(at_x, part[measure][failed], marker, markersize=6, markerfacecolor="white", color=colour, zorder=5)
+    x_failed = [value for value, hollow in zip(x, failed, strict=True) if hollow]
+    axis.plot(x_failed, part[measure][failed], marker, markersize=6, markerfacecolor="white", color=colour, zorder=5)
 
 
 def _dots(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
@@ -124,8 +125,7 @@ def _dots(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
         sns.scatterplot(
             text, x=key, y=measure, hue="policy", style="policy", palette=palette, markers=markers, s=34, ax=axis
         )
-        fell = text[_failed(text)]
-        for policy, part in fell.groupby("policy", sort=False):
+        for policy, part in text[_failed(text)].groupby("policy", sort=False):
             look = {"marker": markers[str(policy)], "edgecolor": palette[str(policy)]}
             axis.scatter(part[key], part[measure], s=34, facecolor="white", zorder=5, **look)
         spec = plan.file.axes[key]
@@ -145,7 +145,7 @@ def _legend(figure: Figure, axis: Axes) -> None:
 
 
 def _failed(table: pd.DataFrame) -> pd.Series[bool]:
-    """Points where requests, or whole runs, failed."""
+    """Mask of the points where requests or whole runs failed."""
     return (table["failed_share"] > 0) | (table["failed"] > 0)
 
 
@@ -154,8 +154,11 @@ def _is_wide(values: pd.Series[float]) -> bool:
 
 
 def plain_log(axis: XAxis | YAxis, values: Iterable[float]) -> None:
-    """Plain numbers along a logarithmic axis: at 1, 2 and 5 where its values span less than 1.5 decades, or hold less
-    than two powers of ten, else at those; where they span little, at even distances."""
+    """Label a logarithmic axis with plain numbers.
+
+    The ticks are at powers of ten; at 1, 2 and 5 if the values span less than 1.5 decades or fewer than two powers of
+    ten; and evenly spaced if the values span less than a factor of 6.
+    """
     known = [value for value in values if value > 0]
     span = max(known) / min(known) if known else 1.0
     powers = math.floor(math.log10(max(known))) - math.ceil(math.log10(min(known))) + 1 if known else 0
@@ -169,7 +172,7 @@ def plain_log(axis: XAxis | YAxis, values: Iterable[float]) -> None:
 
 
 def _scale(axis: Axes, table: pd.DataFrame, across: str | None, room: float) -> None:
-    """The axis below, ``room`` inches wide."""
+    """Set the scale and ticks of the horizontal axis, which is ``room`` inches wide."""
     if across is None:
         axis.tick_params(axis="x", rotation=30)
         return
@@ -181,21 +184,21 @@ def _scale(axis: Axes, table: pd.DataFrame, across: str | None, room: float) -> 
         axis.set_xscale("log")
     known = sorted(values.unique())
     if len(known) <= 8:
-        axis.set_xticks(known, [_said(value) for value in known])
+        axis.set_xticks(known, [_label(value) for value in known])
         axis.minorticks_off()
         at = np.log(known) if axis.get_xscale() == "log" else np.array(known, dtype=float)
-        # Labels at the ends reach into the neighbouring panels.
+        # Labels at the ends extend into the neighbouring panels.
         between = room * np.diff(at).min() / max(float(np.ptp(at)), 1e-300) if len(at) > 1 else room
-        beyond = _LETTERS * (2 + len(_said(known[0])) + len(_said(known[-1]))) / 2 > 0.09 * room
-        if beyond or between < _LETTERS * (2 + max(len(_said(value)) for value in known)):
-            axis.tick_params(axis="x", rotation=90 if between < 4 * _LETTERS else 45)
+        beyond = _LETTER_IN * (2 + len(_label(known[0])) + len(_label(known[-1]))) / 2 > 0.09 * room
+        if beyond or between < _LETTER_IN * (2 + max(len(_label(value)) for value in known)):
+            axis.tick_params(axis="x", rotation=90 if between < 4 * _LETTER_IN else 45)
 
 
 def _values(table: pd.DataFrame, key: str | None) -> list[Any]:
     return [None] if key is None or not len(table) else sorted(table[key].unique())
 
 
-def _said(value: Any) -> str:
+def _label(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float | np.number) and not isinstance(value, bool) else str(value)
 
 
@@ -216,9 +219,9 @@ def pareto_figure(
     title: str,
     failing: Sequence[str] = (),
 ) -> Figure:
-    """Latency against memory: of each policy (value, low, high) of both, and who is on the front.
+    """Draw latency against memory: (value, low, high) of both for each policy, and the Pareto front.
 
-    ``failing`` policies, which failed requests, are drawn hollow.
+    ``failing``: policies that failed requests, drawn hollow.
     """
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
         figure = Figure(figsize=(10, 6.5), layout="constrained")
@@ -244,7 +247,7 @@ def pareto_figure(
         if ordered:
             axis.step(*zip(*ordered, strict=True), where="post", color="0.4", linewidth=1, linestyle="--", zorder=0)
         axis.set(
-            xlabel="MB of cells that no other sequence could take, mean over time",
+            xlabel="KV memory, MB: cells that no other sequence could take, mean over time",
             ylabel="mean end-to-end latency, seconds",
         )
         latencies = [latency[0] for latency, _ in points.values() if latency[0] > 0]
@@ -252,18 +255,18 @@ def pareto_figure(
             axis.set_yscale("log")
             plain_log(axis.yaxis, latencies)
         figure.suptitle(title, fontsize=13)
-        axis.set_title(_key(points, front, failing), fontsize=10, loc="left")
+        axis.set_title(_legend_text(points, front, failing), fontsize=10, loc="left")
         if points:
             figure.legend(loc="outside right upper", frameon=False, fontsize=10)
     return figure
 
 
-def _key(points: Mapping[str, Any], front: Sequence[str], failing: Sequence[str]) -> str:
-    """How to read the picture of the trade; nothing that it does not show."""
-    said = ["dashed: who failed nothing and is beaten in neither"] if front else []
-    said += ["hollow: failed requests"] if any(policy in points for policy in failing) else []
-    said += [f"the {BOUND}, a bound, takes no part"] if BOUND in points else []
-    return "\n".join(filter(None, ("; ".join(said[:2]), "; ".join(said[2:]))))
+def _legend_text(points: Mapping[str, Any], front: Sequence[str], failing: Sequence[str]) -> str:
+    """Explanation of the markers and lines that the Pareto figure has."""
+    lines = ["dashed: policies without failed requests that no other beats in both"] if front else []
+    lines += ["hollow: failed requests"] if any(policy in points for policy in failing) else []
+    lines += [f"the {BOUND} is a bound and not part of the front"] if BOUND in points else []
+    return "\n".join(filter(None, ("; ".join(lines[:2]), "; ".join(lines[2:]))))
 
 
 def _ends(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[list[float]] | None:

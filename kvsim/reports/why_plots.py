@@ -1,4 +1,4 @@
-"""The picture of a diagnosis."""
+"""The figure of a diagnosis by ``kvsim why``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kvsim.advice.why import Contrast, Diagnosis
 
 _BINS = 60
-"""Points along the time axis, of equally many requests each."""
-# Neighbours in the stack are not to be alike.
+"""Maximum number of points along the time axis, each the mean of equally many requests."""
+# The order keeps similar colours apart in the stack.
 _STACK = ("queueing", "own", "batch", "context", "holes", "compaction", "transfers", "prefix", "failures", "machine")
 _COLOURS = {**dict(zip(_STACK, sns.color_palette("colorblind", 10), strict=True)), "cells": (0.25, 0.25, 0.45)}
 _LABELS = {
@@ -26,7 +26,7 @@ _LABELS = {
     "own": "own tokens",
     "batch": "others' tokens",
     "context": "useful cells",
-    "holes": "cells not their own",
+    "holes": "other cells",
     "compaction": "compaction",
     "failures": "cut batches, preemptions",
     "prefix": "prefix misses",
@@ -36,8 +36,7 @@ _LABELS = {
 
 
 def why_figure(diagnosis: Diagnosis) -> Figure:
-    """Above, the mean latency of requests by when they arrived, as a stack of causes; below, what each adds to the late
-    and to the slow."""
+    """Draw mean latency by arrival as a stack of causes and, below, the extra time of late and of slow requests."""
     causes = [c for c in _LABELS if diagnosis.requests[f"{c}_s"].abs().max() > 0]
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
         figure = Figure(figsize=(12, 8.5), layout="constrained")
@@ -54,7 +53,7 @@ def why_figure(diagnosis: Diagnosis) -> Figure:
 
 
 def _unit(diagnosis: Diagnosis) -> tuple[float, str]:
-    """In which times are told, and how many of it make a second."""
+    """Unit of time of the figure: how many make a second, and its name."""
     return (1.0, "seconds") if diagnosis.requests["e2e_s"].mean() >= 1 else (1e3, "milliseconds")
 
 
@@ -65,7 +64,7 @@ def _stack(axis: Axes, diagnosis: Diagnosis, causes: list[str]) -> None:
     means = requests.assign(order=np.arange(1, len(requests) + 1)).groupby(bins).mean()
     at = means["arrival_s"] if spread else means["order"]
     scale, unit = _unit(diagnosis)
-    # A machine that was faster than predicted takes seconds away: the line of the whole shows it.
+    # Where the machine was faster than predicted, its part is negative; only the line of the total shows that.
     heights = [scale * means[f"{cause}_s"].clip(lower=0) for cause in causes]
     colours = [_COLOURS[cause] for cause in causes]
     axis.stackplot(at, *heights, labels=[_LABELS[c] for c in causes], colors=colours, linewidth=0, alpha=0.9)
@@ -103,8 +102,8 @@ def _bars(axis: Axes, diagnosis: Diagnosis, contrast: Contrast, causes: list[str
                     fontsize=10,
                 )
     else:
-        title += ": no slower"
+        title += ": not slower"
     low = min(0.0, float(values.min()))
     axis.set(xlim=(low - 0.18 * reach if low < 0 else 0, max(float(values.max()), 0.0) + 0.2 * reach))
-    axis.set(xlabel=f"{unit} more, mean", title=title)
+    axis.set(xlabel=f"mean difference, {unit}", title=title)
     axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))

@@ -1,4 +1,4 @@
-"""Pictures of request streams."""
+"""Figures of request streams."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from workloads.fitting.statistics import RequestColumns, dispersion
 if TYPE_CHECKING:
     from kvsim.advice.workload_fit import WorkloadFit
 
-_STRETCHES = 60
-"""Of the time axis, in which arrivals are counted for the picture."""
+_BINS = 60
+"""Number of intervals in which arrivals are counted."""
 _SHORTEST_S, _FEWEST_WINDOWS = 0.05, 12
 _TENTHS = 10
 
 
 def fit_figure(fit: WorkloadFit) -> Figure:
-    """Six panels: arrivals over time, gaps, burstiness by window, prompts, outputs, and outputs by prompt length."""
+    """Draw arrivals, gaps, burstiness by window, prompts, outputs, and outputs by prompt length, in six panels."""
     both = {"stream": fit.stream, "model": fit.model}
     colours = dict(zip(both, sns.color_palette("colorblind", 2), strict=True))
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
@@ -39,13 +39,14 @@ def fit_figure(fit: WorkloadFit) -> Figure:
             _joint(joint, columns, **style)
         over_time.set(title="Arrivals", xlabel="seconds", ylabel="requests/s")
         over_time.set_ylim(bottom=0)
-        gaps.set(title="Gaps longer than", xlabel="seconds", ylabel="share of gaps", xscale="log", yscale="log")
+        gaps.set(title="Gaps between arrivals", xlabel="seconds", ylabel="share that is longer")
+        gaps.set(xscale="log", yscale="log")
         bursts.set(title="Burstiness: 1 is Poisson", xlabel="window, seconds", ylabel="variance over mean of arrivals")
         bursts.set(xscale="log", yscale="log")
         bursts.axhline(1, color="0.5", linewidth=1)
-        prompts.set(title="Prompts", xlabel="tokens", ylabel="share no longer", xscale="log")
-        outputs.set(title="Outputs", xlabel="tokens", ylabel="share no longer", xscale="log")
-        joint.set(title="Median output by length of prompt", xlabel="prompt tokens", ylabel="output tokens")
+        prompts.set(title="Prompts", xlabel="tokens", ylabel="cumulative share", xscale="log")
+        outputs.set(title="Outputs", xlabel="tokens", ylabel="cumulative share", xscale="log")
+        joint.set(title="Median output by prompt length", xlabel="prompt tokens", ylabel="output tokens")
         joint.set(xscale="log")
         joint.set_ylim(bottom=0)
         for axis in (bursts.xaxis, bursts.yaxis, prompts.xaxis, outputs.xaxis, joint.xaxis):
@@ -60,7 +61,7 @@ def fit_figure(fit: WorkloadFit) -> Figure:
 
 def _rate(axis: Axes, columns: RequestColumns, **style: Any) -> None:
     if columns.duration_s > 0:
-        counts, edges = np.histogram(columns.arrivals_s, bins=_STRETCHES)
+        counts, edges = np.histogram(columns.arrivals_s, bins=_BINS)
         axis.plot((edges[:-1] + edges[1:]) / 2, counts / np.diff(edges), linewidth=1.4, **style)
 
 
@@ -85,7 +86,7 @@ def _share(axis: Axes, tokens: np.ndarray, **style: Any) -> None:
 
 
 def _joint(axis: Axes, columns: RequestColumns, **style: Any) -> None:
-    """The median output in each tenth of the prompts by length, and the middle half."""
+    """Draw the median and the quartiles of the outputs in each tenth of the prompts by length."""
     order = np.argsort(columns.prompt_tokens, kind="stable")
     tenths = [part for part in np.array_split(order, _TENTHS) if len(part)]
     at = [float(np.median(columns.prompt_tokens[part])) for part in tenths]

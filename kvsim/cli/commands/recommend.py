@@ -106,7 +106,7 @@ def show(out: Console, found: Recommendation) -> None:
         much = f", by {by[0]:.3g} x to {by[1]:.3g} x" if by else ""
         out.print(f"   {count:>5,}  {REASONS[reason]}{much}", highlight=False)
     for reason in ("engine", "forgets"):
-        names = [name for name, (why, _) in found.space.elsewhere.items() if why == reason]
+        names = [name for name, (why, _) in found.space.policies_left_out.items() if why == reason]
         if names:
             out.print(f"   {REASONS[reason]}: {', '.join(names)}", highlight=False, soft_wrap=True)
     for line in found.limits:
@@ -127,7 +127,7 @@ def _table(found: Recommendation) -> Table:
     table.add_column("met")
     for place, f in enumerate(found.best, 1):
         c, server, cache = f.candidate, f.candidate.scenario.server, f.candidate.scenario.cache
-        batch = str(server.n_batch) if c.home == "vllm" else f"{server.n_batch}/{server.n_ubatch}"
+        batch = str(server.n_batch) if c.engine == "vllm" else f"{server.n_batch}/{server.n_ubatch}"
         types = c.type_k if c.type_k == c.type_v else f"{c.type_k}/{c.type_v}"
         figures = [_short(f.measures.get(bound.measure), bound.is_share) for bound in found.slo.asked]
         reach = "–" if f.sustained is None else f"{'≥ ' * f.at_least}{f.sustained.value:.3g} x{_half(f.sustained, 2)}"

@@ -1,4 +1,4 @@
-"""What an engine's memory is made of: measured parts add up, and each remedy lowers what it should."""
+"""Parts of an engine's memory: measurements add up, and each remedy reduces what it should."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from tests.worlds import command
 
 MB = 1_000_000
 SLACK = 3 * MB
-"""What Python and the C library may keep of their own between two stages."""
+"""Memory that Python and the C library may retain between two stages."""
 REPORTED = ("small-pages", "merged-buffers", "growing-cache", "once", "f16", "int8")
 PARTS = ("weights", "cache", "work")
 QUICK = ("memory", "--model", "tiny", "--context", "64", "--tokens", "16", "--slots", "2")
@@ -30,7 +30,7 @@ def report():
 
 @pytest.fixture(scope="module")
 def steps(report):
-    """Of each remedy: the measured parts before and after it."""
+    """The measured parts before and after each remedy."""
     measured = [f.measured for f in report.footprints.values()]
     return dict(zip(REPORTED, pairwise(measured), strict=True))
 
@@ -53,8 +53,8 @@ def test_parts_add_up(report):
             assert reading.model_file == 0
 
 
-def test_naive_holds_what_was_asked_of_numpy(report):
-    """All of it, since all of it was written to."""
+def test_the_naive_set_up_holds_all_arrays(report):
+    """All of their memory is resident, since all of it was written to."""
     naive = report.footprints["naive"]
     for part in PARTS:
         asked = getattr(naive.arrays, part)
@@ -93,7 +93,7 @@ def test_a_remedy_lowers_what_it_should_and_nothing_grows(report, steps, remedy,
         assert getattr(after, other) <= getattr(before, other) + SLACK
 
 
-def test_with_all_remedies_little_more_is_held_than_needed(report):
+def test_all_remedies_together_leave_little_more_than_the_need(report):
     last = list(report.footprints.values())[-1]
     assert last.needed.total <= last.measured.total <= last.needed.total + 2 * SLACK
     assert last.ratio < 0.5 * report.footprints["naive"].ratio
@@ -101,7 +101,7 @@ def test_with_all_remedies_little_more_is_held_than_needed(report):
 
 
 def test_huge_pages_are_what_keeps_a_growing_cache_large():
-    """The control: why there is a remedy of that name. Only where Linux gives huge pages to those who ask."""
+    """Control: huge pages, if Linux offers them, are why ``small-pages`` is a remedy."""
     with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
         if "[never]" in file.read():
             pytest.skip("no huge pages here")
@@ -110,30 +110,30 @@ def test_huge_pages_are_what_keeps_a_growing_cache_large():
     assert huge.measured.cache > 2 * small.measured.cache
 
 
-def test_what_is_computed_is_the_same_every_time():
+def test_measurements_compute_the_same_every_time():
     setup = SetUp("tiny", cache="paged", slots=2, context=64, tokens=32, type_k="q8_0", type_v="f16")
     one, two = measure(setup), measure(setup)
     assert (one.needed, one.arrays, one.said) == (two.needed, two.arrays, two.said)
 
 
-def test_every_set_up_of_the_same_weights_says_the_same(report):
-    said = [f.said for f in report.footprints.values()]
-    assert all(len(slot) == footprint.DECODES + 1 for slot in said[0])
-    assert said[0] == said[1] == said[2] == said[3] == said[4]
+def test_set_ups_with_the_same_weights_generate_the_same(report):
+    outputs = [f.said for f in report.footprints.values()]
+    assert all(len(slot) == footprint.DECODES + 1 for slot in outputs[0])
+    assert outputs[0] == outputs[1] == outputs[2] == outputs[3] == outputs[4]
 
 
-def test_caches_have_room_for_whatever_they_are_asked_to_hold():
-    """A growing buffer is doubled beside the others, which needs cells; all three forms say the same."""
+def test_caches_hold_every_number_of_tokens():
+    """Doubling a growing buffer needs further cells; all three forms generate the same."""
     model = Transformer.random(footprint._MINIATURE, seed=1)
     for slots in (1, 2, 3, 5, 8):
         for context, tokens in ((2, 2), (20, 17), (36, 36), (64, 40), (70, 66), (128, 128)):
-            said = set()
+            outputs = set()
             for cache in footprint._POLICIES:
                 setup = SetUp("tiny", cache=cache, slots=slots, context=context, tokens=tokens, n_ubatch=7)
                 policy, engine = footprint._engine(setup, model)
-                said.add(footprint._serve(setup, policy, engine))
+                outputs.add(footprint._serve(setup, policy, engine))
                 assert policy.usage().stored == slots * tokens
-            assert len(said) == 1
+            assert len(outputs) == 1
 
 
 def test_activations_by_hand():
@@ -214,10 +214,10 @@ def test_the_table_and_the_picture(report):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--remedy", "magic"], f"no remedy called 'magic'; there are {', '.join(REMEDIES)}"),
-        (["--remedy", "mapped"], "remedy mapped: the weights of tiny are drawn, not read from a file"),
+        (["--remedy", "mapped"], "remedy mapped: the weights of tiny are random, not read from a file"),
         (["--slots", "0"], "slots is 0; a whole number from 1 to 1048576 is accepted"),
         (["--ubatch", "-1"], "n_ubatch is -1; a whole number from 1"),
         (["--context", "1"], "context is 1; a whole number from 2"),
@@ -228,13 +228,13 @@ def test_the_table_and_the_picture(report):
         (["--slots", "1000000", "--context", "1000000"], "try fewer slots, a smaller context or a smaller model"),
     ],
 )
-def test_mistakes_are_answered_in_one_line(arguments, said, tmp_path, monkeypatch):
+def test_mistakes_are_answered_in_one_line(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert said in complaint(*QUICK, *arguments)
+    assert message in complaint(*QUICK, *arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_reported_before_any_measurement(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["kvsim.advice.memory"], "measure", None)
     (tmp_path / "file").write_text("")
     assert "cannot write results" in complaint(*QUICK, "--out", str(tmp_path / "file"))
@@ -245,31 +245,31 @@ def test_unknown_types_are_refused_in_python_too():
         kvsim.memory("tiny", type_v="f8")
 
 
-def test_what_the_measured_process_refuses_is_told(tmp_path):
+def test_errors_of_the_measured_process_are_reported(tmp_path):
     path = Small(d_head=16).write(tmp_path / "narrow.gguf")
     with pytest.raises(kvsim.UserError, match="cannot be cut into blocks of 32"):
         kvsim.memory(str(path), [], slots=1, context=8, tokens=4, type_k="q4_0")
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("kill -9 $$", "it was ended by signal 9, as Linux does where memory runs out"),
         ("echo first >&2; echo then this >&2; exit 1", "failed: then this"),
         ("echo half an answ", "failed: it said nothing"),
     ],
 )
-def test_a_measured_process_that_fails(script, said, tmp_path, monkeypatch):
+def test_a_measured_process_that_fails(script, message, tmp_path, monkeypatch):
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\ncat >/dev/null\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(program))
-    with pytest.raises(kvsim.UserError, match=said) as refused:
+    with pytest.raises(kvsim.UserError, match=message) as refused:
         measure(SetUp("tiny"))
     assert "\n" not in str(refused.value)
 
 
-def test_systems_without_proc_are_told(monkeypatch):
+def test_systems_without_proc_are_reported(monkeypatch):
     def absent(*_, **__):
         raise FileNotFoundError
 

@@ -48,7 +48,7 @@ def parts(made, engine, kind):
 
 
 def kv(engine="llamacpp", **given):
-    """Bytes of K and V by group of layers."""
+    """Return the bytes of K and V by group of layers."""
     return parts(plan(engine=engine, **given), engine, "kv")
 
 
@@ -107,7 +107,7 @@ def test_windows_have_a_cache_of_their_own():
     assert cells(ctx=1000) == (1024, 1024)
 
 
-def test_llamacpp_keeps_all_of_mistral_and_vllm_its_window():
+def test_llamacpp_keeps_all_tokens_of_mistral_and_vllm_its_window():
     made = plan("mistral-7b-v0.1", ctx=32768)
     assert one(parts(made, "llamacpp", "kv")) == 4 * GIB
     blocks = (4095 + 2048 + 15) // 16 + 1
@@ -339,13 +339,13 @@ def test_a_context_is_never_longer_than_the_models_own():
 
 @settings(max_examples=60, deadline=None)
 @given(given_=ANY, engine=st.sampled_from(["llamacpp", "vllm"]), more=st.integers(1, 5000))
-def test_more_never_takes_less(given_, engine, more):
+def test_larger_settings_never_need_less_memory(given_, engine, more):
     total = plan(engine=engine, **given_).total(engine)
     assert plan(engine=engine, **(given_ | {"ctx": given_["ctx"] + more})).total(engine) >= total
     assert plan(engine=engine, **(given_ | {"parallel": given_["parallel"] + more % 64})).total(engine) >= total
 
 
-def test_narrower_types_take_less():
+def test_narrower_types_need_less_memory():
     sizes = {kind: one(kv(model="llama-3.1-8b", type_k=kind, type_v=kind)) for kind in LLAMACPP_CACHE_TYPES}
     order = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "f16", "f32"]
     assert [sizes[kind] for kind in order] == sorted(sizes[kind] for kind in order)
@@ -377,14 +377,14 @@ def test_sizes_are_shown_in_powers_of_two():
 # The command and the interface
 
 
-def test_the_table_and_the_object_say_the_same():
+def test_the_table_and_the_object_agree():
     made = kvsim.plan("gemma-3-12b", ctx=4096, memory="48GiB")
-    told = made.to_dict()
+    printed = made.to_dict()
     assert made.table.groupby("engine")["bytes"].sum().to_dict() == {
-        engine: said["total"] for engine, said in told["engines"].items()
+        engine: message["total"] for engine, message in printed["engines"].items()
     }
-    assert told["engines"]["vllm"]["largest_context"] == made.largest_context(48 * GIB, "vllm")
-    assert set(told["engines"]["llamacpp"]) == {
+    assert printed["engines"]["vllm"]["largest_context"] == made.largest_context(48 * GIB, "vllm")
+    assert set(printed["engines"]["llamacpp"]) == {
         "parts",
         "total",
         "budget",
@@ -392,7 +392,7 @@ def test_the_table_and_the_object_say_the_same():
         "largest_context",
         "largest_parallel",
     }
-    assert json.loads(json.dumps(told)) == told
+    assert json.loads(json.dumps(printed)) == printed
 
 
 def test_the_command_prints_both_engines_and_what_fits():
@@ -402,18 +402,18 @@ def test_the_command_prints_both_engines_and_what_fits():
     assert "llama.cpp: -c 32768 -np 4: 8,192 cells x 4 streams" in printed
     assert "llama.cpp: fits in 22.35 GiB; at most " in printed
     assert "vLLM: fits in 20.12 GiB of 22.35 GiB, which makes " in printed
-    told = json.loads(succeeded(command("plan", "--model", "llama-3.1-8b", "--engine", "vllm", "--json")))
-    assert list(told["engines"]) == ["vllm"]
+    printed = json.loads(succeeded(command("plan", "--model", "llama-3.1-8b", "--engine", "vllm", "--json")))
+    assert list(printed["engines"]) == ["vllm"]
 
 
 def test_the_command_lists_the_models():
     printed = succeeded(command("plan", "--list"))
     assert [row.split()[0] for row in printed.splitlines()][1:] == model_names()
-    told = json.loads(succeeded(command("plan", "--list", "--json")))
-    assert told["llama-3.1-8b"]["parameters"] == PARAMETERS["llama-3.1-8b"]
+    printed = json.loads(succeeded(command("plan", "--list", "--json")))
+    assert printed["llama-3.1-8b"]["parameters"] == PARAMETERS["llama-3.1-8b"]
 
 
-def test_what_one_engine_cannot_do_is_left_out_and_said():
+def test_an_engine_that_refuses_the_settings_is_left_out_with_a_note():
     made = plan("llama-3.1-8b", type_k="q8_0", type_v="q8_0")
     assert made.engines == ("llamacpp",)
     assert made.notes[0].startswith("left out: --cache-type-k: vLLM has no q8_0 cache")
@@ -446,7 +446,7 @@ MISTAKES = {
     ),
     "narrow V": (
         ("--model", "phi-4", "--engine", "llamacpp", "--cache-type-v", "q8_0", "--no-flash-attn"),
-        "--cache-type-v: llama.cpp keeps V as q8_0 with flash attention only",
+        "--cache-type-v: llama.cpp stores V as q8_0 only with flash attention",
     ),
     "nobody": (("--model", "phi-4", "--cache-type-k", "fp8"), "llama.cpp has no fp8; "),
     "lost file": (("--model", "lost.gguf"), "lost.gguf: cannot be read: "),
@@ -497,8 +497,8 @@ BAD_CONFIGS = {
 @pytest.mark.parametrize(("changes", "answer"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
 def test_a_config_that_cannot_be_planned_is_refused_in_one_line(tmp_path, changes, answer):
     path = config(tmp_path, **changes)
-    said = complaint(command("plan", "--model", path, "--cache-type-k", "q8_0"))
-    assert answer in said
+    message = complaint(command("plan", "--model", path, "--cache-type-k", "q8_0"))
+    assert answer in message
 
 
 BAD_FILES = {
@@ -526,7 +526,7 @@ def test_weights_of_a_gguf_file_are_not_chosen(tmp_path):
     # Heads of keys may differ from layer to layer.
     path = Small(fields={"llama.attention.head_count_kv": [2, 4]}).write(tmp_path / "uneven.gguf")
     assert sorted(kv(model=str(path), ctx=256).values()) == [256 * 2 * 2 * 32 * 2, 256 * 2 * 4 * 32 * 2]
-    with pytest.raises(UserError, match="layers of different width under vLLM are not planned"):
+    with pytest.raises(UserError, match="layers of different widths cannot be planned for vLLM"):
         plan(str(path), engine="vllm")
 
 

@@ -1,4 +1,4 @@
-"""Service levels: what is read from text, and what meets them."""
+"""Service levels: reading them from text, and checking measures against them."""
 
 import math
 
@@ -20,7 +20,7 @@ def test_bounds_are_read_with_their_units():
     assert slo.text == "ttft_p95<1s, tpot_p95<80ms, e2e_p99<=30s, failed<1%"
 
 
-def test_what_is_not_said_of_failures_allows_none():
+def test_by_default_no_failures_are_allowed():
     slo = read_slo("ttft_p95<1s")
     assert [(b.measure, b.limit) for b in slo.bounds if not b.text] == [("failed_share", 0), ("truncated_share", 0)]
     good = {"ttft_p95": 0.5, "failed_share": 0.0, "truncated_share": 0.0}
@@ -32,12 +32,12 @@ def test_what_is_not_said_of_failures_allows_none():
     )
 
 
-def test_the_limit_itself_counts_only_where_it_says_so():
+def test_the_limit_itself_meets_only_a_bound_that_includes_it():
     assert not read_slo("e2e_p99<1s").bounds[0].met(1.0)
     assert read_slo("e2e_p99<=1s").bounds[0].met(1.0)
 
 
-def test_a_bound_says_by_what_factor_it_is_missed():
+def test_the_worst_bound_has_its_factor():
     slo = read_slo("ttft_p95<1s,tpot_mean<10ms")
     found = {"ttft_p95": 0.5, "tpot_mean": 0.03, "failed_share": 0.0, "truncated_share": 0.0}
     bound, factor = slo.worst(found)
@@ -56,35 +56,35 @@ def test_latencies_are_measures():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "no bounds; accepted are bounds such as"),
-        (",", "is no bound; accepted are"),
-        ("ttft_p95", "'ttft_p95' is no bound; accepted are"),
-        ("ttft_p95>1s", "is no bound; accepted are"),
+        (",", "is not a bound; accepted are"),
+        ("ttft_p95", "'ttft_p95' is not a bound; accepted are"),
+        ("ttft_p95>1s", "is not a bound; accepted are"),
         ("ttft_p96<1s", "no measure 'ttft_p96'; accepted are ttft or tpot or e2e followed by _"),
         ("throughput<1s", "no measure 'throughput'; accepted are"),
         ("ttft_p95<1", "ttft_p95 is a time; a number followed by s or ms is accepted"),
         ("ttft_p95<1%", "ttft_p95 is a time"),
         ("ttft_p95<0s", "a time above 0"),
         ("ttft_p95<1e99s", "a time above 0 and below 1e9 seconds"),
-        ("ttft_p95<-1s", "is no bound"),
-        ("ttft_p95<nans", "is no bound"),
+        ("ttft_p95<-1s", "is not a bound"),
+        ("ttft_p95<nans", "is not a bound"),
         ("failed<1", "failed is a share of the requests; 0% to 100% is accepted"),
         ("failed<101%", "0% to 100% is accepted"),
         ("ttft_p95<1s,ttft_p95<2s", "ttft_p95 is bounded twice"),
         ("ttft_p95<1s,failed<1%,failed_share<2%", "failed_share is bounded twice"),
         (",".join(["ttft_p95<1s"] * 99), "99 bounds"),
         ("ttft_p95<1s\n", None),
-        ("x" * 999, "is no bound"),
+        ("x" * 999, "is not a bound"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_line(text, said):
-    if said is None:
+def test_unreadable_bounds_are_reported_in_one_line(text, message):
+    if message is None:
         assert read_slo(text).text == "ttft_p95<1s"
         return
-    with pytest.raises(UserError, match="--slo: ") as told:
+    with pytest.raises(UserError, match="--slo: ") as caught:
         read_slo(text)
-    assert said in str(told.value)
-    assert "\n" not in str(told.value)
-    assert len(str(told.value)) < 300
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300

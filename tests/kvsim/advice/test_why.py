@@ -1,4 +1,4 @@
-"""Why requests slow down: every second has one cause, and made-up slowdowns have the cause that they were made of."""
+"""Why requests slow down: every second has one cause, and constructed slowdowns are attributed to their cause."""
 
 import json
 import shlex
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kvsim
 from kvsim.advice.remedies import FAILURES, REMEDIES
-from kvsim.advice.why import CAUSES, LEAST, diagnose, difference_interval, why
+from kvsim.advice.why import CAUSES, FEWEST_REQUESTS, diagnose, difference_interval, why
 from kvsim.costs.profile import load_profile
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import load_scenario
@@ -27,14 +27,14 @@ SHORT = {"prompt_tokens": {"kind": "fixed", "value": 8}, "output_tokens": {"kind
 FEW = load_scenario("chat", workload__requests=60)
 
 
-def accounts(scenario, policy, **options):
-    """Of each request, the seconds by cause; and the run."""
+def breakdown(scenario, policy, **options):
+    """Seconds by cause for each request, and the run's result."""
     result = run(scenario, policy, detail="tables", **options)
     return result.causes, result
 
 
 def one_after_another(requests=40, **server):
-    """One user, so that nobody waits and nothing is batched."""
+    """One user at a time, so that no request waits and nothing is batched."""
     workload = {"kind": "closed-loop", "users": 1, "requests": requests, **SHORT}
     return load_scenario({"name": "single", "workload": workload, "server": {"keep_idle_slots": False, **server}})
 
@@ -44,10 +44,10 @@ def one_after_another(requests=40, **server):
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
 @given(scenarios(), st.sampled_from(sorted(available())))
-def test_seconds_add_up_and_leaps_change_none(world, name):
+def test_seconds_add_up_and_fast_forwards_change_none(world, name):
     try:
-        causes, result = accounts(world, name)
-        stepped, _ = accounts(world, name, fast_forward=False)
+        causes, result = breakdown(world, name)
+        stepped, _ = breakdown(world, name, fast_forward=False)
     except (kvsim.UserError, Livelock):
         return
     completed = result.requests[result.requests["status"] == "completed"]
@@ -74,14 +74,14 @@ def test_shares_of_a_difference_make_up_the_whole(name, scheduler):
 
 
 @pytest.mark.parametrize("detail", DETAILS)
-def test_accounts_change_no_figure(detail):
-    """With accounts or without: the summary is that of a run that keeps none."""
-    least, told = (run(FEW, "fill-holes", detail=d).summary for d in ("cache", detail))
+def test_the_breakdown_changes_no_result(detail):
+    """The summary is that of a run without a time breakdown."""
+    least, printed = (run(FEW, "fill-holes", detail=d).summary for d in ("cache", detail))
     for part in ("e2e_s", "queue", "prefix", "forward_passes"):
-        assert told[part] == least[part]
+        assert printed[part] == least[part]
 
 
-# Slowdowns made of one cause
+# Slowdowns with a single cause
 
 
 def test_queueing_alone():
@@ -95,14 +95,14 @@ def test_queueing_alone():
 
 
 def crowded(cells=512, slots=16, scheduler="vllm", **more):
-    """Arrivals that a cache of 512 cells has no room for, though there are slots for all of them."""
+    """Arrivals for which there are enough slots, but not enough cells."""
     hundred = {"kind": "fixed", "value": 100}
     workload = {"kind": "poisson", "rate": 8.0, "requests": 150, "prompt_tokens": hundred, "output_tokens": hundred}
     server = {"slots": slots, "scheduler": scheduler, **more}
     return load_scenario({"name": "crowded", "workload": workload, "server": server, "cache": {"cells": cells}})
 
 
-def test_who_waits_although_a_slot_is_free_waits_for_cells():
+def test_waiting_with_a_free_slot_is_waiting_for_cells():
     found = why(crowded(), "paged")
     assert found.across.dominant == "cells"
     assert "is waiting for cells" in found.sentence
@@ -115,22 +115,22 @@ def test_who_waits_although_a_slot_is_free_waits_for_cells():
 
 
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
-def test_who_waits_while_all_slots_are_taken_waits_for_a_slot(scheduler):
-    """The control: with room for all, nobody waits for cells, even if prompts fill the steps."""
+def test_waiting_without_a_free_slot_is_waiting_for_a_slot(scheduler):
+    """Control: if all requests fit, none waits for cells, even if prompts fill the steps."""
     for world in (crowded(16384, 2, scheduler), crowded(16384, 16, scheduler, n_batch=32)):
         found = why(world, "paged")
         assert found.requests["queueing_s"].sum() > 0
         assert (found.requests["cells_s"] == 0).all()
 
 
-def test_a_policy_that_lets_nobody_in_makes_llama_server_wait_for_cells():
+def test_a_policy_that_admits_no_request_makes_llama_server_wait_for_cells():
     found = why(crowded(1024, 8, "llama-server", slot_context=256), "hf-reserved")
     assert found.failed == 0
     assert found.requests["cells_s"].sum() > 10 * found.requests["queueing_s"].sum()
 
 
-def test_failures_come_first():
-    """Half of the requests fail, and the others are none the slower: that is not what there is to say."""
+def test_failures_are_reported_first():
+    """Half of the requests fail while the others are not slow, so the failures are what matters."""
     found = why(crowded(scheduler="llama-server"), "paged")
     assert found.failed == 72
     assert found.errors == {"Context size has been exceeded.": 72}
@@ -139,8 +139,8 @@ def test_failures_come_first():
     assert found.to_dict()["errors"] == dict(found.errors)
 
 
-def test_refused_prompts_are_told_in_groups():
-    """Messages that differ in figures alone are one; longer slots are what helps."""
+def test_refused_prompts_are_grouped():
+    """Messages that differ only in numbers are grouped; the remedy is longer slots."""
     found = why(load_scenario("chat", workload__requests=100, server__slot_context=100), "paged")
     (error,) = found.errors
     assert error == "the request exceeds the available context size: N prompt tokens, N in a slot"
@@ -148,14 +148,14 @@ def test_refused_prompts_are_told_in_groups():
     assert found.remedies[0] == FAILURES["context"][0]
 
 
-def test_where_most_failed_it_is_said_why():
+def test_if_most_requests_failed_the_message_says_why():
     with pytest.raises(kvsim.UserError, match=r"at least 8 are needed; \d+ of 20 requests failed: Context size") as e:
         why(load_scenario(crowded(256, scheduler="llama-server"), workload__requests=20, workload__rate=100.0), "paged")
     assert "\n" not in str(e.value)
 
 
 def test_holes_alone():
-    """Slots that have ended keep their cells, and a masked kernel reads them all: each request finds more of them."""
+    """Idle slots keep their cells, and a masked kernel reads them all, so each request reads more of them."""
     found = why(one_after_another(requests=40, slots=40, keep_idle_slots=True), "contiguous")
     assert found.over_time.dominant == "holes"
     assert found.over_time.table["share"]["holes"] > 0.99
@@ -163,8 +163,8 @@ def test_holes_alone():
     assert "streams" in found.remedies[0].kvsim
 
 
-def test_holes_are_nothing_where_cells_are_found_through_a_table():
-    """The control: the same under a policy that reads its own cells alone."""
+def test_a_policy_with_block_tables_has_no_holes():
+    """Control: a policy that reads only a sequence's own cells."""
     found = why(one_after_another(requests=40, slots=40, keep_idle_slots=True), "paged")
     assert (found.requests["holes_s"] == 0).all()
     assert found.main is None
@@ -172,7 +172,7 @@ def test_holes_are_nothing_where_cells_are_found_through_a_table():
 
 
 def test_batch_alone():
-    """There are slots for all and hardly any context: who is slow runs beside more others than who is fast."""
+    """With enough slots and little context, slow requests are those in larger batches."""
     workload = {"kind": "poisson", "rate": 60.0, "requests": 40, "prompt_tokens": 1, "output_tokens": 100}
     workload |= {key: {"kind": "fixed", "value": workload[key]} for key in ("prompt_tokens", "output_tokens")}
     found = why(load_scenario({"workload": workload, "server": {"slots": 64}}), "paged")
@@ -181,7 +181,7 @@ def test_batch_alone():
 
 
 def test_compaction_alone(tmp_path):
-    """On a machine that copies a thousand times slower, those who sit through a compaction are the slow ones."""
+    """On a machine whose copies are a thousand times slower, requests that wait for a compaction are the slow ones."""
     profile = load_profile("default")
     slow = {key: {name: 1e3 * x for name, x in cost.items()} for key, cost in profile.moves.model_dump().items()}
     data = profile.model_dump(mode="json") | {"moves": slow}
@@ -189,56 +189,56 @@ def test_compaction_alone(tmp_path):
     world = load_scenario(FEW, machine__profile=str(tmp_path / "slow.json"), workload__rate=1.0)
     assert why(world, "threshold-compaction").across.dominant == "compaction"
     assert why(load_scenario(FEW, workload__rate=1.0), "threshold-compaction").across.dominant != "compaction"
-    assert (accounts(world, "contiguous")[0]["compaction_s"] == 0).all()
+    assert (breakdown(world, "contiguous")[0]["compaction_s"] == 0).all()
 
 
-def test_idle_compaction_makes_those_wait_who_come_meanwhile():
-    causes, result = accounts(load_scenario(FEW, workload__rate=3.0), "idle-compaction")
+def test_requests_that_arrive_during_an_idle_compaction_wait():
+    causes, result = breakdown(load_scenario(FEW, workload__rate=3.0), "idle-compaction")
     assert result.summary["cache"]["compactions"] > 0
     assert causes["compaction_s"].sum() > 0
     np.testing.assert_allclose(causes[SECONDS].sum(axis=1), causes["e2e_s"], rtol=1e-9)
 
 
-def test_a_batch_that_is_cut_pays_for_further_passes():
-    """As many bases as there were passes that only a cut made necessary; without cuts, none."""
+def test_batch_splits_are_charged_for_further_passes():
+    """Passes that only a batch split made necessary are charged their base cost; without splits there is none."""
     tight = load_scenario(FEW, cache__cells=1024, workload__rate=20.0)
-    causes, result = accounts(tight, "contiguous")
+    causes, result = breakdown(tight, "contiguous")
     assert result.summary["cache"]["batch_splits"] > 0
     assert 0 < result.passes["cut"].sum() < result.summary["forward_passes"]
     assert causes["failures_s"].sum() > 0
-    causes, result = accounts(load_scenario(FEW, cache__cells=16384), "contiguous")
+    causes, result = breakdown(load_scenario(FEW, cache__cells=16384), "contiguous")
     assert result.summary["cache"]["batch_splits"] == 0
     assert not result.passes["cut"].any()
     assert (causes["failures_s"] == 0).all()
 
 
 def test_preemption_is_a_failure():
-    """Whoever was preempted waits for a slot again and computes once more; nobody else is charged."""
+    """A preempted request waits for a slot again and recomputes its tokens; no other request is charged."""
     tight = load_scenario(
         FEW, server__scheduler="vllm", cache__cells=1024, workload__rate=40.0, cache__prefix_cache=False
     )
-    causes, result = accounts(tight, "paged")
+    causes, result = breakdown(tight, "paged")
     preempted = result.requests.query("status == 'completed'")["preemptions"].to_numpy() > 0
     assert preempted.any()
     assert (causes["failures_s"].to_numpy()[preempted] > 0).all()
     assert (causes["failures_s"].to_numpy()[~preempted] == 0).all()
 
 
-def test_prefix_misses_are_what_a_prefix_cache_would_find():
-    """Conversations without a prefix cache compute their past again; with one that is large enough, they do not."""
+def test_prefix_misses_are_what_a_prefix_cache_would_hit():
+    """Without a prefix cache conversations recompute their earlier turns; with a large enough one they do not."""
     talk = load_scenario(
         "assistant", workload__sessions=20, server__keep_idle_slots=False, server__slots=8, cache__cells=2**15
     )
-    without, _ = accounts(talk, "contiguous")
-    found, result = accounts(talk, "paged")
+    without, _ = breakdown(talk, "contiguous")
+    found, result = breakdown(talk, "paged")
     assert result.summary["prefix"]["hit_rate"] > 0.5
     assert without["prefix_s"].sum() > 0.05 * without["e2e_s"].sum()
     assert found["prefix_s"].sum() < 0.05 * without["prefix_s"].sum()
-    told = why(talk, "contiguous")
-    assert told.main.dominant != "prefix"
-    assert [remedy.what for remedy in REMEDIES["prefix"]] == [remedy.what for remedy in told.remedies][-3:]
+    diagnosis = why(talk, "contiguous")
+    assert diagnosis.main.dominant != "prefix"
+    assert [remedy.what for remedy in REMEDIES["prefix"]] == [remedy.what for remedy in diagnosis.remedies][-3:]
     assert not {*REMEDIES["prefix"][1:]} & {*why(talk, "paged").remedies}
-    private, _ = accounts(FEW, "contiguous")
+    private, _ = breakdown(FEW, "contiguous")
     assert (private["prefix_s"] == 0).all()
 
 
@@ -251,12 +251,12 @@ def test_a_swap_is_a_transfer():
         cache__host_cells=8192,
         workload__rate=40.0,
     )
-    causes, result = accounts(world, "paged")
+    causes, result = breakdown(world, "paged")
     assert result.summary["host"]["bytes_in"] > 0
     assert causes["transfers_s"].sum() > 0
 
 
-# What is said
+# The diagnosis in words
 
 
 def test_a_flat_run_is_called_flat():
@@ -268,7 +268,7 @@ def test_a_flat_run_is_called_flat():
 
 
 def test_a_run_that_only_varies_is_called_flat():
-    """Lengths differ, so latencies do; but not by when a request came."""
+    """Latencies differ with the lengths of requests, but not with their arrival."""
     found = why(load_scenario("chat", workload__rate=1.0), "paged")
     low, high = found.over_time.interval_s
     assert low < 0 < high
@@ -277,7 +277,7 @@ def test_a_run_that_only_varies_is_called_flat():
 
 
 def noisy(rng, r):
-    """400 values, each of which depends on the one before it."""
+    """An AR(1) sequence of 400 values."""
     noise = rng.normal(size=400)
     for i in range(1, 400):
         noise[i] += r * noise[i - 1]
@@ -285,9 +285,8 @@ def noisy(rng, r):
 
 
 @pytest.mark.parametrize("r", [0.0, 0.6])
-def test_intervals_hold_what_they_should(r):
-    """Where nothing rises, the interval of the difference holds 0 about as often as it says; where something does, it
-    holds that."""
+def test_intervals_cover_the_true_difference(r):
+    """The interval covers the true difference, 0 or not, about as often as its level says."""
     rng = np.random.default_rng(1)
     for rise in (0.0, 3.0):
         holds = 0
@@ -297,8 +296,8 @@ def test_intervals_hold_what_they_should(r):
         assert 0.91 <= holds / 400 <= 0.99
 
 
-def test_an_interval_that_takes_neighbours_for_independent_is_too_narrow():
-    """The control: shuffled, the same values seem to say more than they do."""
+def test_correlated_neighbours_widen_the_interval():
+    """Control: shuffling the values, which removes their correlation, narrows the interval."""
     noise = noisy(np.random.default_rng(1), 0.95)
     low, high = difference_interval(noise, 100)
     shuffled = np.random.default_rng(2).permutation(noise)
@@ -307,15 +306,16 @@ def test_an_interval_that_takes_neighbours_for_independent_is_too_narrow():
 
 
 def test_a_steady_rise_is_seen_in_few_requests():
-    """Ten are enough where nothing strays from the line; the same values in any other order are noise."""
+    """Ten values on a line are enough; the same values in another order are noise."""
     assert difference_interval(np.arange(10.0), 2) == pytest.approx((8.0, 8.0))
     low, high = difference_interval(np.array([3.0, 9, 1, 5, 0, 8, 4, 2, 7, 6]), 2)
     assert low < 0 < high
 
 
-def test_remedies_are_commands_that_exist():
+def test_remedies_name_existing_commands_and_keys():
     names = {c.name or c.callback.__name__ for c in kvsim.cli.app.app.registered_commands}
     assert REMEDIES.keys() == CAUSES.keys()
+    assert [f"{cause}_s" for cause in CAUSES] == [*SECONDS, "machine_s"]
     for remedy in (remedy for remedies in [*REMEDIES.values(), *FAILURES.values()] for remedy in remedies):
         for part in remedy.kvsim.split(";"):
             words = shlex.split(part)
@@ -327,10 +327,10 @@ def test_remedies_are_commands_that_exist():
                 assert key in load_scenario({"workload": {}}).model_dump()[section]
 
 
-# Where runs come from
+# Sources of runs
 
 
-def test_a_measured_run_has_a_machine():
+def test_a_measured_run_has_the_machine_as_a_cause():
     validation = kvsim.validate("identical", load_profile("default"), ["paged"], repeats=2)
     causes = validation.causes
     assert len(causes) == 20
@@ -341,21 +341,21 @@ def test_a_measured_run_has_a_machine():
     assert found.requests["e2e_s"].mean() == pytest.approx(causes["e2e_s"].mean())
 
 
-def test_a_slow_machine_is_told_from_what_it_printed(tmp_path):
-    """Half of a measured run at half the pace: the machine, and nothing else."""
-    told = kvsim.validate("identical", load_profile("default"), ["paged", "contiguous"], requests=8).to_dict()
-    for policy in told["policies"]:
+def test_a_slow_machine_is_diagnosed_from_saved_output(tmp_path):
+    """Half of a measured run is slowed down by the machine only."""
+    printed = kvsim.validate("identical", load_profile("default"), ["paged", "contiguous"], requests=8).to_dict()
+    for policy in printed["policies"]:
         for row in policy["causes"]:
             row["machine_s"] = 0.0 if row["id"] < 4 else 5.0 + 0.01 * row["id"]
             row["e2e_s"] = sum(row[s] for s in [*SECONDS, "machine_s"])
     file = tmp_path / "v.json"
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(printed))
     done = command("why", str(file), "-p", "contiguous", "--json")
     assert done.returncode == 0
-    said = json.loads(done.stdout)
-    assert said["measured"] is True
-    assert said["over_time"]["dominant"] == "machine"
-    assert said["remedies"][0]["kvsim"] == "kvsim validate identical --repeat 5"
+    message = json.loads(done.stdout)
+    assert message["measured"] is True
+    assert message["over_time"]["dominant"] == "machine"
+    assert message["remedies"][0]["kvsim"] == "kvsim validate identical --repeat 5"
     done = command("why", str(file), "-p", "ring")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "there are paged, contiguous" in done.stderr
@@ -371,8 +371,8 @@ def test_a_folder_of_results_is_run_again(tmp_path):
     assert diagnose(run(world, detail="tables"), "tight").sentence == first.sentence
 
 
-def test_of_a_comparison_a_policy_is_told_of_that_was_compared(tmp_path):
-    """The scenario's own, else the slowest; any other, if that is asked for."""
+def test_the_policy_chosen_from_a_comparison(tmp_path):
+    """It is the scenario's own, else the slowest; any other on request."""
     world = load_scenario(FEW, name="tight", workload__rate=20.0)
     compared = kvsim.compare(world, ["paged", "llama.cpp-b4666"], snapshots=False)
     compared.save(tmp_path / "tight")
@@ -408,9 +408,9 @@ def test_the_command_prints_a_table_and_saves_a_picture(tmp_path):
 def test_json_adds_up_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = command("why", "chat", "--json")
-    told = json.loads(done.stdout)
-    assert sum(cause["share"] for cause in told["across"]["causes"].values()) == pytest.approx(1)
-    assert told["completed"] + told["failed"] == 400
+    printed = json.loads(done.stdout)
+    assert sum(cause["share"] for cause in printed["across"]["causes"].values()) == pytest.approx(1)
+    assert printed["completed"] + printed["failed"] == 400
     assert list(tmp_path.iterdir()) == []
 
 
@@ -419,21 +419,21 @@ def test_wrong_input_gets_one_line(tmp_path):
     (tmp_path / "garbage.json").write_text("{")
     (tmp_path / "other.json").write_text('{"scenario": "chat", "policies": [{"policy": "paged"}]}')
     few = tmp_path / "few.toml"
-    few.write_text(f'[workload]\nkind = "batch"\nrequests = {LEAST - 1}\n')
-    for arguments, said in (
+    few.write_text(f'[workload]\nkind = "batch"\nrequests = {FEWEST_REQUESTS - 1}\n')
+    for arguments, message in (
         (("nowhere",), "not a built-in scenario"),
         ((str(tmp_path / "empty"),), "a folder that kvsim compare wrote is expected"),
         ((str(tmp_path / "garbage.json"),), "not what kvsim validate --json prints"),
         ((str(tmp_path / "other.json"),), "not what kvsim validate --json prints"),
         ((str(tmp_path / "none.json"),), "cannot be read"),
-        ((str(few),), f"at least {LEAST} are needed"),
+        ((str(few),), f"at least {FEWEST_REQUESTS} are needed"),
         (("chat", "-p", "nobody"), "no policy called 'nobody'"),
     ):
         done = command("why", *arguments, "--out", str(tmp_path / "out"))
         assert done.returncode == 2, arguments
         assert done.stderr.startswith("kvsim: ")
         assert done.stderr.count("\n") == 1
-        assert said in done.stderr
+        assert message in done.stderr
     assert not (tmp_path / "out").exists()
 
 

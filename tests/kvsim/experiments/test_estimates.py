@@ -1,4 +1,4 @@
-"""Intervals on streams of which the truth is known: how often they hold it, and when they must be refused."""
+"""Intervals on streams whose true mean is known: how often they cover it, and when they must be refused."""
 
 import math
 
@@ -7,21 +7,21 @@ import pytest
 from scipy import stats
 
 from kvsim.experiments.estimates import (
-    best_of,
-    corrected,
+    bonferroni_level,
+    check_precision,
+    lowest_mean,
     mean_by_batches,
     mser5,
-    over_replications,
-    paired,
+    paired_difference,
+    paired_ratio,
     quantile_by_batches,
     quantile_by_order,
-    ratio,
-    stop,
+    replication_interval,
 )
 
 RUNS = 400
 SURE = 0.95 - 3 * math.sqrt(0.95 * 0.05 / RUNS)
-"""Coverage below which chance is no excuse: three standard errors under the level."""
+"""The lowest acceptable coverage: three standard errors below the level."""
 
 
 def ar1(rng, n, phi, mean=0.0, runs=RUNS):
@@ -35,7 +35,7 @@ def ar1(rng, n, phi, mean=0.0, runs=RUNS):
 
 
 def mm1_sojourns(rng, n, rho, runs=RUNS):
-    """Times in an M/M/1 queue with service rate 1, from empty, by Lindley's recursion; shape (runs, n)."""
+    """Sojourn times in an M/M/1 queue with service rate 1, initially empty (Lindley's recursion); shape (runs, n)."""
     service, gaps = rng.exponential(1, (runs, n)), rng.exponential(1 / rho, (runs, n))
     waits = np.zeros((runs, n))
     for i in range(1, n):
@@ -48,36 +48,36 @@ def coverage(intervals, truth):
 
 
 def test_a_t_interval_by_hand():
-    found = over_replications([1.0, 2.0, 3.0])
+    found = replication_interval([1.0, 2.0, 3.0])
     assert (found.value, found.n, found.level) == (2.0, 3, 0.95)
     assert found.half_width == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
     assert found.relative == pytest.approx(found.half_width / 2)
     assert found.excludes(0) == (found.low > 0)
 
 
-def test_of_one_value_nothing_is_known():
-    found = over_replications([3.0])
+def test_one_value_gives_an_infinite_interval():
+    found = replication_interval([3.0])
     assert (found.value, found.low, found.high) == (3.0, -math.inf, math.inf)
     assert found.relative == math.inf
 
 
-def test_what_never_varies_is_exact():
-    found = over_replications([0.1] * 3)
+def test_constant_values_are_exact():
+    found = replication_interval([0.1] * 3)
     assert (found.low, found.high, found.relative) == (found.value, found.value, 0.0)
 
 
-def test_t_intervals_hold_the_truth():
+def test_t_intervals_cover_the_true_mean():
     rows = np.random.default_rng(1).exponential(1, (RUNS, 40)).mean(axis=1).reshape(-1, 8)
-    assert coverage(map(over_replications, rows), 1.0) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(rows))
+    assert coverage(map(replication_interval, rows), 1.0) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(rows))
 
 
-def test_batch_means_hold_the_truth_of_a_correlated_stream():
+def test_batch_means_cover_the_true_mean_of_a_correlated_stream():
     rows = ar1(np.random.default_rng(2), 4000, 0.8, mean=5.0)
     found = [mean_by_batches(row) for row in rows]
     assert coverage([each.interval for each in found], 5.0) >= SURE - 0.02
     assert np.mean([each.enough for each in found]) > 0.9
-    # As if the values were independent: the control that must fail.
-    assert coverage([over_replications(row) for row in rows], 5.0) < 0.6
+    # Control: treating the values as independent must fail.
+    assert coverage([replication_interval(row) for row in rows], 5.0) < 0.6
 
 
 def test_batch_means_of_a_queue():
@@ -85,35 +85,35 @@ def test_batch_means_of_a_queue():
     assert coverage([mean_by_batches(row).interval for row in rows], 2.0) >= SURE - 0.02
 
 
-def test_batch_means_own_up_to_a_stream_that_is_too_short():
+def test_batch_means_report_a_stream_that_is_too_short():
     found = [mean_by_batches(row) for row in ar1(np.random.default_rng(4), 200, 0.995)]
     assert np.mean([each.enough for each in found]) < 0.5
     refused = next(each for each in found if not each.enough)
     assert refused.verdict().startswith("too short: the means of 8 batches of 25 values are still correlated (0.")
 
 
-def test_batched_quantiles_hold_the_truth_of_a_queue():
-    """The time in an M/M/1 queue is exponential with rate 1 - rho."""
+def test_batched_quantiles_cover_the_true_quantile_of_a_queue():
+    """The sojourn time in an M/M/1 queue is exponential with rate 1 - rho."""
     rows = mm1_sojourns(np.random.default_rng(5), 16_000, 0.5)[:, 500:]
     truth = -math.log(0.05) / 0.5
     assert coverage([quantile_by_batches(row, 0.95) for row in rows], truth) >= SURE - 0.03
 
 
-def test_quantiles_over_replications_hold_the_truth_of_a_queue():
+def test_quantiles_over_replications_cover_the_true_quantile_of_a_queue():
     rows = mm1_sojourns(np.random.default_rng(6), 6_000, 0.5, runs=1000)[:, 500:]
     truth = -math.log(0.05) / 0.5
     groups = np.quantile(rows, 0.95, axis=1).reshape(-1, 10)
-    assert coverage(map(over_replications, groups), truth) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 100) - 0.02
+    assert coverage(map(replication_interval, groups), truth) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 100) - 0.02
 
 
 @pytest.mark.parametrize("q", [0.5, 0.9])
-def test_order_statistics_hold_the_truth_of_any_law(q):
+def test_order_statistics_cover_the_true_quantile(q):
     rows = np.random.default_rng(7).lognormal(size=(RUNS, 200))
     truth = float(stats.lognorm.ppf(q, 1.0))
     assert coverage([quantile_by_order(row, q) for row in rows], truth) >= SURE
 
 
-def test_order_statistics_of_too_few_values_end_nowhere():
+def test_order_statistics_of_too_few_values_have_an_infinite_end():
     found = quantile_by_order(np.arange(20.0), 0.99)
     assert (found.high, found.low) == (math.inf, 18.0)
 
@@ -142,7 +142,7 @@ def test_mser_removes_the_bias_of_a_queue_that_starts_full():
     assert abs(cut - 2.0) < 0.15 < x.mean() - 2.0
 
 
-def test_mser_says_when_it_is_too_short():
+def test_mser_reports_a_stream_that_is_too_short():
     drift = mser5(np.arange(500.0))
     assert not drift.enough
     assert drift.drop <= 250
@@ -151,13 +151,13 @@ def test_mser_says_when_it_is_too_short():
     assert mser5(np.ones(200)) == (0, True, 200)
 
 
-def test_pairs_that_share_their_luck_tell_more():
+def test_pairs_with_common_random_numbers_give_narrower_intervals():
     rng = np.random.default_rng(11)
     found, narrower = [], []
     for _ in range(RUNS):
-        luck = rng.normal(10, 3, 10)
-        a, b = luck + rng.normal(0, 0.1, 10), luck + 0.5 + rng.normal(0, 0.1, 10)
-        found.append(paired(b, a))
+        common = rng.normal(10, 3, 10)
+        a, b = common + rng.normal(0, 0.1, 10), common + 0.5 + rng.normal(0, 0.1, 10)
+        found.append(paired_difference(b, a))
         apart = stats.ttest_ind(b, a).confidence_interval()
         narrower.append((apart.high - apart.low) / 2 > 5 * found[-1].half_width)
     assert coverage(found, 0.5) >= SURE
@@ -165,66 +165,66 @@ def test_pairs_that_share_their_luck_tell_more():
     assert all(narrower)
 
 
-def test_fiellers_ratio_holds_the_truth():
+def test_fiellers_interval_covers_the_true_ratio():
     rng = np.random.default_rng(12)
     found = []
     for _ in range(RUNS):
-        luck = rng.gamma(4, 1, 8)
-        found.append(ratio(1.2 * luck + rng.normal(0, 0.3, 8), luck))
+        common = rng.gamma(4, 1, 8)
+        found.append(paired_ratio(1.2 * common + rng.normal(0, 0.3, 8), common))
     assert coverage(found, 1.2) >= SURE
     assert all(each.low <= each.value <= each.high for each in found)
 
 
-def test_a_ratio_to_what_may_be_nothing_could_be_anything():
-    assert ratio([1.0, 1.1, 0.9], [1.0, -1.2, 0.9]).high == math.inf
-    with pytest.raises(ValueError, match="mean below is 0"):
-        ratio([1.0, 2.0], [1.0, -1.0])
-    same = ratio([1.0, 2.0, 4.0], [1.0, 2.0, 4.0])
+def test_a_ratio_with_a_denominator_near_zero_is_unbounded():
+    assert paired_ratio([1.0, 1.1, 0.9], [1.0, -1.2, 0.9]).high == math.inf
+    with pytest.raises(ValueError, match="denominator is 0"):
+        paired_ratio([1.0, 2.0], [1.0, -1.0])
+    same = paired_ratio([1.0, 2.0, 4.0], [1.0, 2.0, 4.0])
     assert (same.low, same.high) == (pytest.approx(1.0), pytest.approx(1.0))
 
 
-def test_the_best_is_rarely_one_that_is_not():
-    """Of six that are alike but for one slightly better, another is called best at most one time in twenty."""
+def test_a_wrong_best_is_rare():
+    """With six nearly equal systems, one that is not the best is named best at most one time in twenty."""
     rng = np.random.default_rng(13)
     wrong = right = 0
     for _ in range(RUNS):
         x = rng.standard_normal((6, 6))
         x[0] -= 0.01
-        found = best_of(x)
+        found = lowest_mean(x)
         wrong += found.lowest != 0 and not found.ties
         x[0] -= 10
-        right += best_of(x).lowest == 0 and not best_of(x).ties
+        right += lowest_mean(x).lowest == 0 and not lowest_mean(x).ties
     assert wrong / RUNS <= 0.05
     assert right == RUNS
 
 
-def test_the_best_of_one_has_no_rivals():
-    found = best_of([[1.0, 2.0]])
+def test_a_single_system_has_no_ties():
+    found = lowest_mean([[1.0, 2.0]])
     assert (found.lowest, found.ties, found.differences[0].value) == (0, (), 0.0)
 
 
 def test_more_comparisons_need_wider_intervals():
-    assert corrected(0.95, 1) == pytest.approx(0.95)
-    assert corrected(0.95, 5) == pytest.approx(0.99)
+    assert bonferroni_level(0.95, 1) == pytest.approx(0.95)
+    assert bonferroni_level(0.95, 5) == pytest.approx(0.99)
 
 
-def test_replications_end_when_they_are_precise():
-    assert not stop([1.0, 1.0], 0.02).done
-    assert stop([1.0, 1.0], 0.02).why == "2 of at least 5 replications"
-    assert stop([1.0] * 5, 0.02) == (True, True, "95% interval within 0.00% after 5 replications")
+def test_replications_stop_when_they_are_precise():
+    assert not check_precision([1.0, 1.0], 0.02).done
+    assert check_precision([1.0, 1.0], 0.02).why == "2 of at least 5 replications"
+    assert check_precision([1.0] * 5, 0.02) == (True, True, "95% interval within 0.00% after 5 replications")
     rough = [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert not stop(rough, 0.02).done
-    assert stop(rough, 0.02, most=5)[:2] == (True, False)
-    assert stop(rough, 0.02, most=5).why.startswith("not precise: 95% interval within ")
+    assert not check_precision(rough, 0.02).done
+    assert check_precision(rough, 0.02, most=5)[:2] == (True, False)
+    assert check_precision(rough, 0.02, most=5).why.startswith("not precise: 95% interval within ")
 
 
-def test_the_stopping_rule_keeps_its_promise():
-    """Stopped at 5 %, the estimate is within 5 % of the truth in most runs, and earlier with less noise."""
+def test_the_stopping_rule_reaches_its_precision():
+    """With a target of 5 %, the estimate is within 5 % of the true mean in most runs."""
     rng = np.random.default_rng(14)
     errors, counts = [], []
     for _ in range(200):
         x = list(rng.normal(10, 1, 5))
-        while not stop(x, 0.05, most=200).done:
+        while not check_precision(x, 0.05, most=200).done:
             x.append(rng.normal(10, 1))
         errors.append(abs(np.mean(x) / 10 - 1))
         counts.append(len(x))
@@ -233,19 +233,19 @@ def test_the_stopping_rule_keeps_its_promise():
 
 
 @pytest.mark.parametrize("values", [[], [[1.0]], [math.nan], [1.0, math.inf]], ids=str)
-def test_no_estimate_of_what_is_no_stream(values):
+def test_invalid_streams_are_refused(values):
     with pytest.raises(ValueError, match="values"):
-        over_replications(values)
+        replication_interval(values)
 
 
-def test_what_cannot_be_asked():
+def test_invalid_arguments_are_refused():
     for wrong in (
         lambda: quantile_by_batches(np.ones(100), 0.99),
         lambda: quantile_by_batches(np.ones(100), 1.0),
         lambda: mean_by_batches(np.ones(10)),
-        lambda: paired([1.0], [1.0, 2.0]),
-        lambda: best_of([]),
-        lambda: over_replications([1.0, 2.0], level=1.0),
+        lambda: paired_difference([1.0], [1.0, 2.0]),
+        lambda: lowest_mean([]),
+        lambda: replication_interval([1.0, 2.0], level=1.0),
     ):
         with pytest.raises(ValueError, match=r"needed|between|paired"):
             wrong()

@@ -1,4 +1,4 @@
-"""Hit rates of prefix caches: against a cache modelled block by block, at their limits, and on a real trace."""
+"""Hit rates of prefix caches against a block-by-block model, at their limits, and on a real trace."""
 
 import json
 import random
@@ -23,7 +23,7 @@ CONVERSATION = SHARED / "mooncake_conversation" / "conversation_trace.jsonl.gz"
 
 
 def write(path, prompts, last=512):
-    """A Mooncake trace of prompts, each told by the ids of its blocks; their last blocks have ``last`` tokens."""
+    """Write a Mooncake trace of prompts given by the ids of their blocks; last blocks have ``last`` tokens."""
     rows = [
         {"timestamp": 0, "input_length": 512 * (len(ids) - 1) + last, "output_length": 1, "hash_ids": list(ids)}
         for ids in prompts
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 def study(folder, prompts, evictions=None, blocks=None, **options):
-    """In this process: small studies are not worth others."""
+    """Run a small study in this process."""
     path = write(folder / "trace.jsonl", prompts)
     with joblib.parallel_config("sequential"):
         return prefix_cache(mooncake(str(path)), evictions, blocks, **options)
@@ -48,7 +48,7 @@ def hits_of(found):
     return {(row.eviction, row.blocks): row.hits for row in found.table.itertuples()}
 
 
-# A cache block by block
+# A block-by-block model
 
 
 @dataclass(eq=False)
@@ -58,23 +58,23 @@ class Block:
     uses: int = 1
     spared: bool = False
     rank: tuple = ()
-    """Where it stands among the free ones; the smallest goes first."""
+    """Order of eviction among free blocks; the smallest is evicted first."""
 
 
 def model(prompts, eviction, n):
-    """Hits of all prompts in a cache of ``n`` blocks, where all are looked at whenever one is sought."""
+    """Hits of all prompts in a cache of ``n`` blocks, by linear search."""
     clock = hits = 0
     blocks = []
     hand = None
     for now, ids in enumerate(prompts):
         held = []
         for i in ids[:n]:
-            found = next((block for block in blocks if block.id == i), None)
-            if found is None:
+            block = next((block for block in blocks if block.id == i), None)
+            if block is None:
                 break
-            found.uses += 1
-            found.spared = True
-            held.append(found)
+            block.uses += 1
+            block.spared = True
+            held.append(block)
         hits += len(held)
         fresh = len(ids[:n]) - len(held)
         while len(blocks) + fresh > n:
@@ -102,7 +102,7 @@ def model(prompts, eviction, n):
 
 
 def best(prompts, n):
-    """The most hits that any order of eviction could have: all of them are tried."""
+    """The most hits that any order of eviction can have, by exhaustive search."""
 
     @cache
     def after(now, kept):
@@ -122,7 +122,7 @@ def best(prompts, n):
 
 @st.composite
 def talks(draw, most=12):
-    """Prompts that begin like an earlier one, to some length, and go on with something new."""
+    """Prompts that share a prefix of some length with an earlier one and continue with new blocks."""
     prompts = []
     new = 0
     for _ in range(draw(st.integers(1, most))):
@@ -136,7 +136,7 @@ def talks(draw, most=12):
 
 @settings(max_examples=80, deadline=None)
 @given(prompts=talks(), n=st.integers(1, 9))
-def test_hits_are_those_of_a_cache_modelled_block_by_block(folder, prompts, n):
+def test_hits_match_the_block_by_block_model(folder, prompts, n):
     found = study(folder, prompts, blocks=[n])
     assert hits_of(found) == {(eviction, n): model(prompts, eviction, n) for eviction in EVICTIONS}
     assert found.references == sum(map(len, prompts))
@@ -145,7 +145,7 @@ def test_hits_are_those_of_a_cache_modelled_block_by_block(folder, prompts, n):
 
 @settings(max_examples=80, deadline=None)
 @given(prompts=talks(8), n=st.integers(1, 6))
-def test_nothing_is_better_than_belady(folder, prompts, n):
+def test_belady_is_optimal(folder, prompts, n):
     found = hits_of(study(folder, prompts, blocks=[n]))
     assert found["belady", n] == best(prompts, n)
     assert max(found.values()) == found["belady", n]
@@ -153,7 +153,7 @@ def test_nothing_is_better_than_belady(folder, prompts, n):
 
 @settings(max_examples=40, deadline=None)
 @given(prompts=talks(20))
-def test_a_cache_of_all_blocks_forgets_nothing(folder, prompts):
+def test_a_cache_of_all_blocks_evicts_nothing(folder, prompts):
     found = study(folder, prompts)
     distinct = len(set().union(*prompts))
     assert found.infinite == 1 - distinct / found.references
@@ -162,7 +162,7 @@ def test_a_cache_of_all_blocks_forgets_nothing(folder, prompts):
 
 
 def crowd(seed, n=300):
-    """Prompts of people who ask much the same: a few beginnings that all know, some follow-ups, and news."""
+    """Prompts with a few shared beginnings, some follow-ups, and new blocks."""
     draw = random.Random(seed)
     prompts = []
     for number in range(n):
@@ -177,12 +177,12 @@ def crowd(seed, n=300):
 
 
 def chained(prompts):
-    """The same with ids that also speak for what precedes them, as in a trace."""
+    """The prompts with ids that also identify all preceding blocks, as in a trace."""
     names = {}
     return tuple(tuple(names.setdefault(ids[: k + 1], len(names)) for k in range(len(ids))) for ids in prompts)
 
 
-def test_eviction_policies_differ_where_there_is_little_room(folder):
+def test_eviction_policies_differ_in_small_caches(folder):
     prompts = crowd(7)
     found = hits_of(study(folder, prompts, blocks=[12, 20]))
     assert found == {(eviction, n): model(prompts, eviction, n) for eviction in EVICTIONS for n in (12, 20)}
@@ -190,11 +190,11 @@ def test_eviction_policies_differ_where_there_is_little_room(folder):
     assert max(EVICTIONS, key=lambda eviction: found[eviction, 20]) == "belady"
 
 
-# What a study says
+# Results of a study
 
 
-def test_a_study_is_a_table_and_its_counts(folder):
-    """Block 1 is shared by all, 2 by two; of a prompt that is too long for the cache only the beginning takes part."""
+def test_the_table_and_counts_of_a_study(folder):
+    """Block 1 is shared by all prompts, 2 by two; prompts longer than the cache are truncated."""
     prompts = ((1, 2), (1, 3, 4), (1, 2))
     found = study(folder, prompts, ["lru", "belady", "lru"], [4, 2, 4])
     assert found.scenario == "trace"
@@ -208,13 +208,13 @@ def test_a_study_is_a_table_and_its_counts(folder):
     ]
     columns = ["eviction", "blocks", "tokens", "hits", "hit_rate", "of_best"]
     pd.testing.assert_frame_equal(found.table, pd.DataFrame(rows, columns=columns))
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert told["runs"][1] == dict(zip(columns, rows[1], strict=True))
-    assert told["infinite_hit_rate"] == found.infinite
-    assert told["lookups_per_s"] > 0
+    printed = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert printed["runs"][1] == dict(zip(columns, rows[1], strict=True))
+    assert printed["infinite_hit_rate"] == found.infinite
+    assert printed["lookups_per_s"] > 0
 
 
-def test_without_belady_there_is_nothing_to_compare_with(folder):
+def test_without_belady_there_is_no_share_of_the_best(folder):
     found = study(folder, ((1, 2), (1, 2)), ["lru"], [2])
     assert found.table["of_best"].isna().all()
     assert found.to_dict()["runs"][0]["of_best"] is None
@@ -225,9 +225,9 @@ def test_without_belady_there_is_nothing_to_compare_with(folder):
 
 @pytest.mark.parametrize(("tokens", "references", "distinct"), [(128, 12, 8), (300, 6, 5), (512, 4, 3), (1024, 2, 2)])
 def test_blocks_of_another_size(folder, tokens, references, distinct):
-    """Prompts of 700 tokens: 512 that they share, and 188 of another block of which all 512 are known.
+    """Prompts of 700 tokens: 512 shared, and 188 of another block whose 512 tokens are all known.
 
-    So the last block counts, full or not.
+    So the last block counts whether it is full or not.
     """
     path = write(folder / "trace.jsonl", ((1, 2), (1, 3)), last=188)
     with joblib.parallel_config("sequential"):
@@ -238,7 +238,7 @@ def test_blocks_of_another_size(folder, tokens, references, distinct):
 
 
 def test_sizes_go_from_a_small_share_to_everything(folder):
-    """Evenly on a logarithmic scale, and none too small for the longest prompt."""
+    """They are evenly spaced on a logarithmic scale, and the smallest holds the longest prompt."""
     prompts = [(0, *range(10 * k + 1, 10 * k + 7)) for k in range(1000)]
     sizes = study(folder, prompts, ["lru"]).table["blocks"].tolist()
     assert (sizes[0], sizes[-1], len(sizes)) == (12, 6001, 16), "12 of 6,001 are 0.2 %"
@@ -257,8 +257,8 @@ def knees_of(*curves):
     return PrefixStudy("s", 1, 1, 1, 1, table, 1.0).knees
 
 
-def test_the_working_set_is_where_a_curve_turns_flat():
-    """Farthest above its own chord: here 0.7 above at 20, and 0.76 at 30."""
+def test_the_working_set_is_at_the_knee_of_the_curve():
+    """The knee is farthest above the chord: 0.7 above it at 20, and 0.76 at 30."""
     steep = [(10, 0.0), (20, 0.4), (30, 0.48), (110, 0.5)]
     straight = [(10, 0.25), (20, 0.5), (30, 0.75)]
     sagging = [(10, 0.0), (20, 0.01), (30, 0.5)]
@@ -273,21 +273,21 @@ def test_a_straight_line_has_no_working_set():
     assert knees_of([(10, 0.1), (20, 0.2), (30, 0.3)]) == {}
 
 
-def test_nothing_to_look_up_is_said():
+def test_prompts_without_a_full_block_are_reported():
     with pytest.raises(UserError) as fault:
         prefix_cache("chat", block_size=401)
     assert str(fault.value) == "chat: no prompt fills a block of 401 tokens; try a smaller block size"
 
 
-def test_prompts_that_nobody_shares_are_never_found():
+def test_unshared_prompts_never_hit():
     with joblib.parallel_config("sequential"):
         found = prefix_cache(load_scenario("chat", workload__requests=30), ["lru", "belady"], [5, 1000], block_size=8)
     assert found.references == found.distinct > 100
     assert (found.table["hits"] == 0).all()
 
 
-def test_sessions_find_what_they_said_and_their_system_prompts():
-    """A turn finds all full blocks of the turn before it, and a first turn those of its system prompt."""
+def test_sessions_hit_their_earlier_turns_and_system_prompts():
+    """A turn hits all full blocks of the turn before it, and a first turn those of its system prompt."""
     keys = {"kind": "sessions", "sessions": 5, "turns": {"kind": "fixed", "value": 3}, "system_prompts": 1}
     keys |= {"system_tokens": {"kind": "fixed", "value": 20}, "user_tokens": {"kind": "fixed", "value": 7}}
     world = load_scenario(
@@ -305,8 +305,8 @@ def test_malformed_traces_are_reported(tmp_path):
         prefix_cache(mooncake(str(tmp_path / "odd.jsonl")))
 
 
-def test_results_do_not_depend_on_who_computes_them(folder):
-    """In this process, in other processes: the same table, in the same order."""
+def test_results_do_not_depend_on_the_process(folder):
+    """Workers give the same table in the same order as this process."""
     path = write(folder / "trace.jsonl", crowd(3))
     tables = []
     for backend in ("sequential", "loky"):
@@ -316,13 +316,13 @@ def test_results_do_not_depend_on_who_computes_them(folder):
         pd.testing.assert_frame_equal(tables[0], table)
 
 
-def test_progress_is_told_up_to_the_end(folder):
-    told = []
-    study(folder, ((1, 2), (1, 3)), ["lru", "fifo"], [1, 2], progress=told.append)
-    assert told == [0.25, 0.5, 0.75, 1.0]
+def test_progress_is_reported_up_to_the_end(folder):
+    shares = []
+    study(folder, ((1, 2), (1, 3)), ["lru", "fifo"], [1, 2], progress=shares.append)
+    assert shares == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_a_picture_has_a_line_for_each_policy(folder):
+def test_the_figure_has_a_line_for_each_policy(folder):
     found = study(folder, crowd(5, n=60))
     axis = found.plot().axes[0]
     curves = [line for line in axis.lines if len(line.get_xdata()) == found.table["blocks"].nunique()]
@@ -333,7 +333,7 @@ def test_a_picture_has_a_line_for_each_policy(folder):
     assert f"infinite cache: {found.infinite:.1%}" in [text.get_text() for text in axis.texts]
 
 
-def test_a_study_is_saved_as_a_table_and_a_picture(folder, tmp_path):
+def test_a_study_is_saved_as_a_table_and_a_figure(folder, tmp_path):
     found = study(folder, ((1, 2), (1, 3), (1, 2)))
     written = found.save(tmp_path / "new" / "folder")
     assert [path.name for path in written] == ["prefix-cache.csv", "prefix-cache.png"]
@@ -346,8 +346,8 @@ def test_a_study_is_saved_as_a_table_and_a_picture(folder, tmp_path):
 
 @needs_shared
 def test_a_real_trace_hits_as_its_publishers_count():
-    """12,031 requests for 288,500 blocks of 512 tokens. At most 8,199 blocks are alive at a time: ``belady`` with
-    10,000 forgets nothing that is asked for again."""
+    """12,031 requests look up 288,500 blocks of 512 tokens. At most 8,199 blocks are live at a time, so ``belady`` with
+    10,000 evicts no block that is needed again."""
     world = mooncake(str(CONVERSATION))
     found = prefix_cache(world, blocks=[10_000])
     assert (found.requests, found.references, found.distinct) == (12_031, 288_500, 182_790)

@@ -1,4 +1,4 @@
-"""A sweep's file: what it keeps, and what it answers to files that it cannot use."""
+"""The store of a sweep: what it keeps, and its messages about files that it cannot use."""
 
 import os
 import sqlite3
@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from kvsim.errors import UserError
-from kvsim.experiments.store import FORMAT, Place, Row, Store, Timing
+from kvsim.experiments.store import FORMAT, Row, Store, SweepPosition, Timing
 
 
 def row(digest="a", number=0, **keys):
@@ -33,7 +33,7 @@ def path(tmp_path):
     return tmp_path / "sweep.sqlite"
 
 
-def test_what_is_added_is_there_again(path):
+def test_added_rows_can_be_read_again(path):
     with Store(path) as store:
         store.add([row("b", 1), row("a", error="späß\n")], [timing()])
     with Store(path) as store:
@@ -45,16 +45,16 @@ def test_what_is_added_is_there_again(path):
 def test_runs_of_an_earlier_sweep_are_kept_and_found_again(path):
     with Store(path) as store:
         store.add([row("a"), row("b", 1), row("c", 2)])
-        store.begin({"name": "second"}, [Place("b", 0, 3, "{}")])
+        store.begin({"name": "second"}, [SweepPosition("b", 0, 3, "{}")])
         assert [(each.digest, each.number, each.replication, each.settings) for each in store.rows()] == [
             ("b", 0, 3, "{}")
         ]
         assert store.digests() == {"a", "b", "c"}
-        store.adopt([Place("c", 5, 0, "{}")])
+        store.adopt([SweepPosition("c", 5, 0, "{}")])
         assert [each.digest for each in store.rows()] == ["b", "c"]
 
 
-def test_all_or_none(path):
+def test_rows_are_added_all_or_none(path):
     with Store(path) as store:
         store.add([row("a")])
         with pytest.raises(UserError, match="UNIQUE"):
@@ -74,7 +74,7 @@ def test_two_sweeps_cannot_share_a_file(path):
     with Store(path):
         code = f"from kvsim.experiments.store import Store; Store({str(path)!r})"
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        answer = "in use by another sweep, or open elsewhere; wait for it, or name another with --out"
+        answer = "in use by another sweep or another program; wait for it, or name another with --out"
         assert answer in other.stderr.splitlines()[-1]
         assert complaint(path) == answer
     Store(path).close()
@@ -91,7 +91,7 @@ def test_an_sqlite_file_of_something_else_is_left_alone(path):
         other.execute("CREATE TABLE points (digest)")
         other.commit()
     before = path.read_bytes()
-    assert complaint(path) == "an SQLite file, but not one of a sweep; name another with --out"
+    assert complaint(path) == "an SQLite file, but not that of a sweep; name another with --out"
     assert path.read_bytes() == before
 
 
@@ -99,7 +99,7 @@ def test_another_version_is_refused(path):
     Store(path).close()
     with closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA user_version = {FORMAT + 1}")
-    answer = f"written by another kvsim (tables {FORMAT + 1}, known: {FORMAT}); name another with --out"
+    answer = f"written by another version of kvsim (tables {FORMAT + 1}, known: {FORMAT}); name another with --out"
     assert complaint(path) == answer
 
 
@@ -133,12 +133,12 @@ def test_a_folder_that_is_a_file(tmp_path):
     assert complaint(tmp_path / "folder") == "cannot be opened"
 
 
-def test_a_full_disk_keeps_what_was_finished(path):
+def test_a_full_disk_keeps_finished_runs(path):
     with Store(path) as store:
         store.add([row("a")])
         (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
         store._connection.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(UserError, match="the disk is full; what was finished before is kept"):
+        with pytest.raises(UserError, match="the disk is full; finished runs are kept"):
             store.add([row("b", summary="x" * 100_000)], [timing("b")])
         assert [each.digest for each in store.rows()] == ["a"]
     with Store(path) as store:

@@ -1,4 +1,4 @@
-"""Sweeps: the same rows however they are made, nothing made twice, nothing lost."""
+"""Sweeps: the same rows however they are executed, no run executed twice, no run lost."""
 
 import json
 import os
@@ -36,7 +36,7 @@ SMALL = {
     "replications": 2,
     "axes": {"cache.cells": [128, 512, 1024], "workload.rate": [30.0, 60.0]},
 }
-"""36 runs under 3 policies and 6 settings; 128 cells are fewer than a slot may hold."""
+"""36 runs of 3 policies at 6 settings; 128 cells are fewer than the context of a slot."""
 
 TOML = """
 name = "small"
@@ -61,23 +61,23 @@ def small(tmp_path_factory):
     return sweep(SMALL, out=tmp_path_factory.mktemp("small") / "one.sqlite", workers=1)
 
 
-def made(path):
-    """The digests of the runs that were really made, in order."""
+def executed(path):
+    """The digests of the runs that were executed, in order."""
     with Store(path) as store:
         return [timing.digest for timing in store.timings()]
 
 
-def test_every_point_has_its_rows(small):
+def test_every_point_has_rows(small):
     assert len(small.rows) == 24 + 6
     assert len(small.table) == 18
     assert len(small.runs) == 24
     done = small.table[small.table["cache.cells"] > 128]
     assert (done["replications"] == 2).all()
     assert (done["e2e_mean_low"] <= done["e2e_mean"]).all()
-    assert sorted(made(small.store)) == sorted(row.digest for row in small.rows if row.status == "done")
+    assert sorted(executed(small.store)) == sorted(row.digest for row in small.rows if row.status == "done")
 
 
-def test_impossible_points_are_kept_with_their_reason(small):
+def test_invalid_points_are_stored_with_their_reason(small):
     failures = small.failures
     assert len(failures) == 6
     assert set(failures["cache.cells"]) == {128}
@@ -93,11 +93,11 @@ def test_a_row_can_be_run_again_by_itself(small, tmp_path):
     assert json.loads(row.summary) == json.loads(json.dumps(again))
 
 
-def test_two_workers_make_the_same_rows(small, tmp_path):
+def test_two_workers_give_the_same_rows(small, tmp_path):
     assert sweep(SMALL, out=tmp_path / "two.sqlite", workers=2).rows == small.rows
 
 
-def test_a_dask_cluster_makes_the_same_rows(small, tmp_path):
+def test_a_dask_cluster_gives_the_same_rows(small, tmp_path):
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
@@ -108,71 +108,71 @@ def test_a_dask_cluster_makes_the_same_rows(small, tmp_path):
         assert os.getpid() not in {timing.process for timing in store.timings()}
 
 
-def test_nothing_is_made_twice(small):
-    before = made(small.store)
+def test_no_run_is_executed_twice(small):
+    before = executed(small.store)
     seen = []
     again = sweep(SMALL, out=small.store, workers=2, progress=lambda *counts: seen.append(counts))
     assert again.rows == small.rows
-    assert made(small.store) == before
+    assert executed(small.store) == before
     assert seen == [(30, 30, 6), (30, 30, 6)]
 
 
-def test_a_sweep_that_grows_makes_what_is_missing_only(small, tmp_path):
+def test_a_larger_sweep_executes_only_missing_runs(small, tmp_path):
     path = tmp_path / "grown.sqlite"
     few = SMALL | {"axes": {"cache.cells": [512], "workload.rate": [60.0]}, "policies": ["paged"]}
     assert len(sweep(few, out=path, workers=1).rows) == 2
     grown = sweep(SMALL, out=path, workers=1)
     assert grown.rows == small.rows
-    assert len(made(path)) == 24
-    # And one that shrinks keeps what it had, for later.
+    assert len(executed(path)) == 24
+    # A smaller sweep keeps the runs that it no longer uses.
     assert len(sweep(few, out=path, workers=1).rows) == 2
-    assert len(made(path)) == 24
+    assert len(executed(path)) == 24
 
 
-def test_runs_are_found_again_where_they_are_wanted_now(tmp_path):
+def test_stored_runs_move_to_their_new_points(tmp_path):
     path = tmp_path / "moved.sqlite"
     few = SMALL | {"axes": {"cache.cells": [512]}, "policies": ["paged"]}
     sweep(few, out=path, workers=1)
     wider = few | {"axes": {"workload.rate": [30.0, 50.0], "cache.cells": [256, 512]}}
     assert sweep(wider, out=path, workers=1).rows == sweep(wider, out=tmp_path / "new.sqlite", workers=1).rows
-    assert len(made(path)) == 8
+    assert len(executed(path)) == 8
 
 
 def pretend_other_code(monkeypatch):
-    """In this process; its workers know better."""
+    """In this process only; its workers have the real version."""
     for module in (HOME, sys.modules["kvsim.experiments.sweep_task"]):
         monkeypatch.setattr(module, "code_version", lambda: "0.0+other")
 
 
-def test_other_code_makes_everything_anew(small, tmp_path, monkeypatch):
+def test_other_code_repeats_every_run(small, tmp_path, monkeypatch):
     path = tmp_path / "code.sqlite"
     few = SMALL | {"axes": {"cache.cells": [512]}, "policies": ["paged"]}
     before = sweep(few, out=path, workers=1)
     pretend_other_code(monkeypatch)
     after = sweep(few, out=path, workers=1)
-    assert len(made(path)) == 4
+    assert len(executed(path)) == 4
     assert [row.measures for row in after.rows] == [row.measures for row in before.rows]
     assert not {row.digest for row in after.rows} & {row.digest for row in before.rows}
 
 
 def test_workers_of_another_kvsim_are_refused(tmp_path, monkeypatch):
     pretend_other_code(monkeypatch)
-    with pytest.raises(UserError, match=r"the workers run another kvsim than this process: .* here is 0\.0"):
+    with pytest.raises(UserError, match=r"the workers run a different kvsim: .*, this process has 0\.0"):
         sweep(SMALL, out=tmp_path / "a.sqlite", workers=2)
 
 
-def test_what_a_run_reads_is_part_of_it(tmp_path):
+def test_the_contents_of_a_trace_are_part_of_the_digest(tmp_path):
     trace = tmp_path / "trace.csv"
     (tmp_path / "traced.toml").write_text('[workload]\nkind = "azure"\npath = "trace.csv"\n')
     digests = set()
     for tokens in (3, 4):
         trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,{tokens},4\n")
-        fingerprint._contents.cache_clear()
+        fingerprint._file_digest.cache_clear()
         digests.add(fingerprint.digest_of(fingerprint.scenario_parts(kvsim.load(tmp_path / "traced.toml"))))
     assert len(digests) == 2
 
 
-def test_runs_that_fail_stop_nothing(tmp_path):
+def test_a_failed_run_stops_no_other(tmp_path):
     """A server that makes no progress, and a policy that breaks."""
     stuck = {
         "base": {
@@ -194,7 +194,7 @@ def test_runs_that_fail_stop_nothing(tmp_path):
     assert result.to_dict()["failed"] == 1
 
 
-def test_whatever_breaks_is_told_in_one_line(tmp_path, monkeypatch):
+def test_unexpected_errors_are_reported_in_one_line(tmp_path, monkeypatch):
     def broken(scenario, **_):
         raise ZeroDivisionError("by\nnothing")
 
@@ -206,7 +206,7 @@ def test_whatever_breaks_is_told_in_one_line(tmp_path, monkeypatch):
     result.save()
 
 
-def test_replications_go_on_until_they_are_precise(tmp_path):
+def test_replications_are_added_until_they_are_precise(tmp_path):
     rule = {"measure": "e2e_mean", "within": 0.04, "most": 9}
     stopped = SMALL | {"axes": {"workload.rate": [30.0, 60.0]}, "policies": ["paged"], "replications": 3, "stop": rule}
     one = sweep(stopped, out=tmp_path / "one.sqlite", workers=1)
@@ -218,7 +218,7 @@ def test_replications_go_on_until_they_are_precise(tmp_path):
         assert half <= 0.04 or row["replications"] == 9
     assert sweep(stopped, out=tmp_path / "two.sqlite", workers=2).rows == one.rows
     assert sweep(stopped, out=tmp_path / "one.sqlite", workers=1).rows == one.rows
-    assert len(made(tmp_path / "one.sqlite")) == sum(counts)
+    assert len(executed(tmp_path / "one.sqlite")) == sum(counts)
 
 
 def test_the_best_of_each_point(small):
@@ -286,8 +286,8 @@ def wait_for(path):
         time.sleep(0.01)
 
 
-def test_killed_at_any_moment_a_sweep_goes_on(tmp_path):
-    """Rows are those of a sweep that nobody disturbed, and no run that was kept is made again."""
+def test_a_killed_sweep_can_be_resumed(tmp_path):
+    """The rows are those of an undisturbed sweep, and no stored run is executed again."""
     (tmp_path / "small.toml").write_text(TOML)
     undisturbed = sweep(tmp_path / "small.toml", out=tmp_path / "whole.sqlite", workers=1)
     moments = random.Random(5)
@@ -303,20 +303,20 @@ def test_killed_at_any_moment_a_sweep_goes_on(tmp_path):
     result = sweep(tmp_path / "small.toml", out=tmp_path / "a.sqlite", workers=2)
     assert result.rows == undisturbed.rows
     assert kept == sorted(kept)
-    digests = made(tmp_path / "a.sqlite")
+    digests = executed(tmp_path / "a.sqlite")
     assert len(digests) == len(set(digests)) == 60
 
 
 @pytest.mark.parametrize("after_s", [0.2, 0.7])
-def test_an_interrupted_sweep_says_how_to_go_on(tmp_path, after_s):
-    """The earlier interrupt meets workers that are still importing; they must not say so."""
+def test_an_interrupted_sweep_says_how_to_resume(tmp_path, after_s):
+    """The early interrupt hits workers during their imports; they must print nothing."""
     running = start(tmp_path, "--workers", "2")
     wait_for(tmp_path / "a.sqlite-wal")
     time.sleep(after_s)
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=60)
     if running.returncode == 0:
-        pytest.skip("it was quicker")
+        pytest.skip("the sweep finished before the interrupt")
     assert running.returncode == 130
     assert out == ""
     (line,) = err.splitlines()
@@ -346,16 +346,16 @@ def test_the_command_prints_a_table_and_a_conclusion(within, tmp_path):
     assert len(pd.read_csv(tmp_path / "results" / "small" / "runs.csv")) == 24
 
 
-def test_the_command_as_one_object(within):
-    told = json.loads(within("--json", "--requests", "20", "--seed", "5").stdout)
+def test_the_command_prints_one_object(within):
+    printed = json.loads(within("--json", "--requests", "20", "--seed", "5").stdout)
     assert {"name", "store", "runs", "failed", "measure", "level", "conclusion", "points", "best", "failures"} <= {
-        *told
+        *printed
     }
-    assert (told["name"], told["runs"], told["failed"]) == ("small", 24, 0)
-    assert told["points"][0]["requests"] <= 20
+    assert (printed["name"], printed["runs"], printed["failed"]) == ("small", 24, 0)
+    assert printed["points"][0]["requests"] <= 20
 
 
-def test_the_command_lists_what_failed(within, tmp_path):
+def test_the_command_lists_failures(within, tmp_path):
     text = (tmp_path / "small.toml").read_text().replace("[512, 1024]", "[128, 1024]")
     (tmp_path / "small.toml").write_text(text)
     finished = within("--requests", "10", "--json")
@@ -365,7 +365,7 @@ def test_the_command_lists_what_failed(within, tmp_path):
     assert finished.stderr.splitlines()[-1] == "warning: and 1 more failed runs, see failures.csv"
 
 
-def test_a_mistake_leaves_nothing_behind(within, tmp_path):
+def test_an_invalid_file_leaves_nothing_behind(within, tmp_path):
     (tmp_path / "small.toml").write_text(TOML.replace("cells", "cels"))
     finished = within()
     assert (finished.returncode, finished.stdout) == (2, "")
@@ -373,7 +373,7 @@ def test_a_mistake_leaves_nothing_behind(within, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
-def test_no_scheduler_answers(within, tmp_path, monkeypatch):
+def test_a_missing_dask_scheduler_is_reported(within, tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr("kvsim.experiments.workers._CONNECT_S", 0.5)
     for address in ("nonsense://x", "127.0.0.1:9"):

@@ -1,4 +1,4 @@
-"""What a sweep file lays out, and what is answered to one that cannot be."""
+"""The points that a sweep file lays out, and the messages about invalid files."""
 
 import json
 
@@ -34,12 +34,12 @@ def test_a_logarithmic_axis_of_whole_numbers():
     assert [each["cache.cells"] for each in settings(planned)] == [512, 1024, 2048, 4096]
 
 
-def test_values_that_round_to_the_same_are_run_once():
+def test_values_that_round_to_the_same_number_are_run_once():
     planned = laid_out(axes={"server.slots": {"from": 1, "to": 3, "steps": 9}})
     assert [each["server.slots"] for each in settings(planned)] == [1, 2, 3]
 
 
-def test_a_key_without_a_default_is_whole_where_its_ends_are():
+def test_a_key_without_a_default_is_whole_if_its_ends_are():
     base = {"workload": {"requests": 5}}
     (_, middle, _) = settings(
         plan_sweep({"base": base, "axes": {"server.slot_context": {"from": 5, "to": 10, "steps": 3}}})
@@ -48,7 +48,7 @@ def test_a_key_without_a_default_is_whole_where_its_ends_are():
 
 
 @pytest.mark.parametrize("design", ["latin-hypercube", "sobol"])
-def test_designs_that_are_drawn_fill_their_axes(design):
+def test_drawn_designs_fill_their_axes(design):
     axes = {"cache.cells": CELLS, "workload.rate": RATE, "server.n_batch": [128, 256]}
     planned = laid_out(design=design, points=21, axes=axes, policies=["paged", "ring"])
     assert len(planned.points) == 42
@@ -56,7 +56,7 @@ def test_designs_that_are_drawn_fill_their_axes(design):
     assert all(512 <= row["cache.cells"] <= 4096 and 2 <= row["workload.rate"] <= 8 for row in each)
     assert isinstance(each[0]["cache.cells"], int)
     assert {row["server.n_batch"] for row in each} == {128, 256}
-    # Spread evenly: a half of the points in each half of an axis, give or take one or two.
+    # Even spread: half of the points lie in each half of an axis, plus or minus a few.
     assert 8 <= sum(row["workload.rate"] < 5 for row in each) <= 13
     assert settings(laid_out(design=design, points=21, axes=axes)) == each
     assert settings(plan_sweep({"scenario": "chat", "design": design, "points": 21, "axes": axes}, seed=2)) != each
@@ -73,19 +73,19 @@ def test_all_policies_or_the_scenarios_own():
     assert laid_out(axes={"cache.policy": ["paged", "ring"]}).policies == ["paged", "ring"]
 
 
-def test_what_cannot_be_together_is_a_point_with_a_fault():
+def test_an_invalid_combination_is_a_point_with_a_fault():
     planned = laid_out(axes={"cache.cells": [256, 2048]})
     assert planned.points[0].scenario is None
     assert planned.points[0].fault.endswith("server.slot_context (512) exceeds cache.cells (256)")
     assert planned.points[1].fault == ""
 
 
-def test_a_key_of_one_kind_of_workload_only():
+def test_a_key_of_only_one_kind_of_workload():
     axes = {"workload.kind": ["poisson", "gamma"], "workload.cv": [1.0, 2.0]}
     assert [bool(point.fault) for point in laid_out(axes=axes).points] == [True, True, False, False]
 
 
-def test_paths_start_at_the_files_they_stand_in(tmp_path):
+def test_paths_are_relative_to_their_file(tmp_path):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,4\n")
     (tmp_path / "inner" / "traced.toml").write_text('[workload]\nkind = "azure"\npath = "trace.csv"\n')
@@ -186,7 +186,7 @@ def test_a_mistake_is_answered_in_one_line(keys, answer):
 
 
 @pytest.mark.parametrize("requests", [0, 999_999_999_999_999_999_999])
-def test_requests_have_a_bound(requests):
+def test_the_number_of_requests_is_bounded(requests):
     with pytest.raises(UserError, match="a whole number from 1 to 1,000,000,000 is accepted"):
         plan_sweep({"scenario": "chat"}, requests=requests)
 

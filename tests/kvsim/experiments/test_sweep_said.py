@@ -1,4 +1,4 @@
-"""What sweeps say of themselves: who won what, what was not precise, and where it is kept."""
+"""Conclusions of sweeps, their warnings, and the files and figures that they write."""
 
 import dataclasses
 import itertools
@@ -11,8 +11,8 @@ import pytest
 
 import kvsim
 from kvsim import UserError, sweep
-from kvsim.experiments.measures import over_runs
-from kvsim.reports.comparison_page import _ranges
+from kvsim.experiments.measures import measure_interval
+from kvsim.reports.comparison_page import _latency_ranges
 from kvsim.reports.sweep_plots import pareto_figure
 from tests.worlds import command
 
@@ -31,7 +31,7 @@ TIGHT = {
     "policies": ["contiguous", "paged", "ring", "oracle"],
     "axes": {"cache.cells": (160, 1024)},
 }
-"""At 160 cells all but the ring fail requests."""
+"""With 160 cells, all policies but the ring fail requests."""
 BRIEF = {"name": "brief", "base": {"workload": {"requests": 5}}}
 
 
@@ -41,41 +41,40 @@ def tight(tmp_path_factory):
     return sweep(file, out=tmp_path_factory.mktemp("tight") / "a.sqlite", workers=1)
 
 
-def test_who_is_alone_has_not_won(tight):
-    said = tight.conclusion()
-    assert "is alone (contiguous, paged failed requests)" in said
-    assert "ring at 2" not in said
-    assert "ring (which forgets tokens)" in said
+def test_a_policy_without_competitors_has_not_won(tight):
+    conclusion = tight.conclusion()
+    assert "at 1 ring has no competitor (contiguous, paged failed requests)" in conclusion
+    assert "ring (which drops tokens) at 1" in conclusion
     best = tight.best()
     assert best["left_out"].tolist() == ["contiguous: failed requests; paged: failed requests", ""]
     assert best["rivals"].tolist() == [0, 2]
     html = kvsim.report(tight, out=tight.store.with_name("page.html")).read_text(encoding="utf-8")
-    assert "ring (forgets tokens), alone" in html
+    assert "ring (drops tokens), no competitor" in html
     assert "contiguous: failed requests" in html
 
 
-def test_a_picture_shows_where_requests_failed(tight):
+def test_the_figure_shows_where_requests_failed(tight):
     figure = tight.plot()
     assert figure.get_suptitle().endswith("hollow: requests failed")
     tight.plot("unstable")
     assert "hollow" not in sweep(BRIEF, out=tight.store.with_name("b.sqlite"), workers=1).plot().get_suptitle()
 
 
-def test_a_rule_that_was_not_met_is_said(tmp_path):
+def test_an_unmet_stopping_rule_is_reported(tmp_path):
     rule = {"measure": "e2e_mean", "within": 0.001, "most": 3}
     result = sweep(TIGHT | {"policies": ["paged", "ring"], "stop": rule}, out=tmp_path / "a.sqlite", workers=1)
     assert result.table["verdict"].str.contains(r"3 runs, still ±\d+\.\d %").all()
     assert "not within 0.1 % after 3 runs: 4 of 4 points and policies" in result.conclusion()
-    told = result.to_dict()
-    assert told["imprecise"] == 4
-    assert "still ±" in told["points"][0]["verdict"]
+    printed = result.to_dict()
+    assert printed["imprecise"] == 4
+    assert "still ±" in printed["points"][0]["verdict"]
 
 
-def test_intervals_end_where_values_do():
-    share = over_runs("slo_share", [0.99, 0.5, 1.0])
+def test_intervals_stay_within_the_bounds_of_a_measure():
+    share = measure_interval("slo_share", [0.99, 0.5, 1.0])
     assert (share.high, share.value) == (1.0, pytest.approx(0.83))
-    assert over_runs("e2e_mean", [0.1, 5.0]).low == 0.0
-    assert over_runs("e2e_mean", [0.1]).low == -np.inf
+    assert measure_interval("e2e_mean", [0.1, 5.0]).low == 0.0
+    assert measure_interval("e2e_mean", [0.1]).low == -np.inf
 
 
 def test_flags_and_counts_have_no_interval(tight):
@@ -96,20 +95,20 @@ def test_two_sweeps_share_a_folder(tmp_path):
         page = kvsim.report(tmp_path / name)
         assert page.name == "a-report.html"
         assert "Sweep: a<" in page.read_text(encoding="utf-8")
-    with pytest.raises(UserError, match=r"several sweeps in it; name one of a\.json, b\.json"):
+    with pytest.raises(UserError, match=r"contains several sweeps; name one of a\.json, b\.json"):
         kvsim.report(tmp_path)
 
 
 def test_a_store_keeps_one_sweep(tmp_path):
     sweep(BRIEF, out=tmp_path / "a.sqlite", workers=1)
-    with pytest.raises(UserError, match=r"a\.sqlite: keeps the sweep 'brief', this one is 'other'; name another"):
+    with pytest.raises(UserError, match=r"a\.sqlite: holds the sweep 'brief', this one is 'other'; name another"):
         sweep(BRIEF | {"name": "other"}, out=tmp_path / "a.sqlite", workers=1)
 
 
-def test_where_no_store_can_be(tmp_path):
+def test_invalid_paths_of_a_store_are_refused(tmp_path):
     with pytest.raises(UserError, match="is a folder; a file is expected"):
         sweep(BRIEF, out=tmp_path)
-    with pytest.raises(UserError, match=r"a\.csv: tables and pictures have such names"):
+    with pytest.raises(UserError, match=r"a\.csv: that name is used for tables and figures"):
         sweep(BRIEF, out=tmp_path / "a.csv")
 
 
@@ -121,10 +120,10 @@ def test_a_report_never_overwrites_what_it_reads(tmp_path):
     assert (tmp_path / "comparison.json").read_text() == "{}"
 
 
-# Values from Python, and what compare is told
+# Arguments from Python
 
 
-def test_axes_are_any_rows_of_numbers(tmp_path):
+def test_axes_may_be_any_sequence_of_numbers(tmp_path):
     for axis in ((512, 1024), range(512, 1025, 512), np.array([512, 1024]), [np.int64(512), np.int64(1024)]):
         result = sweep(BRIEF | {"axes": {"cache.cells": axis}}, out=tmp_path / "a.sqlite", workers=1)
         assert result.table["cache.cells"].tolist() == [512, 1024]
@@ -132,7 +131,7 @@ def test_axes_are_any_rows_of_numbers(tmp_path):
     assert isinstance(result.table, pd.DataFrame)
 
 
-def test_a_comparison_is_told_simply(tmp_path):
+def test_arguments_of_a_comparison(tmp_path):
     scenario = kvsim.load("chat", workload__requests=5)
     comparison = kvsim.compare(scenario, "paged")
     assert [result.policy for result in comparison.results] == ["paged"]
@@ -145,28 +144,28 @@ def test_a_comparison_is_told_simply(tmp_path):
             kvsim.compare(scenario, "paged", replications=replications)
 
 
-# Pictures
+# Figures
 
 
-def test_a_picture_of_nothing_complains_of_nothing():
+def test_an_empty_figure_gives_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not pareto_figure({}, (), "nothing").legends
 
 
-def test_the_trade_says_who_failed_and_who_takes_no_part():
+def test_the_pareto_figure_explains_its_markers():
     at = ((1.0, 0.9, 1.1), (2e6, 1e6, 3e6))
     figure = pareto_figure({"a": at, "b": at, "oracle": at}, ("a",), "title", ("b",))
     key = figure.axes[0].get_title(loc="left")
     assert "hollow: failed requests" in key
-    assert "the oracle, a bound, takes no part" in key
+    assert "the oracle is a bound and not part of the front" in key
     assert figure.axes[0].lines[3].get_markerfacecolor() != "white"
 
 
 @pytest.mark.parametrize("values", [(11, 14, 18), (100, 140, 190), (11, 60, 95), (3, 30, 90), (7, 50, 900)])
 def test_latencies_have_labels_that_do_not_collide(values):
     latency = dict(zip(("p50", "p95", "p99"), (v / 1e3 for v in values), strict=True))
-    figure = _ranges([{"policy": "a", "ttft_s": latency, "tpot_s": latency, "e2e_s": latency}])
+    figure = _latency_ranges([{"policy": "a", "ttft_s": latency, "tpot_s": latency, "e2e_s": latency}])
     figure.canvas.draw()
     for axis in figure.axes:
         low, high = axis.get_xlim()
@@ -179,6 +178,6 @@ def test_latencies_have_labels_that_do_not_collide(values):
         assert all(one.x1 < two.x0 for one, two in itertools.pairwise(boxes))
 
 
-def test_verdicts_name_who_failed():
+def test_a_verdict_names_failing_policies():
     comparison = kvsim.compare(kvsim.load("chat", workload__requests=5), ["paged"])
     assert dataclasses.asdict(comparison.verdict)["failing"] == ()

@@ -1,4 +1,4 @@
-"""Reports: one file, nothing from outside, everything escaped; in a real browser it sorts, plays, and fits a phone."""
+"""Reports: one self-contained, escaped file that sorts, plays and fits a phone in a real browser."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvsim
-from kvsim.advice.recommend import Budget
+from kvsim.advice.recommend import SearchBudget
 from kvsim.reports.page import Page, Section, SnapshotStrip, Table, number, share, words
 from kvsim.simulation.snapshots import FILE, Snapshots, load_snapshots
 from tests.worlds import command
@@ -32,7 +32,7 @@ def page(results):
     return kvsim.report(results)
 
 
-def test_a_report_is_one_file_that_asks_for_nothing(page):
+def test_a_report_is_self_contained(page):
     html = page.read_text(encoding="utf-8")
     addresses = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]+)""", html)
     assert addresses
@@ -41,17 +41,17 @@ def test_a_report_is_one_file_that_asks_for_nothing(page):
     assert "default-src 'none'" in html
 
 
-def test_a_report_says_what_was_asked_and_how_to_repeat_it(page, results):
+def test_a_report_states_the_question_and_how_to_reproduce_it(page, results):
     html = page.read_text(encoding="utf-8")
     for part in ("60 requests", "chat", *POLICIES, "Scenario", "numpy", kvsim.__version__):
         assert part in html
     assert "kvsim compare scenario.toml --policy contiguous --policy paged --policy oracle" in html
-    told = json.loads((results / "comparison.json").read_text())
-    for run in told["policies"]:
+    printed = json.loads((results / "comparison.json").read_text())
+    for run in printed["policies"]:
         assert f"{1e3 * run['e2e_s']['p95']:.3g}" in html.replace(",", "") or run["e2e_s"]["p95"] >= 1
 
 
-def test_what_users_wrote_is_escaped():
+def test_text_of_users_is_escaped():
     evil = "</script><img src=x onerror=alert(1)>"
     snapshots = Snapshots(evil, np.zeros(1), np.zeros((1, 4), dtype=np.uint8), 1)
     table = Table(evil, [evil], [[words(evil)]], evil)
@@ -63,7 +63,7 @@ def test_what_users_wrote_is_escaped():
     assert "&lt;img src=x" in html
 
 
-def test_cells_of_tables_are_sorted_by_what_they_mean():
+def test_cells_of_tables_are_sorted_by_value():
     assert number(1234.5).text == "1,234"
     assert number(0.123456).text == "0.123"
     assert number(None).value is None
@@ -72,7 +72,7 @@ def test_cells_of_tables_are_sorted_by_what_they_mean():
     assert words("Paged").value == "paged"
 
 
-def test_films_are_kept_whole_and_small(results):
+def test_snapshots_are_complete_and_small(results):
     kept = load_snapshots(results / FILE)
     assert [snapshots.policy for snapshots in kept] == list(POLICIES)
     for snapshots in kept:
@@ -83,7 +83,7 @@ def test_films_are_kept_whole_and_small(results):
         assert (snapshots.cells[0] == 0).any()
 
 
-def test_snapshots_of_many_cells_show_some():
+def test_snapshots_of_many_cells_show_some_of_them():
     frames = tuple((float(i), np.arange(10_000, dtype=np.int16) % 300 - 1) for i in range(200))
     snapshots = Snapshots.of("paged", frames)
     assert snapshots.every == 3
@@ -99,7 +99,7 @@ def test_snapshots_of_many_cells_show_some():
     [
         (lambda folder: (folder / "comparison.json").write_text("{"), "not JSON"),
         (lambda folder: (folder / "comparison.json").write_text("[]"), "a JSON object is expected"),
-        (lambda folder: (folder / "comparison.json").write_text('{"policies": []}'), "not what kvsim compare wrote"),
+        (lambda folder: (folder / "comparison.json").write_text('{"policies": []}'), "not what kvsim compare writes"),
         (lambda folder: (folder / "comparison.json").write_text('{"policies": [{"policy": 3}]}'), "not what kvsim"),
         (lambda folder: (folder / "comparison.json").write_bytes(b"\xff\xfe"), "not UTF-8"),
         (lambda folder: (folder / "comparison.json").unlink(), "no results in it"),
@@ -118,6 +118,13 @@ def test_damaged_results_are_refused_in_a_line(results, tmp_path, spoil, what):
     assert what in str(fault.value)
     assert len(str(fault.value).splitlines()) == 1
     assert not (folder / "report.html").exists()
+
+
+def test_snapshots_of_earlier_versions_are_shown(results, tmp_path):
+    folder = tmp_path / "results"
+    shutil.copytree(results, folder)
+    (folder / FILE).rename(folder / "films.npz")
+    assert kvsim.report(folder).read_text(encoding="utf-8").count('class="strip"') == len(POLICIES)
 
 
 def test_the_command(results, tmp_path):
@@ -146,27 +153,27 @@ def sweep_page(tmp_path_factory):
 
 def test_a_report_of_a_sweep(sweep_page):
     html = sweep_page.read_text(encoding="utf-8")
-    told = json.loads((sweep_page.parent / "little.json").read_text())
-    assert told["conclusion"] in html
-    assert told["failed"] > 0
-    for part in ("cache.cells", "What failed", "exceeds cache.cells", "paged", "&#34;cache.cells&#34; = ["):
+    printed = json.loads((sweep_page.parent / "little.json").read_text())
+    assert printed["conclusion"] in html
+    assert printed["failed"] > 0
+    for part in ("cache.cells", "Failures", "exceeds cache.cells", "paged", "&#34;cache.cells&#34; = ["):
         assert part in html
 
 
 @pytest.fixture(scope="module")
 def recommendation_page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recommendation")
-    few = Budget(8, 2, 3, 2, 2, 1, fewest=30)
+    few = SearchBudget(8, 2, 3, 2, 2, 1, fewest=30)
     kvsim.recommend("chat", slo="ttft_p95<300ms", engine="llamacpp", requests=40, workers=1, budget=few).save(folder)
     return kvsim.report(folder)
 
 
 def test_a_report_of_a_recommendation(recommendation_page):
     html = recommendation_page.read_text(encoding="utf-8")
-    told = json.loads((recommendation_page.parent / "recommendation.json").read_text())
-    for part in ("ttft_p95&lt;300ms", "llama-server --ctx-size", "What was ruled out", "Scenario of place 1"):
+    printed = json.loads((recommendation_page.parent / "recommendation.json").read_text())
+    for part in ("ttft_p95&lt;300ms", "llama-server --ctx-size", "Settings that were ruled out", "Scenario of place 1"):
         assert part in html
-    assert html.count("<tr>") > told["searched"]["tried"]
+    assert html.count("<tr>") > printed["searched"]["tried"]
 
 
 def test_a_report_of_a_comparison_over_replications(tmp_path):
@@ -212,7 +219,7 @@ def column(browser, n):
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 1200])
-def test_a_browser_complains_of_nothing_and_the_page_fits(browser, page, width, dark):
+def test_a_browser_reports_no_error_and_the_page_fits(browser, page, width, dark):
     look(browser, page, width, dark=dark)
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
@@ -247,11 +254,11 @@ def test_tables_sort_both_ways(browser, page):
 
 
 @needs_browser
-def test_the_slider_moves_the_film(browser, page):
+def test_the_slider_moves_the_snapshots(browser, page):
     look(browser, page)
     pixels = "return document.querySelectorAll('canvas')[0].toDataURL()"
-    move = """const s = document.querySelectorAll('.snapshots input')[0]; s.value = arguments[0];
-              s.dispatchEvent(new Event('input')); return document.querySelector('.snapshots output').textContent"""
+    move = """const s = document.querySelectorAll('.strip input')[0]; s.value = arguments[0];
+              s.dispatchEvent(new Event('input')); return document.querySelector('.strip output').textContent"""
     first = browser.execute_script(move, 0)
     empty = browser.execute_script(pixels)
     last = browser.execute_script(move, 40)
@@ -261,12 +268,12 @@ def test_the_slider_moves_the_film(browser, page):
 
 
 @needs_browser
-def test_the_film_plays(browser, page):
+def test_the_snapshots_play(browser, page):
     from selenium.webdriver.support.ui import WebDriverWait
 
     look(browser, page)
-    value = "return Number(document.querySelectorAll('.film input')[0].value)"
-    browser.execute_script("document.querySelectorAll('.film input')[0].value = 0")
+    value = "return Number(document.querySelectorAll('.strip input')[0].value)"
+    browser.execute_script("document.querySelectorAll('.strip input')[0].value = 0")
     browser.find_elements("css selector", ".play")[0].click()
     WebDriverWait(browser, 10).until(lambda b: b.execute_script(value) >= 3)
     browser.find_elements("css selector", ".play")[0].click()
