@@ -316,7 +316,7 @@ def test_asking_for_more_load_leaves_less_of_it():
     [
         (["--slo", "ttft_p95<1s"], "--trace, --scenario: one of them is needed"),
         (["--slo", "ttft_p95<1s", "--scenario", "chat", "--trace", "x"], "not both"),
-        (["--scenario", "chat"], "--slo: what is to be met is missing"),
+        (["--scenario", "chat"], "--slo: missing; a service level such as"),
         (["--scenario", "chat", "--slo", "ttft_p95"], "is no bound; accepted are"),
         (["--scenario", "nope", "--slo", "ttft_p95<1s"], "nope: no such file"),
         (["--trace", "nope.csv", "--slo", "ttft_p95<1s"], "nope.csv: no such file"),

@@ -326,7 +326,7 @@ def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
     printed = succeeded(within("prefix-cache", "some.prompts.jsonl", "--blocks", "4,2", "-e", "belady", "-e", "lru"))
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     assert lines[:3] == [
-        "blocks tokens belady lru lru of belady",
+        "blocks tokens belady lru lru / belady",
         "2 1,024 28.6% 28.6% 100%",
         "4 2,048 42.9% 42.9% 100%",
     ]
