@@ -3,6 +3,8 @@
 Where only the answer matters, a command runs in this process, which is quicker.
 """
 
+import atexit
+import gc
 import json
 import os
 import subprocess
@@ -464,6 +466,8 @@ def test_an_interrupt_ends_with_130_whenever_it_comes(where, monkeypatch):
     module = ModuleType("kvsim.cli.app")
     setattr(module, "__getattr__" if where == "importing" else "main", interrupt)
     monkeypatch.setitem(sys.modules, "kvsim.cli.app", module)
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
+    monkeypatch.setattr(atexit, "register", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130
