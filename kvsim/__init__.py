@@ -44,8 +44,8 @@ if TYPE_CHECKING:  # For type checkers; a test holds these imports against _PUBL
     from kvsim.experiments.sweep_file import builtin_sweeps as builtin_sweeps
     from kvsim.experiments.sweep_result import SweepResult as SweepResult
     from kvsim.reports.sources import report as report
+    from kvsim.scenario.builtin import builtin_names as builtin_names
     from kvsim.scenario.scenario import Scenario as Scenario
-    from kvsim.scenario.scenario import builtin_names as builtin_names
     from kvsim.scenario.scenario import load_scenario as load_scenario
     from kvsim.simulation.result import Result as Result
     from kvsim.simulation.run import run as run
@@ -81,7 +81,8 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "kvsim.experiments.sweep_file": ("builtin_sweeps",),
     "kvsim.experiments.sweep_result": ("SweepResult",),
     "kvsim.reports.sources": ("report",),
-    "kvsim.scenario.scenario": ("Scenario", "builtin_names", "load_scenario"),
+    "kvsim.scenario.builtin": ("builtin_names",),
+    "kvsim.scenario.scenario": ("Scenario", "load_scenario"),
     "kvsim.simulation.result": ("Result",),
     "kvsim.simulation.run": ("run",),
     "real_engine.accuracy": ("Accuracy", "accuracy"),

@@ -13,7 +13,8 @@ MAX_ENTRIES = 10_000
 class Section(BaseModel):
     """A table of a scenario file; refuses unknown keys, infinities and wrong types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # Deferred: a scenario builds the schemas of all its sections at once, which is quicker than building each one twice.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 def entries(at_least: int, at_most: int) -> BeforeValidator:

@@ -25,7 +25,7 @@ def show_scenario(scenario: ScenarioName, as_json: Json = False) -> None:
 @app.command("list")
 def list_scenarios() -> None:
     """List the built-in scenarios."""
-    from kvsim.scenario.scenario import builtin_names
+    from kvsim.scenario.builtin import builtin_names
 
     for name in builtin_names():
         typer.echo(name)

@@ -6,13 +6,13 @@ from rich.console import Console
 
 from kvsim.advice.plan import MOST_CONTEXT, Engine, Plan
 from kvsim.cli.tables.formats import new_table
-from kvsim.model.memory_shapes import ModelPlanShape
+from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import format_size
 
 _NAMES: dict[Engine, str] = {"llamacpp": "llama.cpp", "vllm": "vLLM"}
 
 
-def show_models(console: Console, shapes: dict[str, ModelPlanShape]) -> None:
+def show_models(console: Console, shapes: dict[str, MemoryShape]) -> None:
     """Print the models that are known by name."""
     table = new_table("model", "parameters", "layers", left=("layers",))
     for name, shape in shapes.items():

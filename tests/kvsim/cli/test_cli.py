@@ -17,7 +17,7 @@ import pytest
 
 from kvsim import load_profile, load_scenario
 from kvsim.__main__ import main
-from kvsim.scenario.scenario import builtin_names
+from kvsim.scenario.builtin import builtin_names
 from tests.worlds import command
 
 PROGRAM = Path(sys.executable).parent / "kvsim"
