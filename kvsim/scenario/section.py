@@ -13,7 +13,7 @@ MAX_ENTRIES = 10_000
 class Section(BaseModel):
     """A table of a scenario file; refuses unknown keys, infinities and wrong types."""
 
-    # Deferred: a scenario builds the schemas of all its sections at once, which is quicker than building each one twice.
+    # Schemas are built when first used: a scenario builds those of all its sections at once.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
