@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # For type checkers; a test holds these imports against _PUBLIC.
+if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBLIC.
     from kvsim.advice.memory import MemoryReport as MemoryReport
     from kvsim.advice.memory import memory as memory
     from kvsim.advice.plan import Plan as Plan

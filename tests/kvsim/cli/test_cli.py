@@ -3,8 +3,6 @@
 Where only the answer matters, a command runs in this process, which is quicker.
 """
 
-import atexit
-import gc
 import json
 import os
 import subprocess
@@ -15,8 +13,8 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
+from kvsim import __main__ as program
 from kvsim import load_profile, load_scenario
-from kvsim.__main__ import main
 from kvsim.scenario.builtin import builtin_names
 from tests.worlds import command
 
@@ -466,9 +464,8 @@ def test_an_interrupt_ends_with_130_whenever_it_comes(where, monkeypatch):
     module = ModuleType("kvsim.cli.app")
     setattr(module, "__getattr__" if where == "importing" else "main", interrupt)
     monkeypatch.setitem(sys.modules, "kvsim.cli.app", module)
-    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
-    monkeypatch.setattr(atexit, "register", lambda *_: None)
+    monkeypatch.setattr(program, "_postpone_collections", lambda: None)
     with pytest.raises(SystemExit) as ended:
-        main()
+        program.main()
     assert ended.value.code == 130
     assert reached == ["main" if where == "importing" else "called"]
