@@ -30,7 +30,9 @@ LIGHT = {
     "workload list": SLOW | SIMULATION | SECTIONS,
     "workload show azure-conv": SLOW | SIMULATION | SECTIONS,
     "scenario list": SLOW | SIMULATION | SECTIONS,
-    "scenario show identical": SLOW | SIMULATION | {"rich", "policies.layouts.unified", "workloads.traces.azure"},
+    "scenario show identical": SLOW
+    | SIMULATION
+    | {"rich", "kvsim.costs.profile", "policies.layouts.unified", "workloads.traces.azure"},
     "policies": SLOW | SIMULATION | {"workloads", "kvsim.scenario", "policies.layouts.unified"},
     "policies paged": SLOW | SIMULATION | {"workloads", "kvsim.scenario", "policies.layouts.unified"},
     "plan --list": SLOW | SIMULATION | SECTIONS,

@@ -24,7 +24,8 @@ from kvsim.advice.candidates import Candidate, Home, Space, model_shape, space
 from kvsim.advice.recommendation import Fate, Finalist, Recommendation, rank
 from kvsim.advice.slo import Slo, read_slo
 from kvsim.advice.trials import MOST_DOUBLINGS, Make, Outcome, Stretch, Trial
-from kvsim.costs.profile import is_shipped, load_profile
+from kvsim.costs.profile import load_profile
+from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic, read_traffic
 from kvsim.experiments.workers import each

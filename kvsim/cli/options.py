@@ -53,7 +53,7 @@ def load_with(
     skip_bad_rows: bool = False,
 ) -> Scenario:
     """Load a scenario and replace what options say. Raises ``UserError``."""
-    from kvsim.costs.profile import is_shipped
+    from kvsim.costs.shipped import is_shipped
     from kvsim.scenario.scenario import load_scenario
     from kvsim.scenario.trace_sections import TRACES, TraceWorkload
 

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 import workloads
-from kvsim.costs.profile import is_shipped
+from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import ModelShape, Storage, shape_of
 from kvsim.scenario.builtin import builtin_names, builtin_text
