@@ -16,7 +16,7 @@ class TraceWorkload(Section):
 
     count_key: ClassVar[str] = "limit"
     """The key with the largest number of requests."""
-    if TYPE_CHECKING:
+    if TYPE_CHECKING:  # A field of every subclass.
         kind: str
     path: str
     """Relative paths start at the scenario file's folder."""
