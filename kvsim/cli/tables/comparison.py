@@ -56,7 +56,7 @@ def show_comparison(console: Console, compared: Comparison) -> None:
                 share(c["external_fragmentation_mean"]),
                 share(c["internal_fragmentation_mean"]),
                 whole(c["free_extents_mean"]),
-                whole(c["largest_free_run_mean"]),
+                whole(c["largest_free_extent_mean"]),
                 share(c["scored_useful"]),
                 f"{c['failed_allocations']:,}",
                 f"{c['batch_splits']:,}",
