@@ -8,135 +8,97 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from kvsim.advice.memory import MemoryReport, memory
-    from kvsim.advice.plan import Plan, plan
-    from kvsim.advice.recommend import recommend
-    from kvsim.advice.recommendation import Recommendation
-    from kvsim.advice.request_source import describe_workload, fit_workload
-    from kvsim.advice.why import Diagnosis, why
-    from kvsim.advice.workload_fit import WorkloadFit
-    from kvsim.calibration.run import Calibration, calibrate
-    from kvsim.costs.profile import Profile, load_profile
-    from kvsim.engines.llama_studies import (
-        Defragmentation,
-        Holes,
-        KShift,
-        measure_defragmentation,
-        measure_holes,
-        measure_shift,
-    )
-    from kvsim.engines.recording import Recording, record
-    from kvsim.engines.validation import Validation, validate
-    from kvsim.errors import Livelock, UserError
-    from kvsim.experiments.comparison import Comparison, compare
-    from kvsim.experiments.prefix_cache import PrefixStudy, prefix_cache
-    from kvsim.experiments.sweep import sweep
-    from kvsim.experiments.sweep_file import builtin_sweeps
-    from kvsim.experiments.sweep_result import SweepResult
-    from kvsim.reports.sources import report
-    from kvsim.scenario.scenario import Scenario, builtin_names, load_scenario
-    from kvsim.simulation.result import Result
-    from kvsim.simulation.run import run
-    from real_engine.accuracy import Accuracy, accuracy
+if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBLIC.
+    from kvsim.advice.memory import MemoryReport as MemoryReport
+    from kvsim.advice.memory import memory as memory
+    from kvsim.advice.plan import Plan as Plan
+    from kvsim.advice.plan import plan as plan
+    from kvsim.advice.recommend import recommend as recommend
+    from kvsim.advice.recommendation import Recommendation as Recommendation
+    from kvsim.advice.request_source import describe_workload as describe_workload
+    from kvsim.advice.request_source import fit_workload as fit_workload
+    from kvsim.advice.why import Diagnosis as Diagnosis
+    from kvsim.advice.why import why as why
+    from kvsim.advice.workload_fit import WorkloadFit as WorkloadFit
+    from kvsim.calibration.run import Calibration as Calibration
+    from kvsim.calibration.run import calibrate as calibrate
+    from kvsim.costs.profile import Profile as Profile
+    from kvsim.costs.profile import load_profile as load_profile
+    from kvsim.engines.llama_studies import Defragmentation as Defragmentation
+    from kvsim.engines.llama_studies import Holes as Holes
+    from kvsim.engines.llama_studies import KShift as KShift
+    from kvsim.engines.llama_studies import measure_defragmentation as measure_defragmentation
+    from kvsim.engines.llama_studies import measure_holes as measure_holes
+    from kvsim.engines.llama_studies import measure_shift as measure_shift
+    from kvsim.engines.recording import Recording as Recording
+    from kvsim.engines.recording import record as record
+    from kvsim.engines.validation import Validation as Validation
+    from kvsim.engines.validation import validate as validate
+    from kvsim.errors import Livelock as Livelock
+    from kvsim.errors import UserError as UserError
+    from kvsim.experiments.comparison import Comparison as Comparison
+    from kvsim.experiments.comparison import compare as compare
+    from kvsim.experiments.prefix_cache import PrefixStudy as PrefixStudy
+    from kvsim.experiments.prefix_cache import prefix_cache as prefix_cache
+    from kvsim.experiments.sweep import sweep as sweep
+    from kvsim.experiments.sweep_file import builtin_sweeps as builtin_sweeps
+    from kvsim.experiments.sweep_result import SweepResult as SweepResult
+    from kvsim.reports.sources import report as report
+    from kvsim.scenario.builtin import builtin_names as builtin_names
+    from kvsim.scenario.scenario import Scenario as Scenario
+    from kvsim.scenario.scenario import load_scenario as load_scenario
+    from kvsim.simulation.result import Result as Result
+    from kvsim.simulation.run import run as run
+    from real_engine.accuracy import Accuracy as Accuracy
+    from real_engine.accuracy import accuracy as accuracy
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Accuracy",
-    "Calibration",
-    "Comparison",
-    "Defragmentation",
-    "Diagnosis",
-    "Holes",
-    "KShift",
-    "Livelock",
-    "MemoryReport",
-    "Plan",
-    "PrefixStudy",
-    "Profile",
-    "Recommendation",
-    "Recording",
-    "Result",
-    "Scenario",
-    "SweepResult",
-    "UserError",
-    "Validation",
-    "WorkloadFit",
-    "accuracy",
-    "builtin_names",
-    "builtin_sweeps",
-    "calibrate",
-    "compare",
-    "describe_workload",
-    "fit_workload",
-    "load_profile",
-    "load_scenario",
-    "measure_defragmentation",
-    "measure_holes",
-    "measure_shift",
-    "memory",
-    "plan",
-    "prefix_cache",
-    "recommend",
-    "record",
-    "report",
-    "run",
-    "sweep",
-    "validate",
-    "why",
-]
-
-_HOMES = {
-    "Accuracy": "real_engine.accuracy",
-    "Calibration": "kvsim.calibration.run",
-    "Comparison": "kvsim.experiments.comparison",
-    "Defragmentation": "kvsim.engines.llama_studies",
-    "Diagnosis": "kvsim.advice.why",
-    "Holes": "kvsim.engines.llama_studies",
-    "KShift": "kvsim.engines.llama_studies",
-    "Livelock": "kvsim.errors",
-    "MemoryReport": "kvsim.advice.memory",
-    "Plan": "kvsim.advice.plan",
-    "PrefixStudy": "kvsim.experiments.prefix_cache",
-    "Profile": "kvsim.costs.profile",
-    "Recommendation": "kvsim.advice.recommendation",
-    "Recording": "kvsim.engines.recording",
-    "Result": "kvsim.simulation.result",
-    "Scenario": "kvsim.scenario.scenario",
-    "SweepResult": "kvsim.experiments.sweep_result",
-    "UserError": "kvsim.errors",
-    "Validation": "kvsim.engines.validation",
-    "WorkloadFit": "kvsim.advice.workload_fit",
-    "accuracy": "real_engine.accuracy",
-    "builtin_names": "kvsim.scenario.scenario",
-    "builtin_sweeps": "kvsim.experiments.sweep_file",
-    "calibrate": "kvsim.calibration.run",
-    "compare": "kvsim.experiments.comparison",
-    "describe_workload": "kvsim.advice.request_source",
-    "fit_workload": "kvsim.advice.request_source",
-    "load_scenario": "kvsim.scenario.scenario",
-    "load_profile": "kvsim.costs.profile",
-    "measure_defragmentation": "kvsim.engines.llama_studies",
-    "measure_holes": "kvsim.engines.llama_studies",
-    "measure_shift": "kvsim.engines.llama_studies",
-    "memory": "kvsim.advice.memory",
-    "plan": "kvsim.advice.plan",
-    "prefix_cache": "kvsim.experiments.prefix_cache",
-    "recommend": "kvsim.advice.recommend",
-    "record": "kvsim.engines.recording",
-    "report": "kvsim.reports.sources",
-    "run": "kvsim.simulation.run",
-    "sweep": "kvsim.experiments.sweep",
-    "validate": "kvsim.engines.validation",
-    "why": "kvsim.advice.why",
+_PUBLIC: dict[str, tuple[str, ...]] = {
+    "kvsim.advice.memory": ("MemoryReport", "memory"),
+    "kvsim.advice.plan": ("Plan", "plan"),
+    "kvsim.advice.recommend": ("recommend",),
+    "kvsim.advice.recommendation": ("Recommendation",),
+    "kvsim.advice.request_source": ("describe_workload", "fit_workload"),
+    "kvsim.advice.why": ("Diagnosis", "why"),
+    "kvsim.advice.workload_fit": ("WorkloadFit",),
+    "kvsim.calibration.run": ("Calibration", "calibrate"),
+    "kvsim.costs.profile": ("Profile", "load_profile"),
+    "kvsim.engines.llama_studies": (
+        "Defragmentation",
+        "Holes",
+        "KShift",
+        "measure_defragmentation",
+        "measure_holes",
+        "measure_shift",
+    ),
+    "kvsim.engines.recording": ("Recording", "record"),
+    "kvsim.engines.validation": ("Validation", "validate"),
+    "kvsim.errors": ("Livelock", "UserError"),
+    "kvsim.experiments.comparison": ("Comparison", "compare"),
+    "kvsim.experiments.prefix_cache": ("PrefixStudy", "prefix_cache"),
+    "kvsim.experiments.sweep": ("sweep",),
+    "kvsim.experiments.sweep_file": ("builtin_sweeps",),
+    "kvsim.experiments.sweep_result": ("SweepResult",),
+    "kvsim.reports.sources": ("report",),
+    "kvsim.scenario.builtin": ("builtin_names",),
+    "kvsim.scenario.scenario": ("Scenario", "load_scenario"),
+    "kvsim.simulation.result": ("Result",),
+    "kvsim.simulation.run": ("run",),
+    "real_engine.accuracy": ("Accuracy", "accuracy"),
 }
-"""Of each public name its module. All are imported when first asked for: the core is spared the engine, and the engine,
-which needs errors and shapes alone, is spared pandas, SciPy and pydantic, which take more memory than all of it."""
+"""The public names, by the module that has them.
 
+A module is imported when one of its names is first used: ``real_engine`` imports ``kvsim.errors`` and ``kvsim.model``
+alone, and must not load pandas, SciPy and pydantic, which take more memory than the whole engine.
+"""
+
+_HOMES = {name: module for module, names in _PUBLIC.items() for name in names}
 
 _ALIASES = {"load": "load_scenario"}
-"""Former names, for one version more."""
+"""Former names, kept for one version."""
+
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

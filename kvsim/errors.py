@@ -1,4 +1,4 @@
-"""What can go wrong other than through a fault of ours."""
+"""Errors that are not bugs in kvsim: wrong input, settings that cannot work, engines that differ from their model."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ if TYPE_CHECKING:
     from policies import Policy
 
 _NAMED = 4
-"""Requests that a message names; of the others it gives the number."""
+"""Requests that a message describes; the others are only counted."""
 
 
 class UserError(ValueError):
-    """The user's input is wrong. The message is one line (a line for each fault) and says what is accepted."""
+    """The user's input is wrong. The message has one line for each fault and says what is accepted."""
 
 
 class Divergence(Exception):
-    """Two that should do the same did not: a fault of ours, or a build of an engine that differs. One line."""
+    """Two implementations that should agree do not: a bug in kvsim, or an engine that was built differently.
+
+    The message is one line.
+    """
 
 
 class Livelock(UserError):
     """The server makes no progress and never will: these settings cannot serve this traffic.
 
-    The message names the requests, what they wait for, and what there is.
+    The message names the requests, how many cells or blocks they wait for, and how many are free.
     """
 
     def __init__(self, now: float, jobs: Sequence[Job], policy: Policy, reason: str = ""):
@@ -34,8 +37,8 @@ class Livelock(UserError):
         named = []
         for job in jobs[:_NAMED]:
             need = -(-job.tokens // size) - -(-job.computed // size)
-            said = f"{job.request.prompt_tokens} prompt tokens, {job.generated} generated"
-            named.append(f"request {job.request.id} ({said}) waits for {need}")
+            progress = f"{job.request.prompt_tokens} prompt tokens, {job.generated} generated"
+            named.append(f"request {job.request.id} ({progress}) waits for {need}")
         others = f", and {len(jobs) - _NAMED} more wait" if len(jobs) > _NAMED else ""
         why = f" ({reason})" if reason else ""
         free = f"{usage.free // size} of {usage.capacity // size} {unit} are free"

@@ -1,4 +1,4 @@
-"""What machine this is, and how much of it we get."""
+"""The machine that runs this process, and how much of it the process gets."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-from threadpoolctl import threadpool_info, threadpool_limits
-
 BUSY_BELOW = 0.9
-"""A measurement that got a smaller share of its core's time than this is not to be trusted."""
+"""Smallest share of a core's time at which a measurement can be trusted."""
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Wall and processor seconds of the block that ``measuring`` wrapped, set when it ends."""
+    """Wall and processor seconds of a ``measuring`` block, set when the block ends."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
     @property
     def cpu_share(self) -> float:
-        """Processor seconds per wall second and thread: below 1, others had the core."""
+        """Processor seconds per wall second, at most 1: lower if other processes used the core."""
         return min(self.cpu_s / self.wall_s, 1.0) if self.wall_s > 0 else 1.0
 
 
 @contextmanager
 def measuring() -> Iterator[Stopwatch]:
-    """One BLAS thread for the block, and what the block took.
+    """Measure the time of a block, and let BLAS use one thread in it.
 
-    One thread, since on a shared machine a second one is sometimes there and sometimes not.
+    One thread, since on a shared machine a second core is free at some times and not at others.
     """
+    from threadpoolctl import threadpool_limits
+
     watch = Stopwatch()
     with threadpool_limits(1):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -46,27 +45,30 @@ def measuring() -> Iterator[Stopwatch]:
 
 
 def processor() -> str:
-    """The processor's name as the system gives it."""
+    """The name of the processor as the system gives it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:
                 if line.startswith("model name"):
                     return line.split(":", 1)[1].strip()
     except OSError:
-        pass  # Not Linux: the platform's own word has to do.
+        pass  # Not Linux: the platform's name for it has to do.
     return platform.processor() or platform.machine()
 
 
 def blas() -> str:
-    """Name and version of the BLAS that NumPy uses."""
+    """Name and version of the BLAS library that NumPy uses."""
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
     np.ones((2, 2)) @ np.ones((2, 2))
     loaded = [library for library in threadpool_info() if library.get("user_api") == "blas"]
-    # SciPy may have loaded another one of its own.
+    # SciPy may have loaded a BLAS of its own.
     for library in sorted(loaded, key=lambda library: "numpy" not in str(library.get("filepath"))):
         return f"{library.get('internal_api')} {library.get('version')}"
     return "unknown BLAS"
 
 
 def system_load() -> float:
-    """Runnable processes averaged over the last minute; 0 where the system does not say."""
+    """Runnable processes, averaged over the last minute; 0 where the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

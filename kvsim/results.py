@@ -1,4 +1,4 @@
-"""Where results go."""
+"""Folders for results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvsim.errors import UserError
 
 
 def writable(folder: str | Path) -> Path:
-    """The folder, made if it is not there. Raises ``UserError`` where that cannot be."""
+    """Make the folder, unless it exists, and return its path. Raises ``UserError`` if it cannot be made."""
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)

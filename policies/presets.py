@@ -6,23 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
-from policies.compaction.adaptive import Adaptive
-from policies.compaction.compactors import pack
-from policies.compaction.threshold import Threshold
-from policies.compaction.triggers import Idle, OnFailure
-from policies.layouts import llamacpp
-from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
-from policies.layouts.paged import PagedPolicy
-from policies.layouts.prompt_decode_regions import PromptDecodeRegionsPolicy
-from policies.layouts.ring import RingPolicy
-from policies.layouts.sequence_regions import GrowingPolicy, OraclePolicy, ReservedPolicy
-from policies.layouts.unified import UnifiedPolicy
-from policies.paging.eviction import free_blocks
-from policies.paging.free_lists.belady import Future
-from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
-from policies.paging.free_lists.uncached import FreeStack, LowestFirst
 from policies.policy import CacheConfig, Policy, PolicyFactory
+
+if TYPE_CHECKING:
+    from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 
 ENTRY_POINT_GROUP = "kvsim.policies"
 """Where other packages register policies, as entry points."""
@@ -51,32 +40,62 @@ class Preset:
         return self.build(self.name, config)
 
 
+def _plain(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts.unified import UnifiedPolicy
+
+    return UnifiedPolicy(name, config)
+
+
 def _fill_holes(name: str, config: CacheConfig) -> Policy:
+    from policies.compaction.triggers import OnFailure
+    from policies.layouts import llamacpp
+    from policies.layouts.unified import UnifiedPolicy
+
     compactor = llamacpp.limited_fill_holes(8192, config.n_layers)
     return UnifiedPolicy(name, config, compactor=compactor, trigger=OnFailure())
 
 
 def _packed(name: str, config: CacheConfig) -> Policy:
+    from policies.compaction.compactors import pack
+    from policies.compaction.triggers import OnFailure
+    from policies.layouts.unified import UnifiedPolicy
+
     return UnifiedPolicy(name, config, compactor=pack, trigger=OnFailure())
 
 
 def _adaptive(name: str, config: CacheConfig) -> Policy:
+    from policies.compaction.adaptive import Adaptive
+    from policies.compaction.compactors import pack
+    from policies.layouts.unified import UnifiedPolicy
+
     return UnifiedPolicy(name, config, compactor=pack, trigger=Adaptive(config.costs))
 
 
 def _idle(name: str, config: CacheConfig) -> Policy:
+    from policies.compaction.compactors import pack
+    from policies.compaction.triggers import Idle
+    from policies.layouts.unified import UnifiedPolicy
+
     return UnifiedPolicy(name, config, compactor=pack, trigger=Idle())
 
 
 def _threshold(name: str, config: CacheConfig) -> Policy:
+    from policies.compaction.compactors import pack
+    from policies.compaction.threshold import Threshold
+    from policies.layouts.unified import UnifiedPolicy
+
     return UnifiedPolicy(name, config, compactor=pack, trigger=Threshold(config.threshold, on_failure=True))
 
 
 def _llamacpp_b4666(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts import llamacpp
+
     return llamacpp.early_2025(name, config, threshold=config.threshold)
 
 
 def _streams(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
+
     size = config.cells // config.sequences
     if size < 1:
         raise ValueError(f"{config.cells} cells cannot be shared out over {config.sequences} streams")
@@ -84,12 +103,17 @@ def _streams(name: str, config: CacheConfig) -> Policy:
 
 
 def _llamacpp_b6975(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
+
     if not config.unified:
         return _streams(name, config)
     return MultiStreamPolicy(name, config, [CacheSpec(config.cells, _B6975_PAD)])
 
 
 def _sliding_window(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts import llamacpp
+    from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
+
     streams = 1 if config.unified else config.sequences
     size = config.cells // streams
     window = llamacpp.window_size(size, config.window, config.n_ubatch, config.sequences, unified=config.unified)
@@ -101,6 +125,10 @@ def _sliding_window(name: str, config: CacheConfig) -> Policy:
 
 
 def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
+    from policies.layouts.paged import PagedPolicy
+    from policies.paging.eviction import free_blocks
+    from policies.paging.free_lists.belady import Future
+
     future = None
     if config.eviction == "belady" and config.future is not None:
         size = config.block_size
@@ -119,6 +147,8 @@ def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
 
 def _stack(blocks: Iterable[int], keys: BlockKeys) -> FreeBlocks:
     """The free blocks of ``lru`` where nothing is ever cached."""
+    from policies.paging.free_lists.uncached import FreeStack
+
     return FreeStack(blocks)
 
 
@@ -131,6 +161,9 @@ def _vllm(name: str, config: CacheConfig) -> Policy:
 
 
 def _chunked(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts.paged import PagedPolicy
+    from policies.paging.free_lists.uncached import LowestFirst
+
     return PagedPolicy(
         name,
         replace(config, watermark=0.0, host_cells=0),
@@ -138,6 +171,36 @@ def _chunked(name: str, config: CacheConfig) -> Policy:
         free=lambda blocks, _: LowestFirst(blocks),
         null_block=False,
     )
+
+
+def _ring(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts.ring import RingPolicy
+
+    return RingPolicy(name, config)
+
+
+def _reserved(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts.sequence_regions import ReservedPolicy
+
+    return ReservedPolicy(name, config)
+
+
+def _growing(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts.sequence_regions import GrowingPolicy
+
+    return GrowingPolicy(name, config)
+
+
+def _oracle(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts.sequence_regions import OraclePolicy
+
+    return OraclePolicy(name, config)
+
+
+def _regions(name: str, config: CacheConfig) -> Policy:
+    from policies.layouts.prompt_decode_regions import PromptDecodeRegionsPolicy
+
+    return PromptDecodeRegionsPolicy(name, config)
 
 
 _BLOCKS = "blocks from a free queue, block 0 never handed out; full ones are shared by sequences that begin alike"
@@ -156,7 +219,7 @@ PRESETS = (
         "masked",
         ("pad",),
         "llama.cpp b4666 to b4880, llama_kv_cache_find_slot",
-        lambda name, config: UnifiedPolicy(name, config),
+        _plain,
     ),
     Preset(
         "fill-holes",
@@ -200,7 +263,7 @@ PRESETS = (
         "sliced",
         ("window", "sinks"),
         "Xiao et al., attention sinks (arXiv 2309.17453)",
-        RingPolicy,
+        _ring,
     ),
     Preset(
         "adaptive",
@@ -266,7 +329,7 @@ PRESETS = (
         "sliced",
         (),
         "Hugging Face transformers, StaticCache",
-        ReservedPolicy,
+        _reserved,
     ),
     Preset(
         "growing",
@@ -277,7 +340,7 @@ PRESETS = (
         "sliced",
         (),
         "dynamic caches that concatenate, with capacity doubled",
-        GrowingPolicy,
+        _growing,
     ),
     Preset(
         "vllm",
@@ -321,7 +384,7 @@ PRESETS = (
         "tiled",
         ("sort_batch",),
         "ours",
-        PromptDecodeRegionsPolicy,
+        _regions,
     ),
     Preset(
         "threshold-compaction",
@@ -354,7 +417,7 @@ PRESETS = (
         "sliced",
         (),
         "ours, after Belady's idea of an offline optimum",
-        OraclePolicy,
+        _oracle,
     ),
 )
 """All built-in presets; the six core ones come first."""

@@ -24,7 +24,8 @@ from kvsim.advice.candidates import Candidate, SearchSpace, TargetEngine, build_
 from kvsim.advice.recommendation import Finalist, Recommendation, RuledOut, rank
 from kvsim.advice.slo import Slo, read_slo
 from kvsim.advice.trials import MOST_DOUBLINGS, FindLargestLoad, RunTrials, TrialOutcome, TrialRun
-from kvsim.costs.profile import is_shipped, load_profile
+from kvsim.costs.profile import load_profile
+from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic, read_traffic
 from kvsim.experiments.workers import map_unordered

@@ -7,8 +7,9 @@ from typing import Any
 
 from kvsim.advice.workload_fit import WorkloadFit, fit
 from kvsim.errors import UserError
+from kvsim.scenario.builtin import builtin_names
 from kvsim.scenario.named_workloads import NAMED
-from kvsim.scenario.scenario import Scenario, builtin_names, load_scenario
+from kvsim.scenario.scenario import Scenario, load_scenario
 from workloads import Workload, open_trace
 from workloads.fitting.statistics import Statistics, describe
 

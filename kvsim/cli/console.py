@@ -1,27 +1,45 @@
-"""Where the command line's words go."""
+"""Standard output and standard error, as every command uses them."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
 
 
 def console() -> Console:
-    """As wide as the terminal; a file or a pipe gets room for whole tables."""
+    """A console as wide as the terminal; for a file or a pipe, wide enough for whole tables."""
+    from rich.console import Console
+
     return Console() if sys.stdout.isatty() else Console(width=140)
 
 
 def print_json(value: Any) -> None:
-    """One JSON object."""
+    """Print one JSON object."""
     typer.echo(json.dumps(value, indent=1, allow_nan=False))
 
 
+def print_saved(files: Iterable[Path], folder: Path) -> None:
+    """Name the files that a command wrote."""
+    typer.echo(f"\nSaved {', '.join(path.name for path in files)} in {folder}/")
+
+
 def warn(lines: Iterable[str]) -> None:
-    """On the error stream, a line each."""
+    """Print warnings to standard error, a line for each."""
     for line in lines:
         typer.echo(f"warning: {line}", err=True)
+
+
+def fail(message: str, code: int) -> int:
+    """Print why the command fails to standard error, and return its exit code."""
+    for line in message.splitlines():
+        typer.echo(f"kvsim: {line}", err=True)
+    return code

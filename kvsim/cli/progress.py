@@ -1,36 +1,36 @@
-"""Progress of long runs: on a terminal only, and only after two seconds."""
+"""Progress of long runs: only on a terminal, and only after two seconds."""
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _AFTER_S = 2.0
 _EVERY_S = 0.1
 
 
-def _bar(said: str, clock: ProgressColumn) -> Progress | None:
-    """A line on the terminal's error stream; None where that is none."""
+def _bar(counts: str, clock: Literal["elapsed", "remaining"]) -> Progress | None:
+    """A progress bar on the terminal's error stream; None if that is not a terminal."""
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         return None
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(said), clock)
+    time_column = TimeElapsedColumn() if clock == "elapsed" else TimeRemainingColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(counts), time_column)
     return Progress(*columns, console=console, transient=True)
 
 
 class RunProgress:
-    """A line on the terminal's error stream: requests done, simulated time, speed. Silent elsewhere.
+    """Shows the requests done, the simulated time and the speed; prints nothing if standard error is no terminal.
 
     Use as a context manager; pass the object itself as a run's ``progress``.
     """
@@ -39,24 +39,24 @@ class RunProgress:
         self.title = title
         self._total = total
         self._began = self._shown = time.perf_counter()
-        self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} {task.fields[detail]}", TimeElapsedColumn())
+        self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} {task.fields[detail]}", "elapsed")
         self._task = self._bar.add_task(title, total=total, detail="") if self._bar else None
         self._live = False
 
     def begin(self, title: str, total: int | None = None) -> None:
-        """The next run begins."""
+        """Start the count and the clock of the next run."""
         self.title, self._began = title, time.perf_counter()
         self._total = self._total if total is None else total
 
     def __call__(self, done: int, simulated_s: float) -> None:
-        """``done`` requests have ended at that simulated time."""
+        """Show that ``done`` requests have ended at this simulated time."""
         if self._bar is None or not self._due(now := time.perf_counter()):
-            return  # Called at the end of every request: what is not shown is not put into words.
+            return  # Called at the end of every request, so text is only made when it is shown.
         speed = done / max(now - self._began, 1e-9)
         self._show(now, done, f"requests, {simulated_s:,.1f} s simulated, {speed:,.0f} requests/s")
 
     def share(self, done: float) -> None:
-        """That share of the work, between 0 and 1, is done."""
+        """Show that this share of the work, between 0 and 1, is done."""
         self._show(time.perf_counter(), round(100 * done), "%")
 
     def _show(self, now: float, done: int, detail: str) -> None:
@@ -69,7 +69,7 @@ class RunProgress:
         self._bar.update(self._task, description=self.title, completed=done, total=self._total, detail=detail)
 
     def _due(self, now: float) -> bool:
-        """Whether it is time to show something again."""
+        """Whether it is time to update the bar."""
         return now - self._shown >= (_EVERY_S if self._live else _AFTER_S)
 
     def __enter__(self) -> RunProgress:
@@ -83,7 +83,7 @@ class RunProgress:
 
 
 class SweepBar:
-    """A line on the terminal's error stream: runs finished and failed, time left. Silent elsewhere.
+    """Shows the runs finished and failed and the time left; prints nothing if standard error is no terminal.
 
     Use as a context manager; pass the object itself as a sweep's ``progress``.
     """
@@ -91,18 +91,16 @@ class SweepBar:
     def __init__(self, title: str):
         self._title = title
         self.done = self.total = 0
-        self._bar = _bar(
-            "{task.completed:,.0f}/{task.total:,.0f} runs{task.fields[detail]}, left:", TimeRemainingColumn()
-        )
+        self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} runs{task.fields[detail]}, left:", "remaining")
         self._task: TaskID | None = None
 
     def __call__(self, done: int, total: int, failed: int) -> None:
-        """So many of the runs wanted so far are finished; so many of them failed."""
+        """Show how many of the ``total`` runs planned so far are done, and how many of those failed."""
         self.done, self.total = done, total
         if self._bar is None:
             return
         if self._task is None:
-            # What was finished before says nothing of the time that the rest takes.
+            # Runs of an earlier call do not count for the time that the rest takes.
             self._task = self._bar.add_task(self._title, total=total, completed=done, detail="")
             self._bar.start()
         self._bar.update(self._task, completed=done, total=total, detail=f", {failed:,} failed" if failed else "")

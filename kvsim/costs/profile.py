@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
 from policies import Kernel
@@ -188,30 +188,16 @@ class Profile(Fit):
         path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
-def is_shipped(name: str) -> bool:
-    """Whether a profile of that name ships with the package; it comes before any file of that name."""
-    return (
-        "/" not in name
-        and "\0" not in name
-        and (resources.files("kvsim.costs") / "profiles" / f"{name}.json").is_file()
-    )
-
-
 def load_profile(name: str, folder: Path = Path()) -> Profile:
     """A shipped profile by name, or one from a file. Raises ``UserError``."""
-    shipped = resources.files("kvsim.costs") / "profiles" / f"{name}.json"
     try:
         if is_shipped(name):
-            text = shipped.read_text(encoding="utf-8")
+            text = shipped_file(name).read_text(encoding="utf-8")
         else:
             text = (folder / Path(name).expanduser()).read_text(encoding="utf-8")
     except (OSError, ValueError, RuntimeError):
-        known = sorted(
-            p.name.removesuffix(".json")
-            for p in (resources.files("kvsim.costs") / "profiles").iterdir()
-            if p.name.endswith(".json")
-        )
-        raise UserError(f"{name}: no profile file there, and none shipped of that name ({', '.join(known)})") from None
+        known = ", ".join(shipped_names())
+        raise UserError(f"{name}: no profile file there, and none shipped of that name ({known})") from None
     try:
         profile = Profile.model_validate_json(text)
     except ValidationError as e:

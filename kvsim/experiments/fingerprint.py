@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim import __version__
-from kvsim.costs.profile import is_shipped
+from kvsim.costs.shipped import is_shipped
 from kvsim.scenario.scenario import Scenario
 from policies import Preset, available
 

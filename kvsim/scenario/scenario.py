@@ -8,7 +8,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -26,9 +25,10 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 import workloads
-from kvsim.costs.profile import is_shipped
+from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import ModelShape, Storage, shape_of
+from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
 from kvsim.scenario.section import Section
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
@@ -248,11 +248,6 @@ class Scenario(Section):
         return text + (f"\n# not set: {', '.join(unset)}\n" if unset else "")
 
 
-def builtin_names() -> list[str]:
-    """Names of the scenarios that ship with the package."""
-    return sorted(p.name.removesuffix(".toml") for p in _builtin_folder().iterdir() if p.name.endswith(".toml"))
-
-
 def load_scenario(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scenario:
     """Load a scenario from a built-in name, a TOML file or a table.
 
@@ -310,7 +305,7 @@ def read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
     """
     name = str(source)
     if name in builtin_names():
-        data = tomllib.loads((_builtin_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+        data = tomllib.loads(builtin_text(name))
         return {"name": name, **data}, name, Path()
     data = read_toml(source, f"no such file, and not a built-in scenario ({', '.join(builtin_names())})")
     path = Path(source)
@@ -337,10 +332,6 @@ def read_toml(source: str | Path, if_missing: str) -> dict[str, Any]:
         raise UserError(f"{name}: not TOML: nested too deeply") from None
     except ValueError as e:  # TOMLDecodeError, an integer beyond Python's limit, or a path that cannot be
         raise UserError(f"{name!a}: not TOML: {e}".replace("'", "", 2)) from None
-
-
-def _builtin_folder() -> Any:
-    return resources.files("kvsim.scenario") / "scenarios"
 
 
 def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:

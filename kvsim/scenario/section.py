@@ -13,7 +13,8 @@ MAX_ENTRIES = 10_000
 class Section(BaseModel):
     """A table of a scenario file; refuses unknown keys, infinities and wrong types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # Schemas are built when first used: a scenario builds those of all its sections at once.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 def entries(at_least: int, at_most: int) -> BeforeValidator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, StringConstraints, field_validator
 
@@ -16,8 +16,8 @@ class TraceWorkload(Section):
 
     count_key: ClassVar[str] = "limit"
     """The key with the largest number of requests."""
-    reader: ClassVar[type[workloads.Trace]]
-    """The reader of such files."""
+    if TYPE_CHECKING:  # A field of every subclass.
+        kind: str
     path: str
     """Relative paths start at the scenario file's folder."""
     limit: PositiveInt | None = None
@@ -39,7 +39,7 @@ class TraceWorkload(Section):
             path = folder / Path(self.path).expanduser()
         except RuntimeError as e:
             raise workloads.WorkloadError(f"{self.path}: no such file ({e})") from None
-        return self.reader(
+        return workloads.KINDS[self.kind](
             path,
             limit=self.limit,
             rate_scale=self.rate_scale,
@@ -59,21 +59,18 @@ class TraceWorkload(Section):
 class AzureWorkload(TraceWorkload):
     """A trace of the Azure LLM inference data set."""
 
-    reader = workloads.AzureTrace
     kind: Literal["azure"]
 
 
 class MooncakeWorkload(TraceWorkload):
     """A trace of Mooncake, which has the shared blocks of prompts."""
 
-    reader = workloads.MooncakeTrace
     kind: Literal["mooncake"]
 
 
 class BurstGptWorkload(TraceWorkload):
     """A trace of BurstGPT."""
 
-    reader = workloads.BurstGptTrace
     kind: Literal["burstgpt"]
     failed: Literal["refuse", "drop"] = "refuse"
     """Failed calls, which have no response tokens: refuse the file, or leave them out and list them."""
@@ -85,7 +82,6 @@ class BurstGptWorkload(TraceWorkload):
 class RagPulseWorkload(TraceWorkload):
     """The trace of RAGPulse; prompts have shared texts if the files with their lengths are in the same folder."""
 
-    reader = workloads.RagPulseTrace
     kind: Literal["ragpulse"]
     clock_reset: Literal["refuse", "continue"] = "refuse"
     """Where the clock goes back: refuse the file, or add whole weeks from there on and note it."""
@@ -97,7 +93,6 @@ class RagPulseWorkload(TraceWorkload):
 class WekaWorkload(TraceWorkload):
     """Sessions of coding agents; ``keep`` and the time window refer to sessions, ``limit`` to requests."""
 
-    reader = workloads.WekaTrace
     kind: Literal["weka"]
     rate: Annotated[float, Field(ge=1e-9, le=1e9)] = 0.01
     """New sessions/s, Poisson: the trace does not have their start times."""
@@ -126,7 +121,6 @@ class TableColumns(Section):
 class TableWorkload(TraceWorkload):
     """A table of requests in CSV, JSONL or Parquet, with any names of columns."""
 
-    reader = workloads.TableTrace
     kind: Literal["table"]
     format: Literal["csv", "jsonl", "parquet"] | None = None
     """By default, the suffix of the file's name."""

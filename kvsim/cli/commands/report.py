@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command()
 def report(
     results: Annotated[
         Path,
@@ -17,7 +20,9 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write; by default report.html beside them (of NAME.sqlite: NAME-report.html)."),
+        typer.Option(
+            help="The file to write; by default report.html beside the results (for NAME.sqlite: NAME-report.html)."
+        ),
     ] = None,
 ) -> None:
     """Write one self-contained HTML page about saved results; it needs no network and opens from disk."""

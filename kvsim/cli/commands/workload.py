@@ -1,36 +1,38 @@
-"""``kvsim workload``: look at request streams, and fit generators to them."""
+"""``kvsim workload``: describe request streams, and fit generators to them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvsim.advice.request_source import open_stream
-from kvsim.advice.workload_fit import fit as fit_generator
-from kvsim.advice.workload_fit import statistics_dict
-from kvsim.cli import workload_table as show_workload
-from kvsim.cli.console import console, print_json, warn
+from kvsim.cli.console import console, print_json, print_saved, warn
+from kvsim.cli.options import Json, Out
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
-from kvsim.scenario.named_workloads import NAMED, named_source, named_text
-from workloads import KINDS, Workload
-from workloads.fitting.statistics import describe as describe_stream
 
-app = typer.Typer(help="Look at request streams, and fit generators to them.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from workloads import Workload
+
+app = typer.Typer(
+    add_completion=False, help="Describe request streams, and fit generators to them.", no_args_is_help=True
+)
 
 Source = Annotated[
     str, typer.Argument(metavar="TRACE|SCENARIO|NAME", help="A trace file, a scenario, or a named workload.")
 ]
-Kind = Annotated[str | None, typer.Option(help=f"What the trace is, where it cannot be told: {', '.join(KINDS)}.")]
-SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out, and say which.")]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        help="The kind of trace, if the file does not show it: azure, burstgpt, mooncake, ragpulse, weka, table."
+    ),
+]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows, and list them.")]
 DropFailed = Annotated[bool, typer.Option("--drop-failed", help="BurstGPT: leave out calls that failed (0 tokens).")]
 ContinueClock = Annotated[
-    bool, typer.Option("--continue-clock", help="RAGPulse: where the clock falls by days, go on a week later.")
+    bool, typer.Option("--continue-clock", help="RAGPulse: where the clock jumps back by days, continue a week later.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 @app.command()
@@ -42,13 +44,18 @@ def describe(
     continue_clock: ContinueClock = False,
     as_json: Json = False,
 ) -> None:
-    """How many, how bursty, how long, how much is said again."""
+    """Show how many requests a stream has, how bursty and how long they are, and how much of them repeats."""
+    from kvsim.advice.workload_fit import statistics_dict
+    from workloads.fitting.statistics import describe as describe_stream
+
     stream, name = _open(source, kind, skip_bad_rows, drop_failed, continue_clock)
-    told = describe_stream(stream)
+    found = describe_stream(stream)
     if as_json:
-        print_json({"name": name, **statistics_dict(told), "notes": list(stream.notes)})
+        print_json({"name": name, **statistics_dict(found), "notes": list(stream.notes)})
     else:
-        show_workload.statistics(console(), name, told)
+        from kvsim.cli.tables.workload import show_statistics
+
+        show_statistics(console(), name, found)
     warn(stream.notes)
 
 
@@ -59,11 +66,13 @@ def fit(
     skip_bad_rows: SkipBadRows = False,
     drop_failed: DropFailed = False,
     continue_clock: ContinueClock = False,
-    seed: Annotated[int, typer.Option(help="Of the streams drawn from the candidates.", min=0)] = 1,
-    out: Annotated[Path, typer.Option(help="Where the picture and the tables go.")] = Path("results"),
+    seed: Annotated[int, typer.Option(help="Seed of the streams drawn from the candidates.", min=0)] = 1,
+    out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Fit a generator, print it as a section of a scenario, and draw the stream beside a model of it."""
+    """Fit a generator, print it as a section of a scenario, and plot it beside the stream."""
+    from kvsim.advice.workload_fit import fit as fit_generator
+
     stream, name = _open(source, kind, skip_bad_rows, drop_failed, continue_clock)
     target = out / f"workload-{name}"
     if not as_json:
@@ -73,18 +82,21 @@ def fit(
     if as_json:
         print_json(fitted.to_dict())
     else:
-        show_workload.fit(console(), fitted)
-        written = fitted.save(target)
-        typer.echo(f"\nSaved {', '.join(path.name for path in written)} in {target}/")
+        from kvsim.cli.tables.workload import show_fit
+
+        show_fit(console(), fitted)
+        print_saved(fitted.save(target), target)
     warn(stream.notes)
 
 
 @app.command("list")
 def list_named(as_json: Json = False) -> None:
-    """The named workloads that ship with the package: generators fitted to public traces."""
+    """List the named workloads: generators fitted to public traces, shipped with the package."""
+    from kvsim.scenario.named_workloads import NAMED, named_source
+
     lines = {name: named_source(name) for name in NAMED}
     if as_json:
-        typer.echo(json.dumps(lines, indent=1))
+        print_json(lines)
     else:
         for name, line in lines.items():
             typer.echo(f"{name:16} {line}")
@@ -93,11 +105,15 @@ def list_named(as_json: Json = False) -> None:
 @app.command("show")
 def show_named(name: Annotated[str, typer.Argument(help="A named workload.")]) -> None:
     """Print a named workload as a section of a scenario, with its source."""
+    from kvsim.scenario.named_workloads import named_text
+
     typer.echo(named_text(name), nl=False)
 
 
 def _open(source: str, kind: str | None, skip: bool, drop_failed: bool, continue_clock: bool) -> tuple[Workload, str]:
     """The stream, and a name for it."""
+    from kvsim.advice.request_source import open_stream
+
     options: dict[str, Any] = {}
     if skip:
         options["skip_bad_rows"] = True

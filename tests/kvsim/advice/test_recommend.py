@@ -318,7 +318,7 @@ def test_a_higher_load_leaves_a_smaller_multiple():
     [
         (["--slo", "ttft_p95<1s"], "--trace, --scenario: one of them is needed"),
         (["--slo", "ttft_p95<1s", "--scenario", "chat", "--trace", "x"], "not both"),
-        (["--scenario", "chat"], "--slo: what is to be met is missing"),
+        (["--scenario", "chat"], "--slo: missing; a service level such as"),
         (["--scenario", "chat", "--slo", "ttft_p95"], "is not a bound; accepted are"),
         (["--scenario", "nope", "--slo", "ttft_p95<1s"], "nope: no such file"),
         (["--trace", "nope.csv", "--slo", "ttft_p95<1s"], "nope.csv: no such file"),

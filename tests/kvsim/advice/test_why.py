@@ -313,7 +313,7 @@ def test_a_steady_rise_is_seen_in_few_requests():
 
 
 def test_remedies_name_existing_commands_and_keys():
-    names = {c.name or c.callback.__name__ for c in kvsim.cli.app.app.registered_commands}
+    names = kvsim.cli.app.COMMANDS.keys()
     assert REMEDIES.keys() == CAUSES.keys()
     assert [f"{cause}_s" for cause in CAUSES] == [*SECONDS, "machine_s"]
     for remedy in (remedy for remedies in [*REMEDIES.values(), *FAILURES.values()] for remedy in remedies):

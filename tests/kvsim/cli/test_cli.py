@@ -13,9 +13,9 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
+from kvsim import __main__ as program
 from kvsim import load_profile, load_scenario
-from kvsim.__main__ import main
-from kvsim.scenario.scenario import builtin_names
+from kvsim.scenario.builtin import builtin_names
 from tests.worlds import command
 
 PROGRAM = Path(sys.executable).parent / "kvsim"
@@ -326,7 +326,7 @@ def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
     printed = succeeded(within("prefix-cache", "some.prompts.jsonl", "--blocks", "4,2", "-e", "belady", "-e", "lru"))
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     assert lines[:3] == [
-        "blocks tokens belady lru lru of belady",
+        "blocks tokens belady lru lru / belady",
         "2 1,024 28.6% 28.6% 100%",
         "4 2,048 42.9% 42.9% 100%",
     ]
@@ -464,7 +464,8 @@ def test_an_interrupt_ends_with_130_whenever_it_comes(where, monkeypatch):
     module = ModuleType("kvsim.cli.app")
     setattr(module, "__getattr__" if where == "importing" else "main", interrupt)
     monkeypatch.setitem(sys.modules, "kvsim.cli.app", module)
+    monkeypatch.setattr(program, "_postpone_collections", lambda: None)
     with pytest.raises(SystemExit) as ended:
-        main()
+        program.main()
     assert ended.value.code == 130
     assert reached == ["main" if where == "importing" else "called"]

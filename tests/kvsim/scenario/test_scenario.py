@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import kvsim
 from kvsim import UserError
-from kvsim.scenario.scenario import Scenario, builtin_names, load_scenario
+from kvsim.scenario.builtin import builtin_names
+from kvsim.scenario.scenario import Scenario, load_scenario
 from workloads import AzureTrace, WorkloadError
 
 

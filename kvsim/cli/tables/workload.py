@@ -1,42 +1,41 @@
-"""What ``kvsim workload`` prints for people."""
+"""What ``kvsim workload`` prints."""
 
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 
 from kvsim.advice.workload_fit import WorkloadFit
+from kvsim.cli.tables.formats import new_table
 from workloads.fitting.statistics import Spread, Statistics
 
 
-def statistics(console: Console, name: str, told: Statistics) -> None:
-    """What a request stream is like."""
-    rate = "all at once" if told.rate is None else f"{told.rate:.4g} a second"
-    sessions = f" in {told.sessions:,} sessions" if told.sessions else ""
+def show_statistics(console: Console, name: str, found: Statistics) -> None:
+    """Print the statistics of a request stream."""
+    rate = "all at once" if found.rate is None else f"{found.rate:.4g} a second"
+    sessions = f" in {found.sessions:,} sessions" if found.sessions else ""
     console.print(
-        f"[bold]{name}[/]: {told.requests:,} requests{sessions} over {told.duration_s:,.6g} s, {rate}", highlight=False
+        f"[bold]{name}[/]: {found.requests:,} requests{sessions} over {found.duration_s:,.6g} s, {rate}",
+        highlight=False,
     )
-    bursts = [f"{w:g} s {value:.3g}" for w, value in told.dispersion.items() if value is not None]
-    if told.gap_cv is not None:
-        line = f"gaps between arrivals: coefficient of variation {told.gap_cv:.3g}"
+    bursts = [f"{w:g} s {value:.3g}" for w, value in found.dispersion.items() if value is not None]
+    if found.gap_cv is not None:
+        line = f"gaps between arrivals: coefficient of variation {found.gap_cv:.3g}"
         if bursts:
             line += f"; variance over mean of the arrivals in windows of {', of '.join(bursts)} (Poisson: 1)"
         console.print(line, highlight=False)
-    if told.tick_s is not None:
+    if found.tick_s is not None:
         console.print(
-            f"the clock ticks every {told.tick_s:.3g} s, and many requests share a tick: burstiness below it cannot "
-            "be read off",
+            f"the clock ticks every {found.tick_s:.3g} s, and many requests share a tick: burstiness on a finer scale "
+            "cannot be measured",
             highlight=False,
         )
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in ("tokens", "mean", "P50", "P95", "P99", "max", "lognormal mu", "sigma"):
-        table.add_column(head, justify="left" if head == "tokens" else "right")
-    for label, spread in (("prompt", told.prompt), ("output", told.output)):
+    table = new_table("tokens", "mean", "P50", "P95", "P99", "max", "lognormal mu", "sigma")
+    for label, spread in (("prompt", found.prompt), ("output", found.output)):
         table.add_row(label, *_spread(spread))
     console.print(table)
-    if told.correlation is not None:
-        console.print(f"rank correlation of prompt and output: {told.correlation:.3f}", highlight=False)
-    reuse = told.reuse
+    if found.correlation is not None:
+        console.print(f"rank correlation of prompt and output: {found.correlation:.3f}", highlight=False)
+    reuse = found.reuse
     if reuse is not None:
         console.print(
             f"an unbounded prefix cache finds {reuse.share:.3f} of {reuse.segments:,} pieces of prompts "
@@ -45,12 +44,10 @@ def statistics(console: Console, name: str, told: Statistics) -> None:
         )
 
 
-def fit(console: Console, fitted: WorkloadFit) -> None:
-    """The candidates, what was chosen and why, and the section to paste."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    heads = ("", "candidate", "AIC", "distance", "gaps' CV", *(f"{w:g} s" for w in fitted.statistics.dispersion))
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="right" if i > 1 else "left")
+def show_fit(console: Console, fitted: WorkloadFit) -> None:
+    """Print the candidates, what was chosen and why, and the section to paste."""
+    windows = (f"{w:g} s" for w in fitted.statistics.dispersion)
+    table = new_table("", "candidate", "AIC", "distance", "gaps' CV", *windows, left=("candidate",))
     wanted = fitted.statistics
     table.add_row("arrivals", "the stream", "", "", _number(wanted.gap_cv), *map(_number, wanted.dispersion.values()))
     for one in fitted.arrivals:
@@ -74,8 +71,8 @@ def fit(console: Console, fitted: WorkloadFit) -> None:
 
 
 def _spread(spread: Spread) -> list[str]:
-    whole = (spread.mean, spread.p50, spread.p95, spread.p99, spread.max)
-    return [*(f"{value:,.0f}" for value in whole), f"{spread.mu:.3f}", f"{spread.sigma:.3f}"]
+    tokens = (spread.mean, spread.p50, spread.p95, spread.p99, spread.max)
+    return [*(f"{value:,.0f}" for value in tokens), f"{spread.mu:.3f}", f"{spread.sigma:.3f}"]
 
 
 def _number(value: float | None) -> str:

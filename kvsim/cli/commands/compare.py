@@ -1,0 +1,75 @@
+"""``kvsim compare``: one scenario under several policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvsim.cli.console import console, print_json, warn
+from kvsim.cli.options import (
+    Json,
+    NoFastForward,
+    NoLeap,
+    Out,
+    Policies,
+    ProfileName,
+    Requests,
+    ScenarioName,
+    Seed,
+    SkipBadRows,
+    load_with,
+)
+from kvsim.cli.progress import RunProgress
+from kvsim.results import writable
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def compare(
+    scenario: ScenarioName = "chat",
+    policy: Policies = None,
+    seed: Seed = None,
+    requests: Requests = None,
+    profile: ProfileName = None,
+    out: Out = Path("results"),
+    replications: Annotated[
+        int, typer.Option(help="Repeat every run with this many seeds, to get confidence intervals.", min=1, max=1000)
+    ] = 1,
+    no_fast_forward: NoFastForward = False,
+    no_leap: NoLeap = False,
+    skip_bad_rows: SkipBadRows = False,
+    as_json: Json = False,
+) -> None:
+    """Run one scenario under several policies (all of them by default) and compare."""
+    from kvsim.experiments.comparison import compare as compare_policies
+    from policies import available
+
+    loaded = load_with(scenario, seed, requests, profile, skip_bad_rows)
+    total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests * replications
+    if not as_json:
+        writable(out / loaded.name)
+    with RunProgress(loaded.name, total) as progress:
+        comparison = compare_policies(
+            loaded,
+            policy,
+            progress=progress,
+            snapshots=not as_json,
+            fast_forward=not (no_fast_forward or no_leap),
+            replications=replications,
+        )
+    if as_json:
+        print_json(comparison.to_dict())
+    else:
+        from kvsim.cli.tables.comparison import show_comparison
+        from kvsim.cli.tables.verdict import show_verdict
+
+        show_comparison(console(), comparison)
+        show_verdict(console(), comparison.verdict)
+        written = comparison.save(out / loaded.name)
+        pictures = [path.name for path in written if path.name in ("comparison.png", "cells.png")]
+        others = len(written) - len(pictures)
+        typer.echo(f"\nSaved {', '.join(pictures)} and {others} more files in {written[0].parent}/")
+    warn(comparison.warnings)

@@ -1,0 +1,36 @@
+"""``kvsim conform``: recorded runs of a real engine, replayed on our policies."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvsim.cli.console import console, print_json
+from kvsim.cli.options import Json
+from kvsim.errors import UserError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def conform(
+    engine: Annotated[str, typer.Argument(help="The engine that was recorded: llamacpp or vllm.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Recordings, JSONL, plain or gzip.")],
+    as_json: Json = False,
+) -> None:
+    """Replay recorded runs of a real engine on our policies, comparing the state after every operation."""
+    from kvsim.engines.conformance import ENGINES
+
+    if engine not in ENGINES:
+        raise UserError(f"no recordings of {engine!r} can be read; there are {', '.join(ENGINES)}")
+    found = [ENGINES[engine](file) for file in files]
+    agreed = all(a.first is None for a in found)
+    if as_json:
+        print_json({"engine": engine, "agree": agreed, "files": [a.to_dict() for a in found]})
+    else:
+        from kvsim.cli.tables.conformance import show_agreements
+
+        show_agreements(console(), found)
+    if not agreed:
+        raise typer.Exit(1)

@@ -1,0 +1,70 @@
+"""``kvsim prefix-cache``: how often a prefix cache would hit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvsim.cli.console import console, print_json, warn
+from kvsim.cli.options import Json, Out, Requests, SkipBadRows, load_with
+from kvsim.cli.progress import RunProgress
+from kvsim.errors import UserError
+
+if TYPE_CHECKING:
+    from policies import Eviction
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def prefix_cache(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO|TRACE", help="A scenario, or a Mooncake trace.")],
+    eviction: Annotated[
+        list[str] | None, typer.Option("--eviction", "-e", help="Can be given several times; by default all.")
+    ] = None,
+    blocks: Annotated[str | None, typer.Option(help="Cache sizes in blocks, separated by commas.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens in a block, if not the scenario's.", min=1)] = None,
+    requests: Requests = None,
+    out: Out = Path("results"),
+    skip_bad_rows: SkipBadRows = False,
+    as_json: Json = False,
+) -> None:
+    """Show how often a prefix cache would hit, by its size and eviction order."""
+    from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
+    from kvsim.scenario.scenario import mooncake
+
+    trace = scenario.endswith((".jsonl", ".jsonl.gz"))
+    loaded = load_with(mooncake(scenario) if trace else scenario, requests=requests, skip_bad_rows=skip_bad_rows)
+    sizes = None if blocks is None else _numbers("--blocks", blocks)
+    chosen = [_eviction(name) for name in eviction] if eviction else None
+    with RunProgress(loaded.name, 100) as progress:
+        study = study_prefixes(loaded, chosen, sizes, block_size=block_size, progress=progress.share)
+    if as_json:
+        print_json(study.to_dict())
+    else:
+        from kvsim.cli.tables.prefix_cache import show_prefixes
+
+        show_prefixes(console(), study)
+        written = study.save(out / loaded.name)
+        typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {written[0].parent}/")
+    warn(study.notes)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(1 <= n <= 2**28 for n in numbers):
+        raise UserError(f"{option}: {text!r}: whole numbers from 1 to 2**28 with commas between them are accepted")
+    return numbers
+
+
+def _eviction(name: str) -> Eviction:
+    from policies import EVICTIONS
+
+    if name not in EVICTIONS:
+        raise UserError(f"--eviction: there is no {name!r}; there are {', '.join(EVICTIONS)}")
+    return name

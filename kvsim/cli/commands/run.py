@@ -1,0 +1,64 @@
+"""``kvsim run``: one scenario under one policy."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from kvsim.cli.console import console, print_json, warn
+from kvsim.cli.options import (
+    Json,
+    NoFastForward,
+    NoLeap,
+    Policy,
+    ProfileName,
+    Requests,
+    ScenarioName,
+    Seed,
+    SkipBadRows,
+    load_with,
+)
+from kvsim.cli.progress import RunProgress
+
+app = typer.Typer(add_completion=False)
+
+
+class Detail(StrEnum):
+    """What a run records, as far as it can be printed: part of ``recorder.Detail``."""
+
+    requests = "requests"
+    cache = "cache"
+
+
+@app.command()
+def run(
+    scenario: ScenarioName = "chat",
+    policy: Policy = None,
+    seed: Seed = None,
+    requests: Requests = None,
+    profile: ProfileName = None,
+    detail: Annotated[
+        Detail, typer.Option(help="Sample the cache too, or record requests only: much faster for long runs.")
+    ] = Detail.cache,
+    no_fast_forward: NoFastForward = False,
+    no_leap: NoLeap = False,
+    skip_bad_rows: SkipBadRows = False,
+    as_json: Json = False,
+) -> None:
+    """Run one scenario under one policy."""
+    from kvsim.costs.profile import load_profile
+    from kvsim.simulation.run import run as run_scenario
+
+    loaded = load_with(scenario, seed, requests, profile, skip_bad_rows)
+    fast_forward = not (no_fast_forward or no_leap)
+    with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
+        result = run_scenario(loaded, policy, progress=progress, detail=detail.value, fast_forward=fast_forward)
+    if as_json:
+        print_json(result.summary)
+    else:
+        from kvsim.cli.tables.run import show_run
+
+        show_run(console(), result, load_profile(loaded.machine.profile, loaded.folder).describe())
+    warn(result.warnings)

@@ -1,0 +1,31 @@
+"""``kvsim scenario``: look at scenarios."""
+
+from __future__ import annotations
+
+import typer
+
+from kvsim.cli.console import print_json
+from kvsim.cli.options import Json, ScenarioName
+
+app = typer.Typer(add_completion=False, help="Look at scenarios.", no_args_is_help=True)
+
+
+@app.command("show")
+def show_scenario(scenario: ScenarioName, as_json: Json = False) -> None:
+    """Print a scenario with every default filled in."""
+    from kvsim.scenario.scenario import load_scenario
+
+    loaded = load_scenario(scenario)
+    if as_json:
+        print_json(loaded.model_dump(mode="json"))
+    else:
+        typer.echo(loaded.to_toml(), nl=False)
+
+
+@app.command("list")
+def list_scenarios() -> None:
+    """List the built-in scenarios."""
+    from kvsim.scenario.builtin import builtin_names
+
+    for name in builtin_names():
+        typer.echo(name)

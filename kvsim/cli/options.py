@@ -1,0 +1,87 @@
+"""Options that several commands have, and what is made of their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvsim.errors import UserError
+from kvsim.model.engine_shapes import STORAGES, Storage
+
+if TYPE_CHECKING:
+    from kvsim.scenario.scenario import Scenario
+
+ScenarioName = Annotated[str, typer.Argument(metavar="SCENARIO", help="A built-in scenario or a TOML file.")]
+Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.")]
+Requests = Annotated[
+    int | None, typer.Option(help="Run at most this many requests (conversations, where the workload has sessions).")
+]
+ProfileName = Annotated[str | None, typer.Option("--profile", help="A shipped machine profile or a profile file.")]
+Policy = Annotated[str | None, typer.Option("--policy", "-p", help="Replace the scenario's policy.")]
+Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="Can be given several times.")]
+NoFastForward = Annotated[
+    bool, typer.Option("--no-fast-forward", help="Simulate every step as its own event; the result is the same.")
+]
+NoLeap = Annotated[
+    bool, typer.Option("--no-leap", hidden=True, help="The former name of --no-fast-forward, for one version.")
+]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows of a trace, and list them.")]
+Out = Annotated[Path, typer.Option(help="The folder for pictures and tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+EngineName = Annotated[str, typer.Option(help="numpy (our own engine) or llamacpp (the real llama.cpp).")]
+LibraryFolder = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="KVSIM_LLAMA_CPP",
+        help="llama.cpp: a folder with another llama-cpp-python (pip install --target) than the installed one.",
+    ),
+]
+LlamaThreads = Annotated[int, typer.Option(help="llama.cpp: threads that it computes with.", min=1, max=512)]
+NumpyThreads = Annotated[int, typer.Option(help="Threads for matrix products.", min=1)]
+KeyType = Annotated[str, typer.Option("--cache-type-k", help=f"Storage type of keys: {', '.join(STORAGES)}.")]
+ValueType = Annotated[str, typer.Option("--cache-type-v", help="Storage type of values.")]
+WeightType = Annotated[str, typer.Option("--weights", help="Storage type of weights: f32, f16, int8, mapped.")]
+
+
+def load_with(
+    scenario: str | Scenario,
+    seed: int | None = None,
+    requests: int | None = None,
+    profile: str | None = None,
+    skip_bad_rows: bool = False,
+) -> Scenario:
+    """Load a scenario and replace what options say. Raises ``UserError``."""
+    from kvsim.costs.shipped import is_shipped
+    from kvsim.scenario.scenario import load_scenario
+    from kvsim.scenario.trace_sections import TRACES, TraceWorkload
+
+    changes: dict[str, Any] = {}
+    loaded = load_scenario(scenario)
+    if seed is not None:
+        changes["seed"] = seed
+    if requests is not None:
+        changes[f"workload__{loaded.workload.count_key}"] = requests
+    if skip_bad_rows:
+        if not isinstance(loaded.workload, TraceWorkload):
+            kind, kinds = loaded.workload.kind, ", ".join(TRACES)
+            raise UserError(f"{loaded.name}: --skip-bad-rows: workload.kind is {kind!r}; accepted: {kinds}")
+        changes["workload__skip_bad_rows"] = True
+    if profile is not None:
+        # A path on the command line is relative to the current folder, not to the scenario's.
+        own_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
+        changes["machine__profile"] = str(Path(profile).resolve()) if own_file else profile
+    return load_scenario(loaded, **changes)
+
+
+def storage_type(option: str, name: str) -> Storage:
+    """The storage type that an option names. Raises ``UserError``."""
+    if name not in STORAGES:
+        raise UserError(f"{option}: there is no {name!r}; there are {', '.join(STORAGES)}")
+    return name
+
+
+def storage_type_or_none(option: str, name: str | None) -> Storage | None:
+    """The storage type that an option names, if it was given. Raises ``UserError``."""
+    return None if name is None else storage_type(option, name)

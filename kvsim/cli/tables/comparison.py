@@ -1,0 +1,71 @@
+"""What ``kvsim compare`` prints: a row for each policy."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from kvsim.cli.tables.formats import LATENCIES, milliseconds, print_rows, share, size, whole
+from kvsim.experiments.comparison import Comparison, against_oracle
+
+_CACHE_HEADS = (
+    "cache\nused",
+    "external\nfragm.",
+    "internal\nfragm.",
+    "free\nextents",
+    "largest\nextent",
+    "useful\nattention",
+    "failed\nalloc.",
+    "batch\nsplits",
+    "compac-\ntions",
+    "bytes\nmoved",
+    "prefix\nhits",
+    "preemp-\ntions",
+)
+
+
+def show_comparison(console: Console, compared: Comparison) -> None:
+    """Print two tables with a row for each policy: what users feel, and what the cache did."""
+    summaries = [result.summary for result in compared.results]
+    first = summaries[0]
+    console.print(
+        f"[bold]{compared.scenario.name}[/]: {first['requests']:,} requests, {compared.scenario.cache.cells:,} cells, "
+        f"{compared.scenario.server.slots} slots, seed {compared.scenario.seed}",
+        highlight=False,
+    )
+    bound = against_oracle(compared.results)
+    users = [
+        [
+            s["policy"],
+            f"{s['completed']:,}",
+            f"{s['failed']:,}",
+            whole(s["throughput_tokens_per_s"]),
+            *(milliseconds(s[key][x]) for key in LATENCIES for x in ("p50", "p95", "p99")),
+            f"{bound[s['policy']]:.2f}" if s["policy"] in bound else "–",
+        ]
+        for s in summaries
+    ]
+    quantiles = [f"{name}\n{x}" for name in ("TTFT", "TPOT", "e2e") for x in ("P50", "P95", "P99")]
+    print_rows(console, ["policy", "ok", "failed", "tokens\n/s", *quantiles, "e2e mean\n× oracle"], users)
+    caches = []
+    for s in summaries:
+        c = s["cache"]
+        caches.append(
+            [
+                s["policy"],
+                share(c["utilization_mean"]),
+                share(c["external_fragmentation_mean"]),
+                share(c["internal_fragmentation_mean"]),
+                whole(c["free_extents_mean"]),
+                whole(c["largest_free_extent_mean"]),
+                share(c["scored_useful"]),
+                f"{c['failed_allocations']:,}",
+                f"{c['batch_splits']:,}",
+                f"{c['compactions']:,}",
+                size(c["moved_bytes"]),
+                share(s["prefix"]["hit_rate"]),
+                f"{s['preemptions']:,}",
+            ]
+        )
+    print_rows(console, ["policy", *_CACHE_HEADS], caches)
+    console.print("TTFT, TPOT and end-to-end (e2e) latency in milliseconds, of completed requests", style="dim")
+    console.print(compared.profile, style="dim", highlight=False)

@@ -1,0 +1,45 @@
+"""What ``kvsim why`` prints."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from kvsim.advice.why import CAUSES, Contrast, Diagnosis, seconds
+from kvsim.cli.tables.formats import new_table
+
+
+def show_diagnosis(console: Console, found: Diagnosis) -> None:
+    """Print the conclusion, both contrasts, and what to try."""
+    kind = "measured" if found.measured else "simulated"
+    counts = f"{len(found.requests):,} completed requests ({kind})"
+    if found.failed:
+        counts += f"; {found.failed:,} failed and are left out of the table"
+    console.print(f"[bold]{found.scenario}[/] under [bold]{found.policy}[/], {counts}", highlight=False)
+    if found.note:
+        console.print(found.note, highlight=False, markup=False)
+    console.print(found.sentence, highlight=False, markup=False)
+    for contrast in (found.over_time, found.across):
+        console.print()
+        console.print(_causes(contrast))
+    if found.remedies:
+        console.print("\n[bold]To try[/]", highlight=False)
+    for remedy in found.remedies:
+        console.print(f"- {remedy.what}", highlight=False, soft_wrap=True)
+        console.print(f"    here:   {remedy.kvsim}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"    engine: {remedy.engine}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _causes(contrast: Contrast) -> Table:
+    """The causes that took any time, and their sum."""
+    first, second = contrast.names
+    table = new_table("mean seconds spent on", first, second, "difference", "share")
+    rows = contrast.table[(contrast.table[[first, second]] != 0).any(axis=1)]
+    for cause, row in rows.iterrows():
+        share = f"{row['share']:.0%}" if contrast.slower else "–"
+        cells = (seconds(row[column]) for column in (first, second, "difference"))
+        table.add_row(CAUSES[str(cause)], *cells, share)
+    table.add_section()
+    share = "100%" if contrast.slower else "–"
+    table.add_row("in all", *map(seconds, (*contrast.means_s, contrast.difference_s)), share)
+    return table

@@ -1,0 +1,39 @@
+"""What ``kvsim policies`` prints."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from policies import Preset
+
+
+def show_names(console: Console, described: dict[str, str]) -> None:
+    """Print names with a line for each."""
+    console.print(_pairs(described))
+
+
+def show_preset(console: Console, p: Preset) -> None:
+    """Print one policy: its four choices, parameters and source."""
+    console.print(f"[bold]{p.name}[/]: {p.summary}", highlight=False)
+    parameters = ", ".join(f"cache.{key}" for key in p.parameters)
+    console.print(
+        _pairs(
+            {
+                "layout": p.layout,
+                "compactor": p.compactor,
+                "trigger": p.trigger,
+                "storage": "any: cache.type_k, cache.type_v",
+                "attention": p.kernel,
+                "parameters": f"cache.cells; {parameters}" if parameters else "cache.cells",
+                "source": p.source,
+            }
+        )
+    )
+
+
+def _pairs(described: dict[str, str]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, text in described.items():
+        table.add_row(f"[bold]{name}[/]", text)
+    return table

@@ -1,0 +1,50 @@
+"""What ``kvsim run`` prints."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, share, size, whole
+from kvsim.simulation.result import Result
+
+
+def show_run(console: Console, result: Result, profile: str) -> None:
+    """Print one run: counts, latencies, and how the cache fared."""
+    s = result.summary
+    console.print(f"[bold]{s['scenario']}[/] under [bold]{s['policy']}[/], seed {s['seed']}", highlight=False)
+    counts = f"{s['completed']:,} of {s['requests']:,} requests completed, {s['failed']:,} failed"
+    if s["truncated"]:
+        counts += f", {s['truncated']:,} cut short by a full slot"
+    console.print(f"{counts}; {whole(s['throughput_tokens_per_s'])} output tokens/s", highlight=False)
+    table = new_table("", "mean", "P50", "P95", "P99")
+    for key, name in LATENCIES.items():
+        table.add_row(name, *(seconds(s[key][x]) for x in ("mean", "p50", "p95", "p99")))
+    console.print(table)
+    c = s["cache"]
+    sampled = ""
+    if c["utilization_mean"] is not None:
+        sampled = (
+            f"{share(c['utilization_mean'])} of the cells used, external fragmentation "
+            f"{share(c['external_fragmentation_mean'])}, internal {share(c['internal_fragmentation_mean'])}; "
+        )
+    console.print(
+        f"cache: {sampled}"
+        f"{c['failed_allocations']:,} failed allocations, {c['batch_splits']:,} batch splits, "
+        f"{size(c['moved_bytes'])} moved",
+        highlight=False,
+    )
+    if s["prefix"]["found"] or s["preemptions"]:
+        console.print(
+            f"prefixes: {share(s['prefix']['hit_rate'])} of the tokens were in the cache already; "
+            f"{s['preemptions']:,} preemptions, {s['recomputed_tokens']:,} tokens computed once more",
+            highlight=False,
+        )
+    host = s["host"]
+    if host["bytes_out"] or host["bytes_in"]:
+        console.print(
+            f"host tier: {size(host['bytes_out'])} out, {size(host['bytes_in'])} back, "
+            f"{size(host['bytes_prefetched'])} of them ahead of their use; steps waited "
+            f"{seconds(host['prefetch_wait_s'])} for copies to arrive",
+            highlight=False,
+        )
+    console.print(profile, style="dim", highlight=False)
