@@ -362,7 +362,7 @@ class _CandidateBuilder:
         if cells is None:
             return None
         threshold = at.get("threshold", self.base.cache.threshold)
-        # Slots share the context equally if each has its own cache, and always in llama.cpp of 2024.
+        # Slots share the context equally if each has its own cache, and always in llama.cpp b4666.
         equal_shares = not family.keys.get("cache__unified", True) or family.name == LLAMACPP_B4666
         slot_context = cells // slots if equal_shares else cells if family.engine == "llamacpp" else context
         scenario = load_scenario(

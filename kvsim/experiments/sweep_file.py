@@ -147,7 +147,7 @@ class SweepFile(Section):
     @field_validator("axes", mode="before")
     @classmethod
     def _plain(cls, axes: Any) -> Any:
-        """Convert tuples, ranges and arrays to lists of plain numbers, and policies to their current names."""
+        """Convert tuples, ranges and arrays to lists of plain numbers, and former names of policies to current ones."""
         if not isinstance(axes, dict):
             return axes
         plain = {key: _listed(axis) for key, axis in axes.items()}
