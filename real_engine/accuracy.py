@@ -18,9 +18,10 @@ from threadpoolctl import threadpool_limits
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import STORAGES, Storage
 from policies import CacheConfig, Chunk, Policy, SequencePlan, available
+from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model
-from real_engine.model import Attend, Floats, Ints, Transformer
+from real_engine.model import Attend, Transformer
 from workloads import named_rng
 
 PAIRS: tuple[tuple[Storage, Storage], ...] = (
@@ -30,7 +31,7 @@ PAIRS: tuple[tuple[Storage, Storage], ...] = (
     ("f16", "q4_0"),
     ("q4_0", "f16"),
 )
-"""Types of K and of V that are tried unless told: all alike, and each narrow one beside a wider."""
+"""Types of K and of V that are tried unless log_odds: all alike, and each narrow one beside a wider."""
 
 _TEXT = "accuracy_text.txt"
 _RANDOM_TOKENS = 512
@@ -53,7 +54,7 @@ class Accuracy:
     text: str
     """What was read."""
     tokens: int
-    """Of the text: as many logits are compared, and one fewer next token is foretold."""
+    """Of the text: as many logits are compared, and one fewer next token is predicted."""
     reference_perplexity: float
     """Perplexity with K and V in f32."""
     table: pd.DataFrame
@@ -73,12 +74,12 @@ class Accuracy:
         }
 
 
-class Everywhere(Transformer):
+class AllLogitsTransformer(Transformer):
     """A transformer that says its logits behind every token of a pass, whichever were asked for."""
 
     __slots__ = ()
 
-    def forward(self, tokens: Ints, positions: Ints, outputs: Ints, attend: Attend) -> Floats:
+    def forward(self, tokens: IntArray, positions: IntArray, outputs: IntArray, attend: Attend) -> FloatArray:
         """Logits, shape (n_tokens, vocabulary)."""
         return Transformer.forward(self, tokens, positions, np.arange(len(tokens)), attend)
 
@@ -119,7 +120,7 @@ def accuracy(
                 reader.compare(logits, reference, text[start + 1 : stop + 1])
                 if progress is not None:
                     progress((start + (stop - start) * (at + 1) / len(readers)) / len(text))
-    perplexity = {pair: math.exp(reader.surprise / (len(text) - 1)) for pair, reader in readers.items()}
+    perplexity = {pair: math.exp(reader.negative_log_likelihood / (len(text) - 1)) for pair, reader in readers.items()}
     first = perplexity["f32", "f32"]
     shape = loaded.transformer.shape
     rows = [
@@ -127,8 +128,8 @@ def accuracy(
             "k": k,
             "v": v,
             "cell_bytes": shape.cell_bytes(k, v),
-            "logits_rmse": math.sqrt(readers[k, v].squares / (len(text) * shape.vocabulary)),
-            "top1_agreement": readers[k, v].agreed / len(text),
+            "logits_rmse": math.sqrt(readers[k, v].squared_error / (len(text) * shape.vocabulary)),
+            "top1_agreement": readers[k, v].agreements / len(text),
             "perplexity": perplexity[k, v],
             "perplexity_over_f32": perplexity[k, v] / first,
         }
@@ -140,20 +141,21 @@ def accuracy(
 class _Reader:
     """An engine that reads the text, and sums of how far its logits are from the reference."""
 
-    def __init__(self, transformer: Transformer, text: Ints, k: Storage, v: Storage):
-        everywhere = Everywhere(*(getattr(transformer, field.name) for field in fields(transformer)))
+    def __init__(self, transformer: Transformer, text: IntArray, k: Storage, v: Storage):
+        weights = (getattr(transformer, field.name) for field in fields(transformer))
+        transformer = AllLogitsTransformer(*weights)
         self._text = text
         self._policy = _policy(len(text), transformer.shape.n_layers)
-        self._engine = Engine(everywhere, self._policy.groups, self._policy.kernel, 0, type_k=k, type_v=v)
+        self._engine = Engine(transformer, self._policy.groups, self._policy.kernel, 0, type_k=k, type_v=v)
         self._policy.open(_SEQ, SequencePlan(len(text), len(text), len(text)))
-        self.squares = 0.0
+        self.squared_error = 0.0
         """Sum of the squared differences."""
-        self.agreed = 0
+        self.agreements = 0
         """Tokens behind which the likeliest is the reference's."""
-        self.surprise = 0.0
+        self.negative_log_likelihood = 0.0
         """Sum of the negative log-likelihoods of the next tokens."""
 
-    def read(self, start: int, stop: int) -> Floats:
+    def read(self, start: int, stop: int) -> FloatArray:
         """Logits behind each of the next tokens, shape (stop - start, vocabulary)."""
         found = []
         for batch in self._policy.allocate([Chunk(_SEQ, start, stop - start)], views=True):
@@ -161,20 +163,20 @@ class _Reader:
             found.append(self._engine.run(self._text[chunk.start : chunk.start + chunk.n], batch))
         return np.concatenate(found)
 
-    def compare(self, logits: Floats, reference: Floats, following: Ints) -> None:
+    def compare(self, logits: FloatArray, reference: FloatArray, following: IntArray) -> None:
         """Add up. ``following``: the next tokens; there is none behind the last one."""
-        self.squares += float(np.square(logits - reference).sum(dtype=np.float64))
-        self.agreed += int((logits.argmax(axis=1) == reference.argmax(axis=1)).sum())
+        self.squared_error += float(np.square(logits - reference).sum(dtype=np.float64))
+        self.agreements += int((logits.argmax(axis=1) == reference.argmax(axis=1)).sum())
         rows = logits[: len(following)]
         shifted = rows - rows.max(axis=1, keepdims=True)
-        told = shifted[np.arange(len(following)), following]
-        self.surprise += float((np.log(np.exp(shifted).sum(axis=1, dtype=np.float64)) - told).sum())
+        log_odds = shifted[np.arange(len(following)), following]
+        self.negative_log_likelihood += float((np.log(np.exp(shifted).sum(axis=1, dtype=np.float64)) - log_odds).sum())
 
 
-def _text(loaded: LoadedModel, tokens: int | None, seed: int) -> tuple[Ints, str]:
+def _text(loaded: LoadedModel, tokens: int | None, seed: int) -> tuple[IntArray, str]:
     """The first tokens of the text, and what it is."""
     if tokens is not None and tokens < 2:
-        raise UserError(f"{tokens} tokens; at least 2 are needed, one to read and one to foretell")
+        raise UserError(f"{tokens} tokens; at least 2 are needed, one to read and one to predict")
     if loaded.tokenizer is None:
         vocabulary = loaded.transformer.shape.vocabulary
         ids = named_rng(seed, "accuracy").integers(0, vocabulary, _RANDOM_TOKENS)

@@ -1,6 +1,6 @@
 """Three ways to carry out moves on K and V; all leave the same cells behind.
 
-Each works head by head: there a run of cells is one stretch of memory, which may be copied onto itself as it is. Across
+Each works head by head: there a run of cells is one memory of memory, which may be copied onto itself as it is. Across
 heads NumPy would have to take a run for one that overlaps itself, since its heads lie between one another's, and would
 copy it twice.
 """
@@ -39,7 +39,7 @@ _Runs = list[tuple[int, int, int]]
 
 def carry_out(kernel: CopyKernel, arrays: Sequence[Array], moves: Moves) -> None:
     """Move cells of each array, in place; runs may overlap themselves and one another as ``Moves`` allows."""
-    _WAYS[kernel](arrays, moves)
+    _IMPLEMENTATIONS[kernel](arrays, moves)
 
 
 def _by_slices(arrays: Sequence[Array], moves: Moves) -> None:
@@ -47,9 +47,9 @@ def _by_slices(arrays: Sequence[Array], moves: Moves) -> None:
         runs = _runs(array, moves)
         for head in _heads(array):
             # A third less for each run than with an array of NumPy's.
-            stretch = head.data
+            memory = head.data
             for source, target, n in runs:
-                stretch[target : target + n] = stretch[source : source + n]
+                memory[target : target + n] = memory[source : source + n]
 
 
 def _by_gather(arrays: Sequence[Array], moves: Moves) -> None:
@@ -92,7 +92,7 @@ def _by_threads(arrays: Sequence[Array], moves: Moves) -> None:
 
 
 def _heads(array: Array) -> list[_Bytes]:
-    """Each head's cells as one stretch of bytes."""
+    """Each head's cells as one memory of bytes."""
     return [head.reshape(-1, copy=False).view(np.uint8) for head in array]
 
 
@@ -113,7 +113,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="copies")
 
 
-_WAYS: dict[CopyKernel, Callable[[Sequence[Array], Moves], None]] = {
+_IMPLEMENTATIONS: dict[CopyKernel, Callable[[Sequence[Array], Moves], None]] = {
     "slices": _by_slices,
     "gather": _by_gather,
     "threads": _by_threads,

@@ -11,14 +11,15 @@ from kvsim.model.engine_shapes import Storage
 from policies import Chunk, Group, Kernel, MicroBatch, Moves, Shift, Transfer, View
 from policies.cells.reads import TILE
 from real_engine import kernels
+from real_engine.arrays import FloatArray, IntArray
 from real_engine.copies import CopyKernel, carry_out
-from real_engine.model import Floats, Ints, Transformer, rotary_table, rotate
+from real_engine.model import Transformer, rotary_table, rotate
+from real_engine.sequence_tokens import SequenceTokens
 from real_engine.storage import store
-from real_engine.texts import Texts
 from workloads import named_rng
 
 
-class Engine(Texts):
+class Engine(SequenceTokens):
     """A transformer over K and V arrays that are indexed by cell.
 
     Placements, moves and rotations are applied as the policy gave them; what is computed is right only if they are.
@@ -71,10 +72,10 @@ class Engine(Texts):
             self._transfer(place.transfers, group)
             self._apply(place.moves, group)
             self._rotate(place.shift, group)
-        tokens = np.array([token for chunk in batch.chunks for token in self.of_chunk(chunk)], dtype=np.int64)
+        tokens = np.array([token for chunk in batch.chunks for token in self.chunk_tokens(chunk)], dtype=np.int64)
         logits = self.run(tokens, batch)
         for chunk, best in zip(batch.chunks, logits.argmax(axis=1).tolist(), strict=True):
-            self.say(chunk, best)
+            self.append_token(chunk, best)
         return time.perf_counter() - began
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
@@ -99,7 +100,7 @@ class Engine(Texts):
         self._rotate(shift, 0)
         return time.perf_counter() - began
 
-    def run(self, tokens: Ints, batch: MicroBatch) -> Floats:
+    def run(self, tokens: IntArray, batch: MicroBatch) -> FloatArray:
         """Logits after the last token of each chunk; shape (n_chunks, vocabulary)."""
         views = batch.views
         positions = np.concatenate([v.positions[-c.n :] for c, v in zip(batch.chunks, views, strict=True)])
@@ -109,7 +110,7 @@ class Engine(Texts):
             for place, group in zip(batch.places, self.groups, strict=True)
         ]
 
-        def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+        def attend(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
             group = self.group_of[layer]
             keys, values, cells = self.keys[layer], self.values[layer], batch.places[group].cells
             keys.write(cells, k.transpose(1, 0, 2))
@@ -171,7 +172,7 @@ def best_without_cache(
     selections = [kernels.select("sliced", chunks, views, 0, group) for group in groups]
     group_of = layer_groups(model.shape.n_layers, groups)
 
-    def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+    def attend(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
         keys, values = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
         return kernels.attend(
             q, lambda cells: keys[:, cells], lambda cells: values[:, cells], len(keys), selections[group_of[layer]]

@@ -27,11 +27,12 @@ from kvsim.model.engine_shapes import ModelShape, Storage, gguf_path
 from kvsim.model.gguf_file import read_header
 from policies import CacheConfig, Chunk, MicroBatch, Policy, SequencePlan, available
 from policies.layouts.sequence_regions import GrowingPolicy
+from real_engine.arrays import FloatArray
 from real_engine.engine import Engine
 from real_engine.isolated import ask_isolated
 from real_engine.kernels import BLOCK
 from real_engine.loading import load_model
-from real_engine.model import Floats, Transformer
+from real_engine.model import Transformer
 from real_engine.weights import WeightForm
 from workloads import Request
 
@@ -83,7 +84,7 @@ class SetUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MemoryReading:
     """Memory of the process at the end of a stage, in bytes."""
 
     stage: str
@@ -118,14 +119,14 @@ class Parts:
 class Footprint:
     """What a set-up took, and what it should take."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[MemoryReading, ...]
     """In the order of the stages."""
     needed: Parts
     """The theoretical need. Weights: once, in the set-up's form (mapped: as in the file). Cache: K and V of the tokens
     really held. Work: ``activations`` of the largest pass."""
     arrays: Parts
     """What was asked of NumPy: weights, both copies; K and V of all cells, written to or not; repeated buffers."""
-    said: tuple[tuple[int, ...], ...]
+    generated: tuple[tuple[int, ...], ...]
     """Tokens that each slot generated: the same for every cache and number of copies."""
 
     @property
@@ -167,7 +168,7 @@ class Footprint:
         """Everything that is resident, the runtime too, over what is needed without one."""
         return self.resident / self.needed.total
 
-    def _at(self, stage: str) -> Reading:
+    def _at(self, stage: str) -> MemoryReading:
         return next(reading for reading in self.readings if reading.stage == stage)
 
 
@@ -225,18 +226,18 @@ def measure(setup: SetUp) -> Footprint:
         environment=one | huge,
     )
     return Footprint(
-        readings=tuple(Reading(**reading) for reading in answer["readings"]),
+        readings=tuple(MemoryReading(**reading) for reading in answer["readings"]),
         needed=Parts(**answer["needed"]),
         arrays=Parts(**answer["arrays"]),
-        said=tuple(map(tuple, answer["said"])),
+        generated=tuple(map(tuple, answer["generated"])),
     )
 
 
-class _Gauge:
+class _MemoryGauge:
     """Reads the memory of this process, stage by stage."""
 
     def __init__(self, model_file: Path | None):
-        self.readings: list[Reading] = []
+        self.readings: list[MemoryReading] = []
         self._file = None if model_file is None else str(model_file.resolve())
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         """None where the C library is not glibc."""
@@ -250,7 +251,7 @@ class _Gauge:
         resident = _field("/proc/self/smaps_rollup", "Rss")
         anonymous = _field("/proc/self/smaps_rollup", "Anonymous")
         # Linux counts the peak roughly, by some pages.
-        self.readings.append(Reading(stage, resident, anonymous, self._mapped(), max(peak, resident)))
+        self.readings.append(MemoryReading(stage, resident, anonymous, self._mapped(), max(peak, resident)))
         try:
             with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
                 file.write("5")
@@ -284,13 +285,13 @@ def _field(path: str, name: str) -> int:
     raise UserError(f"{path} does not say {name}; Linux 4.14 or newer does")
 
 
-class _Measured(Engine):
+class _MeasuredEngine(Engine):
     """An engine that keeps the size of its largest pass."""
 
     needed = 0
     """Bytes of ``activations``."""
 
-    def run(self, tokens: Any, batch: MicroBatch) -> Floats:
+    def run(self, tokens: Any, batch: MicroBatch) -> FloatArray:
         """As ever."""
         longest = max(len(view.cells) for view in batch.views)
         taken = activations(self.model.shape, len(tokens), len(batch.chunks), min(longest, BLOCK))
@@ -304,14 +305,14 @@ def _build(setup: SetUp) -> Footprint:
     if path is not None:
         # What reading a file needs belongs to the runtime.
         import real_engine.gguf_model  # noqa: F401
-    gauge = _Gauge(path)
+    gauge = _MemoryGauge(path)
     _warm_up(setup)
     gauge.read("runtime")
     source = _load(setup, path, "f32") if setup.twice and setup.weights != "mapped" else None
     model = _load(setup, path, setup.weights)
     shape = model.shape
     gauge.read("weights")
-    repeated: list[Floats] = []
+    repeated: list[FloatArray] = []
     if setup.buffers == "repeated":
         each = activations(shape, setup.n_ubatch, 0, setup.context) // 4
         repeated = [np.full(each, 0, dtype=np.float32) for _ in range(shape.n_layers)]
@@ -322,7 +323,7 @@ def _build(setup: SetUp) -> Footprint:
         for array in kept:
             array.fill(0)
     gauge.read("cache")
-    said = _serve(setup, policy, engine)
+    generated = _serve(setup, policy, engine)
     gauge.read("run")
     held = setup.slots * setup.tokens * shape.cell_bytes(setup.type_k, setup.type_v)
     return Footprint(
@@ -333,7 +334,7 @@ def _build(setup: SetUp) -> Footprint:
             sum(array.nbytes for array in kept),
             sum(buffer.nbytes for buffer in repeated),
         ),
-        said=said,
+        generated=generated,
     )
 
 
@@ -356,7 +357,7 @@ def _load(setup: SetUp, path: Path | None, form: WeightForm) -> Transformer:
     return load_transformer(read_header(path, vocabulary=False), form)
 
 
-def _engine(setup: SetUp, model: Transformer) -> tuple[Policy, _Measured]:
+def _engine(setup: SetUp, model: Transformer) -> tuple[Policy, _MeasuredEngine]:
     """A policy and the engine over its cells.
 
     There are cells for all slots: as many as are reserved; for growing, powers of two, and room for all
@@ -377,7 +378,7 @@ def _engine(setup: SetUp, model: Transformer) -> tuple[Policy, _Measured]:
     )
     policy = available()[_POLICIES[setup.cache]](config)
     groups, kernel = policy.groups, policy.kernel
-    return policy, _Measured(model, groups, kernel, setup.seed, type_k=setup.type_k, type_v=setup.type_v)
+    return policy, _MeasuredEngine(model, groups, kernel, setup.seed, type_k=setup.type_k, type_v=setup.type_v)
 
 
 def _serve(setup: SetUp, policy: Policy, engine: Engine) -> tuple[tuple[int, ...], ...]:

@@ -22,9 +22,10 @@ from policies import (
     available,
     current_name,
 )
+from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model
-from real_engine.model import Floats, Ints, Transformer
+from real_engine.model import Transformer
 from real_engine.tokenizer import PRE_TOKENIZERS, Message, Tokenizer
 from workloads import Request, named_rng
 
@@ -62,7 +63,7 @@ class PromptedEngine(Engine):
         """The given one."""
         return list(self.given)
 
-    def run(self, tokens: Ints, batch: MicroBatch) -> Floats:
+    def run(self, tokens: IntArray, batch: MicroBatch) -> FloatArray:
         """Logits as ever; where a token is drawn from them, with noise that makes the largest one that draw."""
         logits = super().run(tokens, batch)
         if self._temperature > 0:
@@ -92,17 +93,17 @@ class Generation:
         self._model, self._tokenizer, self._policy, self._engine, self._n = model, tokenizer, policy, engine, n
 
     def __iter__(self) -> Iterator[str]:
-        speaker = self._tokenizer.speaker()
+        decoder = self._tokenizer.streaming_decoder()
         for token in self._steps():
             self.tokens.append(token)
             self.ended = token in self._tokenizer.ends
             if self.ended:
                 break
-            piece = speaker.say(token)
+            piece = decoder.decode(token)
             if piece:
                 self.text += piece
                 yield piece
-        piece = speaker.stop()
+        piece = decoder.flush()
         if piece:
             self.text += piece
             yield piece

@@ -15,9 +15,9 @@ import numpy as np
 from policies import Chunk, Group, Kernel, View
 from policies.cells.free_extents import extents_of_cells
 from policies.cells.reads import TILE
-from real_engine.model import Floats, Ints
+from real_engine.arrays import FloatArray, IntArray
 
-Read = Callable[[slice | Ints], Floats]
+Read = Callable[[slice | IntArray], FloatArray]
 """K or V of some cells of a layer, shape (n_kv_heads, n_cells, d_head), float32."""
 
 BLOCK = 256
@@ -32,7 +32,7 @@ _NOWHERE = np.iinfo(np.int64).max
 """The position of a cell that is not the sequence's own: after every token."""
 
 
-Blocks = tuple[tuple[slice | Ints, Floats | None], ...]
+Blocks = tuple[tuple[slice | IntArray, FloatArray | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def select(
         else:
             tile_starts, tile_ends = extents_of_cells(np.unique(view.cells // TILE))
             starts, ends = tile_starts * TILE, tile_ends * TILE
-        blocks: list[tuple[slice | Ints, Floats | None]] = []
+        blocks: list[tuple[slice | IntArray, FloatArray | None]] = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             position = np.full(end - start, _NOWHERE)
             inside = (view.cells >= start) & (view.cells < end)
@@ -88,7 +88,7 @@ def select(
     return tuple(found)
 
 
-def attend(q: Floats, keys: Read, values: Read, n_kv: int, selections: Sequence[Selection]) -> Floats:
+def attend(q: FloatArray, keys: Read, values: Read, n_kv: int, selections: Sequence[Selection]) -> FloatArray:
     """Softmax attention of every row over its selection, with ``n_kv`` heads of keys; an array of q's shape."""
     d = q.shape[2]
     out = np.empty_like(q)
@@ -103,12 +103,12 @@ def attend(q: Floats, keys: Read, values: Read, n_kv: int, selections: Sequence[
     return out
 
 
-def _own(chunk: Chunk, view: View) -> Ints:
+def _own(chunk: Chunk, view: View) -> IntArray:
     """Positions of the chunk's own tokens: the last of its view."""
     return view.positions[len(view.positions) - chunk.n :]
 
 
-def _bias(position: Ints, own: Ints, window: int | None) -> Floats | None:
+def _bias(position: IntArray, own: IntArray, window: int | None) -> FloatArray | None:
     hidden = position[None, :] > own[:, None]
     if window is not None:
         hidden |= own[:, None] - position[None, :] >= window
@@ -117,7 +117,7 @@ def _bias(position: Ints, own: Ints, window: int | None) -> Floats | None:
     return np.where(hidden, np.float32(-np.inf), np.float32(0))
 
 
-def _cut(cells: slice | Ints, bias: Floats | None) -> Iterator[tuple[slice | Ints, Floats | None]]:
+def _cut(cells: slice | IntArray, bias: FloatArray | None) -> Iterator[tuple[slice | IntArray, FloatArray | None]]:
     """The same, a block at a time."""
     for start in range(0, _size(cells), BLOCK):
         stop = min(start + BLOCK, _size(cells))
@@ -126,11 +126,11 @@ def _cut(cells: slice | Ints, bias: Floats | None) -> Iterator[tuple[slice | Int
         yield part, hidden if hidden is not None and hidden.any() else None
 
 
-def _size(cells: slice | Ints) -> int:
+def _size(cells: slice | IntArray) -> int:
     return int(cells.stop - cells.start) if isinstance(cells, slice) else len(cells)
 
 
-def _score(grouped: Floats, keys: Read, cells: slice | Ints, bias: Floats | None, out: Floats) -> None:
+def _score(grouped: FloatArray, keys: Read, cells: slice | IntArray, bias: FloatArray | None, out: FloatArray) -> None:
     """Into ``out``, shape (n_kv_heads, n_rows * heads per kv head, n_cells)."""
     np.matmul(grouped, keys(cells).transpose(0, 2, 1), out=out)
     if bias is not None:
@@ -139,7 +139,7 @@ def _score(grouped: Floats, keys: Read, cells: slice | Ints, bias: Floats | None
         by_row += bias[None, :, None, :]
 
 
-def _whole(grouped: Floats, keys: Read, values: Read, blocks: Blocks) -> Floats:
+def _whole(grouped: FloatArray, keys: Read, values: Read, blocks: Blocks) -> FloatArray:
     """All scores, one softmax, all values."""
     stops = np.cumsum([_size(cells) for cells, _ in blocks]).tolist()
     scores = np.empty((*grouped.shape[:2], stops[-1]), dtype=np.float32)
@@ -148,16 +148,16 @@ def _whole(grouped: Floats, keys: Read, values: Read, blocks: Blocks) -> Floats:
         _score(grouped, keys, cells, bias, scores[:, :, part])
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
-    result: Floats = scores[:, :, parts[0]] @ values(blocks[0][0])
+    result: FloatArray = scores[:, :, parts[0]] @ values(blocks[0][0])
     for part, (cells, _) in zip(parts[1:], blocks[1:], strict=True):
         result += scores[:, :, part] @ values(cells)
     result /= scores.sum(axis=-1, keepdims=True)
     return result
 
 
-def _running(grouped: Floats, keys: Read, values: Read, blocks: Blocks) -> Floats:
+def _running(grouped: FloatArray, keys: Read, values: Read, blocks: Blocks) -> FloatArray:
     """Block by block with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867)."""
-    peak: Floats = np.full((*grouped.shape[:2], 1), -3e38, dtype=np.float32)
+    peak: FloatArray = np.full((*grouped.shape[:2], 1), -3e38, dtype=np.float32)
     total = np.zeros_like(peak)
     result = np.zeros_like(grouped)
     for cells, bias in blocks:

@@ -32,22 +32,22 @@ from numpy.typing import NDArray
 
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
+from real_engine.arrays import IntArray
 
 Era = Literal["A", "B"]
-Ints = NDArray[np.int64]
-Row = tuple[int, int, bool, tuple[int, ...]]
+BatchRow = tuple[int, int, bool, tuple[int, ...]]
 """A token of a batch: its id, its position, whether logits are wanted behind it, and the sequences that see it."""
 
 _TYPES: dict[Storage, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 """``enum ggml_type``."""
-_DEBUG = "LLAMA_KV_CACHE_DEBUG"
-SEVERAL = -2
+_DEBUG_VARIABLE = "LLAMA_KV_CACHE_DEBUG"
+SHARED = -2
 """As the owner of a cell: more than one sequence, and the interface does not say which."""
 _INSTALL = "install it with: pip install 'kvsim[llama]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ContextSettings:
     """How a context is made; names as in ``llama_context_params``, but for the cells."""
 
     cells: int
@@ -70,7 +70,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class StreamCells:
     """What a stream of one of llama.cpp's caches holds, as llama.cpp itself shows it."""
 
     cache: int
@@ -78,10 +78,10 @@ class Cells:
     stream: int
     used: int
     """Cells that are used."""
-    position: Ints
+    position: IntArray
     """Shape (n,), -1 where a cell is empty."""
-    owner: Ints
-    """Shape (n,): the sequence that sees a cell, -1 where it is empty, ``SEVERAL`` where there are several."""
+    owner: IntArray
+    """Shape (n,): the sequence that sees a cell, -1 where it is empty, ``SHARED`` where there are several."""
     head: int | None = None
     """Where the next search begins; era A does not show it."""
     window: int | None = None
@@ -110,7 +110,7 @@ class Library:
                 f"llama-cpp-python {self.version}: neither the view interface (as 0.3.8 has it) nor today's memory "
                 "interface without defragmentation (as 0.3.36 has it); these two can be driven"
             )
-        self._heard = _listen(self.api)
+        self._log_lines = _capture_log(self.api)
 
     @property
     def name(self) -> str:
@@ -118,49 +118,49 @@ class Library:
         own = os.environ.get("LLAMA_CPP_LIB_PATH")
         return f"llama-cpp-python {self.version}" + (f" with {own}" if own else "")
 
-    def heard(self) -> list[str]:
+    def read_log(self) -> list[str]:
         """What llama.cpp has said since the last call, a line of its log each."""
-        heard, self._heard[:] = list(self._heard), []
-        _stop_if_asked()
-        return heard
+        read_log, self._log_lines[:] = list(self._log_lines), []
+        _raise_pending_interrupt()
+        return read_log
 
 
-_INTERRUPTED: list[bool] = []
+_PENDING_INTERRUPTS: list[bool] = []
 """Not empty: the user wants to stop, and said so while llama.cpp was talking."""
 
 
-def _stop_if_asked() -> None:
-    if _INTERRUPTED:
-        _INTERRUPTED.clear()
+def _raise_pending_interrupt() -> None:
+    if _PENDING_INTERRUPTS:
+        _PENDING_INTERRUPTS.clear()
         raise KeyboardInterrupt
 
 
-_LISTENERS: list[Any] = []
+_LOG_CALLBACKS: list[Any] = []
 """Functions that llama.cpp calls; for good, since it never asks whether they are still there."""
 
 
 @cache
-def _listen(api: Any) -> list[str]:
+def _capture_log(api: Any) -> list[str]:
     """Start llama.cpp up, and what it says from now on: it has one log in a process, whoever uses it."""
-    heard: list[str] = []
+    read_log: list[str] = []
 
     def hear(level: int, text: bytes | None, _: Any) -> None:
         try:
-            heard.append((text or b"").decode(errors="replace"))
+            read_log.append((text or b"").decode(errors="replace"))
             # Who never listens must not pay for it; what a failed load says last is kept.
-            if len(heard) > 100_000:
-                del heard[:50_000]
+            if len(read_log) > 100_000:
+                del read_log[:50_000]
         except KeyboardInterrupt:
             # It cannot go through llama.cpp: it waits until that returns.
-            _INTERRUPTED.append(True)
+            _PENDING_INTERRUPTS.append(True)
 
-    _LISTENERS.append(api.llama_log_callback(hear))
-    api.llama_log_set(_LISTENERS[-1], ctypes.c_void_p(0))
+    _LOG_CALLBACKS.append(api.llama_log_callback(hear))
+    api.llama_log_set(_LOG_CALLBACKS[-1], ctypes.c_void_p(0))
     api.llama_backend_init()
-    return heard
+    return read_log
 
 
-_FOLDERS: set[Path] = set()
+_LOADED_FOLDERS: set[Path] = set()
 """That have been asked for by name."""
 
 
@@ -173,11 +173,11 @@ def _load(folder: Path | None) -> tuple[Any, str]:
     wanted, loaded = folder and folder.resolve(), sys.modules.get("llama_cpp")
     if loaded is not None:
         home = Path(str(loaded.__file__)).parent.parent
-        if home != wanted and (wanted is not None or home in _FOLDERS):
+        if home != wanted and (wanted is not None or home in _LOADED_FOLDERS):
             there = wanted or "the installed one"
             raise UserError(f"{there}: another llama-cpp-python, {loaded.__version__}, is in use in this process")
     if wanted is not None:
-        _FOLDERS.add(wanted)
+        _LOADED_FOLDERS.add(wanted)
         sys.path.insert(0, str(wanted))
     try:
         package = importlib.import_module("llama_cpp")
@@ -193,7 +193,7 @@ def _load(folder: Path | None) -> tuple[Any, str]:
     return api, str(package.__version__)
 
 
-class Closing(AbstractContextManager[Any]):
+class Closeable(AbstractContextManager[Any]):
     """Something that is given back at the end of a ``with``."""
 
     @abstractmethod
@@ -209,7 +209,7 @@ class Closing(AbstractContextManager[Any]):
         self.close()
 
 
-class LlamaModel(Closing):
+class LlamaModel(Closeable):
     """A model's weights; any number of contexts can share them."""
 
     def __init__(self, library: Library, path: Path | str):
@@ -221,9 +221,9 @@ class LlamaModel(Closing):
         if hasattr(params, "use_extra_bufts"):
             # As llama-server's --no-repack: else kernels for AMX are used, which crash on some machines (issue 20824).
             params.use_extra_bufts = False
-        library.heard()
+        library.read_log()
         self.handle = api.llama_model_load_from_file(str(self.path).encode(), params)
-        said = [line.strip() for line in library.heard() if "error" in line or "failed" in line]
+        said = [line.strip() for line in library.read_log() if "error" in line or "failed" in line]
         if not self.handle:
             raise UserError(f"{self.path}: llama.cpp cannot load it: {said[0] if said else 'it does not say why'}")
         vocabulary = api.llama_model_get_vocab(self.handle)
@@ -237,10 +237,10 @@ class LlamaModel(Closing):
             self.handle = None
 
 
-class Context(Closing):
+class Context(Closeable):
     """One KV cache with its operations, named as the policies' are."""
 
-    def __init__(self, model: LlamaModel, settings: Settings):
+    def __init__(self, model: LlamaModel, settings: ContextSettings):
         """Raises ``UserError`` where llama.cpp refuses the settings."""
         self.model, self.settings, self.library = model, settings, model.library
         self._api = model.library.api
@@ -249,14 +249,14 @@ class Context(Closing):
         if why is not None:
             raise UserError(f"{self.library.name}: {why}")
         params = self._params()
-        self.library.heard()
-        with _environment(_DEBUG, "3" if settings.show_cells else "0"):
+        self.library.read_log()
+        with _environment(_DEBUG_VARIABLE, "3" if settings.show_cells else "0"):
             self.handle = self._api.llama_init_from_model(model.handle, params)
-        said = self.library.heard()
+        said = self.library.read_log()
         if not self.handle:
             told = [line.strip() for line in said if "error" in line or "failed" in line or "require" in line]
             raise UserError(f"{self.library.name} cannot make a context: {told[0] if told else 'it does not say why'}")
-        self.sizes = _sizes_told(said) if self.era == "B" else (settings.cells,)
+        self.sizes = _parse_cache_sizes(said) if self.era == "B" else (settings.cells,)
         """Of each cache: cells in each of its streams."""
         got = int(self._api.llama_n_ctx(self.handle))
         if got != settings.cells:
@@ -264,7 +264,7 @@ class Context(Closing):
             raise UserError(f"{self.library.name} makes {got} cells where {settings.cells} were asked for")
         self.memory = self.handle if self.era == "A" else self._api.llama_get_memory(self.handle)
         # More tokens than cells would end the process.
-        self._batch = _Batch(self._api, min(settings.n_batch, settings.cells), settings.sequences)
+        self._batch = _BatchBuffer(self._api, min(settings.n_batch, settings.cells), settings.sequences)
         self.wall_s = self.cpu_s = 0.0
         """Spent in ``decode`` so far: seconds by the clock, and of all processors together."""
 
@@ -282,7 +282,7 @@ class Context(Closing):
             params.flash_attn_type, params.kv_unified, params.swa_full = int(s.flash_attention), s.unified, False
         return params
 
-    def decode(self, rows: Sequence[Row]) -> tuple[int, float]:
+    def decode(self, rows: Sequence[BatchRow]) -> tuple[int, float]:
         """Run a batch; what ``llama_decode`` returned (0 done, 1 no slot, -1 rejected), and its seconds.
 
         Raises ``UserError`` for anything else that it returns: it ran out of memory, or could not compute.
@@ -292,11 +292,11 @@ class Context(Closing):
         returned = int(self._api.llama_decode(self.handle, self._batch.struct))
         self._api.llama_synchronize(self.handle)
         seconds = time.perf_counter() - began
-        _stop_if_asked()
+        _raise_pending_interrupt()
         self.wall_s += seconds
         self.cpu_s += time.process_time() - cpu
         if returned not in (0, 1, -1):
-            said = " ".join(line.strip() for line in self.library.heard()[-3:])
+            said = " ".join(line.strip() for line in self.library.read_log()[-3:])
             raise UserError(f"{self.library.name}: llama_decode returned {returned}, after it said: {said}")
         return returned, seconds
 
@@ -378,7 +378,7 @@ class Context(Closing):
         pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         return bool(self._api.llama_state_seq_set_data(self.handle, pointer, len(state), seq))
 
-    def cells(self) -> list[Cells]:
+    def cells(self) -> list[StreamCells]:
         """The cells that llama.cpp has shown since the last call: in era A, as they are now.
 
         In era B as they were when the last ``decode`` began to look for slots, of the streams that it looked at;
@@ -386,7 +386,7 @@ class Context(Closing):
         """
         if self.era == "A":
             return [self._view()]
-        return list(_told(self.library.heard(), len(self.sizes)))
+        return list(_parse_cells(self.library.read_log(), len(self.sizes)))
 
     def close(self) -> None:
         """Give the memory back."""
@@ -397,7 +397,7 @@ class Context(Closing):
     def _op(self, name: str) -> Any:
         return getattr(self._api, f"llama_kv_cache_{name}" if self.era == "A" else f"llama_memory_{name}")
 
-    def _view(self) -> Cells:
+    def _view(self) -> StreamCells:
         api, most = self._api, self.settings.sequences
         view = api.llama_kv_cache_view_init(self.handle, most)
         try:
@@ -410,13 +410,13 @@ class Context(Closing):
         finally:
             api.llama_kv_cache_view_free(ctypes.byref(view))
         count = (seqs >= 0).sum(axis=1)
-        owner = np.where(count == 0, -1, np.where(count == 1, seqs.max(axis=1), SEVERAL))
-        several = np.flatnonzero(owner == SEVERAL).tolist()
+        owner = np.where(count == 0, -1, np.where(count == 1, seqs.max(axis=1), SHARED))
+        several = np.flatnonzero(owner == SHARED).tolist()
         shared = {cell: tuple(sorted(seq for seq in seqs[cell].tolist() if seq >= 0)) for cell in several}
-        return Cells(0, 0, used, np.where(count == 0, -1, position), owner, largest=largest, shared=shared)
+        return StreamCells(0, 0, used, np.where(count == 0, -1, position), owner, largest=largest, shared=shared)
 
 
-def refusal(era: Era, s: Settings) -> str | None:
+def refusal(era: Era, s: ContextSettings) -> str | None:
     """Why llama.cpp would not make such caches, or would make others."""
     if era == "A" and not s.unified:
         return "this version has one cache for all sequences, no streams"
@@ -432,7 +432,7 @@ def refusal(era: Era, s: Settings) -> str | None:
     return None
 
 
-class _Batch:
+class _BatchBuffer:
     """A ``llama_batch`` over arrays of ours."""
 
     def __init__(self, api: Any, most: int, sequences: int):
@@ -448,7 +448,7 @@ class _Batch:
         for name, array in by_name.items():
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, fields[name]))
 
-    def fill(self, rows: Sequence[Row]) -> None:
+    def fill(self, rows: Sequence[BatchRow]) -> None:
         """These are the next to be run."""
         n = len(rows)
         if not 0 < n <= self._most:
@@ -483,12 +483,12 @@ _HEAD = re.compile(
 )
 
 
-def _sizes_told(lines: Sequence[str]) -> tuple[int, ...]:
+def _parse_cache_sizes(lines: Sequence[str]) -> tuple[int, ...]:
     """Cells in each stream of the caches that were made, in order."""
     return tuple(int(found[1]) for line in lines if (found := _SIZE.search(line)))
 
 
-def _told(lines: Sequence[str], caches: int) -> Iterator[Cells]:
+def _parse_cells(lines: Sequence[str], caches: int) -> Iterator[StreamCells]:
     """The first that is said of each stream of each cache: a heading, then who owns the cells, then their positions."""
     seen: set[tuple[int, int]] = set()
     at = 0
@@ -503,22 +503,22 @@ def _told(lines: Sequence[str], caches: int) -> Iterator[Cells]:
         if (cache, stream) in seen or at + 1 >= len(lines):
             continue
         seen.add((cache, stream))
-        owner, position = _owners(lines[at], size), _positions(lines[at + 1], size)
-        yield Cells(cache, stream, used, position, owner, head, window or None)
+        owner, position = _parse_owners(lines[at], size), _parse_positions(lines[at + 1], size)
+        yield StreamCells(cache, stream, used, position, owner, head, window or None)
         at += 2
 
 
-def _positions(text: str, size: int) -> Ints:
+def _parse_positions(text: str, size: int) -> IntArray:
     """From a picture in which each cell takes five characters (more, for positions of more digits)."""
     values = np.array([-1 if word == "." else int(word) for word in text.replace("*", " ").split()], dtype=np.int64)
     assert len(values) == size, f"{len(values)} positions were printed, not {size}"
     return values
 
 
-def _owners(text: str, size: int) -> Ints:
+def _parse_owners(text: str, size: int) -> IntArray:
     """From a picture without spaces between cells: '.' is an empty one, 'M' one of several sequences, else a number.
 
-    All numbers have as many digits: whoever names the sequences sees to that (``digits_alike``).
+    All numbers have as many digits: whoever names the sequences sees to that (``sequence_offset``).
     """
     packed = re.sub(r"[\s*]", "", text)
     numbers = len(packed) - packed.count(".") - packed.count("M")
@@ -527,12 +527,12 @@ def _owners(text: str, size: int) -> Ints:
     assert digits * cells == numbers, "sequences of different numbers of digits were printed"
     wide = packed.replace(".", "." * digits).replace("M", "M" * digits)
     signs = np.frombuffer(wide.encode(), np.uint8).reshape(-1, digits).astype(np.int64)
-    numbered: Ints = (signs - ord("0")) @ 10 ** np.arange(digits)[::-1]
+    numbered: IntArray = (signs - ord("0")) @ 10 ** np.arange(digits)[::-1]
     first = signs[:, 0]
-    return np.where(first == ord("."), -1, np.where(first == ord("M"), SEVERAL, numbered))
+    return np.where(first == ord("."), -1, np.where(first == ord("M"), SHARED, numbered))
 
 
-def digits_alike(sequences: int, era: Era) -> int:
+def sequence_offset(sequences: int, era: Era) -> int:
     """What to add to sequence numbers, so that all have as many digits where llama.cpp prints them side by side."""
     if era == "A" or sequences <= 10:
         return 0

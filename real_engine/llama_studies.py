@@ -1,13 +1,13 @@
-"""What the real llama.cpp takes for holes, for defragmentation and for a K-shift, in a process of its own.
+"""Times holes, defragmentation and K-shifts in the real llama.cpp, in an isolated process.
 
-A process can hold one version of llama.cpp only. ``ask`` starts ``python -m real_engine.llama_studies``, which reads a
-``Question`` as JSON from its input, measures, and writes an ``Answer`` as JSON to its output. So one program can look
-at several versions, one after another.
+A process can load only one version of llama.cpp, so ``run_study`` starts ``python -m real_engine.llama_studies``, which
+reads a ``StudyRequest`` as JSON from its input, measures, and writes a ``StudyResult`` as JSON to its output. One
+program can thus study several versions in turn.
 
 - ``holes``: the same tokens in the lowest cells, or at the top of a span whose other cells are empty; one decode of a
   further token. Both take turns.
 - ``defragmentation`` (era A): one pass over a cache that is laid out so that it moves a given number of runs, each of a
-  given number of cells. What was moved is read from the cells before and after.
+  given number of cells. What was count_moves is read from the cells before and after.
 - ``shift``: one token's position is changed, and all keys owed a rotation get it. Era A does so when asked; era B at
   the next decode, so that a decode with a shift and one without take turns.
 
@@ -28,10 +28,11 @@ import numpy as np
 
 from kvsim.errors import UserError
 from policies.layouts.llamacpp import run_limit
+from real_engine.arrays import IntArray
 from real_engine.isolated import ask_isolated
-from real_engine.llama_library import Cells, Context, Ints, Library, LlamaModel, Settings, digits_alike
+from real_engine.llama_library import Context, ContextSettings, Library, LlamaModel, StreamCells, sequence_offset
 
-Study = Literal["holes", "defragmentation", "shift"]
+StudyKind = Literal["holes", "defragmentation", "shift"]
 Row = dict[str, float]
 """A measurement: its columns by name."""
 
@@ -43,10 +44,10 @@ _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class StudyRequest:
     """What is to be measured, and on what."""
 
-    study: Study
+    study: StudyKind
     path: str
     """A GGUF file."""
     library: str | None
@@ -62,7 +63,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StudyResult:
     """What was measured."""
 
     library: str
@@ -77,11 +78,11 @@ class Answer:
     attended to). Defragmentation: ``runs`` and ``cells`` moved. Shift: ``cells`` of the cache, ``shifts`` (0 or 1)."""
 
 
-def ask(question: Question) -> Answer:
+def run_study(request: StudyRequest) -> StudyResult:
     """Measure in a new process. Raises ``UserError``."""
-    failed = f"{question.path}: the process that ran llama.cpp failed"
-    answer = ask_isolated("real_engine.llama_studies", asdict(question), failed)
-    return Answer(**{**answer, "rows": tuple(answer["rows"])})
+    failed = f"{request.path}: the process that ran llama.cpp failed"
+    measure = ask_isolated("real_engine.llama_studies", asdict(request), failed)
+    return StudyResult(**{**measure, "rows": tuple(measure["rows"])})
 
 
 def most_runs(layers: int) -> int:
@@ -89,7 +90,7 @@ def most_runs(layers: int) -> int:
     return run_limit(_MAX_NODES, layers)
 
 
-class Moved(NamedTuple):
+class MoveCount(NamedTuple):
     """What a pass of defragmentation did."""
 
     runs: int
@@ -97,26 +98,26 @@ class Moved(NamedTuple):
     cells: int
 
 
-def moved(before: Cells, after: Cells) -> Moved:
-    """What was moved between two pictures of a cache in which no two cells hold the same token of a sequence."""
+def count_moves(before: StreamCells, after: StreamCells) -> MoveCount:
+    """What was count_moves between two pictures of a cache in which no two cells hold the same token of a sequence."""
     was, now = _identities(before), _identities(after)
     assert sorted(was[was >= 0]) == sorted(now[now >= 0]), "a pass of defragmentation lost tokens"
     there = {token: cell for cell, token in enumerate(was.tolist()) if token >= 0}
     target = np.flatnonzero((now >= 0) & (now != was))
     source = np.array([there[token] for token in now[target].tolist()], dtype=np.int64)
     if not len(target):
-        return Moved(0, 0)
+        return MoveCount(0, 0)
     breaks = np.count_nonzero((np.diff(source) != 1) | (np.diff(target) != 1))
-    return Moved(int(breaks) + 1, len(target))
+    return MoveCount(int(breaks) + 1, len(target))
 
 
-def _identities(cells: Cells) -> Ints:
+def _identities(cells: StreamCells) -> IntArray:
     """Shape (n,): a number for each sequence and position, -1 where a cell is empty."""
     most = int(cells.position.max()) + 1
     return np.where(cells.owner >= 0, cells.owner * most + cells.position, -1)
 
 
-class _Watch:
+class _CallTimer:
     """Times single calls, by the clock and by the processor."""
 
     def __init__(self, threads: int):
@@ -138,23 +139,23 @@ class _Watch:
         return self._cpu / (self._wall * self._threads)
 
 
-class _Bench:
+class _StudyModel:
     """A model in one version of llama.cpp, and what all studies need."""
 
-    def __init__(self, question: Question):
-        self.question = question
-        self.library = Library(question.library)
-        self.model = LlamaModel(self.library, question.path)
-        self.watch = _Watch(question.threads)
+    def __init__(self, request: StudyRequest):
+        self.request = request
+        self.library = Library(request.library)
+        self.model = LlamaModel(self.library, request.path)
+        self.timer = _CallTimer(request.threads)
         self.rng = np.random.default_rng(_SEED)
         self.era = self.library.era
 
     def context(self, cells: int, *, sequences: int, flash_attention: bool = False, show: bool = False) -> Context:
         """A context, empty."""
-        q = self.question
+        q = self.request
         return Context(
             self.model,
-            Settings(
+            ContextSettings(
                 cells=cells,
                 n_batch=q.tokens,
                 n_ubatch=q.tokens,
@@ -167,39 +168,39 @@ class _Bench:
 
     def compute(self, context: Context, seq: int) -> None:
         """The tokens, from position 0 on, as that sequence."""
-        n = self.question.tokens
+        n = self.request.tokens
         drawn = np.random.default_rng(_SEED).integers(0, self.model.vocabulary, n).tolist()
         returned, _ = context.decode([(token, at, at == n - 1, (seq,)) for at, token in enumerate(drawn)])
         assert returned == 0, "an empty cache has room"
 
     def decode(self, context: Context, seq: int) -> float:
         """The seconds of one further token, which is then taken out again."""
-        n = self.question.tokens
-        seconds = self.watch.time(lambda: context.decode([(1, n, True, (seq,))]))
+        n = self.request.tokens
+        seconds = self.timer.time(lambda: context.decode([(1, n, True, (seq,))]))
         context.remove(seq, n, -1)
         return seconds
 
 
-def _holes(bench: _Bench) -> Iterator[Row]:
-    q = bench.question
+def _holes(study_model: _StudyModel) -> Iterator[Row]:
+    q = study_model.request
     spans = [span for (span,) in q.cases]
     fillers = max(spans) // q.tokens - 1
-    first = digits_alike(fillers + 1, bench.era)
+    first = sequence_offset(fillers + 1, study_model.era)
     """The sequence that is looked at; fillers come after it."""
     for flash in (False, True):
 
         def make(show: bool, flash: bool = flash) -> Context:
-            return bench.context(max(spans), sequences=first + fillers + 1, flash_attention=flash, show=show)
+            return study_model.context(max(spans), sequences=first + fillers + 1, flash_attention=flash, show=show)
 
-        pad = 32 if bench.era == "A" and not flash else _PAD
+        pad = 32 if study_model.era == "A" and not flash else _PAD
         with make(False) as low:
-            bench.compute(low, first)
+            study_model.compute(low, first)
             state = low.state_of(first)
-            _check(bench, make, state, 0, first)
+            _check_placement(study_model, make, state, 0, first)
             for span in spans:
-                _check(bench, make, state, span, first)
+                _check_placement(study_model, make, state, span, first)
                 with make(False) as high:
-                    _lay_high(high, state, span, q.tokens, first)
+                    _place_high(high, state, span, q.tokens, first)
                     places = (low, -(-(q.tokens + 1) // pad) * pad), (high, span)
                     for context, _ in places:
                         context.decode([(1, q.tokens, True, (first,))])
@@ -213,11 +214,11 @@ def _holes(bench: _Bench) -> Iterator[Row]:
                                 "span": span,
                                 "high": int(context is high),
                                 "n_kv": n_kv,
-                                "seconds": bench.decode(context, first),
+                                "seconds": study_model.decode(context, first),
                             }
 
 
-def _lay_high(context: Context, state: Any, span: int, tokens: int, first: int) -> None:
+def _place_high(context: Context, state: Any, span: int, tokens: int, first: int) -> None:
     """The tokens in the last cells of the span, all before them empty; of span 0: in the lowest cells."""
     fillers = range(first + 1, first + max(span // tokens, 1))
     for seq in (*fillers, first):
@@ -227,40 +228,43 @@ def _lay_high(context: Context, state: Any, span: int, tokens: int, first: int) 
         context.remove(seq, -1, -1)
 
 
-def _check(bench: _Bench, make: Callable[[bool], Context], state: Any, span: int, first: int) -> None:
+def _check_placement(
+    study_model: _StudyModel, make: Callable[[bool], Context], state: Any, span: int, first: int
+) -> None:
     """See in a context of its own that the tokens lie where they should, and that the next goes to the first free cell:
     era B shows its cells only while it looks for slots, and that takes time."""
-    n = bench.question.tokens
+    n = study_model.request.tokens
     with make(True) as context:
-        _lay_high(context, state, span, n, first)
+        _place_high(context, state, span, n, first)
         context.cells()
         context.decode([(1, n, True, (first,))])
         seen = context.cells()[0]
         used = np.flatnonzero(seen.owner >= 0)
         start = max(span - n, 0)
         expected = np.arange(start, start + n)
-        if bench.era == "A":  # Which shows them as they are after the decode.
+        if study_model.era == "A":  # Which shows them as they are after the decode.
             expected = np.sort(np.append(expected, 0 if span > n else n))
         if not np.array_equal(used, expected):
             raise RuntimeError(f"cells {used.min()} to {used.max()} are used, not {expected.min()} to {expected.max()}")
 
 
-def _defragmentation(bench: _Bench) -> Iterator[Row]:
-    q = bench.question
-    if bench.era != "A":
+def _defragmentation(study_model: _StudyModel) -> Iterator[Row]:
+    q = study_model.request
+    if study_model.era != "A":
         raise UserError(
-            f"{bench.library.name}: it moves nothing, defragmentation was taken out; 0.3.8 has it (library=FOLDER)"
+            f"{study_model.library.name}: it moves nothing, defragmentation was taken out; "
+            "0.3.8 has it (library=FOLDER)"
         )
-    most = most_runs(bench.model.n_layers)
+    most = most_runs(study_model.model.n_layers)
     runs = max(runs for runs, _ in q.cases)
     if runs > most:
-        raise UserError(f"a pass of {runs} runs; with {bench.model.n_layers} layers one moves at most {most}")
+        raise UserError(f"a pass of {runs} runs; with {study_model.model.n_layers} layers one moves at most {most}")
     # No sequence is shared, and no more than these pieces are needed: whole ones, and one for each binary digit.
     needed = max(2 * runs * (cells + 1) for runs, cells in q.cases) + q.tokens
     cells = -(-needed // _PAD) * _PAD
     sequences = cells // q.tokens + q.tokens.bit_length() + 1
-    with bench.context(cells, sequences=sequences) as context:
-        bench.compute(context, 0)
+    with study_model.context(cells, sequences=sequences) as context:
+        study_model.compute(context, 0)
         pieces = {q.tokens: context.state_of(0)}
         for power in range(q.tokens.bit_length()):
             if (size := 1 << power) < q.tokens:
@@ -269,18 +273,18 @@ def _defragmentation(bench: _Bench) -> Iterator[Row]:
                 context.remove(1, -1, -1)
         for turn in range(-1, q.rounds):
             for runs, each in q.cases:
-                _lay_runs(context, pieces, runs, each)
+                _place_runs(context, pieces, runs, each)
                 before = context.cells()[0]
                 context.defragment()
-                seconds = bench.watch.time(context.update)
-                done = moved(before, context.cells()[0])
+                seconds = study_model.timer.time(context.update)
+                done = count_moves(before, context.cells()[0])
                 if done != (runs, runs * each):
-                    raise RuntimeError(f"a pass moved {done.runs} runs, {done.cells} cells, not {runs} of {each}")
+                    raise RuntimeError(f"a pass count_moves {done.runs} runs, {done.cells} cells, not {runs} of {each}")
                 if turn >= 0:  # The first is for warming up.
                     yield {"round": turn, "runs": done.runs, "cells": done.cells, "seconds": seconds}
 
 
-def _lay_runs(context: Context, pieces: dict[int, Any], runs: int, each: int) -> None:
+def _place_runs(context: Context, pieces: dict[int, Any], runs: int, each: int) -> None:
     """Holes of ``each`` cells with a used one behind each, then as many used cells as all holes have.
 
     One pass fills each hole with a run of its own: it takes them from the end, the next hole what is before.
@@ -308,53 +312,55 @@ def _lay_runs(context: Context, pieces: dict[int, Any], runs: int, each: int) ->
             start += n
 
 
-def _shift(bench: _Bench) -> Iterator[Row]:
-    q = bench.question
-    contexts = [(cells, bench.context(cells, sequences=2)) for (cells,) in q.cases]
+def _shift(study_model: _StudyModel) -> Iterator[Row]:
+    q = study_model.request
+    contexts = [(cells, study_model.context(cells, sequences=2)) for (cells,) in q.cases]
     for _, context in contexts:
-        bench.compute(context, 0)
+        study_model.compute(context, 0)
     for turn in range(-1, q.rounds):
         for cells, context in contexts:
             for shifts in (0, 1):
                 if shifts:
                     # Up and, in the next round, down again: positions stay those that the model knows.
                     context.shift(0, 0, -1, 1 if turn % 2 else -1)
-                seconds = _carry_out(bench, context)
+                seconds = _carry_out(study_model, context)
                 if turn >= 0:  # The first is for warming up.
                     yield {"round": turn, "cells": cells, "shifts": shifts, "seconds": seconds}
     for _, context in contexts:
         context.close()
 
 
-def _carry_out(bench: _Bench, context: Context) -> float:
+def _carry_out(study_model: _StudyModel, context: Context) -> float:
     """The seconds of what llama.cpp does of itself before a batch; in era B, with a batch of one token."""
-    if bench.era == "A":
-        return bench.watch.time(context.update)
-    seconds = bench.watch.time(lambda: context.decode([(1, 0, True, (1,))]))
+    if study_model.era == "A":
+        return study_model.timer.time(context.update)
+    seconds = study_model.timer.time(lambda: context.decode([(1, 0, True, (1,))]))
     context.remove(1, -1, -1)
     return seconds
 
 
-_STUDIES: dict[Study, Callable[[_Bench], Iterator[Row]]] = {
+_STUDIES: dict[StudyKind, Callable[[_StudyModel], Iterator[Row]]] = {
     "holes": _holes,
     "defragmentation": _defragmentation,
     "shift": _shift,
 }
 
 
-def answer(question: Question) -> Answer:
+def measure(request: StudyRequest) -> StudyResult:
     """Measure in this process. Raises ``UserError``."""
-    bench = _Bench(question)
-    rows = tuple(_STUDIES[question.study](bench))
-    return Answer(bench.library.name, bench.era, bench.model.n_layers, bench.watch.cpu_share, rows)
+    study_model = _StudyModel(request)
+    rows = tuple(_STUDIES[request.study](study_model))
+    return StudyResult(
+        study_model.library.name, study_model.era, study_model.model.n_layers, study_model.timer.cpu_share, rows
+    )
 
 
 def _main() -> int:
-    """Answer on the output, whatever happens."""
+    """StudyResult on the output, whatever happens."""
     asked = json.load(sys.stdin)
     try:
         cases: Sequence[Sequence[int]] = asked["cases"]
-        print(json.dumps(asdict(answer(Question(**{**asked, "cases": tuple(map(tuple, cases))})))))
+        print(json.dumps(asdict(measure(StudyRequest(**{**asked, "cases": tuple(map(tuple, cases))})))))
     except UserError as e:
         print(json.dumps({"error": str(e)}))
         return 2

@@ -19,8 +19,18 @@ from policies.cells.arena import Arena
 from policies.delegating import DelegatingPolicy
 from policies.layouts.multi_stream import MultiStreamPolicy, Rejected
 from policies.layouts.unified import UnifiedPolicy
-from real_engine.llama_library import SEVERAL, Cells, Context, Era, Ints, LlamaModel, Row, Settings, digits_alike
-from real_engine.texts import Texts
+from real_engine.arrays import IntArray
+from real_engine.llama_library import (
+    SHARED,
+    BatchRow,
+    Context,
+    ContextSettings,
+    Era,
+    LlamaModel,
+    StreamCells,
+    sequence_offset,
+)
+from real_engine.sequence_tokens import SequenceTokens
 
 POLICIES: dict[Era, tuple[str, ...]] = {
     "A": ("llama.cpp-b4666",),
@@ -32,33 +42,33 @@ DONE, NO_SLOT, REJECTED = 0, 1, -1
 """What ``llama_decode`` returns."""
 
 
-class State(NamedTuple):
+class StreamState(NamedTuple):
     """What one of the policy's streams holds, in llama.cpp's words."""
 
     head: int
     used: int
     largest: int
-    position: Ints
-    owner: Ints
-    """As ``Cells.owner``."""
+    position: IntArray
+    owner: IntArray
+    """As ``StreamCells.owner``."""
     shared: dict[int, tuple[int, ...]]
-    """As ``Cells.shared``."""
+    """As ``StreamCells.shared``."""
 
 
-class Scribe(Protocol):
+class OperationObserver(Protocol):
     """Whoever wants to know what llama.cpp is told to do, and what it shows."""
 
-    def did(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
+    def operation_done(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
         """An operation is done."""
         ...
 
-    def saw(self, cells: Sequence[Cells]) -> None:
+    def cells_shown(self, cells: Sequence[StreamCells]) -> None:
         """The cells as they were before the last operation, in era B, or are after it, in era A."""
         ...
 
 
 @dataclass(slots=True)
-class Comparison:
+class ComparisonCounts:
     """How often llama.cpp's cells were looked at."""
 
     streams: int = 0
@@ -75,13 +85,13 @@ class MirroredPolicy(DelegatingPolicy):
         super().__init__(inner)
         self.context = context
         self.offset = offset
-        self.scribe: Scribe | None = None
+        self.observer: OperationObserver | None = None
         self.expected = DONE
         """What ``llama_decode`` should return for the step that was asked for last."""
-        self.before: dict[tuple[int, int], State] = {}
+        self.before: dict[tuple[int, int], StreamState] = {}
         """Era B, where cells are shown: of each cache and stream its state before that step."""
 
-    def states(self) -> dict[tuple[int, int], State]:
+    def states(self) -> dict[tuple[int, int], StreamState]:
         """Of each cache and stream, as the policy has them now."""
         inner = self.inner
         if isinstance(inner, UnifiedPolicy):
@@ -108,22 +118,22 @@ class MirroredPolicy(DelegatingPolicy):
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """In both."""
         self.inner.free(seq, start, stop)
-        self.context.remove(*self._told("seq_rm", self._named(seq), start, _end(stop)))
+        self.context.remove(*self._notify("seq_rm", self._llama_seq(seq), start, _end(stop)))
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
         """In both."""
         self.inner.copy(src, dst, start, stop)
-        self.context.copy(*self._told("seq_cp", self._named(src), self._named(dst), start, _end(stop)))
+        self.context.copy(*self._notify("seq_cp", self._llama_seq(src), self._llama_seq(dst), start, _end(stop)))
 
     def keep(self, seq: int) -> None:
         """In both."""
         self.inner.keep(seq)
-        self.context.keep(*self._told("seq_keep", self._named(seq)))
+        self.context.keep(*self._notify("seq_keep", self._llama_seq(seq)))
 
     def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
         """In both."""
         self.inner.shift(seq, start, stop, delta)
-        self.context.shift(*self._told("seq_add", self._named(seq), start, _end(stop), delta))
+        self.context.shift(*self._notify("seq_add", self._llama_seq(seq), start, _end(stop), delta))
 
     def compact(self) -> Moves:
         """One pass of defragmentation in both; era A."""
@@ -132,31 +142,31 @@ class MirroredPolicy(DelegatingPolicy):
         moves = inner.compact()
         # One pass is all that is done, whether it was due anyway or not.
         inner.wants_compaction = False
-        self.context.defragment(*self._told("defrag"))
-        self.context.update(*self._told("update"))
+        self.context.defragment(*self._notify("defrag"))
+        self.context.update(*self._notify("update"))
         return moves
 
-    def row_of(self, chunk: Chunk) -> tuple[int, ...]:
+    def llama_seqs(self, chunk: Chunk) -> tuple[int, ...]:
         """The sequences that see a chunk, by llama.cpp's numbers."""
-        return tuple(self._named(seq) for seq in chunk.seqs)
+        return tuple(self._llama_seq(seq) for seq in chunk.seqs)
 
-    def _named(self, seq: int) -> int:
+    def _llama_seq(self, seq: int) -> int:
         return seq + self.offset if seq >= 0 else seq
 
-    def _told(self, operation: str, *arguments: int) -> tuple[int, ...]:
-        if self.scribe is not None:
-            self.scribe.did(operation, arguments)
+    def _notify(self, operation: str, *arguments: int) -> tuple[int, ...]:
+        if self.observer is not None:
+            self.observer.operation_done(operation, arguments)
         return arguments
 
-    def _state(self, arena: Arena) -> State:
+    def _state(self, arena: Arena) -> StreamState:
         sets = [tuple(sorted(seq + self.offset for seq in seqs)) for seqs in arena.sets]
-        owner = np.array([-1 if not seqs else seqs[0] if len(seqs) == 1 else SEVERAL for seqs in sets])
+        owner = np.array([-1 if not seqs else seqs[0] if len(seqs) == 1 else SHARED for seqs in sets])
         owners = owner[arena.owner]
-        shared = {cell: sets[arena.owner[cell]] for cell in np.flatnonzero(owners == SEVERAL).tolist()}
-        return State(arena.head, arena.used, arena.free.largest, arena.position.copy(), owners, shared)
+        shared = {cell: sets[arena.owner[cell]] for cell in np.flatnonzero(owners == SHARED).tolist()}
+        return StreamState(arena.head, arena.used, arena.free.largest, arena.position.copy(), owners, shared)
 
 
-class LlamaCpp(Texts):
+class LlamaCpp(SequenceTokens):
     """The backend: each step is one ``llama_decode`` under a stopwatch.
 
     A step of several micro-batches has one time, which is shared out over them by their tokens. Tokens are made up as
@@ -169,30 +179,30 @@ class LlamaCpp(Texts):
         super().__init__(policy.context.model.vocabulary, seed)
         self.policy = policy
         self.context = policy.context
-        self.compared = Comparison()
+        self.compared = ComparisonCounts()
         self.checks = True
         """Whether cells that are shown are compared, and a difference ends the run."""
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
         """Run the step, and share its seconds out. Raises ``Divergence``."""
         policy, context = self.policy, self.context
-        rows: list[Row] = []
+        rows: list[BatchRow] = []
         last: dict[tuple[int, int], int] = {}
         """Of each chunk that a token follows, by sequence and the position behind it: its last row."""
         for chunk in step:
-            seqs, ends = policy.row_of(chunk), self.ends(chunk)
+            seqs, ends = policy.llama_seqs(chunk), self.reaches_end(chunk)
             at = chunk.start + chunk.n
             rows += [
                 (token, position, ends and position == at - 1, seqs)
-                for position, token in enumerate(self.of_chunk(chunk), chunk.start)
+                for position, token in enumerate(self.chunk_tokens(chunk), chunk.start)
             ]
             if ends:
                 last[chunk.seq, at] = len(rows) - 1
-        if policy.scribe is not None and context.era == "A":
-            policy.scribe.saw(context.cells())
+        if policy.observer is not None and context.era == "A":
+            policy.observer.cells_shown(context.cells())
         returned, seconds = context.decode(rows)
-        seconds += self._say(batches, last)
-        self._look(step, returned)
+        seconds += self._append_best_tokens(batches, last)
+        self._observe_cells(step, returned)
         if returned != policy.expected:
             raise Divergence(
                 f"llama_decode of {len(rows)} tokens returned {returned}, {policy.name} expects {policy.expected}"
@@ -208,7 +218,7 @@ class LlamaCpp(Texts):
         """Nothing: they have no host tier."""
         raise Divergence(f"{self.policy.name} copies to or from a host tier, which llama.cpp does not have")
 
-    def _say(self, batches: Sequence[MicroBatch], last: dict[tuple[int, int], int]) -> float:
+    def _append_best_tokens(self, batches: Sequence[MicroBatch], last: dict[tuple[int, int], int]) -> float:
         """Append what is said behind the chunks that ran; the seconds that finding it took."""
         began = perf_counter()
         said = [
@@ -219,20 +229,20 @@ class LlamaCpp(Texts):
         ]
         seconds = perf_counter() - began
         for chunk, best in said:
-            self.say(chunk, best)
+            self.append_token(chunk, best)
         return seconds
 
-    def _look(self, step: Sequence[Chunk], returned: int) -> None:
-        scribe, context = self.policy.scribe, self.context
+    def _observe_cells(self, step: Sequence[Chunk], returned: int) -> None:
+        observer, context = self.policy.observer, self.context
         era_b = context.era == "B"
         shown = context.cells() if not era_b or context.settings.show_cells else []
-        if scribe is not None:
+        if observer is not None:
             if era_b:
-                scribe.saw(shown)
-            batch = [[list(self.policy.row_of(chunk)), chunk.start, chunk.n] for chunk in step]
-            scribe.did("decode", batch, returned)
+                observer.cells_shown(shown)
+            batch = [[list(self.policy.llama_seqs(chunk)), chunk.start, chunk.n] for chunk in step]
+            observer.operation_done("decode", batch, returned)
             if not era_b:
-                scribe.saw(shown)
+                observer.cells_shown(shown)
         if era_b and context.settings.show_cells and returned == DONE and not shown:
             raise Divergence(f"{context.library.name} shows none of its cells, or not as it did when this was written")
         if self.checks and shown:
@@ -248,17 +258,17 @@ class LlamaCpp(Texts):
             return
         streams = 1 if context.settings.unified else context.settings.sequences
         states = policy.states()
-        shown: list[Cells] = []
+        shown: list[StreamCells] = []
         for stream in range(streams):
             seq = stream + policy.offset
             context.decode([(0, context.last_position(seq) + 1, True, (seq,))])
             shown += context.cells()
-        if policy.scribe is not None:
-            policy.scribe.saw(shown)
+        if policy.observer is not None:
+            policy.observer.cells_shown(shown)
         if self.checks:
             self._compare(shown, states)
 
-    def _compare(self, shown: Sequence[Cells], ours: dict[tuple[int, int], State]) -> None:
+    def _compare(self, shown: Sequence[StreamCells], ours: dict[tuple[int, int], StreamState]) -> None:
         for cells in shown:
             state = ours[cells.cache, cells.stream]
             differing = _difference(cells, state)
@@ -270,7 +280,7 @@ class LlamaCpp(Texts):
         self.compared.steps += bool(shown)
 
 
-def _difference(cells: Cells, state: State) -> str | None:
+def _difference(cells: StreamCells, state: StreamState) -> str | None:
     """The first thing that llama.cpp shows otherwise than the policy has it."""
     counts = (
         ("head", cells.head, state.head),
@@ -295,9 +305,9 @@ def _end(stop: int | None) -> int:
     return -1 if stop is None else stop
 
 
-def settings_of(
-    policy: Policy, settings: Settings, era: Era
-) -> tuple[UnifiedPolicy | MultiStreamPolicy, Settings, int]:
+def context_settings(
+    policy: Policy, settings: ContextSettings, era: Era
+) -> tuple[UnifiedPolicy | MultiStreamPolicy, ContextSettings, int]:
     """The policy, the settings that make llama.cpp's cache like its own, and what to add to sequence numbers.
 
     ``settings`` has what the policy does not say. Raises ``UserError`` where llama.cpp has no such cache.
@@ -314,15 +324,15 @@ def settings_of(
     settings = replace(settings, cells=policy.capacity, unified=streams == 1, flash_attention=policy.kernel == "tiled")
     offset = 0
     if settings.show_cells and streams == 1:
-        offset = digits_alike(settings.sequences, era)
+        offset = sequence_offset(settings.sequences, era)
         if offset and windows:
             raise UserError("a cache with a window can be looked at with 10 slots at most, as llama.cpp prints it")
     return policy, replace(settings, sequences=settings.sequences + offset), offset
 
 
-def follow(model: LlamaModel, policy: Policy, settings: Settings, seed: int) -> LlamaCpp:
+def mirrored_backend(model: LlamaModel, policy: Policy, settings: ContextSettings, seed: int) -> LlamaCpp:
     """A backend, and (``backend.policy``) the policy that it must be driven with. Raises ``UserError``."""
-    own, settings, offset = settings_of(policy, settings, model.library.era)
+    own, settings, offset = context_settings(policy, settings, model.library.era)
     context = Context(model, settings)
     made = tuple(spec.size for spec in own.caches) if isinstance(own, MultiStreamPolicy) else (own.capacity,)
     if context.sizes != made:

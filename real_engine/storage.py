@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import ModelShape, Storage
-from real_engine.model import Floats, Ints
+from real_engine.arrays import FloatArray, IntArray
 
 QK = 32
 """Numbers that share a scale."""
 
-Cells = slice | Ints
+CellIndex = slice | IntArray
 
 
 class Store(Protocol):
@@ -29,16 +29,16 @@ class Store(Protocol):
         """What it is made of; axis 1 of each is the cell, so that moves apply to each."""
         ...
 
-    def write(self, cells: Cells, numbers: Floats) -> None:
+    def write(self, cells: CellIndex, numbers: FloatArray) -> None:
         """Keep numbers of shape (n_kv_heads, n_cells, d_head)."""
         ...
 
-    def read(self, cells: Cells) -> Floats:
+    def read(self, cells: CellIndex) -> FloatArray:
         """Numbers as kept, float32, shape (n_kv_heads, n_cells, d_head); a view where that is possible."""
         ...
 
 
-class F32:
+class F32Store:
     """As computed."""
 
     def __init__(self, heads: int, cells: int, d: int):
@@ -49,16 +49,16 @@ class F32:
         """One array of float32."""
         return (self._numbers,)
 
-    def write(self, cells: Cells, numbers: Floats) -> None:
+    def write(self, cells: CellIndex, numbers: FloatArray) -> None:
         """Copied."""
         self._numbers[:, cells] = numbers
 
-    def read(self, cells: Cells) -> Floats:
+    def read(self, cells: CellIndex) -> FloatArray:
         """A view for a slice, else a copy."""
         return self._numbers[:, cells]
 
 
-class F16:
+class F16Store:
     """Half the bytes, 11 bits of precision."""
 
     def __init__(self, heads: int, cells: int, d: int):
@@ -69,16 +69,16 @@ class F16:
         """One array of float16."""
         return (self._numbers,)
 
-    def write(self, cells: Cells, numbers: Floats) -> None:
+    def write(self, cells: CellIndex, numbers: FloatArray) -> None:
         """Rounded to the nearest."""
         self._numbers[:, cells] = numbers
 
-    def read(self, cells: Cells) -> Floats:
+    def read(self, cells: CellIndex) -> FloatArray:
         """Widened."""
         return self._numbers[:, cells].astype(np.float32)
 
 
-class Q8:
+class Q8Store:
     """q8_0: a signed byte each, the scale the largest magnitude over 127."""
 
     def __init__(self, heads: int, cells: int, d: int):
@@ -90,21 +90,21 @@ class Q8:
         """Codes and scales."""
         return self._codes, self._scales
 
-    def write(self, cells: Cells, numbers: Floats) -> None:
+    def write(self, cells: CellIndex, numbers: FloatArray) -> None:
         """Quantised; codes by the exact scale, which is then rounded to f16, as in ggml."""
         blocks = numbers.reshape(*numbers.shape[:2], -1, QK)
         scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
         self._codes[:, cells] = _away_from_zero(blocks * _inverse(scale))
         self._scales[:, cells] = scale
 
-    def read(self, cells: Cells) -> Floats:
+    def read(self, cells: CellIndex) -> FloatArray:
         """Dequantised."""
         numbers = self._codes[:, cells].astype(np.float32)
         numbers *= self._scales[:, cells]
         return numbers.reshape(*numbers.shape[:2], -1)
 
 
-class Q4:
+class Q4Store:
     """q4_0: half a byte each, from -8 to 7 times the scale; the number of largest magnitude becomes -8."""
 
     def __init__(self, heads: int, cells: int, d: int):
@@ -117,7 +117,7 @@ class Q4:
         """Codes and scales."""
         return self._codes, self._scales
 
-    def write(self, cells: Cells, numbers: Floats) -> None:
+    def write(self, cells: CellIndex, numbers: FloatArray) -> None:
         """Quantised; codes by the exact scale, which is then rounded to f16, as in ggml."""
         blocks = numbers.reshape(*numbers.shape[:2], -1, QK)
         largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
@@ -126,7 +126,7 @@ class Q4:
         self._codes[:, cells] = codes[..., : QK // 2] | (codes[..., QK // 2 :] << 4)
         self._scales[:, cells] = scale
 
-    def read(self, cells: Cells) -> Floats:
+    def read(self, cells: CellIndex) -> FloatArray:
         """Dequantised."""
         codes = self._codes[:, cells]
         numbers = np.empty((*codes.shape[:3], QK), dtype=np.float32)
@@ -137,7 +137,12 @@ class Q4:
         return numbers.reshape(*numbers.shape[:2], -1)
 
 
-_STORES: dict[Storage, type[F32] | type[F16] | type[Q8] | type[Q4]] = {"f32": F32, "f16": F16, "q8_0": Q8, "q4_0": Q4}
+_STORES: dict[Storage, type[F32Store] | type[F16Store] | type[Q8Store] | type[Q4Store]] = {
+    "f32": F32Store,
+    "f16": F16Store,
+    "q8_0": Q8Store,
+    "q4_0": Q4Store,
+}
 
 
 def store(storage: Storage, shape: ModelShape, cells: int) -> Store:
@@ -147,10 +152,10 @@ def store(storage: Storage, shape: ModelShape, cells: int) -> Store:
     return _STORES[storage](shape.n_kv_heads, cells, shape.d_head)
 
 
-def _inverse(scale: Floats) -> Floats:
+def _inverse(scale: FloatArray) -> FloatArray:
     return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
 
 
-def _away_from_zero(numbers: Floats) -> Floats:
+def _away_from_zero(numbers: FloatArray) -> FloatArray:
     """C's ``roundf``: halves away from zero, where NumPy would round them to even."""
     return np.trunc(numbers + np.copysign(np.float32(0.5), numbers))

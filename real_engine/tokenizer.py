@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer
-from tokenizers.pre_tokenizers import Sequence as InTurn
+from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from kvsim.errors import UserError
 from kvsim.model.gguf_file import GgufHeader
@@ -109,9 +109,9 @@ class Tokenizer:
         """The text of tokens; control tokens are silent, bytes that are no UTF-8 become U+FFFD."""
         return b"".join(self._bytes[token] for token in tokens).decode(errors="replace")
 
-    def speaker(self) -> Speaker:
+    def streaming_decoder(self) -> StreamingDecoder:
         """Decodes token after token."""
-        return Speaker(self._bytes)
+        return StreamingDecoder(self._bytes)
 
     def _encode(self, text: str) -> list[int]:
         try:
@@ -121,18 +121,18 @@ class Tokenizer:
         return list(self._encoder.encode(text, add_special_tokens=False).ids)
 
 
-class Speaker:
+class StreamingDecoder:
     """A text that comes token by token: a character is told when its last byte is there."""
 
     def __init__(self, of_token: Sequence[bytes]):
         self._bytes = of_token
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def say(self, token: int) -> str:
+    def decode(self, token: int) -> str:
         """The characters that the token completes; maybe none."""
         return self._decoder.decode(self._bytes[token])
 
-    def stop(self) -> str:
+    def flush(self) -> str:
         """What is left of a character that was never completed."""
         return self._decoder.decode(b"", final=True)
 
@@ -177,7 +177,7 @@ def read_tokenizer(header: GgufHeader, vocabulary: int) -> Tokenizer | None:
 def _pre_tokenizer(pre: str) -> PreTokenizer:
     """How a text is cut into words, within which alone bytes are merged."""
     words = ByteLevel(add_prefix_space=False)
-    return InTurn([Digits(individual_digits=True), words]) if pre == "smollm" else words
+    return PreTokenizerSequence([Digits(individual_digits=True), words]) if pre == "smollm" else words
 
 
 def _alphabet() -> list[str]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from real_engine.model import Floats, Ints
+from real_engine.arrays import FloatArray, IntArray
 
 WeightForm = Literal["f32", "f16", "int8", "mapped"]
 """``f32``, ``f16``: numbers of 4 or 2 bytes. ``int8``: 1 byte, and a scale for each output. ``mapped``: left in the
@@ -50,18 +49,18 @@ class Matrix(ABC):
         """Bytes that it occupies, in memory or in the mapped file."""
 
     @abstractmethod
-    def apply(self, x: Floats) -> Floats:
+    def apply(self, x: FloatArray) -> FloatArray:
         """``x @ W``: from shape (n, inputs) to a new array of shape (n, outputs)."""
 
     @abstractmethod
-    def rows(self, outputs: Ints) -> Floats:
+    def rows(self, outputs: IntArray) -> FloatArray:
         """The weights of these outputs, a new array of shape (len(outputs), inputs): a look-up of embeddings."""
 
 
-class F32(Matrix):
+class F32Matrix(Matrix):
     """Numbers of 4 bytes. Not transposed: OpenBLAS is up to a quarter faster for a few tokens, as fast for many."""
 
-    def __init__(self, weights: Floats):
+    def __init__(self, weights: FloatArray):
         """``weights``: shape (inputs, outputs), C-ordered."""
         super().__init__(*weights.shape)
         self._weights = weights
@@ -71,19 +70,19 @@ class F32(Matrix):
         """Bytes in memory."""
         return self._weights.nbytes
 
-    def apply(self, x: Floats) -> Floats:
+    def apply(self, x: FloatArray) -> FloatArray:
         """One product of the BLAS."""
         return x @ self._weights
 
-    def rows(self, outputs: Ints) -> Floats:
+    def rows(self, outputs: IntArray) -> FloatArray:
         """A look-up of columns."""
         return np.ascontiguousarray(self._weights.take(outputs, axis=1).T)
 
 
-class Decoded(Matrix):
+class DecodedMatrix(Matrix):
     """A form that is decoded piece by piece."""
 
-    def apply(self, x: Floats) -> Floats:
+    def apply(self, x: FloatArray) -> FloatArray:
         """A product for each piece."""
         out = np.empty((len(x), self.outputs), dtype=np.float32)
         for piece in pieces(self.outputs, self.inputs):
@@ -91,11 +90,11 @@ class Decoded(Matrix):
         return out
 
     @abstractmethod
-    def decode(self, piece: slice) -> Floats:
-        """The weights of these outputs, shape (len(piece), inputs); of ``Int8`` but for the scales."""
+    def decode(self, piece: slice) -> FloatArray:
+        """The weights of these outputs, shape (len(piece), inputs); of ``Int8Matrix`` but for the scales."""
 
 
-class F16(Decoded):
+class F16Matrix(DecodedMatrix):
     """Numbers of 2 bytes."""
 
     def __init__(self, weights: NDArray[np.float16]):
@@ -108,24 +107,24 @@ class F16(Decoded):
         """Bytes in memory."""
         return self._weights.nbytes
 
-    def rows(self, outputs: Ints) -> Floats:
+    def rows(self, outputs: IntArray) -> FloatArray:
         """A look-up."""
         return self._weights[outputs].astype(np.float32)
 
-    def decode(self, piece: slice) -> Floats:
+    def decode(self, piece: slice) -> FloatArray:
         """Exact, and twice as fast as ``astype``, which minds infinities: move the bits, then scale the exponent."""
         bits = self._weights[piece].view(np.int16).astype(np.int32)
         bits <<= 13
         bits &= _F16_BITS
-        numbers: Floats = bits.view(np.float32)
+        numbers: FloatArray = bits.view(np.float32)
         numbers *= _F16_TO_F32
         return numbers
 
 
-class Int8(Decoded):
+class Int8Matrix(DecodedMatrix):
     """Whole numbers from -127 to 127, and a scale for each output."""
 
-    def __init__(self, weights: NDArray[np.int8], scales: Floats):
+    def __init__(self, weights: NDArray[np.int8], scales: FloatArray):
         """``weights``: shape (outputs, inputs); ``scales``: shape (outputs,)."""
         super().__init__(weights.shape[1], weights.shape[0])
         self._weights = weights
@@ -136,22 +135,22 @@ class Int8(Decoded):
         """Bytes in memory."""
         return self._weights.nbytes + self._scales.nbytes
 
-    def apply(self, x: Floats) -> Floats:
+    def apply(self, x: FloatArray) -> FloatArray:
         """The product with the whole numbers, scaled."""
         out = super().apply(x)
         out *= self._scales
         return out
 
-    def rows(self, outputs: Ints) -> Floats:
+    def rows(self, outputs: IntArray) -> FloatArray:
         """A look-up."""
         return self._weights[outputs] * self._scales[outputs, None]
 
-    def decode(self, piece: slice) -> Floats:
+    def decode(self, piece: slice) -> FloatArray:
         """The whole numbers as float32."""
         return self._weights[piece].astype(np.float32)
 
 
-def pack(form: WeightForm, inputs: int, outputs: int, blocks: Iterator[Floats]) -> Matrix:
+def pack(form: WeightForm, inputs: int, outputs: int, blocks: Iterator[FloatArray]) -> Matrix:
     """A matrix in the form ``f32``, ``f16`` or ``int8`` from its rows: blocks of shape (some, inputs), in order."""
     at = 0
     if form == "int8":
@@ -161,19 +160,19 @@ def pack(form: WeightForm, inputs: int, outputs: int, blocks: Iterator[Floats]) 
             own = slice(at, at := at + len(block))
             scales[own] = np.abs(block).max(axis=1) / 127
             small[own] = np.rint(block / np.maximum(scales[own, None], np.finfo(np.float32).tiny))
-        return Int8(small, scales)
+        return Int8Matrix(small, scales)
     if form == "f16":
         half = np.empty((outputs, inputs), dtype=np.float16)
         for block in blocks:
             half[at : at + len(block)] = block.clip(-_F16_MOST, _F16_MOST)
             at += len(block)
-        return F16(half)
+        return F16Matrix(half)
     assert form == "f32", "mapped weights are not packed"
     full = np.empty((inputs, outputs), dtype=np.float32)
     for block in blocks:
         full[:, at : at + len(block)] = block.T
         at += len(block)
-    return F32(full)
+    return F32Matrix(full)
 
 
 def pieces(outputs: int, inputs: int) -> Iterator[slice]:

@@ -17,7 +17,7 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Header(_Line):
+class JournalHeader(_Line):
     """What must be the same for measurements to belong together."""
 
     format: Literal[1] = 1
@@ -35,7 +35,7 @@ class Header(_Line):
     threads: int = 1
 
 
-class Round(_Line):
+class MeasuredRound(_Line):
     """All trials once, and as many runs of a server."""
 
     trials: tuple[tuple[float, ...], ...]
@@ -56,21 +56,21 @@ class Journal:
         """``path`` None: nothing is kept."""
         self._path = path
 
-    def header(self) -> Header | None:
+    def header(self) -> JournalHeader | None:
         """Of what is there; None where there is nothing, or nothing that is understood."""
         lines = self._lines()
-        return _parsed(Header, lines[0]) if lines else None
+        return _parsed(JournalHeader, lines[0]) if lines else None
 
-    def rounds(self) -> list[Round]:
+    def rounds(self) -> list[MeasuredRound]:
         """All whole rounds; a last line that was cut short does not count."""
-        found = [_parsed(Round, line) for line in self._lines()[1:]]
+        found = [_parsed(MeasuredRound, line) for line in self._lines()[1:]]
         return [each for each in found if each is not None]
 
-    def begin(self, header: Header) -> None:
+    def begin(self, header: JournalHeader) -> None:
         """A new file, in place of what is there. Raises ``UserError`` where it cannot be written."""
         self._write([], header)
 
-    def add(self, done: Round) -> None:
+    def add(self, done: MeasuredRound) -> None:
         """One round more."""
         self._write(self._lines(), done)
 

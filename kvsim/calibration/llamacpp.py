@@ -13,9 +13,9 @@ from time import perf_counter
 
 import numpy as np
 
-from kvsim.calibration.live import Live, from_here
+from kvsim.calibration.llamacpp_session import LlamaCppSession, absolute_model_path
 from kvsim.calibration.reference_passes import ReferencePasses
-from kvsim.calibration.serving import USERS, Watched
+from kvsim.calibration.serving import USERS, SamplingBackend
 from kvsim.calibration.subject import passes_in, runs_in
 from kvsim.calibration.trials import Trial, Trials, random_lengths
 from kvsim.costs.fitting import Sample
@@ -26,7 +26,7 @@ from kvsim.simulation.run import drive
 from policies import CacheConfig, Chunk, Group, Kernel, MicroBatch, Moves, Place
 from policies.cells.reads import padded_span, reads_of
 from policies.layouts.llamacpp import early_2025
-from real_engine.llama_library import Context, Row, Settings
+from real_engine.llama_library import BatchRow, Context, ContextSettings
 
 CELLS = 4096
 """Cells of the caches that are measured on."""
@@ -40,7 +40,7 @@ _SHIFTED = (512, 1024, 2048, CELLS)
 _DECODES = (1, 2, 4, 8, 16)
 _PROMPTS = (32, 128)
 """Tokens of the passes that the machine's pace is told by."""
-_STANDING = 960
+_REFERENCE_CELLS = 960
 """Cells that are filled meanwhile."""
 _EVERY_S = 4.0
 _SEQUENCES = 24
@@ -72,17 +72,17 @@ class LlamaSubject:
         library: Path | str | None = None,
     ):
         """Raises ``UserError`` where llama.cpp or the model is missing, or does not go with these types."""
-        self.model, self.type_k, self.type_v, self.threads = from_here(model), type_k, type_v, threads
-        self._live = Live(self._scenario("idle", 1, 1, 0), model=model, library=library, threads=threads)
-        self.engine = self._live.library.name
-        self._era = self._live.library.era
+        self.model, self.type_k, self.type_v, self.threads = absolute_model_path(model), type_k, type_v, threads
+        self._session = LlamaCppSession(self._scenario("idle", 1, 1, 0), model=model, library=library, threads=threads)
+        self.engine = self._session.library.name
+        self._era = self._session.library.era
         kernels = _kernels(type_v)
         self._wall = self._cpu = 0.0
         """Spent in contexts that are closed."""
-        self._benches = {kernel: _Bench(self._context(kernel, CELLS), kernel) for kernel in kernels}
-        self._served = [(kernel, policy) for kernel in kernels for policy in self._live.policies]
-        self._standing = _standing(self._context(kernels[0], CELLS), kernels[0])
-        self.reference_passes = self._standing.reference_passes()
+        self._prefilled = {kernel: PrefilledContext(self._context(kernel, CELLS), kernel) for kernel in kernels}
+        self._served = [(kernel, policy) for kernel in kernels for policy in self._session.policies]
+        self._reference_context = _reference_context(self._context(kernels[0], CELLS), kernels[0])
+        self.reference_passes = self._reference_context.reference_passes()
         self._others: list[Context] = []
 
     @property
@@ -92,29 +92,29 @@ class LlamaSubject:
 
     def sizes(self, seconds: float) -> tuple[int, int]:
         """By how long a decode takes."""
-        decode = self._standing.timed([1], _STANDING)
+        decode = self._reference_context.timed([1], _REFERENCE_CELLS)
         trial = Trial(decode)
         trial.measure()
         decodes = seconds / 2 / trial.median_s
-        each, runs = decodes / len(self._benches) / _PASSES, decodes / len(self._served) / _SERVED
+        each, runs = decodes / len(self._prefilled) / _PASSES, decodes / len(self._served) / _SERVED
         return passes_in(each), runs_in(runs)
 
     def draw(self, each: int, rng: np.random.Generator) -> Trials:
         """Passes on caches that are filled up to some cell; defragmentations where there are any; K-shifts."""
-        trials = Trials(groups=dict.fromkeys(self._benches, Group(CELLS)), skipping=SKIPPING)
-        for kernel, bench in self._benches.items():
+        trials = Trials(groups=dict.fromkeys(self._prefilled, Group(CELLS)), skipping=SKIPPING)
+        for kernel, prefilled in self._prefilled.items():
             for _ in range(each):
                 lengths = random_lengths(rng)
                 filled = _FILLED if rng.random() < 0.1 else min(round(2 ** rng.uniform(5, 12)), _FILLED)
-                run = bench.timed(lengths, filled)
-                before = bench.timed([1], filled) if max(lengths) > 1 else None
-                trials.passes.append((kernel, bench.pass_of(lengths, filled), bench.trial(run, before, filled)))
+                run = prefilled.timed(lengths, filled)
+                before = prefilled.timed([1], filled) if max(lengths) > 1 else None
+                trials.passes.append((kernel, prefilled.pass_of(lengths, filled), prefilled.trial(run, before, filled)))
         if self._era == "A":
-            (bench, *_) = self._benches.values()
+            (prefilled, *_) = self._prefilled.values()
             for _ in range(_MOVES):
-                trials.moves.append(bench.defragmentation(self._live.model.n_layers, rng))
+                trials.moves.append(prefilled.defragmentation(self._session.model.n_layers, rng))
         for cells in _SHIFTED:
-            context = self._context(next(iter(self._benches)), cells)
+            context = self._context(next(iter(self._prefilled)), cells)
             self._others.append(context)
             trials.shifts.append((cells, Trial(_timed_shift(context, cells))))
         return trials
@@ -124,15 +124,17 @@ class LlamaSubject:
         kernel, policy = self._served[kind]
         users = USERS[turn % len(USERS)]
         scenario = self._scenario(policy, users, int(rng.integers(1 << 31)), turn, kernel, int(rng.choice([64, 128])))
-        live = self._live.on(scenario)
-        backend = live.backend(policy)
+        session = self._session.for_scenario(scenario)
+        backend = session.backend(policy)
         backend.checks = False
-        watched = Watched(backend, kernel, backend.policy.groups[0], origin, apart=False, skips=kernel in SKIPPING)
+        sampling = SamplingBackend(
+            backend, kernel, backend.policy.groups[0], origin, per_pass=False, skips=kernel in SKIPPING
+        )
         with backend.context as context:
-            drive(live.scenario, backend.policy, watched, Recorder(), None)
+            drive(session.scenario, backend.policy, sampling, Recorder(), None)
             self._wall += context.wall_s
             self._cpu += context.cpu_s
-        return watched.samples
+        return sampling.samples
 
     def spent(self) -> tuple[float, float]:
         """In ``llama_decode``."""
@@ -142,13 +144,13 @@ class LlamaSubject:
 
     @property
     def _contexts(self) -> list[Context]:
-        return [bench.context for bench in (*self._benches.values(), self._standing)] + self._others
+        return [prefilled.context for prefilled in (*self._prefilled.values(), self._reference_context)] + self._others
 
     def close(self) -> None:
         """Every context, and the model."""
         for context in self._contexts:
             context.close()
-        self._live.close()
+        self._session.close()
 
     def _scenario(
         self, policy: str, users: int, seed: int, turn: int, kernel: Kernel = "masked", n_ubatch: int = 128
@@ -180,15 +182,15 @@ class LlamaSubject:
         )
 
     def _context(self, kernel: Kernel, cells: int) -> Context:
-        return _context(self._live, kernel, cells, self.type_k, self.type_v)
+        return _context(self._session, kernel, cells, self.type_k, self.type_v)
 
 
-def standing_reference_passes(live: Live) -> tuple[ReferencePasses, Context]:
-    """Of llama.cpp as it is there: its passes stand on cells that are filled once, on that context."""
-    cache = live.scenario.cache
+def llama_reference_passes(session: LlamaCppSession) -> tuple[ReferencePasses, Context]:
+    """Of llama.cpp as it is there: its passes set_filled on cells that are filled once, on that context."""
+    cache = session.scenario.cache
     kernel = _kernels(cache.type_v)[0]
-    context = _context(live, kernel, CELLS, cache.type_k, cache.type_v)
-    return _standing(context, kernel).reference_passes(), context
+    context = _context(session, kernel, CELLS, cache.type_k, cache.type_v)
+    return _reference_context(context, kernel).reference_passes(), context
 
 
 def _kernels(type_v: Storage) -> tuple[Kernel, ...]:
@@ -196,35 +198,35 @@ def _kernels(type_v: Storage) -> tuple[Kernel, ...]:
     return ("tiled",) if type_v in ("q8_0", "q4_0") else ("masked", "tiled")
 
 
-def _standing(context: Context, kernel: Kernel) -> _Bench:
-    fill(context, _STANDING)
-    return _Bench(context, kernel, filled=_STANDING)
+def _reference_context(context: Context, kernel: Kernel) -> PrefilledContext:
+    fill(context, _REFERENCE_CELLS)
+    return PrefilledContext(context, kernel, filled=_REFERENCE_CELLS)
 
 
-def _context(live: Live, kernel: Kernel, cells: int, type_k: Storage, type_v: Storage) -> Context:
-    settings = Settings(
+def _context(session: LlamaCppSession, kernel: Kernel, cells: int, type_k: Storage, type_v: Storage) -> Context:
+    settings = ContextSettings(
         cells=cells,
         n_batch=_LONGEST,
         n_ubatch=_LONGEST,
         sequences=_SEQUENCES,
-        threads=live.threads,
+        threads=session.threads,
         flash_attention=kernel == "tiled",
         type_k=type_k,
         type_v=type_v,
     )
-    return Context(live.model, settings)
+    return Context(session.model, settings)
 
 
 def fill(context: Context, cells: int, seq: int = 0) -> None:
     """Let a sequence take the first so many cells of an empty cache."""
     for start in range(0, cells, _LONGEST):
-        rows: list[Row] = [(7, at, False, (seq,)) for at in range(start, min(start + _LONGEST, cells))]
+        rows: list[BatchRow] = [(7, at, False, (seq,)) for at in range(start, min(start + _LONGEST, cells))]
         rows[-1] = (*rows[-1][:2], True, (seq,))
         returned, _ = context.decode(rows)
         assert returned == 0, "an empty cache had no room"
 
 
-class _Bench:
+class PrefilledContext:
     """A context whose cells one long sequence fills, number 0; what is measured is sequences 1, 2 and so on."""
 
     def __init__(self, context: Context, kernel: Kernel, filled: int = 0):
@@ -239,10 +241,10 @@ class _Bench:
             self._full = context.state()
             self._filled = _FILLED
 
-    def stand(self, filled: int) -> None:
+    def set_filled(self, filled: int) -> None:
         """Have just so many cells filled."""
         if self._filled < filled:
-            assert self._full is not None, "a bench that stands still is asked for more"
+            assert self._full is not None, "a prefilled that stands still is asked for more"
             self.context.clear()
             self.context.restore(self._full)
             self._filled = _FILLED
@@ -270,7 +272,7 @@ class _Bench:
     def timed(self, lengths: list[int], filled: int) -> Callable[[], float]:
         """The pass, to be run again and again on cells that are filled so far; returns its seconds."""
         chunks = self.chunks(lengths, filled)
-        rows: list[Row] = [
+        rows: list[BatchRow] = [
             (7 + at % 31, start + at, at == n - 1, (seq,)) for seq, start, n, _ in chunks for at in range(n)
         ]
         last = [int(end) - 1 for end in np.cumsum(lengths)]
@@ -296,7 +298,7 @@ class _Bench:
 
         def ready(then: Callable[[], float]) -> Callable[[], float]:
             def go() -> float:
-                self.stand(filled)
+                self.set_filled(filled)
                 return then()
 
             return go
@@ -325,7 +327,7 @@ class _Bench:
         def run() -> float:
             context = self.context
             self._filled = 0
-            self.stand(_FILLED)
+            self.set_filled(_FILLED)
             for start, stop in holes:
                 context.remove(0, start, stop)
             context.defragment()

@@ -70,7 +70,7 @@ def numpy_reference_passes(transformer: Transformer, type_k: Storage, type_v: St
     return ReferencePasses([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts])
 
 
-class Paced(DelegatingBackend):
+class PaceMeasuringBackend(DelegatingBackend):
     """An engine beside which the reference passes is measured now and then; what that takes is not on the server's
     clock."""
 

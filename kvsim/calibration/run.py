@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvsim import machine
-from kvsim.calibration.journal import Header, Journal, Round
+from kvsim.calibration.journal import Journal, JournalHeader, MeasuredRound
 from kvsim.calibration.subject import NumpySubject, Subject
 from kvsim.calibration.trials import Trials
 from kvsim.costs.fitting import Sample, digest, fit
@@ -36,10 +36,10 @@ HELD_OUT_BOUND = 0.10
 
 _ROUNDS = 4
 """Rounds that a time budget should have room for."""
-_PACED = 10
+_REFERENCE_MEASUREMENTS = 10
 """Times that the reference passes is measured in a round."""
 _LEAST = 3
-"""Rounds before intervals say anything."""
+"""Rounds earlier_header intervals say anything."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ def calibrate(
     By default ours with the model tiny and K and V in f32, llama.cpp with smollm2 and f16. ``threads`` and ``library``
     (a folder with another llama-cpp-python than the installed one) are llama.cpp's. Raises ``UserError``.
     """
-    subject = subject_of(model, engine, type_k, type_v, threads, library)
+    subject = build_subject(model, engine, type_k, type_v, threads, library)
     try:
         return measure(subject, seconds=seconds, name=name, report=report, journal=journal)
     finally:
         subject.close()
 
 
-def subject_of(
+def build_subject(
     model: str | None,
     engine: str,
     type_k: Storage | None,
@@ -142,56 +142,56 @@ def measure(
     machine falls on all alike; until the intervals are tight, or ``seconds`` have passed and the round is done. With a
     ``journal``, what an earlier calibration had measured until it was cut short counts too. Raises ``UserError``.
     """
-    book = Journal(journal)
+    log = Journal(journal)
     header = _header(subject, *subject.sizes(seconds / _ROUNDS))
-    before = book.header()
-    done: list[Round] = []
-    if before is not None and before == header.model_copy(update={"each": before.each, "runs": before.runs}):
-        # It was begun with another budget, perhaps.
-        header, done = before, book.rounds()
+    earlier = log.header()
+    done: list[MeasuredRound] = []
+    if earlier is not None and earlier == header.model_copy(update={"each": earlier.each, "runs": earlier.runs}):
+        # The earlier calibration may have had another time budget.
+        header, done = earlier, log.rounds()
     trials = subject.draw(header.each, named_rng(0, "calibration"))
     reference_passes = subject.reference_passes
     # Another version may have drawn other trials: what it measured is of no use here.
     sizes = len(trials.all()), len(reference_passes.trials)
     done = [each for each in done if (len(each.trials), len(each.reference_passes)) == sizes]
-    for earlier in done:
-        for trial, took in zip(trials.all(), earlier.trials, strict=True):
+    for past in done:
+        for trial, took in zip(trials.all(), past.trials, strict=True):
             trial.seconds += took
-        for trial, took in zip(reference_passes.trials, earlier.reference_passes, strict=True):
+        for trial, took in zip(reference_passes.trials, past.reference_passes, strict=True):
             trial.seconds += took
     resumed = len(done)
     if not done:
-        book.begin(header)
+        log.begin(header)
 
     load_before = machine.system_load()
     began = time.perf_counter()
     while not _enough(trials, len(done), time.perf_counter() - began, seconds):
-        turn = _Turn(subject, trials, header, len(done), began, seconds, report)
+        turn = _RoundRunner(subject, trials, header, len(done), began, seconds, report)
         done.append(turn.run())
-        book.add(done[-1])
-    return _fitted(name, header, subject, trials, done, resumed, load_before)
+        log.add(done[-1])
+    return _build_calibration(name, header, subject, trials, done, resumed, load_before)
 
 
 @dataclass(slots=True)
-class _Turn:
+class _RoundRunner:
     """A round."""
 
     subject: Subject
     trials: Trials
-    header: Header
+    header: JournalHeader
     number: int
     began: float
     seconds: float
     report: Report | None
 
-    def run(self) -> Round:
+    def run(self) -> MeasuredRound:
         """All trials and the runs of servers, in random order."""
         rng = named_rng(0, f"calibration round {self.number}")
         alone, reference_passes, kinds = self.trials.all(), self.subject.reference_passes, self.subject.kinds
         served = [(kind, i) for kind in range(kinds) for i in range(self.header.runs)]
         measured = [*alone, *reference_passes.trials]
         had = [len(trial.seconds) for trial in measured]
-        paced = np.linspace(0, len(alone) + len(served) - 1, _PACED).astype(int).tolist()
+        paced = np.linspace(0, len(alone) + len(served) - 1, _REFERENCE_MEASUREMENTS).astype(int).tolist()
         mixed: list[Sample] = []
         wall_before, cpu_before = self.subject.spent()
         with machine.measuring():
@@ -209,7 +209,7 @@ class _Turn:
                     self.report(min((time.perf_counter() - self.began) / self.seconds, 1.0))
         news = tuple(tuple(trial.seconds[n:]) for trial, n in zip(measured, had, strict=True))
         wall, cpu = self.subject.spent()
-        return Round(
+        return MeasuredRound(
             trials=news[: len(alone)],
             reference_passes=news[len(alone) :],
             mixed=tuple(mixed),
@@ -226,8 +226,8 @@ def _half_width(trials: Trials) -> float:
     return float(np.median([trial.half_width for trial in trials.all()]))
 
 
-def _header(subject: Subject, each: int, runs: int) -> Header:
-    return Header(
+def _header(subject: Subject, each: int, runs: int) -> JournalHeader:
+    return JournalHeader(
         model=subject.model,
         type_k=subject.type_k,
         type_v=subject.type_v,
@@ -241,12 +241,12 @@ def _header(subject: Subject, each: int, runs: int) -> Header:
     )
 
 
-def _fitted(
+def _build_calibration(
     name: str,
-    header: Header,
+    header: JournalHeader,
     subject: Subject,
     trials: Trials,
-    done: list[Round],
+    done: list[MeasuredRound],
     resumed: int,
     load_before: float,
 ) -> Calibration:

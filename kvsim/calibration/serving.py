@@ -34,22 +34,22 @@ _COLD = 8
 """Passes at the beginning of a run that are not noted: the processor's caches still hold what ran before."""
 
 
-class Watched(DelegatingBackend):
+class SamplingBackend(DelegatingBackend):
     """An engine whose passes are noted, but for the first ones and those that have copies or rotations to make."""
 
     def __init__(
-        self, engine: Backend, kernel: Kernel, group: Group, origin: int, *, apart: bool = True, skips: bool = False
+        self, engine: Backend, kernel: Kernel, group: Group, origin: int, *, per_pass: bool = True, skips: bool = False
     ):
         """``apart``: each pass of a step was timed by itself. ``skips`` as in ``Attention``."""
         super().__init__(engine)
         self.samples: list[Sample] = []
-        self._kernel, self._group, self._origin, self._apart, self._skips = kernel, group, origin, apart, skips
+        self._kernel, self._group, self._origin, self._per_pass, self._skips = kernel, group, origin, per_pass, skips
         self._passes = 0
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
         """As the engine, noted."""
         found = super().step(step, batches)
-        if self._apart:
+        if self._per_pass:
             for batch, seconds in zip(batches, found, strict=True):
                 self._note([batch], seconds)
         elif batches:
@@ -67,9 +67,9 @@ class Watched(DelegatingBackend):
 def serve(engine: Engine, scenario: Scenario, origin: int) -> list[Sample]:
     """Run a scenario on an engine under its kernel's policy, and return its passes."""
     engine.tokens = {}  # What is there belongs to whoever ran before.
-    watched = Watched(engine, engine.kernel, engine.groups[0], origin)
-    drive(scenario, build_policy(scenario, POLICIES[engine.kernel]), watched, Recorder(), None)
-    return watched.samples
+    sampling = SamplingBackend(engine, engine.kernel, engine.groups[0], origin)
+    drive(scenario, build_policy(scenario, POLICIES[engine.kernel]), sampling, Recorder(), None)
+    return sampling.samples
 
 
 def traffic(model: str, type_k: Storage, type_v: Storage, turn: int, rng: np.random.Generator) -> Scenario:

@@ -293,8 +293,8 @@ def validate(
 
     Calibrates first, unless a profile of this machine is given.
     """
-    from kvsim.calibration.live import fitted as fitted_to
-    from kvsim.calibration.live import from_here
+    from kvsim.calibration.llamacpp_session import absolute_model_path
+    from kvsim.calibration.llamacpp_session import adapt_scenario as fitted_to
     from kvsim.calibration.run import calibrate as measure
     from kvsim.engines.validation import validate as check
     from real_engine.llama_library import Library
@@ -303,7 +303,7 @@ def validate(
     if is_llamacpp(engine):
         loaded = fitted_to(loaded, Library(library).era, model)
     elif model is not None:
-        loaded = load_scenario(loaded, model__name=from_here(model))
+        loaded = load_scenario(loaded, model__name=absolute_model_path(model))
     with RunProgress("calibrating", 100) as progress:
         if profile is not None:
             fitted = load_profile(profile)

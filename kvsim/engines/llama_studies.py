@@ -27,7 +27,7 @@ from kvsim import machine
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import LEVEL, Interval
 from kvsim.model.engine_shapes import gguf_path
-from real_engine.llama_studies import Answer, Question, Study, ask, most_runs
+from real_engine.llama_studies import StudyKind, StudyRequest, StudyResult, most_runs, run_study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -490,13 +490,13 @@ def measure_shift(
 
 
 def _ask(
-    study: Study,
+    study: StudyKind,
     model: str,
     library: str | Path | None,
     threads: int,
     rounds: int,
     cases: tuple[tuple[int, ...], ...],
-) -> tuple[Answer, pd.DataFrame]:
+) -> tuple[StudyResult, pd.DataFrame]:
     for name, value in (("threads", threads), ("rounds", rounds)):
         if value < 1:
             raise UserError(f"{name} is {value}; 1 and more are accepted")
@@ -506,11 +506,11 @@ def _ask(
     if path is None:
         raise UserError(f"model {model}: llama.cpp needs a GGUF file (FILE.gguf, or smollm2)")
     folder = None if library is None else str(library)
-    answer = ask(Question(study, str(path), folder, threads, rounds, cases, _TOKENS))
+    answer = run_study(StudyRequest(study, str(path), folder, threads, rounds, cases, _TOKENS))
     return answer, pd.DataFrame(answer.rows)
 
 
-def _common(model: str, answer: Answer, threads: int) -> tuple[str, str, str, int, int, float]:
+def _common(model: str, answer: StudyResult, threads: int) -> tuple[str, str, str, int, int, float]:
     name = Path(model).name
     return name, answer.library, answer.era, answer.layers, threads, answer.cpu_share
 

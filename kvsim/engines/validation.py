@@ -18,8 +18,8 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 from kvsim import machine
-from kvsim.calibration.live import Live
-from kvsim.calibration.reference_passes import Paced, ReferencePasses, numpy_reference_passes
+from kvsim.calibration.llamacpp_session import LlamaCppSession
+from kvsim.calibration.reference_passes import PaceMeasuringBackend, ReferencePasses, numpy_reference_passes
 from kvsim.costs.profile import NUMPY, Profile, is_llamacpp
 from kvsim.errors import Divergence, UserError
 from kvsim.experiments.comparison import choose
@@ -174,14 +174,14 @@ def validate(
         raise UserError(
             f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
         )
-    reality: _Reality
+    runner: _RealRunner
     if is_llamacpp(engine):
-        live = Live(scenario, library=library, threads=profile.machine.threads)
-        scenario = live.scenario
-        chosen, left_out = choose(policies, live.policies, live.check)
-        reality = _LlamaCpp(live, profile)
+        session = LlamaCppSession(scenario, library=library, threads=profile.machine.threads)
+        scenario = session.scenario
+        chosen, left_out = choose(policies, session.policies, session.check)
+        runner = _LlamaCppRunner(session, profile)
     else:
-        reality = _Numpy(scenario, profile)
+        runner = _NumpyRunner(scenario, profile)
         chosen, _ = choose(policies, available(), lambda policy: build_policy(scenario, policy))
         left_out = ()
     rows: list[tuple[str, str, str, float | None, float | None, float | None]] = []
@@ -189,13 +189,13 @@ def validate(
     try:
         for again in range(repeats):
             for choice in chosen:
-                done = _run(scenario, profile, choice, reality, progress, announce, first=again == 0)
+                done = _run(scenario, profile, choice, runner, progress, announce, first=again == 0)
                 runs.setdefault(done.policy, []).append(done)
                 rows += [(done.policy, *row) for row in _measures(done)]
             if announce is not None and repeats > 1:
                 announce(f"repeat {again + 1} of {repeats} is done")
     finally:
-        reality.end()
+        runner.shut_down()
     beyond = dict.fromkeys(line for own in runs.values() for run in own for line in _warnings(run))
     return Validation(
         scenario,
@@ -247,7 +247,7 @@ class _Run:
     """As ``Validation.compared``."""
 
 
-class _Reality(Protocol):
+class _RealRunner(Protocol):
     """What runs the scenario for real."""
 
     reference_passes: ReferencePasses
@@ -256,11 +256,11 @@ class _Reality(Protocol):
         """A fresh one, and the policy to drive it with."""
         ...
 
-    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
         """The share of its processors that the run got, and pictures of cells that were compared in it."""
         ...
 
-    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
         """Run the same once more to compare cells, where the first could not; pictures that were compared."""
         ...
 
@@ -268,12 +268,12 @@ class _Reality(Protocol):
         """The run is over."""
         ...
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """All are."""
         ...
 
 
-class _Numpy:
+class _NumpyRunner:
     """Our own engine."""
 
     def __init__(self, scenario: Scenario, profile: Profile):
@@ -288,56 +288,56 @@ class _Numpy:
         engine = Engine(self._model, policy.groups, policy.kernel, seed, type_k=cache.type_k, type_v=cache.type_v)
         return policy, engine
 
-    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
         return watch.cpu_share, 0
 
     def close(self, backend: Backend) -> None:
         pass
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         pass
 
-    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
         return 0
 
 
-class _LlamaCpp:
+class _LlamaCppRunner:
     """The real llama.cpp."""
 
-    def __init__(self, live: Live, profile: Profile):
-        from kvsim.calibration.llamacpp import standing_reference_passes
+    def __init__(self, session: LlamaCppSession, profile: Profile):
+        from kvsim.calibration.llamacpp import llama_reference_passes
 
         if profile.engine == NUMPY:
             raise UserError(f"profile {profile.name} was measured on our own engine, not on llama.cpp")
-        if profile.engine != live.library.name:
-            raise UserError(f"profile {profile.name} was measured on {profile.engine}; this is {live.library.name}")
-        self._live = live
-        self.reference_passes, self._standing = standing_reference_passes(live)
+        if profile.engine != session.library.name:
+            raise UserError(f"profile {profile.name} was measured on {profile.engine}; this is {session.library.name}")
+        self._session = session
+        self.reference_passes, self._reference_context = llama_reference_passes(session)
 
     def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
-        backend = self._live.backend(choice)
+        backend = self._session.backend(choice)
         return backend.policy, backend
 
-    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
         assert isinstance(backend, LlamaCpp)
         context = backend.context
-        share = context.cpu_s / (context.wall_s * self._live.threads) if context.wall_s else 1.0
+        share = context.cpu_s / (context.wall_s * self._session.threads) if context.wall_s else 1.0
         return min(share, 1.0), backend.compared.streams
 
     def close(self, backend: Backend) -> None:
         assert isinstance(backend, LlamaCpp)
         backend.context.close()
 
-    def end(self) -> None:
-        self._standing.close()
-        self._live.close()
+    def shut_down(self) -> None:
+        self._reference_context.close()
+        self._session.close()
 
-    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
-        if self._live.library.era == "A":
+    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        if self._session.library.era == "A":
             return 0
-        backend = self._live.backend(choice, show_cells=True)
+        backend = self._session.backend(choice, show_cells=True)
         with backend.context:
-            drive(self._live.scenario, backend.policy, backend, Recorder(detail="requests"), None, script)
+            drive(self._session.scenario, backend.policy, backend, Recorder(detail="requests"), None, script)
             backend.finish()
         return backend.compared.streams
 
@@ -346,7 +346,7 @@ def _run(
     scenario: Scenario,
     profile: Profile,
     choice: str | PolicyFactory,
-    reality: _Reality,
+    runner: _RealRunner,
     progress: Progress | None,
     announce: Callable[[str], None] | None,
     *,
@@ -355,19 +355,21 @@ def _run(
     policy = build_policy(scenario, choice, cost_model(scenario, profile))
     if announce is not None:
         announce(policy.name)
-    driven, backend = reality.backend(policy, choice)
+    driven, backend = runner.backend(policy, choice)
     recorder = Recorder(progress, digest=True)
     try:
         with machine.measuring() as watch:
-            real, script = drive(scenario, driven, Paced(backend, reality.reference_passes), recorder, None)
-            pace = reality.reference_passes.pace(profile.reference_passes_s)
-        cpu_share, compared = reality.done(backend, watch)
-        reality.close(backend)
-        compared += reality.look_again(choice, script) if first else 0
+            real, script = drive(
+                scenario, driven, PaceMeasuringBackend(backend, runner.reference_passes), recorder, None
+            )
+            pace = runner.reference_passes.pace(profile.reference_passes_s)
+        cpu_share, compared = runner.run_share(backend, watch)
+        runner.close(backend)
+        compared += runner.recheck_cells(choice, script) if first else 0
     except Divergence as e:
         raise ScheduleMismatch(f"{policy.name}: {e}") from None
     finally:
-        reality.close(backend)
+        runner.close(backend)
     digest = recorder.schedule_digest
     predicted, unscaled = (_predict(scenario, profile, choice, script, real, digest, scale) for scale in (pace, 1.0))
     return _Run(policy.name, real, predicted, unscaled, digest, pace, cpu_share, compared)

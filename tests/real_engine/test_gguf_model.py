@@ -16,7 +16,7 @@ from policies import Chunk, Group, View
 from real_engine import kernels, load_model
 from real_engine.gguf_model import load_transformer, rotary_order
 from real_engine.model import Transformer, rotary_table, rotate
-from real_engine.weights import F16, PIECE, WEIGHT_FORMS, pack, pieces
+from real_engine.weights import PIECE, WEIGHT_FORMS, F16Matrix, pack, pieces
 from tests.gguf_files import SMOLLM2_MISSING, Small
 
 TEXT = [5, 77, 130, 5, 200, 31, 264, 9, 9]
@@ -158,7 +158,7 @@ def test_every_finite_half_is_decoded_exactly():
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
     expected = halves.astype(np.float32)
     finite = np.isfinite(expected)
-    decoded = F16(halves).decode(slice(0, 256))
+    decoded = F16Matrix(halves).decode(slice(0, 256))
     assert (decoded[finite].view(np.int32) == expected[finite].view(np.int32)).all()
 
 

@@ -9,17 +9,17 @@ import pytest
 from kvsim.errors import UserError
 from policies import CacheConfig, available
 from real_engine.llama_library import (
-    SEVERAL,
+    SHARED,
+    ContextSettings,
     Library,
-    Settings,
-    _owners,
-    _positions,
-    _sizes_told,
-    _told,
-    digits_alike,
+    _parse_cache_sizes,
+    _parse_cells,
+    _parse_owners,
+    _parse_positions,
     refusal,
+    sequence_offset,
 )
-from real_engine.llamacpp import POLICIES, settings_of
+from real_engine.llamacpp import POLICIES, context_settings
 
 # As it is printed: cells without spaces between them; five characters for each position; '*' where the head is.
 
@@ -28,20 +28,20 @@ from real_engine.llamacpp import POLICIES, settings_of
     ("picture", "owners"),
     [
         ("\n....", [-1, -1, -1, -1]),
-        ("\n0.1M *\n\n", [0, -1, 1, SEVERAL]),
+        ("\n0.1M *\n\n", [0, -1, 1, SHARED]),
         ("\n0*.12\n", [0, -1, 1, 2]),
-        ("\nM11M1010.. *\n", [SEVERAL, 11, SEVERAL, 10, 10, -1, -1]),
-        ("\n100M199.\n", [100, SEVERAL, 199, -1]),
-        ("MMM", [SEVERAL] * 3),
+        ("\nM11M1010.. *\n", [SHARED, 11, SHARED, 10, 10, -1, -1]),
+        ("\n100M199.\n", [100, SHARED, 199, -1]),
+        ("MMM", [SHARED] * 3),
     ],
 )
 def test_owners_are_read_off_a_picture(picture, owners):
-    assert _owners(picture, len(owners)).tolist() == owners
+    assert _parse_owners(picture, len(owners)).tolist() == owners
 
 
 def test_numbers_of_different_lengths_are_not_guessed_at():
     with pytest.raises(AssertionError, match="different numbers of digits"):
-        _owners("9101112", 4)
+        _parse_owners("9101112", 4)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_numbers_of_different_lengths_are_not_guessed_at():
 def test_positions_are_read_off_a_picture(picture, positions):
     if positions is None:
         with pytest.raises(ValueError, match=r"12345\."):
-            _positions(picture, 3)
+            _parse_positions(picture, 3)
     else:
-        assert _positions(picture, len(positions)).tolist() == positions
+        assert _parse_positions(picture, len(positions)).tolist() == positions
 
 
 def test_a_picture_of_another_size_is_not_believed():
     with pytest.raises(AssertionError, match="3 positions were printed, not 4"):
-        _positions("\n0    1    .    ", 4)
+        _parse_positions("\n0    1    .    ", 4)
 
 
 def heading(stream, used, head, size, window=0):
@@ -80,7 +80,7 @@ def test_of_each_stream_of_each_cache_the_first_picture_is_taken():
     window = [heading(0, 1, 3, 3, 64), "\n..0\n", "\n.    .    1    \n"]
     second = [heading(1, 1, 1, 4), "\n1...\n", "\n9    .    .    .    \n"]
     lines = ["something else\n", *FULL, *later, *window, "and more\n", *second, *window]
-    found = list(_told(lines, 2))
+    found = list(_parse_cells(lines, 2))
     assert [(c.cache, c.stream, c.used, c.head, c.window) for c in found] == [
         (0, 0, 2, 2, None),
         (1, 0, 1, 3, 64),
@@ -94,13 +94,13 @@ def test_of_each_stream_of_each_cache_the_first_picture_is_taken():
 
 
 def test_the_only_cache_of_a_model_may_have_a_window():
-    (cells,) = _told([heading(0, 0, 0, 2, 64), "\n..\n", "\n.    .    \n"], 1)
+    (cells,) = _parse_cells([heading(0, 0, 0, 2, 64), "\n..\n", "\n.    .    \n"], 1)
     assert (cells.cache, cells.window) == (0, 64)
 
 
 @pytest.mark.parametrize("lines", [[], ["no heading\n"], FULL[:1], FULL[:2]])
 def test_without_a_whole_picture_nothing_is_seen(lines):
-    assert list(_told(lines, 1)) == []
+    assert list(_parse_cells(lines, 1)) == []
 
 
 def test_the_sizes_of_caches_are_told_in_order():
@@ -109,14 +109,14 @@ def test_the_sizes_of_caches_are_told_in_order():
         "llama_kv_cache: something else\n",
         "llama_kv_cache: size =    0.06 MiB (   256 cells,   2 layers,  4/4 seqs), K (f16):    0.03 MiB\n",
     ]
-    assert _sizes_told(lines) == (512, 256)
+    assert _parse_cache_sizes(lines) == (512, 256)
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 9, 10, 11, 50, 90, 91, 150])
 def test_names_of_sequences_have_as_many_digits(sequences):
-    offset = digits_alike(sequences, "B")
+    offset = sequence_offset(sequences, "B")
     assert len({len(str(offset + seq)) for seq in range(sequences)}) == 1
-    assert digits_alike(sequences, "A") == 0
+    assert sequence_offset(sequences, "A") == 0
 
 
 # Refusals
@@ -142,7 +142,7 @@ def test_names_of_sequences_have_as_many_digits(sequences):
     ],
 )
 def test_what_llamacpp_would_not_make_or_make_otherwise_is_refused(era, keys, why):
-    found = refusal(era, Settings(**{"cells": 512} | keys))
+    found = refusal(era, ContextSettings(**{"cells": 512} | keys))
     assert (found is None) if why is None else (why in found)
 
 
@@ -152,16 +152,20 @@ def policy(name, **keys):
 
 @pytest.mark.parametrize(("era", "name"), [(era, name) for era, names in POLICIES.items() for name in names])
 def test_of_a_policy_that_describes_an_era_the_settings_are_made(era, name):
-    made, settings, offset = settings_of(policy(name, kernel="tiled"), Settings(0, sequences=4, show_cells=True), era)
+    made, settings, offset = context_settings(
+        policy(name, kernel="tiled"), ContextSettings(0, sequences=4, show_cells=True), era
+    )
     assert made.name == name
     assert (settings.cells, settings.unified, settings.flash_attention) == (2048, name != "streams", True)
     assert (settings.sequences, offset) == (4, 0)
 
 
 def test_more_sequences_than_digits_are_named_from_ten_on():
-    _, settings, offset = settings_of(policy("llama.cpp-b6975"), Settings(0, sequences=16, show_cells=True), "B")
+    _, settings, offset = context_settings(
+        policy("llama.cpp-b6975"), ContextSettings(0, sequences=16, show_cells=True), "B"
+    )
     assert (settings.sequences, offset) == (26, 10)
-    _, settings, offset = settings_of(policy("llama.cpp-b6975"), Settings(0, sequences=16), "B")
+    _, settings, offset = context_settings(policy("llama.cpp-b6975"), ContextSettings(0, sequences=16), "B")
     assert (settings.sequences, offset) == (16, 0)
 
 
@@ -178,7 +182,9 @@ def test_more_sequences_than_digits_are_named_from_ten_on():
 )
 def test_a_policy_that_llamacpp_does_not_follow_is_refused_in_one_line(era, name, keys, why):
     with pytest.raises(UserError) as refused:
-        settings_of(policy(name, **keys), Settings(0, sequences=keys.get("sequences", 4), show_cells=True), era)
+        context_settings(
+            policy(name, **keys), ContextSettings(0, sequences=keys.get("sequences", 4), show_cells=True), era
+        )
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -263,4 +269,4 @@ def test_a_build_of_ones_own_has_a_name_of_its_own(monkeypatch):
 
 
 def test_positions_are_whole_numbers_of_64_bits():
-    assert _positions("0    ", 1).dtype == _owners("0", 1).dtype == np.int64
+    assert _parse_positions("0    ", 1).dtype == _parse_owners("0", 1).dtype == np.int64

@@ -79,8 +79,8 @@ def test_round_trip(smollm2, text):
     for tokenizer in (smollm2, SMALL):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
-        speaker = tokenizer.speaker()
-        assert "".join(map(speaker.say, ids)) + speaker.stop() == text
+        decoder = tokenizer.streaming_decoder()
+        assert "".join(map(decoder.decode, ids)) + decoder.flush() == text
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_digits_stand_alone_in_smollm_and_not_in_gpt2():
 
 
 def test_a_character_is_told_when_its_last_byte_is_there():
-    speaker = SMALL.speaker()
+    decoder = SMALL.streaming_decoder()
     euro = SMALL.encode("€")
-    assert [speaker.say(token) for token in euro] == ["", "", "€"]
-    assert speaker.say(euro[0]) == ""
-    assert speaker.stop() == "\ufffd"
+    assert [decoder.decode(token) for token in euro] == ["", "", "€"]
+    assert decoder.decode(euro[0]) == ""
+    assert decoder.flush() == "\ufffd"
 
 
 def test_what_a_user_writes_is_text_even_if_it_looks_like_a_control_token():

@@ -57,5 +57,5 @@ def record(
             f"Saved {done.path}: {done.records:,} operations of {done.engine}, its cells after {done.seen:,} of them.\n"
             f"Hold {done.policy} against it with: kvsim conform {engine} {done.path}"
         )
-    if done.parted is not None:
-        warn([f"the recording ends where llama.cpp and {done.policy} part: {done.parted}"])
+    if done.divergence is not None:
+        warn([f"the recording ends where llama.cpp and {done.policy} part: {done.divergence}"])

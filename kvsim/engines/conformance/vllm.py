@@ -22,7 +22,7 @@ from policies.paging.eviction import free_blocks
 from workloads import Request, Segment
 
 VERSION = "0.33.0"
-ENDLESS = 1 << 30
+UNBOUNDED = 1 << 30
 """Tokens; where a recording sets no limit."""
 _MASK = (1 << 32) - 1
 P = TypeVar("P", bound=PagedPolicy)
@@ -42,7 +42,7 @@ def tokens_of(piece: TextSegment) -> Iterator[int]:
         yield (x >> 13) & 0x7FFF
 
 
-class Names:
+class BlockIds:
     """The content ids by which recordings call full blocks, for our keys."""
 
     def __init__(self, block_size: int):
@@ -66,15 +66,15 @@ class Names:
             self.of.setdefault(keys[at], ids[at])
 
 
-class Told(Generic[P]):
+class RecordedPolicy(Generic[P]):
     """A policy from a recording's header, and its state in the recording's words."""
 
     def __init__(self, header: Record, max_tokens: int, build: Callable[..., P]):
         blocks, size = whole_number(header, "num_blocks"), whole_number(header, "block_size")
         config = CacheConfig(
             cells=blocks * size,
-            n_ubatch=header.get("effective", header).get("max_in_flight", ENDLESS),
-            sequences=ENDLESS,
+            n_ubatch=header.get("effective", header).get("max_in_flight", UNBOUNDED),
+            sequences=UNBOUNDED,
             max_tokens=max_tokens,
             block_size=size,
             watermark=float(header.get("watermark", 0.0)),
@@ -88,7 +88,7 @@ class Told(Generic[P]):
             window=whole_number(header, "window") if "window" in header else None,
             tail_only=header.get("retention") == 0,
         )
-        self.names = Names(size)
+        self.names = BlockIds(size)
         self.evicted: list[list[Any]] = []
         self.policy.pool.on_evict = lambda block, key: self.evicted.append([block, self.names.of[key]])
 
@@ -118,8 +118,8 @@ class ManagerReplay:
 
     def __init__(self, header: Record):
         self.era = f"{header['vllm']}, manager"
-        self._told = Told(header, ENDLESS, PagedPolicy)
-        self._policy = self._told.policy
+        self._recorded = RecordedPolicy(header, UNBOUNDED, PagedPolicy)
+        self._policy = self._recorded.policy
         self._contents: dict[str, Content] = {}
         self._prompts: dict[str, int] = {}
         self._seqs: dict[str, int] = {}
@@ -139,7 +139,7 @@ class ManagerReplay:
         if record["op"] not in operations:
             raise ValueError(f"operation {record['op']!r} is unknown; there are {', '.join(operations)}")
         found = operations[record["op"]](record)
-        return recorded_state(record, tuple(found)), found | self._told.state(record)
+        return recorded_state(record, tuple(found)), found | self._recorded.state(record)
 
     def operation(self, record: Record) -> dict[str, Any]:
         """The call and its arguments."""
@@ -150,18 +150,18 @@ class ManagerReplay:
         content = self._contents[record["r"]] = Content()
         self._seqs[record["r"]] = len(self._seqs)
         for piece in record["prompt"]:
-            self._say(content, piece)
+            self._extend(content, piece)
         self._prompts[record["r"]] = content.n
         return {}
 
     def _append(self, record: Record) -> State:
-        self._say(self._contents[record["r"]], record["seg"])
+        self._extend(self._contents[record["r"]], record["seg"])
         return {}
 
-    def _say(self, content: Content, piece: list[int]) -> None:
+    def _extend(self, content: Content, piece: list[int]) -> None:
         seed, start, n = piece
         content.extend((seed, start, n))
-        self._told.names.learn(content, (seed, start, n))
+        self._recorded.names.learn(content, (seed, start, n))
 
     def _lookup(self, record: Record) -> State:
         seq, content = self._seqs[record["r"]], self._contents[record["r"]]
@@ -172,7 +172,7 @@ class ManagerReplay:
         seq, content = self._seqs[record["r"]], self._contents[record["r"]]
         policy = self._policy
         if record["first"]:
-            policy.open(seq, SequencePlan(self._prompts[record["r"]], ENDLESS, ENDLESS, content))
+            policy.open(seq, SequencePlan(self._prompts[record["r"]], UNBOUNDED, UNBOUNDED, content))
         # Where a look-up already came out otherwise, ours goes on with what it has found itself.
         hit = len(policy.found(seq)) * policy.block_size if record["first"] and record["hit"] else 0
         held = hit // policy.block_size if record["first"] else len(policy.tables[seq].blocks)
@@ -199,7 +199,7 @@ class ManagerReplay:
         return {}
 
 
-class Spy(PagedPolicy):
+class CallLoggingPolicy(PagedPolicy):
     """The paged policy, writing down what the scheduler asks of it."""
 
     calls: list[list[Any]]
@@ -224,10 +224,10 @@ class Spy(PagedPolicy):
         return done
 
 
-class Witness(Recorder):
+class OutcomeRecorder(Recorder):
     """Writes down who ends and who is preempted."""
 
-    def __init__(self, policy: Spy):
+    def __init__(self, policy: CallLoggingPolicy):
         super().__init__()
         self._policy = policy
         self.ended: list[str] = []
@@ -246,7 +246,7 @@ class Witness(Recorder):
         self._policy.calls.append(["P", self._policy.name_of[job.content]])
 
 
-class NoTime:
+class ZeroTimeBackend:
     """A backend that is told of requests and asked for nothing else."""
 
     wants_views = False
@@ -271,11 +271,11 @@ class NoTime:
         return 0.0
 
 
-class Unchecked(Vllm):
+class UncheckedVllm(Vllm):
     """Refuses nothing, as the original."""
 
-    def __init__(self, scenario: Scenario, policy: Spy, recorder: Recorder, max_tokens: int):
-        super().__init__(scenario, policy, NoTime(), recorder)
+    def __init__(self, scenario: Scenario, policy: CallLoggingPolicy, recorder: Recorder, max_tokens: int):
+        super().__init__(scenario, policy, ZeroTimeBackend(), recorder)
         self._context, self._limit = max_tokens, max_tokens - 1
 
     def _refusal(self, job: Job) -> None:
@@ -293,9 +293,9 @@ class SchedulerReplay:
         self.era = f"{header['vllm']}, scheduler"
         if effective["async_scheduling"]:
             self.era += ", asynchronous (ours is not)"
-        max_tokens = whole_number(header, "max_model_len", ENDLESS)
-        self._told = Told(header, max_tokens, Spy)
-        policy = self._policy = self._told.policy
+        max_tokens = whole_number(header, "max_model_len", UNBOUNDED)
+        self._recorded = RecordedPolicy(header, max_tokens, CallLoggingPolicy)
+        policy = self._policy = self._recorded.policy
         policy.calls, policy.name_of = [], {}
         server = {
             "scheduler": "vllm",
@@ -307,8 +307,8 @@ class SchedulerReplay:
             "order": header.get("policy", "fcfs"),
         }
         scenario = load_scenario({"server": server, "cache": {"cells": policy.groups[0].cells}})
-        self._witness = Witness(policy)
-        self._scheduler = Unchecked(scenario, policy, self._witness, max_tokens)
+        self._recorder = OutcomeRecorder(policy)
+        self._scheduler = UncheckedVllm(scenario, policy, self._recorder, max_tokens)
         self._jobs: dict[str, Job] = {}
 
     def perform(self, record: Record) -> tuple[State, State]:
@@ -328,14 +328,16 @@ class SchedulerReplay:
             step = []
         tables = {chunk.seq: list(policy.tables[chunk.seq].blocks) for chunk in step}
         of = {chunk.seq: names[policy.tables[chunk.seq].content] for chunk in step}
-        said = {name: job.generated for name, job in self._jobs.items()}
+        generated_before = {name: job.generated for name, job in self._jobs.items()}
         policy.allocate(step)
         scheduler.commit(step, 1, 0.0)
-        ended, self._witness.ended = self._witness.ended, []
+        ended, self._recorder.ended = self._recorder.ended, []
         calls, policy.calls = policy.calls, []
         ours: State = {
             "nst": [[of[chunk.seq], chunk.n] for chunk in step],
-            "emit": [of[chunk.seq] for chunk in step if self._jobs[of[chunk.seq]].generated > said[of[chunk.seq]]],
+            "emit": [
+                of[chunk.seq] for chunk in step if self._jobs[of[chunk.seq]].generated > generated_before[of[chunk.seq]]
+            ],
             "fin": ended,
             "run": [names[job.content] for job in scheduler.running],
             "wait": [names[job.content] for job in scheduler.waiting],
@@ -346,7 +348,7 @@ class SchedulerReplay:
             recorded[f"table {name}"] = table
         for seq, table in tables.items():
             ours[f"table {of[seq]}"] = crc(table) if isinstance(recorded.get(f"table {of[seq]}"), int) else table
-        return recorded, ours | self._told.state(record)
+        return recorded, ours | self._recorded.state(record)
 
     def operation(self, record: Record) -> dict[str, Any]:
         """Which step, and what came and went before it."""
@@ -361,7 +363,7 @@ class SchedulerReplay:
         job.content = content = Content()
         for piece in (*segments, (3_000_000 + number, 0, max_tokens)):
             content.extend(piece)
-            self._told.names.learn(content, piece)
+            self._recorded.names.learn(content, piece)
         self._jobs[name] = job
         self._policy.name_of[content] = name
         self._scheduler.submit(job, arrival_s)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import kvsim
-from kvsim.calibration.journal import Header, Journal, Round
-from kvsim.calibration.reference_passes import Paced, numpy_reference_passes
-from kvsim.calibration.serving import POLICIES, USERS, Watched, serve, traffic
+from kvsim.calibration.journal import Journal, JournalHeader, MeasuredRound
+from kvsim.calibration.reference_passes import PaceMeasuringBackend, numpy_reference_passes
+from kvsim.calibration.serving import POLICIES, USERS, SamplingBackend, serve, traffic
 from kvsim.calibration.trials import Trial, draw_trials, random_pass, whole_pass
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
@@ -27,11 +27,11 @@ def engine(kernel="sliced"):
     return Engine(TINY, (Group(4096),), kernel, seed=0)
 
 
-HEADER = Header(model="tiny", type_k="f32", type_v="f32", each=24, runs=1, processor="p", blas="b", numpy="2")
+HEADER = JournalHeader(model="tiny", type_k="f32", type_v="f32", each=24, runs=1, processor="p", blas="b", numpy="2")
 
 
 def a_round(seconds=1.0):
-    return Round(trials=((seconds,), (2.0, 2.5)), reference_passes=((0.5,),), mixed=(), wall_s=3.0, cpu_s=2.9)
+    return MeasuredRound(trials=((seconds,), (2.0, 2.5)), reference_passes=((0.5,),), mixed=(), wall_s=3.0, cpu_s=2.9)
 
 
 def test_a_journal_gives_back_what_was_written(tmp_path):
@@ -179,13 +179,13 @@ def test_passes_of_a_server_are_noted_but_for_the_first(kernel):
 def test_passes_with_copies_are_not_noted():
     real = engine()
     real.tokens = {0: [7] * 200}
-    watched = Watched(real, "sliced", real.groups[0], 0)
+    sampling = SamplingBackend(real, "sliced", real.groups[0], 0)
     batch = whole_pass(1, 100, prompt=False)
     for _ in range(10):
-        watched.step((), [batch])
+        sampling.step((), [batch])
     place = batch.places[0]._replace(moves=Moves.from_runs([(200, 300, 4)]))
-    watched.step((), [batch._replace(places=(place,))])
-    assert len(watched.samples) == 2
+    sampling.step((), [batch._replace(places=(place,))])
+    assert len(sampling.samples) == 2
 
 
 def test_trials_are_the_same_from_the_same_stream():
@@ -241,7 +241,7 @@ def test_the_yardstick_is_not_on_the_servers_clock():
     real = engine()
     real.tokens = {0: [7] * 200}
     real.forward = lambda batch: 0.2
-    paced = Paced(real, reference_passes)
+    paced = PaceMeasuringBackend(real, reference_passes)
     batch = whole_pass(1, 100, prompt=False)
     assert [paced.step((), [batch]) for _ in range(7)] == [[0.2]] * 7
     # Before the first, and whenever half a second of work has gone by since: before the fourth and the seventh.

@@ -6,8 +6,8 @@ import pytest
 
 import kvsim
 from kvsim.engines.llama_studies import CACHES, PASSES, SPANS, Defragmentation, Holes, KShift
-from real_engine.llama_library import Cells
-from real_engine.llama_studies import Moved, moved
+from real_engine.llama_library import StreamCells
+from real_engine.llama_studies import MoveCount, count_moves
 
 HOLES_BASE_S, HOLES_CELL_S = 10e-3, 4e-6
 BASE_S, RUN_S, CELL_S = 0.4e-3, 150e-6, 5e-6
@@ -54,7 +54,7 @@ def cells(text, positions=None):
     owner = np.array([-1 if c == "." else ord(c) - ord("a") for c in text])
     if positions is None:
         positions = [text[:i].count(c) if c != "." else -1 for i, c in enumerate(text)]
-    return Cells(0, 0, int((owner >= 0).sum()), np.array(positions), owner)
+    return StreamCells(0, 0, int((owner >= 0).sum()), np.array(positions), owner)
 
 
 def test_a_ratio_and_the_cost_of_a_cell_come_back():
@@ -141,16 +141,16 @@ def test_holes_are_drawn_where_they_are_wanted():
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        (cells("aabb"), cells("aabb"), Moved(0, 0)),
-        (cells("..abbb", [-1, -1, 0, 0, 1, 2]), cells("bbab..", [1, 2, 0, 0, -1, -1]), Moved(1, 2)),
+        (cells("aabb"), cells("aabb"), MoveCount(0, 0)),
+        (cells("..abbb", [-1, -1, 0, 0, 1, 2]), cells("bbab..", [1, 2, 0, 0, -1, -1]), MoveCount(1, 2)),
         # Two holes of a cell each, the second filled by what lay before.
-        (cells(".a.abb", [-1, 0, -1, 1, 0, 1]), cells("baba..", [1, 0, 0, 1, -1, -1]), Moved(2, 2)),
+        (cells(".a.abb", [-1, 0, -1, 1, 0, 1]), cells("baba..", [1, 0, 0, 1, -1, -1]), MoveCount(2, 2)),
         # Neighbours before, not after.
-        (cells(".a.abb", [-1, 0, -1, 1, 0, 1]), cells("baba..", [0, 0, 1, 1, -1, -1]), Moved(2, 2)),
+        (cells(".a.abb", [-1, 0, -1, 1, 0, 1]), cells("baba..", [0, 0, 1, 1, -1, -1]), MoveCount(2, 2)),
     ],
 )
 def test_runs_that_were_moved_are_counted(before, after, expected):
-    assert moved(before, after) == expected
+    assert count_moves(before, after) == expected
 
 
 def refused(call):

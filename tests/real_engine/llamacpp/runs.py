@@ -4,8 +4,8 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import DelegatingBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
-from real_engine.llama_library import Settings
-from real_engine.llamacpp import follow
+from real_engine.llama_library import ContextSettings
+from real_engine.llamacpp import mirrored_backend
 
 
 class GivenClock(DelegatingBackend):
@@ -29,7 +29,7 @@ def backend_of(model, scenario, policy, spoil=None):
     if spoil is not None:
         spoil(built)
     server, cache = scenario.server, scenario.cache
-    settings = Settings(
+    settings = ContextSettings(
         cells=built.capacity,
         n_batch=server.n_batch,
         n_ubatch=server.n_batch if server.scheduler == "vllm" else server.n_ubatch,
@@ -39,7 +39,7 @@ def backend_of(model, scenario, policy, spoil=None):
         defrag_threshold=cache.threshold if cache.threshold > 0 else -1.0,
         show_cells=True,
     )
-    backend = follow(model, built, settings, scenario.seed)
+    backend = mirrored_backend(model, built, settings, scenario.seed)
     backend.scenario = scenario
     return backend
 

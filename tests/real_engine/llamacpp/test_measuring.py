@@ -29,18 +29,18 @@ def calibrated(library, tiny):
 
 def test_a_pass_reads_what_the_bench_says(subject):
     """The cells that it is said to attend to are those that llama.cpp rounds up to; its tokens come behind."""
-    for kernel, bench in subject._benches.items():
+    for kernel, prefilled in subject._prefilled.items():
         for lengths, filled in (([1], 32), ([1, 1, 30], 700), ([200], 3520)):
-            bench.stand(filled)
-            batch = bench.pass_of(lengths, filled)
+            prefilled.set_filled(filled)
+            batch = prefilled.pass_of(lengths, filled)
             assert [chunk.n for chunk in batch.chunks] == lengths
             assert batch.places[0].cells.tolist() == list(range(filled, filled + sum(lengths)))
             if kernel == "masked":
                 assert batch.reads.span >= filled + sum(lengths)
                 assert batch.reads.span - filled - sum(lengths) < 256
-            assert bench.timed(lengths, filled)() > 0
-            if bench.context.era == "A":
-                (cells,) = bench.context.cells()
+            assert prefilled.timed(lengths, filled)() > 0
+            if prefilled.context.era == "A":
+                (cells,) = prefilled.context.cells()
                 assert cells.used == filled, "the pass left nothing behind"
 
 
@@ -48,22 +48,22 @@ def test_trials_are_the_same_from_the_same_stream(subject):
     drawn = [subject.draw(8, named_rng(3, "test")) for _ in range(2)]
     first, second = ([[chunk.n for chunk in batch.chunks] for _, batch, _ in t.passes] for t in drawn)
     assert first == second
-    assert len(first) == 8 * len(subject._benches)
+    assert len(first) == 8 * len(subject._prefilled)
     assert {cells for cells, _ in drawn[0].shifts} == {512, 1024, 2048, CELLS}
 
 
 def test_a_defragmentation_moves_what_the_policy_would(subject, only):
     only("A")
-    bench = next(iter(subject._benches.values()))
+    prefilled = next(iter(subject._prefilled.values()))
     rng = named_rng(5, "test")
     for _ in range(6):
-        moves, trial = bench.defragmentation(2, rng)
-        bench._filled = 0
-        bench.stand(3520)
-        (before,) = bench.context.cells()
+        moves, trial = prefilled.defragmentation(2, rng)
+        prefilled._filled = 0
+        prefilled.set_filled(3520)
+        (before,) = prefilled.context.cells()
         assert before.used == 3520
         trial.measure()
-        (after,) = bench.context.cells()
+        (after,) = prefilled.context.cells()
         assert after.used == 3520 - moves.n_cells
         assert int(np.flatnonzero(after.position >= 0)[-1]) + 1 == after.used, "no hole is left"
 
@@ -97,10 +97,10 @@ def test_a_profile_names_its_engine_and_what_it_can_price(calibrated, library):
 
 def test_values_in_blocks_are_measured_with_flash_attention_alone(library, tiny):
     small = LlamaSubject(str(tiny), "q8_0", "q4_0", library=FOLDER)
-    assert list(small._benches) == ["tiled"]
-    batch = small._benches["tiled"].pass_of([1], 100)
+    assert list(small._prefilled) == ["tiled"]
+    batch = small._prefilled["tiled"].pass_of([1], 100)
     assert batch.chunks == (Chunk(1, 100, 1),)
-    assert small._benches["tiled"].timed([1], 100)() > 0
+    assert small._prefilled["tiled"].timed([1], 100)() > 0
 
 
 @pytest.fixture

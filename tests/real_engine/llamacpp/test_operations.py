@@ -7,8 +7,8 @@ from kvsim.scenario.scenario import load_scenario
 from policies import CacheConfig, Chunk, NoSlot, Unsupported, available
 from policies.layouts.multi_stream import Rejected
 from policies.layouts.unified import UnifiedPolicy
-from real_engine.llama_library import Settings
-from real_engine.llamacpp import POLICIES, Divergence, follow
+from real_engine.llama_library import ContextSettings
+from real_engine.llamacpp import POLICIES, Divergence, mirrored_backend
 from tests.real_engine.llamacpp.conftest import WINDOW
 from tests.real_engine.llamacpp.runs import backend_of, run
 
@@ -38,7 +38,7 @@ class Asker:
             unified=unified,
             n_layers=model.n_layers,
         )
-        settings = Settings(
+        settings = ContextSettings(
             cells=0,
             n_batch=n_batch,
             n_ubatch=n_ubatch,
@@ -46,7 +46,7 @@ class Asker:
             defrag_threshold=threshold or -1.0,
             show_cells=True,
         )
-        self.backend = follow(model, available()[policy](config), settings, seed)
+        self.backend = mirrored_backend(model, available()[policy](config), settings, seed)
         self.policy, self.inner = self.backend.policy, self.backend.policy.inner
         self.counts = dict.fromkeys(("decode", "together", "no slot", "rejected"), 0)
         for seq in range(sequences):
@@ -278,7 +278,9 @@ def test_a_policy_for_another_number_of_layers_parts_where_a_pass_has_a_limit(mo
     """With 200 layers a pass of defragmentation ends after six moves."""
     only("A")
     config = CacheConfig(cells=256, n_ubatch=64, sequences=64, n_layers=200)
-    backend = follow(model, available()["llama.cpp-b4666"](config), Settings(cells=256, sequences=64, n_ubatch=64), 0)
+    backend = mirrored_backend(
+        model, available()["llama.cpp-b4666"](config), ContextSettings(cells=256, sequences=64, n_ubatch=64), 0
+    )
     with backend.context:
         step = [Chunk(seq, 0, 1) for seq in range(64)]
         for seq in range(64):

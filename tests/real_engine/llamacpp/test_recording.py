@@ -58,7 +58,7 @@ def test_what_is_recorded_agrees_in_every_record(asked, library):
         assert (told.returncode, told.stderr) == (0, "")
         saved = json.loads(told.stdout)
         assert saved["file"] == str(out)
-        assert (saved["engine"], saved["policy"], saved["parted"]) == (library.name, policy, None)
+        assert (saved["engine"], saved["policy"], saved["divergence"]) == (library.name, policy, None)
         assert saved["seen"] > 100
         read = command("conform", "llamacpp", str(out), "--json")
         assert read.returncode == 0, read.stdout

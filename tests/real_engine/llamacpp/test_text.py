@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvsim.model.engine_shapes import gguf_path
-from real_engine.llama_library import Context, LlamaModel, Settings
+from real_engine.llama_library import Context, ContextSettings, LlamaModel
 from real_engine.llamacpp import POLICIES
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.paths import DATA
@@ -76,7 +76,7 @@ def said_in_company(model, policy):
 def losses(model, prompt, answer):
     """By how much each token of an answer is less likely than the likeliest, in a context that has nothing else."""
     text = [*prompt, *answer]
-    with Context(model, Settings(cells=256, n_batch=64, n_ubatch=N_UBATCH)) as context:
+    with Context(model, ContextSettings(cells=256, n_batch=64, n_ubatch=N_UBATCH)) as context:
         context.decode([(token, i, i == len(prompt) - 1, (0,)) for i, token in enumerate(prompt)])
         rows = [logits(context, len(prompt) - 1)]
         for i in range(len(prompt), len(text) - 1):

@@ -7,11 +7,11 @@ import zlib
 import numpy as np
 
 from policies import Chunk
-from real_engine.model import Ints
+from real_engine.arrays import IntArray
 from workloads import Request, named_rng
 
 
-class Texts:
+class SequenceTokens:
     """The tokens of every sequence and of every request; a real backend builds on it."""
 
     predictor = None
@@ -48,21 +48,21 @@ class Texts:
         """Forget the tokens at positions ``[start, stop)``; those behind move up (context shift)."""
         del self.tokens[seq][start:stop]
 
-    def of_chunk(self, chunk: Chunk) -> list[int]:
+    def chunk_tokens(self, chunk: Chunk) -> list[int]:
         """The tokens that a chunk runs."""
         return self.tokens[chunk.seq][chunk.start : chunk.start + chunk.n]
 
-    def ends(self, chunk: Chunk) -> bool:
+    def reaches_end(self, chunk: Chunk) -> bool:
         """Whether a token follows a chunk: it reaches the end of what its sequence has said."""
         return chunk.start + chunk.n == len(self.tokens[chunk.seq])
 
-    def say(self, chunk: Chunk, best: int) -> None:
+    def append_token(self, chunk: Chunk, best: int) -> None:
         """Where a chunk ends its sequence, append a token to it.
 
         It is ``best``, the likeliest one, unless others may quote the answer, as the next turn of a session does: then
         its text is given by the request, so that what is shared does not depend on rounding.
         """
-        if not self.ends(chunk):
+        if not self.reaches_end(chunk):
             return
         request = self._request_of[chunk.seq]
         said = self.best[request.id]
@@ -71,7 +71,7 @@ class Texts:
         self.tokens[chunk.seq].append(token)
         self.texts[request.id].append(token)
 
-    def _text(self, source: int, start: int, n: int) -> Ints:
+    def _text(self, source: int, start: int, n: int) -> IntArray:
         """Tokens of a text by its number: a mixing function (splitmix64) of the text, the place and the seed."""
         x = np.arange(start, start + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x += np.uint64(zlib.crc32(f"{self._seed} {source}".encode()) << 32)

@@ -13,14 +13,14 @@ from kvsim.model.engine_shapes import SHAPES, gguf_path
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.run import build_policy
 from policies import Policy, PolicyFactory
-from real_engine.llama_library import Closing, Era, Library, LlamaModel, Settings, refusal
-from real_engine.llamacpp import POLICIES, LlamaCpp, follow, settings_of
+from real_engine.llama_library import Closeable, ContextSettings, Era, Library, LlamaModel, refusal
+from real_engine.llamacpp import POLICIES, LlamaCpp, context_settings, mirrored_backend
 
 _WITHOUT_WINDOW = {era: tuple(name for name in names if name != "sliding-window") for era, names in POLICIES.items()}
 """Policies that describe each era and that a Llama can be served with: no layer of it has a window."""
 
 
-class Live(Closing):
+class LlamaCppSession(Closeable):
     """One version of llama.cpp with a model, for runs of one scenario; a context manager that closes the model."""
 
     def __init__(
@@ -39,16 +39,16 @@ class Live(Closing):
         if not 1 <= threads <= cores:
             raise UserError(f"threads: {threads}; from 1 to {cores} are accepted, as many as there are cores")
         self.library = Library(library)
-        self.scenario = fitted(scenario, self.library.era, model)
+        self.scenario = adapt_scenario(scenario, self.library.era, model)
         self.threads = threads
         path = gguf_path(self.scenario.model.name)
         assert path is not None, "a scenario for llama.cpp has a model from a file"
         self.model = LlamaModel(self.library, path)
 
-    def on(self, scenario: Scenario) -> Self:
+    def for_scenario(self, scenario: Scenario) -> Self:
         """The same for another scenario, with the same model."""
         other = copy(self)
-        other.scenario = fitted(scenario, self.library.era)
+        other.scenario = adapt_scenario(scenario, self.library.era)
         return other
 
     @property
@@ -56,7 +56,7 @@ class Live(Closing):
         """Those that describe this version of llama.cpp."""
         return _WITHOUT_WINDOW[self.library.era]
 
-    def policy_of(self, policy: str | None) -> str:
+    def choose_policy(self, policy: str | None) -> str:
         """That one; or the scenario's, where it describes this version; or else the first that does."""
         if policy is not None:
             return policy
@@ -67,7 +67,7 @@ class Live(Closing):
         """Raise ``UserError`` unless llama.cpp can be made to serve the scenario as that policy says."""
         built, settings = self._settings(policy, show_cells=True)
         try:
-            _, settings, _ = settings_of(built, settings, self.library.era)
+            _, settings, _ = context_settings(built, settings, self.library.era)
             why = refusal(self.library.era, settings)
         except UserError as e:
             why = str(e)
@@ -82,14 +82,14 @@ class Live(Closing):
         """
         built, settings = self._settings(policy, show_cells)
         try:
-            return follow(self.model, built, settings, self.scenario.seed)
+            return mirrored_backend(self.model, built, settings, self.scenario.seed)
         except UserError as e:
             raise UserError(f"{self.scenario.name}: {e}") from None
 
-    def _settings(self, policy: str | PolicyFactory, show_cells: bool) -> tuple[Policy, Settings]:
+    def _settings(self, policy: str | PolicyFactory, show_cells: bool) -> tuple[Policy, ContextSettings]:
         built = build_policy(self.scenario, policy)
         server, cache = self.scenario.server, self.scenario.cache
-        return built, Settings(
+        return built, ContextSettings(
             cells=built.capacity,
             n_batch=server.n_batch,
             n_ubatch=server.n_batch if server.scheduler == "vllm" else server.n_ubatch,
@@ -106,7 +106,7 @@ class Live(Closing):
         self.model.close()
 
 
-def fitted(scenario: Scenario | str | Path, era: Era, model: str | None = None) -> Scenario:
+def adapt_scenario(scenario: Scenario | str | Path, era: Era, model: str | None = None) -> Scenario:
     """The scenario with what llama.cpp takes for granted, wherever it does not say otherwise itself.
 
     That is a model from a file (``model``, the scenario's own, or smollm2), K and V in f16, batches of at most as many
@@ -115,7 +115,7 @@ def fitted(scenario: Scenario | str | Path, era: Era, model: str | None = None) 
     scenario = load_scenario(scenario)
     changes: dict[str, Any] = {}
     if model is not None:
-        changes["model__name"] = from_here(model)
+        changes["model__name"] = absolute_model_path(model)
     elif scenario.model.name in SHAPES:
         changes["model__name"] = USUAL_MODEL["llamacpp"]
     if changes.get("model__name") in SHAPES:
@@ -131,7 +131,7 @@ def fitted(scenario: Scenario | str | Path, era: Era, model: str | None = None) 
     return load_scenario(scenario, **changes)
 
 
-def from_here(model: str) -> str:
+def absolute_model_path(model: str) -> str:
     """A model's name; of a file its whole path, since what is named outside of a scenario does not start at its folder.
 
     Raises ``UserError``.
