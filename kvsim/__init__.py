@@ -18,14 +18,8 @@ if TYPE_CHECKING:
     from kvsim.advice.workload_fit import WorkloadFit
     from kvsim.calibration.run import Calibration, calibrate
     from kvsim.costs.profile import Profile, load_profile
-    from kvsim.engines.llama_studies import (
-        Defragmentation,
-        Holes,
-        KShift,
-        measure_defragmentation,
-        measure_holes,
-        measure_shift,
-    )
+    from kvsim.engines.llama_studies import measure_defragmentation, measure_holes, measure_shift
+    from kvsim.engines.llama_study_results import Defragmentation, Holes, KShift
     from kvsim.engines.recording import Recording, record
     from kvsim.engines.validation import Validation, validate
     from kvsim.errors import Livelock, UserError
@@ -91,10 +85,10 @@ _HOMES = {
     "Accuracy": "real_engine.accuracy",
     "Calibration": "kvsim.calibration.run",
     "Comparison": "kvsim.experiments.comparison",
-    "Defragmentation": "kvsim.engines.llama_studies",
+    "Defragmentation": "kvsim.engines.llama_study_results",
     "Diagnosis": "kvsim.advice.why",
-    "Holes": "kvsim.engines.llama_studies",
-    "KShift": "kvsim.engines.llama_studies",
+    "Holes": "kvsim.engines.llama_study_results",
+    "KShift": "kvsim.engines.llama_study_results",
     "Livelock": "kvsim.errors",
     "MemoryReport": "kvsim.advice.memory",
     "Plan": "kvsim.advice.plan",

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 import kvsim
-from kvsim.engines.llama_studies import CACHES, PASSES, SPANS, Defragmentation, Holes, KShift
+from kvsim.engines.llama_studies import CACHES, PASSES, SPANS
+from kvsim.engines.llama_study_results import Defragmentation, Holes, KShift
 from real_engine.llama_library import StreamCells
 from real_engine.llama_studies import MoveCount, count_moves
 
@@ -69,7 +70,7 @@ def test_a_ratio_and_the_cost_of_a_cell_come_back():
     assert study.per_cell_s(False).value == pytest.approx(HOLES_CELL_S)
     assert study.per_cell_s(True).value == pytest.approx(0, abs=1e-12)
     assert table.loc[True]["ratio"].to_numpy() == pytest.approx(1)
-    assert "without flash attention: at the top of 4,096 cells x2." in study.said
+    assert "without flash attention: at the top of 4,096 cells x2." in study.summary
 
 
 def test_intervals_hold_what_is_true_and_narrow_with_the_noise():
@@ -105,14 +106,14 @@ def test_what_the_fit_does_not_describe_shows_and_the_fullest_passes_are_left_ou
         assert (study.per_run_s.value == pytest.approx(RUN_S)) is full
         assert not table.loc[45, "in_fit"]
         assert table.drop(index=45)["in_fit"].all()
-        assert ("largest 0%" in study.said) is full
+        assert ("largest 0%" in study.summary) is full
 
 
 def test_a_shift_is_what_a_step_with_one_takes_longer():
     table = shift().table
     assert table["cells"].tolist() == list(CACHES)
     assert table["seconds"].to_numpy() == pytest.approx([8e-6 * c for c in CACHES])
-    assert "of 128 tokens takes 2.05 ms for 256 cells" in shift().said
+    assert "of 128 tokens takes 2.05 ms for 256 cells" in shift().summary
 
 
 @pytest.mark.parametrize(("study", "panels"), [(holes, 1), (defragmentation, 2), (shift, 1)])
@@ -124,7 +125,7 @@ def test_pictures_are_drawn_and_say_when_the_machine_was_busy(study, panels, tmp
         assert len(figure.axes) == panels
         titles = [figure.get_suptitle(), *(axis.get_title() for axis in figure.axes)]
         assert measured.busy is busy
-        assert ("BUSY MACHINE" in measured.said) is busy
+        assert ("BUSY MACHINE" in measured.summary) is busy
         assert any("BUSY MACHINE: it got 50%" in title for title in titles) is busy
 
 
