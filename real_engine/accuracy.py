@@ -1,6 +1,6 @@
-"""What narrower K and V cost: logits, likeliest tokens and perplexity beside those of a cache in f32.
+"""Accuracy of narrow K and V: logits, top-1 tokens and perplexity compared with a cache in f32.
 
-All pairs of types read the same text, a few tokens at a time, so that every token attends to K and V as they were kept.
+Every pair of types reads the same text, a few tokens in each pass, so that every token attends to K and V as stored.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ PAIRS: tuple[tuple[Storage, Storage], ...] = (
     ("f16", "q4_0"),
     ("q4_0", "f16"),
 )
-"""Types of K and of V that are tried unless log_odds: all alike, and each narrow one beside a wider."""
+"""Default pairs of types for K and V: both alike, and mixtures of a narrow and a wider one."""
 
 _TEXT = "accuracy_text.txt"
 _RANDOM_TOKENS = 512
-"""Length of the text where a model has no vocabulary."""
+"""Length of the text for a model without a vocabulary."""
 _POLICY = "paged"
-"""Whose cells hold the text. One that forgets nothing: then the figures are the same under all, but for rounding."""
+"""Policy under which the text is read. Any policy that evicts nothing gives the same figures but for rounding."""
 _STEP = 64
 """Tokens in one forward pass."""
 _SEQ = 0
-"""The only sequence."""
+"""Number of the only sequence."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How far each pair of types for K and V is from f32, on one text."""
+    """Deviation of each pair of types for K and V from f32, on one text."""
 
     model: str
     weights: str
-    """How the weights are kept."""
+    """Storage form of the weights."""
     text: str
-    """What was read."""
+    """Description of the text that was read."""
     tokens: int
-    """Of the text: as many logits are compared, and one fewer next token is predicted."""
+    """Tokens of the text: logits are compared after each, and each but the first is predicted."""
     reference_perplexity: float
     """Perplexity with K and V in f32."""
     table: pd.DataFrame
-    """A row for each pair: k, v, cell_bytes, logits_rmse (root of the mean squared difference from f32's logits, over
-    all tokens and the whole vocabulary), top1_agreement (share of the tokens behind which the likeliest is the same),
+    """A row for each pair: k, v, cell_bytes, logits_rmse (root mean squared difference from f32's logits, over all
+    tokens and the whole vocabulary), top1_agreement (share of tokens after which the most likely token is the same),
     perplexity (exp of the mean negative log-likelihood of each next token), perplexity_over_f32."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,12 +75,12 @@ class Accuracy:
 
 
 class AllLogitsTransformer(Transformer):
-    """A transformer that says its logits behind every token of a pass, whichever were asked for."""
+    """A transformer that returns the logits after every token of a pass, whichever were asked for."""
 
     __slots__ = ()
 
     def forward(self, tokens: IntArray, positions: IntArray, outputs: IntArray, attend: Attend) -> FloatArray:
-        """Logits, shape (n_tokens, vocabulary)."""
+        """Logits after all tokens, shape (n_tokens, vocabulary)."""
         return Transformer.forward(self, tokens, positions, np.arange(len(tokens)), attend)
 
 
@@ -95,22 +95,22 @@ def accuracy(
     threads: int | None = 1,
     progress: Callable[[float], None] | None = None,
 ) -> Accuracy:
-    """Read a text with K and V kept in several ways, and compare each with f32.
+    """Read a text with K and V stored in several types, and compare each with f32.
 
-    The text is a page of English that comes with the package; for a model without a vocabulary, random tokens drawn
-    from ``seed``. ``tokens`` cuts it short. ``types_k`` and ``types_v``: every combination of them is tried, and of all
-    types where only one of the two is given; ``PAIRS`` where neither is. ``threads`` of the BLAS. ``progress`` is told
-    the share done. Raises ``UserError``.
+    The text is a page of English that comes with the package; for a model without a vocabulary it is random tokens
+    drawn from ``seed``. ``tokens`` limits its length. Every combination of ``types_k`` and ``types_v`` is tried; if
+    only one of the two is given, the other runs over all types, and if neither, ``PAIRS`` is used. ``threads`` are
+    those of the BLAS. ``progress`` is called with the share done. Raises ``UserError``.
     """
     loaded = load_model(model, seed, weights) if isinstance(model, str) else model
     text, described = _text(loaded, tokens, seed)
     pairs = list(dict.fromkeys((k, v) for k in types_k or STORAGES for v in types_v or STORAGES))
     if not types_k and not types_v:
         pairs = list(PAIRS)
-    # Read with f32 once: its logits are the reference, and its own row.
+    # f32 is read once: its logits are the reference and give its own row.
     readers = {pair: _Reader(loaded.transformer, text, *pair) for pair in dict.fromkeys([("f32", "f32"), *pairs])}
     with threadpool_limits(threads):
-        # By turns, so that only one pass's logits of two readers are ever held.
+        # Interleaved, so that the logits of only one pass of two readers are held at a time.
         for start in range(0, len(text), _STEP):
             stop = min(start + _STEP, len(text))
             reference = None
@@ -139,7 +139,7 @@ def accuracy(
 
 
 class _Reader:
-    """An engine that reads the text, and sums of how far its logits are from the reference."""
+    """An engine that reads the text, with running sums of its deviation from the reference."""
 
     def __init__(self, transformer: Transformer, text: IntArray, k: Storage, v: Storage):
         weights = (getattr(transformer, field.name) for field in fields(transformer))
@@ -151,12 +151,12 @@ class _Reader:
         self.squared_error = 0.0
         """Sum of the squared differences."""
         self.agreements = 0
-        """Tokens behind which the likeliest is the reference's."""
+        """Tokens after which the most likely token is the reference's."""
         self.negative_log_likelihood = 0.0
         """Sum of the negative log-likelihoods of the next tokens."""
 
     def read(self, start: int, stop: int) -> FloatArray:
-        """Logits behind each of the next tokens, shape (stop - start, vocabulary)."""
+        """Logits after each token of ``[start, stop)``, shape (stop - start, vocabulary)."""
         found = []
         for batch in self._policy.allocate([Chunk(_SEQ, start, stop - start)], views=True):
             (chunk,) = batch.chunks
@@ -164,7 +164,7 @@ class _Reader:
         return np.concatenate(found)
 
     def compare(self, logits: FloatArray, reference: FloatArray, following: IntArray) -> None:
-        """Add up. ``following``: the next tokens; there is none behind the last one."""
+        """Add a pass to the sums; ``following`` are the next tokens, of which the last token of the text has none."""
         self.squared_error += float(np.square(logits - reference).sum(dtype=np.float64))
         self.agreements += int((logits.argmax(axis=1) == reference.argmax(axis=1)).sum())
         rows = logits[: len(following)]
@@ -174,7 +174,7 @@ class _Reader:
 
 
 def _text(loaded: LoadedModel, tokens: int | None, seed: int) -> tuple[IntArray, str]:
-    """The first tokens of the text, and what it is."""
+    """The first tokens of the text, and its description."""
     if tokens is not None and tokens < 2:
         raise UserError(f"{tokens} tokens; at least 2 are needed, one to read and one to predict")
     if loaded.tokenizer is None:

@@ -1,4 +1,4 @@
-"""The real engine: a backend that does each step's work on a real cache, and times it."""
+"""The real engine: a backend that computes each step on a real KV cache and times it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workloads import named_rng
 class Engine(SequenceTokens):
     """A transformer over K and V arrays that are indexed by cell.
 
-    Placements, moves and rotations are applied as the policy gave them; what is computed is right only if they are.
+    Placements, moves and rotations are applied as the policy planned them; the logits are right only if the plan is.
     """
 
     wants_views = True
@@ -45,20 +45,20 @@ class Engine(SequenceTokens):
         self._copies = copies
         s = model.shape
         self.group_of = layer_groups(s.n_layers, groups)
-        """Of each layer: the number of its cache group."""
+        """Cache group of each layer."""
         sizes = [-(-groups[g].cells // TILE) * TILE for g in self.group_of]
         hosts = [groups[g].host_cells for g in self.group_of]
         self.keys = [store(type_k, s, n) for n in sizes]
-        """Of each layer: the keys in the cells of its group, rounded up to whole tiles; rotated by their positions."""
+        """Keys of each layer, rotated by their positions, in the cells of its group rounded up to whole tiles."""
         self.values = [store(type_v, s, n) for n in sizes]
         self.host_keys = [store(type_k, s, n) for n in hosts]
-        """Of each layer: the host tier."""
+        """Keys of each layer in the host tier."""
         self.host_values = [store(type_v, s, n) for n in hosts]
 
     def fill(self) -> None:
-        """Write into every cell, as a server that has run for a while has done.
+        """Write random numbers into every cell, as in a server that has run for a while.
 
-        Memory that was never written to is one page of zeros however often it is mapped: reading it is faster.
+        Reading memory that was never written to would be faster: Linux maps all of it to one page of zeros.
         """
         rng = named_rng(self._seed, "cells")
         for kept in (*self.keys, *self.values):
@@ -66,7 +66,7 @@ class Engine(SequenceTokens):
             kept.write(slice(0, cells), rng.standard_normal((heads, cells, self.model.shape.d_head), dtype=np.float32))
 
     def forward(self, batch: MicroBatch) -> float:
-        """Run the pass and return its seconds; where a chunk ends its sequence, append a token."""
+        """Run the pass and return its seconds; a chunk that reaches its sequence's end gets the next token appended."""
         began = time.perf_counter()
         for group, place in enumerate(batch.places):
             self._transfer(place.transfers, group)
@@ -79,7 +79,7 @@ class Engine(SequenceTokens):
         return time.perf_counter() - began
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Run one pass after another."""
+        """Run the passes in order and return the seconds of each."""
         return [self.forward(batch) for batch in batches]
 
     def move(self, moves: Moves) -> float:
@@ -138,7 +138,7 @@ class Engine(SequenceTokens):
             carry_out(self._copies, [array for one in kept for array in one.arrays], moves)
 
     def _rotate(self, shift: Shift, group: int) -> None:
-        """Rotate keys on, for tokens whose position has changed (llama.cpp's K-shift)."""
+        """Rotate keys of tokens whose position has changed (llama.cpp's K-shift)."""
         if len(shift.cells):
             shape = self.model.shape
             cos, sin = rotary_table(shift.deltas, shape.d_head, shape.rope_base)
@@ -149,7 +149,7 @@ class Engine(SequenceTokens):
 
 
 def layer_groups(n_layers: int, groups: Sequence[Group]) -> tuple[int, ...]:
-    """Of each layer its cache group, spread evenly by the groups' shares of the layers."""
+    """Cache group of each layer: the groups' shares of the layers, spread evenly."""
     given = [0] * len(groups)
     chosen = []
     for layer in range(n_layers):
@@ -162,10 +162,10 @@ def layer_groups(n_layers: int, groups: Sequence[Group]) -> tuple[int, ...]:
 def best_without_cache(
     model: Transformer, text: list[int], prompt: int, groups: Sequence[Group] = (Group(0),)
 ) -> list[int]:
-    """The likeliest token behind each of ``text[prompt - 1 : -1]``, computed in one pass over all of it.
+    """The most likely token after each of ``text[prompt - 1 : -1]``, computed in one pass without a cache.
 
-    What an engine that was given its answers must have found likeliest, wherever their cells came from. Of ``groups``
-    only windows and shares matter.
+    An engine that was given its answers must agree, wherever their cells came from. Only the windows and shares of
+    ``groups`` matter.
     """
     everything = np.arange(len(text) - 1)
     chunks, views = (Chunk(0, 0, len(everything)),), (View(everything, everything),)
@@ -185,7 +185,7 @@ def best_without_cache(
 def generate_without_cache(
     model: Transformer, prompt: list[int], n: int, groups: Sequence[Group] = (Group(0),)
 ) -> list[int]:
-    """``n`` greedy tokens, everything recomputed from scratch for each: what every policy must agree with."""
+    """``n`` greedy tokens, each recomputed from scratch; every policy must generate the same."""
     text = list(prompt)
     for _ in range(n):
         text += best_without_cache(model, [*text, 0], len(text), groups)

@@ -13,34 +13,34 @@ from real_engine.weights import Matrix, WeightForm, pack
 from workloads import named_rng
 
 Attend = Callable[[int, FloatArray, FloatArray, FloatArray], FloatArray]
-"""``attend(layer, q, k, v)``: store this pass's K and V, and return what each token attends to.
+"""``attend(layer, q, k, v)``: store this pass's K and V, and return the attention output of each token.
 
-q of shape (n_tokens, n_heads, d_head), k and v of shape (n_tokens, n_kv_heads, d_head), keys and queries already
-rotated; the result has q's shape.
+q has shape (n_tokens, n_heads, d_head), k and v have shape (n_tokens, n_kv_heads, d_head); keys and queries are already
+rotated. The result has q's shape.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer; norms of shape (d_model,)."""
+    """Weights of one layer; norms have shape (d_model,)."""
 
     attention_norm: FloatArray
     qkv: Matrix
-    """From d_model to the heads of queries, of keys and of values, one after another."""
+    """From d_model to the concatenated heads of queries, keys and values."""
     attention_out: Matrix
     ffn_norm: FloatArray
     gate_up: Matrix
-    """From d_model to twice d_ff: the gate, then what passes it."""
+    """From d_model to twice d_ff: the gate projection, then the up projection."""
     down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """Weights and the forward pass; holds no cache."""
+    """Weights and the forward pass, without a cache."""
 
     shape: ModelShape
     embedding: Matrix
-    """Shape (d_model, vocabulary): its rows are looked up. May be the same object as ``head``."""
+    """Shape (d_model, vocabulary); its outputs are looked up. The same object as ``head`` where the two are tied."""
     layers: tuple[Layer, ...]
     out_norm: FloatArray
     head: Matrix
@@ -48,7 +48,7 @@ class Transformer:
 
     @staticmethod
     def random(shape: ModelShape, seed: int, weights: WeightForm = "f32") -> Transformer:
-        """Seeded normal weights, scaled so that every layer changes the text that comes out."""
+        """Seeded normal weights, scaled so that every layer changes the generated text."""
         rng = named_rng(seed, "weights")
 
         def normal(inputs: int, outputs: int, gain: float = 1.0) -> FloatArray:
@@ -65,7 +65,7 @@ class Transformer:
         layers = tuple(
             Layer(
                 attention_norm=ones,
-                # Queries and keys of twice the usual size: attention that picks out single tokens.
+                # Queries and keys of twice the usual size make attention pick out single tokens.
                 qkv=matrix(normal(s.d_model, q + kv, 2.0), normal(s.d_model, kv)),
                 attention_out=matrix(normal(q, s.d_model, 2.0)),
                 ffn_norm=ones,
@@ -78,7 +78,7 @@ class Transformer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all matrices, in memory or in the mapped file; one that is used twice counts once."""
+        """Bytes of all matrices, in memory or in the mapped file; a tied matrix counts once."""
         own = [self.embedding, self.head]
         for layer in self.layers:
             own += [layer.qkv, layer.attention_out, layer.gate_up, layer.down]
@@ -112,7 +112,7 @@ def rotary_table(positions: IntArray, d_head: int, base: float) -> tuple[FloatAr
 
 
 def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray) -> FloatArray:
-    """Rotate the two halves of each head against one another (the pairing of GPT-NeoX)."""
+    """Rotate the two halves of each head against each other (the pairing of GPT-NeoX)."""
     half = x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -127,7 +127,7 @@ def _rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
 
 def _swish(gate: FloatArray, up: FloatArray) -> FloatArray:
     """``gate / (1 + exp(-gate)) * up``, shape (n_tokens, d_ff)."""
-    # exp(80) is still a float32; a gate below -80 lets nothing through either way.
+    # exp(80) still fits a float32; a gate below -80 rounds to zero anyway.
     out: FloatArray = np.minimum(-gate, np.float32(80))
     np.exp(out, out=out)
     out += 1

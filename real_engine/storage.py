@@ -1,6 +1,6 @@
-"""How K and V are kept: f32, f16, or llama.cpp's block formats q8_0 and q4_0; K and V each in its own.
+"""Storage of K and V, each in a type of its own: f32, f16, or llama.cpp's block formats q8_0 and q4_0.
 
-An array of either holds one layer, shape (n_kv_heads, cells, d_head). In q8_0 and q4_0 every 32 numbers of a head share
+A store holds K or V of one layer, shape (n_kv_heads, cells, d_head). In q8_0 and q4_0 every 32 numbers of a head share
 a scale in f16 (ggml's ``quantize_row_q8_0_ref`` and ``quantize_row_q4_0_ref``).
 """
 
@@ -26,20 +26,20 @@ class Store(Protocol):
 
     @property
     def arrays(self) -> tuple[NDArray[np.generic], ...]:
-        """What it is made of; axis 1 of each is the cell, so that moves apply to each."""
+        """The arrays that make up the store; axis 1 of each is the cell, so that moves apply to each."""
         ...
 
     def write(self, cells: CellIndex, numbers: FloatArray) -> None:
-        """Keep numbers of shape (n_kv_heads, n_cells, d_head)."""
+        """Store numbers of shape (n_kv_heads, n_cells, d_head)."""
         ...
 
     def read(self, cells: CellIndex) -> FloatArray:
-        """Numbers as kept, float32, shape (n_kv_heads, n_cells, d_head); a view where that is possible."""
+        """Stored numbers as float32, shape (n_kv_heads, n_cells, d_head); a view where possible."""
         ...
 
 
 class F32Store:
-    """As computed."""
+    """float32, as computed."""
 
     def __init__(self, heads: int, cells: int, d: int):
         self._numbers = np.zeros((heads, cells, d), dtype=np.float32)
@@ -50,7 +50,7 @@ class F32Store:
         return (self._numbers,)
 
     def write(self, cells: CellIndex, numbers: FloatArray) -> None:
-        """Copied."""
+        """Store the numbers unchanged."""
         self._numbers[:, cells] = numbers
 
     def read(self, cells: CellIndex) -> FloatArray:
@@ -59,7 +59,7 @@ class F32Store:
 
 
 class F16Store:
-    """Half the bytes, 11 bits of precision."""
+    """float16: half the bytes, 11 bits of precision."""
 
     def __init__(self, heads: int, cells: int, d: int):
         self._numbers = np.zeros((heads, cells, d), dtype=np.float16)
@@ -70,16 +70,16 @@ class F16Store:
         return (self._numbers,)
 
     def write(self, cells: CellIndex, numbers: FloatArray) -> None:
-        """Rounded to the nearest."""
+        """Store the numbers rounded to the nearest half."""
         self._numbers[:, cells] = numbers
 
     def read(self, cells: CellIndex) -> FloatArray:
-        """Widened."""
+        """Stored numbers, widened."""
         return self._numbers[:, cells].astype(np.float32)
 
 
 class Q8Store:
-    """q8_0: a signed byte each, the scale the largest magnitude over 127."""
+    """q8_0: a signed byte for each number; the scale is the largest magnitude over 127."""
 
     def __init__(self, heads: int, cells: int, d: int):
         self._codes = np.zeros((heads, cells, d // QK, QK), dtype=np.int8)
@@ -91,21 +91,21 @@ class Q8Store:
         return self._codes, self._scales
 
     def write(self, cells: CellIndex, numbers: FloatArray) -> None:
-        """Quantised; codes by the exact scale, which is then rounded to f16, as in ggml."""
+        """Quantise: codes by the exact scale, which is then rounded to f16, as in ggml."""
         blocks = numbers.reshape(*numbers.shape[:2], -1, QK)
         scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
         self._codes[:, cells] = _away_from_zero(blocks * _inverse(scale))
         self._scales[:, cells] = scale
 
     def read(self, cells: CellIndex) -> FloatArray:
-        """Dequantised."""
+        """Dequantised numbers, a copy."""
         numbers = self._codes[:, cells].astype(np.float32)
         numbers *= self._scales[:, cells]
         return numbers.reshape(*numbers.shape[:2], -1)
 
 
 class Q4Store:
-    """q4_0: half a byte each, from -8 to 7 times the scale; the number of largest magnitude becomes -8."""
+    """q4_0: half a byte for each number, -8 to 7 times the scale; the number of largest magnitude becomes -8."""
 
     def __init__(self, heads: int, cells: int, d: int):
         self._codes = np.zeros((heads, cells, d // QK, QK // 2), dtype=np.uint8)
@@ -118,7 +118,7 @@ class Q4Store:
         return self._codes, self._scales
 
     def write(self, cells: CellIndex, numbers: FloatArray) -> None:
-        """Quantised; codes by the exact scale, which is then rounded to f16, as in ggml."""
+        """Quantise: codes by the exact scale, which is then rounded to f16, as in ggml."""
         blocks = numbers.reshape(*numbers.shape[:2], -1, QK)
         largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
         scale = largest / np.float32(-8)
@@ -127,7 +127,7 @@ class Q4Store:
         self._scales[:, cells] = scale
 
     def read(self, cells: CellIndex) -> FloatArray:
-        """Dequantised."""
+        """Dequantised numbers, a copy."""
         codes = self._codes[:, cells]
         numbers = np.empty((*codes.shape[:3], QK), dtype=np.float32)
         numbers[..., : QK // 2] = codes & 15
@@ -146,7 +146,7 @@ _STORES: dict[Storage, type[F32Store] | type[F16Store] | type[Q8Store] | type[Q4
 
 
 def store(storage: Storage, shape: ModelShape, cells: int) -> Store:
-    """Room for K or V of one layer. Raises ``UserError`` where a format does not fit the model's heads."""
+    """Allocate K or V of one layer. Raises ``UserError`` if the format does not fit the model's heads."""
     if storage in ("q8_0", "q4_0") and shape.d_head % QK:
         raise UserError(f"cache type {storage}: heads of {shape.d_head} numbers cannot be cut into blocks of {QK}")
     return _STORES[storage](shape.n_kv_heads, cells, shape.d_head)
@@ -157,5 +157,5 @@ def _inverse(scale: FloatArray) -> FloatArray:
 
 
 def _away_from_zero(numbers: FloatArray) -> FloatArray:
-    """C's ``roundf``: halves away from zero, where NumPy would round them to even."""
+    """Round as C's ``roundf``: halves away from zero, where NumPy would round them to even."""
     return np.trunc(numbers + np.copysign(np.float32(0.5), numbers))

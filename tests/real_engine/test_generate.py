@@ -123,7 +123,7 @@ def test_answer_writes_as_it_goes_and_sums_up(tmp_path):
 @pytest.mark.parametrize(
     ("prompt", "options", "words"),
     [
-        ("", {}, "the prompt says nothing"),
+        ("", {}, "the prompt is empty"),
         ("hello", {"n": 0}, "0 tokens; at least 1"),
         ("hello", {"temperature": -1.0}, "temperature -1; 0, or from 0.01 to 100"),
         ("hello", {"temperature": float("nan")}, "temperature nan"),
@@ -152,7 +152,7 @@ def test_a_ring_goes_on_beyond_what_the_model_was_trained_on(small):
 
 
 def test_models_without_words_are_refused():
-    with pytest.raises(UserError, match=r"model tiny: no vocabulary.*gpt2.*gpt-2 or smollm"):
+    with pytest.raises(UserError, match=r"model tiny: no supported vocabulary.*gpt2.*gpt-2 or smollm"):
         generate("hello", load_model("tiny"))
 
 

@@ -159,7 +159,7 @@ def test_what_cannot_be_said():
         SMALL.encode("a\udc80")
     mute = Tokenizer(TOKENS[3:], MERGES, TYPES[3:])
     assert not mute.chats
-    with pytest.raises(UserError, match="knows no chats"):
+    with pytest.raises(UserError, match="has no chat format"):
         mute.encode_chat([Message("user", "Hi")])
 
 
