@@ -34,72 +34,72 @@ from real_engine.llama_library import Context, ContextSettings, Library, LlamaMo
 
 StudyKind = Literal["holes", "defragmentation", "shift"]
 Row = dict[str, float]
-"""A measurement: its columns by name."""
+"""A measurement by column."""
 
 _PAD = 256
-"""Every version and kernel takes multiples of that many cells."""
+"""Cells of which every version and kernel accepts multiples."""
 _MAX_NODES = 8192
-"""Of the graph of copies that a pass makes; more in models of more than 1,638 tensors."""
+"""Nodes in the graph of copies of one pass; more in models of more than 1,638 tensors."""
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRequest:
-    """What is to be measured, and on what."""
+    """A study, its model and its cases."""
 
     study: StudyKind
     path: str
-    """A GGUF file."""
+    """Path of a GGUF file."""
     library: str | None
-    """A folder with another llama-cpp-python than the installed one."""
+    """Folder with another llama-cpp-python than the installed one."""
     threads: int
     rounds: int
-    """How often everything is measured; in each round all have their turn."""
+    """Times that every case is measured; a round measures all cases once."""
     cases: tuple[tuple[int, ...], ...]
     """Holes: ``(span,)`` in cells, multiples of 256. Defragmentation: ``(runs, cells in each)``, or ``(0, 0)`` for
     nothing to move. Shift: ``(cells of the cache,)``, multiples of 256."""
     tokens: int = 128
-    """That a sequence holds, and that are computed."""
+    """Tokens that are computed, and that a sequence holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """What was measured."""
+    """Measurements of a study."""
 
     library: str
     """Name and version."""
     era: str
     layers: int
-    """Of the model."""
+    """Layers of the model."""
     cpu_share: float
-    """Of the cores that it was to have (``threads``), while the clock ran: well below 1, others ran."""
+    """Share of ``threads`` cores that llama.cpp got while it was timed; well below 1 if the machine was busy."""
     rows: tuple[Row, ...]
     """All have ``round`` and ``seconds``. Holes: ``flash_attention`` and ``high`` (0 or 1), ``span``, ``n_kv`` (cells
     attended to). Defragmentation: ``runs`` and ``cells`` moved. Shift: ``cells`` of the cache, ``shifts`` (0 or 1)."""
 
 
 def run_study(request: StudyRequest) -> StudyResult:
-    """Measure in a new process. Raises ``UserError``."""
+    """Measure in an isolated process. Raises ``UserError``."""
     failed = f"{request.path}: the process that ran llama.cpp failed"
     measure = ask_isolated("real_engine.llama_studies", asdict(request), failed)
     return StudyResult(**{**measure, "rows": tuple(measure["rows"])})
 
 
 def most_runs(layers: int) -> int:
-    """That one pass of defragmentation moves in a model of so many layers (b4666 to b4880)."""
+    """Most runs that one pass of defragmentation moves in a model of ``layers`` layers (b4666 to b4880)."""
     return run_limit(_MAX_NODES, layers)
 
 
 class MoveCount(NamedTuple):
-    """What a pass of defragmentation did."""
+    """Runs and cells that a pass of defragmentation moved."""
 
     runs: int
-    """Pieces that were next to one another before and after."""
+    """Runs of cells that were contiguous before and after."""
     cells: int
 
 
 def count_moves(before: StreamCells, after: StreamCells) -> MoveCount:
-    """What was count_moves between two pictures of a cache in which no two cells hold the same token of a sequence."""
+    """Count moves between two dumps of a cache in which no two cells hold the same token of a sequence."""
     was, now = _identities(before), _identities(after)
     assert sorted(was[was >= 0]) == sorted(now[now >= 0]), "a pass of defragmentation lost tokens"
     there = {token: cell for cell, token in enumerate(was.tolist()) if token >= 0}
@@ -112,20 +112,20 @@ def count_moves(before: StreamCells, after: StreamCells) -> MoveCount:
 
 
 def _identities(cells: StreamCells) -> IntArray:
-    """Shape (n,): a number for each sequence and position, -1 where a cell is empty."""
+    """A number for each sequence and position, -1 where a cell is empty; shape (n,)."""
     most = int(cells.position.max()) + 1
     return np.where(cells.owner >= 0, cells.owner * most + cells.position, -1)
 
 
 class _CallTimer:
-    """Times single calls, by the clock and by the processor."""
+    """Times single calls by the clock and by the processor."""
 
     def __init__(self, threads: int):
         self._threads = threads
         self._wall = self._cpu = 0.0
 
     def time(self, call: Callable[[], object]) -> float:
-        """Its seconds."""
+        """Seconds of one call."""
         cpu, began = time.process_time(), time.perf_counter()
         call()
         seconds = time.perf_counter() - began
@@ -135,12 +135,12 @@ class _CallTimer:
 
     @property
     def cpu_share(self) -> float:
-        """Of the cores asked for, while the clock ran."""
+        """Processor seconds over seconds of all cores asked for."""
         return self._cpu / (self._wall * self._threads)
 
 
 class _StudyModel:
-    """A model in one version of llama.cpp, and what all studies need."""
+    """A model in one version of llama.cpp, with the operations that all studies need."""
 
     def __init__(self, request: StudyRequest):
         self.request = request
@@ -151,7 +151,7 @@ class _StudyModel:
         self.era = self.library.era
 
     def context(self, cells: int, *, sequences: int, flash_attention: bool = False, show: bool = False) -> Context:
-        """A context, empty."""
+        """Make an empty context."""
         q = self.request
         return Context(
             self.model,
@@ -167,14 +167,14 @@ class _StudyModel:
         )
 
     def compute(self, context: Context, seq: int) -> None:
-        """The tokens, from position 0 on, as that sequence."""
+        """Compute the tokens from position 0 on as sequence ``seq``."""
         n = self.request.tokens
         drawn = np.random.default_rng(_SEED).integers(0, self.model.vocabulary, n).tolist()
         returned, _ = context.decode([(token, at, at == n - 1, (seq,)) for at, token in enumerate(drawn)])
         assert returned == 0, "an empty cache has room"
 
     def decode(self, context: Context, seq: int) -> float:
-        """The seconds of one further token, which is then taken out again."""
+        """Seconds of a decode of one further token, which is removed afterwards."""
         n = self.request.tokens
         seconds = self.timer.time(lambda: context.decode([(1, n, True, (seq,))]))
         context.remove(seq, n, -1)
@@ -186,7 +186,7 @@ def _holes(study_model: _StudyModel) -> Iterator[Row]:
     spans = [span for (span,) in q.cases]
     fillers = max(spans) // q.tokens - 1
     first = sequence_offset(fillers + 1, study_model.era)
-    """The sequence that is looked at; fillers come after it."""
+    """The sequence that is timed; fillers have higher numbers."""
     for flash in (False, True):
 
         def make(show: bool, flash: bool = flash) -> Context:
@@ -206,7 +206,7 @@ def _holes(study_model: _StudyModel) -> Iterator[Row]:
                         context.decode([(1, q.tokens, True, (first,))])
                         context.remove(first, q.tokens, -1)
                     for turn in range(q.rounds):
-                        # Each goes first every other time.
+                        # Alternate which one goes first.
                         for context, n_kv in places[:: 1 if turn % 2 == 0 else -1]:
                             yield {
                                 "round": turn,
@@ -219,7 +219,7 @@ def _holes(study_model: _StudyModel) -> Iterator[Row]:
 
 
 def _place_high(context: Context, state: Any, span: int, tokens: int, first: int) -> None:
-    """The tokens in the last cells of the span, all before them empty; of span 0: in the lowest cells."""
+    """Put the tokens into the last cells of the span, with empty cells below; for span 0, into the lowest cells."""
     fillers = range(first + 1, first + max(span // tokens, 1))
     for seq in (*fillers, first):
         if not context.put(seq, state):
@@ -231,8 +231,10 @@ def _place_high(context: Context, state: Any, span: int, tokens: int, first: int
 def _check_placement(
     study_model: _StudyModel, make: Callable[[bool], Context], state: Any, span: int, first: int
 ) -> None:
-    """See in a context of its own that the tokens lie where they should, and that the next goes to the first free cell:
-    era B shows its cells only while it looks for slots, and that takes time."""
+    """Verify in a separate context that the tokens are in the intended cells, and the next in the first free cell.
+
+    A separate one, since era B shows its cells only while it looks for slots, which takes time.
+    """
     n = study_model.request.tokens
     with make(True) as context:
         _place_high(context, state, span, n, first)
@@ -242,7 +244,7 @@ def _check_placement(
         used = np.flatnonzero(seen.owner >= 0)
         start = max(span - n, 0)
         expected = np.arange(start, start + n)
-        if study_model.era == "A":  # Which shows them as they are after the decode.
+        if study_model.era == "A":  # Era A shows the cells after the decode.
             expected = np.sort(np.append(expected, 0 if span > n else n))
         if not np.array_equal(used, expected):
             raise RuntimeError(f"cells {used.min()} to {used.max()} are used, not {expected.min()} to {expected.max()}")
@@ -259,7 +261,7 @@ def _defragmentation(study_model: _StudyModel) -> Iterator[Row]:
     runs = max(runs for runs, _ in q.cases)
     if runs > most:
         raise UserError(f"a pass of {runs} runs; with {study_model.model.n_layers} layers one moves at most {most}")
-    # No sequence is shared, and no more than these pieces are needed: whole ones, and one for each binary digit.
+    # Sequences of the whole length, and of a power of two for each binary digit of the rest.
     needed = max(2 * runs * (cells + 1) for runs, cells in q.cases) + q.tokens
     cells = -(-needed // _PAD) * _PAD
     sequences = cells // q.tokens + q.tokens.bit_length() + 1
@@ -280,20 +282,20 @@ def _defragmentation(study_model: _StudyModel) -> Iterator[Row]:
                 done = count_moves(before, context.cells()[0])
                 if done != (runs, runs * each):
                     raise RuntimeError(f"a pass count_moves {done.runs} runs, {done.cells} cells, not {runs} of {each}")
-                if turn >= 0:  # The first is for warming up.
+                if turn >= 0:  # The first round is a warm-up.
                     yield {"round": turn, "runs": done.runs, "cells": done.cells, "seconds": seconds}
 
 
 def _place_runs(context: Context, pieces: dict[int, Any], runs: int, each: int) -> None:
-    """Holes of ``each`` cells with a used one behind each, then as many used cells as all holes have.
+    """Lay out holes of ``each`` cells, each followed by a used cell, then as many used cells as all holes have.
 
-    One pass fills each hole with a run of its own: it takes them from the end, the next hole what is before.
+    One pass then fills each hole with a separate run, taken from the end of the used cells.
     """
     context.clear()
     holes = runs * (each + 1)
     left = holes + runs * each or max(pieces)
     where: list[tuple[int, int]] = []
-    """Of each cell its sequence and position."""
+    """Sequence and position of each cell."""
     seq = 0
     for size in sorted(pieces, reverse=True):
         while left >= size:
@@ -303,7 +305,7 @@ def _place_runs(context: Context, pieces: dict[int, Any], runs: int, each: int) 
             seq, left = seq + 1, left - size
     for hole in range(0, holes, each + 1):
         start = hole
-        while start < hole + each:  # Piece by piece.
+        while start < hole + each:  # One sequence at a time.
             owner, at = where[start]
             n = 1
             while start + n < hole + each and where[start + n][0] == owner:
@@ -321,17 +323,17 @@ def _shift(study_model: _StudyModel) -> Iterator[Row]:
         for cells, context in contexts:
             for shifts in (0, 1):
                 if shifts:
-                    # Up and, in the next round, down again: positions stay those that the model knows.
+                    # Up, and down again in the next round, so that positions stay within the model's context.
                     context.shift(0, 0, -1, 1 if turn % 2 else -1)
                 seconds = _carry_out(study_model, context)
-                if turn >= 0:  # The first is for warming up.
+                if turn >= 0:  # The first round is a warm-up.
                     yield {"round": turn, "cells": cells, "shifts": shifts, "seconds": seconds}
     for _, context in contexts:
         context.close()
 
 
 def _carry_out(study_model: _StudyModel, context: Context) -> float:
-    """The seconds of what llama.cpp does of itself before a batch; in era B, with a batch of one token."""
+    """Seconds of pending updates; era B carries them out only with a batch, here of one token."""
     if study_model.era == "A":
         return study_model.timer.time(context.update)
     seconds = study_model.timer.time(lambda: context.decode([(1, 0, True, (1,))]))

@@ -1,7 +1,8 @@
-"""The third backend: the server drives the real llama.cpp, step by step, under a stopwatch.
+"""The llama.cpp backend: the server drives the real llama.cpp step by step and times it.
 
-llama.cpp chooses its cells itself. So a policy that describes it decides beside it (``MirroredPolicy``): whatever the
-scheduler asks of the policy is done in llama.cpp too, and wherever llama.cpp shows its cells they are compared.
+llama.cpp chooses its cells itself. A policy that describes it therefore runs in parallel (``MirroredPolicy``): every
+operation that the scheduler performs on the policy is also performed in llama.cpp, and whenever llama.cpp shows its
+cells they are compared with the policy's.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ POLICIES: dict[Era, tuple[str, ...]] = {
     "A": ("llama.cpp-b4666",),
     "B": ("llama.cpp-b6975", "streams", "sliding-window"),
 }
-"""The presets that describe each era of llama.cpp."""
+"""Presets that describe each era of llama.cpp."""
 
 DONE, NO_SLOT, REJECTED = 0, 1, -1
-"""What ``llama_decode`` returns."""
+"""Return codes of ``llama_decode``."""
 
 
 class StreamState(NamedTuple):
-    """What one of the policy's streams holds, in llama.cpp's words."""
+    """Contents of one of the policy's streams, in llama.cpp's terms."""
 
     head: int
     used: int
@@ -56,43 +57,43 @@ class StreamState(NamedTuple):
 
 
 class OperationObserver(Protocol):
-    """Whoever wants to know what llama.cpp is told to do, and what it shows."""
+    """Receives every operation performed in llama.cpp, and the cells that it shows."""
 
     def operation_done(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
-        """An operation is done."""
+        """An operation has been performed."""
         ...
 
     def cells_shown(self, cells: Sequence[StreamCells]) -> None:
-        """The cells as they were before the last operation, in era B, or are after it, in era A."""
+        """Cells before the last operation (era B) or after it (era A)."""
         ...
 
 
 @dataclass(slots=True)
 class ComparisonCounts:
-    """How often llama.cpp's cells were looked at."""
+    """How often llama.cpp's cells were compared."""
 
     streams: int = 0
-    """Pictures of whole streams that were compared."""
+    """Dumps of whole streams that were compared."""
     steps: int = 0
-    """Steps before or after which there was one."""
+    """Steps with at least one comparison."""
 
 
 class MirroredPolicy(DelegatingPolicy):
-    """A policy that describes llama.cpp; llama.cpp does after it whatever changes its sequences."""
+    """A policy that describes llama.cpp, and repeats every sequence operation in llama.cpp."""
 
     def __init__(self, inner: UnifiedPolicy | MultiStreamPolicy, context: Context, offset: int = 0):
-        """``offset``: what llama.cpp's sequence numbers have more than ours."""
+        """``offset``: added to our sequence numbers to give llama.cpp's."""
         super().__init__(inner)
         self.context = context
         self.offset = offset
         self.observer: OperationObserver | None = None
         self.expected = DONE
-        """What ``llama_decode`` should return for the step that was asked for last."""
+        """What ``llama_decode`` should return for the last step."""
         self.before: dict[tuple[int, int], StreamState] = {}
-        """Era B, where cells are shown: of each cache and stream its state before that step."""
+        """Era B with ``show_cells``: state before the last step, by cache and stream."""
 
     def states(self) -> dict[tuple[int, int], StreamState]:
-        """Of each cache and stream, as the policy has them now."""
+        """The policy's present state, by cache and stream."""
         inner = self.inner
         if isinstance(inner, UnifiedPolicy):
             return {(0, 0): self._state(inner.arena)}
@@ -101,7 +102,7 @@ class MirroredPolicy(DelegatingPolicy):
         return {(c, s): self._state(arena) for c, streams in enumerate(arenas) for s, arena in enumerate(streams)}
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
-        """As the inner one; what became of it is noted."""
+        """Allocate in the policy, and note what ``llama_decode`` should return."""
         if self.context.era == "B" and self.context.settings.show_cells:
             self.before = self.states()
         try:
@@ -116,38 +117,38 @@ class MirroredPolicy(DelegatingPolicy):
         return batches
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
-        """In both."""
+        """Free positions in the policy and in llama.cpp."""
         self.inner.free(seq, start, stop)
         self.context.remove(*self._notify("seq_rm", self._llama_seq(seq), start, _end(stop)))
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
-        """In both."""
+        """Copy a sequence in the policy and in llama.cpp."""
         self.inner.copy(src, dst, start, stop)
         self.context.copy(*self._notify("seq_cp", self._llama_seq(src), self._llama_seq(dst), start, _end(stop)))
 
     def keep(self, seq: int) -> None:
-        """In both."""
+        """Remove all other sequences in the policy and in llama.cpp."""
         self.inner.keep(seq)
         self.context.keep(*self._notify("seq_keep", self._llama_seq(seq)))
 
     def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
-        """In both."""
+        """Shift positions in the policy and in llama.cpp."""
         self.inner.shift(seq, start, stop, delta)
         self.context.shift(*self._notify("seq_add", self._llama_seq(seq), start, _end(stop), delta))
 
     def compact(self) -> Moves:
-        """One pass of defragmentation in both; era A."""
+        """One pass of defragmentation in the policy and in llama.cpp; era A."""
         inner = self.inner
-        assert isinstance(inner, UnifiedPolicy), "only caches of era A are ever tidied"
+        assert isinstance(inner, UnifiedPolicy), "only caches of era A are ever compacted"
         moves = inner.compact()
-        # One pass is all that is done, whether it was due anyway or not.
+        # llama.cpp makes one pass, whether or not one was already due.
         inner.wants_compaction = False
         self.context.defragment(*self._notify("defrag"))
         self.context.update(*self._notify("update"))
         return moves
 
     def llama_seqs(self, chunk: Chunk) -> tuple[int, ...]:
-        """The sequences that see a chunk, by llama.cpp's numbers."""
+        """llama.cpp's numbers of the sequences that see a chunk."""
         return tuple(self._llama_seq(seq) for seq in chunk.seqs)
 
     def _llama_seq(self, seq: int) -> int:
@@ -167,10 +168,10 @@ class MirroredPolicy(DelegatingPolicy):
 
 
 class LlamaCpp(SequenceTokens):
-    """The backend: each step is one ``llama_decode`` under a stopwatch.
+    """The backend: each step is one timed ``llama_decode``.
 
-    A step of several micro-batches has one time, which is shared out over them by their tokens. Tokens are made up as
-    in our own engine; what it says is the likeliest token, found within the time of the step.
+    The time of a step is divided among its micro-batches by their tokens. Prompts are made up as in our own engine;
+    the next token is the most likely one, and finding it counts towards the step's time.
     """
 
     wants_views = False
@@ -181,14 +182,14 @@ class LlamaCpp(SequenceTokens):
         self.context = policy.context
         self.compared = ComparisonCounts()
         self.checks = True
-        """Whether cells that are shown are compared, and a difference ends the run."""
+        """Whether shown cells are compared with the policy's; a difference raises ``Divergence``."""
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Run the step, and share its seconds out. Raises ``Divergence``."""
+        """Run the step and return the seconds of each micro-batch. Raises ``Divergence``."""
         policy, context = self.policy, self.context
         rows: list[BatchRow] = []
         last: dict[tuple[int, int], int] = {}
-        """Of each chunk that a token follows, by sequence and the position behind it: its last row."""
+        """Last row of each chunk that reaches its sequence's end, by sequence and end position."""
         for chunk in step:
             seqs, ends = policy.llama_seqs(chunk), self.reaches_end(chunk)
             at = chunk.start + chunk.n
@@ -211,24 +212,24 @@ class LlamaCpp(SequenceTokens):
         return [seconds * batch.n_tokens / total for batch in batches]
 
     def move(self, moves: Moves) -> float:
-        """Nothing: policies that describe llama.cpp move nothing by themselves."""
+        """Raise ``Divergence``: policies that describe llama.cpp never move cells by themselves."""
         raise Divergence(f"{self.policy.name} moves {moves.n_cells} cells, which llama.cpp does not do")
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """Nothing: they have no host tier."""
+        """Raise ``Divergence``: llama.cpp has no host tier."""
         raise Divergence(f"{self.policy.name} copies to or from a host tier, which llama.cpp does not have")
 
     def _append_best_tokens(self, batches: Sequence[MicroBatch], last: dict[tuple[int, int], int]) -> float:
-        """Append what is said behind the chunks that ran; the seconds that finding it took."""
+        """Append the next token to each sequence that has one; return the seconds spent finding them."""
         began = perf_counter()
-        said = [
+        found = [
             (chunk, self.context.best(last[chunk.seq, chunk.start + chunk.n]) or 0)
             for batch in batches
             for chunk in batch.chunks
             if (chunk.seq, chunk.start + chunk.n) in last
         ]
         seconds = perf_counter() - began
-        for chunk, best in said:
+        for chunk, best in found:
             self.append_token(chunk, best)
         return seconds
 
@@ -249,9 +250,9 @@ class LlamaCpp(SequenceTokens):
             self._compare(shown, self.policy.before if era_b else self.policy.states())
 
     def finish(self) -> None:
-        """Era B, where cells are shown: look at them once more, by a batch of one token for each stream.
+        """Era B with ``show_cells``: compare the final cells, shown by one more batch of one token in each stream.
 
-        Nothing can be run on the context after that.
+        The context cannot be used afterwards.
         """
         context, policy = self.context, self.policy
         if context.era == "A" or not context.settings.show_cells:
@@ -281,7 +282,7 @@ class LlamaCpp(SequenceTokens):
 
 
 def _difference(cells: StreamCells, state: StreamState) -> str | None:
-    """The first thing that llama.cpp shows otherwise than the policy has it."""
+    """The first difference between llama.cpp's cells and the policy's; None if they agree."""
     counts = (
         ("head", cells.head, state.head),
         ("used", cells.used, state.used),
@@ -308,9 +309,9 @@ def _end(stop: int | None) -> int:
 def context_settings(
     policy: Policy, settings: ContextSettings, era: Era
 ) -> tuple[UnifiedPolicy | MultiStreamPolicy, ContextSettings, int]:
-    """The policy, the settings that make llama.cpp's cache like its own, and what to add to sequence numbers.
+    """The policy, settings that give llama.cpp an equal cache, and the offset of its sequence numbers.
 
-    ``settings`` has what the policy does not say. Raises ``UserError`` where llama.cpp has no such cache.
+    ``settings`` supplies what the policy does not determine. Raises ``UserError`` if llama.cpp has no such cache.
     """
     if policy.name not in POLICIES[era] or not isinstance(policy, UnifiedPolicy | MultiStreamPolicy):
         raise UserError(
@@ -331,7 +332,7 @@ def context_settings(
 
 
 def mirrored_backend(model: LlamaModel, policy: Policy, settings: ContextSettings, seed: int) -> LlamaCpp:
-    """A backend, and (``backend.policy``) the policy that it must be driven with. Raises ``UserError``."""
+    """A llama.cpp backend, to be driven with its own ``backend.policy``. Raises ``UserError``."""
     own, settings, offset = context_settings(policy, settings, model.library.era)
     context = Context(model, settings)
     made = tuple(spec.size for spec in own.caches) if isinstance(own, MultiStreamPolicy) else (own.capacity,)

@@ -32,7 +32,8 @@ class BootstrapMedians:
     def of(cls, samples: pd.DataFrame, *by: str) -> BootstrapMedians:
         """Group the column ``seconds`` of ``samples`` by two or more columns ``by``, and by ``round``."""
         wide = samples.pivot(index="round", columns=list(by), values="seconds").sort_index(axis=1)
-        return cls(pd.MultiIndex.from_tuples(wide.columns.to_list(), names=by), wide.to_numpy(dtype=float))
+        assert isinstance(wide.columns, pd.MultiIndex)
+        return cls(wide.columns, wide.to_numpy(dtype=float))
 
     def index_of(self, *case: Any) -> int:
         """Position of a case in ``value``."""
