@@ -4,15 +4,15 @@ A process can load only one version of llama.cpp, so ``run_study`` starts ``pyth
 reads a ``StudyRequest`` as JSON from its input, measures, and writes a ``StudyResult`` as JSON to its output. One
 program can thus study several versions in turn.
 
-- ``holes``: the same tokens in the lowest cells, or at the top of a span whose other cells are empty; one decode of a
-  further token. Both take turns.
-- ``defragmentation`` (era A): one pass over a cache that is laid out so that it moves a given number of runs, each of a
-  given number of cells. What was count_moves is read from the cells before and after.
-- ``shift``: one token's position is changed, and all keys owed a rotation get it. Era A does so when asked; era B at
-  the next decode, so that a decode with a shift and one without take turns.
+- ``holes``: one decode after the same tokens in the lowest cells, and at the top of a span whose other cells are empty,
+  alternately.
+- ``defragmentation`` (era A): one pass over a cache laid out so that it moves a given number of runs, each of a given
+  number of cells; the moves are verified from the cells before and after.
+- ``shift``: positions are changed, and the rotation of the keys is timed. Era A carries it out on request, era B at the
+  next decode, so that decodes with and without a shift alternate.
 
-Caches are filled cheaply: a few tokens are computed once, and what llama.cpp saves of a sequence is brought in again
-under other sequence numbers, as often as cells are wanted.
+Caches are filled cheaply: a few tokens are computed once, and the saved state of their sequence is loaded under as many
+other sequence numbers as needed.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ def measure(request: StudyRequest) -> StudyResult:
 
 
 def _main() -> int:
-    """StudyResult on the output, whatever happens."""
+    """Print the result as JSON, or an error."""
     asked = json.load(sys.stdin)
     try:
         cases: Sequence[Sequence[int]] = asked["cases"]

@@ -1,8 +1,9 @@
-"""Measuring the real llama.cpp: prompts by batch size, decodes by batch and attended span, defragmentation, K-shift.
+"""Measure the real llama.cpp: prompts by batch size, decodes by batch and attended span, defragmentation, K-shift.
 
 Without flash attention a pass costs the same whatever its sequences hold: every token is scored against all cells up to
-the padded span. So a pass of any shape is measured on a cache that one long sequence fills up to some cell: each of the
-pass's own sequences shares a stretch of it, and their tokens go behind it. With flash attention those stretches count.
+the padded span. A pass of any shape is therefore measured on a cache that one long sequence fills up to some cell: each
+of the pass's own sequences shares an extent of it, and their tokens follow it. With flash attention only these extents
+are scored.
 """
 
 from __future__ import annotations
@@ -29,36 +30,34 @@ from policies.layouts.llamacpp import early_2025
 from real_engine.llama_library import BatchRow, Context, ContextSettings
 
 CELLS = 4096
-"""Cells of the caches that are measured on."""
+"""Cells of the measured caches."""
 _FILLED = 3520
-"""Cells that the long sequence takes at most: the longest pass fits behind it."""
+"""Most cells of the long sequence, so that the longest pass fits after it."""
 _LONGEST = 512
-"""Tokens in a pass."""
+"""Most tokens in a pass."""
 _MOVES = 24
 _SHIFTED = (512, 1024, 2048, CELLS)
 """Cells of the caches in which keys are rotated."""
 _DECODES = (1, 2, 4, 8, 16)
 _PROMPTS = (32, 128)
-"""Tokens of the passes that the machine's pace is told by."""
+"""Decodes (above) and prompt tokens of the reference passes."""
 _REFERENCE_CELLS = 960
-"""Cells that are filled meanwhile."""
+"""Cells filled during the reference passes."""
 _EVERY_S = 4.0
 _SEQUENCES = 24
 """More than a pass ever has chunks."""
 _PASSES, _SERVED = 40, 500
-"""Decodes that a trial, and a run of a server, take as long as; roughly."""
+"""Approximate lengths of a trial and of a server run, in decodes."""
 _REQUESTS = 4
-"""Of a server run, beside one of each user."""
+"""Requests of a server run beyond one for each user."""
 _SLOT = 768
 """Cells of each stream in server runs."""
-
-
 SKIPPING: tuple[Kernel, ...] = ("tiled",)
-"""On a CPU, flash attention goes cell by cell, and passes over those that are masked."""
+"""Kernels that skip masked cells: on a CPU, flash attention goes cell by cell."""
 
 
 class LlamaSubject:
-    """llama.cpp with a model, without and with flash attention."""
+    """The real llama.cpp with a model, without and with flash attention."""
 
     shifts_all = True
 
@@ -71,14 +70,14 @@ class LlamaSubject:
         threads: int = 1,
         library: Path | str | None = None,
     ):
-        """Raises ``UserError`` where llama.cpp or the model is missing, or does not go with these types."""
+        """Raises ``UserError`` if llama.cpp or the model is missing, or does not support these types."""
         self.model, self.type_k, self.type_v, self.threads = absolute_model_path(model), type_k, type_v, threads
         self._session = LlamaCppSession(self._scenario("idle", 1, 1, 0), model=model, library=library, threads=threads)
         self.engine = self._session.library.name
         self._era = self._session.library.era
         kernels = _kernels(type_v)
         self._wall = self._cpu = 0.0
-        """Spent in contexts that are closed."""
+        """Seconds spent in contexts that are closed."""
         self._prefilled = {kernel: PrefilledContext(self._context(kernel, CELLS), kernel) for kernel in kernels}
         self._served = [(kernel, policy) for kernel in kernels for policy in self._session.policies]
         self._reference_context = _reference_context(self._context(kernels[0], CELLS), kernels[0])
@@ -91,7 +90,7 @@ class LlamaSubject:
         return len(self._served)
 
     def sizes(self, seconds: float) -> tuple[int, int]:
-        """By how long a decode takes."""
+        """Sizes from the time of one decode."""
         decode = self._reference_context.timed([1], _REFERENCE_CELLS)
         trial = Trial(decode)
         trial.measure()
@@ -100,7 +99,7 @@ class LlamaSubject:
         return passes_in(each), runs_in(runs)
 
     def draw(self, each: int, rng: np.random.Generator) -> Trials:
-        """Passes on caches that are filled up to some cell; defragmentations where there are any; K-shifts."""
+        """Draw passes on caches filled up to some cell, defragmentations in era A, and K-shifts."""
         trials = Trials(groups=dict.fromkeys(self._prefilled, Group(CELLS)), skipping=SKIPPING)
         for kernel, prefilled in self._prefilled.items():
             for _ in range(each):
@@ -120,7 +119,7 @@ class LlamaSubject:
         return trials
 
     def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
-        """Under that kernel and policy."""
+        """Serve under the ``kind``-th pair of kernel and policy."""
         kernel, policy = self._served[kind]
         users = USERS[turn % len(USERS)]
         scenario = self._scenario(policy, users, int(rng.integers(1 << 31)), turn, kernel, int(rng.choice([64, 128])))
@@ -137,7 +136,7 @@ class LlamaSubject:
         return sampling.samples
 
     def spent(self) -> tuple[float, float]:
-        """In ``llama_decode``."""
+        """Seconds in ``llama_decode``."""
         contexts = self._contexts
         wall = self._wall + sum(context.wall_s for context in contexts)
         return wall * self.threads, self._cpu + sum(context.cpu_s for context in contexts)
@@ -147,7 +146,7 @@ class LlamaSubject:
         return [prefilled.context for prefilled in (*self._prefilled.values(), self._reference_context)] + self._others
 
     def close(self) -> None:
-        """Every context, and the model."""
+        """Close every context and the model."""
         for context in self._contexts:
             context.close()
         self._session.close()
@@ -155,7 +154,7 @@ class LlamaSubject:
     def _scenario(
         self, policy: str, users: int, seed: int, turn: int, kernel: Kernel = "masked", n_ubatch: int = 128
     ) -> Scenario:
-        """Random requests of so many users, one after another's end."""
+        """Random requests of ``users`` users in a closed loop."""
         streams = policy == "streams"
         return load_scenario(
             {
@@ -186,7 +185,7 @@ class LlamaSubject:
 
 
 def llama_reference_passes(session: LlamaCppSession) -> tuple[ReferencePasses, Context]:
-    """Of llama.cpp as it is there: its passes set_filled on cells that are filled once, on that context."""
+    """Reference passes of llama.cpp, and their context, whose cells are filled once."""
     cache = session.scenario.cache
     kernel = _kernels(cache.type_v)[0]
     context = _context(session, kernel, CELLS, cache.type_k, cache.type_v)
@@ -194,7 +193,7 @@ def llama_reference_passes(session: LlamaCppSession) -> tuple[ReferencePasses, C
 
 
 def _kernels(type_v: Storage) -> tuple[Kernel, ...]:
-    """Without flash attention, V in blocks of numbers cannot be read."""
+    """Supported kernels: V in q8_0 or q4_0 needs flash attention."""
     return ("tiled",) if type_v in ("q8_0", "q4_0") else ("masked", "tiled")
 
 
@@ -218,7 +217,7 @@ def _context(session: LlamaCppSession, kernel: Kernel, cells: int, type_k: Stora
 
 
 def fill(context: Context, cells: int, seq: int = 0) -> None:
-    """Let a sequence take the first so many cells of an empty cache."""
+    """Fill the first ``cells`` cells of an empty cache with one sequence."""
     for start in range(0, cells, _LONGEST):
         rows: list[BatchRow] = [(7, at, False, (seq,)) for at in range(start, min(start + _LONGEST, cells))]
         rows[-1] = (*rows[-1][:2], True, (seq,))
@@ -227,14 +226,14 @@ def fill(context: Context, cells: int, seq: int = 0) -> None:
 
 
 class PrefilledContext:
-    """A context whose cells one long sequence fills, number 0; what is measured is sequences 1, 2 and so on."""
+    """A context prefilled by one long sequence, number 0; timed passes use sequences 1, 2, ...."""
 
     def __init__(self, context: Context, kernel: Kernel, filled: int = 0):
         self.context = context
         self._kernel = kernel
         self._pad = 256 if context.era == "B" or kernel == "tiled" else 32
         self._filled = filled
-        """Cells that are filled now."""
+        """Cells filled at present."""
         self._full = None
         if not filled:
             fill(context, _FILLED)
@@ -242,9 +241,9 @@ class PrefilledContext:
             self._filled = _FILLED
 
     def set_filled(self, filled: int) -> None:
-        """Have just so many cells filled."""
+        """Restore or truncate the long sequence to exactly ``filled`` cells."""
         if self._filled < filled:
-            assert self._full is not None, "a prefilled that stands still is asked for more"
+            assert self._full is not None, "a context that was filled once cannot be filled further"
             self.context.clear()
             self.context.restore(self._full)
             self._filled = _FILLED
@@ -253,24 +252,24 @@ class PrefilledContext:
             self._filled = filled
 
     def chunks(self, lengths: list[int], filled: int) -> list[Chunk]:
-        """Of a pass: each sequence goes on behind a stretch of its own of what is filled."""
+        """Chunks of a pass: each sequence continues an extent of its own within the filled cells."""
         share = filled // len(lengths)
         return [Chunk(1 + i, (i + 1) * share, n) for i, n in enumerate(lengths)]
 
     def pass_of(self, lengths: list[int], filled: int) -> MicroBatch:
-        """What the pass does."""
+        """The pass as a micro-batch, with its reads."""
         chunks = self.chunks(lengths, filled)
         top = filled + sum(lengths)
         span, own, at, share = padded_span(top, self._pad, CELLS), {}, filled, filled // len(lengths)
         for chunk in chunks:
-            stretch = np.arange(chunk.start - share, chunk.start)
-            own[chunk.seq] = np.concatenate([stretch, np.arange(at, at + chunk.n)])
+            extent = np.arange(chunk.start - share, chunk.start)
+            own[chunk.seq] = np.concatenate([extent, np.arange(at, at + chunk.n)])
             at += chunk.n
         reads = reads_of(self._kernel, chunks, own.__getitem__, span)
         return MicroBatch(tuple(chunks), (Place(np.arange(filled, top), reads),))
 
     def timed(self, lengths: list[int], filled: int) -> Callable[[], float]:
-        """The pass, to be run again and again on cells that are filled so far; returns its seconds."""
+        """A function that runs the pass after ``filled`` cells, repeatably, and returns its seconds."""
         chunks = self.chunks(lengths, filled)
         rows: list[BatchRow] = [
             (7 + at % 31, start + at, at == n - 1, (seq,)) for seq, start, n, _ in chunks for at in range(n)
@@ -282,7 +281,7 @@ class PrefilledContext:
             for chunk in chunks:
                 context.copy(0, chunk.seq, chunk.start - filled // len(lengths), chunk.start)
             returned, seconds = context.decode(rows)
-            assert returned == 0, "a pass found no room behind what is filled"
+            assert returned == 0, "a pass found no room after the filled cells"
             began = perf_counter()
             for row in last:
                 context.best(row)
@@ -294,7 +293,7 @@ class PrefilledContext:
         return run
 
     def trial(self, run: Callable[[], float], before: Callable[[], float] | None, filled: int) -> Trial:
-        """On cells that are filled so far."""
+        """A trial of ``run`` with exactly ``filled`` cells filled."""
 
         def ready(then: Callable[[], float]) -> Callable[[], float]:
             def go() -> float:
@@ -306,17 +305,17 @@ class PrefilledContext:
         return Trial(ready(run), None if before is None else ready(before))
 
     def reference_passes(self) -> ReferencePasses:
-        """Passes that tell the machine's pace, on what is filled."""
+        """Reference passes on the cells filled at present."""
         decodes = [self.timed([1] * n, self._filled) for n in _DECODES]
         prompts = [self.timed([n], self._filled) for n in _PROMPTS]
         return ReferencePasses([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts], _EVERY_S)
 
     def defragmentation(self, n_layers: int, rng: np.random.Generator) -> tuple[Moves, Trial]:
-        """One pass over some holes; some have nothing to move."""
+        """A defragmentation pass over random holes; some passes have nothing to move."""
         runs, length = int(rng.integers(0, 33)), int(2 ** rng.uniform(0, 6))
         length = max(1, min(length, _FILLED // (4 * max(runs, 1))))
         holes = [(i * 2 * length + 1, i * 2 * length + 1 + length) for i in range(runs)]
-        # What llama.cpp will move is what the policy that describes it would.
+        # llama.cpp will make the moves that the policy describing it plans.
         config = CacheConfig(cells=CELLS, n_ubatch=CELLS, sequences=2, n_layers=n_layers)
         policy = early_2025("llama.cpp", config, threshold=0.0)
         policy.allocate([Chunk(0, 0, _FILLED)])
@@ -332,14 +331,14 @@ class PrefilledContext:
                 context.remove(0, start, stop)
             context.defragment()
             seconds = context.update()
-            self._filled = 0  # Not as it was.
+            self._filled = 0  # The cells have changed, so refill them next time.
             return seconds
 
         return moves, Trial(run, before=lambda: 0.0)
 
 
 def _timed_shift(context: Context, cells: int) -> Callable[[], float]:
-    """A K-shift: a pass that has one to do first, less the same pass without."""
+    """A function that times a K-shift: a pass that carries one out first, less the same pass without."""
     at = 64
 
     def decode(position: int) -> float:
@@ -354,7 +353,7 @@ def _timed_shift(context: Context, cells: int) -> Callable[[], float]:
         context.shift(0, 0, -1, 1)
         if context.era == "A":
             return context.update()
-        # What is lost in the noise costs something all the same.
+        # A shift too fast to measure still costs something.
         return max(decode(at + 3) - plain, 0.02 * plain)
 
     return run

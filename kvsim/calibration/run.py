@@ -1,4 +1,4 @@
-"""A calibration from its first measurement to the profile."""
+"""Calibrations, from the first measurement to the profile."""
 
 from __future__ import annotations
 
@@ -26,44 +26,44 @@ from kvsim.model.engine_shapes import Storage
 from workloads import named_rng
 
 Report = Callable[[float], None]
-"""Called with the share of the work that is done."""
+"""Called with the share of the work done."""
 
 TIGHT = 0.01
-"""Measuring ends when the 95 % interval of the median of half of the trials is not wider than this to either side."""
+"""Measuring ends when the half-width of half of the trials' 95 % intervals, over the median, is at most this."""
 
 HELD_OUT_BOUND = 0.10
-"""A profile whose median held-out error is larger is not worth keeping."""
+"""Largest median held-out error of a profile that is worth keeping."""
 
 _ROUNDS = 4
-"""Rounds that a time budget should have room for."""
+"""Rounds into which a time budget is divided."""
 _REFERENCE_MEASUREMENTS = 10
-"""Times that the reference passes is measured in a round."""
+"""Measurements of the reference passes in each round."""
 _LEAST = 3
 """Rounds earlier_header intervals say anything."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A profile, and what it was fitted to."""
+    """A profile and how well it fits the measurements."""
 
     profile: Profile
     held_out: pd.DataFrame
-    """A row for each pass that was held out: kernel, tokens, chunks, mixed (in a running server, or by itself),
+    """A row for each pass held out of the fit: kernel, tokens, chunks, mixed (in a running server, or alone),
     measured_s, predicted_s."""
     rounds: int
     half_width: float
-    """Of the 95 % interval of the median, over the median; the middle one of all trials."""
+    """Median over all trials of the 95 % interval's half-width relative to the trial's median."""
     resumed: int
-    """Rounds that an earlier, unfinished calibration had left."""
+    """Rounds taken over from an earlier, unfinished calibration."""
 
     @property
     def tight(self) -> bool:
-        """Whether measuring ended because more would not have told more."""
+        """Whether measuring ended because the intervals were narrow enough."""
         return self.rounds >= _LEAST and self.half_width <= TIGHT
 
     @property
     def busy(self) -> bool:
-        """Whether other work had so much of the core that nothing here can be trusted."""
+        """Whether other work took so much of the core that the result cannot be trusted."""
         return self.profile.machine.cpu_share < machine.BUSY_BELOW
 
     def refusal(self, bound: float = HELD_OUT_BOUND) -> str | None:
@@ -76,7 +76,7 @@ class Calibration:
         return None
 
     def plot(self) -> Figure:
-        """Predicted against measured, of what was held out."""
+        """Predicted against measured seconds of the held-out passes."""
         from kvsim.reports.plots import calibration_figure
 
         return calibration_figure(self)
@@ -115,7 +115,7 @@ def build_subject(
     threads: int,
     library: Path | str | None,
 ) -> Subject:
-    """Who is to be measured. Raises ``UserError``."""
+    """The engine and model to measure. Raises ``UserError``."""
     if is_llamacpp(engine):
         from kvsim.calibration.llamacpp import LlamaSubject
 
@@ -137,10 +137,10 @@ def measure(
 ) -> Calibration:
     """Measure an engine and fit a profile.
 
-    Each cost alone (forward passes of random sizes under each kernel, copies of random runs) and mixed (passes of
-    running servers under random traffic) are measured by turns, round after round, so that a slow moment of the
-    machine falls on all alike; until the intervals are tight, or ``seconds`` have passed and the round is done. With a
-    ``journal``, what an earlier calibration had measured until it was cut short counts too. Raises ``UserError``.
+    Each round measures in random order each cost alone (forward passes of random sizes under each kernel, copies of
+    random runs) and mixed (passes of running servers under random traffic), so that slow moments of the machine affect
+    all alike. Rounds go on until the intervals are narrow, or ``seconds`` have passed. With a ``journal``, the rounds
+    of an interrupted calibration count too. Raises ``UserError``.
     """
     log = Journal(journal)
     header = _header(subject, *subject.sizes(seconds / _ROUNDS))
@@ -151,7 +151,7 @@ def measure(
         header, done = earlier, log.rounds()
     trials = subject.draw(header.each, named_rng(0, "calibration"))
     reference_passes = subject.reference_passes
-    # Another version may have drawn other trials: what it measured is of no use here.
+    # Another version of the program may have drawn other trials.
     sizes = len(trials.all()), len(reference_passes.trials)
     done = [each for each in done if (len(each.trials), len(each.reference_passes)) == sizes]
     for past in done:
@@ -174,7 +174,7 @@ def measure(
 
 @dataclass(slots=True)
 class _RoundRunner:
-    """A round."""
+    """Measures one round."""
 
     subject: Subject
     trials: Trials
@@ -185,7 +185,7 @@ class _RoundRunner:
     report: Report | None
 
     def run(self) -> MeasuredRound:
-        """All trials and the runs of servers, in random order."""
+        """Run all trials and servers in random order."""
         rng = named_rng(0, f"calibration round {self.number}")
         alone, reference_passes, kinds = self.trials.all(), self.subject.reference_passes, self.subject.kinds
         served = [(kind, i) for kind in range(kinds) for i in range(self.header.runs)]
@@ -203,7 +203,7 @@ class _RoundRunner:
                 else:
                     kind, i = served[index - len(alone)]
                     turn = self.number * self.header.runs + i
-                    # Each run an origin of its own, behind those of the trials.
+                    # Each run has an origin of its own, numbered after those of the trials.
                     mixed += self.subject.serve(kind, turn, len(self.trials.passes) + turn * kinds + kind, rng)
                 if self.report is not None:
                     self.report(min((time.perf_counter() - self.began) / self.seconds, 1.0))
