@@ -40,7 +40,7 @@ class SamplingBackend(DelegatingBackend):
     def __init__(
         self, engine: Backend, kernel: Kernel, group: Group, origin: int, *, per_pass: bool = True, skips: bool = False
     ):
-        """``apart``: each pass of a step was timed by itself. ``skips`` as in ``Attention``."""
+        """``apart``: whether each pass of a step is timed separately. ``skips`` as in ``Attention``."""
         super().__init__(engine)
         self.samples: list[Sample] = []
         self._kernel, self._group, self._origin, self._per_pass, self._skips = kernel, group, origin, per_pass, skips

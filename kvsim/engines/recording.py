@@ -1,4 +1,4 @@
-"""Recording a scenario's run on the real llama.cpp, in the format that ``kvsim conform`` reads."""
+"""Record a scenario's run on the real llama.cpp, in the format that ``kvsim conform`` reads."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from real_engine.llamacpp import LlamaCpp
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was written."""
+    """Summary of a recording that was written."""
 
     path: Path
     engine: str
-    """Which llama.cpp."""
+    """Name and version of llama.cpp."""
     policy: str
     records: int
     seen: int
-    """Records after which llama.cpp showed its cells."""
+    """Records with cells that llama.cpp showed."""
     divergence: str | None
-    """How llama.cpp and the policy parted, where they did: the recording ends there."""
+    """First difference between llama.cpp and the policy, with which the recording ends; None if there was none."""
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -58,13 +58,13 @@ def record(
     library: Path | str | None = None,
     progress: Progress | None = None,
 ) -> Recording:
-    """Run the scenario on llama.cpp and write down every operation and what llama.cpp shows of its cells.
+    """Run the scenario on llama.cpp and record every operation and the cells that llama.cpp shows.
 
-    ``policy``: the one that describes this version, where there are several. ``model``: a GGUF file in place of the
-    scenario's. ``library``: a folder with another llama-cpp-python than the installed one.
+    ``policy``: one of those that describe this version of llama.cpp. ``model``: a GGUF file in place of the scenario's.
+    ``library``: a folder with another llama-cpp-python than the installed one.
 
-    The schedule follows the policy that describes this version. Where llama.cpp returns something else, the recording
-    ends with that. Nothing is left half-written. Raises ``UserError``.
+    The schedule follows the policy. If llama.cpp returns something else, the recording ends with that record. The file
+    is written atomically. Raises ``UserError``.
     """
     path = Path(path)
     if not path.name or path.is_dir():
@@ -122,18 +122,18 @@ def _header(session: LlamaCppSession, backend: LlamaCpp) -> dict[str, Any]:
 
 
 class _OperationRecords:
-    """Keeps records; what is seen belongs to the last of them."""
+    """Collects the records; cells shown are added to the last one."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = [{"op": "init", "args": []}]
 
     def operation_done(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
-        """An operation is done."""
+        """Add a record."""
         record: dict[str, Any] = {"op": operation, "batch" if operation == "decode" else "args": list(arguments)}
         self.records.append(record if returned is None else record | {"ret": returned})
 
     def cells_shown(self, cells: Sequence[StreamCells]) -> None:
-        """The cells after the last operation."""
+        """Add the cells to the last record."""
         last = self.records[-1]
         if any(each.head is None for each in cells):
             (own,) = cells
@@ -157,7 +157,7 @@ def _runs(cells: StreamCells) -> list[list[Any]]:
             raise UserError("sequences share cells, and this version of llama.cpp does not show which")
         return cells.shared[cell]
 
-    # Cells of several sequences are told apart by who they are.
+    # Cells of different sets of sequences get different labels.
     label = cells.owner.copy()
     for number, seqs in enumerate(sorted(set((cells.shared or {}).values()))):
         label[[cell for cell, own in (cells.shared or {}).items() if own == seqs]] = SHARED - 1 - number

@@ -1,4 +1,4 @@
-"""Recordings of vLLM: its KV cache manager call by call, and its scheduler step by step."""
+"""Replay recordings of vLLM: its KV cache manager call by call, and its scheduler step by step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workloads import Request, Segment
 
 VERSION = "0.33.0"
 UNBOUNDED = 1 << 30
-"""Tokens; where a recording sets no limit."""
+"""Tokens or sequences, where a recording sets no limit."""
 _MASK = (1 << 32) - 1
 P = TypeVar("P", bound=PagedPolicy)
 
@@ -43,16 +43,16 @@ def tokens_of(piece: TextSegment) -> Iterator[int]:
 
 
 class BlockIds:
-    """The content ids by which recordings call full blocks, for our keys."""
+    """The recordings' ids of full blocks, by our content keys."""
 
     def __init__(self, block_size: int):
         self.of: dict[Key, str] = {}
         self._block_size = block_size
         self._texts: dict[Content, tuple[list[int], list[str]]] = {}
-        """Of each text: the tokens of its last, unfinished block, and the ids of the full ones before."""
+        """By content: the tokens of its last, incomplete block, and the ids of the full blocks before it."""
 
-    def learn(self, content: Content, piece: TextSegment) -> None:
-        """The text has grown by this."""
+    def learn(self, content: Content, piece: Piece) -> None:
+        """Register the blocks that become full as the content grows by ``piece``."""
         tokens, ids = self._texts.setdefault(content, ([], []))
         tokens += tokens_of(piece)
         size = self._block_size
@@ -67,7 +67,7 @@ class BlockIds:
 
 
 class RecordedPolicy(Generic[P]):
-    """A policy from a recording's header, and its state in the recording's words."""
+    """A policy built from a recording's header, and its state in the recording's fields."""
 
     def __init__(self, header: Record, max_tokens: int, build: Callable[..., P]):
         blocks, size = whole_number(header, "num_blocks"), whole_number(header, "block_size")
@@ -93,7 +93,7 @@ class RecordedPolicy(Generic[P]):
         self.policy.pool.on_evict = lambda block, key: self.evicted.append([block, self.names.of[key]])
 
     def state(self, record: Record) -> State:
-        """The fields that every record has, as ours."""
+        """Our values of the fields that every record has."""
         pool, names = self.policy.pool, self.names.of
         queue = pool.free.order()
         blocks = [[pool.refs[b], 0 if (key := pool.keys[b]) is None else names[key]] for b in range(1, pool.n)]
@@ -108,13 +108,13 @@ COMMON = ("nf", "fqc", "fq", "st", "nc")
 
 
 def recorded_state(record: Record, fields: tuple[str, ...]) -> State:
-    """The record's own fields and those common to all; of the latter the queue is not in every record."""
+    """The record's own fields and the common ones, of which the queue is optional."""
     common = {key: record[key] for key in COMMON if key != "fq" or key in record}
     return {key: record[key] for key in fields} | common | {"ev": record.get("ev", [])}
 
 
 class ManagerReplay:
-    """Calls of ``KVCacheManager`` on the paged policy."""
+    """Performs calls of ``KVCacheManager`` on the paged policy."""
 
     def __init__(self, header: Record):
         self.era = f"{header['vllm']}, manager"
@@ -125,7 +125,7 @@ class ManagerReplay:
         self._seqs: dict[str, int] = {}
 
     def perform(self, record: Record) -> tuple[State, State]:
-        """Carry out one call; the recorded state after it, and ours in the same fields."""
+        """Perform one call; return the recorded state after it and ours, in the same fields."""
         operations: dict[str, Callable[[Record], State]] = {
             "add": self._add,
             "append": self._append,
@@ -173,7 +173,7 @@ class ManagerReplay:
         policy = self._policy
         if record["first"]:
             policy.open(seq, SequencePlan(self._prompts[record["r"]], UNBOUNDED, UNBOUNDED, content))
-        # Where a look-up already came out otherwise, ours goes on with what it has found itself.
+        # After a look-up that disagreed, continue with the blocks that our own look-up found.
         hit = len(policy.found(seq)) * policy.block_size if record["first"] and record["hit"] else 0
         held = hit // policy.block_size if record["first"] else len(policy.tables[seq].blocks)
         chunk = Chunk(seq, record["nct"] + hit, record["new"])
@@ -200,21 +200,19 @@ class ManagerReplay:
 
 
 class CallLoggingPolicy(PagedPolicy):
-    """The paged policy, writing down what the scheduler asks of it."""
+    """The paged policy, logging the scheduler's calls."""
 
     calls: list[list[Any]]
     name_of: dict[Content, str]
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
-        """A look-up."""
+        """Look up a prefix, and log it."""
         hit = super().match(seq, content, tokens)
         self.calls.append(["L", self.name_of[content], hit, self.found(seq)])
         return hit
 
-    def reserve(
-        self, chunk: Chunk, *, whole: int = 0, waits: bool = False, lookahead: int = 0, in_flight: int = 0
-    ) -> bool:
-        """An allocation."""
+    def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False, ahead: int = 0, in_flight: int = 0) -> bool:
+        """Reserve blocks, and log it."""
         s = self.tables[chunk.seq]
         held = len(s.blocks) or chunk.start // self.block_size
         computed, hit = (chunk.start, 0) if s.blocks else (0, chunk.start)
@@ -225,7 +223,7 @@ class CallLoggingPolicy(PagedPolicy):
 
 
 class OutcomeRecorder(Recorder):
-    """Writes down who ends and who is preempted."""
+    """Logs requests that end or are preempted."""
 
     def __init__(self, policy: CallLoggingPolicy):
         super().__init__()
@@ -233,7 +231,7 @@ class OutcomeRecorder(Recorder):
         self.ended: list[str] = []
 
     def finish(self, job: Job) -> None:
-        """Blocks are freed when a request ends."""
+        """Log that the request's blocks are freed at its end."""
         super().finish(job)
         name = self._policy.name_of[job.content]
         self._policy.calls.append(["F", name])
@@ -241,38 +239,38 @@ class OutcomeRecorder(Recorder):
             self.ended.append(name)
 
     def preempted(self, job: Job) -> None:
-        """Blocks are freed when a request is preempted."""
+        """Log that the request's blocks are freed by a preemption."""
         super().preempted(job)
         self._policy.calls.append(["P", self._policy.name_of[job.content]])
 
 
 class ZeroTimeBackend:
-    """A backend that is told of requests and asked for nothing else."""
+    """A backend on which everything takes zero time."""
 
     wants_views = False
     predictor = None
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def discard(self, seq: int, start: int, stop: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """No time."""
+        """Return zero seconds."""
         return [0.0] * len(batches)
 
     def move(self, moves: Moves) -> float:
-        """No time."""
+        """Return zero seconds."""
         return 0.0
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """No time."""
+        """Return zero seconds."""
         return 0.0
 
 
 class UncheckedVllm(Vllm):
-    """Refuses nothing, as the original."""
+    """vLLM's scheduler without our checks: like the original, it refuses no request."""
 
     def __init__(self, scenario: Scenario, policy: CallLoggingPolicy, recorder: Recorder, max_tokens: int):
         super().__init__(scenario, policy, ZeroTimeBackend(), recorder)
@@ -282,11 +280,11 @@ class UncheckedVllm(Vllm):
         """Refuses nothing."""
 
     def _check_progress(self, now: float) -> None:
-        """Waits as long as anyone looks."""
+        """Never raise ``Livelock``: the original waits for ever."""
 
 
 class SchedulerReplay:
-    """Steps of ``Scheduler`` on our own scheduler over the paged policy."""
+    """Performs steps of ``Scheduler`` on our own scheduler over the paged policy."""
 
     def __init__(self, header: Record):
         effective = header["effective"]
@@ -312,7 +310,7 @@ class SchedulerReplay:
         self._jobs: dict[str, Job] = {}
 
     def perform(self, record: Record) -> tuple[State, State]:
-        """One step: what has come and gone, the schedule, its run, and what it finished."""
+        """Perform one step: arrivals and cancellations, the schedule, and its completion."""
         if record["op"] != "step":
             raise ValueError(f"operation {record['op']!r} is unknown; there is step")
         policy, scheduler, names = self._policy, self._scheduler, self._policy.name_of
@@ -324,7 +322,7 @@ class SchedulerReplay:
         try:
             step = list(scheduler.compose(0.0))
         except Livelock:
-            # The original schedules nothing, and waits.
+            # The original schedules nothing and waits.
             step = []
         tables = {chunk.seq: list(policy.tables[chunk.seq].blocks) for chunk in step}
         of = {chunk.seq: names[policy.tables[chunk.seq].content] for chunk in step}
@@ -351,7 +349,7 @@ class SchedulerReplay:
         return recorded, ours | self._recorded.state(record)
 
     def operation(self, record: Record) -> dict[str, Any]:
-        """Which step, and what came and went before it."""
+        """The step's number, arrivals and cancellations."""
         return {key: record[key] for key in ("op", "i", "add", "abort") if key in record}
 
     def _add(self, name: str, prompt: list[list[int]], max_tokens: int, priority: int, arrival_s: float) -> None:
@@ -359,7 +357,7 @@ class SchedulerReplay:
         segments = tuple(Segment(*piece) for piece in prompt)
         n = sum(segment.n for segment in segments)
         job = Job(Request(number, arrival_s, n, max_tokens, content=segments, priority=priority), arrival_s)
-        # Recorded requests answer from sources of their own, which later prompts quote.
+        # Each recorded request's answer has a source number of its own, which later prompts quote.
         job.content = content = Content()
         for piece in (*segments, (3_000_000 + number, 0, max_tokens)):
             content.extend(piece)
@@ -370,7 +368,7 @@ class SchedulerReplay:
 
 
 def vllm_replay(header: Record) -> Replay:
-    """The replay of a recording, by its header. Raises ``ValueError`` where it is none of vLLM's."""
+    """The replay of a recording, by its header. Raises ``ValueError`` if it is not one of vLLM's."""
     kinds: dict[str, Callable[[Record], Replay]] = {"manager": ManagerReplay, "scheduler": SchedulerReplay}
     if header.get("kind") not in kinds:
         raise ValueError(f"not a vLLM recording's header; a JSON object with 'kind' ({' or '.join(kinds)}) is expected")
