@@ -105,7 +105,7 @@ def test_the_whole_benchmark_at_a_small_scale(tmp_path: Path) -> None:
     assert "times the floor" in ran.output
 
 
-def test_a_policy_that_is_not_there_is_named() -> None:
+def test_an_unknown_policy_is_named() -> None:
     app = Typer()
     app.command()(scale.main)
     ran = CliRunner().invoke(app, ["--only", "pages"])
@@ -113,7 +113,7 @@ def test_a_policy_that_is_not_there_is_named() -> None:
     assert "no policy called 'pages'" in ran.output
 
 
-def test_what_keeps_vidur_from_running_is_one_line(tmp_path: Path) -> None:
+def test_failures_of_vidur_are_reported_in_one_line(tmp_path: Path) -> None:
     task = scale.task("paged", 10, None)
     assert stand_in(tmp_path / "good", task).run(task) > 0
     with pytest.raises(VidurError, match=r"^AssertionError$"):
@@ -155,7 +155,7 @@ def test_ratios_are_of_medians_with_rounds_drawn_together() -> None:
     assert scale.ratio([3.0], [2.0]) == {"ratio": 1.5, "low": 1.5, "high": 1.5}
 
 
-def test_what_a_second_worker_is_worth(capsys):
+def test_parallel_efficiency_is_reported(capsys):
     sweeping.main(["--points", "4", "--requests", "20", "--rounds", "1", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert told["points"] == 4

@@ -50,7 +50,7 @@ def test_f32_is_the_reference(found):
     assert (result.model, result.weights, result.tokens) == (loaded.name, "f32", 150)
 
 
-def test_narrower_types_are_further_off(found):
+def test_narrower_types_deviate_more(found):
     loaded, result = found
     assert list(zip(result.table["k"], result.table["v"], strict=True)) == list(PAIRS)
     alike = result.table[result.table["k"] == result.table["v"]]
@@ -148,7 +148,7 @@ def test_a_short_context_cuts_the_text(tmp_path):
         (("--weights", "q4_0"), "no weights 'q4_0'"),
     ],
 )
-def test_mistakes_are_answered_in_one_line(arguments, words):
+def test_mistakes_are_refused_in_one_line(arguments, words):
     finished = command("accuracy", "--model", "tiny", *arguments)
     assert (finished.returncode, finished.stdout) == (2, "")
     (line,) = finished.stderr.splitlines()

@@ -20,7 +20,7 @@ from real_engine.copies import COPY_KERNELS, carry_out
     compactor=st.sampled_from([pack, limited_fill_holes(8192, 4)]),
     piece=st.sampled_from([1, 20, 1 << 18]),
 )
-def test_all_ways_leave_the_same_cells_behind(owners, compactor, piece):
+def test_all_copy_kernels_give_the_same_cells(owners, compactor, piece):
     arena = Arena(len(owners))
     for cell, seq in enumerate(owners):
         if seq >= 0:
@@ -54,7 +54,7 @@ def test_a_run_may_overlap_itself_and_a_later_one_may_read_what_an_earlier_one_w
     kind=st.sampled_from(["f4", "f2", "i1"]),
     piece=st.sampled_from([1, 40, 1 << 18]),
 )
-def test_runs_of_all_kinds_one_after_another(runs, kind, piece):
+def test_random_runs_in_sequence(runs, kind, piece):
     """Up, down, onto themselves and onto one another, against a copy of one cell after another."""
     cells = list(range(32))
     for source, target, n in runs:
@@ -67,7 +67,7 @@ def test_runs_of_all_kinds_one_after_another(runs, kind, piece):
         assert (array == before[:, cells]).all()
 
 
-def test_what_could_not_be_moved_in_place_is_refused():
+def test_arrays_that_cannot_be_moved_in_place_are_refused():
     """Of a copy it would be the copy that is moved, and not the cells."""
     array = np.zeros((2, 8, 3, 4)).transpose(0, 1, 3, 2)
     for kernel in COPY_KERNELS:

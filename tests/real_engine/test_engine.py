@@ -71,7 +71,7 @@ def test_text_equals_cacheless_recomputation(name, kernel):
 
 
 @pytest.mark.parametrize("name", available())
-def test_every_policy_tells_the_truth_with_compaction_at_random_moments(name):
+def test_every_policy_generates_the_cacheless_text_with_random_compaction(name):
     # A ring that never overwrites is to say what anyone says; a sliding window is to be narrower than the texts.
     window = 64 if name == "ring" else 20
     world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update={"window": window, "cells": 256})})
@@ -191,7 +191,7 @@ def talk(**keys):
 
 
 @pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu", "sieve", "belady"])
-def test_shared_blocks_hold_what_their_finders_say(eviction):
+def test_shared_blocks_hold_the_right_tokens(eviction):
     recorder, wrong = talk(server__scheduler="vllm", cache__eviction=eviction, cache__cells=120)
     assert wrong == 0
     assert recorder.prefix_found > 0
@@ -214,7 +214,7 @@ def test_blocks_come_back_whole_from_the_host_tier(preemption, prefetch):
 
 
 @pytest.mark.parametrize("policy", ["paged", "contiguous", "llama.cpp-b6975", "full-compaction", "sliding-window"])
-def test_a_kept_slot_goes_on_from_the_longest_common_prefix(policy):
+def test_a_kept_slot_continues_from_the_longest_common_prefix(policy):
     recorder, wrong = talk(cache__policy=policy, cache__cells=600, cache__window=64)
     assert wrong == 0
     assert recorder.prefix_found > 0
@@ -222,14 +222,14 @@ def test_a_kept_slot_goes_on_from_the_longest_common_prefix(policy):
 
 @pytest.mark.parametrize("policy", ["paged", "paged-window", "contiguous", "growing"])
 @pytest.mark.parametrize("scheduler", ["vllm", "static"])
-def test_every_scheduler_tells_the_truth(scheduler, policy):
+def test_every_scheduler_generates_the_cacheless_text(scheduler, policy):
     cells = 320 if policy == "growing" else 200
     _, wrong = talk(server__scheduler=scheduler, cache__policy=policy, cache__cells=cells, cache__window=30)
     assert wrong == 0
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
-def test_a_filled_cache_has_been_written_to_everywhere(kind):
+def test_fill_writes_every_cell(kind):
     engine = Engine(Transformer.random(SHAPES["tiny"], 1), (Group(70),), "sliced", seed=0, type_k=kind, type_v=kind)
     engine.fill()
     for kept in (*engine.keys, *engine.values):

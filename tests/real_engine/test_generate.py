@@ -28,7 +28,7 @@ def expected(small):
 
 
 @pytest.mark.parametrize("policy", available())
-def test_every_policy_says_the_same(small, expected, policy):
+def test_every_policy_generates_the_same_text(small, expected, policy):
     told = generate(PROMPT, small, policy, 20)
     text = "".join(told)
     assert told.tokens == expected
@@ -138,20 +138,20 @@ def test_answer_writes_as_it_goes_and_sums_up(tmp_path):
         ("hello", {"cells": 2}, "a cache of 2 cells"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(small, prompt, options, words):
+def test_invalid_arguments_are_refused_in_one_line(small, prompt, options, words):
     with pytest.raises(UserError) as caught:
         list(generate(prompt, small, **options))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_ring_goes_on_beyond_what_the_model_was_trained_on(small):
+def test_a_ring_continues_beyond_the_trained_context(small):
     told = generate("hello", small, "ring", 300)
     list(told)
     assert len(told.tokens) == 300
 
 
-def test_models_without_words_are_refused():
+def test_models_without_a_vocabulary_are_refused():
     with pytest.raises(UserError, match=r"model tiny: no supported vocabulary.*gpt2.*gpt-2 or smollm"):
         generate("hello", load_model("tiny"))
 

@@ -48,7 +48,7 @@ def refused(path, *words, load=load_model):
 
 @pytest.mark.parametrize("form", ["f32", "mapped"])
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_a_model_says_what_the_papers_say(tmp_path, kind, form):
+def test_logits_follow_the_papers(tmp_path, kind, form):
     small = Small(Kind[kind], tied=kind != "Q4_0")
     model = load_model(str(small.write(tmp_path / "m.gguf")), weights=form).transformer
     assert np.abs(logits(model) - small.logits(TEXT)).max() < 2e-4
@@ -90,7 +90,7 @@ def test_sizes_that_follow_from_others_may_be_left_out(tmp_path):
     assert np.abs(logits(model) - small.logits(TEXT)).max() < 2e-4
 
 
-def test_rows_are_put_back_where_the_converter_took_them_from():
+def test_rotary_order_inverts_the_converters_permutation():
     """llama.cpp's ``convert_hf_to_gguf.py`` permutes rows of queries and keys; their own order pairs halves."""
     heads, d_head = 3, 8
     original = np.arange(heads * d_head)
@@ -162,7 +162,7 @@ def test_every_finite_half_is_decoded_exactly():
     assert (decoded[finite].view(np.int32) == expected[finite].view(np.int32)).all()
 
 
-def test_a_gate_that_is_shut_stays_silent(tmp_path):
+def test_a_closed_gate_does_not_overflow(tmp_path):
     """``exp(-gate)`` would overflow, and warn."""
     small = Small(n_layers=1)
     for part in ("ffn_gate", "ffn_norm"):
@@ -253,7 +253,7 @@ def test_other_tensors_are_refused(tmp_path, tensors, words):
     refused(Small(tensors=tensors).write(tmp_path / "m.gguf"), *words)
 
 
-def test_weights_that_no_machine_holds_are_refused_before_they_are_read(tmp_path, monkeypatch):
+def test_weights_beyond_the_memory_are_refused_before_they_are_read(tmp_path, monkeypatch):
     path = Small().write(tmp_path / "m.gguf")
     header, pages = read_header(path), {"SC_PHYS_PAGES": 60, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr("real_engine.gguf_model.os.sysconf", pages.__getitem__)
@@ -261,7 +261,7 @@ def test_weights_that_no_machine_holds_are_refused_before_they_are_read(tmp_path
     load_transformer(header, "f16")
 
 
-def test_files_that_are_none(tmp_path):
+def test_files_that_are_not_gguf_are_refused(tmp_path):
     import os
 
     refused(tmp_path / "none.gguf", "No such file")
@@ -330,7 +330,7 @@ def test_hostile_headers(tmp_path, content, words):
         ((99, bytes(8)), ["type 99"]),
     ],
 )
-def test_hostile_vocabularies_that_are_passed_over(tmp_path, value, words):
+def test_hostile_vocabularies_are_refused_when_skipped(tmp_path, value, words):
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(fields=1, rest=key(b"tokenizer.ggml.tokens", *value)))
     refused(path, *words, load=shape_of)
@@ -338,7 +338,7 @@ def test_hostile_vocabularies_that_are_passed_over(tmp_path, value, words):
     refused(path, "'tokenizer.ggml.a' twice", load=shape_of)
 
 
-def test_a_header_without_its_vocabulary_says_all_else(tmp_path):
+def test_a_header_without_its_vocabulary_has_all_other_fields(tmp_path):
     small = Small()
     words = {"tokens": ["a", "bc"], "scores": [0.5, 1.5], "token_type": [1, 1], "bos_token_id": 1, "model": "gpt2"}
     small.fields |= {f"tokenizer.ggml.{name}": value for name, value in words.items()}
@@ -381,7 +381,7 @@ def test_a_file_with_other_bytes_is_refused_or_read(tmp_path):
 
 
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
-def test_smollm2_is_what_its_authors_say():
+def test_smollm2_has_its_published_shape():
     shape = shape_of("smollm2")
     assert shape == ModelShape(30, 576, 9, 3, 64, 1536, 49152, 100_000.0, pytest.approx(1e-5))
     model = load_model("smollm2", weights="mapped").transformer

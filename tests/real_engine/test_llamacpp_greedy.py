@@ -82,14 +82,14 @@ def disagreements(found):
 
 
 @pytest.mark.parametrize("policy", ["contiguous", "paged", "oracle"])
-def test_eight_texts_at_once_are_llamacpps(model, policy):
+def test_eight_concurrent_texts_equal_llamacpps(model, policy):
     wrong, furthest = disagreements(follow(model, policy, list(PROMPTS)))
     assert wrong == []
     assert furthest < ROUNDING
 
 
 @pytest.mark.parametrize(("number", "policy"), list(enumerate(available())))
-def test_under_every_policy_a_text_is_llamacpps(model, number, policy):
+def test_a_text_under_every_policy_equals_llamacpps(model, number, policy):
     """Another prompt for each, in turn."""
     kind = list(PROMPTS)[number % len(PROMPTS)]
     wrong, furthest = disagreements(follow(model, policy, [kind], 16))
@@ -97,7 +97,7 @@ def test_under_every_policy_a_text_is_llamacpps(model, number, policy):
     assert furthest < ROUNDING
 
 
-def test_a_free_text_is_llamacpps(model):
+def test_a_freely_generated_text_equals_llamacpps(model):
     """Told through the engine's own way of taking its likeliest token."""
     prompt = PROMPTS["counting"]
     told = generate(prompt["text"], model, "paged", 12)
@@ -105,13 +105,13 @@ def test_a_free_text_is_llamacpps(model):
     assert told.tokens == prompt["continuation"][:12]
 
 
-def test_prompts_are_the_tokens_that_llamacpp_makes_of_them(model):
+def test_prompts_are_tokenised_as_by_llamacpp(model):
     for kind, prompt in PROMPTS.items():
         encode = (lambda t: model.tokenizer.encode_chat([Message("user", t)])) if kind == "chat" else None
         assert (encode or model.tokenizer.encode)(prompt["text"]) == prompt["prompt"]
 
 
-def test_the_recording_is_of_this_model_and_demands_almost_every_token():
+def test_the_recording_is_of_this_model_and_determines_almost_every_token():
     assert RECORDED["file"] == gguf_path(RECORDED["model"]).name
     gaps = [gap for prompt in PROMPTS.values() for gap in prompt["gap"]]
     assert len(gaps) == 48 * len(PROMPTS)
@@ -120,7 +120,7 @@ def test_the_recording_is_of_this_model_and_demands_almost_every_token():
         assert [row[0][0] for row in prompt["largest"]] == prompt["continuation"]
 
 
-def test_a_cache_in_f16_is_further_off_than_rounding(model):
+def test_a_cache_in_f16_deviates_by_more_than_rounding(model):
     """The control: the bound is tight enough to tell."""
     narrow = partial(Engine, type_k="f16", type_v="f16")
     _, furthest = disagreements(follow(model, "paged", ["French"], 8, narrow))

@@ -29,7 +29,7 @@ def q4_0(block):
 
 
 @pytest.mark.parametrize(("storage", "by_hand"), [("q8_0", q8_0), ("q4_0", q4_0)])
-def test_blocks_are_ggmls(storage, by_hand):
+def test_quantised_blocks_equal_ggmls(storage, by_hand):
     rng = np.random.default_rng(3)
     numbers = (rng.standard_normal((2, 5, 64)) * 10.0 ** rng.uniform(-3, 2, (2, 5, 1))).astype(np.float32)
     numbers[0, 0] = 0
@@ -42,7 +42,7 @@ def test_blocks_are_ggmls(storage, by_hand):
 
 
 @pytest.mark.parametrize("storage", get_args(Storage))
-def test_bytes_are_what_the_simulator_counts(storage):
+def test_stores_take_the_bytes_that_the_simulator_counts(storage):
     cells = 100
     held = sum(
         array.nbytes for kept in (store(storage, SHAPE, cells), store(storage, SHAPE, cells)) for array in kept.arrays

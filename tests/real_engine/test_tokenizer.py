@@ -100,7 +100,7 @@ def test_round_trip_of_rare_characters(text):
     assert SMALL.decode(SMALL.encode(text)) == text
 
 
-def test_digits_stand_alone_in_smollm_and_not_in_gpt2():
+def test_digits_are_split_by_smollm_and_not_by_gpt2():
     gpt2 = Tokenizer(TOKENS, MERGES, TYPES, "gpt-2")
     name = TOKENS.index
     assert gpt2.encode("a 12") == [name("a"), name("Ġ1"), name("2")]
@@ -108,7 +108,7 @@ def test_digits_stand_alone_in_smollm_and_not_in_gpt2():
     assert SMALL.encode("a 12") == [name("a"), name("Ġ"), name("1"), name("2")]
 
 
-def test_a_character_is_told_when_its_last_byte_is_there():
+def test_a_character_is_emitted_with_its_last_byte():
     decoder = SMALL.streaming_decoder()
     euro = SMALL.encode("€")
     assert [decoder.decode(token) for token in euro] == ["", "", "€"]
@@ -116,7 +116,7 @@ def test_a_character_is_told_when_its_last_byte_is_there():
     assert decoder.flush() == "\ufffd"
 
 
-def test_what_a_user_writes_is_text_even_if_it_looks_like_a_control_token():
+def test_control_tokens_in_user_text_stay_text():
     ids = SMALL.encode("<|im_end|>hello<|endoftext|>")
     assert not set(ids) & {0, 1, 2}
     assert SMALL.decode(ids) == "<|im_end|>hello<|endoftext|>"
@@ -154,7 +154,7 @@ def test_smollm2_chat(smollm2):
     )
 
 
-def test_what_cannot_be_said():
+def test_invalid_text_and_missing_chat_tokens_are_refused():
     with pytest.raises(UserError, match=r"'\\udc80'.*Unicode"):
         SMALL.encode("a\udc80")
     mute = Tokenizer(TOKENS[3:], MERGES, TYPES[3:])
@@ -174,7 +174,7 @@ def test_a_text_begins_as_the_file_says(tmp_path):
 @pytest.mark.parametrize(
     "fields", [{"tokenizer.ggml.model": "llama"}, {"tokenizer.ggml.pre": "qwen2"}, {"tokenizer.ggml.model": None}]
 )
-def test_other_vocabularies_leave_the_model_without_words(tmp_path, fields):
+def test_unsupported_vocabularies_leave_the_model_without_a_tokenizer(tmp_path, fields):
     assert load_model(str(Small(fields=fields).write(tmp_path / "m.gguf"))).tokenizer is None
 
 

@@ -105,14 +105,14 @@ def wrong_tokens(model, engine, policy, jobs):
 
 
 @pytest.mark.parametrize("name", available())
-def test_every_policy_tells_the_truth_with_compaction_at_random_moments(model, page, name):
+def test_every_policy_generates_the_cacheless_text_with_random_compaction(model, page, name):
     engine, policy, jobs, moved = serve(model, page, name)
     assert wrong_tokens(model, engine, policy, jobs) == 0
     if name in ("fill-holes", "full-compaction", "adaptive", "threshold-compaction", "idle-compaction"):
         assert sum(moved) > 0, "nothing was put to the test"
 
 
-def test_moves_that_are_not_carried_out_show(model, page, monkeypatch):
+def test_omitted_moves_change_the_text(model, page, monkeypatch):
     """The control."""
     monkeypatch.setattr(Engine, "_apply", lambda *_: None)
     assert wrong_tokens(model, *serve(model, page, "full-compaction")[:3]) > 0
@@ -148,13 +148,13 @@ def compared(model, monkeypatch, name, keep, **keys):
     return engine.part
 
 
-def test_an_overwriting_ring_is_what_its_definition_says(model, monkeypatch):
+def test_an_overwriting_ring_follows_its_definition(model, monkeypatch):
     def sinks_and_newest(alive):
         return alive if len(alive) <= 16 else alive[:3] + alive[-13:]
 
     assert compared(model, monkeypatch, "ring", sinks_and_newest, cache__window=16, cache__sinks=3) == 0
 
 
-def test_a_context_shift_is_what_its_definition_says(model, monkeypatch):
+def test_a_context_shift_follows_its_definition(model, monkeypatch):
     keys = {"server__slot_context": 16, "server__context_shift": True, "server__n_keep": 4}
     assert compared(model, monkeypatch, "full-compaction", list, **keys) == 0

@@ -16,14 +16,15 @@ RECORDINGS = sorted(RECORDED.glob("*.jsonl.gz"))
 
 @pytest.mark.skipif(not RECORDINGS, reason=f"no recordings in {RECORDED.name}/ beside the project")
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.split(".")[0])
-def test_every_record_of_a_real_run_is_ours(path):
+def test_every_record_of_a_real_run_agrees(path):
     found = conform_llamacpp(path)
     assert found.total > 100
     assert (found.agree, found.first) == (found.total, None)
     assert found.file == path.name
 
 
-# By hand: twelve cells, micro-batches of four tokens, two layers. A map has runs [first cell, length, seqs, position].
+# Written by hand: twelve cells, micro-batches of four tokens, two layers. A map has runs [first cell, length, seqs,
+# position].
 
 
 def header(era, **keys):
@@ -42,14 +43,14 @@ def header(era, **keys):
     return {"era": era, **common, "n_stream": 1, "kv_unified": True, "set_rows": era == "B", "caches": caches, **keys}
 
 
-def a(op, what, cells, head, n_kv, free_run, ret=0, defrag=0):
+def record_a(op, what, cells, head, n_kv, free_run, ret=0, defrag=0):
     """A record of era A. The cells used are those of the map."""
     record = {"op": op, "ret": ret, "map": cells, "head": head, "used": sum(run[1] for run in cells)}
     record |= {"n_kv": n_kv, "max_contiguous": free_run, "do_defrag": defrag}
     return record | ({"batch": what} if op == "decode" else {"args": what})
 
 
-def bm(op, what, cells, head, ret=0, n_kv=()):
+def record_bm(op, what, cells, head, ret=0, n_kv=()):
     """A record of era B or M, with one cache of one stream."""
     stream = {"map": cells, "head": head, "used": sum(run[1] for run in cells)}
     record = {"op": op, "ret": ret, "caches": [[stream]], "attn": [[2, [1, 1, n]] for n in n_kv]}
@@ -58,18 +59,18 @@ def bm(op, what, cells, head, ret=0, n_kv=()):
 
 ERA_A = [
     header("A"),
-    a("init", [], [], 0, 0, 12),
+    record_a("init", [], [], 0, 0, 12),
     # Five tokens in two micro-batches; the span is rounded up to fours.
-    a("decode", [[[0], 0, 5]], [[0, 5, [0], 0]], 5, 8, 7),
-    a("decode", [[[1], 0, 4]], [[0, 5, [0], 0], [5, 4, [1], 0]], 9, 12, 3),
+    record_a("decode", [[[0], 0, 5]], [[0, 5, [0], 0]], 5, 8, 7),
+    record_a("decode", [[[1], 0, 4]], [[0, 5, [0], 0], [5, 4, [1], 0]], 9, 12, 3),
     # The head goes back to the first cell freed.
-    a("seq_rm", [0, 1, 3], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1, 12, 3),
-    # Five cells are free, but no four in a row; from cell 1 the search goes round, and its head stops at 1.
-    a("decode", [[[1], 4, 4]], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1, 12, 3, ret=1),
-    a("defrag", [], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1, 12, 3, defrag=1),
-    # Seven cells are used: the hole below cell 7 is filled by the last two, in their order.
-    a("update", [], [[0, 1, [0], 0], [1, 2, [1], 2], [3, 2, [0], 3], [5, 2, [1], 0]], 7, 12, 5),
-    a(
+    record_a("seq_rm", [0, 1, 3], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1, 12, 3),
+    # Five cells are free, but no four in a row; the search wraps around from cell 1, and its head stops at 1.
+    record_a("decode", [[[1], 4, 4]], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1, 12, 3, ret=1),
+    record_a("defrag", [], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1, 12, 3, defrag=1),
+    # Seven cells are used: the last two fill the hole below cell 7, in order.
+    record_a("update", [], [[0, 1, [0], 0], [1, 2, [1], 2], [3, 2, [0], 3], [5, 2, [1], 0]], 7, 12, 5),
+    record_a(
         "decode",
         [[[1], 4, 4]],
         [[0, 1, [0], 0], [1, 2, [1], 2], [3, 2, [0], 3], [5, 2, [1], 0], [7, 4, [1], 4]],
@@ -77,32 +78,34 @@ ERA_A = [
         12,
         1,
     ),
-    # Context shift: forget two tokens, and the others move up; the search begins at 0 again.
-    a("seq_rm", [1, 0, 2], [[0, 1, [0], 0], [1, 2, [1], 2], [3, 2, [0], 3], [7, 4, [1], 4]], 5, 12, 2),
-    a("seq_add", [1, 2, -1, -2], [[0, 1, [0], 0], [1, 2, [1], 0], [3, 2, [0], 3], [7, 4, [1], 2]], 0, 12, 2),
-    # Three cells are free, two and one. Once round from 0: the search has given up when the head stands at 1 again.
-    a("decode", [[[2], 0, 3]], [[0, 1, [0], 0], [1, 2, [1], 0], [3, 2, [0], 3], [7, 4, [1], 2]], 1, 12, 2, ret=1),
-    a("seq_cp", [0, 3, 0, -1], [[0, 1, [0, 3], 0], [1, 2, [1], 0], [3, 2, [0, 3], 3], [7, 4, [1], 2]], 0, 12, 2),
-    a("seq_keep", [3], [[0, 1, [3], 0], [3, 2, [3], 3]], 0, 12, 7),
-    a("clear", [], [], 0, 12, 12),
+    # Context shift: two tokens are removed and the others move down; the search begins at 0 again.
+    record_a("seq_rm", [1, 0, 2], [[0, 1, [0], 0], [1, 2, [1], 2], [3, 2, [0], 3], [7, 4, [1], 4]], 5, 12, 2),
+    record_a("seq_add", [1, 2, -1, -2], [[0, 1, [0], 0], [1, 2, [1], 0], [3, 2, [0], 3], [7, 4, [1], 2]], 0, 12, 2),
+    # Three cells are free, two and one. After one round from 0 the search gives up with its head at 1.
+    record_a(
+        "decode", [[[2], 0, 3]], [[0, 1, [0], 0], [1, 2, [1], 0], [3, 2, [0], 3], [7, 4, [1], 2]], 1, 12, 2, ret=1
+    ),
+    record_a("seq_cp", [0, 3, 0, -1], [[0, 1, [0, 3], 0], [1, 2, [1], 0], [3, 2, [0, 3], 3], [7, 4, [1], 2]], 0, 12, 2),
+    record_a("seq_keep", [3], [[0, 1, [3], 0], [3, 2, [3], 3]], 0, 12, 7),
+    record_a("clear", [], [], 0, 12, 12),
 ]
 
 ERA_M = [
     header("M", n_tensors=9),
-    bm("init", [], [], 0),
-    bm("decode", [[[0], 0, 5]], [[0, 5, [0], 0]], 5, n_kv=[4, 8]),
-    bm("decode", [[[1], 0, 4]], [[0, 5, [0], 0], [5, 4, [1], 0]], 9, n_kv=[12]),
-    bm("seq_rm", [0, 1, 3], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1),
+    record_bm("init", [], [], 0),
+    record_bm("decode", [[[0], 0, 5]], [[0, 5, [0], 0]], 5, n_kv=[4, 8]),
+    record_bm("decode", [[[1], 0, 4]], [[0, 5, [0], 0], [5, 4, [1], 0]], 9, n_kv=[12]),
+    record_bm("seq_rm", [0, 1, 3], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1),
     # No four cells in a row: one pass of defragmentation, the head to 0, and the four after the seventh are taken.
-    bm(
+    record_bm(
         "decode",
         [[[1], 4, 4]],
         [[0, 1, [0], 0], [1, 2, [1], 2], [3, 2, [0], 3], [5, 2, [1], 0], [7, 4, [1], 4]],
         11,
         n_kv=[12],
     ),
-    # A single cell is left, and nothing to tidy.
-    bm(
+    # A single cell is free, and there is nothing to compact.
+    record_bm(
         "decode",
         [[[0], 5, 2]],
         [[0, 1, [0], 0], [1, 2, [1], 2], [3, 2, [0], 3], [5, 2, [1], 0], [7, 4, [1], 4]],
@@ -114,32 +117,32 @@ ERA_M = [
 SCATTERED = [[0, 1, [0], 0], [1, 2, [1], 4], [3, 2, [0], 3], [5, 4, [1], 0], [9, 2, [1], 6]]
 ERA_B = [
     header("B"),
-    bm("init", [], [], 0),
-    bm("decode", [[[0], 0, 5]], [[0, 5, [0], 0]], 5, n_kv=[12, 12]),
-    bm("decode", [[[1], 0, 4]], [[0, 5, [0], 0], [5, 4, [1], 0]], 9, n_kv=[12]),
-    bm("seq_rm", [0, 1, 3], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1),
+    record_bm("init", [], [], 0),
+    record_bm("decode", [[[0], 0, 5]], [[0, 5, [0], 0]], 5, n_kv=[12, 12]),
+    record_bm("decode", [[[1], 0, 4]], [[0, 5, [0], 0], [5, 4, [1], 0]], 9, n_kv=[12]),
+    record_bm("seq_rm", [0, 1, 3], [[0, 1, [0], 0], [3, 2, [0], 3], [5, 4, [1], 0]], 1),
     # Any cells will do: 1 and 2, and then 9 and 10.
-    bm("decode", [[[1], 4, 4]], SCATTERED, 11, n_kv=[12]),
+    record_bm("decode", [[[1], 4, 4]], SCATTERED, 11, n_kv=[12]),
     # Sequence 1 ends at 7, so 9 leaves a gap; and of two tokens one finds no cell.
-    bm("decode", [[[1], 9, 1]], SCATTERED, 11, ret=-1),
-    bm("decode", [[[0], 5, 2]], SCATTERED, 11, ret=1),
-    bm("seq_cp", [0, 2, 0, -1], [[0, 1, [0, 2], 0], *SCATTERED[1:2], [3, 2, [0, 2], 3], *SCATTERED[3:]], 11),
-    bm("seq_keep", [2], [[0, 1, [2], 0], [3, 2, [2], 3]], 1),
-    bm("decode", [[[2], 5, 1]], [[0, 1, [2], 0], [1, 1, [2], 5], [3, 2, [2], 3]], 2, n_kv=[12]),
-    bm("seq_div", [2, 1, -1, 2], [[0, 1, [2], 0], [1, 1, [2], 2], [3, 2, [2], 1]], 2),
+    record_bm("decode", [[[1], 9, 1]], SCATTERED, 11, ret=-1),
+    record_bm("decode", [[[0], 5, 2]], SCATTERED, 11, ret=1),
+    record_bm("seq_cp", [0, 2, 0, -1], [[0, 1, [0, 2], 0], *SCATTERED[1:2], [3, 2, [0, 2], 3], *SCATTERED[3:]], 11),
+    record_bm("seq_keep", [2], [[0, 1, [2], 0], [3, 2, [2], 3]], 1),
+    record_bm("decode", [[[2], 5, 1]], [[0, 1, [2], 0], [1, 1, [2], 5], [3, 2, [2], 3]], 2, n_kv=[12]),
+    record_bm("seq_div", [2, 1, -1, 2], [[0, 1, [2], 0], [1, 1, [2], 2], [3, 2, [2], 1]], 2),
 ]
 
 
 @pytest.mark.parametrize("records", [ERA_A, ERA_M, ERA_B], ids=["A", "M", "B"])
-def test_a_run_by_hand_is_ours(tmp_path, records):
+def test_a_recording_written_by_hand_agrees(tmp_path, records):
     found = conform_llamacpp(write(tmp_path / "hand.jsonl", records))
     assert found.first is None
     assert (found.agree, found.total, found.era) == (len(records) - 1, len(records) - 1, records[0]["era"])
     assert found.to_dict() == {"file": "hand.jsonl", "era": found.era, "agree": found.agree, "total": found.total}
 
 
-def test_streams_by_hand(tmp_path):
-    """Sequences 0 and 1 give one token each, since 1 has no more; the span is the larger one of the two."""
+def test_a_recording_with_streams_written_by_hand_agrees(tmp_path):
+    """Sequences 0 and 1 run one token each, since 1 has no more; the span is the larger of the two."""
     caches = [{"size": 300, "n_pad": 1, "n_swa": 0, "swa_type": 0}]
     top = header("B", n_cells=300, n_ubatch=300, n_stream=2, kv_unified=False, caches=caches)
     first, second = [[0, 259, [0], 0]], [[0, 1, [1], 0]]
@@ -162,7 +165,7 @@ def test_streams_by_hand(tmp_path):
     assert conform_llamacpp(write(tmp_path / "streams.jsonl", records)).first is None
 
 
-def test_gzip_or_not_is_seen_by_the_content(tmp_path):
+def test_gzip_is_recognised_by_content(tmp_path):
     packed, plain = tmp_path / "packed.jsonl", tmp_path / "plain.jsonl.gz"
     packed.write_bytes(gzip.compress(write(plain, ERA_B).read_bytes()))
     assert conform_llamacpp(packed).agree == conform_llamacpp(plain).agree == len(ERA_B) - 1
@@ -194,8 +197,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("records", "number", "change", "fields"), WRONG.values(), ids=WRONG)
-def test_a_record_that_is_not_ours_is_named(tmp_path, records, number, change, fields):
-    """The control: agreement must be able to fail. Later records agree again, since the replay goes its own way."""
+def test_the_first_disagreeing_record_is_named(tmp_path, records, number, change, fields):
+    """The control: agreement must be able to fail. Later records agree again, since the replay is unaffected."""
     found = conform_llamacpp(write(tmp_path / "wrong.jsonl", changed(records, number, change)))
     assert (found.agree, found.total) == (len(records) - 2, len(records) - 1)
     first = found.first
@@ -204,7 +207,7 @@ def test_a_record_that_is_not_ours_is_named(tmp_path, records, number, change, f
 
 
 @pytest.mark.parametrize("records", [ERA_A, ERA_M, ERA_B], ids=["A", "M", "B"])
-def test_of_a_recorder_that_saw_no_cells_only_what_came_back_is_compared(tmp_path, records):
+def test_without_cells_only_return_codes_are_compared(tmp_path, records):
     state = ("map", "head", "used", "n_kv", "max_contiguous", "do_defrag", "caches", "attn")
     blind = without(records, *state)
     found = conform_llamacpp(write(tmp_path / "blind.jsonl", blind))
@@ -215,8 +218,8 @@ def test_of_a_recorder_that_saw_no_cells_only_what_came_back_is_compared(tmp_pat
     assert (first.record, first.fields) == (1, ("ret",))
 
 
-def test_of_a_recorder_that_saw_the_cells_now_and_then_those_are_compared(tmp_path):
-    """What lies between is replayed all the same: a fault shows where somebody looks again."""
+def test_cells_recorded_now_and_then_are_compared(tmp_path):
+    """Records in between are replayed as well: a fault shows at the next record with cells."""
     seldom = [
         r if i in (0, 8) else without([r, r], "map", "head", "used", "n_kv", "max_contiguous", "do_defrag")[1]
         for i, r in enumerate(ERA_A)
@@ -230,16 +233,16 @@ def test_of_a_recorder_that_saw_the_cells_now_and_then_those_are_compared(tmp_pa
 
 
 @pytest.mark.parametrize("unseen", ["head", "n_kv", "do_defrag"])
-def test_a_field_that_was_not_seen_is_not_compared(tmp_path, unseen):
-    """The interface of era A shows neither, but all cells."""
+def test_fields_that_were_not_recorded_are_not_compared(tmp_path, unseen):
+    """The view interface of era A shows all cells, but not these fields."""
     records = without(ERA_A, unseen)
     assert conform_llamacpp(write(tmp_path / "seen.jsonl", records)).first is None
     wrong = changed(records, 3, lambda r: r.update(used=8))
     assert conform_llamacpp(write(tmp_path / "wrong.jsonl", wrong)).first.fields == ("used",)
 
 
-def test_streams_that_were_not_seen_are_not_compared(tmp_path):
-    """As where llama.cpp shows those only in which it looks for room; a record may have fewer streams, or caches."""
+def test_streams_that_were_not_recorded_are_not_compared(tmp_path):
+    """llama.cpp shows only the streams that it searches; a record may lack streams and caches."""
     caches = [{"size": 256, "n_pad": 1, "n_swa": 0, "swa_type": 0}]
     top = header("B", n_cells=256, n_ubatch=256, n_stream=2, kv_unified=False, caches=caches)
     first, second = ({"map": [[0, 3, [seq], 0]], "head": 3, "used": 3} for seq in (0, 1))
@@ -258,7 +261,7 @@ def test_streams_that_were_not_seen_are_not_compared(tmp_path):
     assert conform_llamacpp(write(tmp_path / "beside.jsonl", mixed_step)).first.fields[0] == "cache 0 stream 0 map"
 
 
-def test_of_the_first_disagreement_both_sides_are_shown(tmp_path):
+def test_the_first_disagreement_shows_both_sides(tmp_path):
     wrong = changed(ERA_B, 5, lambda r: r["caches"][0][0]["map"].__setitem__(1, [1, 1, [1], 4]))
     wrong[7]["ret"] = 0
     found = conform_llamacpp(write(tmp_path / "wrong.jsonl", wrong))
@@ -284,9 +287,9 @@ MALFORMED = {
     "fewer cells than none": (put(ERA_A, 0, n_cells=-1), "line 1: "),
     "no layers": (put(ERA_A, 0, n_layer=0), "line 1: "),
     "no tokens in a micro-batch": (lines([header("A", n_ubatch=0), ERA_A[1]]), "line 1: "),
-    "a well of brackets": ("[" * 100_000 + "\n", "line 1: "),
+    "deeply nested brackets": ("[" * 100_000 + "\n", "line 1: "),
     "more digits than Python converts": ('{"era": "A", "n_cells": ' + "1" * 5000 + "}\n", "line 1: "),
-    "endless cells": (put(ERA_A, 0, n_cells=float("inf")), "line 1: "),
+    "infinitely many cells": (put(ERA_A, 0, n_cells=float("inf")), "line 1: "),
     "record not JSON": (lines(ERA_A[:3]) + "{'op': 'clear'}\n" + lines(ERA_A[3:]), "line 4: not JSON"),
     "record cut off": (lines(ERA_A)[:-9], f"line {len(ERA_A)}: not JSON"),
     "record not an object": (lines(ERA_A[:3]) + "7\n", "line 4: a JSON object is expected"),
@@ -305,7 +308,7 @@ MALFORMED = {
         "line 2: ",
     ),
     "not UTF-8": (b"\xff\xfe{}\n", "not UTF-8"),
-    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "not UTF-8"),
+    "an image": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "not UTF-8"),
     "gzip cut off": (gzip.compress(lines(ERA_A).encode())[:-20], "damaged gzip data"),
     "gzip of nothing else": (b"\x1f\x8b", "damaged gzip data"),
     "gzip changed": (gzip.compress(lines(ERA_A).encode())[:40] + b"\0" * 60, "damaged gzip data"),
@@ -314,7 +317,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("content", "answer"), MALFORMED.values(), ids=MALFORMED)
-def test_what_is_no_recording_is_answered_in_one_line(tmp_path, content, answer):
+def test_malformed_recordings_are_refused_in_one_line(tmp_path, content, answer):
     path = tmp_path / "odd.jsonl.gz"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as fault:
@@ -332,7 +335,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         assert str(fault.value).startswith(f"{path}: cannot be read: ")
 
 
-def test_a_recording_in_which_nothing_was_seen_agrees_with_nobody(tmp_path):
+def test_a_recording_with_nothing_to_compare_is_refused(tmp_path):
     path = tmp_path / "blind.jsonl"
     blind = [header("B"), {"op": "init", "args": []}, {"op": "seq_rm", "args": [0, 0, -1]}]
     path.write_text("".join(json.dumps(line) + "\n" for line in blind))

@@ -18,7 +18,7 @@ ASYNCHRONOUS = ("S07", "S14", "S15", "S16")
 
 @pytest.mark.skipif(not VLLM_RECORDINGS, reason=f"no recordings in {VLLM.name}/ beside the project")
 @pytest.mark.parametrize("path", VLLM_RECORDINGS, ids=lambda path: path.name.split(".")[2][2:])
-def test_every_call_and_step_of_a_real_vllm_is_ours(path):
+def test_every_call_and_step_of_a_real_vllm_agrees(path):
     found = conform_vllm(path)
     assert found.total >= 300
     if any(f"_{name}_" in path.name for name in ASYNCHRONOUS):
@@ -48,14 +48,14 @@ SERVERS = {
     "watermark": {"watermark": 0.2},
     "window": {"window": 9},
     "not chunked": {"chunked": False, "most": 24},
-    "not chunked, and too much said": {"chunked": False, "budget": 9},
+    "not chunked, answers beyond the budget": {"chunked": False, "budget": 9},
     "long prompts give way": {"threshold": 5, "budget": 12},
     "short sequences": {"most": 20},
 }
 
 
 @pytest.mark.parametrize("keys", MANAGERS.values(), ids=MANAGERS)
-def test_random_calls_of_a_manager_are_ours(tmp_path, keys):
+def test_random_calls_of_the_model_manager_agree(tmp_path, keys):
     for seed in range(2):
         records = record_manager(seed, **keys)
         found = conform_vllm(write(tmp_path / "calls.jsonl", records))
@@ -66,7 +66,7 @@ def test_random_calls_of_a_manager_are_ours(tmp_path, keys):
 
 
 @pytest.mark.parametrize("keys", SERVERS.values(), ids=SERVERS)
-def test_random_steps_of_a_scheduler_are_ours(tmp_path, keys):
+def test_random_steps_of_the_model_scheduler_agree(tmp_path, keys):
     preemptions = 0
     for seed in range(2):
         records = record_scheduler(seed, **keys)
@@ -77,9 +77,9 @@ def test_random_steps_of_a_scheduler_are_ours(tmp_path, keys):
     assert preemptions > 0
 
 
-def test_what_was_never_computed_is_not_found_after_a_preemption(tmp_path):
-    """Where ours parts from vLLM on purpose: a block that is full by the chunk of a step keeps its id there, although
-    its request is preempted in that same step and never computes it. The recordings of the real one have no such step.
+def test_uncomputed_blocks_are_not_found_after_a_preemption(tmp_path):
+    """An intended difference: in vLLM a block that a step's chunk fills keeps its id, although its request is preempted
+    in that same step and never computes it. The recordings of the real vLLM have no such step.
     """
     records = record_scheduler(1, priority=True)
     found = conform_vllm(write(tmp_path / "steps.jsonl", records))
@@ -135,7 +135,7 @@ def test_an_altered_table_is_named_by_its_request_in_full_or_as_a_checksum(tmp_p
         assert (found.first.recorded[f"table {name}"], found.first.ours[f"table {name}"]) == (other, table)
 
 
-def test_what_was_done_is_shown_without_what_came_of_it(tmp_path):
+def test_a_disagreement_shows_the_operation_without_its_results(tmp_path):
     number = where(CALLS, lambda r: r.get("out"))
     found = conform_vllm(write(tmp_path / "wrong.jsonl", changed(CALLS, number, lambda r: r.update(out=[], tbl=[]))))
     assert found.first.fields == ("out", "tbl")
@@ -146,8 +146,8 @@ def test_what_was_done_is_shown_without_what_came_of_it(tmp_path):
     assert found.first.operation == {key: STEPS[number][key] for key in ("op", "i", "add")}
 
 
-def test_what_is_told_differently_comes_out_differently(tmp_path):
-    """The control for what is not compared itself: a prompt has another beginning, an answer is one token longer."""
+def test_altered_prompts_and_answers_disagree(tmp_path):
+    """The control for fields that are not compared: another prompt prefix, and an answer longer by one token."""
     number = where(STEPS, lambda r: r.get("add"))
     other = changed(STEPS, number, lambda r: r["add"][0][1][0].__setitem__(0, 424_242))
     found = conform_vllm(write(tmp_path / "other.jsonl", other))
@@ -159,8 +159,9 @@ def test_what_is_told_differently_comes_out_differently(tmp_path):
     assert found.first.fields[:2] == ("fin", "run")
 
 
-def test_after_a_disagreement_the_recording_may_ask_for_what_ours_does_not_have(tmp_path):
-    """A prompt begins otherwise, so that less of it is found; then the recording goes on behind what ours holds."""
+def test_operations_impossible_after_a_disagreement_are_tolerated(tmp_path):
+    """With another prompt prefix less of it is found; the recording then continues beyond the tokens that ours
+    holds."""
     number = where(CALLS, lambda r: r["op"] == "add")
     other = changed(CALLS, number, lambda r: r["prompt"][0].__setitem__(0, 424_242))
     found = conform_vllm(write(tmp_path / "other.jsonl", other))
@@ -180,8 +181,8 @@ def test_conform_says_how_far_each_recording_agrees(tmp_path):
     assert ["calls.jsonl", "a", "model,", "manager", f"{calls}/{calls}"] in rows
     assert ["steps.jsonl", "a", "model,", "scheduler", f"{steps}/{steps}"] in rows
     assert ["in", "all", f"{calls + steps}/{calls + steps}"] in rows
-    told = json.loads(command("conform", "vllm", *files, "--json").stdout)
-    assert told == {
+    printed = json.loads(command("conform", "vllm", *files, "--json").stdout)
+    assert printed == {
         "engine": "vllm",
         "agree": True,
         "files": [
@@ -203,12 +204,12 @@ def test_conform_ends_with_one_where_something_disagrees(tmp_path):
     assert f"run ['r0'] {STEPS[number]['run']}" in printed
     finished = command("conform", "vllm", *files, "--json")
     assert (finished.returncode, finished.stderr) == (1, "")
-    told = json.loads(finished.stdout)
-    assert not told["agree"]
-    assert told["files"][1]["first_disagreement"]["fields"] == ["run"]
+    printed = json.loads(finished.stdout)
+    assert not printed["agree"]
+    assert printed["files"][1]["first_disagreement"]["fields"] == ["run"]
 
 
-# What is no recording
+# Malformed recordings
 
 
 ADDED, LOOKED_UP, WENT_ON = (
@@ -237,11 +238,11 @@ VLLM_MALFORMED = {
     "a budget of nothing": (put(STEPS, 0, budget=0), "line 1: budget is 0; "),
     "nothing in effect": (drop(STEPS, 0, "effective"), "line 1: "),
     "unknown call": (put(CALLS, 2, op="move"), "line 3: operation 'move' is unknown; there are add, append, lookup, "),
-    "unknown step": (put(STEPS, 2, op="leap"), "line 3: operation 'leap' is unknown; there is step"),
+    "unknown step": (put(STEPS, 2, op="jump"), "line 3: operation 'jump' is unknown; there is step"),
     "a call without operation": (drop(CALLS, 2, "op"), "line 3: "),
     "a record that is no object": (lines(CALLS[:3]) + "[]\n", "line 4: a JSON object is expected"),
     "cut off": (lines(STEPS)[:-9], f"line {len(STEPS)}: not JSON"),
-    "nobody's call": (put(CALLS, LOOKED_UP, r="r77"), f"line {LOOKED_UP + 1}: "),
+    "a call of an unknown request": (put(CALLS, LOOKED_UP, r="r77"), f"line {LOOKED_UP + 1}: "),
     "a prompt of words": (put(CALLS, ADDED, prompt="hello"), f"line {ADDED + 1}: "),
     "a segment without length": (put(CALLS, ADDED, prompt=[[1, 2]]), f"line {ADDED + 1}: "),
     "tokens by halves": (put(CALLS, ADDED, prompt=[[1, 0, 2.5]]), f"line {ADDED + 1}: "),
@@ -253,14 +254,14 @@ VLLM_MALFORMED = {
     "no tables": (drop(STEPS, 2, "tables"), "line 3: "),
     "a request without a number": (put(STEPS, 1, add=[["me", [[1, 0, 3]], 1, 0, 1.0]]), "line 2: "),
     "half a request": (put(STEPS, 1, add=[["r0", [[1, 0, 3]]]]), "line 2: "),
-    "who was never there is gone": (put(STEPS, 1, abort=["r77"]), "line 2: "),
+    "an unknown request is cancelled": (put(STEPS, 1, abort=["r77"]), "line 2: "),
     "not UTF-8": (b"\xff\xfe{}\n", "not UTF-8"),
     "gzip cut off": (gzip.compress(lines(CALLS).encode())[:-20], "damaged gzip data"),
 }
 
 
 @pytest.mark.parametrize(("content", "answer"), VLLM_MALFORMED.values(), ids=VLLM_MALFORMED)
-def test_what_is_no_recording_of_vllm_is_answered_in_one_line(tmp_path, content, answer):
+def test_malformed_recordings_are_refused_in_one_line(tmp_path, content, answer):
     path = tmp_path / "odd.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     finished = command("conform", "vllm", str(path))
@@ -279,7 +280,7 @@ def test_what_is_no_recording_of_vllm_is_answered_in_one_line(tmp_path, content,
     ],
     ids=str,
 )
-def test_a_header_that_no_scheduler_can_have_is_answered_by_its_line(tmp_path, keys):
+def test_an_impossible_header_is_refused_with_its_line(tmp_path, keys):
     path = write(tmp_path / "odd.jsonl", [STEPS[0] | keys])
     finished = command("conform", "vllm", str(path))
     assert (finished.returncode, finished.stdout) == (2, "")
@@ -288,14 +289,14 @@ def test_a_header_that_no_scheduler_can_have_is_answered_by_its_line(tmp_path, k
 
 
 @pytest.mark.parametrize("key", ["nf", "fqc", "st", "nc", "out", "tbl", "hit", "blocks"])
-def test_a_call_without_what_came_of_it_does_not_agree(tmp_path, key):
+def test_a_call_without_its_results_disagrees(tmp_path, key):
     number = where(CALLS, lambda r: key in r)
     path = write(tmp_path / "less.jsonl", changed(CALLS, number, lambda r: r.pop(key)))
     assert command("conform", "vllm", str(path)).returncode in (1, 2)
 
 
-def test_a_scheduler_may_wait_for_ever(tmp_path):
-    """vLLM refuses nobody: a request that outgrows the pool waits, step after step, as long as anyone looks."""
+def test_a_scheduler_may_wait_forever(tmp_path):
+    """vLLM refuses no request: one that outgrows the pool waits for ever."""
     manager = Manager(4, 4)
     scheduler = Scheduler(manager, budget=16, slots=1, most=10**6)
     header = {**record_scheduler(0, 0, blocks=4, budget=16, slots=1)[0]}

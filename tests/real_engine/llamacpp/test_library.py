@@ -28,7 +28,7 @@ def test_another_version_cannot_be_loaded_beside_it(library, tmp_path):
         Library(tmp_path)
 
 
-def test_the_same_version_may_be_loaded_again_and_all_hear(library, tiny, tmp_path):
+def test_the_same_version_may_be_loaded_twice_and_both_read_the_log(library, tiny, tmp_path):
     """llama.cpp has one log; who came first must not lose it to who comes later."""
     again = Library(FOLDER)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF no more")
@@ -43,7 +43,7 @@ def test_the_same_version_may_be_loaded_again_and_all_hear(library, tiny, tmp_pa
 
 
 @pytest.mark.parametrize("content", [None, b"", b"GGUF", b"GGUF" + bytes(100)])
-def test_a_file_that_is_no_model_is_refused_in_one_line(library, tmp_path, content):
+def test_a_file_without_a_model_is_refused_in_one_line(library, tmp_path, content):
     path = tmp_path / "odd.gguf"
     if content is not None:
         path.write_bytes(content)
@@ -102,7 +102,7 @@ def test_cells_that_llamacpp_would_round_are_refused(model, cells):
         Context(model, ContextSettings(cells=cells))
 
 
-def test_a_state_that_was_kept_can_be_brought_back(model):
+def test_a_saved_state_can_be_restored(model):
     with Context(model, ContextSettings(cells=256)) as context:
         context.decode([*rows(0, 9), (2, 9, True, (0,))])
         best, state = context.best(9), context.state()

@@ -27,7 +27,7 @@ def calibrated(library, tiny):
     return kvsim.calibrate(str(tiny), engine="llamacpp", library=FOLDER, seconds=2, name="mine")
 
 
-def test_a_pass_reads_what_the_bench_says(subject):
+def test_a_pass_reads_the_cells_of_its_micro_batch(subject):
     """The cells that it is said to attend to are those that llama.cpp rounds up to; its tokens come behind."""
     for kernel, prefilled in subject._prefilled.items():
         for lengths, filled in (([1], 32), ([1, 1, 30], 700), ([200], 3520)):
@@ -44,7 +44,7 @@ def test_a_pass_reads_what_the_bench_says(subject):
                 assert cells.used == filled, "the pass left nothing behind"
 
 
-def test_trials_are_the_same_from_the_same_stream(subject):
+def test_equal_generators_draw_equal_trials(subject):
     drawn = [subject.draw(8, named_rng(3, "test")) for _ in range(2)]
     first, second = ([[chunk.n for chunk in batch.chunks] for _, batch, _ in t.passes] for t in drawn)
     assert first == second
@@ -68,14 +68,14 @@ def test_a_defragmentation_moves_what_the_policy_would(subject, only):
         assert int(np.flatnonzero(after.position >= 0)[-1]) + 1 == after.used, "no hole is left"
 
 
-def test_a_server_run_is_noted_step_by_step(subject):
+def test_a_server_run_is_sampled_step_by_step(subject):
     samples = subject.serve(0, 3, 11, named_rng(1, "test"))
     assert samples
     assert {sample.origin for sample in samples} == {11}
     assert all(sample.mixed and sample.seconds > 0 for sample in samples)
 
 
-def test_streams_are_noted_with_all_passes_of_a_step(subject, only):
+def test_streams_are_sampled_with_all_passes_of_a_step(subject, only):
     only("B")
     kinds = [kind for kind in range(subject.kinds) if subject._served[kind] == ("masked", "streams")]
     samples = [s for turn in (3, 4) for s in subject.serve(kinds[0], turn, 12, named_rng(turn, "test"))]
@@ -95,7 +95,7 @@ def test_a_profile_names_its_engine_and_what_it_can_price(calibrated, library):
     assert library.name in profile.describe()
 
 
-def test_values_in_blocks_are_measured_with_flash_attention_alone(library, tiny):
+def test_quantised_values_are_measured_with_flash_attention_only(library, tiny):
     small = LlamaSubject(str(tiny), "q8_0", "q4_0", library=FOLDER)
     assert list(small._prefilled) == ["tiled"]
     batch = small._prefilled["tiled"].pass_of([1], 100)
@@ -138,7 +138,7 @@ def test_a_profile_is_for_its_own_engine(world, calibrated):
         kvsim.validate(world, other, engine="llamacpp", library=FOLDER)
 
 
-def test_a_policy_that_this_llamacpp_cannot_be_is_left_out_or_refused(world, calibrated, only):
+def test_a_policy_that_this_llamacpp_cannot_serve_is_left_out_or_refused(world, calibrated, only):
     only("B")
     # Three slots: no whole multiple of 256 cells for each.
     odd = load_scenario(world, server__slots=3)
@@ -168,7 +168,7 @@ def test_more_threads_than_cores_are_refused(world):
         kvsim.record(world, "x.jsonl", threads=4096, library=FOLDER)
 
 
-def test_a_model_named_by_the_caller_lies_where_the_caller_is(world, tiny, tmp_path, monkeypatch, calibrated):
+def test_a_model_path_is_relative_to_the_working_directory(world, tiny, tmp_path, monkeypatch, calibrated):
     """Not in the scenario's folder; and the profile speaks of it wherever it was when it was measured."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

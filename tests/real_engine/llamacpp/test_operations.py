@@ -170,7 +170,7 @@ WORLDS = {
 
 @pytest.mark.parametrize("kernel", ["masked", "tiled"])
 @pytest.mark.parametrize(("era", "policy", "keys"), WORLDS.values(), ids=WORLDS)
-def test_cells_agree_whatever_is_asked(request, only, era, policy, keys, kernel):
+def test_cells_agree_after_random_operations(request, only, era, policy, keys, kernel):
     only(era)
     model = request.getfixturevalue("windowed" if policy == "sliding-window" else "model")
     asker = Asker(model, policy, 1, kernel=kernel, **keys)
@@ -227,18 +227,18 @@ def chat(library):
 
 
 @pytest.mark.parametrize("change", [wrong_head, wrong_position, wrong_owner])
-def test_a_policy_with_wrong_bookkeeping_parts_from_llamacpp(model, chat, change):
+def test_wrong_bookkeeping_diverges_from_llamacpp(model, chat, change):
     backend = backend_of(model, *chat, spoiled(change))
     with pytest.raises(Divergence, match=r"in llama.cpp, .* in the policy|returned -1"):
         run(backend)
     assert backend.compared.steps > 5
 
 
-def test_the_same_policy_without_a_fault_does_not_part(model, chat):
+def test_the_same_policy_without_a_fault_does_not_diverge(model, chat):
     assert run(backend_of(model, *chat, spoiled(lambda policy: None))).latencies.ended == 30
 
 
-def test_an_operation_that_llamacpp_is_not_told_parts_them(model, chat):
+def test_a_missing_operation_in_llamacpp_diverges(model, chat):
     backend = backend_of(model, *chat)
     told, remove = [], backend.context.remove
 
@@ -251,7 +251,7 @@ def test_an_operation_that_llamacpp_is_not_told_parts_them(model, chat):
         run(backend)
 
 
-def test_what_llamacpp_returns_parts_them(model, chat):
+def test_an_unexpected_return_code_diverges(model, chat):
     """The policy believes that there is no room."""
     backend = backend_of(model, *chat)
     with backend.context:
@@ -262,7 +262,7 @@ def test_what_llamacpp_returns_parts_them(model, chat):
             backend.step([Chunk(0, 0, 3)], ())
 
 
-def test_the_last_step_is_looked_at_too(model, only, chat):
+def test_the_last_step_is_compared_too(model, only, chat):
     """In era B cells are shown before a step, so that one more is needed."""
     only("B")
     backend = backend_of(model, *chat)
@@ -274,7 +274,7 @@ def test_the_last_step_is_looked_at_too(model, only, chat):
             backend.finish()
 
 
-def test_a_policy_for_another_number_of_layers_parts_where_a_pass_has_a_limit(model, only):
+def test_another_number_of_layers_diverges_at_the_limit_of_a_pass(model, only):
     """With 200 layers a pass of defragmentation ends after six moves."""
     only("A")
     config = CacheConfig(cells=256, n_ubatch=64, sequences=64, n_layers=200)

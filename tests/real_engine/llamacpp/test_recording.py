@@ -69,7 +69,7 @@ def test_what_is_recorded_agrees_in_every_record(asked, library):
         assert saved["seen"] <= file["agree"] == file["total"] <= saved["records"]
 
 
-def test_it_says_in_words_what_to_do_with_it(asked, library):
+def test_the_output_says_how_to_replay_the_recording(asked, library):
     told, out = asked(requests=3)
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout.startswith(f"Saved {out}: ")
@@ -77,7 +77,7 @@ def test_it_says_in_words_what_to_do_with_it(asked, library):
     assert library.name in told.stdout
 
 
-def test_fewer_requests_and_another_seed_are_heeded(asked):
+def test_requests_and_seed_can_be_changed(asked):
     ends = [asked("--json", *options)[0] for options in (("--requests", "2"), (), ("--seed", "5"))]
     counts = [json.loads(told.stdout)["records"] for told in ends]
     assert counts[0] < counts[1] != counts[2]
@@ -126,7 +126,7 @@ def test_a_window_needs_a_model_that_has_one(asked, only):
     assert "llama.cpp makes caches of 1024 cells, policy sliding-window of" in told.stderr
 
 
-def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(asked, tmp_path):
+def test_an_unwritable_file_is_named_and_nothing_is_left_behind(asked, tmp_path):
     (tmp_path / "there" / "mine.jsonl.gz").mkdir(parents=True)
     told, out = asked(requests=2)
     assert (told.returncode, told.stdout) == (2, "")
@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(asked, tmp_p
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_a_run_that_differs_is_recorded_and_found_out(asked, monkeypatch):
+def test_a_divergent_run_is_recorded_and_detected(asked, monkeypatch):
     """The control: llama.cpp forgets to remove something, and what it shows is not what was asked of it."""
     told, remove = [], Context.remove
 

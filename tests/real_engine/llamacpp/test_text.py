@@ -86,7 +86,7 @@ def losses(model, prompt, answer):
 
 
 @pytest.mark.parametrize("policy", [name for names in POLICIES.values() for name in names if name != "sliding-window"])
-def test_texts_in_company_are_what_each_says_alone(smollm2, library, only, policy):
+def test_texts_in_a_shared_cache_equal_those_computed_alone(smollm2, library, only, policy):
     only(next(era for era, names in POLICIES.items() if policy in names))
     texts, clock = said_in_company(smollm2, policy)
     assert len(texts) == len(PROMPTS) > 4
@@ -98,7 +98,7 @@ def test_texts_in_company_are_what_each_says_alone(smollm2, library, only, polic
     assert library.era == "B" or clock.moved > 20
 
 
-def test_the_answer_to_another_prompt_is_further_off_than_rounding(smollm2):
+def test_the_answer_to_another_prompt_differs_by_more_than_rounding(smollm2):
     """The control: of what is said nearly nothing would be said."""
     texts, _ = said_in_company(smollm2, POLICIES[smollm2.library.era][0])
     lost = losses(smollm2, PROMPTS[2], texts[1][len(PROMPTS[1]) :])
