@@ -1,4 +1,4 @@
-"""Whatever the way, moved cells hold what they should."""
+"""All copy kernels move cells correctly."""
 
 from unittest.mock import patch
 
@@ -55,7 +55,7 @@ def test_a_run_may_overlap_itself_and_a_later_one_may_read_what_an_earlier_one_w
     piece=st.sampled_from([1, 40, 1 << 18]),
 )
 def test_random_runs_in_sequence(runs, kind, piece):
-    """Up, down, onto themselves and onto one another, against a copy of one cell after another."""
+    """Up, down and with overlaps, compared with plain list assignments."""
     cells = list(range(32))
     for source, target, n in runs:
         cells[target : target + n] = cells[source : source + n]
@@ -68,7 +68,7 @@ def test_random_runs_in_sequence(runs, kind, piece):
 
 
 def test_arrays_that_cannot_be_moved_in_place_are_refused():
-    """Of a copy it would be the copy that is moved, and not the cells."""
+    """Otherwise a copy would be moved instead of the cells."""
     array = np.zeros((2, 8, 3, 4)).transpose(0, 1, 3, 2)
     for kernel in COPY_KERNELS:
         with pytest.raises(ValueError, match="copy"):

@@ -1,4 +1,4 @@
-"""GGUF files: what they say, whatever form their weights are kept in; and what is wrong with those that are damaged."""
+"""Models from GGUF files: correct in every weight form; damaged or unsupported files are refused."""
 
 import struct
 import subprocess
@@ -23,7 +23,7 @@ TEXT = [5, 77, 130, 5, 200, 31, 264, 9, 9]
 
 
 def logits(model, tokens=TEXT):
-    """After each token, without a cache."""
+    """Logits after each token, without a cache."""
     everything = np.arange(len(tokens))
     chunks, views = (Chunk(0, 0, len(tokens)),), (View(everything, everything),)
     selection = kernels.select("sliced", chunks, views, 0, Group(0))
@@ -36,7 +36,7 @@ def logits(model, tokens=TEXT):
 
 
 def refused(path, *words, load=load_model):
-    """That loading ends in one line that names the file and says these words."""
+    """Loading must fail with one line that names the file and contains these words."""
     with pytest.raises(UserError) as caught:
         load(str(path))
     message = str(caught.value)
@@ -57,7 +57,7 @@ def test_logits_follow_the_papers(tmp_path, kind, form):
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
 def test_k_quants_are_read(tmp_path, kind):
-    """Nothing here can write them; blocks of 256 numbers from bytes that are made up, their scales held small."""
+    """Blocks of 256 numbers from random bytes with small scales, since ``gguf`` cannot quantise to these types."""
     rng = np.random.default_rng(1)
     size = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
     block = rng.integers(0, 256, (64, size), dtype=np.uint8)
@@ -91,7 +91,7 @@ def test_sizes_that_follow_from_others_may_be_left_out(tmp_path):
 
 
 def test_rotary_order_inverts_the_converters_permutation():
-    """llama.cpp's ``convert_hf_to_gguf.py`` permutes rows of queries and keys; their own order pairs halves."""
+    """llama.cpp's ``convert_hf_to_gguf.py`` permutes rows of queries and keys; the original order pairs halves."""
     heads, d_head = 3, 8
     original = np.arange(heads * d_head)
     converted = original.reshape(heads, 2, d_head // 2).swapaxes(1, 2).reshape(-1)
@@ -146,7 +146,7 @@ def test_a_matrix_is_what_it_was_packed_from(form):
     weights[17] = 0
     matrix = pack(form, 96, 7000, (weights[piece] for piece in pieces(7000, 96)))
     assert matrix.shape == (96, 7000)
-    assert matrix.inputs * matrix.outputs > 2 * PIECE, "several pieces are put to the test"
+    assert matrix.inputs * matrix.outputs > 2 * PIECE, "several pieces are tested"
     step = {"f32": 0.0, "f16": 2e-3, "int8": np.abs(weights).max() / 127}[form]
     ids = np.array([0, 17, 6999, 17, 3000])
     assert np.abs(matrix.rows(ids) - weights[ids]).max() <= step / 2
@@ -230,7 +230,7 @@ def test_other_models_are_refused(tmp_path, changes, words):
     small = Small(fields={key: value for key, value in changes.items() if key != "general.alignment"})
     path = small.write(tmp_path / "m.gguf")
     if "general.alignment" in changes:
-        # The writer itself would not.
+        # The writer refuses this alignment.
         small.fields["general.alignmenx"] = 24
         path.write_bytes(small.write(path).read_bytes().replace(b"general.alignmenx", b"general.alignment"))
     refused(path, *words)
@@ -358,11 +358,11 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path):
 
 
 def test_a_file_with_other_bytes_is_refused_or_read(tmp_path):
-    """Nothing but a ``UserError`` comes of it, and no allocation that the file does not justify."""
+    """Damage causes nothing but a ``UserError``, and no excessive allocation."""
     path = Small(Kind.Q8_0, n_layers=1).write(tmp_path / "m.gguf")
     whole, rng = bytearray(path.read_bytes()), np.random.default_rng(4)
     start = min(tensor.offset for tensor in read_header(path).tensors.values())
-    latencies = {"read": 0, "refused": 0}
+    outcomes = {"read": 0, "refused": 0}
     for _ in range(250):
         damaged = whole.copy()
         # Half of them among the names, sizes and types of the tensors, at the end of the header.
@@ -376,8 +376,8 @@ def test_a_file_with_other_bytes_is_refused_or_read(tmp_path):
             message = str(e)
         assert "\n" not in message
         assert not message or "m.gguf" in message
-        latencies["refused" if message else "read"] += 1
-    assert min(latencies.values()) > 20, latencies
+        outcomes["refused" if message else "read"] += 1
+    assert min(outcomes.values()) > 20, outcomes
 
 
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)

@@ -1,4 +1,4 @@
-"""What of driving llama.cpp needs no llama.cpp: reading what it prints, refusals, and packages that are none."""
+"""Parts of the llama.cpp interface that need no llama.cpp: parsing its log, refusals, and broken packages."""
 
 import sys
 from types import SimpleNamespace
@@ -21,11 +21,11 @@ from real_engine.llama_library import (
 )
 from real_engine.llamacpp import POLICIES, context_settings
 
-# As it is printed: cells without spaces between them; five characters for each position; '*' where the head is.
+# As llama.cpp prints them: owners without spaces; five characters for each position; '*' at the head.
 
 
 @pytest.mark.parametrize(
-    ("picture", "owners"),
+    ("dump", "owners"),
     [
         ("\n....", [-1, -1, -1, -1]),
         ("\n0.1M *\n\n", [0, -1, 1, SHARED]),
@@ -35,8 +35,8 @@ from real_engine.llamacpp import POLICIES, context_settings
         ("MMM", [SHARED] * 3),
     ],
 )
-def test_owners_are_parsed_from_a_dump(picture, owners):
-    assert _parse_owners(picture, len(owners)).tolist() == owners
+def test_owners_are_parsed_from_a_dump(dump, owners):
+    assert _parse_owners(dump, len(owners)).tolist() == owners
 
 
 def test_ambiguous_owners_are_refused():
@@ -45,7 +45,7 @@ def test_ambiguous_owners_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("picture", "positions"),
+    ("dump", "positions"),
     [
         ("\n0    1    .    .    ", [0, 1, -1, -1]),
         ("\n12345.    999999   *\n", None),
@@ -54,12 +54,12 @@ def test_ambiguous_owners_are_refused():
         ("", []),
     ],
 )
-def test_positions_are_parsed_from_a_dump(picture, positions):
+def test_positions_are_parsed_from_a_dump(dump, positions):
     if positions is None:
         with pytest.raises(ValueError, match=r"12345\."):
-            _parse_positions(picture, 3)
+            _parse_positions(dump, 3)
     else:
-        assert _parse_positions(picture, len(positions)).tolist() == positions
+        assert _parse_positions(dump, len(positions)).tolist() == positions
 
 
 def test_a_dump_of_another_size_is_refused():
@@ -194,7 +194,7 @@ def test_a_policy_that_llamacpp_does_not_implement_is_refused_in_one_line(era, n
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Puts a llama_cpp of these contents into a folder, and forgets any other; the folder."""
+    """Writes a llama_cpp with these contents into a folder, unloads any other, and returns the folder."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "llama_cpp"]:
         monkeypatch.delitem(sys.modules, name)
 
@@ -261,11 +261,11 @@ def test_the_installed_package_is_not_confused_with_one_from_a_folder(package):
 
 
 def test_a_custom_build_is_named_with_its_folder(monkeypatch):
-    told = SimpleNamespace(version="0.3.36")
+    library = SimpleNamespace(version="0.3.36")
     monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
-    assert Library.name.fget(told) == "llama-cpp-python 0.3.36"
+    assert Library.name.fget(library) == "llama-cpp-python 0.3.36"
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/opt/mine")
-    assert Library.name.fget(told) == "llama-cpp-python 0.3.36 with /opt/mine"
+    assert Library.name.fget(library) == "llama-cpp-python 0.3.36 with /opt/mine"
 
 
 def test_positions_and_owners_are_int64():

@@ -1,4 +1,4 @@
-"""What each way of keeping K and V keeps: against the formats' definition, number by number."""
+"""Storage of K and V compared with the formats' definitions, number by number."""
 
 from typing import get_args
 
@@ -13,7 +13,7 @@ SHAPE = ModelShape(n_layers=1, d_model=128, n_heads=4, n_kv_heads=2, d_head=64, 
 
 
 def q8_0(block):
-    """One block as ggml's C code has it, in plain Python floats rounded where the code rounds."""
+    """One block as in ggml's C code, with its rounding."""
     d = np.float32(max(abs(x) for x in block)) / np.float32(127)
     inverse = np.float32(1) / d if d else np.float32(0)
     scaled = [np.float32(x) * inverse for x in block]

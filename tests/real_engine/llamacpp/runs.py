@@ -1,4 +1,4 @@
-"""Runs of scenarios on the real llama.cpp that are the same each time: their steps take what they are told to."""
+"""Repeatable runs of scenarios on the real llama.cpp, with given step times."""
 
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import DelegatingBackend
@@ -9,7 +9,7 @@ from real_engine.llamacpp import mirrored_backend
 
 
 class GivenClock(DelegatingBackend):
-    """A real backend whose passes are said to take some time and some more for each token, whatever they took."""
+    """A real backend that reports a fixed time for each pass plus a time for each token."""
 
     def __init__(self, inner, base_s=0.02, token_s=1e-4):
         super().__init__(inner)
@@ -21,7 +21,7 @@ class GivenClock(DelegatingBackend):
 
 
 def backend_of(model, scenario, policy, spoil=None):
-    """What runs a scenario on a model, cells shown, by a given clock. ``spoil`` may change the policy beforehand."""
+    """A backend for a scenario on a model, with cells shown; ``spoil`` may change the policy beforehand."""
     if model.library.era == "A":
         # Defragmentation ends at a number of moves that depends on the model's layers.
         scenario = load_scenario(scenario, model__name=str(model.path))
@@ -45,7 +45,7 @@ def backend_of(model, scenario, policy, spoil=None):
 
 
 def run(backend, clock=GivenClock):
-    """To the end, cells compared at every step; who counted what happened."""
+    """Run to the end, comparing cells at every step; return the recorder."""
     recorder = Recorder(None, detail="requests")
     with backend.context:
         drive(backend.scenario, backend.policy, clock(backend), recorder, None)

@@ -1,4 +1,4 @@
-"""Loading llama.cpp, its models and its contexts; and what cannot be."""
+"""Loading llama.cpp, its models and contexts, and refusals of what it does not support."""
 
 import itertools
 from typing import get_args
@@ -29,7 +29,7 @@ def test_another_version_cannot_be_loaded_beside_it(library, tmp_path):
 
 
 def test_the_same_version_may_be_loaded_twice_and_both_read_the_log(library, tiny, tmp_path):
-    """llama.cpp has one log; who came first must not lose it to who comes later."""
+    """llama.cpp has one log; a second ``Library`` must not take it from the first."""
     again = Library(FOLDER)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF no more")
     for each in (library, again):
@@ -77,16 +77,16 @@ def test_each_type_of_cache_works_or_is_refused(model, flash):
         try:
             context = Context(model, settings)
         except UserError as e:
-            said = str(e)
+            refused = str(e)
         else:
-            said = ""
+            refused = ""
             with context:
                 assert context.decode(rows(0, 5))[0] == 0
         early = model.library.era == "A"
         if flash:
-            assert ("takes no K and V in f32" in said) == (early and "f32" in (type_k, type_v))
+            assert ("takes no K and V in f32" in refused) == (early and "f32" in (type_k, type_v))
         else:
-            assert (f"V in {type_v} needs flash attention" in said) == (type_v in ("q8_0", "q4_0"))
+            assert (f"V in {type_v} needs flash attention" in refused) == (type_v in ("q8_0", "q4_0"))
 
 
 def test_too_many_sequences_are_refused_with_llamacpps_reason(model, only):

@@ -1,4 +1,4 @@
-"""Calibration and validation on the real llama.cpp: what is measured, what a profile says, and whom it is for."""
+"""Calibration and validation on the real llama.cpp: trials, profiles, and the engines that they apply to."""
 
 import json
 
@@ -28,7 +28,7 @@ def calibrated(library, tiny):
 
 
 def test_a_pass_reads_the_cells_of_its_micro_batch(subject):
-    """The cells that it is said to attend to are those that llama.cpp rounds up to; its tokens come behind."""
+    """The micro-batch attends to the cells that llama.cpp rounds up to; its tokens follow the filled cells."""
     for kernel, prefilled in subject._prefilled.items():
         for lengths, filled in (([1], 32), ([1, 1, 30], 700), ([200], 3520)):
             prefilled.set_filled(filled)
@@ -41,7 +41,7 @@ def test_a_pass_reads_the_cells_of_its_micro_batch(subject):
             assert prefilled.timed(lengths, filled)() > 0
             if prefilled.context.era == "A":
                 (cells,) = prefilled.context.cells()
-                assert cells.used == filled, "the pass left nothing behind"
+                assert cells.used == filled, "the pass left no cells behind"
 
 
 def test_equal_generators_draw_equal_trials(subject):
@@ -122,8 +122,8 @@ def test_predictions_follow_the_schedule_of_the_real_run(world, calibrated, libr
     validation = kvsim.validate(world, calibrated.profile, engine="llamacpp", library=FOLDER)
     wanted = {"A": ["llama.cpp-b4666"], "B": ["llama.cpp-b6975", "streams"]}[library.era]
     assert list(validation.schedules) == wanted
-    assert all(n > 50 for n in validation.compared.values()), "cells were looked at"
-    # A tiny model's passes take as long as the clock is fine: right within a factor is enough here.
+    assert all(n > 50 for n in validation.compared.values()), "cells were compared"
+    # A tiny model's passes are as short as the clock's resolution: a factor of two is enough here.
     assert validation.worst < 2
     assert json.loads(json.dumps(validation.to_dict()))["policies"][0]["compared"] > 50
 
@@ -155,7 +155,7 @@ def test_a_policy_that_this_llamacpp_cannot_serve_is_left_out_or_refused(world, 
 
 
 def test_a_batch_has_no_more_tokens_than_the_cache_has_cells(world, calibrated):
-    """As llama-server has it; more would end the process."""
+    """As in llama-server; more would abort the process."""
     wide = load_scenario(world, server__n_batch=8192, cache__cells=1024)
     validation = kvsim.validate(wide, calibrated.profile, engine="llamacpp", library=FOLDER, requests=8)
     assert validation.scenario.server.n_batch == 1024
@@ -169,7 +169,7 @@ def test_more_threads_than_cores_are_refused(world):
 
 
 def test_a_model_path_is_relative_to_the_working_directory(world, tiny, tmp_path, monkeypatch, calibrated):
-    """Not in the scenario's folder; and the profile speaks of it wherever it was when it was measured."""
+    """Not to the scenario's folder; the profile names the path that was measured."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here" / tiny.name).write_bytes(tiny.read_bytes())

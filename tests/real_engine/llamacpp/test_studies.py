@@ -1,4 +1,4 @@
-"""Studies on the real llama.cpp, with a tiny model: that they measure what they say, not what it takes."""
+"""Studies of the real llama.cpp with a tiny model: their cases, not their times."""
 
 import os
 from importlib.util import find_spec
