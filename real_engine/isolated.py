@@ -40,7 +40,7 @@ def ask_isolated(
     try:
         result: dict[str, Any] = json.loads(finished.stdout)
     except ValueError:
-        reason = finished.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+        reason = finished.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         if finished.returncode < 0:
             reason = [f"it was ended by signal {-finished.returncode}{killed}"]
         raise UserError(f"{failed}: {reason[0]}") from None
