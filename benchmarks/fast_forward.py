@@ -2,7 +2,8 @@
 
 The same requests run under each preset on one core, interleaved in rounds; figures are medians over the rounds. Prompts
 and answers are about as long as those of the public Azure conversation trace (medians of 1,020 and 129 tokens), but
-drawn, so that no data are needed; one arrives every 2.5 seconds. Bare SimPy, timeouts of one process, is for comparison.
+drawn, so that no data are needed; one arrives every 2.5 seconds. Bare SimPy, timeouts of one process, is for
+comparison.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class BlockIds:
         self._texts: dict[Content, tuple[list[int], list[str]]] = {}
         """By content: the tokens of its last, incomplete block, and the ids of the full blocks before it."""
 
-    def learn(self, content: Content, piece: Piece) -> None:
+    def learn(self, content: Content, piece: TextSegment) -> None:
         """Register the blocks that become full as the content grows by ``piece``."""
         tokens, ids = self._texts.setdefault(content, ([], []))
         tokens += tokens_of(piece)
@@ -211,7 +211,9 @@ class CallLoggingPolicy(PagedPolicy):
         self.calls.append(["L", self.name_of[content], hit, self.found(seq)])
         return hit
 
-    def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False, ahead: int = 0, in_flight: int = 0) -> bool:
+    def reserve(
+        self, chunk: Chunk, *, whole: int = 0, waits: bool = False, lookahead: int = 0, in_flight: int = 0
+    ) -> bool:
         """Reserve blocks, and log it."""
         s = self.tables[chunk.seq]
         held = len(s.blocks) or chunk.start // self.block_size
