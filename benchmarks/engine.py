@@ -1,20 +1,20 @@
-"""The engine's speed beside what the machine gives: ``python -m benchmarks.engine [--model small] [--threads 1 2]``.
+"""The engine's speed compared with the machine's: ``python -m benchmarks.engine [--model small] [--threads 1 2]``.
 
-What the machine gives is measured in the same run, round by round with the rest, so that a slow moment meets both:
+The machine's speed is measured in the same run, interleaved round by round, so that slow moments affect both:
 
 - *gemv*: all weight matrices of the model applied to one row; bytes of weights per second.
 - *gemm*: the same for the rows of one pass of the prompt, the head for one row; operations per second.
 - *copy* and *read*: ``np.copyto``, and the BLAS's dot product of an array with itself; arrays larger than the last
   cache. Bytes copied (each read and written), bytes read.
 
-A share is a quotient of seconds of the same round; of the rounds' quotients the median is given, and the range.
+A share is a ratio of seconds of the same round; reported are the median over the rounds and the range.
 
-- *decode* of gemv: seconds of gemv over those of a token, its placement by the policy included.
-- *attention* of read: seconds that a plain read of the K and V takes that the longest context has and the shortest has
-  not, head by head, the weights having been read since; over the seconds that a token takes longer.
+- *decode* of gemv: seconds of gemv over those of a token, including its placement by the policy.
+- *attention* of read: seconds of a plain read, head by head after a read of the weights, of the K and V that the
+  longest context has beyond the shortest; over the additional seconds of a token.
 - *prompt* of gemm: seconds of the products alone over those of the prompt.
-- *moves* of copy: seconds of ``np.copyto`` between the same arrays, as many bytes, in one piece for each array; over
-  those of the moves. All take turns, and the best turn of each counts: the first find the caches full of others.
+- *moves* of copy: seconds of ``np.copyto`` of as many bytes between the same arrays, in one piece for each array; over
+  those of the moves. They are interleaved, and the fastest turn of each counts, since the first find cold caches.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from real_engine.weights import Matrix
 POLICIES = ("contiguous", "paged", "oracle")
 CONTEXTS = (128, 1024, 4000)
 NARROWED = 1024
-"""The context at which every storage is tried."""
+"""Context at which every storage type is measured."""
 STEPS = 3
-"""Tokens decoded, and products repeated, in each round; one before them is not timed."""
+"""Tokens decoded, and repetitions of products, in each round, after an untimed one."""
 PROMPT, PASS = 512, 256
-"""Tokens of the prompt, and of it in one forward pass."""
+"""Tokens of the prompt, and of each of its forward passes."""
 MOVED_CELLS = 4096
 """Cells of the cache in which runs are moved."""
 TURNS = 5
@@ -59,7 +59,7 @@ MOST_STEPS = 1024
 """Tokens that an engine has room to decode in all."""
 
 Case = Callable[[], float]
-"""Does something and returns its seconds."""
+"""Does some work and returns its seconds."""
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -69,7 +69,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def matrices(model: Transformer) -> list[Matrix]:
-    """Of the layers; the head is another matter."""
+    """Weight matrices of the layers, without the head."""
     return [m for layer in model.layers for m in (layer.qkv, layer.attention_out, layer.gate_up, layer.down)]
 
 
@@ -98,7 +98,7 @@ def beyond_the_caches() -> int:
     return max(stated, 1 << 26) + (1 << 24)
 
 
-class Running:
+class SingleSequence:
     """An engine and a policy with one sequence."""
 
     def __init__(self, model: Transformer, policy: str, storage: Storage, tokens: int):
@@ -120,7 +120,7 @@ class Running:
         self.at = 0
 
     def fill(self, context: int) -> None:
-        """Place that many tokens, and let their K and V be any numbers: what they are does not matter for speed."""
+        """Place that many tokens and fill their K and V with random numbers, which cost the same as real ones."""
         while self.at < context:
             chunk = Chunk(0, self.at, min(PASS, context - self.at))
             self.policy.allocate([chunk])
@@ -146,17 +146,17 @@ class Running:
         return seconds(lambda: [self.run(PASS) for _ in range(PROMPT // PASS)])
 
 
-def read_kept(running: Running, gemv: Case) -> Case:
+def read_kept(running: SingleSequence, gemv: Case) -> Case:
     """A plain read of the K and V between the shortest context and the longest."""
     arrays = [a for kept in (*running.engine.keys, *running.engine.values) for a in kept.arrays]
-    stretches = [head[CONTEXTS[0] : CONTEXTS[-1]].reshape(-1) for array in arrays for head in array]
+    extents = [head[CONTEXTS[0] : CONTEXTS[-1]].reshape(-1) for array in arrays for head in array]
 
     def work() -> None:
-        for path in stretches:
-            np.dot(path, path)
+        for extent in extents:
+            np.dot(extent, extent)
 
     def case() -> float:
-        gemv()  # The weights have been read since, as they are between two tokens.
+        gemv()  # Reads the weights, as between two tokens.
         return seconds(work)
 
     return case
@@ -172,11 +172,11 @@ def runs() -> dict[str, Moves]:
 
 
 def moving(model: Transformer) -> Callable[[Moves], dict[str, float]]:
-    """What measures moves: seconds by each way of copying, and by the plain copy beside them."""
+    """A function that times moves by each copy kernel and by a plain copy."""
     shape = model.shape
     arrays = [a for _ in range(2 * shape.n_layers) for a in store("f32", shape, MOVED_CELLS).arrays]
     flat = [array.reshape(-1) for array in arrays]
-    # Not its neighbour, which would still be in the second-level cache; and from the end to the beginning, so that as
+    # Not the neighbouring array, which would still be in the second-level cache; and from end to beginning, so that as
     # much memory is touched as by the moves.
     others = flat[shape.n_layers :] + flat[: shape.n_layers]
     for array in arrays:
@@ -209,17 +209,17 @@ def cases(model: Transformer) -> dict[str, Case]:
     for policy in POLICIES:
         tried = [("f32", context) for context in CONTEXTS] + [(s, NARROWED) for s in STORAGES if s != "f32"]
         for storage, context in tried:
-            running = Running(model, policy, storage, context + MOST_STEPS)
+            running = SingleSequence(model, policy, storage, context + MOST_STEPS)
             running.fill(context)
             found[f"decode {policy} {storage} {context}"] = running.decode
             if context == CONTEXTS[-1]:
                 found["read kept"] = read_kept(running, gemv)
-        found[f"prompt {policy}"] = Running(model, policy, "f32", PROMPT).prompt
+        found[f"prompt {policy}"] = SingleSequence(model, policy, "f32", PROMPT).prompt
     return found
 
 
 def measure(model: Transformer, threads: list[int], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each case in each round; the number of BLAS threads stands before its name."""
+    """Seconds of each case in each round; names begin with the number of BLAS threads."""
     own, moved = cases(model), moving(model)
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
@@ -237,14 +237,14 @@ Figure = dict[str, object]
 
 
 def figures(model: Transformer, threads: list[int], found: dict[str, list[float]]) -> list[Figure]:
-    """What is reported: of each figure its median and range over the rounds, and of what it is which share."""
+    """The reported figures: median and range over the rounds, and the share of the machine's speed."""
     shape = model.shape
     weights = sum(matrix.nbytes for matrix in matrices(model)) + model.head.nbytes
     operations = 2 * (
         PASS * sum(m.inputs * m.outputs for m in matrices(model)) + model.head.inputs * model.head.outputs
     )
     kept = (CONTEXTS[-1] - CONTEXTS[0]) * shape.cell_bytes()
-    large, told = beyond_the_caches(), []
+    large, rows = beyond_the_caches(), []
 
     def add(
         name: str, own: list[float], unit: str, figure: Callable[[float], float], of: str = "", bound: object = None
@@ -252,7 +252,7 @@ def figures(model: Transformer, threads: list[int], found: dict[str, list[float]
         row: Figure = {"name": name, "unit": unit, **spread(list(map(figure, own)))}
         if isinstance(bound, list):
             row |= {"of": of, "share": spread([b / s for b, s in zip(bound, own, strict=True)])}
-        told.append(row)
+        rows.append(row)
 
     for n in threads:
         by = {name.split(" ", 1)[1]: values for name, values in found.items() if name.startswith(f"{n} ")}
@@ -283,7 +283,7 @@ def figures(model: Transformer, threads: list[int], found: dict[str, list[float]
         for kernel in COPY_KERNELS:
             own = found[f"{kernel}, {kind}"]
             add(f"{kind}, {kernel}", own, "GB/s", lambda s, size=size: size / s / 1e9, "copyto", plain)
-    return told
+    return rows
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -291,18 +291,18 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print a table, and write a JSON file where asked."""
+    """Measure, print a table, and write a JSON file where options."""
     parser = argparse.ArgumentParser(description="The engine's speed beside what the machine gives.")
     parser.add_argument("--model", default="small", help="tiny, small, smollm2, or a GGUF file")
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="threads of the matrix products, in turn")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
-    asked = parser.parse_args()
-    if asked.rounds * len(asked.threads) * (STEPS + 1) > MOST_STEPS:
-        parser.error(f"{asked.rounds} rounds with {len(asked.threads)} numbers of threads are too many")
-    model = load_model(asked.model).transformer
+    options = parser.parse_args()
+    if options.rounds * len(options.threads) * (STEPS + 1) > MOST_STEPS:
+        parser.error(f"{options.rounds} rounds with {len(options.threads)} numbers of threads are too many")
+    model = load_model(options.model).transformer
     before = system_load()
-    told = figures(model, asked.threads, measure(model, asked.threads, asked.rounds))
+    rows = figures(model, options.threads, measure(model, options.threads, options.rounds))
     machine = {
         "cpu": processor(),
         "cores": os.cpu_count(),
@@ -312,9 +312,9 @@ def main() -> None:
         "load_before": before,
     }
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in (f"{asked.model}, {asked.rounds} rounds", "median", "", "range", "share", "range", "of"):
+    for head in (f"{options.model}, {options.rounds} rounds", "median", "", "range", "share", "range", "of"):
         table.add_column(head, justify="left" if head in ("", "of") or "rounds" in head else "right")
-    for row in told:
+    for row in rows:
         digits = ".3g" if row["unit"] != "tokens/s" else ",.0f"
         cells = [str(row["name"]), f"{row['median']:{digits}}", str(row["unit"])]
         cells.append(f"{row['low']:{digits}} to {row['high']:{digits}}")
@@ -325,9 +325,9 @@ def main() -> None:
     console = Console(width=140)
     console.print(table)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim", highlight=False)
-    if asked.out is not None:
-        report = {"model": asked.model, "rounds": asked.rounds, "machine": machine, "figures": told}
-        asked.out.write_text(json.dumps(report, indent=1) + "\n")
+    if options.out is not None:
+        report = {"model": options.model, "rounds": options.rounds, "machine": machine, "figures": rows}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

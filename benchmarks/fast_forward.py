@@ -1,10 +1,9 @@
-"""How fast the simulator is, with fast-forwards and step by step: ``python -m benchmarks.fast_forward [--requests N]
-[--out FILE]``.
+"""The simulator's speed with fast-forwards and step by step: ``python -m benchmarks.fast_forward [--requests N]``.
 
-The same requests under each preset, in rounds in which all take their turn, one core; medians of the rounds. Prompts
-and answers are about as long as those of the public Azure conversation trace (medians of 1,020 and 129 tokens), drawn
-here so that nothing outside the repository is needed; one arrives every 2.5 seconds. Beside them the bare SimPy kernel:
-timeouts of one process.
+The same requests run under each preset on one core, interleaved in rounds; figures are medians over the rounds. Prompts
+and answers are about as long as those of the public Azure conversation trace (medians of 1,020 and 129 tokens), but
+drawn, so that no data are needed; one arrives every 2.5 seconds. Bare SimPy, timeouts of one process, is for
+comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.run import run
 
 PRESETS = ("oracle", "hf-reserved", "growing", "ring", "paged", "vllm", "chunked", "contiguous", "llama.cpp-b6975")
-"""Those that never plan a compaction: that would be most of the time, fast-forwards or not."""
+"""Presets that never compact: planning compactions would dominate the time in either case."""
 
 
 def scenario(requests: int) -> Scenario:
@@ -63,16 +62,16 @@ def main(
                 facts[name] = summary["forward_passes"], summary["prompt_tokens"] + summary["output_tokens"]
     rows = []
     for name in PRESETS:
-        leaping, stepping = (statistics.median(taken[name][fast_forward]) for fast_forward in (True, False))
+        fast, stepwise = (statistics.median(taken[name][fast_forward]) for fast_forward in (True, False))
         ratios = [b / a for a, b in zip(taken[name][True], taken[name][False], strict=True)]
         passes, tokens = facts[name]
         rows.append(
             {
                 "policy": name,
-                "requests_per_s": requests / leaping,
-                "tokens_per_s": tokens / leaping,
-                "steps_per_s": passes / leaping,
-                "requests_per_s_step_by_step": requests / stepping,
+                "requests_per_s": requests / fast,
+                "tokens_per_s": tokens / fast,
+                "steps_per_s": passes / fast,
+                "requests_per_s_step_by_step": requests / stepwise,
                 "times_as_fast": statistics.median(ratios),
                 "range": [min(ratios), max(ratios)],
             }

@@ -1,8 +1,8 @@
-"""Paged memory and its scheduler beside vLLM 0.33.0's own, in calls per second: ``python -m benchmarks.paged``.
+"""Paged memory and its scheduler compared with vLLM 0.33.0's own, in calls per second: ``python -m benchmarks.paged``.
 
-vLLM's figures were taken with its Python ``KVCacheManager`` and ``Scheduler`` on two cores of an AMD EPYC, not here: a
-ratio says how the two compare only as far as the machines do. As there, block hashes are computed before the clock
-runs; ours is shown with them too.
+vLLM's figures were taken with its Python ``KVCacheManager`` and ``Scheduler`` on two cores of an AMD EPYC: a ratio is
+meaningful only as far as the machines are comparable. As in those measurements, block hashes are computed before the
+clock starts; our figure with hashes included is reported too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from policies.paging.eviction import free_blocks
 from tests.worlds import GivenTimes
 from workloads import Request
 
-ENDLESS = 1 << 30
+UNBOUNDED = 1 << 30
 ROUNDS = 15
 
 
 def paged(blocks: int) -> PagedPolicy:
-    config = CacheConfig(cells=blocks * 16, n_ubatch=ENDLESS, max_tokens=ENDLESS, block_size=16)
+    config = CacheConfig(cells=blocks * 16, n_ubatch=UNBOUNDED, max_tokens=UNBOUNDED, block_size=16)
     return PagedPolicy("paged", config, block_size=16, free=partial(free_blocks, "lru"), prefix_cache=True)
 
 
@@ -41,9 +41,9 @@ def text(number: int, tokens: int, *, hashed: bool = True) -> Content:
 
 
 def appends(n: int = 20_000) -> float:
-    """One token more for a running sequence, a block now and then, full ones cached."""
+    """Append one token at a time to a running sequence; full blocks are cached."""
     policy = paged(n // 16 + 80)
-    policy.open(0, SequencePlan(16, ENDLESS, ENDLESS, text(0, n + 32)))
+    policy.open(0, SequencePlan(16, UNBOUNDED, UNBOUNDED, text(0, n + 32)))
     assert policy.reserve(Chunk(0, 0, 16))
     chunks = [Chunk(0, 16 + i, 1) for i in range(n)]
     began = time.thread_time()
@@ -60,7 +60,7 @@ def prefills(n: int = 300, *, hashed: bool = True) -> float:
         content = Content([(0, 0, 512), (1 + i, 0, 528)])
         if hashed:
             content.keys(16, 65)
-        plans.append(SequencePlan(1024, ENDLESS, ENDLESS, content))
+        plans.append(SequencePlan(1024, UNBOUNDED, UNBOUNDED, content))
     began = 0.0
     for i, plan in enumerate(plans):
         if i == 1:
@@ -72,7 +72,7 @@ def prefills(n: int = 300, *, hashed: bool = True) -> float:
 
 
 def evictions(n: int = 400) -> float:
-    """Blocks handed out by a full pool, each forgetting what it held; taken, cached anew and released."""
+    """Allocate blocks from a full pool, each evicting its contents; cache them anew and release them."""
     pool = paged(4097).pool
     keys = text(1, 16 * 64 * (n + 64)).keys(16, 64 * (n + 64))
     began = 0.0
@@ -89,7 +89,7 @@ def evictions(n: int = 400) -> float:
 
 
 def steps(n: int = 300) -> float:
-    """Scheduling a step of 64 decodes, and its end."""
+    """Compose steps of 64 decodes."""
     server = {"scheduler": "vllm", "slots": 64, "n_batch": 8192}
     policy = paged(8192)
     scheduler = Vllm(load_scenario({"server": server, "cache": {"cells": 2**17}}), policy, GivenTimes(), Recorder())
@@ -118,7 +118,7 @@ CASES: tuple[tuple[str, Callable[[], float], int | None], ...] = (
 
 
 def main() -> None:
-    """By turns, so that a slow moment meets all of them; the median, and a bootstrap interval of it."""
+    """Measure all cases interleaved, and print medians with bootstrap intervals."""
     found: dict[str, list[float]] = {name: [] for name, _, _ in CASES}
     for _ in range(ROUNDS):
         for name, case, _ in CASES:
@@ -130,8 +130,8 @@ def main() -> None:
         medians = np.median(rng.choice(rates, (2000, len(rates))), axis=1)
         low, high = np.quantile(medians, [0.025, 0.975])
         median = statistics.median(found[name])
-        mixed_step = f"{theirs:>14,}{median / theirs:>8.1f}" if theirs else ""
-        print(f"{name:36}{median:>12,.0f}{f'{low:,.0f} to {high:,.0f}':>24}{mixed_step}")
+        comparison = f"{theirs:>14,}{median / theirs:>8.1f}" if theirs else ""
+        print(f"{name:36}{median:>12,.0f}{f'{low:,.0f} to {high:,.0f}':>24}{comparison}")
     print("vLLM's figures: two cores of an AMD EPYC, another machine than this one.")
 
 

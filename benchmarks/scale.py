@@ -1,12 +1,12 @@
-"""How fast the simulator is, and how that grows: ``python -m benchmarks.scale [--requests SHARE] [--rounds R] [...]``.
+"""The simulator's speed, and how it scales: ``python -m benchmarks.scale [--requests SHARE] [--rounds R] [...]``.
 
-Requests are as long as those of the Azure conversation trace of 2023, drawn from its quantiles or, with ``--trace``,
-its own; they arrive by a Poisson process. Each preset gets 0.7 of the requests a second that it completes when all come
-at once, in the overloaded runs three times as many. Each run is one process on one core and keeps what
-``kvsim.run(..., detail="requests")`` keeps; its clock starts when all is imported. The runs take turns, round by round;
-a figure is the median of the rounds. A ratio is one of medians, with the interval that 95 % of 2,000 draws of whole
-rounds fall into. Bare SimPy is one process that waits again and again; *times the floor* is how much longer a run takes
-than the bare kernel for as many events.
+Request lengths are drawn from the quantiles of the Azure conversation trace of 2023 or, with ``--trace``, are the
+trace's own; arrivals are a Poisson process. Each preset gets 0.7 of the rate at which it completes requests that all
+arrive at once, or three times that rate in the overloaded runs. Each run is an isolated process on one core and records
+what ``kvsim.run(..., detail="requests")`` does; its clock starts after the imports. The runs are interleaved; a figure
+is the median over the rounds. A ratio is one of medians, with a 95 % bootstrap interval from 2,000 resamples of whole
+rounds. Bare SimPy is one process with repeated timeouts; *times the floor* is the run's time over that of bare SimPy
+for as many events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.speed import Task, elsewhere, import_s
+from benchmarks.speed import Task, import_s, run_isolated
 from benchmarks.vidur import Vidur, VidurError
 from kvsim.errors import UserError
 from kvsim.machine import BUSY_BELOW, processor
@@ -39,20 +39,20 @@ from kvsim.results import writable
 from policies import available
 
 NORMAL, OVERLOAD = 0.7, 3.0
-"""Arrivals as a share of what is completed when all come at once."""
+"""Arrival rates over the service rate, the rate of completion when all requests arrive at once."""
 
 BLOCKS = ("paged", "vllm", "chunked", "paged-window", "hf-reserved", "growing", "ring", "oracle")
-"""Presets of blocks and regions, which serve many; all others are arenas."""
-LEAP_LESS = ("paged-window",)
-"""Those of them that are taken step by step, and so get as few requests as the arenas."""
+"""Presets of blocks and regions, which get many requests; all others are arenas."""
+STEP_BY_STEP = ("paged-window",)
+"""Presets of blocks without fast-forwards, which get as few requests as the arenas."""
 MANY, FEW = 10_000, 2_000
 CACHED = "paged, prefix cache on"
 
 FLOOR = ("paged", "oracle")
-"""Presets that are held against the bare kernel."""
+"""Presets compared with bare SimPy."""
 OVERLOADED = ("paged", "llama.cpp-b6975")
 GROWN = ("paged", "hf-reserved", "growing", "oracle")
-"""Presets that are run with a million requests; the first is also run with fewer than that every time."""
+"""Presets for the growth with the number of requests; without ``--million`` only the first."""
 
 BARE = 500_000
 DRAWS = 2000
@@ -61,7 +61,7 @@ NO_VIDUR = "Vidur: not compared with; name a checkout with --vidur."
 
 @dataclass
 class Run:
-    """A task and what its rounds found."""
+    """A task and the results of its rounds."""
 
     label: str
     task: Task
@@ -69,42 +69,42 @@ class Run:
     found: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self) -> None:
-        """One round."""
-        self.found.append(elsewhere(self.task))
+        """Run one round."""
+        self.found.append(run_isolated(self.task))
 
     @property
     def wall_s(self) -> list[float]:
-        """Of each round."""
+        """Seconds of each round."""
         return [each["wall_s"] for each in self.found]
 
     @property
     def median_s(self) -> float:
-        """Their median."""
+        """Median seconds over the rounds."""
         return statistics.median(self.wall_s)
 
     @property
     def us(self) -> float:
-        """Microseconds for each request."""
+        """Microseconds per request."""
         return 1e6 * self.median_s / self.task.requests
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The same in every round."""
+        """The run's summary, equal in every round."""
         summary: dict[str, Any] = self.found[0]["summary"]
         return summary
 
     @property
     def peak_mb(self) -> float:
-        """Of the process, Python and libraries included."""
+        """Median peak MB of the process, including Python and libraries."""
         return float(statistics.median(each["peak_mb"] for each in self.found))
 
     @property
     def disturbed(self) -> bool:
-        """Whether others had the core for a good part of a round."""
+        """Whether other processes took a tenth of the core or more in some round."""
         return any(each["cpu_s"] < BUSY_BELOW * each["wall_s"] for each in self.found)
 
     def row(self) -> dict[str, Any]:
-        """For the file."""
+        """The run's row in the report."""
         summary, seconds = self.summary, self.median_s
         tokens = summary["prompt_tokens"] + summary["output_tokens"]
         rates = [self.task.requests / each for each in self.wall_s]
@@ -134,7 +134,7 @@ class Run:
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
-    """Median over median, and its interval: both from rounds drawn together, with replacement."""
+    """Ratio of medians with a 95 % interval; both are resampled by the same rounds."""
     over, under = np.array(above), np.array(below)
     drawn = np.random.default_rng(1).integers(len(over), size=(DRAWS, len(over)))
     ratios = np.median(over[drawn], axis=1) / np.median(under[drawn], axis=1)
@@ -143,7 +143,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
 
 
 def task(policy: str, requests: int, trace: str | None) -> Task:
-    """Requests all at once on a server for such a policy, with so large a cache that slots bind rather than cells."""
+    """A task with all requests at once, whose cache is large enough that slots are the bottleneck."""
     if policy in BLOCKS:
         cells = 256 * (16384 if policy == "hf-reserved" else 4096)
         return Task(policy, requests, None, 256, 8192, cells, 16384, trace=trace)
@@ -151,8 +151,8 @@ def task(policy: str, requests: int, trace: str | None) -> Task:
     return Task(policy, requests, None, 32, 2048, cells, 16384, trace=trace)
 
 
-class Bench:
-    """All runs of all parts; a run that several parts want is taken once in each round."""
+class ScaleBenchmark:
+    """All runs of all parts; a run that several parts share is made once in each round."""
 
     def __init__(self, policies: Sequence[str], share: float, trace: str | None, *, million: bool):
         self.policies = policies
@@ -165,23 +165,34 @@ class Bench:
         self.imports: list[float] = []
         self.events: dict[str, int] = {}
 
+    def run_all(self, rounds: int) -> Iterator[str]:
+        """Make all runs; yields a line of progress before each."""
+        for name in self.find_rates():
+            yield f"service rate: {name}"
+        self.plan()
+        for number in range(rounds):
+            for name in self.turn():
+                yield f"round {number + 1} of {rounds}: {name}"
+        yield "counting events"
+        self.count()
+
     def find_rates(self) -> Iterator[str]:
-        """One policy after another; not timed."""
+        """Find the service rate of each policy, untimed; yields each policy's name before its run."""
         for policy in self.policies:
             yield policy
             self.rate(policy)
 
     def rate(self, policy: str) -> float:
-        """Requests per second that the policy completes when all come at once."""
+        """Requests per second that the policy completes when all arrive at once."""
         if policy not in self._rates:
             given = task(policy, 1, self._trace)
             requests = max(4, min(4 * given.slots, self.scaled(MANY)))
-            summary = elsewhere(replace(given, requests=requests))["summary"]
+            summary = run_isolated(replace(given, requests=requests))["summary"]
             self._rates[policy] = summary["completed"] / summary["makespan_s"]
         return self._rates[policy]
 
     def plan(self) -> None:
-        """Which runs there are, once the rates are known."""
+        """Define all runs, from the service rates."""
         for policy in self.policies:
             self.want(policy, self.usual(policy))
             if policy == "paged":
@@ -192,14 +203,14 @@ class Bench:
             self.want(policy, requests)
 
     def growth(self) -> list[tuple[str, int]]:
-        """The runs that show it."""
+        """Policies and request numbers of the runs that show growth."""
         grown = [policy for policy in GROWN if policy in self.policies]
         some = [] if not grown else grown if self.million else [p for p in grown if p == GROWN[0]]
         sizes = (10**4, 10**5, 10**6) if self.million else (10**4, 10**5)
         return [(policy, self.scaled(size)) for policy in some for size in sizes]
 
     def want(self, policy: str, requests: int, load: float = NORMAL, label: str | None = None) -> Run:
-        """The run of that kind."""
+        """The run with these parameters, added if new."""
         key = label or policy, requests, load
         if key not in self.runs:
             given = task(policy, requests, self._trace)
@@ -208,29 +219,29 @@ class Bench:
         return self.runs[key]
 
     def scaled(self, requests: int) -> int:
-        """So many at the scale that was asked for."""
+        """Requests times the share asked for, at least 4."""
         return max(4, round(requests * self._share))
 
     def usual(self, policy: str) -> int:
-        """Requests for each preset."""
-        return self.scaled(MANY if policy in BLOCKS and policy not in LEAP_LESS else FEW)
+        """Number of requests for a preset."""
+        return self.scaled(MANY if policy in BLOCKS and policy not in STEP_BY_STEP else FEW)
 
     def turn(self) -> Iterator[str]:
-        """A round of everything."""
-        self.bare.append(elsewhere(Task(bare=BARE))["events_per_s"])
+        """Make one round of all runs; yields each run's name before it."""
+        self.bare.append(run_isolated(Task(bare=BARE))["events_per_s"])
         self.imports.append(import_s())
         for run in self.runs.values():
             yield f"{run.label}, {run.task.requests:,} requests"
             run.take()
 
     def count(self) -> None:
-        """Events of the runs that are held against the bare kernel; not timed."""
+        """Count the events of the runs that are compared with bare SimPy, untimed."""
         for policy in (p for p in FLOOR if p in self.policies):
-            counted = elsewhere(replace(self.want(policy, self.usual(policy)).task, count=True))
+            counted = run_isolated(replace(self.want(policy, self.usual(policy)).task, count=True))
             self.events[policy] = counted["events"]
 
     def presets(self) -> list[Run]:
-        """One run for each row of the first table."""
+        """The runs of the first table, in order."""
         named: list[tuple[str, str | None]] = [(policy, None) for policy in self.policies]
         at = next((i for i, (policy, _) in enumerate(named) if policy == "paged"), None)
         if at is not None:
@@ -238,7 +249,7 @@ class Bench:
         return [self.want(policy, self.usual(policy), label=label) for policy, label in named]
 
     def floors(self) -> list[dict[str, Any]]:
-        """Runs against the bare kernel."""
+        """Rows comparing runs with bare SimPy."""
         rows = []
         for policy, events in self.events.items():
             run = self.want(policy, self.usual(policy))
@@ -248,7 +259,7 @@ class Bench:
         return rows
 
     def overloads(self) -> list[dict[str, Any]]:
-        """Three times the service rate against 0.7 of it; equal requests, so seconds tell."""
+        """Rows comparing three times the service rate with 0.7 of it, for the same requests."""
         rows = []
         for policy in (p for p in OVERLOADED if p in self.policies):
             usual, heavy = (self.want(policy, self.usual(policy), load) for load in (NORMAL, OVERLOAD))
@@ -258,7 +269,7 @@ class Bench:
         return rows
 
     def growths(self) -> list[dict[str, Any]]:
-        """Each size, and microseconds per request against the size before."""
+        """Rows for each size, with microseconds per request over those of the size before."""
         rows: list[dict[str, Any]] = []
         last: Run | None = None
         for policy, requests in self.growth():
@@ -275,9 +286,9 @@ class Bench:
 _GROWTH = ("policy", "requests", "us_per_request", "requests_per_s", "peak_mb", "start_mb", "wall_s")
 
 
-def beside_vidur(vidur: Vidur, bench: Bench, rounds: int, trace: str | None) -> dict[str, Any]:
-    """Both on as many and as long requests, by turns, after one run of Vidur in which it fits and keeps what it
-    predicts with. Raises ``VidurError``."""
+def compare_with_vidur(vidur: Vidur, bench: ScaleBenchmark, rounds: int, trace: str | None) -> dict[str, Any]:
+    """Compare with Vidur on equally many and long requests, alternately, after a run in which Vidur fits and caches its
+    predictor. Raises ``VidurError``."""
     given = replace(task("paged", bench.scaled(MANY), trace), rate=NORMAL * bench.rate("paged"))
     ours = Run("paged", given, NORMAL)
     vidur.run(ours.task)
@@ -313,8 +324,8 @@ def _interval(row: dict[str, float]) -> str:
     return f"{row['ratio']:.2f}" + (f" ({row['low']:.2f} to {row['high']:.2f})" if known else "")
 
 
-def show(console: Console, bench: Bench, report: dict[str, Any]) -> None:
-    """Print it."""
+def show(console: Console, bench: ScaleBenchmark, report: dict[str, Any]) -> None:
+    """Print the report."""
     table = _table("policy", "requests", "arrivals/s", "requests/s", "range", "tokens/s", "passes/s", "peak MB")
     for row in report["presets"]:
         low, high = row["requests_per_s_range"]
@@ -417,7 +428,6 @@ def _speeds(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(_plain))
     axis.grid(axis="y", color="0.93")
     axis.set_title(f"Each preset at {NORMAL:g} of its service rate (dot: median, bar: range)")
-    # Above, where the rows are fast, the left is free.
     axis.legend(loc="lower right", frameon=True)
 
 
@@ -496,47 +506,9 @@ def _empty(axis: Axes) -> None:
     axis.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center", color="0.5")
 
 
-def main(
-    requests: Annotated[float, typer.Option(help="How many, as a share of the usual.", min=1e-4, max=100)] = 1.0,
-    rounds: Annotated[int, typer.Option(help="Turns of every run.", min=1)] = 3,
-    only: Annotated[list[str] | None, typer.Option(help="These presets instead of all.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="An Azure file, for the lengths.", exists=True)] = None,
-    million: Annotated[bool, typer.Option("--million", help="Growth up to a million requests, four presets.")] = False,
-    vidur: Annotated[Path | None, typer.Option(help="A checkout of Vidur to compare with.")] = None,
-    vidur_python: Annotated[Path | None, typer.Option(help="Its Python; by default the checkout's .venv.")] = None,
-    vidur_qps: Annotated[float, typer.Option(help="Its arrivals per second; by default the trace's own rate.")] = 5.53,
-    vidur_options: Annotated[str, typer.Option(help="Further options for it, in one string.")] = "",
-    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("results/scale/scale.json"),
-    image: Annotated[Path, typer.Option("--picture", help="Where the picture goes.")] = Path("results/scale/scale.png"),
-) -> None:
-    """How fast the simulator is, and how that grows."""
-    console = Console(width=120)
-    known = list(available())
-    if unknown := [name for name in only or [] if name not in known]:
-        console.print(f"no policy called {unknown[0]!r}; there are {', '.join(known)}")
-        raise typer.Exit(2)
-    try:
-        writable(out.parent)
-        writable(image.parent)
-    except UserError as e:
-        console.print(str(e))
-        raise typer.Exit(2) from None
-    lengths = None if trace is None else str(trace.resolve())
-    bench = Bench([name for name in known if not only or name in only], requests, lengths, million=million)
-    try:
-        with console.status("") as status:
-            for name in bench.find_rates():
-                status.update(f"service rate: {name}")
-            bench.plan()
-            for number in range(rounds):
-                for name in bench.turn():
-                    status.update(f"round {number + 1} of {rounds}: {name}")
-            status.update("counting events")
-            bench.count()
-    except RuntimeError as e:
-        console.print(str(e), markup=False)
-        raise typer.Exit(1) from None
-    report: dict[str, Any] = {
+def report_of(bench: ScaleBenchmark, requests: float, rounds: int, trace: Path | None) -> dict[str, Any]:
+    """The figures of all parts but Vidur, as they are saved."""
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": processor(),
         "python": platform.python_version(),
@@ -554,17 +526,54 @@ def main(
         "overload": bench.overloads(),
         "vidur": None,
     }
+
+
+def main(
+    requests: Annotated[float, typer.Option(help="How many, as a share of the usual.", min=1e-4, max=100)] = 1.0,
+    rounds: Annotated[int, typer.Option(help="Turns of every run.", min=1)] = 3,
+    only: Annotated[list[str] | None, typer.Option(help="These presets instead of all.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="An Azure file, for the lengths.", exists=True)] = None,
+    million: Annotated[bool, typer.Option("--million", help="Growth up to a million requests, four presets.")] = False,
+    vidur: Annotated[Path | None, typer.Option(help="A checkout of Vidur to compare with.")] = None,
+    vidur_python: Annotated[Path | None, typer.Option(help="Its Python; by default the checkout's .venv.")] = None,
+    vidur_qps: Annotated[float, typer.Option(help="Its arrivals per second; by default the trace's own rate.")] = 5.53,
+    vidur_options: Annotated[str, typer.Option(help="Further options for it, in one string.")] = "",
+    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("results/scale/scale.json"),
+    image: Annotated[Path, typer.Option("--picture", help="Where the picture goes.")] = Path("results/scale/scale.png"),
+) -> None:
+    """The simulator's speed, and how it scales."""
+    console = Console(width=120)
+    known = list(available())
+    if unknown := [name for name in only or [] if name not in known]:
+        console.print(f"no policy called {unknown[0]!r}; there are {', '.join(known)}")
+        raise typer.Exit(2)
+    try:
+        for path in (out, image):
+            writable(path.parent)
+    except UserError as e:
+        console.print(str(e))
+        raise typer.Exit(2) from None
+    lengths = None if trace is None else str(trace.resolve())
+    bench = ScaleBenchmark([name for name in known if not only or name in only], requests, lengths, million=million)
+    try:
+        with console.status("") as status:
+            for line in bench.run_all(rounds):
+                status.update(line)
+    except RuntimeError as e:
+        console.print(str(e), markup=False)
+        raise typer.Exit(1) from None
+    report = report_of(bench, requests, rounds, trace)
     show(console, bench, report)
     if vidur is None:
         console.print(NO_VIDUR)
     else:
-        python = vidur_python or vidur / ".venv" / "bin" / "python"
-        other = Vidur(vidur.absolute(), python.absolute(), vidur_qps, vidur_options.split())
+        python = (vidur_python or vidur / ".venv" / "bin" / "python").absolute()
+        other = Vidur(vidur.absolute(), python, vidur_qps, vidur_options.split())
         try:
-            found = report["vidur"] = beside_vidur(other, bench, rounds, lengths)
+            found = report["vidur"] = compare_with_vidur(other, bench, rounds, lengths)
         except VidurError as e:
-            console.print(f"Vidur: failed: {e}", markup=False)
             report["vidur"] = {"error": str(e)}
+            console.print(f"Vidur: failed: {e}", markup=False)
         else:
             console.print(
                 f"{found['requests']:,} requests of the same lengths, each on a server and a model of its own: paged "

@@ -1,7 +1,7 @@
-"""What the benchmarks of the simulator's own speed share: a world, and how one run in a new process is measured.
+"""Shared by the benchmarks of the simulator's speed: a scenario, and the measurement of one run in an isolated process.
 
-``python -m benchmarks.speed`` takes a task as JSON from its standard input, does it and prints what it found as JSON: a
-process for each run, so that its peak of memory is its own and no run profits from what another left behind.
+``python -m benchmarks.speed`` reads a task as JSON from its standard input, runs it and prints the result as JSON: a
+process for each run, so that its peak memory is its own and no run benefits from an earlier one.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _PROMPTS = (2, 29, 91, 161, 181, 207, 372, 387, 396, 403, 703, 984, 1020, 1071, 
 _OUTPUTS = (7, 16, 24, 32, 41, 54, 67, 77, 85, 91, 103, 113, 129, 177, 371, 384, 395, 400, 411, 424,
             429, 451, 601, 643, 954, 1000, 1000)
 # fmt: on
-"""Per cent, and tokens that so many of the requests do not exceed: quantiles of the conversation trace of the Azure LLM
-inference data set of 2023 (github.com/Azure/AzurePublicDataset, CC-BY-4.0; Patel et al., "Splitwise", ISCA 2024)."""
+"""Percentages, and the tokens that these shares of the requests do not exceed: quantiles of the conversation trace of
+the Azure LLM inference data set of 2023 (github.com/Azure/AzurePublicDataset, CC-BY-4.0; Patel et al., "Splitwise",
+ISCA 2024)."""
 
 _PAGE = 4096
 """Requests drawn at a time."""
@@ -62,7 +63,7 @@ class Quantiles:
         return self.at(rng.random(n))
 
     def at(self, u: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The lengths at these shares of all."""
+        """Lengths at these quantiles."""
         drawn = np.interp(u, np.array(_SHARES) / 100, self.tokens)
         return np.maximum(np.rint(drawn), 1).astype(np.int64)
 
@@ -73,7 +74,7 @@ OUTPUTS: Lengths = Quantiles(_OUTPUTS)
 
 @dataclass(frozen=True)
 class Repeated:
-    """Requests as long as those of a trace, in its order and again from its start, with gaps of their own."""
+    """Requests with the lengths of a trace, repeated in order, and drawn gaps."""
 
     seed: int
     n_requests: int
@@ -91,20 +92,20 @@ class Repeated:
                 yield Request(i, now, *self.lengths[i % len(self.lengths)])
 
 
-class World(Scenario):
-    """A scenario with a workload that no scenario file can ask for."""
+class GivenScenario(Scenario):
+    """A scenario with a workload that no scenario file can describe."""
 
     requests: Annotated[Any, Field(exclude=True, repr=False)] = None
 
     def build_workload(self) -> Workload:
-        """The one that was given."""
+        """The given workload."""
         given: Workload = self.requests
         return given
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one process is to do."""
+    """The work of one process."""
 
     policy: str = ""
     requests: int = 0
@@ -116,22 +117,22 @@ class Task:
     slot_context: int = 2
     prefix_cache: bool = False
     trace: str | None = None
-    """An Azure file whose lengths the requests have, rather than drawn ones."""
+    """Azure file with the requests' lengths; None: drawn lengths."""
     count: bool = False
-    """Count SimPy's events; the time is then not that of a run."""
+    """Count SimPy's events instead of timing the run."""
     bare: int = 0
-    """So many events of the bare kernel instead of a run."""
+    """If positive, time this many events of bare SimPy instead of a run."""
 
     def workload(self) -> Workload:
-        """Its requests."""
+        """The requests."""
         gaps = no_gaps if self.rate is None else poisson_gaps(self.rate)
         if self.trace is None:
             return Synthetic(1, self.requests, gaps, PROMPTS, OUTPUTS)
         return Repeated(1, self.requests, gaps, _lengths(self.trace))
 
-    def world(self) -> World:
-        """All that its run depends on."""
-        return World.model_validate(
+    def world(self) -> GivenScenario:
+        """The scenario of the run."""
+        return GivenScenario.model_validate(
             {
                 "name": "scale",
                 "server": {
@@ -152,9 +153,9 @@ def _lengths(trace: str) -> Sequence[tuple[int, int]]:
     return [(request.prompt_tokens, request.output_tokens) for request in AzureTrace(Path(trace))]
 
 
-def simulate(world: World, policy: str) -> dict[str, Any]:
-    """The summary of ``kvsim.run(world, policy, detail="requests")``, which would read the scenario anew and
-    with it lose the workload."""
+def simulate(world: GivenScenario, policy: str) -> dict[str, Any]:
+    """The summary of ``kvsim.run(world, policy, detail="requests")``, which itself would reread the scenario and lose
+    the given workload."""
     costs = cost_model(world, load_profile(world.machine.profile, world.folder))
     chosen = build_policy(world, policy, costs)
     backend, recorder = SimulatedBackend(costs, chosen.kernel, chosen.groups), Recorder(detail="requests")
@@ -181,13 +182,13 @@ class _Counted(simpy.Environment):
     steps = 0
 
     def step(self) -> None:
-        """One more."""
+        """Count the event."""
         _Counted.steps += 1
         super().step()
 
 
-def do(task: Task) -> dict[str, Any]:
-    """Do it here."""
+def run_task(task: Task) -> dict[str, Any]:
+    """Run the task in this process."""
     if task.bare:
         return {"events_per_s": bare_events(task.bare)}
     world = task.world()
@@ -203,9 +204,9 @@ def do(task: Task) -> dict[str, Any]:
 
 
 def memory(what: str) -> float:
-    """MB that the process has now (``VmRSS``) or had at most (``VmHWM``).
+    """Resident MB of the process now (``VmRSS``) or at its peak (``VmHWM``).
 
-    Linux hands ``ru_maxrss`` down from the process that started this one, so that is the last resort.
+    ``ru_maxrss`` is only the fallback: on Linux it is inherited from the parent process.
     """
     try:
         with open("/proc/self/status", encoding="ascii") as lines:
@@ -215,8 +216,8 @@ def memory(what: str) -> float:
         return most / 1e6 if sys.platform == "darwin" else most * 1024 / 1e6
 
 
-def elsewhere(task: Task) -> dict[str, Any]:
-    """Do it in a new process. Raises ``RuntimeError`` with the last line of what went wrong."""
+def run_isolated(task: Task) -> dict[str, Any]:
+    """Run the task in an isolated process. Raises ``RuntimeError`` with the last line of its error output."""
     given = json.dumps(dataclasses.asdict(task))
     command = [sys.executable, "-m", "benchmarks.speed"]
     done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, env=one_thread())
@@ -234,9 +235,9 @@ def import_s() -> float:
 
 
 def one_thread() -> dict[str, str]:
-    """The environment in which a process keeps to one core."""
+    """Environment variables that limit the BLAS to one thread."""
     return {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
 
 
 if __name__ == "__main__":
-    print(json.dumps(do(Task(**json.load(sys.stdin)))))
+    print(json.dumps(run_task(Task(**json.load(sys.stdin)))))

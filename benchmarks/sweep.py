@@ -1,8 +1,8 @@
-"""What a second worker is worth to a sweep: ``python -m benchmarks.sweep [--points 64] [--workers 2] [--rounds 3]``.
+"""Parallel efficiency of a sweep: ``python -m benchmarks.sweep [--points 64] [--workers 2] [--rounds 3]``.
 
-The same points are run by one process and by several, by turns, each time into a new store. Parallel efficiency is the
-median of the seconds with one worker over the median with so many, over their number. The processor seconds of all
-processes are told as well: on a machine that others use too, only they say what the workers cost.
+The same points are run by one process and by several, alternately, each time into a new store. Parallel efficiency is
+the median time with one worker over the median time with several, over their number. The processor seconds of all
+processes are reported as well: on a shared machine only they show the overhead of the workers.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def points(n: int, requests: int) -> dict[str, Any]:
 
 
 def processor_s() -> float:
-    """Of this process and of all children that have ended."""
+    """Processor seconds of this process and all finished children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def measure(asked: dict[str, Any], workers: int) -> tuple[float, float]:
-    """Seconds by the clock and of the processors, the start and the end of the workers included."""
+def measure(sweep_file: dict[str, Any], workers: int) -> tuple[float, float]:
+    """Wall and processor seconds of a sweep, including the start and end of the workers."""
     with tempfile.TemporaryDirectory() as folder:
         before, began = processor_s(), time.perf_counter()
-        sweep(asked, out=Path(folder) / "sweep.sqlite", workers=workers)
+        sweep(sweep_file, out=Path(folder) / "sweep.sqlite", workers=workers)
         seconds = time.perf_counter() - began
         if workers > 1:
             get_reusable_executor().shutdown(wait=True)
@@ -61,15 +61,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
-    asked = points(given.points, given.requests)
+    sweep_file = points(given.points, given.requests)
     taken: dict[int, list[tuple[float, float]]] = {1: [], given.workers: []}
     busy = system_load()
     for _ in range(given.rounds):
         for workers, times in taken.items():
-            times.append(measure(asked, workers))
+            times.append(measure(sweep_file, workers))
     wall = {workers: statistics.median(t[0] for t in times) for workers, times in taken.items()}
     processor = {workers: statistics.median(t[1] for t in times) for workers, times in taken.items()}
-    told = {
+    report = {
         "points": given.points,
         "workers": given.workers,
         "seconds": wall,
@@ -79,12 +79,12 @@ def main(arguments: list[str] | None = None) -> None:
         "load_before": busy,
     }
     if given.json:
-        print(json.dumps(told))
+        print(json.dumps(report))
         return
     for workers in taken:
         print(f"{workers} workers: {wall[workers]:.1f} s, {processor[workers]:.1f} s of the processors")
     print(
-        f"parallel efficiency {told['efficiency']:.2f}, processor seconds {told['processor_overhead']:+.1%}; "
+        f"parallel efficiency {report['efficiency']:.2f}, processor seconds {report['processor_overhead']:+.1%}; "
         f"load before {busy:.1f}"
     )
 

@@ -1,4 +1,4 @@
-"""Does finding cells stay cheap in a large, broken-up cache? A decode step of 64 sequences, by size of the cache.
+"""Time of finding cells in a fragmented cache: a decode step of 64 sequences, by size of the cache.
 
 Run with ``make bench``; the ratio of the medians is printed.
 """
@@ -15,9 +15,9 @@ SMALL, LARGE = 4_096, 131_072
 ROUNDS = 200
 
 
-class Fragmented:
-    """Full but for every fourth run of ``piece`` cells and a row of 256 at the far end: what a search from the low
-    end passes over, hole after hole, until the step fits."""
+class FragmentedCache:
+    """A cache full but for every fourth extent of ``piece`` cells and 256 cells at the end, so that a search from the
+    low end skips hole after hole."""
 
     def __init__(self, name: str, cells: int, piece: int = 8):
         config = CacheConfig(cells=cells, n_ubatch=512, sequences=SEQUENCES, max_tokens=cells)
@@ -35,11 +35,11 @@ class Fragmented:
             self.lengths[seq] = 0
 
     def step(self) -> None:
-        """One token for everyone."""
+        """Allocate one token for each sequence."""
         self.policy.allocate([Chunk(seq, n, 1) for seq, n in self.lengths.items()])
 
     def undo(self) -> None:
-        """As it was before the step."""
+        """Free the step's tokens."""
         for seq, n in self.lengths.items():
             self.policy.free(seq, n)
 
@@ -53,8 +53,8 @@ class Fragmented:
 
 @pytest.mark.parametrize("name", ["contiguous", "llama.cpp-b6975"])
 def test_decode_step_in_a_fragmented_cache(benchmark, capsys, name):
-    """Both sizes by turns in one run, so that whatever else the machine does falls on both."""
-    small, large = Fragmented(name, SMALL), Fragmented(name, LARGE)
+    """Both sizes alternate, so that other load affects both alike."""
+    small, large = FragmentedCache(name, SMALL), FragmentedCache(name, LARGE)
     took: dict[str, list[float]] = {"small": [], "large": []}
 
     def pair() -> None:

@@ -1,7 +1,8 @@
-"""Vidur (github.com/microsoft/vidur; Agrawal et al., MLSys 2024) on the same lengths, in its own environment.
+"""Vidur (github.com/microsoft/vidur; Agrawal et al., MLSys 2024) on requests of the same lengths, in its own
+environment.
 
-Timed is ``Simulator.run`` alone: neither imports, nor what is fitted and generated before it, nor what is written after
-it. Plots, traces and all metrics but those of requests are switched off where there is an option for it.
+Only ``Simulator.run`` is timed, without imports, fitting and generation before it, and output after it. Plots, traces
+and all metrics but those of requests are switched off where there is an option for it.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ _PREDICTORS = ("random_forrest_execution_time_predictor_config", "random_forest_
 
 
 class VidurError(RuntimeError):
-    """It could not be run; one line."""
+    """Vidur could not be run; the message is one line."""
 
 
 @dataclass
 class Vidur:
-    """A checkout, and how it is run."""
+    """A checkout of Vidur, and how to run it."""
 
     folder: Path
     python: Path
@@ -65,7 +66,7 @@ class Vidur:
     timeout_s: float = 3600.0
 
     def run(self, task: Task) -> float:
-        """Seconds that it takes for requests as long as the task's. Raises ``VidurError``."""
+        """Seconds of a run with requests as long as the task's. Raises ``VidurError``."""
         with tempfile.TemporaryDirectory() as scratch:
             trace = Path(scratch) / "lengths.csv"
             with trace.open("w", newline="", encoding="ascii") as text:
@@ -79,7 +80,7 @@ class Vidur:
         return float(seconds[1])
 
     def options(self, task: Task, trace: Path, scratch: Path) -> list[str]:
-        """What it is asked, in the words of this checkout."""
+        """Command-line options, under the names that this checkout knows."""
         known = set(re.findall(r"--[\w-]+", self._process(["--help"])))
         longest = task.slot_context
         wanted = {
@@ -103,7 +104,7 @@ class Vidur:
         wanted["metrics_config_output_dir"] = wanted["output_dir"] = scratch
         options = [f"--{name}={value}" for name, value in wanted.items() if f"--{name}" in known]
         for name in _OFF:
-            # Without a form that says no, the option takes a value, of which only an empty one is false.
+            # Without a --no- form the option takes a value, and only an empty one is false.
             if f"--no-metrics_config_{name}" in known:
                 options.append(f"--no-metrics_config_{name}")
             elif f"--metrics_config_{name}" in known:
@@ -125,7 +126,7 @@ class Vidur:
         return done.stdout
 
     def facts(self) -> dict[str, object]:
-        """What was compared with."""
+        """Commit and options of the comparison."""
         try:
             head = subprocess.run(
                 ["git", "-C", str(self.folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False

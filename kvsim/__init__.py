@@ -24,12 +24,12 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from kvsim.calibration.run import calibrate as calibrate
     from kvsim.costs.profile import Profile as Profile
     from kvsim.costs.profile import load_profile as load_profile
-    from kvsim.engines.llama_studies import Defragmentation as Defragmentation
-    from kvsim.engines.llama_studies import Holes as Holes
-    from kvsim.engines.llama_studies import KShift as KShift
     from kvsim.engines.llama_studies import measure_defragmentation as measure_defragmentation
     from kvsim.engines.llama_studies import measure_holes as measure_holes
     from kvsim.engines.llama_studies import measure_shift as measure_shift
+    from kvsim.engines.llama_study_results import Defragmentation as Defragmentation
+    from kvsim.engines.llama_study_results import Holes as Holes
+    from kvsim.engines.llama_study_results import KShift as KShift
     from kvsim.engines.recording import Recording as Recording
     from kvsim.engines.recording import record as record
     from kvsim.engines.validation import Validation as Validation
@@ -65,13 +65,11 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "kvsim.calibration.run": ("Calibration", "calibrate"),
     "kvsim.costs.profile": ("Profile", "load_profile"),
     "kvsim.engines.llama_studies": (
-        "Defragmentation",
-        "Holes",
-        "KShift",
         "measure_defragmentation",
         "measure_holes",
         "measure_shift",
     ),
+    "kvsim.engines.llama_study_results": ("Defragmentation", "Holes", "KShift"),
     "kvsim.engines.recording": ("Recording", "record"),
     "kvsim.engines.validation": ("Validation", "validate"),
     "kvsim.errors": ("Livelock", "UserError"),

@@ -1,6 +1,6 @@
-"""What narrower K and V cost: logits, likeliest tokens and perplexity beside those of a cache in f32.
+"""Accuracy of narrow K and V: logits, top-1 tokens and perplexity compared with a cache in f32.
 
-All pairs of types read the same text, a few tokens at a time, so that every token attends to K and V as they were kept.
+Every pair of types reads the same text, a few tokens in each pass, so that every token attends to K and V as stored.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from threadpoolctl import threadpool_limits
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import STORAGES, Storage
 from policies import CacheConfig, Chunk, Policy, SequencePlan, available
+from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model
-from real_engine.model import Attend, Floats, Ints, Transformer
+from real_engine.model import Attend, Transformer
 from workloads import named_rng
 
 PAIRS: tuple[tuple[Storage, Storage], ...] = (
@@ -30,35 +31,35 @@ PAIRS: tuple[tuple[Storage, Storage], ...] = (
     ("f16", "q4_0"),
     ("q4_0", "f16"),
 )
-"""Types of K and of V that are tried unless told: all alike, and each narrow one beside a wider."""
+"""Default pairs of types for K and V: both alike, and mixtures of a narrow and a wider one."""
 
 _TEXT = "accuracy_text.txt"
 _RANDOM_TOKENS = 512
-"""Length of the text where a model has no vocabulary."""
+"""Length of the text for a model without a vocabulary."""
 _POLICY = "paged"
-"""Whose cells hold the text. One that forgets nothing: then the figures are the same under all, but for rounding."""
+"""Policy under which the text is read. Any policy that evicts nothing gives the same figures but for rounding."""
 _STEP = 64
 """Tokens in one forward pass."""
 _SEQ = 0
-"""The only sequence."""
+"""Number of the only sequence."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How far each pair of types for K and V is from f32, on one text."""
+    """Deviation of each pair of types for K and V from f32, on one text."""
 
     model: str
     weights: str
-    """How the weights are kept."""
+    """Storage form of the weights."""
     text: str
-    """What was read."""
+    """Description of the text that was read."""
     tokens: int
-    """Of the text: as many logits are compared, and one fewer next token is foretold."""
+    """Tokens of the text: logits are compared after each, and each but the first is predicted."""
     reference_perplexity: float
     """Perplexity with K and V in f32."""
     table: pd.DataFrame
-    """A row for each pair: k, v, cell_bytes, logits_rmse (root of the mean squared difference from f32's logits, over
-    all tokens and the whole vocabulary), top1_agreement (share of the tokens behind which the likeliest is the same),
+    """A row for each pair: k, v, cell_bytes, logits_rmse (root mean squared difference from f32's logits, over all
+    tokens and the whole vocabulary), top1_agreement (share of tokens after which the most likely token is the same),
     perplexity (exp of the mean negative log-likelihood of each next token), perplexity_over_f32."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,13 +74,13 @@ class Accuracy:
         }
 
 
-class Everywhere(Transformer):
-    """A transformer that says its logits behind every token of a pass, whichever were asked for."""
+class AllLogitsTransformer(Transformer):
+    """A transformer that returns the logits after every token of a pass, whichever were asked for."""
 
     __slots__ = ()
 
-    def forward(self, tokens: Ints, positions: Ints, outputs: Ints, attend: Attend) -> Floats:
-        """Logits, shape (n_tokens, vocabulary)."""
+    def forward(self, tokens: IntArray, positions: IntArray, outputs: IntArray, attend: Attend) -> FloatArray:
+        """Logits after all tokens, shape (n_tokens, vocabulary)."""
         return Transformer.forward(self, tokens, positions, np.arange(len(tokens)), attend)
 
 
@@ -94,22 +95,22 @@ def accuracy(
     threads: int | None = 1,
     progress: Callable[[float], None] | None = None,
 ) -> Accuracy:
-    """Read a text with K and V kept in several ways, and compare each with f32.
+    """Read a text with K and V stored in several types, and compare each with f32.
 
-    The text is a page of English that comes with the package; for a model without a vocabulary, random tokens drawn
-    from ``seed``. ``tokens`` cuts it short. ``types_k`` and ``types_v``: every combination of them is tried, and of all
-    types where only one of the two is given; ``PAIRS`` where neither is. ``threads`` of the BLAS. ``progress`` is told
-    the share done. Raises ``UserError``.
+    The text is a page of English that comes with the package; for a model without a vocabulary it is random tokens
+    drawn from ``seed``. ``tokens`` limits its length. Every combination of ``types_k`` and ``types_v`` is tried; if
+    only one of the two is given, the other runs over all types, and if neither, ``PAIRS`` is used. ``threads`` are
+    those of the BLAS. ``progress`` is called with the share done. Raises ``UserError``.
     """
     loaded = load_model(model, seed, weights) if isinstance(model, str) else model
     text, described = _text(loaded, tokens, seed)
     pairs = list(dict.fromkeys((k, v) for k in types_k or STORAGES for v in types_v or STORAGES))
     if not types_k and not types_v:
         pairs = list(PAIRS)
-    # Read with f32 once: its logits are the reference, and its own row.
+    # f32 is read once: its logits are the reference and give its own row.
     readers = {pair: _Reader(loaded.transformer, text, *pair) for pair in dict.fromkeys([("f32", "f32"), *pairs])}
     with threadpool_limits(threads):
-        # By turns, so that only one pass's logits of two readers are ever held.
+        # Interleaved, so that the logits of only one pass of two readers are held at a time.
         for start in range(0, len(text), _STEP):
             stop = min(start + _STEP, len(text))
             reference = None
@@ -119,7 +120,7 @@ def accuracy(
                 reader.compare(logits, reference, text[start + 1 : stop + 1])
                 if progress is not None:
                     progress((start + (stop - start) * (at + 1) / len(readers)) / len(text))
-    perplexity = {pair: math.exp(reader.surprise / (len(text) - 1)) for pair, reader in readers.items()}
+    perplexity = {pair: math.exp(reader.negative_log_likelihood / (len(text) - 1)) for pair, reader in readers.items()}
     first = perplexity["f32", "f32"]
     shape = loaded.transformer.shape
     rows = [
@@ -127,8 +128,8 @@ def accuracy(
             "k": k,
             "v": v,
             "cell_bytes": shape.cell_bytes(k, v),
-            "logits_rmse": math.sqrt(readers[k, v].squares / (len(text) * shape.vocabulary)),
-            "top1_agreement": readers[k, v].agreed / len(text),
+            "logits_rmse": math.sqrt(readers[k, v].squared_error / (len(text) * shape.vocabulary)),
+            "top1_agreement": readers[k, v].agreements / len(text),
             "perplexity": perplexity[k, v],
             "perplexity_over_f32": perplexity[k, v] / first,
         }
@@ -138,43 +139,44 @@ def accuracy(
 
 
 class _Reader:
-    """An engine that reads the text, and sums of how far its logits are from the reference."""
+    """An engine that reads the text, with running sums of its deviation from the reference."""
 
-    def __init__(self, transformer: Transformer, text: Ints, k: Storage, v: Storage):
-        everywhere = Everywhere(*(getattr(transformer, field.name) for field in fields(transformer)))
+    def __init__(self, transformer: Transformer, text: IntArray, k: Storage, v: Storage):
+        weights = (getattr(transformer, field.name) for field in fields(transformer))
+        transformer = AllLogitsTransformer(*weights)
         self._text = text
         self._policy = _policy(len(text), transformer.shape.n_layers)
-        self._engine = Engine(everywhere, self._policy.groups, self._policy.kernel, 0, type_k=k, type_v=v)
+        self._engine = Engine(transformer, self._policy.groups, self._policy.kernel, 0, type_k=k, type_v=v)
         self._policy.open(_SEQ, SequencePlan(len(text), len(text), len(text)))
-        self.squares = 0.0
+        self.squared_error = 0.0
         """Sum of the squared differences."""
-        self.agreed = 0
-        """Tokens behind which the likeliest is the reference's."""
-        self.surprise = 0.0
+        self.agreements = 0
+        """Tokens after which the most likely token is the reference's."""
+        self.negative_log_likelihood = 0.0
         """Sum of the negative log-likelihoods of the next tokens."""
 
-    def read(self, start: int, stop: int) -> Floats:
-        """Logits behind each of the next tokens, shape (stop - start, vocabulary)."""
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Logits after each token of ``[start, stop)``, shape (stop - start, vocabulary)."""
         found = []
         for batch in self._policy.allocate([Chunk(_SEQ, start, stop - start)], views=True):
             (chunk,) = batch.chunks
             found.append(self._engine.run(self._text[chunk.start : chunk.start + chunk.n], batch))
         return np.concatenate(found)
 
-    def compare(self, logits: Floats, reference: Floats, following: Ints) -> None:
-        """Add up. ``following``: the next tokens; there is none behind the last one."""
-        self.squares += float(np.square(logits - reference).sum(dtype=np.float64))
-        self.agreed += int((logits.argmax(axis=1) == reference.argmax(axis=1)).sum())
+    def compare(self, logits: FloatArray, reference: FloatArray, following: IntArray) -> None:
+        """Add a pass to the sums; ``following`` are the next tokens, of which the last token of the text has none."""
+        self.squared_error += float(np.square(logits - reference).sum(dtype=np.float64))
+        self.agreements += int((logits.argmax(axis=1) == reference.argmax(axis=1)).sum())
         rows = logits[: len(following)]
         shifted = rows - rows.max(axis=1, keepdims=True)
-        told = shifted[np.arange(len(following)), following]
-        self.surprise += float((np.log(np.exp(shifted).sum(axis=1, dtype=np.float64)) - told).sum())
+        log_odds = shifted[np.arange(len(following)), following]
+        self.negative_log_likelihood += float((np.log(np.exp(shifted).sum(axis=1, dtype=np.float64)) - log_odds).sum())
 
 
-def _text(loaded: LoadedModel, tokens: int | None, seed: int) -> tuple[Ints, str]:
-    """The first tokens of the text, and what it is."""
+def _text(loaded: LoadedModel, tokens: int | None, seed: int) -> tuple[IntArray, str]:
+    """The first tokens of the text, and its description."""
     if tokens is not None and tokens < 2:
-        raise UserError(f"{tokens} tokens; at least 2 are needed, one to read and one to foretell")
+        raise UserError(f"{tokens} tokens; at least 2 are needed, one to read and one to predict")
     if loaded.tokenizer is None:
         vocabulary = loaded.transformer.shape.vocabulary
         ids = named_rng(seed, "accuracy").integers(0, vocabulary, _RANDOM_TOKENS)

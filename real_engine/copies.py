@@ -1,8 +1,8 @@
-"""Three ways to carry out moves on K and V; all leave the same cells behind.
+"""Three ways to carry out moves on K and V, with equal results.
 
-Each works head by head: there a run of cells is one stretch of memory, which may be copied onto itself as it is. Across
-heads NumPy would have to take a run for one that overlaps itself, since its heads lie between one another's, and would
-copy it twice.
+Each works head by head: within a head a run of cells is contiguous memory, which can be moved in place even where it
+overlaps itself. Across heads, NumPy could not rule out an overlap between source and target, and would copy every run
+twice.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Array = NDArray[np.generic]
 """Shape (heads, cells, ...), C-ordered."""
 
 CopyKernel = Literal["slices", "gather", "threads"]
-"""``slices``: one copy for each run and head, one run after another; as fast as memory where runs are long. ``gather``:
-the moved cells of a head read through a table, a piece at a time, then written; everything is copied twice, but many
-short runs cost no more than a few long ones. ``threads``: ``slices``, the heads shared out over the processor's cores;
-for long runs."""
+"""``slices``: one copy for each run and head, in order; as fast as memory for long runs. ``gather``: the moved cells of
+a head are read through an index table, a piece at a time, then written; everything is copied twice, but many short runs
+cost no more than a few long ones. ``threads``: ``slices`` with the heads spread over the processor's cores; for long
+runs."""
 
 COPY_KERNELS: tuple[CopyKernel, ...] = get_args(CopyKernel)
 
 _PIECE = 1 << 18
-"""Bytes that are gathered at a time: they stay in the second-level cache until they are written."""
+"""Bytes gathered at a time, so that they stay in the second-level cache until they are written."""
 
 _Bytes = NDArray[np.uint8]
 _Runs = list[tuple[int, int, int]]
@@ -38,22 +38,22 @@ _Runs = list[tuple[int, int, int]]
 
 
 def carry_out(kernel: CopyKernel, arrays: Sequence[Array], moves: Moves) -> None:
-    """Move cells of each array, in place; runs may overlap themselves and one another as ``Moves`` allows."""
-    _WAYS[kernel](arrays, moves)
+    """Move cells of each array in place; runs may overlap themselves and each other as ``Moves`` allows."""
+    _IMPLEMENTATIONS[kernel](arrays, moves)
 
 
 def _by_slices(arrays: Sequence[Array], moves: Moves) -> None:
     for array in arrays:
         runs = _runs(array, moves)
         for head in _heads(array):
-            # A third less for each run than with an array of NumPy's.
-            stretch = head.data
+            # A memoryview takes a third less time for each run than a NumPy array.
+            memory = head.data
             for source, target, n in runs:
-                stretch[target : target + n] = stretch[source : source + n]
+                memory[target : target + n] = memory[source : source + n]
 
 
 def _by_gather(arrays: Sequence[Array], moves: Moves) -> None:
-    # Where each cell's content comes from in the end, whatever way it took.
+    # Where each cell's content comes from after all moves.
     top = int(max((moves.src + moves.length).max(), (moves.dst + moves.length).max()))
     origin = np.arange(top)
     moves.apply(origin)
@@ -62,7 +62,7 @@ def _by_gather(arrays: Sequence[Array], moves: Moves) -> None:
     downward = bool((origin > moved).all())
     for array in arrays:
         size = _cell_bytes(array)
-        # Where all cells move down, those of a piece are written below all that later ones read.
+        # If all cells move down, each piece is written below everything that later pieces read.
         step = max(_PIECE // size, 1) if downward else len(moved)
         buffer = np.empty(min(step, len(moved)), dtype=(np.void, size))
         for head in _heads(array):
@@ -70,7 +70,7 @@ def _by_gather(arrays: Sequence[Array], moves: Moves) -> None:
             for start in range(0, len(moved), step):
                 source, target = origin[start : start + step], moved[start : start + step]
                 piece = buffer[: len(source)]
-                np.take(cells, source, out=piece, mode="clip")  # Which, unlike "raise", takes no buffer of its own.
+                np.take(cells, source, out=piece, mode="clip")  # Unlike "raise", "clip" needs no buffer.
                 first, end = int(target[0]), int(target[-1]) + 1
                 if end - first == len(target):
                     cells[first:end] = piece
@@ -84,7 +84,7 @@ def _by_threads(arrays: Sequence[Array], moves: Moves) -> None:
 
     def work(first: int) -> None:
         for head, runs in heads[first::workers]:
-            # Unlike a memoryview an array lets go of the interpreter while it copies.
+            # Unlike a memoryview, a NumPy array releases the GIL while it copies.
             for source, target, n in runs:
                 head[target : target + n] = head[source : source + n]
 
@@ -92,12 +92,12 @@ def _by_threads(arrays: Sequence[Array], moves: Moves) -> None:
 
 
 def _heads(array: Array) -> list[_Bytes]:
-    """Each head's cells as one stretch of bytes."""
+    """Each head's cells as contiguous bytes."""
     return [head.reshape(-1, copy=False).view(np.uint8) for head in array]
 
 
 def _cell_bytes(array: Array) -> int:
-    """Bytes of a cell in one head."""
+    """Bytes of one cell in one head."""
     heads, cells = array.shape[:2]
     return int(array.nbytes // (heads * cells))
 
@@ -113,7 +113,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="copies")
 
 
-_WAYS: dict[CopyKernel, Callable[[Sequence[Array], Moves], None]] = {
+_IMPLEMENTATIONS: dict[CopyKernel, Callable[[Sequence[Array], Moves], None]] = {
     "slices": _by_slices,
     "gather": _by_gather,
     "threads": _by_threads,

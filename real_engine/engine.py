@@ -1,4 +1,4 @@
-"""The real engine: a backend that does each step's work on a real cache, and times it."""
+"""The real engine: a backend that computes each step on a real KV cache and times it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from kvsim.model.engine_shapes import Storage
 from policies import Chunk, Group, Kernel, MicroBatch, Moves, Shift, Transfer, View
 from policies.cells.reads import TILE
 from real_engine import kernels
+from real_engine.arrays import FloatArray, IntArray
 from real_engine.copies import CopyKernel, carry_out
-from real_engine.model import Floats, Ints, Transformer, rotary_table, rotate
+from real_engine.model import Transformer, rotary_table, rotate
+from real_engine.sequence_tokens import SequenceTokens
 from real_engine.storage import store
-from real_engine.texts import Texts
 from workloads import named_rng
 
 
-class Engine(Texts):
+class Engine(SequenceTokens):
     """A transformer over K and V arrays that are indexed by cell.
 
-    Placements, moves and rotations are applied as the policy gave them; what is computed is right only if they are.
+    Placements, moves and rotations are applied as the policy planned them; the logits are right only if the plan is.
     """
 
     wants_views = True
@@ -44,20 +45,20 @@ class Engine(Texts):
         self._copies = copies
         s = model.shape
         self.group_of = layer_groups(s.n_layers, groups)
-        """Of each layer: the number of its cache group."""
+        """Cache group of each layer."""
         sizes = [-(-groups[g].cells // TILE) * TILE for g in self.group_of]
         hosts = [groups[g].host_cells for g in self.group_of]
         self.keys = [store(type_k, s, n) for n in sizes]
-        """Of each layer: the keys in the cells of its group, rounded up to whole tiles; rotated by their positions."""
+        """Keys of each layer, rotated by their positions, in the cells of its group rounded up to whole tiles."""
         self.values = [store(type_v, s, n) for n in sizes]
         self.host_keys = [store(type_k, s, n) for n in hosts]
-        """Of each layer: the host tier."""
+        """Keys of each layer in the host tier."""
         self.host_values = [store(type_v, s, n) for n in hosts]
 
     def fill(self) -> None:
-        """Write into every cell, as a server that has run for a while has done.
+        """Write random numbers into every cell, as in a server that has run for a while.
 
-        Memory that was never written to is one page of zeros however often it is mapped: reading it is faster.
+        Reading memory that was never written to would be faster: Linux maps all of it to one page of zeros.
         """
         rng = named_rng(self._seed, "cells")
         for kept in (*self.keys, *self.values):
@@ -65,20 +66,20 @@ class Engine(Texts):
             kept.write(slice(0, cells), rng.standard_normal((heads, cells, self.model.shape.d_head), dtype=np.float32))
 
     def forward(self, batch: MicroBatch) -> float:
-        """Run the pass and return its seconds; where a chunk ends its sequence, append a token."""
+        """Run the pass and return its seconds; a chunk that reaches its sequence's end gets the next token appended."""
         began = time.perf_counter()
         for group, place in enumerate(batch.places):
             self._transfer(place.transfers, group)
             self._apply(place.moves, group)
             self._rotate(place.shift, group)
-        tokens = np.array([token for chunk in batch.chunks for token in self.of_chunk(chunk)], dtype=np.int64)
+        tokens = np.array([token for chunk in batch.chunks for token in self.chunk_tokens(chunk)], dtype=np.int64)
         logits = self.run(tokens, batch)
         for chunk, best in zip(batch.chunks, logits.argmax(axis=1).tolist(), strict=True):
-            self.say(chunk, best)
+            self.append_token(chunk, best)
         return time.perf_counter() - began
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Run one pass after another."""
+        """Run the passes in order and return the seconds of each."""
         return [self.forward(batch) for batch in batches]
 
     def move(self, moves: Moves) -> float:
@@ -99,7 +100,7 @@ class Engine(Texts):
         self._rotate(shift, 0)
         return time.perf_counter() - began
 
-    def run(self, tokens: Ints, batch: MicroBatch) -> Floats:
+    def run(self, tokens: IntArray, batch: MicroBatch) -> FloatArray:
         """Logits after the last token of each chunk; shape (n_chunks, vocabulary)."""
         views = batch.views
         positions = np.concatenate([v.positions[-c.n :] for c, v in zip(batch.chunks, views, strict=True)])
@@ -109,7 +110,7 @@ class Engine(Texts):
             for place, group in zip(batch.places, self.groups, strict=True)
         ]
 
-        def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+        def attend(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
             group = self.group_of[layer]
             keys, values, cells = self.keys[layer], self.values[layer], batch.places[group].cells
             keys.write(cells, k.transpose(1, 0, 2))
@@ -137,7 +138,7 @@ class Engine(Texts):
             carry_out(self._copies, [array for one in kept for array in one.arrays], moves)
 
     def _rotate(self, shift: Shift, group: int) -> None:
-        """Rotate keys on, for tokens whose position has changed (llama.cpp's K-shift)."""
+        """Rotate keys of tokens whose position has changed (llama.cpp's K-shift)."""
         if len(shift.cells):
             shape = self.model.shape
             cos, sin = rotary_table(shift.deltas, shape.d_head, shape.rope_base)
@@ -148,7 +149,7 @@ class Engine(Texts):
 
 
 def layer_groups(n_layers: int, groups: Sequence[Group]) -> tuple[int, ...]:
-    """Of each layer its cache group, spread evenly by the groups' shares of the layers."""
+    """Cache group of each layer: the groups' shares of the layers, spread evenly."""
     given = [0] * len(groups)
     chosen = []
     for layer in range(n_layers):
@@ -161,17 +162,17 @@ def layer_groups(n_layers: int, groups: Sequence[Group]) -> tuple[int, ...]:
 def best_without_cache(
     model: Transformer, text: list[int], prompt: int, groups: Sequence[Group] = (Group(0),)
 ) -> list[int]:
-    """The likeliest token behind each of ``text[prompt - 1 : -1]``, computed in one pass over all of it.
+    """The most likely token after each of ``text[prompt - 1 : -1]``, computed in one pass without a cache.
 
-    What an engine that was given its answers must have found likeliest, wherever their cells came from. Of ``groups``
-    only windows and shares matter.
+    An engine that was given its answers must agree, wherever their cells came from. Only the windows and shares of
+    ``groups`` matter.
     """
     everything = np.arange(len(text) - 1)
     chunks, views = (Chunk(0, 0, len(everything)),), (View(everything, everything),)
     selections = [kernels.select("sliced", chunks, views, 0, group) for group in groups]
     group_of = layer_groups(model.shape.n_layers, groups)
 
-    def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+    def attend(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
         keys, values = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
         return kernels.attend(
             q, lambda cells: keys[:, cells], lambda cells: values[:, cells], len(keys), selections[group_of[layer]]
@@ -184,7 +185,7 @@ def best_without_cache(
 def generate_without_cache(
     model: Transformer, prompt: list[int], n: int, groups: Sequence[Group] = (Group(0),)
 ) -> list[int]:
-    """``n`` greedy tokens, everything recomputed from scratch for each: what every policy must agree with."""
+    """``n`` greedy tokens, each recomputed from scratch; every policy must generate the same."""
     text = list(prompt)
     for _ in range(n):
         text += best_without_cache(model, [*text, 0], len(text), groups)

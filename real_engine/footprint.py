@@ -1,13 +1,13 @@
-"""How much memory one set-up of the engine takes, measured in a process of its own.
+"""Memory footprint of one set-up of the engine, measured in an isolated process.
 
 ``measure`` starts ``python -m real_engine.footprint``, which reads a ``SetUp`` as JSON from its input, builds it,
-serves with it, and writes a ``Footprint`` as JSON to its output; so nothing counts that a caller or an earlier set-up
-left behind. Needs Linux: figures come from ``/proc/self``.
+serves with it, and writes a ``Footprint`` as JSON to its output; memory of the caller or of earlier set-ups is thus not
+counted. Needs Linux, since figures come from ``/proc/self``.
 
 Every set-up does the same work through the real engine and a real policy: the prompts of all slots in passes of at most
-``n_ubatch`` tokens, then some decodes of a token for each slot. It is given token ids; a tokeniser is no part of it.
-Before memory is read, Python collects its garbage and the C library gives freed memory back (``malloc_trim``, where it
-has that): what is resident then is held.
+``n_ubatch`` tokens, then decodes of one token for each slot. Requests are token ids; a tokeniser is not included.
+Before each reading Python collects garbage and the C library returns freed memory (``malloc_trim``, where available),
+so that what is resident is in use.
 """
 
 from __future__ import annotations
@@ -27,53 +27,54 @@ from kvsim.model.engine_shapes import ModelShape, Storage, gguf_path
 from kvsim.model.gguf_file import read_header
 from policies import CacheConfig, Chunk, MicroBatch, Policy, SequencePlan, available
 from policies.layouts.sequence_regions import GrowingPolicy
+from real_engine.arrays import FloatArray
 from real_engine.engine import Engine
 from real_engine.isolated import ask_isolated
 from real_engine.kernels import BLOCK
 from real_engine.loading import load_model
-from real_engine.model import Floats, Transformer
+from real_engine.model import Transformer
 from real_engine.weights import WeightForm
 from workloads import Request
 
 CacheForm = Literal["reserved", "growing", "paged"]
 """``reserved``: every slot's whole context, filled with zeros at the start. ``growing``, ``paged``: as the policies of
 these names place tokens; a page of memory becomes resident when a token is first written to it, or when the C library
-has to clear it since it held something else before."""
+clears it for reuse."""
 Buffers = Literal["repeated", "merged"]
-"""``repeated``: work buffers for each layer, large enough for scores against a slot's whole context. ``merged``: what a
-pass takes while it runs, used again by every layer."""
+"""``repeated``: work buffers for each layer, large enough for scores against a slot's whole context. ``merged``:
+buffers that exist only during a pass and that all layers share."""
 
 DECODES = 8
-"""Tokens that each slot generates, where it holds so many: the last of those that it holds."""
+"""Most tokens that each slot generates: the last ones of those that it holds."""
 _POLICIES: dict[CacheForm, str] = {"reserved": "hf-reserved", "growing": "growing", "paged": "paged"}
 _BLOCK_SIZE = 16
 _MINIATURE = ModelShape(n_layers=1, d_model=64, n_heads=2, n_kv_heads=1, d_head=64, d_ff=64, vocabulary=64)
 _PR_SET_THP_DISABLE = 41
-"""Of Linux's ``prctl``."""
+"""Option of Linux's ``prctl``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """An engine, and what it serves."""
+    """An engine and its load."""
 
     model: str
     weights: WeightForm = "f32"
     twice: bool = False
-    """Beside the weights, the float32 numbers that they were made from stay in memory; mapped ones are not made."""
+    """Whether the float32 numbers from which the weights were made stay in memory; no effect if mapped."""
     cache: CacheForm = "paged"
     buffers: Buffers = "merged"
     huge_pages: bool = False
-    """NumPy's arrays of 4 MB and more in pages of 2 MB, as it asks for by default: writing one cell then makes 2 MB
-    resident. Otherwise pages are 4 kB."""
+    """Whether NumPy's arrays of 4 MB and more use pages of 2 MB, as NumPy requests by default: writing one cell then
+    makes 2 MB resident. Otherwise pages have 4 kB."""
     type_k: Storage = "f32"
     type_v: Storage = "f32"
     slots: int = 4
     context: int = 2048
-    """Tokens that a slot could hold."""
+    """Capacity of a slot in tokens."""
     tokens: int = 256
-    """Tokens that each slot holds in the end."""
+    """Tokens that each slot holds at the end."""
     n_ubatch: int = 128
-    """The most tokens in a forward pass."""
+    """Most tokens in a forward pass."""
     seed: int = 0
 
     @property
@@ -83,26 +84,26 @@ class SetUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MemoryReading:
     """Memory of the process at the end of a stage, in bytes."""
 
     stage: str
-    """``runtime``: Python, NumPy and the engine are imported, and a miniature has run once. ``weights``: they are
-    loaded, once or twice. ``buffers``: repeated work buffers are made. ``cache``: the engine is made. ``run``: it has
-    served."""
+    """``runtime``: Python, NumPy and the engine are imported, and a miniature has run once. ``weights``: loaded, once
+    or twice. ``buffers``: repeated work buffers are allocated. ``cache``: the engine is built. ``run``: all requests
+    are served."""
     resident: int
     anonymous: int
-    """Of what is resident: the process's own, not read from files."""
+    """Resident bytes that are not pages of files."""
     model_file: int
-    """Of what is resident: the mapped model file."""
+    """Resident bytes of the mapped model file."""
     peak: int
-    """The most that was resident since the stage before (where that cannot be reset: since the process began). Counts
-    the pages of a model file while it is read, which Linux takes back when it needs them."""
+    """Most bytes resident since the previous stage, or since the process began where that cannot be reset. Counts the
+    pages of a model file while it is read, which Linux reclaims when it needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes by what they are for."""
+    """Bytes by purpose."""
 
     weights: int
     cache: int
@@ -110,23 +111,23 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """Of all parts."""
+        """Bytes of all parts."""
         return self.weights + self.cache + self.work
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a set-up took, and what it should take."""
+    """Memory that a set-up took, and the theoretical need."""
 
-    readings: tuple[Reading, ...]
-    """In the order of the stages."""
+    readings: tuple[MemoryReading, ...]
+    """One for each stage, in order."""
     needed: Parts
-    """The theoretical need. Weights: once, in the set-up's form (mapped: as in the file). Cache: K and V of the tokens
-    really held. Work: ``activations`` of the largest pass."""
+    """Theoretical need. Weights: once, in the set-up's form (mapped: as in the file). Cache: K and V of the tokens
+    held. Work: ``activations`` of the largest pass."""
     arrays: Parts
-    """What was asked of NumPy: weights, both copies; K and V of all cells, written to or not; repeated buffers."""
-    said: tuple[tuple[int, ...], ...]
-    """Tokens that each slot generated: the same for every cache and number of copies."""
+    """NumPy arrays allocated: all copies of the weights; K and V of all cells, written to or not; repeated buffers."""
+    generated: tuple[tuple[int, ...], ...]
+    """Tokens that each slot generated, equal for every form of cache and number of copies."""
 
     @property
     def runtime(self) -> int:
@@ -135,11 +136,10 @@ class Footprint:
 
     @property
     def measured(self) -> Parts:
-        """Resident bytes at the peak of the run, but for the runtime.
+        """Resident bytes at the peak of the run, without the runtime.
 
-        Weights: what was added by loading, and the pages of a mapped file however late they were read. Cache: what was
-        added by making the engine, and since, and stayed. Work: repeated buffers, and what the passes took and gave
-        back.
+        Weights: bytes added by loading, and the pages of a mapped file whenever they were read. Cache: bytes added
+        since the engine was built that stayed. Work: repeated buffers, and bytes that passes allocated and freed.
         """
         runtime, weights, buffers, run = map(self._at, ("runtime", "weights", "buffers", "run"))
         loaded = weights.resident - runtime.resident
@@ -154,29 +154,29 @@ class Footprint:
 
     @property
     def peak(self) -> int:
-        """The most bytes that were ever resident, while loading or running."""
+        """Most bytes resident at any time, while loading or running."""
         return max(reading.peak for reading in self.readings)
 
     @property
     def ratio(self) -> float:
-        """Measured over needed, the runtime left out of both."""
+        """Measured over needed bytes, without the runtime."""
         return self.measured.total / self.needed.total
 
     @property
     def ratio_with_runtime(self) -> float:
-        """Everything that is resident, the runtime too, over what is needed without one."""
+        """All resident bytes, including the runtime, over the need without a runtime."""
         return self.resident / self.needed.total
 
-    def _at(self, stage: str) -> Reading:
+    def _at(self, stage: str) -> MemoryReading:
         return next(reading for reading in self.readings if reading.stage == stage)
 
 
 def activations(shape: ModelShape, tokens: int, outputs: int, seen: int) -> int:
-    """Bytes of a pass's activations in float32, each kind once, as all layers can share them.
+    """Bytes of a pass's float32 activations, counted once since all layers can share them.
 
-    For each token: the residual stream and its norm (d_model each), queries, keys and values, what heads attend to, the
-    gate, what passes it and their product (d_ff each), and the scores of all heads against ``seen`` cells. For each of
-    the ``outputs``: logits.
+    For each token: the residual stream and its norm (d_model each), queries, keys and values, the attention output, the
+    gate and up projections and their product (d_ff each), and the scores of all heads against ``seen`` cells. For each
+    of the ``outputs``: logits.
     """
     s = shape
     heads = (2 * s.n_heads + 2 * s.n_kv_heads) * s.d_head
@@ -184,7 +184,7 @@ def activations(shape: ModelShape, tokens: int, outputs: int, seen: int) -> int:
 
 
 def estimate(setup: SetUp, shape: ModelShape) -> int:
-    """Bytes that a set-up will take at most, more or less; to tell beforehand whether it can be held."""
+    """Rough upper estimate of a set-up's bytes, to check beforehand whether it fits."""
     s = shape
     layer = s.d_model * (2 * s.n_heads + 2 * s.n_kv_heads) * s.d_head + 3 * s.d_model * s.d_ff
     numbers = s.n_layers * layer + 2 * s.vocabulary * s.d_model
@@ -193,7 +193,7 @@ def estimate(setup: SetUp, shape: ModelShape) -> int:
         weights = path.stat().st_size
     else:
         weights = numbers * ({"f32": 4, "f16": 2, "int8": 1, "mapped": 0}[setup.weights] + 4 * setup.twice)
-    # A cache in huge pages may become resident whole.
+    # With huge pages the whole cache may become resident.
     whole = setup.cache == "reserved" or setup.huge_pages
     held = setup.slots * (setup.context if whole else 2 * setup.tokens)
     work = activations(s, setup.n_ubatch, setup.slots, min(setup.context, BLOCK))
@@ -203,7 +203,7 @@ def estimate(setup: SetUp, shape: ModelShape) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that this machine can give without swapping. Raises ``UserError`` where the system does not say."""
+    """Bytes available on this machine without swapping. Raises ``UserError`` if the system does not report them."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -212,9 +212,9 @@ def available_bytes() -> int:
 
 
 def measure(setup: SetUp) -> Footprint:
-    """Build the set-up in a new process, serve with it, and return what it took. Raises ``UserError``."""
+    """Build the set-up in an isolated process, serve with it, and return its footprint. Raises ``UserError``."""
     available_bytes()
-    # One BLAS thread: each further one would have buffers of its own.
+    # One BLAS thread, since each has its own buffers.
     one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     huge = {"NUMPY_MADVISE_HUGEPAGE": str(int(setup.huge_pages))}
     answer = ask_isolated(
@@ -225,37 +225,37 @@ def measure(setup: SetUp) -> Footprint:
         environment=one | huge,
     )
     return Footprint(
-        readings=tuple(Reading(**reading) for reading in answer["readings"]),
+        readings=tuple(MemoryReading(**reading) for reading in answer["readings"]),
         needed=Parts(**answer["needed"]),
         arrays=Parts(**answer["arrays"]),
-        said=tuple(map(tuple, answer["said"])),
+        generated=tuple(map(tuple, answer["generated"])),
     )
 
 
-class _Gauge:
-    """Reads the memory of this process, stage by stage."""
+class _MemoryGauge:
+    """Reads this process's memory at the end of each stage."""
 
     def __init__(self, model_file: Path | None):
-        self.readings: list[Reading] = []
+        self.readings: list[MemoryReading] = []
         self._file = None if model_file is None else str(model_file.resolve())
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        """None where the C library is not glibc."""
+        """None if the C library is not glibc."""
 
     def read(self, stage: str) -> None:
-        """The stage has ended; what it took and gave back shows in its peak alone."""
+        """Record the memory at the end of a stage; bytes freed within it count only in its peak."""
         peak = _field("/proc/self/status", "VmHWM")
         gc.collect()
         if self._trim is not None:
             self._trim(0)
         resident = _field("/proc/self/smaps_rollup", "Rss")
         anonymous = _field("/proc/self/smaps_rollup", "Anonymous")
-        # Linux counts the peak roughly, by some pages.
-        self.readings.append(Reading(stage, resident, anonymous, self._mapped(), max(peak, resident)))
+        # Linux's peak is inexact by some pages.
+        self.readings.append(MemoryReading(stage, resident, anonymous, self._mapped(), max(peak, resident)))
         try:
             with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
                 file.write("5")
         except OSError:
-            return  # Then peaks are those since the process began.
+            return  # Peaks are then those since the process began.
 
     def _mapped(self) -> int:
         """Resident bytes of the model's file."""
@@ -273,7 +273,7 @@ class _Gauge:
 
 
 def _field(path: str, name: str) -> int:
-    """A size that Linux gives in kB, in bytes."""
+    """A size in bytes that Linux reports in kB."""
     try:
         with open(path, encoding="utf-8") as lines:
             for line in lines:
@@ -284,14 +284,14 @@ def _field(path: str, name: str) -> int:
     raise UserError(f"{path} does not say {name}; Linux 4.14 or newer does")
 
 
-class _Measured(Engine):
-    """An engine that keeps the size of its largest pass."""
+class _MeasuredEngine(Engine):
+    """An engine that records the activations of its largest pass."""
 
     needed = 0
-    """Bytes of ``activations``."""
+    """Bytes of the largest pass's ``activations``."""
 
-    def run(self, tokens: Any, batch: MicroBatch) -> Floats:
-        """As ever."""
+    def run(self, tokens: Any, batch: MicroBatch) -> FloatArray:
+        """Run the pass, and update ``needed``."""
         longest = max(len(view.cells) for view in batch.views)
         taken = activations(self.model.shape, len(tokens), len(batch.chunks), min(longest, BLOCK))
         self.needed = max(self.needed, taken)
@@ -302,16 +302,16 @@ def _build(setup: SetUp) -> Footprint:
     """Build the set-up in this process, and serve with it."""
     path = gguf_path(setup.model)
     if path is not None:
-        # What reading a file needs belongs to the runtime.
+        # Modules for reading files count as runtime.
         import real_engine.gguf_model  # noqa: F401
-    gauge = _Gauge(path)
+    gauge = _MemoryGauge(path)
     _warm_up(setup)
     gauge.read("runtime")
     source = _load(setup, path, "f32") if setup.twice and setup.weights != "mapped" else None
     model = _load(setup, path, setup.weights)
     shape = model.shape
     gauge.read("weights")
-    repeated: list[Floats] = []
+    repeated: list[FloatArray] = []
     if setup.buffers == "repeated":
         each = activations(shape, setup.n_ubatch, 0, setup.context) // 4
         repeated = [np.full(each, 0, dtype=np.float32) for _ in range(shape.n_layers)]
@@ -322,7 +322,7 @@ def _build(setup: SetUp) -> Footprint:
         for array in kept:
             array.fill(0)
     gauge.read("cache")
-    said = _serve(setup, policy, engine)
+    generated = _serve(setup, policy, engine)
     gauge.read("run")
     held = setup.slots * setup.tokens * shape.cell_bytes(setup.type_k, setup.type_v)
     return Footprint(
@@ -333,13 +333,13 @@ def _build(setup: SetUp) -> Footprint:
             sum(array.nbytes for array in kept),
             sum(buffer.nbytes for buffer in repeated),
         ),
-        said=said,
+        generated=generated,
     )
 
 
 def _warm_up(setup: SetUp) -> None:
-    """Run everything once on a miniature: code and tables that are read at their first use belong to the runtime."""
-    # The BLAS makes its buffers at the first large product.
+    """Run everything once on a miniature: code and tables loaded at their first use count as runtime."""
+    # The BLAS allocates its buffers at the first large product.
     square = np.ones((1024, 1024), dtype=np.float32)
     square @ square
     small = replace(setup, slots=2, context=32, tokens=16, n_ubatch=8)
@@ -356,11 +356,11 @@ def _load(setup: SetUp, path: Path | None, form: WeightForm) -> Transformer:
     return load_transformer(read_header(path, vocabulary=False), form)
 
 
-def _engine(setup: SetUp, model: Transformer) -> tuple[Policy, _Measured]:
-    """A policy and the engine over its cells.
+def _engine(setup: SetUp, model: Transformer) -> tuple[Policy, _MeasuredEngine]:
+    """A policy and the engine over its cells, with room for all slots.
 
-    There are cells for all slots: as many as are reserved; for growing, powers of two, and room for all
-    to be doubled in one step; for paged, just enough blocks, and the one that is never handed out.
+    Reserved: the whole context of each slot. Growing: powers of two, and room for all slots to double in one step.
+    Paged: just enough blocks, and the one that is never handed out.
     """
     cells = {
         "reserved": setup.slots * setup.context,
@@ -377,11 +377,11 @@ def _engine(setup: SetUp, model: Transformer) -> tuple[Policy, _Measured]:
     )
     policy = available()[_POLICIES[setup.cache]](config)
     groups, kernel = policy.groups, policy.kernel
-    return policy, _Measured(model, groups, kernel, setup.seed, type_k=setup.type_k, type_v=setup.type_v)
+    return policy, _MeasuredEngine(model, groups, kernel, setup.seed, type_k=setup.type_k, type_v=setup.type_v)
 
 
 def _serve(setup: SetUp, policy: Policy, engine: Engine) -> tuple[tuple[int, ...], ...]:
-    """All prompts, then decodes; what each slot said."""
+    """Run all prompts, then the decodes, and return each slot's generated tokens."""
     prompt = setup.tokens - setup.decodes
     slots = range(setup.slots)
     for slot in slots:
@@ -396,12 +396,12 @@ def _serve(setup: SetUp, policy: Policy, engine: Engine) -> tuple[tuple[int, ...
 
 
 def _main() -> int:
-    """Answer on the output, whatever happens."""
+    """Print the footprint as JSON, or an error."""
     asked = json.load(sys.stdin)
     try:
         setup = SetUp(**asked)
         if not setup.huge_pages:
-            # NumPy has been told by its environment; this is for systems that use huge pages unasked.
+            # NumPy obeys its environment variable; this is for systems that use huge pages unasked.
             prctl = getattr(ctypes.CDLL(None), "prctl", None)
             if prctl is not None:
                 prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Text from a prompt, token by token, by the real engine over any policy's cells."""
+"""Generate text from a prompt, token by token, with the real engine over any policy's cells."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from policies import (
     available,
     current_name,
 )
+from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model
-from real_engine.model import Floats, Ints, Transformer
+from real_engine.model import Transformer
 from real_engine.tokenizer import PRE_TOKENIZERS, Message, Tokenizer
 from workloads import Request, named_rng
 
 _SEQ = 0
-"""The only sequence."""
+"""Number of the only sequence."""
 _STEP = 256
-"""Tokens of the prompt in one forward pass."""
+"""Prompt tokens in one forward pass."""
 _ROOM = 4
-"""Cells for each token unless told: layouts that copy what grows, or pad, need more than one."""
+"""Default cells for each token: layouts that copy growing sequences, or pad, need more than one."""
 _TEMPERATURES = (0.01, 100.0)
 _CELLS = (2, 1 << 24)
 
 
 class PromptedEngine(Engine):
-    """An engine that is given its prompt, and may draw tokens instead of taking the likeliest."""
+    """An engine with a given prompt, which takes the most likely tokens or draws them at a temperature."""
 
     def __init__(
         self,
@@ -59,56 +60,56 @@ class PromptedEngine(Engine):
         self._noise = named_rng(seed, "sampling")
 
     def prompt(self, request: Request) -> list[int]:
-        """The given one."""
+        """The given prompt, for every request."""
         return list(self.given)
 
-    def run(self, tokens: Ints, batch: MicroBatch) -> Floats:
-        """Logits as ever; where a token is drawn from them, with noise that makes the largest one that draw."""
+    def run(self, tokens: IntArray, batch: MicroBatch) -> FloatArray:
+        """Logits as in ``Engine``; where a token is drawn, with noise that makes the largest logit that draw."""
         logits = super().run(tokens, batch)
         if self._temperature > 0:
             for row, chunk in enumerate(batch.chunks):
                 if chunk.start + chunk.n == len(self.tokens[chunk.seq]):
-                    # With Gumbel noise on each, the largest is a draw from the softmax (Maddison et al., 2014).
+                    # With Gumbel noise added, the largest is a draw from the softmax (Maddison et al., 2014).
                     logits[row] = logits[row] / self._temperature + self._noise.gumbel(size=logits.shape[1])
         return logits
 
 
 class Generation:
-    """An answer in the making: iterate over it, once, for its text, piece by piece."""
+    """An answer being generated: iterate over it once for its text, piece by piece."""
 
     def __init__(self, model: str, tokenizer: Tokenizer, policy: Policy, engine: PromptedEngine, n: int):
         self.prompt_tokens = len(engine.given)
         """Tokens of the prompt."""
         self.tokens: list[int] = []
-        """Tokens said so far, the one that ends the answer included."""
+        """Tokens generated so far, including the one that ends the answer."""
         self.text = ""
-        """What they say."""
+        """Text of the tokens so far."""
         self.ended = False
-        """Whether the model ended its answer, or was cut short after ``n`` tokens."""
+        """Whether the model ended its answer, rather than being cut off after ``n`` tokens."""
         self.prefill_s = 0.0
         """Seconds from the prompt to the first token."""
         self.decode_s: list[float] = []
-        """Seconds for each further token: placing it, and the forward pass."""
+        """Seconds of each further token: its placement and the forward pass."""
         self._model, self._tokenizer, self._policy, self._engine, self._n = model, tokenizer, policy, engine, n
 
     def __iter__(self) -> Iterator[str]:
-        speaker = self._tokenizer.speaker()
+        decoder = self._tokenizer.streaming_decoder()
         for token in self._steps():
             self.tokens.append(token)
             self.ended = token in self._tokenizer.ends
             if self.ended:
                 break
-            piece = speaker.say(token)
+            piece = decoder.decode(token)
             if piece:
                 self.text += piece
                 yield piece
-        piece = speaker.stop()
+        piece = decoder.flush()
         if piece:
             self.text += piece
             yield piece
 
     def summary(self) -> dict[str, Any]:
-        """Flat figures for a table or ``--json``; None where there are too few tokens to tell."""
+        """Flat figures for a table or ``--json``; None where there are too few tokens for a figure."""
         each = float(np.mean(self.decode_s)) if self.decode_s else None
         return {
             "model": self._model,
@@ -126,24 +127,24 @@ class Generation:
     def describe(self) -> str:
         """The figures in one line."""
         figures = self.summary()
-        said = f"{figures['tokens']} tokens under {figures['policy']}"
+        line = f"{figures['tokens']} tokens under {figures['policy']}"
         if figures["ms_per_token"] is not None:
-            said += f", {figures['ms_per_token']:.1f} ms each ({figures['tokens_per_s']:.1f} tokens/s)"
+            line += f", {figures['ms_per_token']:.1f} ms each ({figures['tokens_per_s']:.1f} tokens/s)"
         return (
-            f"{said}; prompt of {figures['prompt_tokens']} tokens in {figures['prefill_s']:.2f} s "
+            f"{line}; prompt of {figures['prompt_tokens']} tokens in {figures['prefill_s']:.2f} s "
             f"({figures['prefill_tokens_per_s'] or 0:.0f} tokens/s)"
         )
 
     def _steps(self) -> Iterator[int]:
-        """Each token as it is said."""
+        """Generate the tokens one by one."""
         total = self.prompt_tokens + self._n - 1
         self._policy.open(_SEQ, SequencePlan(self.prompt_tokens, total, total))
         self._engine.begin(_SEQ, Request(0, 0.0, self.prompt_tokens, self._n))
-        # The engine appends what it says.
+        # The engine appends each generated token to this list.
         text = self._engine.tokens[_SEQ]
         done = 0
         try:
-            for spoken in range(self._n):
+            for index in range(self._n):
                 began = time.perf_counter()
                 stop = len(text)
                 while done < stop:
@@ -151,7 +152,7 @@ class Generation:
                     for batch in self._policy.allocate([chunk], views=True):
                         self._engine.forward(batch)
                     done += chunk.n
-                if spoken:
+                if index:
                     self.decode_s.append(time.perf_counter() - began)
                 else:
                     self.prefill_s = time.perf_counter() - began
@@ -176,16 +177,16 @@ def generate(
     type_k: Storage = "f32",
     type_v: Storage = "f32",
 ) -> Generation:
-    """An answer of at most ``n`` tokens to a prompt, its K and V in the cells that the policy gives.
+    """Generate an answer of at most ``n`` tokens, with K and V in the cells that the policy chooses.
 
-    ``chat`` wraps the prompt as a user's message. ``temperature`` 0 takes the likeliest token each time; above, tokens
-    are drawn with ``seed``. ``cells``: room in the cache, in tokens; by default more than enough. Raises ``UserError``.
+    ``chat`` wraps the prompt as a user's message. ``temperature`` 0 takes the most likely token each time; above 0,
+    tokens are drawn with ``seed``. ``cells``: capacity of the cache, by default more than enough. Raises ``UserError``.
     """
     tokenizer = model.tokenizer
     if tokenizer is None:
         accepted = " or ".join(PRE_TOKENIZERS)
         raise UserError(
-            f"model {model.name}: no vocabulary that is understood; a GGUF file with tokenizer.ggml.model gpt2 and "
+            f"model {model.name}: no supported vocabulary; a GGUF file with tokenizer.ggml.model gpt2 and "
             f"tokenizer.ggml.pre {accepted} is needed, as smollm2"
         )
     if n < 1:
@@ -195,7 +196,7 @@ def generate(
         raise UserError(f"temperature {temperature:g}; 0, or from {low:g} to {high:g} is accepted")
     tokens = tokenizer.encode_chat([Message("user", prompt)]) if chat else tokenizer.encode(prompt)
     if not tokens:
-        raise UserError("the prompt says nothing; a text is expected")
+        raise UserError("the prompt is empty; a text is expected")
     total = len(tokens) + n - 1
     if cells is None:
         cells = -(-_ROOM * total // 256) * 256
@@ -230,7 +231,7 @@ def answer(
 ) -> Generation:
     """Load a model, ``write`` its answer as it comes, and return it.
 
-    ``threads`` of the BLAS: by default as many as it likes, which on a busy machine is slower than one. ``options``
+    ``threads``: those of the BLAS, by default its own choice, which on a busy machine is slower than one. ``options``
     are those of ``generate``. Raises ``UserError``.
     """
     with threadpool_limits(threads):

@@ -1,4 +1,4 @@
-"""Transformers from GGUF files of the llama architecture."""
+"""Load transformers from GGUF files of the llama architecture."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from numpy.typing import NDArray
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import shape_in
 from kvsim.model.gguf_file import GgufHeader
-from real_engine.model import Floats, Ints, Layer, Transformer
-from real_engine.weights import Decoded, Matrix, WeightForm, pack, pieces
+from real_engine.arrays import FloatArray, IntArray
+from real_engine.model import Layer, Transformer
+from real_engine.weights import DecodedMatrix, Matrix, WeightForm, pack, pieces
 
 _ACCEPTED = tuple(
     GGMLQuantizationType[name]
     for name in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 )
-"""Types of tensors that are decoded."""
+"""Tensor types that can be decoded."""
 
 _BYTES = {"f32": 4.0, "f16": 2.0, "int8": 1.0, "mapped": 0.0}
-"""Of memory for each weight."""
+"""Bytes of memory for each weight, by form."""
 
 
-class Tensor:
-    """A matrix in the mapped file, in its own type."""
+class MappedTensor:
+    """A matrix in the memory-mapped file, in the file's type."""
 
-    def __init__(self, name: str, kind: GGMLQuantizationType, data: NDArray[np.uint8], order: Ints | None = None):
+    def __init__(
+        self, name: str, tensor_type: GGMLQuantizationType, data: NDArray[np.uint8], order: IntArray | None = None
+    ):
         """``data``: shape (outputs, bytes of a row). ``order``: shape (outputs,), the row that holds each output."""
         self._name = name
-        self._kind = kind
+        self._kind = tensor_type
         self._data = data
         self._order = order
 
     @property
     def outputs(self) -> int:
-        """Its rows."""
+        """Number of rows."""
         return len(self._data)
 
     @property
@@ -47,8 +50,8 @@ class Tensor:
         """Bytes in the file."""
         return self._data.nbytes
 
-    def read(self, outputs: slice | Ints) -> Floats:
-        """The weights of these outputs, shape (their number, inputs). Raises ``UserError`` where they are none."""
+    def read(self, outputs: slice | IntArray) -> FloatArray:
+        """Weights of these outputs, shape (n, inputs). Raises ``UserError`` if any is not finite."""
         data = self._data[outputs if self._order is None else self._order[outputs]]
         with np.errstate(all="ignore"):
             weights = _decode(np.ascontiguousarray(data), self._kind)
@@ -57,25 +60,25 @@ class Tensor:
         return weights
 
 
-class Mapped(Decoded):
-    """Tensors that stay in the file; their outputs one after another."""
+class MappedMatrix(DecodedMatrix):
+    """A matrix of tensors that stay in the file; their outputs are concatenated."""
 
-    def __init__(self, inputs: int, tensors: Sequence[Tensor]):
+    def __init__(self, inputs: int, tensors: Sequence[MappedTensor]):
         super().__init__(inputs, sum(tensor.outputs for tensor in tensors))
         self._tensors = tuple(tensors)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file; how many of them are in memory is the system's choice."""
+        """Bytes in the file; the operating system decides how many of them are in memory."""
         return sum(tensor.nbytes for tensor in self._tensors)
 
-    def rows(self, outputs: Ints) -> Floats:
-        """Decoded for the look-up; of a matrix of one tensor only, as tables of embeddings are."""
+    def rows(self, outputs: IntArray) -> FloatArray:
+        """DecodedMatrix for the look-up; of a matrix of one tensor only, as tables of embeddings are."""
         (tensor,) = self._tensors
         return tensor.read(outputs)
 
-    def decode(self, piece: slice) -> Floats:
-        """Decoded by the ``gguf`` package."""
+    def decode(self, piece: slice) -> FloatArray:
+        """DecodedMatrix by the ``gguf`` package."""
         found, first = [], 0
         for tensor in self._tensors:
             start, stop = max(piece.start - first, 0), min(piece.stop - first, tensor.outputs)
@@ -88,8 +91,8 @@ class Mapped(Decoded):
 def load_transformer(header: GgufHeader, form: WeightForm = "f32") -> Transformer:
     """The transformer in a GGUF file, its weights in the given form.
 
-    Everything is checked before anything is allocated; what the file holds and we would not use is refused, since the
-    model would be another without it. Raises ``UserError``.
+    Everything is checked before anything is allocated. A file with a tensor that would go unused is refused, since the
+    model would be a different one without it. Raises ``UserError``.
     """
     shape = shape_in(header)
     file = _File(header)
@@ -116,8 +119,8 @@ def load_transformer(header: GgufHeader, form: WeightForm = "f32") -> Transforme
     file.check(planned)
     _check_memory(header.path, sum(math.prod(dims) for dims in planned.values()), form)
 
-    def matrix(*tensors: Tensor, inputs: int) -> Matrix:
-        mapped = Mapped(inputs, tensors)
+    def matrix(*tensors: MappedTensor, inputs: int) -> Matrix:
+        mapped = MappedMatrix(inputs, tensors)
         if form == "mapped":
             return mapped
         return pack(form, inputs, mapped.outputs, (mapped.decode(piece) for piece in pieces(mapped.outputs, inputs)))
@@ -147,35 +150,35 @@ def load_transformer(header: GgufHeader, form: WeightForm = "f32") -> Transforme
     return Transformer(shape, embedding, layers, file.vector("output_norm.weight"), head)
 
 
-def rotary_order(heads: int, d_head: int) -> Ints:
-    """Of each row of our queries or keys, the row of the file's; shape (heads * d_head,).
+def rotary_order(heads: int, d_head: int) -> IntArray:
+    """The file's row for each row of our queries or keys, shape (heads * d_head,).
 
-    The file pairs neighbours, (0, 1), (2, 3), ..., and ``rotate`` pairs halves, (0, d_head / 2), ...; the pairs
-    themselves are the same, in the same order.
+    The file pairs neighbours for the rotation, (0, 1), (2, 3), ...; ``rotate`` pairs halves, (0, d_head / 2), .... The
+    pairs themselves are the same, in the same order.
     """
     rows = np.arange(heads * d_head, dtype=np.int64).reshape(heads, d_head // 2, 2)
     return np.asarray(rows.transpose(0, 2, 1).reshape(-1))
 
 
-def _decode(data: NDArray[np.uint8], kind: GGMLQuantizationType) -> Floats:
+def _decode(data: NDArray[np.uint8], tensor_type: GGMLQuantizationType) -> FloatArray:
     """Rows of bytes as float32."""
-    if kind == GGMLQuantizationType.F32:
+    if tensor_type == GGMLQuantizationType.F32:
         return data.view(np.float32)
-    if kind == GGMLQuantizationType.F16:
+    if tensor_type == GGMLQuantizationType.F16:
         return data.view(np.float16).astype(np.float32)
-    # Not quants.dequantize, which goes through the rows 16 at a time and takes twice as long.
-    return np.asarray(getattr(quants, kind.name).dequantize_rows(data))
+    # quants.dequantize would take twice as long: it decodes 16 rows at a time.
+    return np.asarray(getattr(quants, tensor_type.name).dequantize_rows(data))
 
 
 class _File:
-    """The mapped file, and its tensors by name."""
+    """The memory-mapped file with its tensors by name."""
 
     def __init__(self, header: GgufHeader):
         self._header = header
         self._data: NDArray[np.uint8] = np.asarray(np.memmap(header.path, dtype=np.uint8, mode="r"))
 
     def check(self, planned: dict[str, tuple[int, ...]]) -> None:
-        """That the file holds these tensors and no others, of these dimensions, in types that are decoded."""
+        """Raise ``UserError`` unless the file holds exactly these tensors, in these dimensions and supported types."""
         path, held = self._header.path, self._header.tensors
         for name, dims in planned.items():
             if name not in held:
@@ -188,40 +191,42 @@ class _File:
             if name not in planned:
                 raise UserError(f"{path}: tensor {name!r:.60} is not of a plain Llama; only those are accepted")
 
-    def vector(self, name: str) -> Floats:
-        """A tensor of one dimension, shape (n,)."""
+    def vector(self, name: str) -> FloatArray:
+        """A one-dimensional tensor, shape (n,)."""
         (vector,) = self.tensor(name).read(slice(None)).copy()
         return np.asarray(vector)
 
-    def tensor(self, name: str, order: Ints | None = None) -> Tensor:
-        """A tensor that has been checked."""
-        kind, start, rows, width = self._place(name)
+    def tensor(self, name: str, order: IntArray | None = None) -> MappedTensor:
+        """A tensor, by a name that ``check`` has accepted."""
+        tensor_type, start, rows, width = self._place(name)
         data = self._data[start : start + rows * width].reshape(rows, width)
-        return Tensor(f"{self._header.path}: tensor {name}", kind, data, order)
+        return MappedTensor(f"{self._header.path}: tensor {name}", tensor_type, data, order)
 
     def _place(self, name: str) -> tuple[GGMLQuantizationType, int, int, int]:
-        """Of a tensor: its type, its first byte, its rows, and the bytes of a row."""
+        """A tensor's type, first byte, number of rows, and bytes of a row."""
         path, info = self._header.path, self._header.tensors[name]
-        kind = next((kind for kind in _ACCEPTED if kind.value == info.kind), None)
-        if kind is None:
+        tensor_type = next((tensor_type for tensor_type in _ACCEPTED if tensor_type.value == info.kind), None)
+        if tensor_type is None:
             known = {t.value: t.name for t in GGMLQuantizationType}
             accepted = ", ".join(t.name for t in _ACCEPTED)
             found = known.get(info.kind, f"type {info.kind}")
             raise UserError(f"{path}: tensor {name} is {found}; {accepted} are accepted")
-        numbers, size = GGML_QUANT_SIZES[kind]
+        numbers, size = GGML_QUANT_SIZES[tensor_type]
         if info.dims[0] % numbers:
-            raise UserError(f"{path}: tensor {name} has rows of {info.dims[0]}, no multiple of {kind.name}'s {numbers}")
+            raise UserError(
+                f"{path}: tensor {name} has rows of {info.dims[0]}, no multiple of {tensor_type.name}'s {numbers}"
+            )
         rows, width = math.prod(info.dims[1:]), info.dims[0] // numbers * size
         end = info.offset + rows * width
         if end > self._header.size:
             raise UserError(
                 f"{path}: cut short: tensor {name} ends at byte {end}, the file after {self._header.size} bytes"
             )
-        return kind, info.offset, rows, width
+        return tensor_type, info.offset, rows, width
 
 
 def _check_memory(path: Path, weights: int, form: WeightForm) -> None:
-    """Refuse what this machine could never hold."""
+    """Refuse weights that exceed this machine's memory."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return
     there, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), weights * _BYTES[form]

@@ -1,4 +1,4 @@
-"""A measurement in a process of its own: a question as JSON to its input, an answer as JSON from its output."""
+"""Measurements in an isolated process: a request as JSON on its input, the result as JSON on its output."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _ROOT = Path(__file__).parent.parent
 
 def ask_isolated(
     module: str,
-    question: Mapping[str, Any],
+    request: Mapping[str, Any],
     failed: str,
     *,
     killed: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What ``python -m module`` answers.
+    """Run ``python -m module`` with ``request`` and return its result.
 
-    Raises ``UserError``: with what it says under ``error``, or, where it says nothing of the kind, beginning with
-    ``failed``; ``killed`` is added where a signal ended it. ``environment``: variables besides this process's own.
+    ``environment``: variables added to this process's own. Raises ``UserError`` with the process's own ``error``, or,
+    if it reported none, with a message that begins with ``failed``; ``killed`` is appended if a signal ended it.
     """
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    ended = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-P", "-m", module],
-        input=json.dumps(question),
+        input=json.dumps(request),
         env=os.environ | dict(environment or {}) | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
     try:
-        answer: dict[str, Any] = json.loads(ended.stdout)
+        result: dict[str, Any] = json.loads(finished.stdout)
     except ValueError:
-        why = ended.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        if ended.returncode < 0:
-            why = [f"it was ended by signal {-ended.returncode}{killed}"]
-        raise UserError(f"{failed}: {why[0]}") from None
-    if "error" in answer:
-        raise UserError(answer["error"])
-    return answer
+        reason = finished.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        if finished.returncode < 0:
+            reason = [f"it was ended by signal {-finished.returncode}{killed}"]
+        raise UserError(f"{failed}: {reason[0]}") from None
+    if "error" in result:
+        raise UserError(result["error"])
+    return result

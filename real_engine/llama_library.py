@@ -1,13 +1,13 @@
-"""llama.cpp through llama-cpp-python's low-level interface: loading it, batches, sequence operations, and its cells.
+"""llama.cpp through llama-cpp-python's low-level interface: loading, batches, sequence operations, and cells.
 
-Two eras of llama.cpp can be driven, told apart by what the interface offers (see ``docs/llamacpp.md``):
+Two eras of llama.cpp are supported, distinguished by the interface (see ``docs/llamacpp.md``):
 
 - ``A``, b4666 to b4880 (llama-cpp-python 0.3.8): ``llama_kv_cache_*``, with defragmentation and the view interface,
   which shows every cell at any time.
-- ``B``, since b6975 (0.3.36, say): ``llama_memory_*``, with streams and sliding windows. It shows its cells only
-  while it looks for slots, as lines of its log, where ``LLAMA_KV_CACHE_DEBUG`` is 3 when a context is made.
+- ``B``, since b6975 (for example 0.3.36): ``llama_memory_*``, with streams and sliding windows. It shows its cells
+  only while it looks for slots, in its log, if ``LLAMA_KV_CACHE_DEBUG`` was 3 when the context was made.
 
-Nothing here knows of requests, schedules or policies.
+Requests, schedules and policies are unknown here.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from numpy.typing import NDArray
 
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
+from real_engine.arrays import IntArray
 
 Era = Literal["A", "B"]
-Ints = NDArray[np.int64]
-Row = tuple[int, int, bool, tuple[int, ...]]
-"""A token of a batch: its id, its position, whether logits are wanted behind it, and the sequences that see it."""
+BatchRow = tuple[int, int, bool, tuple[int, ...]]
+"""A token of a batch: its id, its position, whether its logits are wanted, and the sequences that see it."""
 
 _TYPES: dict[Storage, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 """``enum ggml_type``."""
-_DEBUG = "LLAMA_KV_CACHE_DEBUG"
-SEVERAL = -2
-"""As the owner of a cell: more than one sequence, and the interface does not say which."""
+_DEBUG_VARIABLE = "LLAMA_KV_CACHE_DEBUG"
+SHARED = -2
+"""Owner of a cell that belongs to more than one sequence."""
 _INSTALL = "install it with: pip install 'kvsim[llama]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How a context is made; names as in ``llama_context_params``, but for the cells."""
+class ContextSettings:
+    """Parameters of a context, named as in ``llama_context_params`` but for the cells."""
 
     cells: int
-    """In all streams together (``n_ctx``)."""
+    """Cells in all streams together (``n_ctx``)."""
     n_batch: int = 512
-    """No batch can have more tokens than there are cells, either."""
+    """Most tokens in a batch, which cannot exceed ``cells`` either."""
     n_ubatch: int = 512
     sequences: int = 1
     """``n_seq_max``."""
     unified: bool = True
-    """``kv_unified``; era A knows nothing else."""
+    """``kv_unified``; always true in era A."""
     threads: int = 1
     flash_attention: bool = False
     type_k: Storage = "f16"
@@ -66,39 +66,39 @@ class Settings:
     defrag_threshold: float = -1.0
     """``defrag_thold``; era A."""
     show_cells: bool = False
-    """Era B: let it print its cells, which takes time of its own."""
+    """Era B: print the cells to the log at each decode, which takes time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
-    """What a stream of one of llama.cpp's caches holds, as llama.cpp itself shows it."""
+class StreamCells:
+    """Contents of one stream of one of llama.cpp's caches, as llama.cpp shows them."""
 
     cache: int
-    """0; or 1, the cache of the layers with a sliding window."""
+    """Number of the cache: 0, or 1 for the cache of the layers with a sliding window."""
     stream: int
     used: int
-    """Cells that are used."""
-    position: Ints
+    """Used cells."""
+    position: IntArray
     """Shape (n,), -1 where a cell is empty."""
-    owner: Ints
-    """Shape (n,): the sequence that sees a cell, -1 where it is empty, ``SEVERAL`` where there are several."""
+    owner: IntArray
+    """Shape (n,): the sequence that sees a cell, -1 where it is empty, ``SHARED`` where several do."""
     head: int | None = None
-    """Where the next search begins; era A does not show it."""
+    """Cell where the next search begins; None in era A, which does not show it."""
     window: int | None = None
-    """Tokens that the cache's layers look back; None: all."""
+    """Tokens that the cache's layers look back; None for all."""
     largest: int | None = None
-    """Cells in the longest free run; only era A shows it."""
+    """Cells in the longest free extent; None in era B, which does not show it."""
     shared: dict[int, tuple[int, ...]] | None = None
-    """Of each cell that several sequences see, who they are, ascending; only era A shows that."""
+    """By cell that several sequences see: the sequences, ascending; None in era B, which does not show them."""
 
 
 class Library:
-    """One version of llama.cpp, as a Python package found it. A process can hold only one."""
+    """One version of llama.cpp, loaded by llama-cpp-python. A process can load only one."""
 
     def __init__(self, folder: Path | str | None = None):
-        """``folder``: where another llama-cpp-python than the installed one lies (``pip install --target``).
+        """``folder``: one with another llama-cpp-python than the installed one (``pip install --target``).
 
-        Raises ``UserError`` where there is none, or none that can be driven.
+        Raises ``UserError`` if there is none, or none of a supported version.
         """
         self.api, self.version = _load(None if folder is None else Path(folder))
         if hasattr(self.api, "llama_kv_cache_view_init"):
@@ -108,64 +108,64 @@ class Library:
         else:
             raise UserError(
                 f"llama-cpp-python {self.version}: neither the view interface (as 0.3.8 has it) nor today's memory "
-                "interface without defragmentation (as 0.3.36 has it); these two can be driven"
+                "interface without defragmentation (as 0.3.36 has it); these two are supported"
             )
-        self._heard = _listen(self.api)
+        self._log_lines = _capture_log(self.api)
 
     @property
     def name(self) -> str:
-        """For reports and profiles; with the folder of a build of the user's own."""
+        """Name and version for reports and profiles, with the folder of a custom build."""
         own = os.environ.get("LLAMA_CPP_LIB_PATH")
         return f"llama-cpp-python {self.version}" + (f" with {own}" if own else "")
 
-    def heard(self) -> list[str]:
-        """What llama.cpp has said since the last call, a line of its log each."""
-        heard, self._heard[:] = list(self._heard), []
-        _stop_if_asked()
-        return heard
+    def read_log(self) -> list[str]:
+        """Lines of llama.cpp's log since the last call."""
+        lines, self._log_lines[:] = list(self._log_lines), []
+        _raise_pending_interrupt()
+        return lines
 
 
-_INTERRUPTED: list[bool] = []
-"""Not empty: the user wants to stop, and said so while llama.cpp was talking."""
+_PENDING_INTERRUPTS: list[bool] = []
+"""Not empty after the user pressed Ctrl-C inside a log callback."""
 
 
-def _stop_if_asked() -> None:
-    if _INTERRUPTED:
-        _INTERRUPTED.clear()
+def _raise_pending_interrupt() -> None:
+    if _PENDING_INTERRUPTS:
+        _PENDING_INTERRUPTS.clear()
         raise KeyboardInterrupt
 
 
-_LISTENERS: list[Any] = []
-"""Functions that llama.cpp calls; for good, since it never asks whether they are still there."""
+_LOG_CALLBACKS: list[Any] = []
+"""References that keep the callbacks alive, since llama.cpp calls them until the process ends."""
 
 
 @cache
-def _listen(api: Any) -> list[str]:
-    """Start llama.cpp up, and what it says from now on: it has one log in a process, whoever uses it."""
-    heard: list[str] = []
+def _capture_log(api: Any) -> list[str]:
+    """Start llama.cpp and return the list to which it logs; a process has only one log."""
+    lines: list[str] = []
 
-    def hear(level: int, text: bytes | None, _: Any) -> None:
+    def on_log(level: int, text: bytes | None, _: Any) -> None:
         try:
-            heard.append((text or b"").decode(errors="replace"))
-            # Who never listens must not pay for it; what a failed load says last is kept.
-            if len(heard) > 100_000:
-                del heard[:50_000]
+            lines.append((text or b"").decode(errors="replace"))
+            # Bounds the memory of a log that is never read; the last lines explain a failed load.
+            if len(lines) > 100_000:
+                del lines[:50_000]
         except KeyboardInterrupt:
-            # It cannot go through llama.cpp: it waits until that returns.
-            _INTERRUPTED.append(True)
+            # An exception cannot pass through llama.cpp, so it is raised once that has returned.
+            _PENDING_INTERRUPTS.append(True)
 
-    _LISTENERS.append(api.llama_log_callback(hear))
-    api.llama_log_set(_LISTENERS[-1], ctypes.c_void_p(0))
+    _LOG_CALLBACKS.append(api.llama_log_callback(on_log))
+    api.llama_log_set(_LOG_CALLBACKS[-1], ctypes.c_void_p(0))
     api.llama_backend_init()
-    return heard
+    return lines
 
 
-_FOLDERS: set[Path] = set()
-"""That have been asked for by name."""
+_LOADED_FOLDERS: set[Path] = set()
+"""Folders from which llama-cpp-python was loaded by name."""
 
 
 def _load(folder: Path | None) -> tuple[Any, str]:
-    """The low-level module, and the package's version."""
+    """The low-level module and the package's version."""
     if folder is not None and not (folder / "llama_cpp").is_dir():
         raise UserError(
             f"{folder}: no llama_cpp in there; fill it with: pip install --target {folder} llama-cpp-python"
@@ -173,11 +173,11 @@ def _load(folder: Path | None) -> tuple[Any, str]:
     wanted, loaded = folder and folder.resolve(), sys.modules.get("llama_cpp")
     if loaded is not None:
         home = Path(str(loaded.__file__)).parent.parent
-        if home != wanted and (wanted is not None or home in _FOLDERS):
+        if home != wanted and (wanted is not None or home in _LOADED_FOLDERS):
             there = wanted or "the installed one"
             raise UserError(f"{there}: another llama-cpp-python, {loaded.__version__}, is in use in this process")
     if wanted is not None:
-        _FOLDERS.add(wanted)
+        _LOADED_FOLDERS.add(wanted)
         sys.path.insert(0, str(wanted))
     try:
         package = importlib.import_module("llama_cpp")
@@ -185,7 +185,7 @@ def _load(folder: Path | None) -> tuple[Any, str]:
     except ImportError as e:
         raise UserError(f"llama-cpp-python cannot be imported ({e}); {_INSTALL}") from None
     except (OSError, RuntimeError, AttributeError) as e:
-        # A shared library that is missing, is for another machine, or lacks a function that this version knows.
+        # The shared library is missing, is for another machine, or lacks a function that this version calls.
         raise UserError(f"llama-cpp-python cannot load llama.cpp: {str(e).splitlines()[0]}") from None
     finally:
         if folder is not None:
@@ -193,12 +193,12 @@ def _load(folder: Path | None) -> tuple[Any, str]:
     return api, str(package.__version__)
 
 
-class Closing(AbstractContextManager[Any]):
-    """Something that is given back at the end of a ``with``."""
+class Closeable(AbstractContextManager[Any]):
+    """A resource that is released at the end of a ``with`` block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give it back."""
+        """Release the resource."""
 
     def __enter__(self) -> Self:
         return self
@@ -209,21 +209,21 @@ class Closing(AbstractContextManager[Any]):
         self.close()
 
 
-class LlamaModel(Closing):
-    """A model's weights; any number of contexts can share them."""
+class LlamaModel(Closeable):
+    """A model's weights, which any number of contexts can share."""
 
     def __init__(self, library: Library, path: Path | str):
-        """Raises ``UserError`` where llama.cpp cannot load the file."""
+        """Raises ``UserError`` if llama.cpp cannot load the file."""
         self.library = library
         self.path = Path(path)
         api = library.api
         params = api.llama_model_default_params()
         if hasattr(params, "use_extra_bufts"):
-            # As llama-server's --no-repack: else kernels for AMX are used, which crash on some machines (issue 20824).
+            # Like llama-server's --no-repack: kernels for AMX crash on some machines (llama.cpp issue 20824).
             params.use_extra_bufts = False
-        library.heard()
+        library.read_log()
         self.handle = api.llama_model_load_from_file(str(self.path).encode(), params)
-        said = [line.strip() for line in library.heard() if "error" in line or "failed" in line]
+        said = [line.strip() for line in library.read_log() if "error" in line or "failed" in line]
         if not self.handle:
             raise UserError(f"{self.path}: llama.cpp cannot load it: {said[0] if said else 'it does not say why'}")
         vocabulary = api.llama_model_get_vocab(self.handle)
@@ -231,17 +231,17 @@ class LlamaModel(Closing):
         self.n_layers = int(api.llama_model_n_layer(self.handle))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self.handle:
             self.library.api.llama_model_free(self.handle)
             self.handle = None
 
 
-class Context(Closing):
-    """One KV cache with its operations, named as the policies' are."""
+class Context(Closeable):
+    """One KV cache with its operations, named like those of the policies."""
 
-    def __init__(self, model: LlamaModel, settings: Settings):
-        """Raises ``UserError`` where llama.cpp refuses the settings."""
+    def __init__(self, model: LlamaModel, settings: ContextSettings):
+        """Raises ``UserError`` if llama.cpp refuses the settings."""
         self.model, self.settings, self.library = model, settings, model.library
         self._api = model.library.api
         self.era = model.library.era
@@ -249,28 +249,28 @@ class Context(Closing):
         if why is not None:
             raise UserError(f"{self.library.name}: {why}")
         params = self._params()
-        self.library.heard()
-        with _environment(_DEBUG, "3" if settings.show_cells else "0"):
+        self.library.read_log()
+        with _environment(_DEBUG_VARIABLE, "3" if settings.show_cells else "0"):
             self.handle = self._api.llama_init_from_model(model.handle, params)
-        said = self.library.heard()
+        said = self.library.read_log()
         if not self.handle:
             told = [line.strip() for line in said if "error" in line or "failed" in line or "require" in line]
             raise UserError(f"{self.library.name} cannot make a context: {told[0] if told else 'it does not say why'}")
-        self.sizes = _sizes_told(said) if self.era == "B" else (settings.cells,)
-        """Of each cache: cells in each of its streams."""
+        self.sizes = _parse_cache_sizes(said) if self.era == "B" else (settings.cells,)
+        """Cells in each stream, by cache."""
         got = int(self._api.llama_n_ctx(self.handle))
         if got != settings.cells:
             self.close()
             raise UserError(f"{self.library.name} makes {got} cells where {settings.cells} were asked for")
         self.memory = self.handle if self.era == "A" else self._api.llama_get_memory(self.handle)
-        # More tokens than cells would end the process.
-        self._batch = _Batch(self._api, min(settings.n_batch, settings.cells), settings.sequences)
+        # A batch of more tokens than cells would abort the process.
+        self._batch = _BatchBuffer(self._api, min(settings.n_batch, settings.cells), settings.sequences)
         self.wall_s = self.cpu_s = 0.0
-        """Spent in ``decode`` so far: seconds by the clock, and of all processors together."""
+        """Seconds spent in ``decode`` so far, by the clock and of all processors together."""
 
     def _params(self) -> Any:
         s, params = self.settings, self._api.llama_context_default_params()
-        # It aborts the process where a batch cannot hold a token of each sequence.
+        # llama.cpp aborts the process if a batch cannot hold a token of each sequence.
         most = max(s.n_batch, s.sequences)
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = s.cells, most, s.n_ubatch, s.sequences
         params.n_threads = params.n_threads_batch = s.threads
@@ -282,34 +282,34 @@ class Context(Closing):
             params.flash_attn_type, params.kv_unified, params.swa_full = int(s.flash_attention), s.unified, False
         return params
 
-    def decode(self, rows: Sequence[Row]) -> tuple[int, float]:
-        """Run a batch; what ``llama_decode`` returned (0 done, 1 no slot, -1 rejected), and its seconds.
+    def decode(self, rows: Sequence[BatchRow]) -> tuple[int, float]:
+        """Run a batch and return ``llama_decode``'s code (0 done, 1 no slot, -1 rejected) and its seconds.
 
-        Raises ``UserError`` for anything else that it returns: it ran out of memory, or could not compute.
+        Raises ``UserError`` for any other code: llama.cpp ran out of memory, or could not compute.
         """
         self._batch.fill(rows)
         cpu, began = time.process_time(), time.perf_counter()
         returned = int(self._api.llama_decode(self.handle, self._batch.struct))
         self._api.llama_synchronize(self.handle)
         seconds = time.perf_counter() - began
-        _stop_if_asked()
+        _raise_pending_interrupt()
         self.wall_s += seconds
         self.cpu_s += time.process_time() - cpu
         if returned not in (0, 1, -1):
-            said = " ".join(line.strip() for line in self.library.heard()[-3:])
+            said = " ".join(line.strip() for line in self.library.read_log()[-3:])
             raise UserError(f"{self.library.name}: llama_decode returned {returned}, after it said: {said}")
         return returned, seconds
 
     def best(self, row: int) -> int | None:
-        """The likeliest token behind a row of the last batch for which logits were wanted; None where there are none,
-        as of a batch that could not be finished."""
+        """The most likely token after a row of the last batch for which logits were wanted; None if it has none, as in
+        a batch that failed."""
         logits = self._api.llama_get_logits_ith(self.handle, row)
         if not logits:
             return None
         return int(np.ctypeslib.as_array(logits, (self.model.vocabulary,)).argmax())
 
     def remove(self, seq: int, start: int, stop: int) -> bool:
-        """``seq_rm``: positions ``[start, stop)``; negative ends are open, a negative sequence means all."""
+        """``seq_rm`` of positions ``[start, stop)``; a negative end is open, a negative sequence means all."""
         return bool(self._op("seq_rm")(self.memory, seq, start, stop))
 
     def copy(self, src: int, dst: int, start: int, stop: int) -> None:
@@ -321,7 +321,7 @@ class Context(Closing):
         self._op("seq_keep")(self.memory, seq)
 
     def last_position(self, seq: int) -> int:
-        """Era B: the highest position that a sequence holds; -1 where it holds none."""
+        """Era B: the highest position that a sequence holds, -1 if none."""
         return int(self._api.llama_memory_seq_pos_max(self.memory, seq))
 
     def shift(self, seq: int, start: int, stop: int, delta: int) -> None:
@@ -333,63 +333,64 @@ class Context(Closing):
         self._op("seq_div")(self.memory, seq, start, stop, divisor)
 
     def clear(self) -> None:
-        """Empty everything."""
+        """Empty the cache."""
         if self.era == "A":
             self._api.llama_kv_cache_clear(self.handle)
         else:
             self._api.llama_memory_clear(self.memory, False)
 
     def defragment(self) -> None:
-        """Era A: ask for one pass of defragmentation before the next batch, or at the next ``update``."""
+        """Era A: request one pass of defragmentation before the next batch, or at the next ``update``."""
         assert self.era == "A", "nothing is ever moved since b6975"
         self._api.llama_kv_cache_defrag(self.handle)
 
     def update(self) -> float:
-        """Era A: carry out what was asked for, defragmentation and K-shift, and return the seconds."""
+        """Era A: carry out pending defragmentation and K-shifts, and return the seconds."""
         began = time.perf_counter()
         self._api.llama_kv_cache_update(self.handle)
         self._api.llama_synchronize(self.handle)
         return time.perf_counter() - began
 
     def state(self) -> NDArray[np.uint8]:
-        """All that the cache holds, to be brought back by ``restore``."""
+        """The cache's whole contents, for ``restore``."""
         data = np.zeros(int(self._api.llama_state_get_size(self.handle)), np.uint8)
         n = self._api.llama_state_get_data(self.handle, data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(data))
         return data[: int(n)]
 
     def restore(self, state: NDArray[np.uint8]) -> None:
-        """Bring back what ``state`` gave, of this context or of one made alike."""
+        """Restore what ``state`` returned, of this context or of one with equal settings."""
         pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if not self._api.llama_state_set_data(self.handle, pointer, len(state)):
             raise RuntimeError("llama.cpp did not take back its own state")
 
     def state_of(self, seq: int) -> NDArray[np.uint8]:
-        """All that the cache holds of a sequence, to be put elsewhere by ``put``."""
+        """The contents of a sequence, for ``put``."""
         data = np.zeros(int(self._api.llama_state_seq_get_size(self.handle, seq)), np.uint8)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         n = self._api.llama_state_seq_get_data(self.handle, pointer, len(data), seq)
         return data[: int(n)]
 
     def put(self, seq: int, state: NDArray[np.uint8]) -> bool:
-        """Bring in what ``state_of`` gave, of a context made alike, as that sequence; False where it finds no cells.
+        """Insert what ``state_of`` returned, of a context with equal settings, as a sequence; False if cells are
+        lacking.
 
-        The cells are found as those of a batch of so many tokens, and filled without any computing.
+        Cells are found as for a batch of as many tokens, and filled without any computation.
         """
         pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         return bool(self._api.llama_state_seq_set_data(self.handle, pointer, len(state), seq))
 
-    def cells(self) -> list[Cells]:
-        """The cells that llama.cpp has shown since the last call: in era A, as they are now.
+    def cells(self) -> list[StreamCells]:
+        """Cells that llama.cpp has shown since the last call.
 
-        In era B as they were when the last ``decode`` began to look for slots, of the streams that it looked at;
-        nothing, unless ``show_cells`` was set.
+        Era A: as they are now. Era B: as they were when the last ``decode`` began to look for slots, of the streams
+        that it searched; empty unless ``show_cells`` was set.
         """
         if self.era == "A":
             return [self._view()]
-        return list(_told(self.library.heard(), len(self.sizes)))
+        return list(_parse_cells(self.library.read_log(), len(self.sizes)))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self.handle:
             self._api.llama_free(self.handle)
             self.handle = None
@@ -397,7 +398,7 @@ class Context(Closing):
     def _op(self, name: str) -> Any:
         return getattr(self._api, f"llama_kv_cache_{name}" if self.era == "A" else f"llama_memory_{name}")
 
-    def _view(self) -> Cells:
+    def _view(self) -> StreamCells:
         api, most = self._api, self.settings.sequences
         view = api.llama_kv_cache_view_init(self.handle, most)
         try:
@@ -410,14 +411,14 @@ class Context(Closing):
         finally:
             api.llama_kv_cache_view_free(ctypes.byref(view))
         count = (seqs >= 0).sum(axis=1)
-        owner = np.where(count == 0, -1, np.where(count == 1, seqs.max(axis=1), SEVERAL))
-        several = np.flatnonzero(owner == SEVERAL).tolist()
+        owner = np.where(count == 0, -1, np.where(count == 1, seqs.max(axis=1), SHARED))
+        several = np.flatnonzero(owner == SHARED).tolist()
         shared = {cell: tuple(sorted(seq for seq in seqs[cell].tolist() if seq >= 0)) for cell in several}
-        return Cells(0, 0, used, np.where(count == 0, -1, position), owner, largest=largest, shared=shared)
+        return StreamCells(0, 0, used, np.where(count == 0, -1, position), owner, largest=largest, shared=shared)
 
 
-def refusal(era: Era, s: Settings) -> str | None:
-    """Why llama.cpp would not make such caches, or would make others."""
+def refusal(era: Era, s: ContextSettings) -> str | None:
+    """Why llama.cpp would refuse such a cache, or make another one; None if it makes this one."""
     if era == "A" and not s.unified:
         return "this version has one cache for all sequences, no streams"
     if s.type_v in ("q8_0", "q4_0") and not s.flash_attention:
@@ -432,8 +433,8 @@ def refusal(era: Era, s: Settings) -> str | None:
     return None
 
 
-class _Batch:
-    """A ``llama_batch`` over arrays of ours."""
+class _BatchBuffer:
+    """A ``llama_batch`` over NumPy arrays."""
 
     def __init__(self, api: Any, most: int, sequences: int):
         self._most = most
@@ -448,8 +449,8 @@ class _Batch:
         for name, array in by_name.items():
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, fields[name]))
 
-    def fill(self, rows: Sequence[Row]) -> None:
-        """These are the next to be run."""
+    def fill(self, rows: Sequence[BatchRow]) -> None:
+        """Write the rows of the next batch."""
         n = len(rows)
         if not 0 < n <= self._most:
             raise UserError(f"a batch of {n} tokens; llama.cpp was set up for 1 to {self._most} (n_batch)")
@@ -483,13 +484,13 @@ _HEAD = re.compile(
 )
 
 
-def _sizes_told(lines: Sequence[str]) -> tuple[int, ...]:
-    """Cells in each stream of the caches that were made, in order."""
+def _parse_cache_sizes(lines: Sequence[str]) -> tuple[int, ...]:
+    """Cells in each stream, by cache, from the log of a new context."""
     return tuple(int(found[1]) for line in lines if (found := _SIZE.search(line)))
 
 
-def _told(lines: Sequence[str], caches: int) -> Iterator[Cells]:
-    """The first that is said of each stream of each cache: a heading, then who owns the cells, then their positions."""
+def _parse_cells(lines: Sequence[str], caches: int) -> Iterator[StreamCells]:
+    """The first dump in the log of each stream of each cache: a heading, the cells' owners, then their positions."""
     seen: set[tuple[int, int]] = set()
     at = 0
     while at < len(lines):
@@ -498,27 +499,27 @@ def _told(lines: Sequence[str], caches: int) -> Iterator[Cells]:
         if found is None:
             continue
         stream, _, used, head, size, window = map(int, found.groups())
-        # The first cache is the full one, the second has the window.
+        # The first cache is the full one; the second has the window.
         cache = int(window > 0 and caches > 1)
         if (cache, stream) in seen or at + 1 >= len(lines):
             continue
         seen.add((cache, stream))
-        owner, position = _owners(lines[at], size), _positions(lines[at + 1], size)
-        yield Cells(cache, stream, used, position, owner, head, window or None)
+        owner, position = _parse_owners(lines[at], size), _parse_positions(lines[at + 1], size)
+        yield StreamCells(cache, stream, used, position, owner, head, window or None)
         at += 2
 
 
-def _positions(text: str, size: int) -> Ints:
-    """From a picture in which each cell takes five characters (more, for positions of more digits)."""
+def _parse_positions(text: str, size: int) -> IntArray:
+    """Positions from a dump in which each cell takes five characters, or more for longer numbers."""
     values = np.array([-1 if word == "." else int(word) for word in text.replace("*", " ").split()], dtype=np.int64)
     assert len(values) == size, f"{len(values)} positions were printed, not {size}"
     return values
 
 
-def _owners(text: str, size: int) -> Ints:
-    """From a picture without spaces between cells: '.' is an empty one, 'M' one of several sequences, else a number.
+def _parse_owners(text: str, size: int) -> IntArray:
+    """Owners from a dump without spaces: '.' is an empty cell, 'M' one of several sequences, else a sequence number.
 
-    All numbers have as many digits: whoever names the sequences sees to that (``digits_alike``).
+    All numbers must have equally many digits, which ``sequence_offset`` ensures.
     """
     packed = re.sub(r"[\s*]", "", text)
     numbers = len(packed) - packed.count(".") - packed.count("M")
@@ -527,13 +528,13 @@ def _owners(text: str, size: int) -> Ints:
     assert digits * cells == numbers, "sequences of different numbers of digits were printed"
     wide = packed.replace(".", "." * digits).replace("M", "M" * digits)
     signs = np.frombuffer(wide.encode(), np.uint8).reshape(-1, digits).astype(np.int64)
-    numbered: Ints = (signs - ord("0")) @ 10 ** np.arange(digits)[::-1]
+    numbered: IntArray = (signs - ord("0")) @ 10 ** np.arange(digits)[::-1]
     first = signs[:, 0]
-    return np.where(first == ord("."), -1, np.where(first == ord("M"), SEVERAL, numbered))
+    return np.where(first == ord("."), -1, np.where(first == ord("M"), SHARED, numbered))
 
 
-def digits_alike(sequences: int, era: Era) -> int:
-    """What to add to sequence numbers, so that all have as many digits where llama.cpp prints them side by side."""
+def sequence_offset(sequences: int, era: Era) -> int:
+    """What to add to sequence numbers so that all have equally many digits, since llama.cpp prints them unseparated."""
     if era == "A" or sequences <= 10:
         return 0
     return 10 if sequences <= 90 else 100

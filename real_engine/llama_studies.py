@@ -1,18 +1,18 @@
-"""What the real llama.cpp takes for holes, for defragmentation and for a K-shift, in a process of its own.
+"""Times holes, defragmentation and K-shifts in the real llama.cpp, in an isolated process.
 
-A process can hold one version of llama.cpp only. ``ask`` starts ``python -m real_engine.llama_studies``, which reads a
-``Question`` as JSON from its input, measures, and writes an ``Answer`` as JSON to its output. So one program can look
-at several versions, one after another.
+A process can load only one version of llama.cpp, so ``run_study`` starts ``python -m real_engine.llama_studies``, which
+reads a ``StudyRequest`` as JSON from its input, measures, and writes a ``StudyResult`` as JSON to its output. One
+program can thus study several versions in turn.
 
-- ``holes``: the same tokens in the lowest cells, or at the top of a span whose other cells are empty; one decode of a
-  further token. Both take turns.
-- ``defragmentation`` (era A): one pass over a cache that is laid out so that it moves a given number of runs, each of a
-  given number of cells. What was moved is read from the cells before and after.
-- ``shift``: one token's position is changed, and all keys owed a rotation get it. Era A does so when asked; era B at
-  the next decode, so that a decode with a shift and one without take turns.
+- ``holes``: one decode after the same tokens in the lowest cells, and at the top of a span whose other cells are empty,
+  alternately.
+- ``defragmentation`` (era A): one pass over a cache laid out so that it moves a given number of runs, each of a given
+  number of cells; the moves are verified from the cells before and after.
+- ``shift``: positions are changed, and the rotation of the keys is timed. Era A carries it out on request, era B at the
+  next decode, so that decodes with and without a shift alternate.
 
-Caches are filled cheaply: a few tokens are computed once, and what llama.cpp saves of a sequence is brought in again
-under other sequence numbers, as often as cells are wanted.
+Caches are filled cheaply: a few tokens are computed once, and the saved state of their sequence is loaded under as many
+other sequence numbers as needed.
 """
 
 from __future__ import annotations
@@ -28,103 +28,104 @@ import numpy as np
 
 from kvsim.errors import UserError
 from policies.layouts.llamacpp import run_limit
+from real_engine.arrays import IntArray
 from real_engine.isolated import ask_isolated
-from real_engine.llama_library import Cells, Context, Ints, Library, LlamaModel, Settings, digits_alike
+from real_engine.llama_library import Context, ContextSettings, Library, LlamaModel, StreamCells, sequence_offset
 
-Study = Literal["holes", "defragmentation", "shift"]
+StudyKind = Literal["holes", "defragmentation", "shift"]
 Row = dict[str, float]
-"""A measurement: its columns by name."""
+"""A measurement by column."""
 
 _PAD = 256
-"""Every version and kernel takes multiples of that many cells."""
+"""Cells of which every version and kernel accepts multiples."""
 _MAX_NODES = 8192
-"""Of the graph of copies that a pass makes; more in models of more than 1,638 tensors."""
+"""Nodes in the graph of copies of one pass; more in models of more than 1,638 tensors."""
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is to be measured, and on what."""
+class StudyRequest:
+    """A study, its model and its cases."""
 
-    study: Study
+    study: StudyKind
     path: str
-    """A GGUF file."""
+    """Path of a GGUF file."""
     library: str | None
-    """A folder with another llama-cpp-python than the installed one."""
+    """Folder with another llama-cpp-python than the installed one."""
     threads: int
     rounds: int
-    """How often everything is measured; in each round all have their turn."""
+    """Times that every case is measured; a round measures all cases once."""
     cases: tuple[tuple[int, ...], ...]
     """Holes: ``(span,)`` in cells, multiples of 256. Defragmentation: ``(runs, cells in each)``, or ``(0, 0)`` for
     nothing to move. Shift: ``(cells of the cache,)``, multiples of 256."""
     tokens: int = 128
-    """That a sequence holds, and that are computed."""
+    """Tokens that are computed, and that a sequence holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What was measured."""
+class StudyResult:
+    """Measurements of a study."""
 
     library: str
     """Name and version."""
     era: str
     layers: int
-    """Of the model."""
+    """Layers of the model."""
     cpu_share: float
-    """Of the cores that it was to have (``threads``), while the clock ran: well below 1, others ran."""
+    """Share of ``threads`` cores that llama.cpp got while it was timed; well below 1 if the machine was busy."""
     rows: tuple[Row, ...]
     """All have ``round`` and ``seconds``. Holes: ``flash_attention`` and ``high`` (0 or 1), ``span``, ``n_kv`` (cells
     attended to). Defragmentation: ``runs`` and ``cells`` moved. Shift: ``cells`` of the cache, ``shifts`` (0 or 1)."""
 
 
-def ask(question: Question) -> Answer:
-    """Measure in a new process. Raises ``UserError``."""
-    failed = f"{question.path}: the process that ran llama.cpp failed"
-    answer = ask_isolated("real_engine.llama_studies", asdict(question), failed)
-    return Answer(**{**answer, "rows": tuple(answer["rows"])})
+def run_study(request: StudyRequest) -> StudyResult:
+    """Measure in an isolated process. Raises ``UserError``."""
+    failed = f"{request.path}: the process that ran llama.cpp failed"
+    measure = ask_isolated("real_engine.llama_studies", asdict(request), failed)
+    return StudyResult(**{**measure, "rows": tuple(measure["rows"])})
 
 
 def most_runs(layers: int) -> int:
-    """That one pass of defragmentation moves in a model of so many layers (b4666 to b4880)."""
+    """Most runs that one pass of defragmentation moves in a model of ``layers`` layers (b4666 to b4880)."""
     return run_limit(_MAX_NODES, layers)
 
 
-class Moved(NamedTuple):
-    """What a pass of defragmentation did."""
+class MoveCount(NamedTuple):
+    """Runs and cells that a pass of defragmentation moved."""
 
     runs: int
-    """Pieces that were next to one another before and after."""
+    """Runs of cells that were contiguous before and after."""
     cells: int
 
 
-def moved(before: Cells, after: Cells) -> Moved:
-    """What was moved between two pictures of a cache in which no two cells hold the same token of a sequence."""
+def count_moves(before: StreamCells, after: StreamCells) -> MoveCount:
+    """Count moves between two dumps of a cache in which no two cells hold the same token of a sequence."""
     was, now = _identities(before), _identities(after)
     assert sorted(was[was >= 0]) == sorted(now[now >= 0]), "a pass of defragmentation lost tokens"
     there = {token: cell for cell, token in enumerate(was.tolist()) if token >= 0}
     target = np.flatnonzero((now >= 0) & (now != was))
     source = np.array([there[token] for token in now[target].tolist()], dtype=np.int64)
     if not len(target):
-        return Moved(0, 0)
+        return MoveCount(0, 0)
     breaks = np.count_nonzero((np.diff(source) != 1) | (np.diff(target) != 1))
-    return Moved(int(breaks) + 1, len(target))
+    return MoveCount(int(breaks) + 1, len(target))
 
 
-def _identities(cells: Cells) -> Ints:
-    """Shape (n,): a number for each sequence and position, -1 where a cell is empty."""
+def _identities(cells: StreamCells) -> IntArray:
+    """A number for each sequence and position, -1 where a cell is empty; shape (n,)."""
     most = int(cells.position.max()) + 1
     return np.where(cells.owner >= 0, cells.owner * most + cells.position, -1)
 
 
-class _Watch:
-    """Times single calls, by the clock and by the processor."""
+class _CallTimer:
+    """Times single calls by the clock and by the processor."""
 
     def __init__(self, threads: int):
         self._threads = threads
         self._wall = self._cpu = 0.0
 
     def time(self, call: Callable[[], object]) -> float:
-        """Its seconds."""
+        """Seconds of one call."""
         cpu, began = time.process_time(), time.perf_counter()
         call()
         seconds = time.perf_counter() - began
@@ -134,27 +135,27 @@ class _Watch:
 
     @property
     def cpu_share(self) -> float:
-        """Of the cores asked for, while the clock ran."""
+        """Processor seconds over seconds of all cores asked for."""
         return self._cpu / (self._wall * self._threads)
 
 
-class _Bench:
-    """A model in one version of llama.cpp, and what all studies need."""
+class _StudyModel:
+    """A model in one version of llama.cpp, with the operations that all studies need."""
 
-    def __init__(self, question: Question):
-        self.question = question
-        self.library = Library(question.library)
-        self.model = LlamaModel(self.library, question.path)
-        self.watch = _Watch(question.threads)
+    def __init__(self, request: StudyRequest):
+        self.request = request
+        self.library = Library(request.library)
+        self.model = LlamaModel(self.library, request.path)
+        self.timer = _CallTimer(request.threads)
         self.rng = np.random.default_rng(_SEED)
         self.era = self.library.era
 
     def context(self, cells: int, *, sequences: int, flash_attention: bool = False, show: bool = False) -> Context:
-        """A context, empty."""
-        q = self.question
+        """Make an empty context."""
+        q = self.request
         return Context(
             self.model,
-            Settings(
+            ContextSettings(
                 cells=cells,
                 n_batch=q.tokens,
                 n_ubatch=q.tokens,
@@ -166,46 +167,46 @@ class _Bench:
         )
 
     def compute(self, context: Context, seq: int) -> None:
-        """The tokens, from position 0 on, as that sequence."""
-        n = self.question.tokens
+        """Compute the tokens from position 0 on as sequence ``seq``."""
+        n = self.request.tokens
         drawn = np.random.default_rng(_SEED).integers(0, self.model.vocabulary, n).tolist()
         returned, _ = context.decode([(token, at, at == n - 1, (seq,)) for at, token in enumerate(drawn)])
         assert returned == 0, "an empty cache has room"
 
     def decode(self, context: Context, seq: int) -> float:
-        """The seconds of one further token, which is then taken out again."""
-        n = self.question.tokens
-        seconds = self.watch.time(lambda: context.decode([(1, n, True, (seq,))]))
+        """Seconds of a decode of one further token, which is removed afterwards."""
+        n = self.request.tokens
+        seconds = self.timer.time(lambda: context.decode([(1, n, True, (seq,))]))
         context.remove(seq, n, -1)
         return seconds
 
 
-def _holes(bench: _Bench) -> Iterator[Row]:
-    q = bench.question
+def _holes(study_model: _StudyModel) -> Iterator[Row]:
+    q = study_model.request
     spans = [span for (span,) in q.cases]
     fillers = max(spans) // q.tokens - 1
-    first = digits_alike(fillers + 1, bench.era)
-    """The sequence that is looked at; fillers come after it."""
+    first = sequence_offset(fillers + 1, study_model.era)
+    """The sequence that is timed; fillers have higher numbers."""
     for flash in (False, True):
 
         def make(show: bool, flash: bool = flash) -> Context:
-            return bench.context(max(spans), sequences=first + fillers + 1, flash_attention=flash, show=show)
+            return study_model.context(max(spans), sequences=first + fillers + 1, flash_attention=flash, show=show)
 
-        pad = 32 if bench.era == "A" and not flash else _PAD
+        pad = 32 if study_model.era == "A" and not flash else _PAD
         with make(False) as low:
-            bench.compute(low, first)
+            study_model.compute(low, first)
             state = low.state_of(first)
-            _check(bench, make, state, 0, first)
+            _check_placement(study_model, make, state, 0, first)
             for span in spans:
-                _check(bench, make, state, span, first)
+                _check_placement(study_model, make, state, span, first)
                 with make(False) as high:
-                    _lay_high(high, state, span, q.tokens, first)
+                    _place_high(high, state, span, q.tokens, first)
                     places = (low, -(-(q.tokens + 1) // pad) * pad), (high, span)
                     for context, _ in places:
                         context.decode([(1, q.tokens, True, (first,))])
                         context.remove(first, q.tokens, -1)
                     for turn in range(q.rounds):
-                        # Each goes first every other time.
+                        # Alternate which one goes first.
                         for context, n_kv in places[:: 1 if turn % 2 == 0 else -1]:
                             yield {
                                 "round": turn,
@@ -213,12 +214,12 @@ def _holes(bench: _Bench) -> Iterator[Row]:
                                 "span": span,
                                 "high": int(context is high),
                                 "n_kv": n_kv,
-                                "seconds": bench.decode(context, first),
+                                "seconds": study_model.decode(context, first),
                             }
 
 
-def _lay_high(context: Context, state: Any, span: int, tokens: int, first: int) -> None:
-    """The tokens in the last cells of the span, all before them empty; of span 0: in the lowest cells."""
+def _place_high(context: Context, state: Any, span: int, tokens: int, first: int) -> None:
+    """Put the tokens into the last cells of the span, with empty cells below; for span 0, into the lowest cells."""
     fillers = range(first + 1, first + max(span // tokens, 1))
     for seq in (*fillers, first):
         if not context.put(seq, state):
@@ -227,40 +228,45 @@ def _lay_high(context: Context, state: Any, span: int, tokens: int, first: int) 
         context.remove(seq, -1, -1)
 
 
-def _check(bench: _Bench, make: Callable[[bool], Context], state: Any, span: int, first: int) -> None:
-    """See in a context of its own that the tokens lie where they should, and that the next goes to the first free cell:
-    era B shows its cells only while it looks for slots, and that takes time."""
-    n = bench.question.tokens
+def _check_placement(
+    study_model: _StudyModel, make: Callable[[bool], Context], state: Any, span: int, first: int
+) -> None:
+    """Verify in a separate context that the tokens are in the intended cells, and the next in the first free cell.
+
+    A separate one, since era B shows its cells only while it looks for slots, which takes time.
+    """
+    n = study_model.request.tokens
     with make(True) as context:
-        _lay_high(context, state, span, n, first)
+        _place_high(context, state, span, n, first)
         context.cells()
         context.decode([(1, n, True, (first,))])
         seen = context.cells()[0]
         used = np.flatnonzero(seen.owner >= 0)
         start = max(span - n, 0)
         expected = np.arange(start, start + n)
-        if bench.era == "A":  # Which shows them as they are after the decode.
+        if study_model.era == "A":  # Era A shows the cells after the decode.
             expected = np.sort(np.append(expected, 0 if span > n else n))
         if not np.array_equal(used, expected):
             raise RuntimeError(f"cells {used.min()} to {used.max()} are used, not {expected.min()} to {expected.max()}")
 
 
-def _defragmentation(bench: _Bench) -> Iterator[Row]:
-    q = bench.question
-    if bench.era != "A":
+def _defragmentation(study_model: _StudyModel) -> Iterator[Row]:
+    q = study_model.request
+    if study_model.era != "A":
         raise UserError(
-            f"{bench.library.name}: it moves nothing, defragmentation was taken out; 0.3.8 has it (library=FOLDER)"
+            f"{study_model.library.name}: it moves nothing, defragmentation was taken out; "
+            "0.3.8 has it (library=FOLDER)"
         )
-    most = most_runs(bench.model.n_layers)
+    most = most_runs(study_model.model.n_layers)
     runs = max(runs for runs, _ in q.cases)
     if runs > most:
-        raise UserError(f"a pass of {runs} runs; with {bench.model.n_layers} layers one moves at most {most}")
-    # No sequence is shared, and no more than these pieces are needed: whole ones, and one for each binary digit.
+        raise UserError(f"a pass of {runs} runs; with {study_model.model.n_layers} layers one moves at most {most}")
+    # Sequences of the whole length, and of a power of two for each binary digit of the rest.
     needed = max(2 * runs * (cells + 1) for runs, cells in q.cases) + q.tokens
     cells = -(-needed // _PAD) * _PAD
     sequences = cells // q.tokens + q.tokens.bit_length() + 1
-    with bench.context(cells, sequences=sequences) as context:
-        bench.compute(context, 0)
+    with study_model.context(cells, sequences=sequences) as context:
+        study_model.compute(context, 0)
         pieces = {q.tokens: context.state_of(0)}
         for power in range(q.tokens.bit_length()):
             if (size := 1 << power) < q.tokens:
@@ -269,27 +275,27 @@ def _defragmentation(bench: _Bench) -> Iterator[Row]:
                 context.remove(1, -1, -1)
         for turn in range(-1, q.rounds):
             for runs, each in q.cases:
-                _lay_runs(context, pieces, runs, each)
+                _place_runs(context, pieces, runs, each)
                 before = context.cells()[0]
                 context.defragment()
-                seconds = bench.watch.time(context.update)
-                done = moved(before, context.cells()[0])
+                seconds = study_model.timer.time(context.update)
+                done = count_moves(before, context.cells()[0])
                 if done != (runs, runs * each):
-                    raise RuntimeError(f"a pass moved {done.runs} runs, {done.cells} cells, not {runs} of {each}")
-                if turn >= 0:  # The first is for warming up.
+                    raise RuntimeError(f"a pass count_moves {done.runs} runs, {done.cells} cells, not {runs} of {each}")
+                if turn >= 0:  # The first round is a warm-up.
                     yield {"round": turn, "runs": done.runs, "cells": done.cells, "seconds": seconds}
 
 
-def _lay_runs(context: Context, pieces: dict[int, Any], runs: int, each: int) -> None:
-    """Holes of ``each`` cells with a used one behind each, then as many used cells as all holes have.
+def _place_runs(context: Context, pieces: dict[int, Any], runs: int, each: int) -> None:
+    """Lay out holes of ``each`` cells, each followed by a used cell, then as many used cells as all holes have.
 
-    One pass fills each hole with a run of its own: it takes them from the end, the next hole what is before.
+    One pass then fills each hole with a separate run, taken from the end of the used cells.
     """
     context.clear()
     holes = runs * (each + 1)
     left = holes + runs * each or max(pieces)
     where: list[tuple[int, int]] = []
-    """Of each cell its sequence and position."""
+    """Sequence and position of each cell."""
     seq = 0
     for size in sorted(pieces, reverse=True):
         while left >= size:
@@ -299,7 +305,7 @@ def _lay_runs(context: Context, pieces: dict[int, Any], runs: int, each: int) ->
             seq, left = seq + 1, left - size
     for hole in range(0, holes, each + 1):
         start = hole
-        while start < hole + each:  # Piece by piece.
+        while start < hole + each:  # One sequence at a time.
             owner, at = where[start]
             n = 1
             while start + n < hole + each and where[start + n][0] == owner:
@@ -308,53 +314,55 @@ def _lay_runs(context: Context, pieces: dict[int, Any], runs: int, each: int) ->
             start += n
 
 
-def _shift(bench: _Bench) -> Iterator[Row]:
-    q = bench.question
-    contexts = [(cells, bench.context(cells, sequences=2)) for (cells,) in q.cases]
+def _shift(study_model: _StudyModel) -> Iterator[Row]:
+    q = study_model.request
+    contexts = [(cells, study_model.context(cells, sequences=2)) for (cells,) in q.cases]
     for _, context in contexts:
-        bench.compute(context, 0)
+        study_model.compute(context, 0)
     for turn in range(-1, q.rounds):
         for cells, context in contexts:
             for shifts in (0, 1):
                 if shifts:
-                    # Up and, in the next round, down again: positions stay those that the model knows.
+                    # Up, and down again in the next round, so that positions stay within the model's context.
                     context.shift(0, 0, -1, 1 if turn % 2 else -1)
-                seconds = _carry_out(bench, context)
-                if turn >= 0:  # The first is for warming up.
+                seconds = _carry_out(study_model, context)
+                if turn >= 0:  # The first round is a warm-up.
                     yield {"round": turn, "cells": cells, "shifts": shifts, "seconds": seconds}
     for _, context in contexts:
         context.close()
 
 
-def _carry_out(bench: _Bench, context: Context) -> float:
-    """The seconds of what llama.cpp does of itself before a batch; in era B, with a batch of one token."""
-    if bench.era == "A":
-        return bench.watch.time(context.update)
-    seconds = bench.watch.time(lambda: context.decode([(1, 0, True, (1,))]))
+def _carry_out(study_model: _StudyModel, context: Context) -> float:
+    """Seconds of pending updates; era B carries them out only with a batch, here of one token."""
+    if study_model.era == "A":
+        return study_model.timer.time(context.update)
+    seconds = study_model.timer.time(lambda: context.decode([(1, 0, True, (1,))]))
     context.remove(1, -1, -1)
     return seconds
 
 
-_STUDIES: dict[Study, Callable[[_Bench], Iterator[Row]]] = {
+_STUDIES: dict[StudyKind, Callable[[_StudyModel], Iterator[Row]]] = {
     "holes": _holes,
     "defragmentation": _defragmentation,
     "shift": _shift,
 }
 
 
-def answer(question: Question) -> Answer:
+def measure(request: StudyRequest) -> StudyResult:
     """Measure in this process. Raises ``UserError``."""
-    bench = _Bench(question)
-    rows = tuple(_STUDIES[question.study](bench))
-    return Answer(bench.library.name, bench.era, bench.model.n_layers, bench.watch.cpu_share, rows)
+    study_model = _StudyModel(request)
+    rows = tuple(_STUDIES[request.study](study_model))
+    return StudyResult(
+        study_model.library.name, study_model.era, study_model.model.n_layers, study_model.timer.cpu_share, rows
+    )
 
 
 def _main() -> int:
-    """Answer on the output, whatever happens."""
+    """Print the result as JSON, or an error."""
     asked = json.load(sys.stdin)
     try:
         cases: Sequence[Sequence[int]] = asked["cases"]
-        print(json.dumps(asdict(answer(Question(**{**asked, "cases": tuple(map(tuple, cases))})))))
+        print(json.dumps(asdict(measure(StudyRequest(**{**asked, "cases": tuple(map(tuple, cases))})))))
     except UserError as e:
         print(json.dumps({"error": str(e)}))
         return 2

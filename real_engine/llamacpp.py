@@ -1,7 +1,8 @@
-"""The third backend: the server drives the real llama.cpp, step by step, under a stopwatch.
+"""The llama.cpp backend: the server drives the real llama.cpp step by step and times it.
 
-llama.cpp chooses its cells itself. So a policy that describes it decides beside it (``MirroredPolicy``): whatever the
-scheduler asks of the policy is done in llama.cpp too, and wherever llama.cpp shows its cells they are compared.
+llama.cpp chooses its cells itself. A policy that describes it therefore runs in parallel (``MirroredPolicy``): every
+operation that the scheduler performs on the policy is also performed in llama.cpp, and whenever llama.cpp shows its
+cells they are compared with the policy's.
 """
 
 from __future__ import annotations
@@ -19,70 +20,80 @@ from policies.cells.arena import Arena
 from policies.delegating import DelegatingPolicy
 from policies.layouts.multi_stream import MultiStreamPolicy, Rejected
 from policies.layouts.unified import UnifiedPolicy
-from real_engine.llama_library import SEVERAL, Cells, Context, Era, Ints, LlamaModel, Row, Settings, digits_alike
-from real_engine.texts import Texts
+from real_engine.arrays import IntArray
+from real_engine.llama_library import (
+    SHARED,
+    BatchRow,
+    Context,
+    ContextSettings,
+    Era,
+    LlamaModel,
+    StreamCells,
+    sequence_offset,
+)
+from real_engine.sequence_tokens import SequenceTokens
 
 POLICIES: dict[Era, tuple[str, ...]] = {
     "A": ("llama.cpp-b4666",),
     "B": ("llama.cpp-b6975", "streams", "sliding-window"),
 }
-"""The presets that describe each era of llama.cpp."""
+"""Presets that describe each era of llama.cpp."""
 
 DONE, NO_SLOT, REJECTED = 0, 1, -1
-"""What ``llama_decode`` returns."""
+"""Return codes of ``llama_decode``."""
 
 
-class State(NamedTuple):
-    """What one of the policy's streams holds, in llama.cpp's words."""
+class StreamState(NamedTuple):
+    """Contents of one of the policy's streams, in llama.cpp's terms."""
 
     head: int
     used: int
     largest: int
-    position: Ints
-    owner: Ints
-    """As ``Cells.owner``."""
+    position: IntArray
+    owner: IntArray
+    """As ``StreamCells.owner``."""
     shared: dict[int, tuple[int, ...]]
-    """As ``Cells.shared``."""
+    """As ``StreamCells.shared``."""
 
 
-class Scribe(Protocol):
-    """Whoever wants to know what llama.cpp is told to do, and what it shows."""
+class OperationObserver(Protocol):
+    """Receives every operation performed in llama.cpp, and the cells that it shows."""
 
-    def did(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
-        """An operation is done."""
+    def operation_done(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
+        """An operation has been performed."""
         ...
 
-    def saw(self, cells: Sequence[Cells]) -> None:
-        """The cells as they were before the last operation, in era B, or are after it, in era A."""
+    def cells_shown(self, cells: Sequence[StreamCells]) -> None:
+        """Cells before the last operation (era B) or after it (era A)."""
         ...
 
 
 @dataclass(slots=True)
-class Comparison:
-    """How often llama.cpp's cells were looked at."""
+class ComparisonCounts:
+    """How often llama.cpp's cells were compared."""
 
     streams: int = 0
-    """Pictures of whole streams that were compared."""
+    """Dumps of whole streams that were compared."""
     steps: int = 0
-    """Steps before or after which there was one."""
+    """Steps with at least one comparison."""
 
 
 class MirroredPolicy(DelegatingPolicy):
-    """A policy that describes llama.cpp; llama.cpp does after it whatever changes its sequences."""
+    """A policy that describes llama.cpp, and repeats every sequence operation in llama.cpp."""
 
     def __init__(self, inner: UnifiedPolicy | MultiStreamPolicy, context: Context, offset: int = 0):
-        """``offset``: what llama.cpp's sequence numbers have more than ours."""
+        """``offset``: added to our sequence numbers to give llama.cpp's."""
         super().__init__(inner)
         self.context = context
         self.offset = offset
-        self.scribe: Scribe | None = None
+        self.observer: OperationObserver | None = None
         self.expected = DONE
-        """What ``llama_decode`` should return for the step that was asked for last."""
-        self.before: dict[tuple[int, int], State] = {}
-        """Era B, where cells are shown: of each cache and stream its state before that step."""
+        """What ``llama_decode`` should return for the last step."""
+        self.before: dict[tuple[int, int], StreamState] = {}
+        """Era B with ``show_cells``: state before the last step, by cache and stream."""
 
-    def states(self) -> dict[tuple[int, int], State]:
-        """Of each cache and stream, as the policy has them now."""
+    def states(self) -> dict[tuple[int, int], StreamState]:
+        """The policy's present state, by cache and stream."""
         inner = self.inner
         if isinstance(inner, UnifiedPolicy):
             return {(0, 0): self._state(inner.arena)}
@@ -91,7 +102,7 @@ class MirroredPolicy(DelegatingPolicy):
         return {(c, s): self._state(arena) for c, streams in enumerate(arenas) for s, arena in enumerate(streams)}
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
-        """As the inner one; what became of it is noted."""
+        """Allocate in the policy, and note what ``llama_decode`` should return."""
         if self.context.era == "B" and self.context.settings.show_cells:
             self.before = self.states()
         try:
@@ -106,61 +117,61 @@ class MirroredPolicy(DelegatingPolicy):
         return batches
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
-        """In both."""
+        """Free positions in the policy and in llama.cpp."""
         self.inner.free(seq, start, stop)
-        self.context.remove(*self._told("seq_rm", self._named(seq), start, _end(stop)))
+        self.context.remove(*self._notify("seq_rm", self._llama_seq(seq), start, _end(stop)))
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
-        """In both."""
+        """Copy a sequence in the policy and in llama.cpp."""
         self.inner.copy(src, dst, start, stop)
-        self.context.copy(*self._told("seq_cp", self._named(src), self._named(dst), start, _end(stop)))
+        self.context.copy(*self._notify("seq_cp", self._llama_seq(src), self._llama_seq(dst), start, _end(stop)))
 
     def keep(self, seq: int) -> None:
-        """In both."""
+        """Remove all other sequences in the policy and in llama.cpp."""
         self.inner.keep(seq)
-        self.context.keep(*self._told("seq_keep", self._named(seq)))
+        self.context.keep(*self._notify("seq_keep", self._llama_seq(seq)))
 
     def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
-        """In both."""
+        """Shift positions in the policy and in llama.cpp."""
         self.inner.shift(seq, start, stop, delta)
-        self.context.shift(*self._told("seq_add", self._named(seq), start, _end(stop), delta))
+        self.context.shift(*self._notify("seq_add", self._llama_seq(seq), start, _end(stop), delta))
 
     def compact(self) -> Moves:
-        """One pass of defragmentation in both; era A."""
+        """One pass of defragmentation in the policy and in llama.cpp; era A."""
         inner = self.inner
-        assert isinstance(inner, UnifiedPolicy), "only caches of era A are ever tidied"
+        assert isinstance(inner, UnifiedPolicy), "only caches of era A are ever compacted"
         moves = inner.compact()
-        # One pass is all that is done, whether it was due anyway or not.
+        # llama.cpp makes one pass, whether or not one was already due.
         inner.wants_compaction = False
-        self.context.defragment(*self._told("defrag"))
-        self.context.update(*self._told("update"))
+        self.context.defragment(*self._notify("defrag"))
+        self.context.update(*self._notify("update"))
         return moves
 
-    def row_of(self, chunk: Chunk) -> tuple[int, ...]:
-        """The sequences that see a chunk, by llama.cpp's numbers."""
-        return tuple(self._named(seq) for seq in chunk.seqs)
+    def llama_seqs(self, chunk: Chunk) -> tuple[int, ...]:
+        """llama.cpp's numbers of the sequences that see a chunk."""
+        return tuple(self._llama_seq(seq) for seq in chunk.seqs)
 
-    def _named(self, seq: int) -> int:
+    def _llama_seq(self, seq: int) -> int:
         return seq + self.offset if seq >= 0 else seq
 
-    def _told(self, operation: str, *arguments: int) -> tuple[int, ...]:
-        if self.scribe is not None:
-            self.scribe.did(operation, arguments)
+    def _notify(self, operation: str, *arguments: int) -> tuple[int, ...]:
+        if self.observer is not None:
+            self.observer.operation_done(operation, arguments)
         return arguments
 
-    def _state(self, arena: Arena) -> State:
+    def _state(self, arena: Arena) -> StreamState:
         sets = [tuple(sorted(seq + self.offset for seq in seqs)) for seqs in arena.sets]
-        owner = np.array([-1 if not seqs else seqs[0] if len(seqs) == 1 else SEVERAL for seqs in sets])
+        owner = np.array([-1 if not seqs else seqs[0] if len(seqs) == 1 else SHARED for seqs in sets])
         owners = owner[arena.owner]
-        shared = {cell: sets[arena.owner[cell]] for cell in np.flatnonzero(owners == SEVERAL).tolist()}
-        return State(arena.head, arena.used, arena.free.largest, arena.position.copy(), owners, shared)
+        shared = {cell: sets[arena.owner[cell]] for cell in np.flatnonzero(owners == SHARED).tolist()}
+        return StreamState(arena.head, arena.used, arena.free.largest, arena.position.copy(), owners, shared)
 
 
-class LlamaCpp(Texts):
-    """The backend: each step is one ``llama_decode`` under a stopwatch.
+class LlamaCpp(SequenceTokens):
+    """The backend: each step is one timed ``llama_decode``.
 
-    A step of several micro-batches has one time, which is shared out over them by their tokens. Tokens are made up as
-    in our own engine; what it says is the likeliest token, found within the time of the step.
+    The time of a step is divided among its micro-batches by their tokens. Prompts are made up as in our own engine;
+    the next token is the most likely one, and finding it counts towards the step's time.
     """
 
     wants_views = False
@@ -169,30 +180,30 @@ class LlamaCpp(Texts):
         super().__init__(policy.context.model.vocabulary, seed)
         self.policy = policy
         self.context = policy.context
-        self.compared = Comparison()
+        self.compared = ComparisonCounts()
         self.checks = True
-        """Whether cells that are shown are compared, and a difference ends the run."""
+        """Whether shown cells are compared with the policy's; a difference raises ``Divergence``."""
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Run the step, and share its seconds out. Raises ``Divergence``."""
+        """Run the step and return the seconds of each micro-batch. Raises ``Divergence``."""
         policy, context = self.policy, self.context
-        rows: list[Row] = []
+        rows: list[BatchRow] = []
         last: dict[tuple[int, int], int] = {}
-        """Of each chunk that a token follows, by sequence and the position behind it: its last row."""
+        """Last row of each chunk that reaches its sequence's end, by sequence and end position."""
         for chunk in step:
-            seqs, ends = policy.row_of(chunk), self.ends(chunk)
+            seqs, ends = policy.llama_seqs(chunk), self.reaches_end(chunk)
             at = chunk.start + chunk.n
             rows += [
                 (token, position, ends and position == at - 1, seqs)
-                for position, token in enumerate(self.of_chunk(chunk), chunk.start)
+                for position, token in enumerate(self.chunk_tokens(chunk), chunk.start)
             ]
             if ends:
                 last[chunk.seq, at] = len(rows) - 1
-        if policy.scribe is not None and context.era == "A":
-            policy.scribe.saw(context.cells())
+        if policy.observer is not None and context.era == "A":
+            policy.observer.cells_shown(context.cells())
         returned, seconds = context.decode(rows)
-        seconds += self._say(batches, last)
-        self._look(step, returned)
+        seconds += self._append_best_tokens(batches, last)
+        self._observe_cells(step, returned)
         if returned != policy.expected:
             raise Divergence(
                 f"llama_decode of {len(rows)} tokens returned {returned}, {policy.name} expects {policy.expected}"
@@ -201,64 +212,64 @@ class LlamaCpp(Texts):
         return [seconds * batch.n_tokens / total for batch in batches]
 
     def move(self, moves: Moves) -> float:
-        """Nothing: policies that describe llama.cpp move nothing by themselves."""
+        """Raise ``Divergence``: policies that describe llama.cpp never move cells by themselves."""
         raise Divergence(f"{self.policy.name} moves {moves.n_cells} cells, which llama.cpp does not do")
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """Nothing: they have no host tier."""
+        """Raise ``Divergence``: llama.cpp has no host tier."""
         raise Divergence(f"{self.policy.name} copies to or from a host tier, which llama.cpp does not have")
 
-    def _say(self, batches: Sequence[MicroBatch], last: dict[tuple[int, int], int]) -> float:
-        """Append what is said behind the chunks that ran; the seconds that finding it took."""
+    def _append_best_tokens(self, batches: Sequence[MicroBatch], last: dict[tuple[int, int], int]) -> float:
+        """Append the next token to each sequence that has one; return the seconds spent finding them."""
         began = perf_counter()
-        said = [
+        found = [
             (chunk, self.context.best(last[chunk.seq, chunk.start + chunk.n]) or 0)
             for batch in batches
             for chunk in batch.chunks
             if (chunk.seq, chunk.start + chunk.n) in last
         ]
         seconds = perf_counter() - began
-        for chunk, best in said:
-            self.say(chunk, best)
+        for chunk, best in found:
+            self.append_token(chunk, best)
         return seconds
 
-    def _look(self, step: Sequence[Chunk], returned: int) -> None:
-        scribe, context = self.policy.scribe, self.context
+    def _observe_cells(self, step: Sequence[Chunk], returned: int) -> None:
+        observer, context = self.policy.observer, self.context
         era_b = context.era == "B"
         shown = context.cells() if not era_b or context.settings.show_cells else []
-        if scribe is not None:
+        if observer is not None:
             if era_b:
-                scribe.saw(shown)
-            batch = [[list(self.policy.row_of(chunk)), chunk.start, chunk.n] for chunk in step]
-            scribe.did("decode", batch, returned)
+                observer.cells_shown(shown)
+            batch = [[list(self.policy.llama_seqs(chunk)), chunk.start, chunk.n] for chunk in step]
+            observer.operation_done("decode", batch, returned)
             if not era_b:
-                scribe.saw(shown)
+                observer.cells_shown(shown)
         if era_b and context.settings.show_cells and returned == DONE and not shown:
             raise Divergence(f"{context.library.name} shows none of its cells, or not as it did when this was written")
         if self.checks and shown:
             self._compare(shown, self.policy.before if era_b else self.policy.states())
 
     def finish(self) -> None:
-        """Era B, where cells are shown: look at them once more, by a batch of one token for each stream.
+        """Era B with ``show_cells``: compare the final cells, shown by one more batch of one token in each stream.
 
-        Nothing can be run on the context after that.
+        The context cannot be used afterwards.
         """
         context, policy = self.context, self.policy
         if context.era == "A" or not context.settings.show_cells:
             return
         streams = 1 if context.settings.unified else context.settings.sequences
         states = policy.states()
-        shown: list[Cells] = []
+        shown: list[StreamCells] = []
         for stream in range(streams):
             seq = stream + policy.offset
             context.decode([(0, context.last_position(seq) + 1, True, (seq,))])
             shown += context.cells()
-        if policy.scribe is not None:
-            policy.scribe.saw(shown)
+        if policy.observer is not None:
+            policy.observer.cells_shown(shown)
         if self.checks:
             self._compare(shown, states)
 
-    def _compare(self, shown: Sequence[Cells], ours: dict[tuple[int, int], State]) -> None:
+    def _compare(self, shown: Sequence[StreamCells], ours: dict[tuple[int, int], StreamState]) -> None:
         for cells in shown:
             state = ours[cells.cache, cells.stream]
             differing = _difference(cells, state)
@@ -270,8 +281,8 @@ class LlamaCpp(Texts):
         self.compared.steps += bool(shown)
 
 
-def _difference(cells: Cells, state: State) -> str | None:
-    """The first thing that llama.cpp shows otherwise than the policy has it."""
+def _difference(cells: StreamCells, state: StreamState) -> str | None:
+    """The first difference between llama.cpp's cells and the policy's; None if they agree."""
     counts = (
         ("head", cells.head, state.head),
         ("used", cells.used, state.used),
@@ -295,12 +306,12 @@ def _end(stop: int | None) -> int:
     return -1 if stop is None else stop
 
 
-def settings_of(
-    policy: Policy, settings: Settings, era: Era
-) -> tuple[UnifiedPolicy | MultiStreamPolicy, Settings, int]:
-    """The policy, the settings that make llama.cpp's cache like its own, and what to add to sequence numbers.
+def context_settings(
+    policy: Policy, settings: ContextSettings, era: Era
+) -> tuple[UnifiedPolicy | MultiStreamPolicy, ContextSettings, int]:
+    """The policy, settings that give llama.cpp an equal cache, and the offset of its sequence numbers.
 
-    ``settings`` has what the policy does not say. Raises ``UserError`` where llama.cpp has no such cache.
+    ``settings`` supplies what the policy does not determine. Raises ``UserError`` if llama.cpp has no such cache.
     """
     if policy.name not in POLICIES[era] or not isinstance(policy, UnifiedPolicy | MultiStreamPolicy):
         raise UserError(
@@ -314,15 +325,15 @@ def settings_of(
     settings = replace(settings, cells=policy.capacity, unified=streams == 1, flash_attention=policy.kernel == "tiled")
     offset = 0
     if settings.show_cells and streams == 1:
-        offset = digits_alike(settings.sequences, era)
+        offset = sequence_offset(settings.sequences, era)
         if offset and windows:
             raise UserError("a cache with a window can be looked at with 10 slots at most, as llama.cpp prints it")
     return policy, replace(settings, sequences=settings.sequences + offset), offset
 
 
-def follow(model: LlamaModel, policy: Policy, settings: Settings, seed: int) -> LlamaCpp:
-    """A backend, and (``backend.policy``) the policy that it must be driven with. Raises ``UserError``."""
-    own, settings, offset = settings_of(policy, settings, model.library.era)
+def mirrored_backend(model: LlamaModel, policy: Policy, settings: ContextSettings, seed: int) -> LlamaCpp:
+    """A llama.cpp backend, to be driven with its own ``backend.policy``. Raises ``UserError``."""
+    own, settings, offset = context_settings(policy, settings, model.library.era)
     context = Context(model, settings)
     made = tuple(spec.size for spec in own.caches) if isinstance(own, MultiStreamPolicy) else (own.capacity,)
     if context.sizes != made:

@@ -1,4 +1,4 @@
-"""Models by name: random ones, SmolLM2, and GGUF files."""
+"""Load models by name: random ones, SmolLM2, and GGUF files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A transformer, and what turns text into its tokens."""
+    """A transformer with its tokenizer."""
 
     transformer: Transformer = field(repr=False)
     tokenizer: Tokenizer | None
-    """None for random models, and for files whose vocabulary is of a kind that is not understood."""
+    """None for random models, and for files whose kind of vocabulary is not supported."""
     name: str
-    """As it was asked for."""
+    """Name or path under which the model was loaded."""
     context: int | None = None
-    """Tokens that it was trained on at a time, where the file says so."""
+    """Context length that the model was trained with, where the file states it."""
 
 
 def load_model(name: str, seed: int = 0, weights: str = "f32") -> LoadedModel:
@@ -39,7 +39,7 @@ def load_model(name: str, seed: int = 0, weights: str = "f32") -> LoadedModel:
         if weights == "mapped":
             raise UserError(f"{name}: its weights are drawn, not read from a file that could be mapped")
         return LoadedModel(Transformer.random(SHAPES[name], seed, weights), None, name)
-    # Imported when needed: both packages take a while, and random models do without.
+    # Imported here: both packages are slow to import, and random models need neither.
     from kvsim.model.gguf_file import read_header
     from real_engine.gguf_model import load_transformer
     from real_engine.tokenizer import read_tokenizer

@@ -6,59 +6,56 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.model.engine_shapes import ModelShape
+from real_engine.arrays import FloatArray, IntArray
 from real_engine.weights import Matrix, WeightForm, pack
 from workloads import named_rng
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
+Attend = Callable[[int, FloatArray, FloatArray, FloatArray], FloatArray]
+"""``attend(layer, q, k, v)``: store this pass's K and V, and return the attention output of each token.
 
-Attend = Callable[[int, Floats, Floats, Floats], Floats]
-"""``attend(layer, q, k, v)``: store this pass's K and V, and return what each token attends to.
-
-q of shape (n_tokens, n_heads, d_head), k and v of shape (n_tokens, n_kv_heads, d_head), keys and queries already
-rotated; the result has q's shape.
+q has shape (n_tokens, n_heads, d_head), k and v have shape (n_tokens, n_kv_heads, d_head); keys and queries are already
+rotated. The result has q's shape.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer; norms of shape (d_model,)."""
+    """Weights of one layer; norms have shape (d_model,)."""
 
-    attention_norm: Floats
+    attention_norm: FloatArray
     qkv: Matrix
-    """From d_model to the heads of queries, of keys and of values, one after another."""
+    """From d_model to the concatenated heads of queries, keys and values."""
     attention_out: Matrix
-    ffn_norm: Floats
+    ffn_norm: FloatArray
     gate_up: Matrix
-    """From d_model to twice d_ff: the gate, then what passes it."""
+    """From d_model to twice d_ff: the gate projection, then the up projection."""
     down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """Weights and the forward pass; holds no cache."""
+    """Weights and the forward pass, without a cache."""
 
     shape: ModelShape
     embedding: Matrix
-    """Shape (d_model, vocabulary): its rows are looked up. May be the same object as ``head``."""
+    """Shape (d_model, vocabulary); its outputs are looked up. The same object as ``head`` where the two are tied."""
     layers: tuple[Layer, ...]
-    out_norm: Floats
+    out_norm: FloatArray
     head: Matrix
     """Shape (d_model, vocabulary)."""
 
     @staticmethod
     def random(shape: ModelShape, seed: int, weights: WeightForm = "f32") -> Transformer:
-        """Seeded normal weights, scaled so that every layer changes the text that comes out."""
+        """Seeded normal weights, scaled so that every layer changes the generated text."""
         rng = named_rng(seed, "weights")
 
-        def normal(inputs: int, outputs: int, gain: float = 1.0) -> Floats:
-            drawn: Floats = (rng.standard_normal((inputs, outputs)) * (gain / np.sqrt(inputs))).astype(np.float32)
+        def normal(inputs: int, outputs: int, gain: float = 1.0) -> FloatArray:
+            drawn: FloatArray = (rng.standard_normal((inputs, outputs)) * (gain / np.sqrt(inputs))).astype(np.float32)
             return drawn.T
 
-        def matrix(*parts: Floats) -> Matrix:
+        def matrix(*parts: FloatArray) -> Matrix:
             return pack(weights, parts[0].shape[1], sum(len(part) for part in parts), iter(parts))
 
         s = shape
@@ -68,7 +65,7 @@ class Transformer:
         layers = tuple(
             Layer(
                 attention_norm=ones,
-                # Queries and keys of twice the usual size: attention that picks out single tokens.
+                # Queries and keys of twice the usual size make attention pick out single tokens.
                 qkv=matrix(normal(s.d_model, q + kv, 2.0), normal(s.d_model, kv)),
                 attention_out=matrix(normal(q, s.d_model, 2.0)),
                 ffn_norm=ones,
@@ -81,13 +78,13 @@ class Transformer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all matrices, in memory or in the mapped file; one that is used twice counts once."""
+        """Bytes of all matrices, in memory or in the mapped file; a tied matrix counts once."""
         own = [self.embedding, self.head]
         for layer in self.layers:
             own += [layer.qkv, layer.attention_out, layer.gate_up, layer.down]
         return sum({id(matrix): matrix.nbytes for matrix in own}.values())
 
-    def forward(self, tokens: Ints, positions: Ints, outputs: Ints, attend: Attend) -> Floats:
+    def forward(self, tokens: IntArray, positions: IntArray, outputs: IntArray, attend: Attend) -> FloatArray:
         """Logits, shape (len(outputs), vocabulary), for the rows ``outputs`` of the pass.
 
         ``tokens`` and ``positions``: shape (n_tokens,).
@@ -107,31 +104,31 @@ class Transformer:
         return self.head.apply(_rms_norm(x[outputs], self.out_norm, s.norm_epsilon))
 
 
-def rotary_table(positions: Ints, d_head: int, base: float) -> tuple[Floats, Floats]:
+def rotary_table(positions: IntArray, d_head: int, base: float) -> tuple[FloatArray, FloatArray]:
     """Cosines and sines, each of shape (n_tokens, 1, d_head / 2). Su et al., RoFormer, arXiv 2104.09864."""
     frequency = base ** (-np.arange(0, d_head, 2) / d_head)
     angle = positions[:, None] * frequency[None, :]
     return np.cos(angle).astype(np.float32)[:, None, :], np.sin(angle).astype(np.float32)[:, None, :]
 
 
-def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """Rotate the two halves of each head against one another (the pairing of GPT-NeoX)."""
+def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray) -> FloatArray:
+    """Rotate the two halves of each head against each other (the pairing of GPT-NeoX)."""
     half = x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def _rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
-    mean: Floats = np.vecdot(x, x)[:, None] / np.float32(x.shape[1])
-    scaled: Floats = x / np.sqrt(mean + np.float32(epsilon))
+def _rms_norm(x: FloatArray, weight: FloatArray, epsilon: float) -> FloatArray:
+    mean: FloatArray = np.vecdot(x, x)[:, None] / np.float32(x.shape[1])
+    scaled: FloatArray = x / np.sqrt(mean + np.float32(epsilon))
     scaled *= weight
     return scaled
 
 
-def _swish(gate: Floats, up: Floats) -> Floats:
+def _swish(gate: FloatArray, up: FloatArray) -> FloatArray:
     """``gate / (1 + exp(-gate)) * up``, shape (n_tokens, d_ff)."""
-    # exp(80) is still a float32; a gate below -80 lets nothing through either way.
-    out: Floats = np.minimum(-gate, np.float32(80))
+    # exp(80) still fits a float32; a gate below -80 rounds to zero anyway.
+    out: FloatArray = np.minimum(-gate, np.float32(80))
     np.exp(out, out=out)
     out += 1
     np.divide(gate, out, out=out)

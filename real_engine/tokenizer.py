@@ -1,4 +1,4 @@
-"""Text to tokens and back, by the vocabulary that a GGUF file carries."""
+"""Text to tokens and back, with the vocabulary of a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer
-from tokenizers.pre_tokenizers import Sequence as InTurn
+from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from kvsim.errors import UserError
 from kvsim.model.gguf_file import GgufHeader
 
 PRE_TOKENIZERS = ("gpt-2", "smollm")
-"""Ways of cutting a text into words that are understood, by GGUF's names."""
+"""Supported pre-tokenisers, by GGUF's names."""
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-"""Types of tokens."""
+"""Token types."""
 _START, _END = "<|im_start|>", "<|im_end|>"
-"""Around each message of a chat (ChatML)."""
+"""Tokens around each message of a chat (ChatML)."""
 
 
 class Message(NamedTuple):
@@ -33,7 +33,7 @@ class Message(NamedTuple):
 
 
 class Tokenizer:
-    """Byte-level byte-pair encoding as GPT-2's (Radford et al., 2019; Sennrich et al., arXiv 1508.07909)."""
+    """GPT-2's byte-level byte-pair encoding (Radford et al., 2019; Sennrich et al., arXiv 1508.07909)."""
 
     def __init__(
         self,
@@ -45,10 +45,9 @@ class Tokenizer:
         begin: int | None = None,
         template: str = "",
     ):
-        """``tokens``: the text of each id, in GPT-2's alphabet of bytes. ``merges``: two tokens with a space between,
-        the first to be merged first. ``types``: GGUF's, of each token. ``ends``: ids that end an answer. ``begin``: the
-        id that every text begins with. ``template``: the chat template. Raises ``ValueError`` where they do not fit
-        together.
+        """``tokens``: the text of each id, in GPT-2's alphabet of bytes. ``merges``: two tokens separated by a space,
+        in order of priority. ``types``: GGUF's type of each token. ``ends``: ids that end an answer. ``begin``: the id
+        that every text begins with. ``template``: the chat template. Raises ``ValueError`` if they are inconsistent.
         """
         ids = {token: id for id, token in enumerate(tokens)}
         if len(ids) < len(tokens):
@@ -66,7 +65,7 @@ class Tokenizer:
         of_type = [(token, types[id]) for token, id in ids.items()]
         self._encoder.add_special_tokens([AddedToken(t, normalized=False) for t, kind in of_type if kind == _CONTROL])
         self._encoder.add_tokens([AddedToken(t, normalized=False) for t, kind in of_type if kind == _USER_DEFINED])
-        # What a user writes is text, even if it looks like the end of a message.
+        # A user's text stays text, even where it looks like a control token.
         self._encoder.encode_special_tokens = True
         byte_of = {symbol: byte for byte, symbol in enumerate(_alphabet())}
         self._bytes = [
@@ -80,23 +79,23 @@ class Tokenizer:
 
     @property
     def chats(self) -> bool:
-        """Whether messages of a chat can be encoded."""
+        """Whether the vocabulary can encode chat messages."""
         return _START in self._ids and _END in self._ids
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, the one that every text begins with included. Raises ``UserError``.
+        """Tokens of a text, including the one that every text begins with. Raises ``UserError``.
 
         Bytes that the vocabulary lacks are left out (SmolLM2 has no token for some control characters).
         """
         return ([] if self._begin is None else [self._begin]) + self._encode(text)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a chat up to where the assistant speaks next. Raises ``UserError``.
+        """Tokens of a chat up to where the assistant's answer begins. Raises ``UserError``.
 
-        Where the first message is not the system's, the one that the file's template states comes before it.
+        If the first message is not a system message, the default one of the file's template is put before it.
         """
         if not self.chats:
-            raise UserError(f"the model knows no chats; its vocabulary would have {_START} and {_END}")
+            raise UserError(f"the model has no chat format; its vocabulary would have {_START} and {_END}")
         if not messages or messages[0].role != "system":
             default = re.search(re.escape(_START) + r"system\n([^{}]*?)" + re.escape(_END), self._template)
             messages = [*([Message("system", default[1])] if default else []), *messages]
@@ -106,12 +105,12 @@ class Tokenizer:
         return [*tokens, self._ids[_START], *self._encode("assistant\n")]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens; control tokens are silent, bytes that are no UTF-8 become U+FFFD."""
+        """Text of the tokens, without control tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self._bytes[token] for token in tokens).decode(errors="replace")
 
-    def speaker(self) -> Speaker:
-        """Decodes token after token."""
-        return Speaker(self._bytes)
+    def streaming_decoder(self) -> StreamingDecoder:
+        """A decoder for tokens that arrive one at a time."""
+        return StreamingDecoder(self._bytes)
 
     def _encode(self, text: str) -> list[int]:
         try:
@@ -121,26 +120,26 @@ class Tokenizer:
         return list(self._encoder.encode(text, add_special_tokens=False).ids)
 
 
-class Speaker:
-    """A text that comes token by token: a character is told when its last byte is there."""
+class StreamingDecoder:
+    """Decodes tokens one at a time; a character is emitted when its last byte has arrived."""
 
     def __init__(self, of_token: Sequence[bytes]):
         self._bytes = of_token
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def say(self, token: int) -> str:
-        """The characters that the token completes; maybe none."""
+    def decode(self, token: int) -> str:
+        """Characters that the token completes, possibly none."""
         return self._decoder.decode(self._bytes[token])
 
-    def stop(self) -> str:
-        """What is left of a character that was never completed."""
+    def flush(self) -> str:
+        """U+FFFD for a character that was never completed, else an empty text."""
         return self._decoder.decode(b"", final=True)
 
 
 def read_tokenizer(header: GgufHeader, vocabulary: int) -> Tokenizer | None:
-    """The tokenizer of a GGUF file for a model of that many tokens; None where it has none that is understood.
+    """The tokenizer of a GGUF file for a model with ``vocabulary`` tokens; None if its kind is not supported.
 
-    Raises ``UserError`` where it is damaged.
+    Raises ``UserError`` if it is damaged.
     """
     fields = header.fields
     if fields.get("tokenizer.ggml.model") != "gpt2" or fields.get("tokenizer.ggml.pre") not in PRE_TOKENIZERS:
@@ -175,13 +174,13 @@ def read_tokenizer(header: GgufHeader, vocabulary: int) -> Tokenizer | None:
 
 
 def _pre_tokenizer(pre: str) -> PreTokenizer:
-    """How a text is cut into words, within which alone bytes are merged."""
+    """Splits a text into words; bytes are merged only within a word."""
     words = ByteLevel(add_prefix_space=False)
-    return InTurn([Digits(individual_digits=True), words]) if pre == "smollm" else words
+    return PreTokenizerSequence([Digits(individual_digits=True), words]) if pre == "smollm" else words
 
 
 def _alphabet() -> list[str]:
-    """Of each byte the character that stands for it in GPT-2's vocabularies: itself if it prints, else one from 256."""
+    """GPT-2's character for each byte: itself if printable, else one from code point 256 on."""
     prints = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     return [chr(byte if byte in prints else next(others)) for byte in range(256)]

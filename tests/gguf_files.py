@@ -1,4 +1,5 @@
-"""Small GGUF files of the llama architecture, written with the ``gguf`` package; and what their models should say."""
+"""Small GGUF files of the llama architecture, written with the ``gguf`` package, and reference logits of their
+models."""
 
 from dataclasses import dataclass, field
 
@@ -36,7 +37,7 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def alphabet():
-    """GPT-2's ``bytes_to_unicode``, as its authors wrote it."""
+    """GPT-2's ``bytes_to_unicode``, as published."""
     bs = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     cs, n = bs[:], 0
     for b in range(256):
@@ -52,7 +53,7 @@ TOKENS = (*SPECIAL, *alphabet().values(), *WORDS)
 
 @dataclass
 class Small:
-    """A small random Llama, and how its file is written."""
+    """A small random Llama and the contents of its file."""
 
     kind: Kind = Kind.F32
     tied: bool = True
@@ -67,11 +68,11 @@ class Small:
     epsilon: float = 1e-5
     seed: int = 0
     architecture: str = "llama"
-    """What the file calls itself and its fields; another one may want more ``tensors``, and has other ``logits``."""
+    """Architecture named in the file; another one may need more ``tensors``, and has other ``logits``."""
     tensors: dict = field(default_factory=dict)
     """By name: float32, shape (outputs, inputs), as they are written; or raw bytes with their type."""
     fields: dict = field(default_factory=dict)
-    """Further fields, or others in place of those that would be written; None: left out."""
+    """Additional or replaced fields; None leaves a field out."""
 
     def __post_init__(self):
         rng = np.random.default_rng(self.seed)
@@ -155,9 +156,9 @@ class Small:
         return path
 
     def logits(self, tokens):
-        """After each token, shape (n, vocabulary): written down from the papers, in float64, one head at a time.
+        """Logits after each token, shape (n, vocabulary), implemented from the papers in float64, one head at a time.
 
-        The rotation is llama.cpp's for this architecture: it turns neighbours, (0, 1), (2, 3), ..., as pairs.
+        The rotation is llama.cpp's for this architecture: it pairs neighbours, (0, 1), (2, 3), ....
         """
 
         def norm(x, weight):

@@ -1,4 +1,4 @@
-"""The benchmark of the simulator's speed, run small, and its way to Vidur with a stand-in for it."""
+"""The benchmarks of the simulator's speed on a small scale, with a stand-in for Vidur."""
 
 import json
 import sys
@@ -60,8 +60,8 @@ OPTIONS = (
 )
 
 
-def stand_in(folder: Path, task: speed.Task, options: tuple[str, ...] = OPTIONS) -> Vidur:
-    """A checkout that takes these options, and runs if it is given requests as long as the task's."""
+def fake_vidur(folder: Path, task: speed.Task, options: tuple[str, ...] = OPTIONS) -> Vidur:
+    """A checkout with these options that checks the lengths of the task's requests."""
     (folder / "vidur").mkdir(parents=True)
     tokens = sum(request.prompt_tokens + request.output_tokens for request in task.workload())
     (folder / "vidur" / "__init__.py").touch()
@@ -72,7 +72,7 @@ def stand_in(folder: Path, task: speed.Task, options: tuple[str, ...] = OPTIONS)
 
 def test_the_whole_benchmark_at_a_small_scale(tmp_path: Path) -> None:
     policies = ("paged", "llama.cpp-b6975")
-    stand_in(tmp_path / "other", scale.task("paged", 10, None))
+    fake_vidur(tmp_path / "other", scale.task("paged", 10, None))
     options = ["--requests", "0.001", "--rounds", "1", "--out", str(tmp_path / "a" / "scale.json")]
     options += ["--picture", str(tmp_path / "b" / "scale.png"), "--vidur", str(tmp_path / "other")]
     options += ["--vidur-python", sys.executable, *(f"--only={policy}" for policy in policies)]
@@ -105,7 +105,7 @@ def test_the_whole_benchmark_at_a_small_scale(tmp_path: Path) -> None:
     assert "times the floor" in ran.output
 
 
-def test_a_policy_that_is_not_there_is_named() -> None:
+def test_an_unknown_policy_is_named() -> None:
     app = Typer()
     app.command()(scale.main)
     ran = CliRunner().invoke(app, ["--only", "pages"])
@@ -113,13 +113,13 @@ def test_a_policy_that_is_not_there_is_named() -> None:
     assert "no policy called 'pages'" in ran.output
 
 
-def test_what_keeps_vidur_from_running_is_one_line(tmp_path: Path) -> None:
+def test_failures_of_vidur_are_reported_in_one_line(tmp_path: Path) -> None:
     task = scale.task("paged", 10, None)
-    assert stand_in(tmp_path / "good", task).run(task) > 0
+    assert fake_vidur(tmp_path / "good", task).run(task) > 0
     with pytest.raises(VidurError, match=r"^AssertionError$"):
-        stand_in(tmp_path / "longer", scale.task("paged", 11, None)).run(task)
+        fake_vidur(tmp_path / "longer", scale.task("paged", 11, None)).run(task)
     with pytest.raises(VidurError, match=r"^it has no option --sarathi_scheduler_config_chunk_size$"):
-        stand_in(tmp_path / "older", task, tuple(o for o in OPTIONS if "chunk" not in o)).run(task)
+        fake_vidur(tmp_path / "older", task, tuple(o for o in OPTIONS if "chunk" not in o)).run(task)
     (tmp_path / "empty").mkdir()
     with pytest.raises(VidurError, match=r"^ModuleNotFoundError: No module named 'vidur'$"):
         Vidur(tmp_path / "empty", Path(sys.executable), 5.0).run(task)
@@ -155,8 +155,8 @@ def test_ratios_are_of_medians_with_rounds_drawn_together() -> None:
     assert scale.ratio([3.0], [2.0]) == {"ratio": 1.5, "low": 1.5, "high": 1.5}
 
 
-def test_what_a_second_worker_is_worth(capsys):
+def test_parallel_efficiency_is_reported(capsys):
     sweeping.main(["--points", "4", "--requests", "20", "--rounds", "1", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["points"] == 4
-    assert told["efficiency"] > 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["points"] == 4
+    assert report["efficiency"] > 0

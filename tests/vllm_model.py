@@ -1,7 +1,7 @@
-"""vLLM's cache manager and scheduler, written down once more from their description, plainly and with no eye on speed.
+"""A second, plain implementation of vLLM's cache manager and scheduler, written from their description.
 
-Random runs of them are recorded in the form of the recordings of the real ones. Nothing here comes from ``policies`` or
-``kvsim``: tokens are numbers, a block's name is a digest of its tokens, every search looks at everything.
+Random runs of it are recorded in the format of the recordings of the real vLLM. It shares no code with ``policies`` or
+``kvsim``: tokens are numbers, a block's name is a digest of its tokens, every search is exhaustive.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def ceil(a, b):
 
 
 class Pool:
-    """Blocks 1 to n - 1; the queue's first is handed out next."""
+    """Blocks 1 to n - 1; the first of the queue is allocated next."""
 
     def __init__(self, n):
         self.refs = [0] * n
@@ -91,7 +91,7 @@ class Manager:
         self.tokens = {}
         self.tables = {}
         self.named = {}
-        """Of each request: blocks from the first that have been given their ids."""
+        """By request: number of leading blocks that have their ids."""
 
     def names(self, request, n):
         """Ids of its first n blocks."""
@@ -104,7 +104,7 @@ class Manager:
         return names
 
     def lookup(self, request):
-        """The blocks found, and how many tokens they stand for."""
+        """The cached blocks of the longest known prefix (with a window: of its end)."""
         if not self.caching:
             return []
         found = [self.pool.find(name) for name in self.names(request, (len(self.tokens[request]) - 1) // self.size)]
@@ -119,10 +119,10 @@ class Manager:
         return found[:run]
 
     def allocate(self, request, computed, new, hit, *, look=0, whole=False, others=False, running=False, most=10**9):
-        """The new blocks, or None where they do not fit. ``hit``: what the look-up before a first one found."""
+        """The new blocks, or None if they do not fit; ``hit``: blocks that the look-up before it found."""
         table = self.tables.setdefault(request, [])
         if self.window is not None:
-            # The token behind those that are computed sees no further back than this.
+            # The next token to compute sees no further back than this.
             past = min(max(computed + self.size * len(hit) - self.window + 1, 0) // self.size, len(table))
             out = [block for block in table[:past] if block]
             table[:past] = [0] * past
@@ -162,7 +162,7 @@ class Manager:
 
 
 def prompts(rng, size):
-    """Segments: a beginning that others have as well, and something new."""
+    """Segments of a prompt: often a shared prefix, then new text."""
     segments = []
     if rng.random() < 0.7:
         segments.append([100 + rng.randrange(3), 0, rng.choice([size, 2 * size + 1, 3 * size])])
@@ -170,94 +170,118 @@ def prompts(rng, size):
     return segments
 
 
-def record_manager(
-    seed, ops=400, blocks=20, size=4, *, look=(0,), window=None, watermark=0.0, caching=True, full=False
-):
-    """A header and so many random calls."""
-    rng = random.Random(seed)
-    manager = Manager(blocks, size, caching=caching, watermark=watermark, window=window)
-    header = {"type": "header", "kind": "manager", "vllm": "a model", "num_blocks": blocks, "block_size": size}
-    header |= {"caching": caching, "watermark": watermark} | ({"window": window} if window else {})
-    records = [header]
-    computed, number = {}, 0
+class ManagerRecorder:
+    """Makes random calls of a manager, and records them."""
 
-    def note(op, **fields):
-        records.append({"op": op, **fields, "i": len(records) - 1, **manager.pool.state()})
+    def __init__(self, seed, blocks, size, look, full, **keys):
+        self.rng = random.Random(seed)
+        self.manager = Manager(blocks, size, **keys)
+        self.blocks, self.look, self.full = blocks, look, full
+        self.computed, self.number = {}, 0
+        self.records = []
 
-    def allocate(name, hit, first):
+    def note(self, op, **fields):
+        self.records.append({"op": op, **fields, "i": len(self.records), **self.manager.pool.state()})
+
+    def allocate(self, name, hit, first):
+        manager, computed, rng = self.manager, self.computed, self.rng
         tokens = len(manager.tokens[name])
         done = manager.size * len(hit) if first else computed[name]
-        new, ahead = rng.randint(1, tokens - done), rng.choice(look)
+        new, ahead = rng.randint(1, tokens - done), rng.choice(self.look)
         others = any(other != name for other in computed)
         keys = {"nct": 0 if first else computed[name], "new": new, "hit": manager.size * len(hit), "look": ahead}
-        keys |= {"ff": full and first, "hs": others, "stt": int(not first), "first": first, "infl": 0}
+        keys |= {"ff": self.full and first, "hs": others, "stt": int(not first), "first": first, "infl": 0}
         out = manager.allocate(
             name, keys["nct"], new, hit, look=ahead, whole=keys["ff"], others=others, running=not first
         )
-        note("alloc", r=name, **keys, out=out, tbl=list(manager.tables[name]))
+        self.note("alloc", r=name, **keys, out=out, tbl=list(manager.tables[name]))
         if out is not None:
             computed[name] = done + new
         elif first:
             manager.free(name)
-            note("free", r=name)
+            self.note("free", r=name)
 
-    while len(records) <= ops:
-        done = [name for name in computed if computed[name] == len(manager.tokens[name])]
+    def add(self):
+        name, self.number = f"r{self.number}", self.number + 1
+        segments = prompts(self.rng, self.manager.size)
+        self.manager.tokens[name] = text(*segments)
+        self.note("add", r=name, prompt=segments)
+        hit = self.manager.lookup(name)
+        self.note("lookup", r=name, hit=self.manager.size * len(hit), blocks=hit)
+        self.allocate(name, hit, True)
+
+    def append(self, name):
+        segment = [5000 + self.number, self.rng.randrange(99), self.rng.randint(1, 3)]
+        self.manager.tokens[name] += text(segment)
+        self.note("append", r=name, seg=segment)
+        self.allocate(name, [], False)
+
+    def reset(self):
+        pool = self.manager.pool
+        ok = not any(pool.refs)
+        if ok:
+            pool.ids, pool.cached = [None] * self.blocks, []
+        self.note("reset", ok=ok)
+
+    def evict(self):
+        ids = self.rng.sample(range(1, self.blocks), 2)
+        for block in ids:
+            self.manager.pool.drop(block)
+        self.note("evict", ids=ids)
+
+    def random_call(self):
+        computed, tokens, rng = self.computed, self.manager.tokens, self.rng
+        done = [name for name in computed if computed[name] == len(tokens[name])]
         begun = [name for name in computed if name not in done]
-        odds = {"new": 4, "go on": 6, "say": 9, "free": 1.5, "preempt": 0.5, "reset": 0.3, "evict": 0.3}
+        odds = {"new": 4, "go on": 6, "append": 9, "free": 1.5, "preempt": 0.5, "reset": 0.3, "evict": 0.3}
         what = rng.choices(list(odds), list(odds.values()))[0]
         if what == "new":
-            name, number = f"r{number}", number + 1
-            segments = prompts(rng, size)
-            manager.tokens[name] = text(*segments)
-            note("add", r=name, prompt=segments)
-            hit = manager.lookup(name)
-            note("lookup", r=name, hit=size * len(hit), blocks=hit)
-            allocate(name, hit, True)
+            self.add()
         elif what == "go on" and begun:
-            allocate(rng.choice(begun), [], False)
-        elif what == "say" and done:
-            name = rng.choice(done)
-            segment = [5000 + number, rng.randrange(99), rng.randint(1, 3)]
-            manager.tokens[name] += text(segment)
-            note("append", r=name, seg=segment)
-            allocate(name, [], False)
+            self.allocate(rng.choice(begun), [], False)
+        elif what == "append" and done:
+            self.append(rng.choice(done))
         elif what in ("free", "preempt") and computed:
             name = rng.choice(list(computed))
             del computed[name]
-            manager.free(name)
-            note(what, r=name)
+            self.manager.free(name)
+            self.note(what, r=name)
         elif what == "reset":
-            ok = not any(manager.pool.refs)
-            if ok:
-                manager.pool.ids, manager.pool.cached = [None] * blocks, []
-            note("reset", ok=ok)
+            self.reset()
         elif what == "evict":
-            ids = rng.sample(range(1, blocks), 2)
-            for block in ids:
-                manager.pool.drop(block)
-            note("evict", ids=ids)
-    return [*records, {"type": "footer", "ops": ops}]
+            self.evict()
 
 
-class Asked:
-    """A request in the scheduler."""
+def record_manager(
+    seed, ops=400, blocks=20, size=4, *, look=(0,), window=None, watermark=0.0, caching=True, full=False
+):
+    """A recording of random calls of the manager: a header, ``ops`` calls and a footer."""
+    recorder = ManagerRecorder(seed, blocks, size, look, full, caching=caching, watermark=watermark, window=window)
+    header = {"type": "header", "kind": "manager", "vllm": "a model", "num_blocks": blocks, "block_size": size}
+    header |= {"caching": caching, "watermark": watermark} | ({"window": window} if window else {})
+    while len(recorder.records) < ops:
+        recorder.random_call()
+    return [header, *recorder.records, {"type": "footer", "ops": ops}]
+
+
+class ModelRequest:
+    """A request in the model's scheduler."""
 
     def __init__(self, name, segments, output, priority, arrival):
         self.name, self.output, self.priority, self.arrival = name, output, priority, arrival
         self.number = int(name[1:])
-        self.computed = self.said = 0
+        self.computed = self.generated = 0
         self.urgency = (priority, arrival)
 
 
 class Scheduler:
-    """Steps of a server, and what the manager was asked meanwhile."""
+    """A scheduler that composes steps and logs its calls of the manager."""
 
     def __init__(
         self, manager, *, budget, slots, most, priority=False, whole=True, chunked=True, threshold=0, careful=False
     ):
-        """``careful``: unlike vLLM, blocks that a request was given in the step that preempts it lose their ids, since
-        what these say was never computed."""
+        """``careful``: unlike vLLM, blocks that a request got in the step that preempts it lose their ids, since their
+        contents were never computed."""
         self.careful = careful
         self.manager, self.budget, self.slots, self.most = manager, budget, slots, most
         self.priority, self.whole, self.chunked, self.threshold = priority, whole, chunked, threshold
@@ -284,12 +308,12 @@ class Scheduler:
         self.calls.append(["F", request.name])
 
     def most_tokens(self):
-        """Of one request in a step: less than the budget, if there is another one."""
+        """Most tokens of one request in a step: limited if there are other requests."""
         alone = len(self.running) + len(self.waiting) <= 1
         return self.threshold if self.threshold and not alone else 10**9
 
     def schedule(self):
-        """(request, tokens) in order."""
+        """Tokens of each scheduled request, in order."""
         budget, limit, at, preempted, step = self.budget, self.most_tokens(), 0, False, {}
         while at < len(self.running) and budget:
             request = self.running[at]
@@ -308,7 +332,7 @@ class Scheduler:
                         at -= 1
                     self.running.remove(victim)
                     if self.careful:
-                        self.forget_what_was_not_computed(victim)
+                        self.forget_uncomputed_blocks(victim)
                     self.manager.free(victim.name)
                     self.calls.append(["P", victim.name])
                     victim.computed = 0
@@ -341,7 +365,7 @@ class Scheduler:
             budget -= n
         return step
 
-    def forget_what_was_not_computed(self, request):
+    def forget_uncomputed_blocks(self, request):
         pool, size = self.manager.pool, self.manager.size
         for at in range(request.computed // size, self.manager.named.get(request.name, 0)):
             block = self.manager.tables[request.name][at]
@@ -350,15 +374,15 @@ class Scheduler:
                 pool.ids[block] = None
 
     def finish_step(self, step):
-        """Who says a token, and who has ended."""
+        """Names of the requests that generated a token, and of those that ended."""
         emitted, ended = [], []
         for request, n in step.items():
             request.computed += n
             if request.computed == self.known(request):
-                self.manager.tokens[request.name].append(token(3_000_000 + request.number, request.said))
-                request.said += 1
+                self.manager.tokens[request.name].append(token(3_000_000 + request.number, request.generated))
+                request.generated += 1
                 emitted.append(request.name)
-                if request.said == request.output or self.known(request) >= self.most:
+                if request.generated == request.output or self.known(request) >= self.most:
                     self.running.remove(request)
                     self.end(request)
                     ended.append(request.name)
@@ -366,7 +390,7 @@ class Scheduler:
 
 
 def record_scheduler(seed, steps=250, blocks=16, size=4, **keys):
-    """A header and so many steps, in which requests come and a few go before their time."""
+    """A recording of ``steps`` scheduler steps with random arrivals and a few cancellations."""
     rng = random.Random(seed)
     own = {key: keys.pop(key) for key in ("caching", "watermark", "window") if key in keys}
     keys = {"budget": 24, "slots": 5, "most": 10**6, **keys}
@@ -389,7 +413,7 @@ def record_scheduler(seed, steps=250, blocks=16, size=4, **keys):
                 output = rng.randint(1, max(1, min(room - prompt, 25)))
                 if prompt < min(keys["most"], room) and (scheduler.chunked or prompt <= keys["budget"]):
                     row = [f"r{number}", segments, output, rng.randrange(3), float(number + 1)]
-                    scheduler.add(Asked(*row), segments)
+                    scheduler.add(ModelRequest(*row), segments)
                     record["add"].append(row)
                     number += 1
         everyone = [*scheduler.running, *scheduler.waiting]

@@ -1,4 +1,4 @@
-"""Small worlds for tests: scenarios, backends with given step times, and runs of them."""
+"""Small simulations for tests: scenarios, backends with given step times, and runs of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workloads import Request, Workload
 
 @dataclass
 class GivenTimes(PassByPass):
-    """A backend whose passes take what a function of them says; keeps them."""
+    """A backend whose passes take the seconds that a function gives; keeps the passes."""
 
     seconds: Callable[[MicroBatch], float] = lambda _: 1.0
     wants_views: bool = False
@@ -55,13 +55,13 @@ class GivenTimes(PassByPass):
 
 @dataclass
 class Diary(GivenTimes):
-    """Also writes down each pass as (request, first token, tokens), and what was copied between the tiers outside."""
+    """Also records each pass as (request, first token, tokens), and copies between the tiers outside of passes."""
 
     steps: list[list[tuple[int, int, int]]] = field(default_factory=list)
     copies: list[Transfer] = field(default_factory=list)
-    """Between the tiers, by no pass: ahead of their use."""
+    """Copies between the tiers outside of passes, ahead of their use."""
     copying: Callable[[Sequence[Transfer]], float] = lambda _: 0.0
-    """Seconds that such copies take."""
+    """Seconds of such copies."""
     _by_slot: dict[int, int] = field(default_factory=dict)
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
@@ -115,14 +115,14 @@ class Given:
 
 
 def scenario(**keys: Any) -> Scenario:
-    """The default scenario with keys changed, as in ``load``."""
+    """The default scenario with keys changed, as in ``load_scenario``."""
     return load_scenario({}, **keys)
 
 
 def serve(
     world: Scenario, workload: Workload, backend: GivenTimes | None = None, policy: Policy | None = None
 ) -> tuple[Recorder, dict[int, Job]]:
-    """Run a workload to the end; the recorder and the jobs by request number."""
+    """Run a workload to the end; return the recorder and the jobs by request number."""
     env = simpy.Environment()
     recorder = Recorder()
     policy = policy or build_policy(world)
@@ -136,7 +136,7 @@ def serve(
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """``kvsim`` with these arguments, run in this process and in no other one."""
+    """Run ``kvsim`` with these arguments within this process."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     argv = patch.object(sys, "argv", ["kvsim", *arguments])
     with argv, redirect_stdout(out), redirect_stderr(err), joblib.parallel_config("sequential"):

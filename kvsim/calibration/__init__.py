@@ -1,1 +1,1 @@
-"""Measuring an engine on this machine, and fitting a machine profile to what was measured."""
+"""Measure an engine on this machine, and fit a machine profile to the measurements."""

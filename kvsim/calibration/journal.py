@@ -1,11 +1,11 @@
-"""What has been measured so far, in a file, so that a calibration that was cut short can go on."""
+"""A file of the measurements so far, from which an interrupted calibration can resume."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from kvsim.costs.fitting import Sample
 from kvsim.costs.profile import NUMPY
@@ -17,8 +17,8 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Header(_Line):
-    """What must be the same for measurements to belong together."""
+class JournalHeader(_Line):
+    """Conditions under which measurements belong to the same calibration."""
 
     format: Literal[1] = 1
     model: str
@@ -35,47 +35,49 @@ class Header(_Line):
     threads: int = 1
 
 
-class Round(_Line):
-    """All trials once, and as many runs of a server."""
+class MeasuredRound(_Line):
+    """Measurements of one round: all trials once, and runs of servers."""
 
     trials: tuple[tuple[float, ...], ...]
     """Seconds of each trial, in the order in which they were drawn."""
-    reference_passes: tuple[tuple[float, ...], ...]
-    """The same of the reference passes's passes."""
+    reference_passes: tuple[tuple[float, ...], ...] = Field(
+        validation_alias=AliasChoices("reference_passes", "yardstick")
+    )
+    """Seconds of each reference pass."""
     mixed: tuple[Sample, ...]
     wall_s: float
-    """Spent by all threads together ..."""
+    """Seconds by the clock, times the threads at work."""
     cpu_s: float
-    """... and what they got of their processors."""
+    """Processor seconds in that time."""
 
 
 class Journal:
     """A file of lines in JSON: the header, then a line for each round."""
 
     def __init__(self, path: Path | None):
-        """``path`` None: nothing is kept."""
+        """With ``path`` None, nothing is stored."""
         self._path = path
 
-    def header(self) -> Header | None:
-        """Of what is there; None where there is nothing, or nothing that is understood."""
+    def header(self) -> JournalHeader | None:
+        """The header in the file; None if there is no file or it is not a journal."""
         lines = self._lines()
-        return _parsed(Header, lines[0]) if lines else None
+        return _parsed(JournalHeader, lines[0]) if lines else None
 
-    def rounds(self) -> list[Round]:
-        """All whole rounds; a last line that was cut short does not count."""
-        found = [_parsed(Round, line) for line in self._lines()[1:]]
+    def rounds(self) -> list[MeasuredRound]:
+        """All complete rounds; an incomplete last line is ignored."""
+        found = [_parsed(MeasuredRound, line) for line in self._lines()[1:]]
         return [each for each in found if each is not None]
 
-    def begin(self, header: Header) -> None:
-        """A new file, in place of what is there. Raises ``UserError`` where it cannot be written."""
+    def begin(self, header: JournalHeader) -> None:
+        """Start a new file, replacing any other. Raises ``UserError`` if it cannot be written."""
         self._write([], header)
 
-    def add(self, done: Round) -> None:
-        """One round more."""
+    def add(self, done: MeasuredRound) -> None:
+        """Append a round."""
         self._write(self._lines(), done)
 
     def remove(self) -> None:
-        """It has served."""
+        """Delete the file."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -92,7 +94,7 @@ class Journal:
         return whole.split("\n") if whole else []
 
     def _write(self, before: list[str], line: _Line) -> None:
-        """Whole lines, then one more; in one move, so that whoever is cut short here leaves the file as it was."""
+        """Replace the file atomically, so that an interruption leaves the old one intact."""
         if self._path is None:
             return
         new = self._path.with_name(self._path.name + ".new")

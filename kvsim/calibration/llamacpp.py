@@ -1,8 +1,9 @@
-"""Measuring the real llama.cpp: prompts by batch size, decodes by batch and attended span, defragmentation, K-shift.
+"""Measure the real llama.cpp: prompts by batch size, decodes by batch and attended span, defragmentation, K-shift.
 
 Without flash attention a pass costs the same whatever its sequences hold: every token is scored against all cells up to
-the padded span. So a pass of any shape is measured on a cache that one long sequence fills up to some cell: each of the
-pass's own sequences shares a stretch of it, and their tokens go behind it. With flash attention those stretches count.
+the padded span. A pass of any shape is therefore measured on a cache that one long sequence fills up to some cell: each
+of the pass's own sequences shares an extent of it, and their tokens follow it. With flash attention only these extents
+are scored.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from time import perf_counter
 
 import numpy as np
 
-from kvsim.calibration.live import Live, from_here
+from kvsim.calibration.llamacpp_session import LlamaCppSession, absolute_model_path
 from kvsim.calibration.reference_passes import ReferencePasses
-from kvsim.calibration.serving import USERS, Watched
+from kvsim.calibration.serving import USERS, SamplingBackend
 from kvsim.calibration.subject import passes_in, runs_in
 from kvsim.calibration.trials import Trial, Trials, random_lengths
 from kvsim.costs.fitting import Sample
@@ -26,39 +27,37 @@ from kvsim.simulation.run import drive
 from policies import CacheConfig, Chunk, Group, Kernel, MicroBatch, Moves, Place
 from policies.cells.reads import padded_span, reads_of
 from policies.layouts.llamacpp import early_2025
-from real_engine.llama_library import Context, Row, Settings
+from real_engine.llama_library import BatchRow, Context, ContextSettings
 
 CELLS = 4096
-"""Cells of the caches that are measured on."""
+"""Cells of the measured caches."""
 _FILLED = 3520
-"""Cells that the long sequence takes at most: the longest pass fits behind it."""
+"""Most cells of the long sequence, so that the longest pass fits after it."""
 _LONGEST = 512
-"""Tokens in a pass."""
+"""Most tokens in a pass."""
 _MOVES = 24
 _SHIFTED = (512, 1024, 2048, CELLS)
 """Cells of the caches in which keys are rotated."""
 _DECODES = (1, 2, 4, 8, 16)
 _PROMPTS = (32, 128)
-"""Tokens of the passes that the machine's pace is told by."""
-_STANDING = 960
-"""Cells that are filled meanwhile."""
+"""Decodes (above) and prompt tokens of the reference passes."""
+_REFERENCE_CELLS = 960
+"""Cells filled during the reference passes."""
 _EVERY_S = 4.0
 _SEQUENCES = 24
 """More than a pass ever has chunks."""
 _PASSES, _SERVED = 40, 500
-"""Decodes that a trial, and a run of a server, take as long as; roughly."""
+"""Approximate lengths of a trial and of a server run, in decodes."""
 _REQUESTS = 4
-"""Of a server run, beside one of each user."""
+"""Requests of a server run beyond one for each user."""
 _SLOT = 768
 """Cells of each stream in server runs."""
-
-
 SKIPPING: tuple[Kernel, ...] = ("tiled",)
-"""On a CPU, flash attention goes cell by cell, and passes over those that are masked."""
+"""Kernels that skip masked cells: on a CPU, flash attention goes cell by cell."""
 
 
 class LlamaSubject:
-    """llama.cpp with a model, without and with flash attention."""
+    """The real llama.cpp with a model, without and with flash attention."""
 
     shifts_all = True
 
@@ -71,18 +70,18 @@ class LlamaSubject:
         threads: int = 1,
         library: Path | str | None = None,
     ):
-        """Raises ``UserError`` where llama.cpp or the model is missing, or does not go with these types."""
-        self.model, self.type_k, self.type_v, self.threads = from_here(model), type_k, type_v, threads
-        self._live = Live(self._scenario("idle", 1, 1, 0), model=model, library=library, threads=threads)
-        self.engine = self._live.library.name
-        self._era = self._live.library.era
+        """Raises ``UserError`` if llama.cpp or the model is missing, or does not support these types."""
+        self.model, self.type_k, self.type_v, self.threads = absolute_model_path(model), type_k, type_v, threads
+        self._session = LlamaCppSession(self._scenario("idle", 1, 1, 0), model=model, library=library, threads=threads)
+        self.engine = self._session.library.name
+        self._era = self._session.library.era
         kernels = _kernels(type_v)
         self._wall = self._cpu = 0.0
-        """Spent in contexts that are closed."""
-        self._benches = {kernel: _Bench(self._context(kernel, CELLS), kernel) for kernel in kernels}
-        self._served = [(kernel, policy) for kernel in kernels for policy in self._live.policies]
-        self._standing = _standing(self._context(kernels[0], CELLS), kernels[0])
-        self.reference_passes = self._standing.reference_passes()
+        """Seconds spent in contexts that are closed."""
+        self._prefilled = {kernel: PrefilledContext(self._context(kernel, CELLS), kernel) for kernel in kernels}
+        self._served = [(kernel, policy) for kernel in kernels for policy in self._session.policies]
+        self._reference_context = _reference_context(self._context(kernels[0], CELLS), kernels[0])
+        self.reference_passes = self._reference_context.reference_passes()
         self._others: list[Context] = []
 
     @property
@@ -91,69 +90,71 @@ class LlamaSubject:
         return len(self._served)
 
     def sizes(self, seconds: float) -> tuple[int, int]:
-        """By how long a decode takes."""
-        decode = self._standing.timed([1], _STANDING)
+        """Sizes from the time of one decode."""
+        decode = self._reference_context.timed([1], _REFERENCE_CELLS)
         trial = Trial(decode)
         trial.measure()
         decodes = seconds / 2 / trial.median_s
-        each, runs = decodes / len(self._benches) / _PASSES, decodes / len(self._served) / _SERVED
+        each, runs = decodes / len(self._prefilled) / _PASSES, decodes / len(self._served) / _SERVED
         return passes_in(each), runs_in(runs)
 
     def draw(self, each: int, rng: np.random.Generator) -> Trials:
-        """Passes on caches that are filled up to some cell; defragmentations where there are any; K-shifts."""
-        trials = Trials(groups=dict.fromkeys(self._benches, Group(CELLS)), skipping=SKIPPING)
-        for kernel, bench in self._benches.items():
+        """Draw passes on caches filled up to some cell, defragmentations in era A, and K-shifts."""
+        trials = Trials(groups=dict.fromkeys(self._prefilled, Group(CELLS)), skipping=SKIPPING)
+        for kernel, prefilled in self._prefilled.items():
             for _ in range(each):
                 lengths = random_lengths(rng)
                 filled = _FILLED if rng.random() < 0.1 else min(round(2 ** rng.uniform(5, 12)), _FILLED)
-                run = bench.timed(lengths, filled)
-                before = bench.timed([1], filled) if max(lengths) > 1 else None
-                trials.passes.append((kernel, bench.pass_of(lengths, filled), bench.trial(run, before, filled)))
+                run = prefilled.timed(lengths, filled)
+                before = prefilled.timed([1], filled) if max(lengths) > 1 else None
+                trials.passes.append((kernel, prefilled.pass_of(lengths, filled), prefilled.trial(run, before, filled)))
         if self._era == "A":
-            (bench, *_) = self._benches.values()
+            (prefilled, *_) = self._prefilled.values()
             for _ in range(_MOVES):
-                trials.moves.append(bench.defragmentation(self._live.model.n_layers, rng))
+                trials.moves.append(prefilled.defragmentation(self._session.model.n_layers, rng))
         for cells in _SHIFTED:
-            context = self._context(next(iter(self._benches)), cells)
+            context = self._context(next(iter(self._prefilled)), cells)
             self._others.append(context)
             trials.shifts.append((cells, Trial(_timed_shift(context, cells))))
         return trials
 
     def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
-        """Under that kernel and policy."""
+        """Serve under the ``kind``-th pair of kernel and policy."""
         kernel, policy = self._served[kind]
         users = USERS[turn % len(USERS)]
         scenario = self._scenario(policy, users, int(rng.integers(1 << 31)), turn, kernel, int(rng.choice([64, 128])))
-        live = self._live.on(scenario)
-        backend = live.backend(policy)
+        session = self._session.for_scenario(scenario)
+        backend = session.backend(policy)
         backend.checks = False
-        watched = Watched(backend, kernel, backend.policy.groups[0], origin, apart=False, skips=kernel in SKIPPING)
+        sampling = SamplingBackend(
+            backend, kernel, backend.policy.groups[0], origin, per_pass=False, skips=kernel in SKIPPING
+        )
         with backend.context as context:
-            drive(live.scenario, backend.policy, watched, Recorder(), None)
+            drive(session.scenario, backend.policy, sampling, Recorder(), None)
             self._wall += context.wall_s
             self._cpu += context.cpu_s
-        return watched.samples
+        return sampling.samples
 
     def spent(self) -> tuple[float, float]:
-        """In ``llama_decode``."""
+        """Seconds in ``llama_decode``."""
         contexts = self._contexts
         wall = self._wall + sum(context.wall_s for context in contexts)
         return wall * self.threads, self._cpu + sum(context.cpu_s for context in contexts)
 
     @property
     def _contexts(self) -> list[Context]:
-        return [bench.context for bench in (*self._benches.values(), self._standing)] + self._others
+        return [prefilled.context for prefilled in (*self._prefilled.values(), self._reference_context)] + self._others
 
     def close(self) -> None:
-        """Every context, and the model."""
+        """Close every context and the model."""
         for context in self._contexts:
             context.close()
-        self._live.close()
+        self._session.close()
 
     def _scenario(
         self, policy: str, users: int, seed: int, turn: int, kernel: Kernel = "masked", n_ubatch: int = 128
     ) -> Scenario:
-        """Random requests of so many users, one after another's end."""
+        """Random requests of ``users`` users in a closed loop."""
         streams = policy == "streams"
         return load_scenario(
             {
@@ -180,69 +181,69 @@ class LlamaSubject:
         )
 
     def _context(self, kernel: Kernel, cells: int) -> Context:
-        return _context(self._live, kernel, cells, self.type_k, self.type_v)
+        return _context(self._session, kernel, cells, self.type_k, self.type_v)
 
 
-def standing_reference_passes(live: Live) -> tuple[ReferencePasses, Context]:
-    """Of llama.cpp as it is there: its passes stand on cells that are filled once, on that context."""
-    cache = live.scenario.cache
+def llama_reference_passes(session: LlamaCppSession) -> tuple[ReferencePasses, Context]:
+    """Reference passes of llama.cpp, and their context, whose cells are filled once."""
+    cache = session.scenario.cache
     kernel = _kernels(cache.type_v)[0]
-    context = _context(live, kernel, CELLS, cache.type_k, cache.type_v)
-    return _standing(context, kernel).reference_passes(), context
+    context = _context(session, kernel, CELLS, cache.type_k, cache.type_v)
+    return _reference_context(context, kernel).reference_passes(), context
 
 
 def _kernels(type_v: Storage) -> tuple[Kernel, ...]:
-    """Without flash attention, V in blocks of numbers cannot be read."""
+    """Supported kernels: V in q8_0 or q4_0 needs flash attention."""
     return ("tiled",) if type_v in ("q8_0", "q4_0") else ("masked", "tiled")
 
 
-def _standing(context: Context, kernel: Kernel) -> _Bench:
-    fill(context, _STANDING)
-    return _Bench(context, kernel, filled=_STANDING)
+def _reference_context(context: Context, kernel: Kernel) -> PrefilledContext:
+    fill(context, _REFERENCE_CELLS)
+    return PrefilledContext(context, kernel, filled=_REFERENCE_CELLS)
 
 
-def _context(live: Live, kernel: Kernel, cells: int, type_k: Storage, type_v: Storage) -> Context:
-    settings = Settings(
+def _context(session: LlamaCppSession, kernel: Kernel, cells: int, type_k: Storage, type_v: Storage) -> Context:
+    settings = ContextSettings(
         cells=cells,
         n_batch=_LONGEST,
         n_ubatch=_LONGEST,
         sequences=_SEQUENCES,
-        threads=live.threads,
+        threads=session.threads,
         flash_attention=kernel == "tiled",
         type_k=type_k,
         type_v=type_v,
     )
-    return Context(live.model, settings)
+    return Context(session.model, settings)
 
 
 def fill(context: Context, cells: int, seq: int = 0) -> None:
-    """Let a sequence take the first so many cells of an empty cache."""
+    """Fill the first ``cells`` cells of an empty cache with one sequence."""
     for start in range(0, cells, _LONGEST):
-        rows: list[Row] = [(7, at, False, (seq,)) for at in range(start, min(start + _LONGEST, cells))]
+        rows: list[BatchRow] = [(7, at, False, (seq,)) for at in range(start, min(start + _LONGEST, cells))]
         rows[-1] = (*rows[-1][:2], True, (seq,))
         returned, _ = context.decode(rows)
         assert returned == 0, "an empty cache had no room"
 
 
-class _Bench:
-    """A context whose cells one long sequence fills, number 0; what is measured is sequences 1, 2 and so on."""
+class PrefilledContext:
+    """A context prefilled by one long sequence, number 0; timed passes use sequences 1, 2, ...."""
 
     def __init__(self, context: Context, kernel: Kernel, filled: int = 0):
         self.context = context
         self._kernel = kernel
         self._pad = 256 if context.era == "B" or kernel == "tiled" else 32
         self._filled = filled
-        """Cells that are filled now."""
+        """Cells filled at present."""
         self._full = None
         if not filled:
             fill(context, _FILLED)
             self._full = context.state()
             self._filled = _FILLED
 
-    def stand(self, filled: int) -> None:
-        """Have just so many cells filled."""
+    def set_filled(self, filled: int) -> None:
+        """Restore or truncate the long sequence to exactly ``filled`` cells."""
         if self._filled < filled:
-            assert self._full is not None, "a bench that stands still is asked for more"
+            assert self._full is not None, "a context that was filled once cannot be filled further"
             self.context.clear()
             self.context.restore(self._full)
             self._filled = _FILLED
@@ -251,26 +252,26 @@ class _Bench:
             self._filled = filled
 
     def chunks(self, lengths: list[int], filled: int) -> list[Chunk]:
-        """Of a pass: each sequence goes on behind a stretch of its own of what is filled."""
+        """Chunks of a pass: each sequence continues an extent of its own within the filled cells."""
         share = filled // len(lengths)
         return [Chunk(1 + i, (i + 1) * share, n) for i, n in enumerate(lengths)]
 
     def pass_of(self, lengths: list[int], filled: int) -> MicroBatch:
-        """What the pass does."""
+        """The pass as a micro-batch, with its reads."""
         chunks = self.chunks(lengths, filled)
         top = filled + sum(lengths)
         span, own, at, share = padded_span(top, self._pad, CELLS), {}, filled, filled // len(lengths)
         for chunk in chunks:
-            stretch = np.arange(chunk.start - share, chunk.start)
-            own[chunk.seq] = np.concatenate([stretch, np.arange(at, at + chunk.n)])
+            extent = np.arange(chunk.start - share, chunk.start)
+            own[chunk.seq] = np.concatenate([extent, np.arange(at, at + chunk.n)])
             at += chunk.n
         reads = reads_of(self._kernel, chunks, own.__getitem__, span)
         return MicroBatch(tuple(chunks), (Place(np.arange(filled, top), reads),))
 
     def timed(self, lengths: list[int], filled: int) -> Callable[[], float]:
-        """The pass, to be run again and again on cells that are filled so far; returns its seconds."""
+        """A function that runs the pass after ``filled`` cells, repeatably, and returns its seconds."""
         chunks = self.chunks(lengths, filled)
-        rows: list[Row] = [
+        rows: list[BatchRow] = [
             (7 + at % 31, start + at, at == n - 1, (seq,)) for seq, start, n, _ in chunks for at in range(n)
         ]
         last = [int(end) - 1 for end in np.cumsum(lengths)]
@@ -280,7 +281,7 @@ class _Bench:
             for chunk in chunks:
                 context.copy(0, chunk.seq, chunk.start - filled // len(lengths), chunk.start)
             returned, seconds = context.decode(rows)
-            assert returned == 0, "a pass found no room behind what is filled"
+            assert returned == 0, "a pass found no room after the filled cells"
             began = perf_counter()
             for row in last:
                 context.best(row)
@@ -292,11 +293,11 @@ class _Bench:
         return run
 
     def trial(self, run: Callable[[], float], before: Callable[[], float] | None, filled: int) -> Trial:
-        """On cells that are filled so far."""
+        """A trial of ``run`` with exactly ``filled`` cells filled."""
 
         def ready(then: Callable[[], float]) -> Callable[[], float]:
             def go() -> float:
-                self.stand(filled)
+                self.set_filled(filled)
                 return then()
 
             return go
@@ -304,17 +305,17 @@ class _Bench:
         return Trial(ready(run), None if before is None else ready(before))
 
     def reference_passes(self) -> ReferencePasses:
-        """Passes that tell the machine's pace, on what is filled."""
+        """Reference passes on the cells filled at present."""
         decodes = [self.timed([1] * n, self._filled) for n in _DECODES]
         prompts = [self.timed([n], self._filled) for n in _PROMPTS]
         return ReferencePasses([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts], _EVERY_S)
 
     def defragmentation(self, n_layers: int, rng: np.random.Generator) -> tuple[Moves, Trial]:
-        """One pass over some holes; some have nothing to move."""
+        """A defragmentation pass over random holes; some passes have nothing to move."""
         runs, length = int(rng.integers(0, 33)), int(2 ** rng.uniform(0, 6))
         length = max(1, min(length, _FILLED // (4 * max(runs, 1))))
         holes = [(i * 2 * length + 1, i * 2 * length + 1 + length) for i in range(runs)]
-        # What llama.cpp will move is what the policy that describes it would.
+        # llama.cpp will make the moves that the policy describing it plans.
         config = CacheConfig(cells=CELLS, n_ubatch=CELLS, sequences=2, n_layers=n_layers)
         policy = early_2025("llama.cpp", config, threshold=0.0)
         policy.allocate([Chunk(0, 0, _FILLED)])
@@ -325,19 +326,19 @@ class _Bench:
         def run() -> float:
             context = self.context
             self._filled = 0
-            self.stand(_FILLED)
+            self.set_filled(_FILLED)
             for start, stop in holes:
                 context.remove(0, start, stop)
             context.defragment()
             seconds = context.update()
-            self._filled = 0  # Not as it was.
+            self._filled = 0  # The cells have changed, so refill them next time.
             return seconds
 
         return moves, Trial(run, before=lambda: 0.0)
 
 
 def _timed_shift(context: Context, cells: int) -> Callable[[], float]:
-    """A K-shift: a pass that has one to do first, less the same pass without."""
+    """A function that times a K-shift: a pass that carries one out first, less the same pass without."""
     at = 64
 
     def decode(position: int) -> float:
@@ -352,7 +353,7 @@ def _timed_shift(context: Context, cells: int) -> Callable[[], float]:
         context.shift(0, 0, -1, 1)
         if context.era == "A":
             return context.update()
-        # What is lost in the noise costs something all the same.
+        # A shift too fast to measure still costs something.
         return max(decode(at + 3) - plain, 0.02 * plain)
 
     return run

@@ -1,7 +1,7 @@
-"""How fast the machine is just now: the same few passes, measured during a calibration and around a validation's runs.
+"""The machine's present speed, from a few reference passes timed during calibrations and validations.
 
-Clocks, neighbours and temperature make a machine some percent faster or slower from minute to minute; what a profile
-predicts is right for the pace at which it was measured.
+Clock rates, other load and temperature change a machine's speed by some percent from minute to minute; a profile's
+predictions hold for the speed at which it was measured.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from policies import Chunk, Group, MicroBatch
 from real_engine import Engine, Transformer
 
 _DECODES = ((1, 128), (1, 1024), (2, 1536), (4, 1024), (8, 2048), (16, 4096))
-"""Sequences and cells of passes that wait for memory ..."""
+"""Sequences and cells of memory-bound passes."""
 _PROMPTS = ((32, 512), (128, 1024))
-"""... and tokens and cells of passes that compute: what slows down the one need not slow down the other."""
-
+"""Tokens and cells of compute-bound passes, which need not slow down together with memory-bound ones."""
 
 _FEWEST = 3
+"""Measurements of each pass before a pace is computed."""
 _EVERY_S = 0.5
 
 
 class ReferencePasses:
-    """The passes, on a cache of their own."""
+    """Reference passes on a separate cache."""
 
     def __init__(self, trials: Sequence[Trial], every_s: float = _EVERY_S):
         """``every_s``: seconds of the engine's work between two measurements."""
@@ -36,20 +36,21 @@ class ReferencePasses:
         self.every_s = every_s
 
     def measure(self) -> None:
-        """All of them once more; once before that for nothing, since others have had the processor's caches."""
+        """Time all passes once, after an untimed run that warms the processor's caches."""
         for trial in self.trials:
             trial.run()
         for trial in self.trials:
             trial.measure()
 
     def medians_s(self) -> tuple[float, ...]:
-        """Of each pass, over all that was measured."""
+        """Median seconds of each pass."""
         return tuple(trial.median_s for trial in self.trials)
 
     def pace(self, known_s: Sequence[float]) -> float:
-        """How long things took, over how long they took when ``known_s`` was measured; and begin anew.
+        """Mean ratio of the measured seconds to ``known_s``; the measurements are then cleared.
 
-        Measures until there are a few figures to go by. Raises ``UserError`` where those were other passes.
+        Measures further if there are fewer than three measurements. Raises ``UserError`` if ``known_s`` are of other
+        passes.
         """
         while min(len(trial.seconds) for trial in self.trials) < _FEWEST:
             self.measure()
@@ -62,7 +63,7 @@ class ReferencePasses:
 
 
 def numpy_reference_passes(transformer: Transformer, type_k: Storage, type_v: Storage) -> ReferencePasses:
-    """Of our own engine."""
+    """Reference passes of our own engine."""
     engine = Engine(transformer, (Group(CELLS),), "sliced", seed=0, type_k=type_k, type_v=type_v)
     engine.fill()
     decodes = [timed_pass(engine, whole_pass(n, cells, prompt=False)) for n, cells in _DECODES]
@@ -70,9 +71,8 @@ def numpy_reference_passes(transformer: Transformer, type_k: Storage, type_v: St
     return ReferencePasses([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts])
 
 
-class Paced(DelegatingBackend):
-    """An engine beside which the reference passes is measured now and then; what that takes is not on the server's
-    clock."""
+class PaceMeasuringBackend(DelegatingBackend):
+    """An engine that also times reference passes now and then, outside of the server's clock."""
 
     def __init__(self, engine: Backend, reference_passes: ReferencePasses):
         super().__init__(engine)
@@ -80,7 +80,7 @@ class Paced(DelegatingBackend):
         self._since = reference_passes.every_s
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """As the engine; before it, perhaps, the reference passes."""
+        """Run the step, and time the reference passes before it if they are due."""
         if self._since >= self._reference_passes.every_s:
             self._reference_passes.measure()
             self._since = 0.0

@@ -1,4 +1,4 @@
-"""A calibration from its first measurement to the profile."""
+"""Calibrations, from the first measurement to the profile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvsim import machine
-from kvsim.calibration.journal import Header, Journal, Round
+from kvsim.calibration.journal import Journal, JournalHeader, MeasuredRound
 from kvsim.calibration.subject import NumpySubject, Subject
 from kvsim.calibration.trials import Trials
 from kvsim.costs.fitting import Sample, digest, fit
@@ -26,44 +26,44 @@ from kvsim.model.engine_shapes import Storage
 from workloads import named_rng
 
 Report = Callable[[float], None]
-"""Called with the share of the work that is done."""
+"""Called with the share of the work done."""
 
 TIGHT = 0.01
-"""Measuring ends when the 95 % interval of the median of half of the trials is not wider than this to either side."""
+"""Measuring ends when the half-width of half of the trials' 95 % intervals, over the median, is at most this."""
 
 HELD_OUT_BOUND = 0.10
-"""A profile whose median held-out error is larger is not worth keeping."""
+"""Largest median held-out error of a profile that is worth keeping."""
 
 _ROUNDS = 4
-"""Rounds that a time budget should have room for."""
-_PACED = 10
-"""Times that the reference passes is measured in a round."""
+"""Rounds into which a time budget is divided."""
+_REFERENCE_MEASUREMENTS = 10
+"""Measurements of the reference passes in each round."""
 _LEAST = 3
-"""Rounds before intervals say anything."""
+"""Rounds earlier_header intervals say anything."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A profile, and what it was fitted to."""
+    """A profile and how well it fits the measurements."""
 
     profile: Profile
     held_out: pd.DataFrame
-    """A row for each pass that was held out: kernel, tokens, chunks, mixed (in a running server, or by itself),
+    """A row for each pass held out of the fit: kernel, tokens, chunks, mixed (in a running server, or alone),
     measured_s, predicted_s."""
     rounds: int
     half_width: float
-    """Of the 95 % interval of the median, over the median; the middle one of all trials."""
+    """Median over all trials of the 95 % interval's half-width relative to the trial's median."""
     resumed: int
-    """Rounds that an earlier, unfinished calibration had left."""
+    """Rounds taken over from an earlier, unfinished calibration."""
 
     @property
     def tight(self) -> bool:
-        """Whether measuring ended because more would not have told more."""
+        """Whether measuring ended because the intervals were narrow enough."""
         return self.rounds >= _LEAST and self.half_width <= TIGHT
 
     @property
     def busy(self) -> bool:
-        """Whether other work had so much of the core that nothing here can be trusted."""
+        """Whether other work took so much of the core that the result cannot be trusted."""
         return self.profile.machine.cpu_share < machine.BUSY_BELOW
 
     def refusal(self, bound: float = HELD_OUT_BOUND) -> str | None:
@@ -76,7 +76,7 @@ class Calibration:
         return None
 
     def plot(self) -> Figure:
-        """Predicted against measured, of what was held out."""
+        """Predicted against measured seconds of the held-out passes."""
         from kvsim.reports.plots import calibration_figure
 
         return calibration_figure(self)
@@ -100,14 +100,14 @@ def calibrate(
     By default ours with the model tiny and K and V in f32, llama.cpp with smollm2 and f16. ``threads`` and ``library``
     (a folder with another llama-cpp-python than the installed one) are llama.cpp's. Raises ``UserError``.
     """
-    subject = subject_of(model, engine, type_k, type_v, threads, library)
+    subject = build_subject(model, engine, type_k, type_v, threads, library)
     try:
         return measure(subject, seconds=seconds, name=name, report=report, journal=journal)
     finally:
         subject.close()
 
 
-def subject_of(
+def build_subject(
     model: str | None,
     engine: str,
     type_k: Storage | None,
@@ -115,7 +115,7 @@ def subject_of(
     threads: int,
     library: Path | str | None,
 ) -> Subject:
-    """Who is to be measured. Raises ``UserError``."""
+    """The engine and model to measure. Raises ``UserError``."""
     if is_llamacpp(engine):
         from kvsim.calibration.llamacpp import LlamaSubject
 
@@ -137,61 +137,61 @@ def measure(
 ) -> Calibration:
     """Measure an engine and fit a profile.
 
-    Each cost alone (forward passes of random sizes under each kernel, copies of random runs) and mixed (passes of
-    running servers under random traffic) are measured by turns, round after round, so that a slow moment of the
-    machine falls on all alike; until the intervals are tight, or ``seconds`` have passed and the round is done. With a
-    ``journal``, what an earlier calibration had measured until it was cut short counts too. Raises ``UserError``.
+    Each round measures in random order each cost alone (forward passes of random sizes under each kernel, copies of
+    random runs) and mixed (passes of running servers under random traffic), so that slow moments of the machine affect
+    all alike. Rounds go on until the intervals are narrow, or ``seconds`` have passed. With a ``journal``, the rounds
+    of an interrupted calibration count too. Raises ``UserError``.
     """
-    book = Journal(journal)
+    log = Journal(journal)
     header = _header(subject, *subject.sizes(seconds / _ROUNDS))
-    before = book.header()
-    done: list[Round] = []
-    if before is not None and before == header.model_copy(update={"each": before.each, "runs": before.runs}):
-        # It was begun with another budget, perhaps.
-        header, done = before, book.rounds()
+    earlier = log.header()
+    done: list[MeasuredRound] = []
+    if earlier is not None and earlier == header.model_copy(update={"each": earlier.each, "runs": earlier.runs}):
+        # The earlier calibration may have had another time budget.
+        header, done = earlier, log.rounds()
     trials = subject.draw(header.each, named_rng(0, "calibration"))
     reference_passes = subject.reference_passes
-    # Another version may have drawn other trials: what it measured is of no use here.
+    # Another version of the program may have drawn other trials.
     sizes = len(trials.all()), len(reference_passes.trials)
     done = [each for each in done if (len(each.trials), len(each.reference_passes)) == sizes]
-    for earlier in done:
-        for trial, took in zip(trials.all(), earlier.trials, strict=True):
+    for past in done:
+        for trial, took in zip(trials.all(), past.trials, strict=True):
             trial.seconds += took
-        for trial, took in zip(reference_passes.trials, earlier.reference_passes, strict=True):
+        for trial, took in zip(reference_passes.trials, past.reference_passes, strict=True):
             trial.seconds += took
     resumed = len(done)
     if not done:
-        book.begin(header)
+        log.begin(header)
 
     load_before = machine.system_load()
     began = time.perf_counter()
     while not _enough(trials, len(done), time.perf_counter() - began, seconds):
-        turn = _Turn(subject, trials, header, len(done), began, seconds, report)
+        turn = _RoundRunner(subject, trials, header, len(done), began, seconds, report)
         done.append(turn.run())
-        book.add(done[-1])
-    return _fitted(name, header, subject, trials, done, resumed, load_before)
+        log.add(done[-1])
+    return _build_calibration(name, header, subject, trials, done, resumed, load_before)
 
 
 @dataclass(slots=True)
-class _Turn:
-    """A round."""
+class _RoundRunner:
+    """Measures one round."""
 
     subject: Subject
     trials: Trials
-    header: Header
+    header: JournalHeader
     number: int
     began: float
     seconds: float
     report: Report | None
 
-    def run(self) -> Round:
-        """All trials and the runs of servers, in random order."""
+    def run(self) -> MeasuredRound:
+        """Run all trials and servers in random order."""
         rng = named_rng(0, f"calibration round {self.number}")
         alone, reference_passes, kinds = self.trials.all(), self.subject.reference_passes, self.subject.kinds
         served = [(kind, i) for kind in range(kinds) for i in range(self.header.runs)]
         measured = [*alone, *reference_passes.trials]
         had = [len(trial.seconds) for trial in measured]
-        paced = np.linspace(0, len(alone) + len(served) - 1, _PACED).astype(int).tolist()
+        paced = np.linspace(0, len(alone) + len(served) - 1, _REFERENCE_MEASUREMENTS).astype(int).tolist()
         mixed: list[Sample] = []
         wall_before, cpu_before = self.subject.spent()
         with machine.measuring():
@@ -203,13 +203,13 @@ class _Turn:
                 else:
                     kind, i = served[index - len(alone)]
                     turn = self.number * self.header.runs + i
-                    # Each run an origin of its own, behind those of the trials.
+                    # Each run has an origin of its own, numbered after those of the trials.
                     mixed += self.subject.serve(kind, turn, len(self.trials.passes) + turn * kinds + kind, rng)
                 if self.report is not None:
                     self.report(min((time.perf_counter() - self.began) / self.seconds, 1.0))
         news = tuple(tuple(trial.seconds[n:]) for trial, n in zip(measured, had, strict=True))
         wall, cpu = self.subject.spent()
-        return Round(
+        return MeasuredRound(
             trials=news[: len(alone)],
             reference_passes=news[len(alone) :],
             mixed=tuple(mixed),
@@ -226,8 +226,8 @@ def _half_width(trials: Trials) -> float:
     return float(np.median([trial.half_width for trial in trials.all()]))
 
 
-def _header(subject: Subject, each: int, runs: int) -> Header:
-    return Header(
+def _header(subject: Subject, each: int, runs: int) -> JournalHeader:
+    return JournalHeader(
         model=subject.model,
         type_k=subject.type_k,
         type_v=subject.type_v,
@@ -241,12 +241,12 @@ def _header(subject: Subject, each: int, runs: int) -> Header:
     )
 
 
-def _fitted(
+def _build_calibration(
     name: str,
-    header: Header,
+    header: JournalHeader,
     subject: Subject,
     trials: Trials,
-    done: list[Round],
+    done: list[MeasuredRound],
     resumed: int,
     load_before: float,
 ) -> Calibration:

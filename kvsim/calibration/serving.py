@@ -1,4 +1,4 @@
-"""The costs mixed: passes of a running server under random traffic, as they follow one another."""
+"""Mixed costs: consecutive passes of a running server under random traffic."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ POLICIES: dict[Kernel, str] = {
     "sliced": "oracle",
     "tiled": "prompt-decode-regions",
 }
-"""A policy whose attention is that kernel's."""
+"""A policy for each kernel that uses it."""
 
 USERS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Requests at a time; the runs go through them by turns."""
+"""Concurrent requests; the runs cycle through these numbers."""
 
 _REQUESTS = 3
-"""Of each user, and two more."""
+"""Requests of each user; each run has two more."""
 
 _COLD = 8
-"""Passes at the beginning of a run that are not noted: the processor's caches still hold what ran before."""
+"""First passes of a run, which are not sampled: the processor's caches still hold earlier work."""
 
 
-class Watched(DelegatingBackend):
-    """An engine whose passes are noted, but for the first ones and those that have copies or rotations to make."""
+class SamplingBackend(DelegatingBackend):
+    """An engine whose passes are sampled, except the first ones and those with copies or rotations."""
 
     def __init__(
-        self, engine: Backend, kernel: Kernel, group: Group, origin: int, *, apart: bool = True, skips: bool = False
+        self, engine: Backend, kernel: Kernel, group: Group, origin: int, *, per_pass: bool = True, skips: bool = False
     ):
-        """``apart``: each pass of a step was timed by itself. ``skips`` as in ``Attention``."""
+        """``apart``: whether each pass of a step is timed separately. ``skips`` as in ``Attention``."""
         super().__init__(engine)
         self.samples: list[Sample] = []
-        self._kernel, self._group, self._origin, self._apart, self._skips = kernel, group, origin, apart, skips
+        self._kernel, self._group, self._origin, self._per_pass, self._skips = kernel, group, origin, per_pass, skips
         self._passes = 0
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """As the engine, noted."""
+        """Run the step and sample its passes."""
         found = super().step(step, batches)
-        if self._apart:
+        if self._per_pass:
             for batch, seconds in zip(batches, found, strict=True):
-                self._note([batch], seconds)
+                self._sample([batch], seconds)
         elif batches:
-            self._note(batches, sum(found))
+            self._sample(batches, sum(found))
         return found
 
-    def _note(self, batches: Sequence[MicroBatch], seconds: float) -> None:
+    def _sample(self, batches: Sequence[MicroBatch], seconds: float) -> None:
         self._passes += 1
         places = [batch.places[0] for batch in batches]
         if self._passes > _COLD and not any(p.moves.n_runs or len(p.shift.cells) or p.transfers for p in places):
@@ -66,14 +66,14 @@ class Watched(DelegatingBackend):
 
 def serve(engine: Engine, scenario: Scenario, origin: int) -> list[Sample]:
     """Run a scenario on an engine under its kernel's policy, and return its passes."""
-    engine.tokens = {}  # What is there belongs to whoever ran before.
-    watched = Watched(engine, engine.kernel, engine.groups[0], origin)
-    drive(scenario, build_policy(scenario, POLICIES[engine.kernel]), watched, Recorder(), None)
-    return watched.samples
+    engine.tokens = {}  # Left over from an earlier run.
+    sampling = SamplingBackend(engine, engine.kernel, engine.groups[0], origin)
+    drive(scenario, build_policy(scenario, POLICIES[engine.kernel]), sampling, Recorder(), None)
+    return sampling.samples
 
 
 def traffic(model: str, type_k: Storage, type_v: Storage, turn: int, rng: np.random.Generator) -> Scenario:
-    """Random requests of as many users as it is their turn, one after another's end."""
+    """A scenario of random requests in a closed loop; ``turn`` selects the number of users."""
     users = USERS[turn % len(USERS)]
     return load_scenario(
         {

@@ -1,4 +1,4 @@
-"""Who is measured in a calibration: our own engine, or another behind the same words."""
+"""The engines that can be calibrated, behind one protocol."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from real_engine import Engine, load_model
 from workloads import named_rng
 
 _EACH = (24, 150)
-"""The fewest and the most forward passes, for each kernel."""
+"""Fewest and most forward passes for each kernel."""
 _PASSES = 18
-"""Decodes that a trial, with what runs before it, takes as long as; roughly."""
+"""Approximate length of a trial and its warm-up, in decodes."""
 _SERVED = 160
-"""And a run of a server."""
+"""Approximate length of a server run, in decodes."""
 
 
 class Subject(Protocol):
-    """An engine with a model, to be measured."""
+    """An engine with a model that a calibration measures."""
 
     engine: str
-    """For the profile."""
+    """Name of the engine in the profile."""
     model: str
     type_k: Storage
     type_v: Storage
     threads: int
     shifts_all: bool
-    """As ``Profile.shifts_all``."""
+    """See ``Profile.shifts_all``."""
     reference_passes: ReferencePasses
 
     @property
@@ -45,23 +45,23 @@ class Subject(Protocol):
         ...
 
     def sizes(self, seconds: float) -> tuple[int, int]:
-        """Forward passes for each kernel, and runs of servers of each kind, for a round of so many seconds."""
+        """Forward passes for each kernel, and server runs of each kind, that fit into a round of ``seconds``."""
         ...
 
     def draw(self, each: int, rng: np.random.Generator) -> Trials:
-        """``each`` forward passes for every kernel, moves and rotations; the same from the same stream."""
+        """Draw ``each`` forward passes for every kernel, moves and rotations; equal for equal generators."""
         ...
 
     def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
-        """The passes of a server run under random traffic."""
+        """Sampled passes of a server run under random traffic."""
         ...
 
     def spent(self) -> tuple[float, float]:
-        """Seconds so far: by the clock, times the threads that were at work, and of the processors."""
+        """Seconds so far by the clock times the threads at work, and processor seconds."""
         ...
 
     def close(self) -> None:
-        """Nothing more is to be measured: give memory back."""
+        """Free the memory; nothing more can be measured."""
         ...
 
 
@@ -73,7 +73,7 @@ class NumpySubject:
     shifts_all = False
 
     def __init__(self, model: str, type_k: Storage, type_v: Storage):
-        """Raises ``UserError`` where there is no such model."""
+        """Raises ``UserError`` if there is no such model."""
         self.model, self.type_k, self.type_v = model, type_k, type_v
         transformer = load_model(model).transformer
         self.engines: dict[Kernel, Engine] = {
@@ -90,7 +90,7 @@ class NumpySubject:
         return len(self.engines)
 
     def sizes(self, seconds: float) -> tuple[int, int]:
-        """By how long a decode takes."""
+        """Sizes from the time of one decode."""
         engine = self.engines["sliced"]
         batch = random_pass("sliced", named_rng(0, "calibration size"), decodes=1)
         engine.tokens = {0: [7] * (batch.chunks[0].start + 2)}
@@ -101,27 +101,27 @@ class NumpySubject:
         return passes_in(decodes / _PASSES), runs_in(decodes / _SERVED)
 
     def draw(self, each: int, rng: np.random.Generator) -> Trials:
-        """On the engines."""
+        """Draw trials on the engines."""
         return draw_trials(self.engines, each, rng)
 
     def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
-        """Under the policy of the ``kind``-th kernel."""
+        """Serve under the policy of the ``kind``-th kernel."""
         engine = list(self.engines.values())[kind]
         return serve(engine, traffic(self.model, self.type_k, self.type_v, turn, rng), origin)
 
     def spent(self) -> tuple[float, float]:
-        """Of the process: it does nothing else."""
+        """Seconds of the whole process, which does nothing else."""
         return time.perf_counter(), time.process_time()
 
     def close(self) -> None:
-        """Nothing to do: Python takes care of it."""
+        """Nothing to do: Python frees the memory."""
 
 
 def passes_in(many: float) -> int:
-    """Passes for each kernel in a round that has time for so many."""
+    """Forward passes for each kernel in a round that has time for ``many``."""
     return int(np.clip(many, *_EACH))
 
 
 def runs_in(many: float) -> int:
-    """Runs of servers of each kind, likewise."""
+    """Server runs of each kind in a round that has time for ``many``."""
     return int(np.clip(many, 1, len(USERS)))

@@ -1,4 +1,4 @@
-"""Each cost alone: forward passes of random sizes, compactions and key rotations, to be run again and again."""
+"""Each cost alone: forward passes of random sizes, compactions and key rotations, timed repeatedly."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from policies.cells.reads import reads_of
 from real_engine import Engine
 
 CELLS = 4096
-"""Cells of the caches that are measured on."""
+"""Cells of the measured caches."""
 
 _RUN_LENGTHS = (1, 4, 16, 64)
-"""Cells that lie together, of sequences read by ``gather``."""
+"""Contiguous cells in a sequence's random placement."""
 _DECODES = (0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 8, 12, 16)
-"""Sequences that generate, in a random pass."""
+"""Numbers of decoding sequences in a random pass, drawn uniformly."""
 _MOVES = 40
 _SHIFTS = 12
 _WARM_S = 0.004
-"""How long a decode runs before it counts: in a server it follows others, but not always ones just like it."""
+"""Warm-up of a decode: in a server it follows other decodes, but not always equal ones."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """Something to measure, and the seconds that it took each time."""
+    """Work to time, and the seconds of each repetition."""
 
     run: Callable[[], float]
     before: Callable[[], float] | None = None
-    """What runs first, so that the processor's caches are as a server finds them; None: the same, until it is warm."""
+    """Work to run first, so that the processor's caches are as in a server; None: the same work, as a warm-up."""
     seconds: list[float] = field(default_factory=list)
 
     def measure(self) -> None:
-        """Once more."""
+        """Time the work again: once, or twice after a warm-up."""
         if self.before is not None:
             self.before()
             self.seconds.append(self.run())
@@ -49,12 +49,12 @@ class Trial:
 
     @property
     def median_s(self) -> float:
-        """What counts."""
+        """Median over the repetitions."""
         return float(np.median(self.seconds))
 
     @property
     def half_width(self) -> float:
-        """Of the 95 % interval of the median, over the median: from the spread, as if normal."""
+        """Half-width of the median's 95 % interval over the median, from the spread as if normal."""
         deviation = 1.4826 * float(np.median(np.abs(np.array(self.seconds) - self.median_s)))
         relative = 1.96 * 1.2533 * deviation / len(self.seconds) ** 0.5 / self.median_s
         return float(relative)
@@ -62,22 +62,22 @@ class Trial:
 
 @dataclass(slots=True)
 class Trials:
-    """All of them, drawn anew alike from the same stream."""
+    """All trials of a calibration; equal generators draw equal trials."""
 
     passes: list[tuple[Kernel, MicroBatch, Trial]] = field(default_factory=list)
     moves: list[tuple[Moves, Trial]] = field(default_factory=list)
     shifts: list[tuple[int, Trial]] = field(default_factory=list)
     groups: dict[Kernel, Group] = field(default_factory=dict)
-    """The cache that each kernel was measured on."""
+    """Cache group on which each kernel was measured."""
     skipping: tuple[Kernel, ...] = ()
-    """Kernels that skip what is not useful, cell by cell."""
+    """Kernels that skip masked cells one by one."""
 
     def all(self) -> list[Trial]:
-        """In the order in which they were drawn."""
+        """All trials in the order in which they were drawn."""
         return [t for *_, t in self.passes] + [t for _, t in self.moves] + [t for _, t in self.shifts]
 
     def samples(self) -> tuple[list[Sample], list[MoveSample], list[ShiftSample]]:
-        """What has been measured so far; each pass is its own origin, counted from 0."""
+        """Median measurements so far; each pass is its own origin, counted from 0."""
         groups = self.groups
         return (
             [
@@ -90,14 +90,14 @@ class Trials:
 
 
 def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generator) -> Trials:
-    """``each`` forward passes for every kernel's engine, and moves and rotations on the last of them."""
+    """Draw ``each`` forward passes for every kernel's engine, and moves and rotations on the last engine."""
     trials = Trials(groups={kernel: engine.groups[0] for kernel, engine in engines.items()})
     for kernel, engine in engines.items():
         drawn = [random_pass(kernel, rng) for _ in range(each)]
         decodes = [timed_pass(engine, batch) for batch in drawn if _generates(batch)]
         decodes = decodes or [timed_pass(engine, random_pass(kernel, rng, decodes=1))]
         for batch in drawn:
-            # Prompts come between decodes, which have taken the processor's caches for themselves.
+            # In a server, prompts follow decodes, whose data fill the processor's caches.
             before = None if _generates(batch) else decodes[int(rng.integers(len(decodes)))]
             trials.passes.append((kernel, batch, Trial(timed_pass(engine, batch), before)))
     for _ in range(_MOVES):
@@ -109,7 +109,7 @@ def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generat
 
 
 def random_pass(kernel: Kernel, rng: np.random.Generator, decodes: int | None = None) -> MicroBatch:
-    """A forward pass like those that servers run: decodes, prompt chunks, or both; or so many decodes alone."""
+    """A random forward pass as in a server: decodes, prompt chunks, or both; or exactly ``decodes`` decodes."""
     lengths = random_lengths(rng, decodes)
     span = CELLS if rng.random() < 0.1 else round(2 ** rng.uniform(5, 12))
     top = -(-max(span, sum(lengths)) // 64) * 64
@@ -129,7 +129,7 @@ def random_pass(kernel: Kernel, rng: np.random.Generator, decodes: int | None = 
 
 
 def random_lengths(rng: np.random.Generator, decodes: int | None = None) -> list[int]:
-    """Tokens of each chunk of such a pass, 512 at most; or of so many decodes."""
+    """Tokens of each chunk of a random pass, at most 512 in all; or of exactly ``decodes`` decodes."""
     only = decodes is not None
     decodes = int(rng.choice(_DECODES)) if decodes is None else decodes
     lengths = [1] * decodes
@@ -142,7 +142,7 @@ def random_lengths(rng: np.random.Generator, decodes: int | None = None) -> list
 
 
 def whole_pass(tokens: int, cells: int, prompt: bool) -> MicroBatch:
-    """A pass under ``sliced`` over the first ``cells``: a prompt's end, or decodes of sequences of equal length."""
+    """A pass under ``sliced`` over the first ``cells``: a prompt's end, or decodes of equally long sequences."""
     chunks: list[Chunk] = []
     views: list[View] = []
     for seq in range(1 if prompt else tokens):
@@ -172,8 +172,8 @@ def _random_moves(rng: np.random.Generator) -> Moves:
 
 
 def timed_pass(engine: Engine, batch: MicroBatch) -> Callable[[], float]:
-    """The pass, to be run again and again on that engine; returns its seconds."""
-    # One token more than the chunk reaches, so that nothing is appended and every repeat is alike.
+    """A function that runs the pass on the engine, repeatably, and returns its seconds."""
+    # One token beyond the chunk, so that nothing is appended and every repetition is equal.
     texts = {c.seq: [7] * (c.start + c.n + 1) for c in batch.chunks}
 
     def run() -> float:

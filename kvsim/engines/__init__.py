@@ -1,1 +1,1 @@
-"""The outside world: live and recorded engines, to be recorded, replayed and validated against."""
+"""Real engines: recording their runs, replaying recordings, and validating predictions against them."""

@@ -1,4 +1,4 @@
-"""Recording a scenario's run on the real llama.cpp, in the format that ``kvsim conform`` reads."""
+"""Record a scenario's run on the real llama.cpp, in the format that ``kvsim conform`` reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvsim.calibration.live import Live
+from kvsim.calibration.llamacpp_session import LlamaCppSession
 from kvsim.engines.conformance.llamacpp import runs_of_cells
 from kvsim.errors import Divergence, UserError
 from kvsim.results import writable
@@ -18,23 +18,23 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.recorder import Progress, Recorder
 from kvsim.simulation.run import drive
 from policies.layouts.multi_stream import MultiStreamPolicy
-from real_engine.llama_library import SEVERAL, Cells
+from real_engine.llama_library import SHARED, StreamCells
 from real_engine.llamacpp import LlamaCpp
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was written."""
+    """Summary of a recording that was written."""
 
     path: Path
     engine: str
-    """Which llama.cpp."""
+    """Name and version of llama.cpp."""
     policy: str
     records: int
     seen: int
-    """Records after which llama.cpp showed its cells."""
-    parted: str | None
-    """How llama.cpp and the policy parted, where they did: the recording ends there."""
+    """Records with cells that llama.cpp showed."""
+    divergence: str | None
+    """First difference between llama.cpp and the policy, with which the recording ends; None if there was none."""
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -44,7 +44,7 @@ class Recording:
             "policy": self.policy,
             "records": self.records,
             "seen": self.seen,
-            "parted": self.parted,
+            "divergence": self.divergence,
         }
 
 
@@ -58,30 +58,30 @@ def record(
     library: Path | str | None = None,
     progress: Progress | None = None,
 ) -> Recording:
-    """Run the scenario on llama.cpp and write down every operation and what llama.cpp shows of its cells.
+    """Run the scenario on llama.cpp and record every operation and the cells that llama.cpp shows.
 
-    ``policy``: the one that describes this version, where there are several. ``model``: a GGUF file in place of the
-    scenario's. ``library``: a folder with another llama-cpp-python than the installed one.
+    ``policy``: one of those that describe this version of llama.cpp. ``model``: a GGUF file in place of the scenario's.
+    ``library``: a folder with another llama-cpp-python than the installed one.
 
-    The schedule follows the policy that describes this version. Where llama.cpp returns something else, the recording
-    ends with that. Nothing is left half-written. Raises ``UserError``.
+    The schedule follows the policy. If llama.cpp returns something else, the recording ends with that record. The file
+    is written atomically. Raises ``UserError``.
     """
     path = Path(path)
     if not path.name or path.is_dir():
         raise UserError(f"{path}: cannot write: the name of a file is expected, this is a folder")
-    scribe, parted = _Scribe(), None
-    with Live(scenario, model=model, library=library, threads=threads) as live:
-        backend = live.backend(live.policy_of(policy), show_cells=True)
+    observer, divergence = _OperationRecords(), None
+    with LlamaCppSession(scenario, model=model, library=library, threads=threads) as session:
+        backend = session.backend(session.choose_policy(policy), show_cells=True)
         backend.checks = False
-        backend.policy.scribe = scribe
+        backend.policy.observer = observer
         writable(path.parent)
         with backend.context:
             try:
-                drive(live.scenario, backend.policy, backend, Recorder(progress, detail="requests"), None)
+                drive(session.scenario, backend.policy, backend, Recorder(progress, detail="requests"), None)
                 backend.finish()
             except Divergence as e:
-                parted = str(e)
-    lines = [_header(live, backend), *scribe.records]
+                divergence = str(e)
+    lines = [_header(session, backend), *observer.records]
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     new = path.with_name(path.name + ".new")
     try:
@@ -92,24 +92,24 @@ def record(
         with suppress(OSError):
             new.unlink()
         raise UserError(f"{path}: cannot write: {e.strerror}") from None
-    seen = sum("map" in record or "caches" in record for record in scribe.records)
-    return Recording(path, live.library.name, backend.policy.name, len(scribe.records), seen, parted)
+    seen = sum("map" in record or "caches" in record for record in observer.records)
+    return Recording(path, session.library.name, backend.policy.name, len(observer.records), seen, divergence)
 
 
-def _header(live: Live, backend: LlamaCpp) -> dict[str, Any]:
-    context, scenario = backend.context, live.scenario
+def _header(session: LlamaCppSession, backend: LlamaCpp) -> dict[str, Any]:
+    context, scenario = backend.context, session.scenario
     settings, inner = context.settings, backend.policy.inner
     header: dict[str, Any] = {
         "era": context.era,
-        "engine": live.library.name,
-        "model": live.model.path.name,
+        "engine": session.library.name,
+        "model": session.model.path.name,
         "scenario": scenario.name,
         "n_ctx": settings.cells,
         "n_seq_max": settings.sequences,
         "n_batch": settings.n_batch,
         "n_ubatch": settings.n_ubatch,
         "defrag_thold": settings.defrag_threshold,
-        "n_layer": live.model.n_layers,
+        "n_layer": session.model.n_layers,
     }
     if not isinstance(inner, MultiStreamPolicy):
         return header | {"n_cells": settings.cells, "n_pad": scenario.cache.pad}
@@ -121,19 +121,19 @@ def _header(live: Live, backend: LlamaCpp) -> dict[str, Any]:
     return header | {"n_cells": context.sizes[0], "caches": caches, **streams}
 
 
-class _Scribe:
-    """Keeps records; what is seen belongs to the last of them."""
+class _OperationRecords:
+    """Collects the records; cells shown are added to the last one."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = [{"op": "init", "args": []}]
 
-    def did(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
-        """An operation is done."""
+    def operation_done(self, operation: str, arguments: Sequence[Any], returned: int | None = None) -> None:
+        """Add a record."""
         record: dict[str, Any] = {"op": operation, "batch" if operation == "decode" else "args": list(arguments)}
         self.records.append(record if returned is None else record | {"ret": returned})
 
-    def saw(self, cells: Sequence[Cells]) -> None:
-        """The cells after the last operation."""
+    def cells_shown(self, cells: Sequence[StreamCells]) -> None:
+        """Add the cells to the last record."""
         last = self.records[-1]
         if any(each.head is None for each in cells):
             (own,) = cells
@@ -148,17 +148,17 @@ class _Scribe:
             streams[each.stream] = {"map": _runs(each), "head": each.head, "used": each.used}
 
 
-def _runs(cells: Cells) -> list[list[Any]]:
+def _runs(cells: StreamCells) -> list[list[Any]]:
     def seqs_of(cell: int) -> tuple[int, ...]:
         owner = int(cells.owner[cell])
-        if owner != SEVERAL:
+        if owner != SHARED:
             return (owner,)
         if cells.shared is None:
             raise UserError("sequences share cells, and this version of llama.cpp does not show which")
         return cells.shared[cell]
 
-    # Cells of several sequences are told apart by who they are.
+    # Cells of different sets of sequences get different labels.
     label = cells.owner.copy()
     for number, seqs in enumerate(sorted(set((cells.shared or {}).values()))):
-        label[[cell for cell, own in (cells.shared or {}).items() if own == seqs]] = SEVERAL - 1 - number
+        label[[cell for cell, own in (cells.shared or {}).items() if own == seqs]] = SHARED - 1 - number
     return runs_of_cells(cells.position, label, seqs_of)

@@ -1,8 +1,8 @@
-"""The same schedule under two stopwatches: what the engine took, and what was predicted.
+"""Compare predicted with measured times of the same schedule.
 
-A machine's pace changes by some percent from minute to minute. It is measured during every real run by passes that have
-nothing to do with the scenario (``calibration.reference passes``), and predictions are scaled by it; the errors of
-predictions that are not are reported beside.
+A machine's speed changes by some percent from minute to minute. Every real run measures it by passes that are
+independent of the scenario (``calibration.reference_passes``), and predictions are scaled by it; the errors of unscaled
+predictions are reported as well.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 from kvsim import machine
-from kvsim.calibration.live import Live
-from kvsim.calibration.reference_passes import Paced, ReferencePasses, numpy_reference_passes
+from kvsim.calibration.llamacpp_session import LlamaCppSession
+from kvsim.calibration.reference_passes import PaceMeasuringBackend, ReferencePasses, numpy_reference_passes
 from kvsim.costs.profile import NUMPY, Profile, is_llamacpp
 from kvsim.errors import Divergence, UserError
 from kvsim.experiments.comparison import choose
@@ -38,12 +38,12 @@ _STATISTICS = ("mean", "p50", "p95", "p99")
 
 
 class ScheduleMismatch(Divergence):
-    """The predicted run placed other cells than the real one, or llama.cpp others than its policy: a fault of ours."""
+    """The predicted run placed other cells than the real one, or llama.cpp others than its policy: a bug of ours."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Predicted against measured, for each policy and measure."""
+    """Predicted against measured times, for each policy and measure."""
 
     scenario: Scenario
     profile: Profile
@@ -51,25 +51,25 @@ class Validation:
     table: pd.DataFrame
     """Columns policy, measure, statistic; predicted, measured (seconds; tokens/s for throughput; medians over the
     repeats); error (relative: predicted / measured - 1, the median over the repeats, each against its own
-    prediction); low, high (the errors' range over the repeats); unscaled (the error of predictions that know nothing
-    of the machine's pace); spread (of the real run itself: half the range of what was measured, over its median)."""
+    prediction); low, high (the errors' range over the repeats); unscaled (the error of predictions not scaled by the
+    machine's pace); spread (half the range of the measured values over their median)."""
     schedules: dict[str, str]
-    """Of each policy: the digest of all placements and moves of the first repeat, the same in both runs."""
+    """By policy: the digest of all placements and moves of the first repeat, equal in both runs."""
     moved_bytes: dict[str, int]
-    """Of each policy: bytes moved by the first repeat's real run, and by the predicted one."""
+    """By policy: bytes moved by the first repeat's real run, as by the predicted one."""
     pace: dict[str, tuple[float, float]]
-    """Of each policy: the least and the most of the machine's pace over the repeats: how long passes took, over how
-    long they had taken while the profile was measured."""
+    """By policy: lowest and highest pace over the repeats, the ratio of the reference passes' times to those in the
+    profile."""
     cpu_share: dict[str, float]
-    """Of each policy: processor seconds per wall second of the real runs, the least of the repeats."""
+    """By policy: lowest ratio over the repeats of processor to wall seconds of the real runs."""
     compared: dict[str, int]
-    """On llama.cpp, of each policy: pictures of llama.cpp's cells that were held against the policy's, all the same."""
+    """On llama.cpp, by policy: dumps of llama.cpp's cells that were compared with the policy's, all equal."""
     causes: pd.DataFrame
     """One row for each policy, repeat and request that both runs completed: policy, repeat (from 1), id, arrival_s,
-    e2e_s (measured), on what its seconds were spent as predicted without the machine's pace (``accounts.SECONDS``), and
-    machine_s: measured less predicted."""
+    e2e_s (measured), on what its seconds were spent as predicted without the machine's pace
+    (``time_breakdown.SECONDS``), and machine_s: measured less predicted."""
     warnings: tuple[str, ...] = ()
-    """Where predictions went beyond what the profile measured, and whose requests failed, a line each."""
+    """A line for each prediction beyond the profile's measured range, and for each policy with failed requests."""
 
     @property
     def busy(self) -> bool:
@@ -78,12 +78,12 @@ class Validation:
 
     @property
     def worst(self) -> float:
-        """The largest error of end-to-end latency at P50 or P99, over all policies; no sign."""
+        """Largest absolute error of end-to-end latency at P50 or P99, over all policies."""
         return self._worst("error")
 
     @property
     def worst_unscaled(self) -> float:
-        """The same of predictions that know nothing of the machine's pace."""
+        """``worst`` of the predictions not scaled by the machine's pace."""
         return self._worst("unscaled")
 
     @property
@@ -98,7 +98,7 @@ class Validation:
     @property
     def ranking(self) -> tuple[float | None, int]:
         """Kendall's tau between the policies' predicted and measured mean end-to-end latencies (None for fewer than
-        two policies), and how many pairs are ranked otherwise although they lie further apart than they spread."""
+        two policies), and the number of pairs ranked differently although they differ by more than their spreads."""
         t = self.table
         means = t[(t["measure"] == "e2e_s") & (t["statistic"] == "mean")]
         if len(means) < 2:
@@ -159,54 +159,64 @@ def validate(
 ) -> Validation:
     """Run the scenario (its first ``requests``) on the real engine, then predict the same schedule.
 
-    With ``engine="llamacpp"`` on the real llama.cpp, with as many threads as the profile was measured with; by default
-    under the policies that describe its version (``library``: a folder with another llama-cpp-python). Its cells are
-    compared after every step: in era B, where looking at them takes time, in one more run along the first one's script,
-    without a stopwatch.
+    With ``engine="llamacpp"`` the real llama.cpp runs, with as many threads as the profile was measured with, and by
+    default under the policies that describe its version (``library``: a folder with another llama-cpp-python). Its
+    cells are compared after every step; in era B, where showing them takes time, in an additional untimed run along
+    the script of the first.
 
-    The real run decides by its own clock what has arrived at each turn; the predicted run follows its script, so
-    both take the same decisions and place the same cells (checked), and differ only in how long each step took. With
-    several ``repeats`` the policies take turns, round after round, so that a slow moment meets all of them.
-    Raises ``UserError`` where the scenario's decisions depend on more than that.
+    The real run decides by its own clock which requests have arrived before each step. The predicted run follows that
+    script, so that both make the same decisions and place the same cells (checked), and differ only in the steps'
+    times. With several ``repeats`` the policies alternate, so that slow moments of the machine affect all of them.
+    Raises ``UserError`` if the scenario's decisions depend on the clock in other ways.
     """
     scenario = _shortened(load_scenario(scenario), requests)
     if scenario.server.prefetch == "predictive":
         raise UserError(
             f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
         )
-    reality: _Reality
+    runner: _RealRunner
     if is_llamacpp(engine):
-        live = Live(scenario, library=library, threads=profile.machine.threads)
-        scenario = live.scenario
-        chosen, left_out = choose(policies, live.policies, live.check)
-        reality = _LlamaCpp(live, profile)
+        session = LlamaCppSession(scenario, library=library, threads=profile.machine.threads)
+        scenario = session.scenario
+        chosen, left_out = choose(policies, session.policies, session.check)
+        runner = _LlamaCppRunner(session, profile)
     else:
-        reality = _Numpy(scenario, profile)
+        runner = _NumpyRunner(scenario, profile)
         chosen, _ = choose(policies, available(), lambda policy: build_policy(scenario, policy))
         left_out = ()
-    rows: list[tuple[str, str, str, float | None, float | None, float | None]] = []
     runs: dict[str, list[_Run]] = {}
     try:
-        for again in range(repeats):
+        for repeat in range(repeats):
             for choice in chosen:
-                done = _run(scenario, profile, choice, reality, progress, announce, first=again == 0)
+                done = _run(scenario, profile, choice, runner, progress, announce, first=repeat == 0)
                 runs.setdefault(done.policy, []).append(done)
-                rows += [(done.policy, *row) for row in _measures(done)]
             if announce is not None and repeats > 1:
-                announce(f"repeat {again + 1} of {repeats} is done")
+                announce(f"repeat {repeat + 1} of {repeats} is done")
     finally:
-        reality.end()
+        runner.shut_down()
+    return _validation(scenario, profile, runs, repeats, left_out, compared=is_llamacpp(engine))
+
+
+def _validation(
+    scenario: Scenario,
+    profile: Profile,
+    runs: dict[str, list[_Run]],
+    repeats: int,
+    left_out: Sequence[str],
+    *,
+    compared: bool,
+) -> Validation:
     beyond = dict.fromkeys(line for own in runs.values() for run in own for line in _warnings(run))
     return Validation(
         scenario,
         profile,
         repeats,
-        _summary(rows),
+        _summary([(policy, *row) for policy, own in runs.items() for run in own for row in _measures(run)]),
         schedules={policy: own[0].digest for policy, own in runs.items()},
         moved_bytes={policy: own[0].real.summary["cache"]["moved_bytes"] for policy, own in runs.items()},
         pace={policy: (min(r.pace for r in own), max(r.pace for r in own)) for policy, own in runs.items()},
         cpu_share={policy: min(r.cpu_share for r in own) for policy, own in runs.items()},
-        compared={policy: sum(r.compared for r in own) for policy, own in runs.items() if is_llamacpp(engine)},
+        compared={policy: sum(r.compared for r in own) for policy, own in runs.items() if compared},
         causes=pd.concat(
             [_causes(r).assign(policy=r.policy, repeat=i) for own in runs.values() for i, r in enumerate(own, 1)],
             ignore_index=True,
@@ -224,7 +234,7 @@ def _warnings(run: _Run) -> Iterator[str]:
 
 
 def _causes(run: _Run) -> pd.DataFrame:
-    """Of each request, as ``Validation.causes``."""
+    """Rows of ``Validation.causes``, without policy and repeat."""
     real = run.real.requests[["id", "e2e_s"]].rename(columns={"e2e_s": "measured_s"})
     both = run.unscaled.causes.merge(real, on="id")
     both["machine_s"] = both["measured_s"] - both["e2e_s"]
@@ -233,48 +243,48 @@ def _causes(run: _Run) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class _Run:
-    """A policy's real run, and two predictions of it."""
+    """A policy's real run and two predictions of it."""
 
     policy: str
     real: Result
     predicted: Result
     unscaled: Result
-    """Predicted as if the machine's pace were that of the calibration."""
+    """Prediction not scaled by the machine's pace."""
     digest: str
     pace: float
     cpu_share: float
     compared: int
-    """As ``Validation.compared``."""
+    """See ``Validation.compared``."""
 
 
-class _Reality(Protocol):
-    """What runs the scenario for real."""
+class _RealRunner(Protocol):
+    """A real engine that runs the scenario."""
 
     reference_passes: ReferencePasses
 
     def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
-        """A fresh one, and the policy to drive it with."""
+        """A new backend and the policy to drive it with."""
         ...
 
-    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
-        """The share of its processors that the run got, and pictures of cells that were compared in it."""
+    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+        """Share of its processors that the run got, and number of cell dumps compared in it."""
         ...
 
-    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
-        """Run the same once more to compare cells, where the first could not; pictures that were compared."""
+    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        """Repeat the run untimed if its cells could not be compared; return the number of dumps compared."""
         ...
 
     def close(self, backend: Backend) -> None:
-        """The run is over."""
+        """Free the backend after its run."""
         ...
 
-    def end(self) -> None:
-        """All are."""
+    def shut_down(self) -> None:
+        """Free everything after all runs."""
         ...
 
 
-class _Numpy:
-    """Our own engine."""
+class _NumpyRunner:
+    """Our own engine as the real one."""
 
     def __init__(self, scenario: Scenario, profile: Profile):
         if profile.engine != NUMPY:
@@ -288,56 +298,56 @@ class _Numpy:
         engine = Engine(self._model, policy.groups, policy.kernel, seed, type_k=cache.type_k, type_v=cache.type_v)
         return policy, engine
 
-    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
         return watch.cpu_share, 0
 
     def close(self, backend: Backend) -> None:
         pass
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         pass
 
-    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
         return 0
 
 
-class _LlamaCpp:
-    """The real llama.cpp."""
+class _LlamaCppRunner:
+    """llama.cpp as the real engine."""
 
-    def __init__(self, live: Live, profile: Profile):
-        from kvsim.calibration.llamacpp import standing_reference_passes
+    def __init__(self, session: LlamaCppSession, profile: Profile):
+        from kvsim.calibration.llamacpp import llama_reference_passes
 
         if profile.engine == NUMPY:
             raise UserError(f"profile {profile.name} was measured on our own engine, not on llama.cpp")
-        if profile.engine != live.library.name:
-            raise UserError(f"profile {profile.name} was measured on {profile.engine}; this is {live.library.name}")
-        self._live = live
-        self.reference_passes, self._standing = standing_reference_passes(live)
+        if profile.engine != session.library.name:
+            raise UserError(f"profile {profile.name} was measured on {profile.engine}; this is {session.library.name}")
+        self._session = session
+        self.reference_passes, self._reference_context = llama_reference_passes(session)
 
     def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
-        backend = self._live.backend(choice)
+        backend = self._session.backend(choice)
         return backend.policy, backend
 
-    def done(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
+    def run_share(self, backend: Backend, watch: machine.Stopwatch) -> tuple[float, int]:
         assert isinstance(backend, LlamaCpp)
         context = backend.context
-        share = context.cpu_s / (context.wall_s * self._live.threads) if context.wall_s else 1.0
+        share = context.cpu_s / (context.wall_s * self._session.threads) if context.wall_s else 1.0
         return min(share, 1.0), backend.compared.streams
 
     def close(self, backend: Backend) -> None:
         assert isinstance(backend, LlamaCpp)
         backend.context.close()
 
-    def end(self) -> None:
-        self._standing.close()
-        self._live.close()
+    def shut_down(self) -> None:
+        self._reference_context.close()
+        self._session.close()
 
-    def look_again(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
-        if self._live.library.era == "A":
+    def recheck_cells(self, choice: str | PolicyFactory, script: Sequence[Turn]) -> int:
+        if self._session.library.era == "A":
             return 0
-        backend = self._live.backend(choice, show_cells=True)
+        backend = self._session.backend(choice, show_cells=True)
         with backend.context:
-            drive(self._live.scenario, backend.policy, backend, Recorder(detail="requests"), None, script)
+            drive(self._session.scenario, backend.policy, backend, Recorder(detail="requests"), None, script)
             backend.finish()
         return backend.compared.streams
 
@@ -346,7 +356,7 @@ def _run(
     scenario: Scenario,
     profile: Profile,
     choice: str | PolicyFactory,
-    reality: _Reality,
+    runner: _RealRunner,
     progress: Progress | None,
     announce: Callable[[str], None] | None,
     *,
@@ -355,19 +365,21 @@ def _run(
     policy = build_policy(scenario, choice, cost_model(scenario, profile))
     if announce is not None:
         announce(policy.name)
-    driven, backend = reality.backend(policy, choice)
+    driven, backend = runner.backend(policy, choice)
     recorder = Recorder(progress, digest=True)
     try:
         with machine.measuring() as watch:
-            real, script = drive(scenario, driven, Paced(backend, reality.reference_passes), recorder, None)
-            pace = reality.reference_passes.pace(profile.reference_passes_s)
-        cpu_share, compared = reality.done(backend, watch)
-        reality.close(backend)
-        compared += reality.look_again(choice, script) if first else 0
+            real, script = drive(
+                scenario, driven, PaceMeasuringBackend(backend, runner.reference_passes), recorder, None
+            )
+            pace = runner.reference_passes.pace(profile.reference_passes_s)
+        cpu_share, compared = runner.run_share(backend, watch)
+        runner.close(backend)
+        compared += runner.recheck_cells(choice, script) if first else 0
     except Divergence as e:
         raise ScheduleMismatch(f"{policy.name}: {e}") from None
     finally:
-        reality.close(backend)
+        runner.close(backend)
     digest = recorder.schedule_digest
     predicted, unscaled = (_predict(scenario, profile, choice, script, real, digest, scale) for scale in (pace, 1.0))
     return _Run(policy.name, real, predicted, unscaled, digest, pace, cpu_share, compared)
@@ -382,7 +394,7 @@ def _predict(
     digest: str,
     pace: float,
 ) -> Result:
-    """The same schedule with predicted times. Raises ``ScheduleMismatch`` where it is not the same."""
+    """Rerun the schedule with predicted times. Raises ``ScheduleMismatch`` if it places other cells."""
     costs = cost_model(scenario, profile, pace)
     policy = build_policy(scenario, choice, costs)
     recorder = Recorder(digest=True, time_breakdown=ledger_for(scenario, policy, costs))
@@ -395,7 +407,7 @@ def _predict(
 
 
 def _measures(run: _Run) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
-    """Measure, statistic, predicted, without the pace, measured."""
+    """Rows of measure, statistic, predicted, predicted without the pace, measured."""
     results = (run.predicted, run.unscaled, run.real)
     for measure in _MEASURES:
         for statistic in _STATISTICS:
@@ -407,7 +419,7 @@ def _measures(run: _Run) -> Iterator[tuple[str, str, float | None, float | None,
 
 
 def _summary(rows: Sequence[tuple[str, str, str, float | None, float | None, float | None]]) -> pd.DataFrame:
-    """The repeats of each figure, put together."""
+    """``Validation.table`` from the rows of all repeats."""
     keys = ["policy", "measure", "statistic"]
     each = pd.DataFrame(rows, columns=[*keys, "predicted", "unscaled", "measured"])
     for column, prediction in (("error", "predicted"), ("unscaled", "unscaled")):

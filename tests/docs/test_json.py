@@ -10,7 +10,7 @@ from kvsim.advice.why import CAUSES
 from kvsim.experiments.measures import MEASURES
 from tests.docs.pages import rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
-from tests.kvsim.engines.test_conformance import ERA_A
+from tests.kvsim.engines.test_llamacpp_conformance import ERA_A
 from tests.worlds import command
 
 SMALL = """

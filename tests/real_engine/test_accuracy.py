@@ -1,4 +1,4 @@
-"""What narrower K and V cost: exact where nothing is lost, in order where something is, refused in one line."""
+"""Accuracy of narrow K and V: exact for f32, ordered by width, mistakes refused in one line."""
 
 import json
 from importlib.resources import files
@@ -20,7 +20,7 @@ KEYS = ["k", "v", "cell_bytes", "logits_rmse", "top1_agreement", "perplexity", "
 
 @pytest.fixture(scope="module", params=["tiny", "smollm2"])
 def found(request):
-    """With 150 tokens: two whole passes and a part of one."""
+    """150 tokens: two whole passes and a partial one."""
     if request.param == "smollm2" and SMOLLM2_MISSING:
         pytest.skip(SMOLLM2_MISSING)
     loaded = load_model(request.param)
@@ -28,7 +28,7 @@ def found(request):
 
 
 def without_cache(model, text):
-    """Logits behind every token, from one pass over all of it."""
+    """Logits after every token, from one pass over the whole text."""
     everything = np.arange(len(text))
     selections = kernels.select(
         "sliced", (Chunk(0, 0, len(text)),), (View(everything, everything),), len(text), Group(0)
@@ -50,7 +50,7 @@ def test_f32_is_the_reference(found):
     assert (result.model, result.weights, result.tokens) == (loaded.name, "f32", 150)
 
 
-def test_narrower_types_are_further_off(found):
+def test_narrower_types_deviate_more(found):
     loaded, result = found
     assert list(zip(result.table["k"], result.table["v"], strict=True)) == list(PAIRS)
     alike = result.table[result.table["k"] == result.table["v"]]
@@ -86,7 +86,7 @@ def the_text(loaded):
 
 
 def test_logits_are_those_of_an_engine_that_reads_token_by_token():
-    """However many tokens a pass has, each sees what was kept of those before and of itself."""
+    """Whatever the size of a pass, each token sees the stored K and V of earlier tokens and its own."""
     loaded = load_model("tiny")
     result = accuracy(loaded, ["q4_0"], ["q8_0"], tokens=70)
     text = the_text(loaded)[:70]
@@ -103,7 +103,7 @@ def test_logits_are_those_of_an_engine_that_reads_token_by_token():
         logits[types] = np.array(rows)
     narrow, wide = logits["q4_0", "q8_0"], logits["f32", "f32"]
     (row,) = result.table.to_dict("records")
-    # A sum that rounds otherwise may fall into another step of q4_0 here and there.
+    # Different rounding of a sum may select another code of q4_0 here and there.
     assert row["logits_rmse"] == pytest.approx(np.sqrt(np.mean((narrow - wide) ** 2)), rel=0.05)
     assert row["top1_agreement"] == pytest.approx(np.mean(narrow.argmax(axis=1) == wide.argmax(axis=1)), abs=0.03)
 
@@ -122,13 +122,13 @@ def test_the_command_prints_one_object_or_a_table():
     once = command("accuracy", "--model", "tiny", "--tokens", "20", "--cache-type-k", "q8_0", "--json")
     again = command("accuracy", "--model", "tiny", "--tokens", "20", "--cache-type-k", "q8_0", "--json")
     assert (once.returncode, once.stderr) == (0, "")
-    told = json.loads(once.stdout)
-    assert told == json.loads(again.stdout)
-    assert (told["model"], told["tokens"], told["text"]) == ("tiny", 20, "random tokens, seed 0")
-    assert [list(row) for row in told["pairs"]] == [KEYS] * 4
-    printed = command("accuracy", "--model", "tiny", "--tokens", "20", "--cache-type-v", "q4_0").stdout
-    assert printed.count("q4_0") == 5
-    assert "tiny, weights as f32, reads 20 tokens" in printed
+    printed = json.loads(once.stdout)
+    assert printed == json.loads(again.stdout)
+    assert (printed["model"], printed["tokens"], printed["text"]) == ("tiny", 20, "random tokens, seed 0")
+    assert [list(row) for row in printed["pairs"]] == [KEYS] * 4
+    table = command("accuracy", "--model", "tiny", "--tokens", "20", "--cache-type-v", "q4_0").stdout
+    assert table.count("q4_0") == 5
+    assert "tiny, weights as f32, reads 20 tokens" in table
 
 
 def test_a_short_context_cuts_the_text(tmp_path):
@@ -148,7 +148,7 @@ def test_a_short_context_cuts_the_text(tmp_path):
         (("--weights", "q4_0"), "no weights 'q4_0'"),
     ],
 )
-def test_mistakes_are_answered_in_one_line(arguments, words):
+def test_mistakes_are_refused_in_one_line(arguments, words):
     finished = command("accuracy", "--model", "tiny", *arguments)
     assert (finished.returncode, finished.stdout) == (2, "")
     (line,) = finished.stderr.splitlines()

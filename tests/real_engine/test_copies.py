@@ -1,4 +1,4 @@
-"""Whatever the way, moved cells hold what they should."""
+"""All copy kernels move cells correctly."""
 
 from unittest.mock import patch
 
@@ -20,7 +20,7 @@ from real_engine.copies import COPY_KERNELS, carry_out
     compactor=st.sampled_from([pack, limited_fill_holes(8192, 4)]),
     piece=st.sampled_from([1, 20, 1 << 18]),
 )
-def test_all_ways_leave_the_same_cells_behind(owners, compactor, piece):
+def test_all_copy_kernels_give_the_same_cells(owners, compactor, piece):
     arena = Arena(len(owners))
     for cell, seq in enumerate(owners):
         if seq >= 0:
@@ -54,8 +54,8 @@ def test_a_run_may_overlap_itself_and_a_later_one_may_read_what_an_earlier_one_w
     kind=st.sampled_from(["f4", "f2", "i1"]),
     piece=st.sampled_from([1, 40, 1 << 18]),
 )
-def test_runs_of_all_kinds_one_after_another(runs, kind, piece):
-    """Up, down, onto themselves and onto one another, against a copy of one cell after another."""
+def test_random_runs_in_sequence(runs, kind, piece):
+    """Up, down and with overlaps, compared with plain list assignments."""
     cells = list(range(32))
     for source, target, n in runs:
         cells[target : target + n] = cells[source : source + n]
@@ -67,8 +67,8 @@ def test_runs_of_all_kinds_one_after_another(runs, kind, piece):
         assert (array == before[:, cells]).all()
 
 
-def test_what_could_not_be_moved_in_place_is_refused():
-    """Of a copy it would be the copy that is moved, and not the cells."""
+def test_arrays_that_cannot_be_moved_in_place_are_refused():
+    """Otherwise a copy would be moved instead of the cells."""
     array = np.zeros((2, 8, 3, 4)).transpose(0, 1, 3, 2)
     for kernel in COPY_KERNELS:
         with pytest.raises(ValueError, match="copy"):

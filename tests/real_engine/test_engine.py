@@ -1,4 +1,4 @@
-"""The truth test: whatever the policy does with the cells, the text is what no cache at all would give."""
+"""Correctness of the engine: under every policy the text equals a recomputation without a cache."""
 
 from typing import get_args
 
@@ -31,7 +31,7 @@ WORLD = scenario(
 
 
 def compacted_at_random(policy, rng):
-    """The policy, made to compact before a fifth of its steps; the moves come with the next micro-batch."""
+    """Make the policy compact before a fifth of its steps; the moves come with the next micro-batch."""
     place, moved = policy.allocate, []
 
     def allocate(step, *, views=False):
@@ -71,8 +71,8 @@ def test_text_equals_cacheless_recomputation(name, kernel):
 
 
 @pytest.mark.parametrize("name", available())
-def test_every_policy_tells_the_truth_with_compaction_at_random_moments(name):
-    # A ring that never overwrites is to say what anyone says; a sliding window is to be narrower than the texts.
+def test_every_policy_generates_the_cacheless_text_with_random_compaction(name):
+    # The ring must be too large to overwrite anything, the sliding window narrower than the texts.
     window = 64 if name == "ring" else 20
     world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update={"window": window, "cells": 256})})
     policy = build_policy(world, name)
@@ -80,7 +80,7 @@ def test_every_policy_tells_the_truth_with_compaction_at_random_moments(name):
     engine = Engine(MODEL, policy.groups, policy.kernel, WORLD.seed)
     assert wrong_texts(serve_for_real(policy, engine), engine, policy.groups) == 0
     if name in ("fill-holes", "full-compaction", "adaptive", "threshold-compaction", "idle-compaction"):
-        assert sum(moved) > 0, "nothing was put to the test"
+        assert sum(moved) > 0, "nothing was tested"
 
 
 def test_a_move_that_is_not_carried_out_garbles_the_text():
@@ -92,7 +92,7 @@ def test_a_move_that_is_not_carried_out_garbles_the_text():
 
 
 def test_a_policy_that_names_wrong_cells_garbles_the_text():
-    """The control: the truth test must be able to fail."""
+    """The control: the comparison must be able to fail."""
     policy = build_policy(WORLD, "paged")
     engine = Engine(MODEL, policy.groups, policy.kernel, WORLD.seed)
     place = policy.allocate
@@ -124,7 +124,7 @@ def test_moves_copy_keys_and_values_even_where_runs_overlap(storage):
 
 
 def test_kernels_agree_on_the_same_cells():
-    """All ways of reading the cache give the same logits but for rounding."""
+    """All kernels give the same logits but for rounding."""
     logits = {}
     for kernel in ("masked", "tiled", "gather", "sliced"):
         world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update={"kernel": kernel})})
@@ -139,7 +139,7 @@ def test_kernels_agree_on_the_same_cells():
         assert np.allclose(logits["masked"], logits[kernel], atol=1e-4)
 
 
-TALK = scenario(
+SESSIONS = scenario(
     seed=6,
     workload={
         "kind": "sessions",
@@ -159,8 +159,8 @@ TALK = scenario(
 )
 
 
-class Steady(Engine):
-    """Does the work, but by a clock that does not depend on the machine."""
+class FixedTimeEngine(Engine):
+    """An engine whose passes and transfers report fixed seconds."""
 
     def forward(self, batch):
         super().forward(batch)
@@ -171,11 +171,11 @@ class Steady(Engine):
         return 0.001
 
 
-def talk(**keys):
-    """Run the sessions for real; what was found in the cache, and how many answers are not what they should be."""
-    world = load_scenario(TALK, **keys)
+def serve_sessions(**keys):
+    """Run the sessions on the engine; return the recorder and the number of wrong answers."""
+    world = load_scenario(SESSIONS, **keys)
     policy = build_policy(world)
-    engine = Steady(MODEL, policy.groups, policy.kernel, world.seed)
+    engine = FixedTimeEngine(MODEL, policy.groups, policy.kernel, world.seed)
     recorder = Recorder()
     drive(world, policy, engine, recorder, None)
     assert len(recorder.jobs) == 48
@@ -191,8 +191,8 @@ def talk(**keys):
 
 
 @pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu", "sieve", "belady"])
-def test_shared_blocks_hold_what_their_finders_say(eviction):
-    recorder, wrong = talk(server__scheduler="vllm", cache__eviction=eviction, cache__cells=120)
+def test_shared_blocks_hold_the_right_tokens(eviction):
+    recorder, wrong = serve_sessions(server__scheduler="vllm", cache__eviction=eviction, cache__cells=120)
     assert wrong == 0
     assert recorder.prefix_found > 0
     assert recorder.preemptions > 0
@@ -201,7 +201,7 @@ def test_shared_blocks_hold_what_their_finders_say(eviction):
 @pytest.mark.parametrize("prefetch", ["none", "on-resume", "predictive"])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_blocks_come_back_whole_from_the_host_tier(preemption, prefetch):
-    recorder, wrong = talk(
+    recorder, wrong = serve_sessions(
         server__scheduler="vllm",
         server__preemption=preemption,
         server__prefetch=prefetch,
@@ -214,22 +214,22 @@ def test_blocks_come_back_whole_from_the_host_tier(preemption, prefetch):
 
 
 @pytest.mark.parametrize("policy", ["paged", "contiguous", "llama.cpp-b6975", "full-compaction", "sliding-window"])
-def test_a_kept_slot_goes_on_from_the_longest_common_prefix(policy):
-    recorder, wrong = talk(cache__policy=policy, cache__cells=600, cache__window=64)
+def test_a_kept_slot_continues_from_the_longest_common_prefix(policy):
+    recorder, wrong = serve_sessions(cache__policy=policy, cache__cells=600, cache__window=64)
     assert wrong == 0
     assert recorder.prefix_found > 0
 
 
 @pytest.mark.parametrize("policy", ["paged", "paged-window", "contiguous", "growing"])
 @pytest.mark.parametrize("scheduler", ["vllm", "static"])
-def test_every_scheduler_tells_the_truth(scheduler, policy):
+def test_every_scheduler_generates_the_cacheless_text(scheduler, policy):
     cells = 320 if policy == "growing" else 200
-    _, wrong = talk(server__scheduler=scheduler, cache__policy=policy, cache__cells=cells, cache__window=30)
+    _, wrong = serve_sessions(server__scheduler=scheduler, cache__policy=policy, cache__cells=cells, cache__window=30)
     assert wrong == 0
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
-def test_a_filled_cache_has_been_written_to_everywhere(kind):
+def test_fill_writes_every_cell(kind):
     engine = Engine(Transformer.random(SHAPES["tiny"], 1), (Group(70),), "sliced", seed=0, type_k=kind, type_v=kind)
     engine.fill()
     for kept in (*engine.keys, *engine.values):

@@ -1,4 +1,4 @@
-"""Text from the real engine: the same under every policy, drawn as the model says, refused in one line."""
+"""Generated text: equal under every policy, drawn from the softmax, mistakes refused in one line."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from workloads import Request
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Its likeliest words never end an answer; so every text is as long as it was asked to be."""
+    """A model that never ends an answer, so that every text has the requested length."""
     made = Small(tied=False, seed=3)
     made.tensors["output.weight"][:3] = 0
     return load_model(str(made.write(tmp_path_factory.mktemp("models") / "small.gguf")))
@@ -28,13 +28,13 @@ def expected(small):
 
 
 @pytest.mark.parametrize("policy", available())
-def test_every_policy_says_the_same(small, expected, policy):
-    told = generate(PROMPT, small, policy, 20)
-    text = "".join(told)
-    assert told.tokens == expected
-    assert text == told.text == small.tokenizer.decode(expected)
-    assert len(told.decode_s) == 19
-    assert told.prefill_s > 0
+def test_every_policy_generates_the_same_text(small, expected, policy):
+    generated = generate(PROMPT, small, policy, 20)
+    text = "".join(generated)
+    assert generated.tokens == expected
+    assert text == generated.text == small.tokenizer.decode(expected)
+    assert len(generated.decode_s) == 19
+    assert generated.prefill_s > 0
 
 
 def test_a_prompt_longer_than_a_step(small, monkeypatch):
@@ -49,16 +49,16 @@ def test_a_prompt_longer_than_a_step(small, monkeypatch):
 
 @pytest.mark.parametrize("storage", ["f16", "q8_0"])
 def test_narrow_keys_and_values(small, storage):
-    told = generate(PROMPT, small, "paged", 4, type_k=storage, type_v=storage)
-    list(told)
-    assert len(told.tokens) == 4
+    generated = generate(PROMPT, small, "paged", 4, type_k=storage, type_v=storage)
+    list(generated)
+    assert len(generated.tokens) == 4
 
 
 def test_draws_repeat_with_the_seed_and_only_with_it(small):
     def drawn(seed, policy="paged", temperature=1.0):
-        told = generate(PROMPT, small, policy, 16, temperature=temperature, seed=seed)
-        list(told)
-        return told.tokens
+        generated = generate(PROMPT, small, policy, 16, temperature=temperature, seed=seed)
+        list(generated)
+        return generated.tokens
 
     assert drawn(1) == drawn(1) == drawn(1, "contiguous")
     assert drawn(1) != drawn(2)
@@ -95,26 +95,26 @@ def test_an_answer_ends_where_the_model_ends_it(small, expected):
     first_new = next(i for i, token in enumerate(expected) if i >= 3 and token not in expected[:i])
     small.tokenizer.ends, before = frozenset({expected[first_new]}), small.tokenizer.ends
     try:
-        told = generate(PROMPT, small, "paged", 20)
-        text = "".join(told)
+        generated = generate(PROMPT, small, "paged", 20)
+        text = "".join(generated)
     finally:
         small.tokenizer.ends = before
-    assert told.ended
-    assert told.tokens == expected[: first_new + 1]
+    assert generated.ended
+    assert generated.tokens == expected[: first_new + 1]
     assert text == small.tokenizer.decode(expected[:first_new])
 
 
 def test_answer_writes_as_it_goes_and_sums_up(tmp_path):
     path = str(Small(tied=False, seed=3).write(tmp_path / "m.gguf"))
     written = []
-    told = answer("hello", path, policy="ring", n=6, seed=4, chat=True, temperature=0.7, write=written.append)
-    figures = told.summary()
-    assert "".join(written) == told.text == figures["text"]
-    assert figures["tokens"] == len(told.tokens) <= 6
+    generated = answer("hello", path, policy="ring", n=6, seed=4, chat=True, temperature=0.7, write=written.append)
+    figures = generated.summary()
+    assert "".join(written) == generated.text == figures["text"]
+    assert figures["tokens"] == len(generated.tokens) <= 6
     assert figures["policy"] == "ring"
     assert figures["model"] == path
     assert figures["tokens_per_s"] == pytest.approx(1e3 / figures["ms_per_token"])
-    assert f"{figures['tokens']} tokens under ring" in told.describe()
+    assert f"{figures['tokens']} tokens under ring" in generated.describe()
     single = answer("hello", path, policy="paged", n=1, weights="mapped", threads=1, write=written.append)
     assert single.summary()["ms_per_token"] is None
     assert "ms each" not in single.describe()
@@ -123,7 +123,7 @@ def test_answer_writes_as_it_goes_and_sums_up(tmp_path):
 @pytest.mark.parametrize(
     ("prompt", "options", "words"),
     [
-        ("", {}, "the prompt says nothing"),
+        ("", {}, "the prompt is empty"),
         ("hello", {"n": 0}, "0 tokens; at least 1"),
         ("hello", {"temperature": -1.0}, "temperature -1; 0, or from 0.01 to 100"),
         ("hello", {"temperature": float("nan")}, "temperature nan"),
@@ -138,28 +138,28 @@ def test_answer_writes_as_it_goes_and_sums_up(tmp_path):
         ("hello", {"cells": 2}, "a cache of 2 cells"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(small, prompt, options, words):
+def test_invalid_arguments_are_refused_in_one_line(small, prompt, options, words):
     with pytest.raises(UserError) as caught:
         list(generate(prompt, small, **options))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_ring_goes_on_beyond_what_the_model_was_trained_on(small):
-    told = generate("hello", small, "ring", 300)
-    list(told)
-    assert len(told.tokens) == 300
+def test_a_ring_continues_beyond_the_trained_context(small):
+    generated = generate("hello", small, "ring", 300)
+    list(generated)
+    assert len(generated.tokens) == 300
 
 
-def test_models_without_words_are_refused():
-    with pytest.raises(UserError, match=r"model tiny: no vocabulary.*gpt2.*gpt-2 or smollm"):
+def test_models_without_a_vocabulary_are_refused():
+    with pytest.raises(UserError, match=r"model tiny: no supported vocabulary.*gpt2.*gpt-2 or smollm"):
         generate("hello", load_model("tiny"))
 
 
 def test_a_policy_that_names_wrong_cells_garbles_the_text(small, expected):
-    """The control: that all say the same must be able to fail."""
-    told = generate(PROMPT, small, "paged", 20)
-    place = told._policy.allocate
+    """The control: the comparison must be able to fail."""
+    generated = generate(PROMPT, small, "paged", 20)
+    place = generated._policy.allocate
 
     def swapped(step, *, views=False):
         batches = place(step, views=views)
@@ -168,9 +168,9 @@ def test_a_policy_that_names_wrong_cells_garbles_the_text(small, expected):
                 view.cells[:2] = view.cells[1::-1].copy()
         return batches
 
-    told._policy.allocate = swapped
-    list(told)
-    assert told.tokens != expected
+    generated._policy.allocate = swapped
+    list(generated)
+    assert generated.tokens != expected
 
 
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)

@@ -1,4 +1,4 @@
-"""GGUF files: what they say, whatever form their weights are kept in; and what is wrong with those that are damaged."""
+"""Models from GGUF files: correct in every weight form; damaged or unsupported files are refused."""
 
 import struct
 import subprocess
@@ -16,14 +16,14 @@ from policies import Chunk, Group, View
 from real_engine import kernels, load_model
 from real_engine.gguf_model import load_transformer, rotary_order
 from real_engine.model import Transformer, rotary_table, rotate
-from real_engine.weights import F16, PIECE, WEIGHT_FORMS, pack, pieces
+from real_engine.weights import PIECE, WEIGHT_FORMS, F16Matrix, pack, pieces
 from tests.gguf_files import SMOLLM2_MISSING, Small
 
 TEXT = [5, 77, 130, 5, 200, 31, 264, 9, 9]
 
 
 def logits(model, tokens=TEXT):
-    """After each token, without a cache."""
+    """Logits after each token, without a cache."""
     everything = np.arange(len(tokens))
     chunks, views = (Chunk(0, 0, len(tokens)),), (View(everything, everything),)
     selection = kernels.select("sliced", chunks, views, 0, Group(0))
@@ -36,7 +36,7 @@ def logits(model, tokens=TEXT):
 
 
 def refused(path, *words, load=load_model):
-    """That loading ends in one line that names the file and says these words."""
+    """Loading must fail with one line that names the file and contains these words."""
     with pytest.raises(UserError) as caught:
         load(str(path))
     message = str(caught.value)
@@ -48,7 +48,7 @@ def refused(path, *words, load=load_model):
 
 @pytest.mark.parametrize("form", ["f32", "mapped"])
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_a_model_says_what_the_papers_say(tmp_path, kind, form):
+def test_logits_follow_the_papers(tmp_path, kind, form):
     small = Small(Kind[kind], tied=kind != "Q4_0")
     model = load_model(str(small.write(tmp_path / "m.gguf")), weights=form).transformer
     assert np.abs(logits(model) - small.logits(TEXT)).max() < 2e-4
@@ -57,7 +57,7 @@ def test_a_model_says_what_the_papers_say(tmp_path, kind, form):
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
 def test_k_quants_are_read(tmp_path, kind):
-    """Nothing here can write them; blocks of 256 numbers from bytes that are made up, their scales held small."""
+    """Blocks of 256 numbers from random bytes with small scales, since ``gguf`` cannot quantise to these types."""
     rng = np.random.default_rng(1)
     size = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
     block = rng.integers(0, 256, (64, size), dtype=np.uint8)
@@ -90,8 +90,8 @@ def test_sizes_that_follow_from_others_may_be_left_out(tmp_path):
     assert np.abs(logits(model) - small.logits(TEXT)).max() < 2e-4
 
 
-def test_rows_are_put_back_where_the_converter_took_them_from():
-    """llama.cpp's ``convert_hf_to_gguf.py`` permutes rows of queries and keys; their own order pairs halves."""
+def test_rotary_order_inverts_the_converters_permutation():
+    """llama.cpp's ``convert_hf_to_gguf.py`` permutes rows of queries and keys; the original order pairs halves."""
     heads, d_head = 3, 8
     original = np.arange(heads * d_head)
     converted = original.reshape(heads, 2, d_head // 2).swapaxes(1, 2).reshape(-1)
@@ -146,7 +146,7 @@ def test_a_matrix_is_what_it_was_packed_from(form):
     weights[17] = 0
     matrix = pack(form, 96, 7000, (weights[piece] for piece in pieces(7000, 96)))
     assert matrix.shape == (96, 7000)
-    assert matrix.inputs * matrix.outputs > 2 * PIECE, "several pieces are put to the test"
+    assert matrix.inputs * matrix.outputs > 2 * PIECE, "several pieces are tested"
     step = {"f32": 0.0, "f16": 2e-3, "int8": np.abs(weights).max() / 127}[form]
     ids = np.array([0, 17, 6999, 17, 3000])
     assert np.abs(matrix.rows(ids) - weights[ids]).max() <= step / 2
@@ -158,11 +158,11 @@ def test_every_finite_half_is_decoded_exactly():
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
     expected = halves.astype(np.float32)
     finite = np.isfinite(expected)
-    decoded = F16(halves).decode(slice(0, 256))
+    decoded = F16Matrix(halves).decode(slice(0, 256))
     assert (decoded[finite].view(np.int32) == expected[finite].view(np.int32)).all()
 
 
-def test_a_gate_that_is_shut_stays_silent(tmp_path):
+def test_a_closed_gate_does_not_overflow(tmp_path):
     """``exp(-gate)`` would overflow, and warn."""
     small = Small(n_layers=1)
     for part in ("ffn_gate", "ffn_norm"):
@@ -230,7 +230,7 @@ def test_other_models_are_refused(tmp_path, changes, words):
     small = Small(fields={key: value for key, value in changes.items() if key != "general.alignment"})
     path = small.write(tmp_path / "m.gguf")
     if "general.alignment" in changes:
-        # The writer itself would not.
+        # The writer refuses this alignment.
         small.fields["general.alignmenx"] = 24
         path.write_bytes(small.write(path).read_bytes().replace(b"general.alignmenx", b"general.alignment"))
     refused(path, *words)
@@ -253,7 +253,7 @@ def test_other_tensors_are_refused(tmp_path, tensors, words):
     refused(Small(tensors=tensors).write(tmp_path / "m.gguf"), *words)
 
 
-def test_weights_that_no_machine_holds_are_refused_before_they_are_read(tmp_path, monkeypatch):
+def test_weights_beyond_the_memory_are_refused_before_they_are_read(tmp_path, monkeypatch):
     path = Small().write(tmp_path / "m.gguf")
     header, pages = read_header(path), {"SC_PHYS_PAGES": 60, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr("real_engine.gguf_model.os.sysconf", pages.__getitem__)
@@ -261,7 +261,7 @@ def test_weights_that_no_machine_holds_are_refused_before_they_are_read(tmp_path
     load_transformer(header, "f16")
 
 
-def test_files_that_are_none(tmp_path):
+def test_files_that_are_not_gguf_are_refused(tmp_path):
     import os
 
     refused(tmp_path / "none.gguf", "No such file")
@@ -330,7 +330,7 @@ def test_hostile_headers(tmp_path, content, words):
         ((99, bytes(8)), ["type 99"]),
     ],
 )
-def test_hostile_vocabularies_that_are_passed_over(tmp_path, value, words):
+def test_hostile_vocabularies_are_refused_when_skipped(tmp_path, value, words):
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(fields=1, rest=key(b"tokenizer.ggml.tokens", *value)))
     refused(path, *words, load=shape_of)
@@ -338,7 +338,7 @@ def test_hostile_vocabularies_that_are_passed_over(tmp_path, value, words):
     refused(path, "'tokenizer.ggml.a' twice", load=shape_of)
 
 
-def test_a_header_without_its_vocabulary_says_all_else(tmp_path):
+def test_a_header_without_its_vocabulary_has_all_other_fields(tmp_path):
     small = Small()
     words = {"tokens": ["a", "bc"], "scores": [0.5, 1.5], "token_type": [1, 1], "bos_token_id": 1, "model": "gpt2"}
     small.fields |= {f"tokenizer.ggml.{name}": value for name, value in words.items()}
@@ -358,11 +358,11 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path):
 
 
 def test_a_file_with_other_bytes_is_refused_or_read(tmp_path):
-    """Nothing but a ``UserError`` comes of it, and no allocation that the file does not justify."""
+    """Damage causes nothing but a ``UserError``, and no excessive allocation."""
     path = Small(Kind.Q8_0, n_layers=1).write(tmp_path / "m.gguf")
     whole, rng = bytearray(path.read_bytes()), np.random.default_rng(4)
     start = min(tensor.offset for tensor in read_header(path).tensors.values())
-    latencies = {"read": 0, "refused": 0}
+    outcomes = {"read": 0, "refused": 0}
     for _ in range(250):
         damaged = whole.copy()
         # Half of them among the names, sizes and types of the tensors, at the end of the header.
@@ -376,12 +376,12 @@ def test_a_file_with_other_bytes_is_refused_or_read(tmp_path):
             message = str(e)
         assert "\n" not in message
         assert not message or "m.gguf" in message
-        latencies["refused" if message else "read"] += 1
-    assert min(latencies.values()) > 20, latencies
+        outcomes["refused" if message else "read"] += 1
+    assert min(outcomes.values()) > 20, outcomes
 
 
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
-def test_smollm2_is_what_its_authors_say():
+def test_smollm2_has_its_published_shape():
     shape = shape_of("smollm2")
     assert shape == ModelShape(30, 576, 9, 3, 64, 1536, 49152, 100_000.0, pytest.approx(1e-5))
     model = load_model("smollm2", weights="mapped").transformer

@@ -1,4 +1,4 @@
-"""What of driving llama.cpp needs no llama.cpp: reading what it prints, refusals, and packages that are none."""
+"""Parts of the llama.cpp interface that need no llama.cpp: parsing its log, refusals, and broken packages."""
 
 import sys
 from types import SimpleNamespace
@@ -9,43 +9,43 @@ import pytest
 from kvsim.errors import UserError
 from policies import CacheConfig, available
 from real_engine.llama_library import (
-    SEVERAL,
+    SHARED,
+    ContextSettings,
     Library,
-    Settings,
-    _owners,
-    _positions,
-    _sizes_told,
-    _told,
-    digits_alike,
+    _parse_cache_sizes,
+    _parse_cells,
+    _parse_owners,
+    _parse_positions,
     refusal,
+    sequence_offset,
 )
-from real_engine.llamacpp import POLICIES, settings_of
+from real_engine.llamacpp import POLICIES, context_settings
 
-# As it is printed: cells without spaces between them; five characters for each position; '*' where the head is.
+# As llama.cpp prints them: owners without spaces; five characters for each position; '*' at the head.
 
 
 @pytest.mark.parametrize(
-    ("picture", "owners"),
+    ("dump", "owners"),
     [
         ("\n....", [-1, -1, -1, -1]),
-        ("\n0.1M *\n\n", [0, -1, 1, SEVERAL]),
+        ("\n0.1M *\n\n", [0, -1, 1, SHARED]),
         ("\n0*.12\n", [0, -1, 1, 2]),
-        ("\nM11M1010.. *\n", [SEVERAL, 11, SEVERAL, 10, 10, -1, -1]),
-        ("\n100M199.\n", [100, SEVERAL, 199, -1]),
-        ("MMM", [SEVERAL] * 3),
+        ("\nM11M1010.. *\n", [SHARED, 11, SHARED, 10, 10, -1, -1]),
+        ("\n100M199.\n", [100, SHARED, 199, -1]),
+        ("MMM", [SHARED] * 3),
     ],
 )
-def test_owners_are_read_off_a_picture(picture, owners):
-    assert _owners(picture, len(owners)).tolist() == owners
+def test_owners_are_parsed_from_a_dump(dump, owners):
+    assert _parse_owners(dump, len(owners)).tolist() == owners
 
 
-def test_numbers_of_different_lengths_are_not_guessed_at():
+def test_ambiguous_owners_are_refused():
     with pytest.raises(AssertionError, match="different numbers of digits"):
-        _owners("9101112", 4)
+        _parse_owners("9101112", 4)
 
 
 @pytest.mark.parametrize(
-    ("picture", "positions"),
+    ("dump", "positions"),
     [
         ("\n0    1    .    .    ", [0, 1, -1, -1]),
         ("\n12345.    999999   *\n", None),
@@ -54,17 +54,17 @@ def test_numbers_of_different_lengths_are_not_guessed_at():
         ("", []),
     ],
 )
-def test_positions_are_read_off_a_picture(picture, positions):
+def test_positions_are_parsed_from_a_dump(dump, positions):
     if positions is None:
         with pytest.raises(ValueError, match=r"12345\."):
-            _positions(picture, 3)
+            _parse_positions(dump, 3)
     else:
-        assert _positions(picture, len(positions)).tolist() == positions
+        assert _parse_positions(dump, len(positions)).tolist() == positions
 
 
-def test_a_picture_of_another_size_is_not_believed():
+def test_a_dump_of_another_size_is_refused():
     with pytest.raises(AssertionError, match="3 positions were printed, not 4"):
-        _positions("\n0    1    .    ", 4)
+        _parse_positions("\n0    1    .    ", 4)
 
 
 def heading(stream, used, head, size, window=0):
@@ -75,12 +75,12 @@ def heading(stream, used, head, size, window=0):
 FULL = [heading(0, 2, 2, 4), "\n00.. *\n\n", "\n0    1    .    .    *\n\n", "find_slot: stream[0] min[0] =     0\n"]
 
 
-def test_of_each_stream_of_each_cache_the_first_picture_is_taken():
+def test_the_first_dump_of_each_stream_of_each_cache_is_taken():
     later = [heading(0, 4, 0, 4), "\n0011\n", "\n0    1    0    1    \n"]
     window = [heading(0, 1, 3, 3, 64), "\n..0\n", "\n.    .    1    \n"]
     second = [heading(1, 1, 1, 4), "\n1...\n", "\n9    .    .    .    \n"]
     lines = ["something else\n", *FULL, *later, *window, "and more\n", *second, *window]
-    found = list(_told(lines, 2))
+    found = list(_parse_cells(lines, 2))
     assert [(c.cache, c.stream, c.used, c.head, c.window) for c in found] == [
         (0, 0, 2, 2, None),
         (1, 0, 1, 3, 64),
@@ -94,29 +94,29 @@ def test_of_each_stream_of_each_cache_the_first_picture_is_taken():
 
 
 def test_the_only_cache_of_a_model_may_have_a_window():
-    (cells,) = _told([heading(0, 0, 0, 2, 64), "\n..\n", "\n.    .    \n"], 1)
+    (cells,) = _parse_cells([heading(0, 0, 0, 2, 64), "\n..\n", "\n.    .    \n"], 1)
     assert (cells.cache, cells.window) == (0, 64)
 
 
 @pytest.mark.parametrize("lines", [[], ["no heading\n"], FULL[:1], FULL[:2]])
-def test_without_a_whole_picture_nothing_is_seen(lines):
-    assert list(_told(lines, 1)) == []
+def test_incomplete_dumps_are_ignored(lines):
+    assert list(_parse_cells(lines, 1)) == []
 
 
-def test_the_sizes_of_caches_are_told_in_order():
+def test_cache_sizes_are_parsed_in_order():
     lines = [
         "llama_kv_cache: size =    0.13 MiB (   512 cells,   2 layers,  4/4 seqs), K (f16):    0.06 MiB\n",
         "llama_kv_cache: something else\n",
         "llama_kv_cache: size =    0.06 MiB (   256 cells,   2 layers,  4/4 seqs), K (f16):    0.03 MiB\n",
     ]
-    assert _sizes_told(lines) == (512, 256)
+    assert _parse_cache_sizes(lines) == (512, 256)
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 9, 10, 11, 50, 90, 91, 150])
-def test_names_of_sequences_have_as_many_digits(sequences):
-    offset = digits_alike(sequences, "B")
+def test_offset_sequence_numbers_have_equally_many_digits(sequences):
+    offset = sequence_offset(sequences, "B")
     assert len({len(str(offset + seq)) for seq in range(sequences)}) == 1
-    assert digits_alike(sequences, "A") == 0
+    assert sequence_offset(sequences, "A") == 0
 
 
 # Refusals
@@ -141,8 +141,8 @@ def test_names_of_sequences_have_as_many_digits(sequences):
         ("B", {"unified": False, "sequences": 2}, None),
     ],
 )
-def test_what_llamacpp_would_not_make_or_make_otherwise_is_refused(era, keys, why):
-    found = refusal(era, Settings(**{"cells": 512} | keys))
+def test_unsupported_settings_are_refused(era, keys, why):
+    found = refusal(era, ContextSettings(**{"cells": 512} | keys))
     assert (found is None) if why is None else (why in found)
 
 
@@ -151,17 +151,21 @@ def policy(name, **keys):
 
 
 @pytest.mark.parametrize(("era", "name"), [(era, name) for era, names in POLICIES.items() for name in names])
-def test_of_a_policy_that_describes_an_era_the_settings_are_made(era, name):
-    made, settings, offset = settings_of(policy(name, kernel="tiled"), Settings(0, sequences=4, show_cells=True), era)
+def test_settings_follow_from_the_policy(era, name):
+    made, settings, offset = context_settings(
+        policy(name, kernel="tiled"), ContextSettings(0, sequences=4, show_cells=True), era
+    )
     assert made.name == name
     assert (settings.cells, settings.unified, settings.flash_attention) == (2048, name != "streams", True)
     assert (settings.sequences, offset) == (4, 0)
 
 
-def test_more_sequences_than_digits_are_named_from_ten_on():
-    _, settings, offset = settings_of(policy("llama.cpp-b6975"), Settings(0, sequences=16, show_cells=True), "B")
+def test_sequence_numbers_start_at_ten_if_there_are_more_than_ten():
+    _, settings, offset = context_settings(
+        policy("llama.cpp-b6975"), ContextSettings(0, sequences=16, show_cells=True), "B"
+    )
     assert (settings.sequences, offset) == (26, 10)
-    _, settings, offset = settings_of(policy("llama.cpp-b6975"), Settings(0, sequences=16), "B")
+    _, settings, offset = context_settings(policy("llama.cpp-b6975"), ContextSettings(0, sequences=16), "B")
     assert (settings.sequences, offset) == (16, 0)
 
 
@@ -176,9 +180,11 @@ def test_more_sequences_than_digits_are_named_from_ten_on():
         ("B", "sliding-window", {"sequences": 11}, "looked at with 10 slots at most"),
     ],
 )
-def test_a_policy_that_llamacpp_does_not_follow_is_refused_in_one_line(era, name, keys, why):
+def test_a_policy_that_llamacpp_does_not_implement_is_refused_in_one_line(era, name, keys, why):
     with pytest.raises(UserError) as refused:
-        settings_of(policy(name, **keys), Settings(0, sequences=keys.get("sequences", 4), show_cells=True), era)
+        context_settings(
+            policy(name, **keys), ContextSettings(0, sequences=keys.get("sequences", 4), show_cells=True), era
+        )
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -188,7 +194,7 @@ def test_a_policy_that_llamacpp_does_not_follow_is_refused_in_one_line(era, name
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Puts a llama_cpp of these contents into a folder, and forgets any other; the folder."""
+    """Writes a llama_cpp with these contents into a folder, unloads any other, and returns the folder."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "llama_cpp"]:
         monkeypatch.delitem(sys.modules, name)
 
@@ -217,7 +223,7 @@ def test_a_folder_without_llamacpp_is_named(tmp_path):
     assert refused(tmp_path / "nowhere").startswith(f"{tmp_path / 'nowhere'}: no llama_cpp in there")
 
 
-def test_where_there_is_none_it_says_how_to_get_it(monkeypatch):
+def test_a_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     assert refused(None).endswith("install it with: pip install 'kvsim[llama]'")
 
@@ -232,7 +238,7 @@ def test_a_shared_library_that_cannot_be_loaded_is_said_in_one_line(package, rai
     assert "llama-cpp-python cannot load llama.cpp: " in refused(package(f"raise {raised}"))
 
 
-def test_what_the_package_itself_lacks_is_said(package):
+def test_a_missing_dependency_of_the_package_is_named(package):
     assert "cannot be imported (No module named 'nothing_like_it')" in refused(package("import nothing_like_it"))
 
 
@@ -248,19 +254,19 @@ def test_a_build_that_lacks_a_function_is_said_in_one_line(package):
     assert said == "llama-cpp-python cannot load llama.cpp: libllama.so: undefined symbol: llama_new"
 
 
-def test_the_installed_one_is_not_taken_for_one_that_was_asked_for_by_name(package):
+def test_the_installed_package_is_not_confused_with_one_from_a_folder(package):
     folder = package("def llama_memory_seq_rm(): ...\ndef llama_kv_self_defrag(): ...\n", "0.3.12")
     refused(folder)
     assert refused(None) == "the installed one: another llama-cpp-python, 0.3.12, is in use in this process"
 
 
-def test_a_build_of_ones_own_has_a_name_of_its_own(monkeypatch):
-    told = SimpleNamespace(version="0.3.36")
+def test_a_custom_build_is_named_with_its_folder(monkeypatch):
+    library = SimpleNamespace(version="0.3.36")
     monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
-    assert Library.name.fget(told) == "llama-cpp-python 0.3.36"
+    assert Library.name.fget(library) == "llama-cpp-python 0.3.36"
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/opt/mine")
-    assert Library.name.fget(told) == "llama-cpp-python 0.3.36 with /opt/mine"
+    assert Library.name.fget(library) == "llama-cpp-python 0.3.36 with /opt/mine"
 
 
-def test_positions_are_whole_numbers_of_64_bits():
-    assert _positions("0    ", 1).dtype == _owners("0", 1).dtype == np.int64
+def test_positions_and_owners_are_int64():
+    assert _parse_positions("0    ", 1).dtype == _parse_owners("0", 1).dtype == np.int64

@@ -1,4 +1,4 @@
-"""What each way of keeping K and V keeps: against the formats' definition, number by number."""
+"""Storage of K and V compared with the formats' definitions, number by number."""
 
 from typing import get_args
 
@@ -13,7 +13,7 @@ SHAPE = ModelShape(n_layers=1, d_model=128, n_heads=4, n_kv_heads=2, d_head=64, 
 
 
 def q8_0(block):
-    """One block as ggml's C code has it, in plain Python floats rounded where the code rounds."""
+    """One block as in ggml's C code, with its rounding."""
     d = np.float32(max(abs(x) for x in block)) / np.float32(127)
     inverse = np.float32(1) / d if d else np.float32(0)
     scaled = [np.float32(x) * inverse for x in block]
@@ -29,7 +29,7 @@ def q4_0(block):
 
 
 @pytest.mark.parametrize(("storage", "by_hand"), [("q8_0", q8_0), ("q4_0", q4_0)])
-def test_blocks_are_ggmls(storage, by_hand):
+def test_quantised_blocks_equal_ggmls(storage, by_hand):
     rng = np.random.default_rng(3)
     numbers = (rng.standard_normal((2, 5, 64)) * 10.0 ** rng.uniform(-3, 2, (2, 5, 1))).astype(np.float32)
     numbers[0, 0] = 0
@@ -42,7 +42,7 @@ def test_blocks_are_ggmls(storage, by_hand):
 
 
 @pytest.mark.parametrize("storage", get_args(Storage))
-def test_bytes_are_what_the_simulator_counts(storage):
+def test_stores_take_the_bytes_that_the_simulator_counts(storage):
     cells = 100
     held = sum(
         array.nbytes for kept in (store(storage, SHAPE, cells), store(storage, SHAPE, cells)) for array in kept.arrays

@@ -1,4 +1,4 @@
-"""Text to tokens and back: against byte-pair encoding written down plainly, and the model's own figures."""
+"""The tokenizer compared with a plain implementation of byte-pair encoding, and with known token ids."""
 
 import re
 from itertools import pairwise
@@ -25,9 +25,9 @@ def smollm2():
     return read_tokenizer(read_header(gguf_path("smollm2")), 49152)
 
 
-def plainly(text, tokens, merges):
-    """Byte-pair encoding of an ASCII text, digits one by one: the first merge in the list, wherever it is, until none
-    is left."""
+def plain_encoding(text, tokens, merges):
+    """Byte-pair encoding of an ASCII text, digits split: apply the first possible merge of the list until none is
+    left."""
     ids, ranks = {token: id for id, token in enumerate(tokens)}, {pair: rank for rank, pair in enumerate(merges)}
     letter = alphabet()
     words = []
@@ -53,7 +53,7 @@ TEXTS = st.text(st.sampled_from("helo wrdin ab12'st.\n\t !?"), max_size=60)
 @given(TEXTS)
 @settings(max_examples=150, deadline=None)
 def test_small_vocabulary_against_plain_byte_pair_encoding(text):
-    assert SMALL.encode(text) == plainly(text, TOKENS, MERGES)
+    assert SMALL.encode(text) == plain_encoding(text, TOKENS, MERGES)
 
 
 def test_smollm2_against_plain_byte_pair_encoding(smollm2):
@@ -63,7 +63,7 @@ def test_smollm2_against_plain_byte_pair_encoding(smollm2):
         "!= 7 # don't  \r\n"
     )
     ids = smollm2.encode(text)
-    assert ids == plainly(text, fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"])
+    assert ids == plain_encoding(text, fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"])
     assert len(ids) < len(text) / 2
 
 
@@ -72,15 +72,15 @@ def test_smollm2_known_ids(smollm2):
     assert smollm2.ends == {0, 2}
 
 
-# Characters beyond plane 15 begin with a byte that SmolLM2 has no token for; so are six control characters.
+# SmolLM2 has no token for the first byte of characters beyond plane 3, nor for six control characters.
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"], max_codepoint=0x3FFFF), max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_round_trip(smollm2, text):
     for tokenizer in (smollm2, SMALL):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
-        speaker = tokenizer.speaker()
-        assert "".join(map(speaker.say, ids)) + speaker.stop() == text
+        decoder = tokenizer.streaming_decoder()
+        assert "".join(map(decoder.decode, ids)) + decoder.flush() == text
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_round_trip_of_rare_characters(text):
     assert SMALL.decode(SMALL.encode(text)) == text
 
 
-def test_digits_stand_alone_in_smollm_and_not_in_gpt2():
+def test_digits_are_split_by_smollm_and_not_by_gpt2():
     gpt2 = Tokenizer(TOKENS, MERGES, TYPES, "gpt-2")
     name = TOKENS.index
     assert gpt2.encode("a 12") == [name("a"), name("Ġ1"), name("2")]
@@ -108,19 +108,19 @@ def test_digits_stand_alone_in_smollm_and_not_in_gpt2():
     assert SMALL.encode("a 12") == [name("a"), name("Ġ"), name("1"), name("2")]
 
 
-def test_a_character_is_told_when_its_last_byte_is_there():
-    speaker = SMALL.speaker()
+def test_a_character_is_emitted_with_its_last_byte():
+    decoder = SMALL.streaming_decoder()
     euro = SMALL.encode("€")
-    assert [speaker.say(token) for token in euro] == ["", "", "€"]
-    assert speaker.say(euro[0]) == ""
-    assert speaker.stop() == "\ufffd"
+    assert [decoder.decode(token) for token in euro] == ["", "", "€"]
+    assert decoder.decode(euro[0]) == ""
+    assert decoder.flush() == "\ufffd"
 
 
-def test_what_a_user_writes_is_text_even_if_it_looks_like_a_control_token():
+def test_control_tokens_in_user_text_stay_text():
     ids = SMALL.encode("<|im_end|>hello<|endoftext|>")
     assert not set(ids) & {0, 1, 2}
     assert SMALL.decode(ids) == "<|im_end|>hello<|endoftext|>"
-    assert SMALL.decode([1, *SMALL.encode("hello"), 2]) == "hello", "control tokens are silent"
+    assert SMALL.decode([1, *SMALL.encode("hello"), 2]) == "hello", "control tokens have no text"
 
 
 def test_a_token_that_is_defined_as_text_is_found_in_it():
@@ -142,8 +142,8 @@ def test_a_chat_is_spelt_as_the_template_says(tmp_path):
     assert (
         spelt(tokenizer, tokenizer.encode_chat([system, user])) == f"<|im_start|>system\nBe brief.<|im_end|>\n{asked}"
     )
-    assert tokenizer.encode_chat([user]).count(2) == 2, "the user's own is no end"
-    assert spelt(SMALL, SMALL.encode_chat([user])) == asked, "without a template nobody speaks first"
+    assert tokenizer.encode_chat([user]).count(2) == 2, "the user's own text ends nothing"
+    assert spelt(SMALL, SMALL.encode_chat([user])) == asked, "without a template there is no system message"
 
 
 def test_smollm2_chat(smollm2):
@@ -154,12 +154,12 @@ def test_smollm2_chat(smollm2):
     )
 
 
-def test_what_cannot_be_said():
+def test_invalid_text_and_missing_chat_tokens_are_refused():
     with pytest.raises(UserError, match=r"'\\udc80'.*Unicode"):
         SMALL.encode("a\udc80")
     mute = Tokenizer(TOKENS[3:], MERGES, TYPES[3:])
     assert not mute.chats
-    with pytest.raises(UserError, match="knows no chats"):
+    with pytest.raises(UserError, match="has no chat format"):
         mute.encode_chat([Message("user", "Hi")])
 
 
@@ -174,7 +174,7 @@ def test_a_text_begins_as_the_file_says(tmp_path):
 @pytest.mark.parametrize(
     "fields", [{"tokenizer.ggml.model": "llama"}, {"tokenizer.ggml.pre": "qwen2"}, {"tokenizer.ggml.model": None}]
 )
-def test_other_vocabularies_leave_the_model_without_words(tmp_path, fields):
+def test_unsupported_vocabularies_leave_the_model_without_a_tokenizer(tmp_path, fields):
     assert load_model(str(Small(fields=fields).write(tmp_path / "m.gguf"))).tokenizer is None
 
 

@@ -1,8 +1,8 @@
-"""The truth test on a real model: SmolLM2 says under every policy what it would say without a cache.
+"""Correctness on a real model: SmolLM2 generates under every policy what it would without a cache.
 
-As in ``test_engine`` and ``test_definition``, whose definitions are taken: several sequences at once, prompts in
-pieces, compaction forced at random moments. Where the two largest logits are closer than rounding, either token is the
-likeliest; so a token is wrong where its logit, recomputed without a cache, is below the largest by more than that.
+As in ``test_engine`` and ``test_definition``, whose definitions are used: several concurrent sequences, chunked
+prompts, compaction at random moments. Where the two largest logits are closer than rounding, either token is right; so
+a token is wrong if its logit, recomputed without a cache, is below the largest by more than that.
 """
 
 from importlib.resources import files
@@ -48,8 +48,8 @@ def page(model):
     return model.tokenizer.encode(files("real_engine").joinpath("accuracy_text.txt").read_text(encoding="utf-8"))
 
 
-class Quoting(Engine):
-    """An engine whose prompts are real text: each another place of the page."""
+class PagePromptEngine(Engine):
+    """An engine whose prompts are real text, each from another place of the page."""
 
     page = ()
 
@@ -58,8 +58,8 @@ class Quoting(Engine):
         return list(self.page[start : start + request.prompt_tokens])
 
 
-class Overheard:
-    """A transformer whose logits are kept."""
+class LogitsKeeper:
+    """A transformer that keeps its last logits."""
 
     def __init__(self, model):
         self.shape, self._model = model.shape, model
@@ -70,12 +70,13 @@ class Overheard:
 
 
 def serve(model, page, name):
-    """The engine behind a server under that policy, its completed requests, and what each compaction moved."""
-    # A ring that never overwrites is to say what anyone says; a sliding window is to be narrower than the texts.
+    """Serve under a policy; return the engine, the policy, the completed requests, and cells moved by each
+    compaction."""
+    # The ring must be too large to overwrite anything, the sliding window narrower than the texts.
     world = load_scenario(WORLD, cache__window=64 if name == "ring" else 20)
     policy = build_policy(world, name)
     moved = compacted_at_random(policy, np.random.default_rng(3))
-    engine = Quoting(model.transformer, policy.groups, policy.kernel, world.seed)
+    engine = PagePromptEngine(model.transformer, policy.groups, policy.kernel, world.seed)
     engine.page = page
     recorder = Recorder()
     drive(world, policy, engine, recorder, None)
@@ -85,7 +86,7 @@ def serve(model, page, name):
 
 
 _recomputed = {}
-"""Of each text: its logits, from one pass without a cache. Most policies say the same."""
+"""By text: its logits from one pass without a cache. Most policies generate the same text."""
 
 
 def wrong_tokens(model, engine, policy, jobs):
@@ -96,23 +97,23 @@ def wrong_tokens(model, engine, policy, jobs):
         assert len(text) == len(prompt) + job.generated
         key = (tuple(text), policy.groups if any(group.window for group in policy.groups) else ())
         if key not in _recomputed:
-            overheard = Overheard(model.transformer)
-            best_without_cache(overheard, text, len(prompt), policy.groups)
-            _recomputed[key] = overheard.logits
+            keeper = LogitsKeeper(model.transformer)
+            best_without_cache(keeper, text, len(prompt), policy.groups)
+            _recomputed[key] = keeper.logits
         logits, said = _recomputed[key], text[len(prompt) :]
         wrong += int((logits.max(axis=1) - logits[np.arange(len(said)), said] > ROUNDING).sum())
     return wrong
 
 
 @pytest.mark.parametrize("name", available())
-def test_every_policy_tells_the_truth_with_compaction_at_random_moments(model, page, name):
+def test_every_policy_generates_the_cacheless_text_with_random_compaction(model, page, name):
     engine, policy, jobs, moved = serve(model, page, name)
     assert wrong_tokens(model, engine, policy, jobs) == 0
     if name in ("fill-holes", "full-compaction", "adaptive", "threshold-compaction", "idle-compaction"):
-        assert sum(moved) > 0, "nothing was put to the test"
+        assert sum(moved) > 0, "nothing was tested"
 
 
-def test_moves_that_are_not_carried_out_show(model, page, monkeypatch):
+def test_omitted_moves_change_the_text(model, page, monkeypatch):
     """The control."""
     monkeypatch.setattr(Engine, "_apply", lambda *_: None)
     assert wrong_tokens(model, *serve(model, page, "full-compaction")[:3]) > 0
@@ -134,7 +135,7 @@ FORGETFUL = scenario(
 
 
 def compared(model, monkeypatch, name, keep, **keys):
-    """``test_definition.compare`` on this model, with less text: where the engine parts from the definition."""
+    """``test_definition.compare`` on this model with less text: tokens where the engine differs from the definition."""
     monkeypatch.setattr(test_definition, "MODEL", model.transformer)
     monkeypatch.setattr(test_definition, "SHAPE", model.transformer.shape)
     world = load_scenario(FORGETFUL, **keys)
@@ -144,17 +145,17 @@ def compared(model, monkeypatch, name, keep, **keys):
     drive(world, policy, engine, recorder, None)
     assert [job.status for job in recorder.jobs] == ["completed"] * 3
     assert engine.agree + engine.part > 48
-    assert engine.forgotten > 15, "nothing was put to the test"
+    assert engine.forgotten > 15, "nothing was tested"
     return engine.part
 
 
-def test_an_overwriting_ring_is_what_its_definition_says(model, monkeypatch):
+def test_an_overwriting_ring_follows_its_definition(model, monkeypatch):
     def sinks_and_newest(alive):
         return alive if len(alive) <= 16 else alive[:3] + alive[-13:]
 
     assert compared(model, monkeypatch, "ring", sinks_and_newest, cache__window=16, cache__sinks=3) == 0
 
 
-def test_a_context_shift_is_what_its_definition_says(model, monkeypatch):
+def test_a_context_shift_follows_its_definition(model, monkeypatch):
     keys = {"server__slot_context": 16, "server__context_shift": True, "server__n_keep": 4}
     assert compared(model, monkeypatch, "full-compaction", list, **keys) == 0

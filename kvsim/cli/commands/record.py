@@ -50,5 +50,5 @@ def record(
             f"Saved {done.path}: {done.records:,} operations of {done.engine}, its cells after {done.seen:,} of them.\n"
             f"Compare {done.policy} with it: kvsim conform {engine} {done.path}"
         )
-    if done.parted is not None:
-        warn([f"the recording ends where llama.cpp and {done.policy} diverge: {done.parted}"])
+    if done.divergence is not None:
+        warn([f"the recording ends where llama.cpp and {done.policy} diverge: {done.divergence}"])

@@ -79,14 +79,14 @@ def validate(
 
 def _fitted_to_engine(loaded: Scenario, engine: str, model: str | None, library: Path | None) -> Scenario:
     """The scenario with another model, and as the engine can run it."""
-    from kvsim.calibration.live import fitted, from_here
+    from kvsim.calibration.llamacpp_session import absolute_model_path, adapt_scenario
     from kvsim.costs.profile import is_llamacpp
     from kvsim.scenario.scenario import load_scenario
     from real_engine.llama_library import Library
 
     if is_llamacpp(engine):
-        return fitted(loaded, Library(library).era, model)
-    return loaded if model is None else load_scenario(loaded, model__name=from_here(model))
+        return adapt_scenario(loaded, Library(library).era, model)
+    return loaded if model is None else load_scenario(loaded, model__name=absolute_model_path(model))
 
 
 def _given_profile(name: str, threads: int | None) -> Profile:

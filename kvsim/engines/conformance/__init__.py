@@ -1,4 +1,4 @@
-"""Recorded runs of real engines, replayed on our policies, and compared after every operation."""
+"""Replay recorded runs of real engines on our policies, and compare the states after every operation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["ENGINES", "Agreement", "Disagreement", "conform_llamacpp", "conform_
 
 
 def conform_llamacpp(path: str | Path) -> Agreement:
-    """Replay one recording of llama.cpp. Raises ``UserError`` where the file is not one."""
+    """Replay one recording of llama.cpp. Raises ``UserError`` if the file is not one."""
     return conform(path, LlamaCppReplay)
 
 
 def conform_vllm(path: str | Path) -> Agreement:
-    """Replay one recording of vLLM's cache manager or scheduler. Raises ``UserError`` where the file is not one."""
+    """Replay one recording of vLLM's cache manager or scheduler. Raises ``UserError`` if the file is not one."""
     return conform(path, vllm_replay)
 
 
 ENGINES = {"llamacpp": conform_llamacpp, "vllm": conform_vllm}
-"""By name of the engine: what replays one of its recordings."""
+"""Functions that replay a recording, by engine."""

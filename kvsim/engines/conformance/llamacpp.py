@@ -1,4 +1,4 @@
-"""Recorded runs of real llama.cpp, replayed on our policies, and compared after every operation."""
+"""Replay recorded runs of llama.cpp on the policies that describe it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from policies.layouts.unified import UnifiedPolicy
 from policies.vocabulary import IntArray
 
 _FIELDS_A = ("map", "head", "used", "n_kv", "max_contiguous", "do_defrag")
-"""Of a record of era A."""
+"""State fields of a record of era A."""
 
 LlamaPolicy = UnifiedPolicy | MultiStreamPolicy
 
 
 class LlamaCppReplay:
-    """Operations of a llama.cpp context (decode, seq_rm, ...) on the preset of its era."""
+    """Performs the operations of a llama.cpp context (decode, seq_rm, ...) on the preset of its era."""
 
     def __init__(self, header: Record):
         if "era" not in header:
@@ -32,13 +32,13 @@ class LlamaCppReplay:
         self._policy = _policy(header)
 
     def perform(self, record: Record) -> tuple[State, State]:
-        """Carry out one operation; the recorded state after it, and ours in the same fields."""
+        """Perform one operation; return the recorded state after it and ours, in the same fields."""
         returned = _perform(self._policy, record)
         recorded = _recorded(record)
         return recorded, {k: v for k, v in _state(self._policy, returned).items() if k in recorded}
 
     def operation(self, record: Record) -> dict[str, Any]:
-        """What was done, with its arguments."""
+        """The operation with its arguments."""
         return {k: record[k] for k in ("op", "batch", "args") if k in record}
 
 
@@ -77,7 +77,7 @@ def _policy(header: Record) -> LlamaPolicy:
 
 
 def _perform(policy: LlamaPolicy, record: Record) -> int:
-    """Carry out one operation; the code that decode returns, 0 for all others."""
+    """Perform one operation; return the code of a decode, 0 for all others."""
     if record["op"] == "decode":
         step = [Chunk(seqs[0], pos, n, tuple(seqs[1:])) for seqs, pos, n in record["batch"]]
         try:
@@ -110,9 +110,9 @@ def _end(position: int) -> int | None:
 
 
 def _recorded(record: Record) -> State:
-    """The fields of a record that are compared: those that it has.
+    """The fields of a record to compare: all that it has.
 
-    A recorder may not have seen the cells after every operation, nor all streams, nor all fields.
+    A recording need not show the cells after every operation, nor all streams, nor all fields.
     """
     state: State = {"ret": record["ret"]} if record["op"] == "decode" else {}
     if "caches" in record:
@@ -126,7 +126,7 @@ def _recorded(record: Record) -> State:
     else:
         seen = [key for key in _FIELDS_A if key in record]
         if seen:
-            # Whoever saw anything saw the cells.
+            # A record with any of these fields must have the cells.
             state |= {"map": record["map"], **{key: record[key] for key in seen}}
     return state
 

@@ -1,4 +1,4 @@
-"""Recordings of real engines: reading them, and holding ours against them record by record."""
+"""Read recordings of real engines, and compare our states with them record by record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvsim.errors import UserError
 from policies import Unsupported
 
 State = dict[str, Any]
-"""What is compared: field by field, as in the recording."""
+"""State compared field by field, as in the recording."""
 
 Record = dict[str, Any]
 
@@ -24,7 +24,7 @@ class Disagreement:
     """The first record whose state is not ours."""
 
     record: int
-    """Its number in the file, the first after the header being 0."""
+    """Number of the record, 0 for the first after the header."""
     operation: dict[str, Any]
     fields: tuple[str, ...]
     recorded: State
@@ -33,15 +33,15 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far one recording and our policy agree."""
+    """How far our policy agrees with a recording."""
 
     file: str
     era: str
-    """Of the engine: its version, or a span of versions that behave alike."""
+    """Version of the engine, or a range of versions that behave alike."""
     agree: int
-    """Records whose every compared field is ours. After the first that is not, those that follow may suffer."""
+    """Records that agree in every compared field; a first disagreement may cause later ones."""
     total: int
-    """Records after which anything was recorded that can be compared."""
+    """Records with at least one field to compare."""
     first: Disagreement | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,16 +59,16 @@ class Agreement:
 
 
 class Replay(Protocol):
-    """Carries out a recording's operations on ours."""
+    """Performs a recording's operations on one of our policies."""
 
     era: str
 
     def perform(self, record: Record) -> tuple[State, State]:
-        """Carry out one operation; the recorded state after it, and ours in the same fields."""
+        """Perform one operation; return the recorded state after it and ours, in the same fields."""
         ...
 
     def operation(self, record: Record) -> dict[str, Any]:
-        """The part of a record that says what was done."""
+        """The part of a record that describes the operation."""
         ...
 
 
@@ -76,9 +76,9 @@ _NOT_A_RECORD = (KeyError, TypeError, IndexError, AttributeError, ArithmeticErro
 
 
 def conform(path: str | Path, start: Callable[[Record], Replay]) -> Agreement:
-    """Replay one recording, begun from its header line. Raises ``UserError`` where the file is not one.
+    """Replay one recording; ``start`` builds the replay from the header. Raises ``UserError`` if it is not a recording.
 
-    Once ours has parted from the recording, what is asked of it may make no sense there; such records disagree too.
+    After a disagreement, later operations may be impossible on our state; such records count as disagreements.
     """
     source = Path(path)
     lines = read_lines(source)
@@ -99,7 +99,7 @@ def conform(path: str | Path, start: Callable[[Record], Replay]) -> Agreement:
                     raise
                 total += 1
                 continue
-            if not recorded:  # Nothing was seen after it.
+            if not recorded:  # Nothing to compare.
                 continue
             total += 1
             differ = tuple(key for key in recorded if recorded[key] != ours.get(key))
@@ -118,7 +118,7 @@ def conform(path: str | Path, start: Callable[[Record], Replay]) -> Agreement:
 
 
 def whole_number(header: Record, key: str, default: int | None = None) -> int:
-    """A count from a header. Raises ``ValueError`` where it is none, or absurd."""
+    """A count from a header. Raises ``ValueError`` unless it is a whole number from 1 to 2**31."""
     value = header[key] if default is None else header.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**31:
         raise ValueError(f"{key} is {value!r:.40}; a whole number from 1 to 2**31 is expected")
@@ -126,7 +126,7 @@ def whole_number(header: Record, key: str, default: int | None = None) -> int:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
-    """The JSON objects of a file with their line numbers. Raises ``UserError`` for whatever is wrong with it."""
+    """The JSON objects of a file with their line numbers. Raises ``UserError`` if it cannot be read or parsed."""
     number = 0
     try:
         try:
@@ -153,5 +153,5 @@ def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
     except json.JSONDecodeError as e:
         raise UserError(f"{path}: line {number}: not JSON: {e.msg}") from None
     except (ValueError, RecursionError) as e:
-        # A number of thousands of digits, or brackets without end.
+        # A number of thousands of digits, or too deeply nested brackets.
         raise UserError(f"{path}: line {number}: not JSON: {e}") from None

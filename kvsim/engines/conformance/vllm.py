@@ -1,4 +1,4 @@
-"""Recordings of vLLM: its KV cache manager call by call, and its scheduler step by step."""
+"""Replay recordings of vLLM: its KV cache manager call by call, and its scheduler step by step."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from policies.paging.eviction import free_blocks
 from workloads import Request, Segment
 
 VERSION = "0.33.0"
-ENDLESS = 1 << 30
-"""Tokens; where a recording sets no limit."""
+UNBOUNDED = 1 << 30
+"""Tokens or sequences, where a recording sets no limit."""
 _MASK = (1 << 32) - 1
 P = TypeVar("P", bound=PagedPolicy)
 
@@ -42,17 +42,17 @@ def tokens_of(piece: TextSegment) -> Iterator[int]:
         yield (x >> 13) & 0x7FFF
 
 
-class Names:
-    """The content ids by which recordings call full blocks, for our keys."""
+class BlockIds:
+    """The recordings' ids of full blocks, by our content keys."""
 
     def __init__(self, block_size: int):
         self.of: dict[Key, str] = {}
         self._block_size = block_size
         self._texts: dict[Content, tuple[list[int], list[str]]] = {}
-        """Of each text: the tokens of its last, unfinished block, and the ids of the full ones before."""
+        """By content: the tokens of its last, incomplete block, and the ids of the full blocks before it."""
 
     def learn(self, content: Content, piece: TextSegment) -> None:
-        """The text has grown by this."""
+        """Register the blocks that become full as the content grows by ``piece``."""
         tokens, ids = self._texts.setdefault(content, ([], []))
         tokens += tokens_of(piece)
         size = self._block_size
@@ -66,15 +66,15 @@ class Names:
             self.of.setdefault(keys[at], ids[at])
 
 
-class Told(Generic[P]):
-    """A policy from a recording's header, and its state in the recording's words."""
+class RecordedPolicy(Generic[P]):
+    """A policy built from a recording's header, and its state in the recording's fields."""
 
     def __init__(self, header: Record, max_tokens: int, build: Callable[..., P]):
         blocks, size = whole_number(header, "num_blocks"), whole_number(header, "block_size")
         config = CacheConfig(
             cells=blocks * size,
-            n_ubatch=header.get("effective", header).get("max_in_flight", ENDLESS),
-            sequences=ENDLESS,
+            n_ubatch=header.get("effective", header).get("max_in_flight", UNBOUNDED),
+            sequences=UNBOUNDED,
             max_tokens=max_tokens,
             block_size=size,
             watermark=float(header.get("watermark", 0.0)),
@@ -88,12 +88,12 @@ class Told(Generic[P]):
             window=whole_number(header, "window") if "window" in header else None,
             tail_only=header.get("retention") == 0,
         )
-        self.names = Names(size)
+        self.names = BlockIds(size)
         self.evicted: list[list[Any]] = []
         self.policy.pool.on_evict = lambda block, key: self.evicted.append([block, self.names.of[key]])
 
     def state(self, record: Record) -> State:
-        """The fields that every record has, as ours."""
+        """Our values of the fields that every record has."""
         pool, names = self.policy.pool, self.names.of
         queue = pool.free.order()
         blocks = [[pool.refs[b], 0 if (key := pool.keys[b]) is None else names[key]] for b in range(1, pool.n)]
@@ -108,24 +108,24 @@ COMMON = ("nf", "fqc", "fq", "st", "nc")
 
 
 def recorded_state(record: Record, fields: tuple[str, ...]) -> State:
-    """The record's own fields and those common to all; of the latter the queue is not in every record."""
+    """The record's own fields and the common ones, of which the queue is optional."""
     common = {key: record[key] for key in COMMON if key != "fq" or key in record}
     return {key: record[key] for key in fields} | common | {"ev": record.get("ev", [])}
 
 
 class ManagerReplay:
-    """Calls of ``KVCacheManager`` on the paged policy."""
+    """Performs calls of ``KVCacheManager`` on the paged policy."""
 
     def __init__(self, header: Record):
         self.era = f"{header['vllm']}, manager"
-        self._told = Told(header, ENDLESS, PagedPolicy)
-        self._policy = self._told.policy
+        self._recorded = RecordedPolicy(header, UNBOUNDED, PagedPolicy)
+        self._policy = self._recorded.policy
         self._contents: dict[str, Content] = {}
         self._prompts: dict[str, int] = {}
         self._seqs: dict[str, int] = {}
 
     def perform(self, record: Record) -> tuple[State, State]:
-        """Carry out one call; the recorded state after it, and ours in the same fields."""
+        """Perform one call; return the recorded state after it and ours, in the same fields."""
         operations: dict[str, Callable[[Record], State]] = {
             "add": self._add,
             "append": self._append,
@@ -139,7 +139,7 @@ class ManagerReplay:
         if record["op"] not in operations:
             raise ValueError(f"operation {record['op']!r} is unknown; there are {', '.join(operations)}")
         found = operations[record["op"]](record)
-        return recorded_state(record, tuple(found)), found | self._told.state(record)
+        return recorded_state(record, tuple(found)), found | self._recorded.state(record)
 
     def operation(self, record: Record) -> dict[str, Any]:
         """The call and its arguments."""
@@ -150,18 +150,18 @@ class ManagerReplay:
         content = self._contents[record["r"]] = Content()
         self._seqs[record["r"]] = len(self._seqs)
         for piece in record["prompt"]:
-            self._say(content, piece)
+            self._extend(content, piece)
         self._prompts[record["r"]] = content.n
         return {}
 
     def _append(self, record: Record) -> State:
-        self._say(self._contents[record["r"]], record["seg"])
+        self._extend(self._contents[record["r"]], record["seg"])
         return {}
 
-    def _say(self, content: Content, piece: list[int]) -> None:
+    def _extend(self, content: Content, piece: list[int]) -> None:
         seed, start, n = piece
         content.extend((seed, start, n))
-        self._told.names.learn(content, (seed, start, n))
+        self._recorded.names.learn(content, (seed, start, n))
 
     def _lookup(self, record: Record) -> State:
         seq, content = self._seqs[record["r"]], self._contents[record["r"]]
@@ -172,8 +172,8 @@ class ManagerReplay:
         seq, content = self._seqs[record["r"]], self._contents[record["r"]]
         policy = self._policy
         if record["first"]:
-            policy.open(seq, SequencePlan(self._prompts[record["r"]], ENDLESS, ENDLESS, content))
-        # Where a look-up already came out otherwise, ours goes on with what it has found itself.
+            policy.open(seq, SequencePlan(self._prompts[record["r"]], UNBOUNDED, UNBOUNDED, content))
+        # After a look-up that disagreed, continue with the blocks that our own look-up found.
         hit = len(policy.found(seq)) * policy.block_size if record["first"] and record["hit"] else 0
         held = hit // policy.block_size if record["first"] else len(policy.tables[seq].blocks)
         chunk = Chunk(seq, record["nct"] + hit, record["new"])
@@ -199,14 +199,14 @@ class ManagerReplay:
         return {}
 
 
-class Spy(PagedPolicy):
-    """The paged policy, writing down what the scheduler asks of it."""
+class CallLoggingPolicy(PagedPolicy):
+    """The paged policy, logging the scheduler's calls."""
 
     calls: list[list[Any]]
     name_of: dict[Content, str]
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
-        """A look-up."""
+        """Look up a prefix, and log it."""
         hit = super().match(seq, content, tokens)
         self.calls.append(["L", self.name_of[content], hit, self.found(seq)])
         return hit
@@ -214,7 +214,7 @@ class Spy(PagedPolicy):
     def reserve(
         self, chunk: Chunk, *, whole: int = 0, waits: bool = False, lookahead: int = 0, in_flight: int = 0
     ) -> bool:
-        """An allocation."""
+        """Reserve blocks, and log it."""
         s = self.tables[chunk.seq]
         held = len(s.blocks) or chunk.start // self.block_size
         computed, hit = (chunk.start, 0) if s.blocks else (0, chunk.start)
@@ -224,16 +224,16 @@ class Spy(PagedPolicy):
         return done
 
 
-class Witness(Recorder):
-    """Writes down who ends and who is preempted."""
+class OutcomeRecorder(Recorder):
+    """Logs requests that end or are preempted."""
 
-    def __init__(self, policy: Spy):
+    def __init__(self, policy: CallLoggingPolicy):
         super().__init__()
         self._policy = policy
         self.ended: list[str] = []
 
     def finish(self, job: Job) -> None:
-        """Blocks are freed when a request ends."""
+        """Log that the request's blocks are freed at its end."""
         super().finish(job)
         name = self._policy.name_of[job.content]
         self._policy.calls.append(["F", name])
@@ -241,61 +241,61 @@ class Witness(Recorder):
             self.ended.append(name)
 
     def preempted(self, job: Job) -> None:
-        """Blocks are freed when a request is preempted."""
+        """Log that the request's blocks are freed by a preemption."""
         super().preempted(job)
         self._policy.calls.append(["P", self._policy.name_of[job.content]])
 
 
-class NoTime:
-    """A backend that is told of requests and asked for nothing else."""
+class ZeroTimeBackend:
+    """A backend on which everything takes zero time."""
 
     wants_views = False
     predictor = None
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def discard(self, seq: int, start: int, stop: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """No time."""
+        """Return zero seconds."""
         return [0.0] * len(batches)
 
     def move(self, moves: Moves) -> float:
-        """No time."""
+        """Return zero seconds."""
         return 0.0
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """No time."""
+        """Return zero seconds."""
         return 0.0
 
 
-class Unchecked(Vllm):
-    """Refuses nothing, as the original."""
+class UncheckedVllm(Vllm):
+    """vLLM's scheduler without our checks: like the original, it refuses no request."""
 
-    def __init__(self, scenario: Scenario, policy: Spy, recorder: Recorder, max_tokens: int):
-        super().__init__(scenario, policy, NoTime(), recorder)
+    def __init__(self, scenario: Scenario, policy: CallLoggingPolicy, recorder: Recorder, max_tokens: int):
+        super().__init__(scenario, policy, ZeroTimeBackend(), recorder)
         self._context, self._limit = max_tokens, max_tokens - 1
 
     def _refusal(self, job: Job) -> None:
         """Refuses nothing."""
 
     def _check_progress(self, now: float) -> None:
-        """Waits as long as anyone looks."""
+        """Never raise ``Livelock``: the original waits for ever."""
 
 
 class SchedulerReplay:
-    """Steps of ``Scheduler`` on our own scheduler over the paged policy."""
+    """Performs steps of ``Scheduler`` on our own scheduler over the paged policy."""
 
     def __init__(self, header: Record):
         effective = header["effective"]
         self.era = f"{header['vllm']}, scheduler"
         if effective["async_scheduling"]:
             self.era += ", asynchronous (ours is not)"
-        max_tokens = whole_number(header, "max_model_len", ENDLESS)
-        self._told = Told(header, max_tokens, Spy)
-        policy = self._policy = self._told.policy
+        max_tokens = whole_number(header, "max_model_len", UNBOUNDED)
+        self._recorded = RecordedPolicy(header, max_tokens, CallLoggingPolicy)
+        policy = self._policy = self._recorded.policy
         policy.calls, policy.name_of = [], {}
         server = {
             "scheduler": "vllm",
@@ -307,12 +307,12 @@ class SchedulerReplay:
             "order": header.get("policy", "fcfs"),
         }
         scenario = load_scenario({"server": server, "cache": {"cells": policy.groups[0].cells}})
-        self._witness = Witness(policy)
-        self._scheduler = Unchecked(scenario, policy, self._witness, max_tokens)
+        self._recorder = OutcomeRecorder(policy)
+        self._scheduler = UncheckedVllm(scenario, policy, self._recorder, max_tokens)
         self._jobs: dict[str, Job] = {}
 
     def perform(self, record: Record) -> tuple[State, State]:
-        """One step: what has come and gone, the schedule, its run, and what it finished."""
+        """Perform one step: arrivals and cancellations, the schedule, and its completion."""
         if record["op"] != "step":
             raise ValueError(f"operation {record['op']!r} is unknown; there is step")
         policy, scheduler, names = self._policy, self._scheduler, self._policy.name_of
@@ -324,18 +324,20 @@ class SchedulerReplay:
         try:
             step = list(scheduler.compose(0.0))
         except Livelock:
-            # The original schedules nothing, and waits.
+            # The original schedules nothing and waits.
             step = []
         tables = {chunk.seq: list(policy.tables[chunk.seq].blocks) for chunk in step}
         of = {chunk.seq: names[policy.tables[chunk.seq].content] for chunk in step}
-        said = {name: job.generated for name, job in self._jobs.items()}
+        generated_before = {name: job.generated for name, job in self._jobs.items()}
         policy.allocate(step)
         scheduler.commit(step, 1, 0.0)
-        ended, self._witness.ended = self._witness.ended, []
+        ended, self._recorder.ended = self._recorder.ended, []
         calls, policy.calls = policy.calls, []
         ours: State = {
             "nst": [[of[chunk.seq], chunk.n] for chunk in step],
-            "emit": [of[chunk.seq] for chunk in step if self._jobs[of[chunk.seq]].generated > said[of[chunk.seq]]],
+            "emit": [
+                of[chunk.seq] for chunk in step if self._jobs[of[chunk.seq]].generated > generated_before[of[chunk.seq]]
+            ],
             "fin": ended,
             "run": [names[job.content] for job in scheduler.running],
             "wait": [names[job.content] for job in scheduler.waiting],
@@ -346,10 +348,10 @@ class SchedulerReplay:
             recorded[f"table {name}"] = table
         for seq, table in tables.items():
             ours[f"table {of[seq]}"] = crc(table) if isinstance(recorded.get(f"table {of[seq]}"), int) else table
-        return recorded, ours | self._told.state(record)
+        return recorded, ours | self._recorded.state(record)
 
     def operation(self, record: Record) -> dict[str, Any]:
-        """Which step, and what came and went before it."""
+        """The step's number, arrivals and cancellations."""
         return {key: record[key] for key in ("op", "i", "add", "abort") if key in record}
 
     def _add(self, name: str, prompt: list[list[int]], max_tokens: int, priority: int, arrival_s: float) -> None:
@@ -357,18 +359,18 @@ class SchedulerReplay:
         segments = tuple(Segment(*piece) for piece in prompt)
         n = sum(segment.n for segment in segments)
         job = Job(Request(number, arrival_s, n, max_tokens, content=segments, priority=priority), arrival_s)
-        # Recorded requests answer from sources of their own, which later prompts quote.
+        # Each recorded request's answer has a source number of its own, which later prompts quote.
         job.content = content = Content()
         for piece in (*segments, (3_000_000 + number, 0, max_tokens)):
             content.extend(piece)
-            self._told.names.learn(content, piece)
+            self._recorded.names.learn(content, piece)
         self._jobs[name] = job
         self._policy.name_of[content] = name
         self._scheduler.submit(job, arrival_s)
 
 
 def vllm_replay(header: Record) -> Replay:
-    """The replay of a recording, by its header. Raises ``ValueError`` where it is none of vLLM's."""
+    """The replay of a recording, by its header. Raises ``ValueError`` if it is not one of vLLM's."""
     kinds: dict[str, Callable[[Record], Replay]] = {"manager": ManagerReplay, "scheduler": SchedulerReplay}
     if header.get("kind") not in kinds:
         raise ValueError(f"not a vLLM recording's header; a JSON object with 'kind' ({' or '.join(kinds)}) is expected")

@@ -113,11 +113,11 @@ def test_huge_pages_are_what_keeps_a_growing_cache_large():
 def test_measurements_compute_the_same_every_time():
     setup = SetUp("tiny", cache="paged", slots=2, context=64, tokens=32, type_k="q8_0", type_v="f16")
     one, two = measure(setup), measure(setup)
-    assert (one.needed, one.arrays, one.said) == (two.needed, two.arrays, two.said)
+    assert (one.needed, one.arrays, one.generated) == (two.needed, two.arrays, two.generated)
 
 
 def test_set_ups_with_the_same_weights_generate_the_same(report):
-    outputs = [f.said for f in report.footprints.values()]
+    outputs = [f.generated for f in report.footprints.values()]
     assert all(len(slot) == footprint.DECODES + 1 for slot in outputs[0])
     assert outputs[0] == outputs[1] == outputs[2] == outputs[3] == outputs[4]
 
@@ -162,7 +162,7 @@ def test_a_mapped_file(tmp_path):
     once, mapped = (report.footprints[name] for name in ("+ once", "+ mapped"))
     assert once.readings[-1].model_file == 0
     assert 0 < mapped.readings[-1].model_file <= path.stat().st_size + 2**16
-    assert mapped.said == once.said
+    assert mapped.generated == once.generated
 
 
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)

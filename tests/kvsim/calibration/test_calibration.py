@@ -1,4 +1,4 @@
-"""Measuring the engine: what is run, what is noted, what survives an interruption, and what is not worth keeping."""
+"""Calibrations of the engine: trials, samples, journals, and refusals of bad profiles."""
 
 import json
 from dataclasses import replace
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import kvsim
-from kvsim.calibration.journal import Header, Journal, Round
-from kvsim.calibration.reference_passes import Paced, numpy_reference_passes
-from kvsim.calibration.serving import POLICIES, USERS, Watched, serve, traffic
+from kvsim.calibration.journal import Journal, JournalHeader, MeasuredRound
+from kvsim.calibration.reference_passes import PaceMeasuringBackend, numpy_reference_passes
+from kvsim.calibration.serving import POLICIES, USERS, SamplingBackend, serve, traffic
 from kvsim.calibration.trials import Trial, draw_trials, random_pass, whole_pass
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
@@ -27,11 +27,11 @@ def engine(kernel="sliced"):
     return Engine(TINY, (Group(4096),), kernel, seed=0)
 
 
-HEADER = Header(model="tiny", type_k="f32", type_v="f32", each=24, runs=1, processor="p", blas="b", numpy="2")
+HEADER = JournalHeader(model="tiny", type_k="f32", type_v="f32", each=24, runs=1, processor="p", blas="b", numpy="2")
 
 
 def a_round(seconds=1.0):
-    return Round(trials=((seconds,), (2.0, 2.5)), reference_passes=((0.5,),), mixed=(), wall_s=3.0, cpu_s=2.9)
+    return MeasuredRound(trials=((seconds,), (2.0, 2.5)), reference_passes=((0.5,),), mixed=(), wall_s=3.0, cpu_s=2.9)
 
 
 def test_a_journal_gives_back_what_was_written(tmp_path):
@@ -45,8 +45,19 @@ def test_a_journal_gives_back_what_was_written(tmp_path):
     assert [each.trials[0][0] for each in again.rounds()] == [1.0, 1.5]
 
 
+def test_a_journal_with_the_old_key_of_the_reference_passes_is_read(tmp_path):
+    path = tmp_path / "j.part"
+    journal = Journal(path)
+    journal.begin(HEADER)
+    journal.add(a_round(1.0))
+    text = path.read_text(encoding="utf-8")
+    assert '"reference_passes":' in text
+    path.write_text(text.replace('"reference_passes":', '"yardstick":'), encoding="utf-8")
+    assert journal.rounds() == [a_round(1.0)]
+
+
 @pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_line_that_was_cut_short_does_not_count(tmp_path, cut):
+def test_an_incomplete_last_line_is_ignored(tmp_path, cut):
     path = tmp_path / "j.part"
     journal = Journal(path)
     journal.begin(HEADER)
@@ -58,7 +69,7 @@ def test_a_line_that_was_cut_short_does_not_count(tmp_path, cut):
     assert [each.trials[0][0] for each in journal.rounds()] == [1.0, 2.0]
 
 
-def test_a_journal_that_is_something_else_is_no_journal(tmp_path):
+def test_a_file_that_is_not_a_journal_has_no_header(tmp_path):
     path = tmp_path / "j.part"
     path.write_text("hello\nworld\n")
     assert Journal(path).header() is None
@@ -72,7 +83,7 @@ def small_rounds(monkeypatch):
     monkeypatch.setattr("kvsim.calibration.subject._EACH", (8, 8))
 
 
-def test_a_calibration_goes_on_where_it_was_cut_short(tmp_path, small_rounds):
+def test_an_interrupted_calibration_resumes(tmp_path, small_rounds):
     path = tmp_path / "tiny.part"
     first = kvsim.calibrate("tiny", seconds=1, journal=path)
     again = kvsim.calibrate("tiny", seconds=1, journal=path)
@@ -85,8 +96,8 @@ def test_a_calibration_goes_on_where_it_was_cut_short(tmp_path, small_rounds):
     assert other.profile.type_k == "f16"
 
 
-def test_rounds_of_other_trials_do_not_count(tmp_path, small_rounds):
-    """As another version of the program may have left them."""
+def test_rounds_of_other_trials_are_ignored(tmp_path, small_rounds):
+    """Another version of the program may have left them."""
     path = tmp_path / "tiny.part"
     assert kvsim.calibrate("tiny", seconds=1, journal=path).resumed == 0
     journal = Journal(path)
@@ -113,14 +124,14 @@ def test_calibration_measures_this_machine(calibrated):
     assert set(calibrated.held_out["mixed"]) == {True, False}
 
 
-def test_what_was_held_out_is_drawn(calibrated):
+def test_the_plot_shows_the_held_out_passes(calibrated):
     against, errors = calibrated.plot().axes
     dots = sum(len(collection.get_offsets()) for collection in against.collections[1:])
     assert dots == len(calibrated.held_out) == calibrated.profile.held_out_samples
     assert [label.get_text() for label in errors.get_yticklabels()] == sorted(KERNELS)
 
 
-def test_a_profile_that_predicts_badly_or_was_measured_on_a_busy_machine_is_refused(calibrated):
+def test_bad_predictions_and_busy_machines_are_refused(calibrated):
     quiet = replace_machine(calibrated, cpu_share=0.99)
     assert quiet.refusal(bound=1.0) is None
     assert "over the bound of 0.1%" in quiet.refusal(bound=0.001)
@@ -132,7 +143,7 @@ def replace_machine(calibration, cpu_share):
     return replace(calibration, profile=calibration.profile.model_copy(update={"machine": machine}))
 
 
-def test_what_is_not_good_enough_is_not_saved_but_not_lost(tmp_path, small_rounds, monkeypatch):
+def test_a_refused_profile_is_not_saved_but_its_journal_is(tmp_path, small_rounds, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused = command("calibrate", "--seconds", "1", "--bound", "0")
     assert refused.returncode == 1
@@ -142,12 +153,12 @@ def test_what_is_not_good_enough_is_not_saved_but_not_lost(tmp_path, small_round
     saved = command("calibrate", "--seconds", "1", "--bound", "0", "--force")
     assert saved.returncode == 0, saved.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.calibration.png", "tiny.profile.json"]
-    if "over the bound" in refused.stderr:  # Otherwise the machine was busy, and nothing was worth keeping.
+    if "over the bound" in refused.stderr:  # Otherwise the machine was busy, and the journal was dropped.
         assert "of them measured before" in saved.stdout
     assert json.loads((tmp_path / "tiny.profile.json").read_text())["model"] == "tiny"
 
 
-def test_a_folder_that_cannot_be_is_known_before_anything_is_measured(tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_refused_before_measuring(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     refused = command("calibrate", "--seconds", "3000", "--out", "file/p.json")
@@ -156,7 +167,7 @@ def test_a_folder_that_cannot_be_is_known_before_anything_is_measured(tmp_path, 
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_passes_of_a_server_are_noted_but_for_the_first(kernel):
+def test_passes_of_a_server_are_sampled_except_the_first(kernel):
     scenario = traffic("tiny", "f32", "f32", 2, named_rng(1, "test"))
     real = engine(kernel)
     passes = []
@@ -176,19 +187,19 @@ def test_passes_of_a_server_are_noted_but_for_the_first(kernel):
     assert max(s.chunks for s in samples) == USERS[2]
 
 
-def test_passes_with_copies_are_not_noted():
+def test_passes_with_copies_are_not_sampled():
     real = engine()
     real.tokens = {0: [7] * 200}
-    watched = Watched(real, "sliced", real.groups[0], 0)
+    sampling = SamplingBackend(real, "sliced", real.groups[0], 0)
     batch = whole_pass(1, 100, prompt=False)
     for _ in range(10):
-        watched.step((), [batch])
+        sampling.step((), [batch])
     place = batch.places[0]._replace(moves=Moves.from_runs([(200, 300, 4)]))
-    watched.step((), [batch._replace(places=(place,))])
-    assert len(watched.samples) == 2
+    sampling.step((), [batch._replace(places=(place,))])
+    assert len(sampling.samples) == 2
 
 
-def test_trials_are_the_same_from_the_same_stream():
+def test_equal_generators_draw_equal_trials():
     drawn = [draw_trials({"sliced": engine()}, 10, named_rng(3, "test")) for _ in range(2)]
     tokens = [[batch.n_tokens for _, batch, _ in trials.passes] for trials in drawn]
     assert tokens[0] == tokens[1]
@@ -201,21 +212,21 @@ def test_a_random_pass_of_decodes_alone(decodes):
     assert [chunk.n for chunk in batch.chunks] == [1] * decodes
 
 
-def test_a_decode_counts_when_it_is_warm_and_a_prompt_comes_after_a_decode():
-    told = []
+def test_decodes_are_warmed_up_and_prompts_follow_a_decode():
+    runs = []
 
     def run(name, seconds):
-        told.append(name)
+        runs.append(name)
         return seconds
 
     decode = Trial(lambda: run("decode", 1.0))
     decode.measure()
     assert decode.seconds == [1.0, 1.0]
-    assert len(told) >= 3
-    told.clear()
+    assert len(runs) >= 3
+    runs.clear()
     prompt = Trial(lambda: run("prompt", 2.0), before=lambda: run("decode", 1.0))
     prompt.measure()
-    assert (told, prompt.seconds) == (["decode", "prompt"], [2.0])
+    assert (runs, prompt.seconds) == (["decode", "prompt"], [2.0])
 
 
 def test_the_interval_of_a_median_narrows():
@@ -225,7 +236,7 @@ def test_the_interval_of_a_median_narrows():
     assert many.half_width == pytest.approx(1.96 * 1.2533 * 0.05 / 1000**0.5, rel=0.15)
 
 
-def test_the_pace_is_how_much_longer_the_same_passes_take():
+def test_the_pace_is_the_ratio_of_the_reference_passes_times():
     reference_passes = numpy_reference_passes(TINY, "f32", "f32")
     for i, trial in enumerate(reference_passes.trials):
         trial.seconds = [0.5 + i, 1.0 + i, 9.0 + i]
@@ -236,20 +247,20 @@ def test_the_pace_is_how_much_longer_the_same_passes_take():
         reference_passes.pace(known[1:])
 
 
-def test_the_yardstick_is_not_on_the_servers_clock():
+def test_reference_passes_are_not_on_the_servers_clock():
     reference_passes = numpy_reference_passes(TINY, "f32", "f32")
     real = engine()
     real.tokens = {0: [7] * 200}
     real.forward = lambda batch: 0.2
-    paced = Paced(real, reference_passes)
+    paced = PaceMeasuringBackend(real, reference_passes)
     batch = whole_pass(1, 100, prompt=False)
     assert [paced.step((), [batch]) for _ in range(7)] == [[0.2]] * 7
-    # Before the first, and whenever half a second of work has gone by since: before the fourth and the seventh.
+    # Before the first step, and then after every half second of work: before the fourth and the seventh.
     assert {len(trial.seconds) for trial in reference_passes.trials[:3]} == {6}
     assert paced.wants_views
 
 
-def test_traffic_takes_turns_and_is_the_same_from_the_same_stream():
+def test_traffic_cycles_through_users_and_repeats_with_the_generator():
     users = [traffic("tiny", "f32", "f32", turn, named_rng(1, "test")).workload.users for turn in range(9)]
     assert users == [*USERS, USERS[0]]
     one, two = (traffic("tiny", "q8_0", "f16", 3, named_rng(1, "test")) for _ in range(2))

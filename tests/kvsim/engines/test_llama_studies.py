@@ -1,21 +1,23 @@
-"""What is reckoned from measurements of the real llama.cpp, without it; live ones are in ``tests/llamacpp``."""
+"""Tables and fits of llama.cpp studies, from synthetic measurements; real ones are in
+``tests/real_engine/llamacpp``."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import kvsim
-from kvsim.engines.llama_studies import CACHES, PASSES, SPANS, Defragmentation, Holes, KShift
-from real_engine.llama_library import Cells
-from real_engine.llama_studies import Moved, moved
+from kvsim.engines.llama_studies import CACHES, PASSES, SPANS
+from kvsim.engines.llama_study_results import Defragmentation, Holes, KShift
+from real_engine.llama_library import StreamCells
+from real_engine.llama_studies import MoveCount, count_moves
 
 HOLES_BASE_S, HOLES_CELL_S = 10e-3, 4e-6
 BASE_S, RUN_S, CELL_S = 0.4e-3, 150e-6, 5e-6
 ROUNDS = 11
 
 
-def made_up(kind, rows, *rest, noise=0.0, cpu_share=1.0):
-    """A study of measurements that are as told, but for noise of a few percent in each round."""
+def synthetic(kind, rows, *rest, noise=0.0, cpu_share=1.0):
+    """A study of the given measurements with uniform noise in each round."""
     rng = np.random.default_rng(1)
     samples = pd.DataFrame([{"round": r, **row} for r in range(ROUNDS) for row in rows])
     samples["seconds"] *= 1 + noise * rng.uniform(-1, 1, len(samples))
@@ -29,7 +31,7 @@ def holes(**kwargs):
             for place, n_kv in (("low", 256), ("high", span)):
                 seconds = HOLES_BASE_S + (0 if flash else HOLES_CELL_S * n_kv)
                 rows.append({"flash_attention": flash, "span": span, "place": place, "n_kv": n_kv, "seconds": seconds})
-    return made_up(Holes, rows, 128, **kwargs)
+    return synthetic(Holes, rows, 128, **kwargs)
 
 
 def defragmentation(**kwargs):
@@ -37,7 +39,7 @@ def defragmentation(**kwargs):
         {"runs": runs, "cells": runs * cells, "seconds": BASE_S + RUN_S * runs + CELL_S * runs * cells}
         for runs, cells in PASSES
     ]
-    return made_up(Defragmentation, rows, **kwargs)
+    return synthetic(Defragmentation, rows, **kwargs)
 
 
 def shift(**kwargs):
@@ -46,18 +48,18 @@ def shift(**kwargs):
         for cells in CACHES
         for shifts in (False, True)
     ]
-    return made_up(KShift, rows, 128, **kwargs)
+    return synthetic(KShift, rows, 128, **kwargs)
 
 
 def cells(text, positions=None):
-    """A letter for each used cell: who it belongs to; positions rise within each sequence unless they are told."""
+    """A dump from a letter for each used cell, its sequence; positions rise within each sequence unless given."""
     owner = np.array([-1 if c == "." else ord(c) - ord("a") for c in text])
     if positions is None:
         positions = [text[:i].count(c) if c != "." else -1 for i, c in enumerate(text)]
-    return Cells(0, 0, int((owner >= 0).sum()), np.array(positions), owner)
+    return StreamCells(0, 0, int((owner >= 0).sum()), np.array(positions), owner)
 
 
-def test_a_ratio_and_the_cost_of_a_cell_come_back():
+def test_a_known_ratio_and_cell_cost_are_recovered():
     study = holes()
     table = study.table.set_index(["flash_attention", "span"])
     expected = (HOLES_BASE_S + 4096 * HOLES_CELL_S) / (HOLES_BASE_S + 256 * HOLES_CELL_S)
@@ -69,10 +71,10 @@ def test_a_ratio_and_the_cost_of_a_cell_come_back():
     assert study.per_cell_s(False).value == pytest.approx(HOLES_CELL_S)
     assert study.per_cell_s(True).value == pytest.approx(0, abs=1e-12)
     assert table.loc[True]["ratio"].to_numpy() == pytest.approx(1)
-    assert "without flash attention: at the top of 4,096 cells x2." in study.said
+    assert "without flash attention: at the top of 4,096 cells x2." in study.summary
 
 
-def test_intervals_hold_what_is_true_and_narrow_with_the_noise():
+def test_intervals_contain_the_true_value_and_narrow_with_the_noise():
     wide, narrow = holes(noise=0.1).per_cell_s(False), holes(noise=0.01).per_cell_s(False)
     for interval in (wide, narrow):
         assert interval.low <= HOLES_CELL_S <= interval.high
@@ -81,7 +83,7 @@ def test_intervals_hold_what_is_true_and_narrow_with_the_noise():
     assert holes(noise=0.1).per_cell_s(False) == wide
 
 
-def test_costs_of_a_pass_a_run_and_a_cell_come_back():
+def test_known_costs_of_a_pass_a_run_and_a_cell_are_recovered():
     study = defragmentation()
     found = [study.base_s.value, study.per_run_s.value, study.per_cell_s.value]
     assert found == pytest.approx([BASE_S, RUN_S, CELL_S])
@@ -95,7 +97,7 @@ def test_costs_of_a_pass_a_run_and_a_cell_come_back():
         assert interval.low < true < interval.high
 
 
-def test_what_the_fit_does_not_describe_shows_and_the_fullest_passes_are_left_out_of_it():
+def test_deviations_from_the_fit_show_and_the_fullest_passes_are_not_fitted():
     for full, runs in ((True, 45), (False, 32)):
         samples = defragmentation().samples
         samples.loc[samples["runs"] == runs, "seconds"] *= 2
@@ -105,18 +107,18 @@ def test_what_the_fit_does_not_describe_shows_and_the_fullest_passes_are_left_ou
         assert (study.per_run_s.value == pytest.approx(RUN_S)) is full
         assert not table.loc[45, "in_fit"]
         assert table.drop(index=45)["in_fit"].all()
-        assert ("largest 0%" in study.said) is full
+        assert ("largest 0%" in study.summary) is full
 
 
-def test_a_shift_is_what_a_step_with_one_takes_longer():
+def test_a_shift_costs_the_difference_of_steps_with_and_without():
     table = shift().table
     assert table["cells"].tolist() == list(CACHES)
     assert table["seconds"].to_numpy() == pytest.approx([8e-6 * c for c in CACHES])
-    assert "of 128 tokens takes 2.05 ms for 256 cells" in shift().said
+    assert "of 128 tokens takes 2.05 ms for 256 cells" in shift().summary
 
 
 @pytest.mark.parametrize(("study", "panels"), [(holes, 1), (defragmentation, 2), (shift, 1)])
-def test_pictures_are_drawn_and_say_when_the_machine_was_busy(study, panels, tmp_path):
+def test_plots_are_drawn_and_say_when_the_machine_was_busy(study, panels, tmp_path):
     for share, busy in ((1.0, False), (0.5, True)):
         measured = study(noise=0.02, cpu_share=share)
         figure = measured.plot()
@@ -124,11 +126,11 @@ def test_pictures_are_drawn_and_say_when_the_machine_was_busy(study, panels, tmp
         assert len(figure.axes) == panels
         titles = [figure.get_suptitle(), *(axis.get_title() for axis in figure.axes)]
         assert measured.busy is busy
-        assert ("BUSY MACHINE" in measured.said) is busy
+        assert ("BUSY MACHINE" in measured.summary) is busy
         assert any("BUSY MACHINE: it got 50%" in title for title in titles) is busy
 
 
-def test_holes_are_drawn_where_they_are_wanted():
+def test_holes_can_be_drawn_on_a_given_axis():
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -141,16 +143,16 @@ def test_holes_are_drawn_where_they_are_wanted():
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        (cells("aabb"), cells("aabb"), Moved(0, 0)),
-        (cells("..abbb", [-1, -1, 0, 0, 1, 2]), cells("bbab..", [1, 2, 0, 0, -1, -1]), Moved(1, 2)),
-        # Two holes of a cell each, the second filled by what lay before.
-        (cells(".a.abb", [-1, 0, -1, 1, 0, 1]), cells("baba..", [1, 0, 0, 1, -1, -1]), Moved(2, 2)),
-        # Neighbours before, not after.
-        (cells(".a.abb", [-1, 0, -1, 1, 0, 1]), cells("baba..", [0, 0, 1, 1, -1, -1]), Moved(2, 2)),
+        (cells("aabb"), cells("aabb"), MoveCount(0, 0)),
+        (cells("..abbb", [-1, -1, 0, 0, 1, 2]), cells("bbab..", [1, 2, 0, 0, -1, -1]), MoveCount(1, 2)),
+        # Two holes of a cell each; the second is filled from the cells before.
+        (cells(".a.abb", [-1, 0, -1, 1, 0, 1]), cells("baba..", [1, 0, 0, 1, -1, -1]), MoveCount(2, 2)),
+        # Contiguous before, but not after.
+        (cells(".a.abb", [-1, 0, -1, 1, 0, 1]), cells("baba..", [0, 0, 1, 1, -1, -1]), MoveCount(2, 2)),
     ],
 )
 def test_runs_that_were_moved_are_counted(before, after, expected):
-    assert moved(before, after) == expected
+    assert count_moves(before, after) == expected
 
 
 def refused(call):
@@ -164,7 +166,7 @@ MEASURES = [kvsim.measure_holes, kvsim.measure_defragmentation, kvsim.measure_sh
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_what_cannot_be_measured_is_told_in_a_line(measure, tmp_path):
+def test_invalid_requests_are_refused_in_one_line(measure, tmp_path):
     model = str(tmp_path / "some.gguf")
     assert "no llama_cpp in there" in refused(lambda: measure(model, library=tmp_path))
     assert "needs a GGUF file" in refused(lambda: measure("tiny"))
@@ -173,16 +175,16 @@ def test_what_cannot_be_measured_is_told_in_a_line(measure, tmp_path):
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_where_llama_cpp_cannot_be_imported_it_is_told_how_to_get_it(measure, tmp_path):
+def test_a_failed_import_of_llama_cpp_says_how_to_install_it(measure, tmp_path):
     folder = tmp_path / "broken"
     (folder / "llama_cpp").mkdir(parents=True)
-    (folder / "llama_cpp" / "__init__.py").write_text("import a_package_that_nobody_has")
-    said = refused(lambda: measure(str(tmp_path / "some.gguf"), library=folder))
-    assert "cannot be imported" in said
-    assert "pip install 'kvsim[llama]'" in said
+    (folder / "llama_cpp" / "__init__.py").write_text("import a_package_that_does_not_exist")
+    message = refused(lambda: measure(str(tmp_path / "some.gguf"), library=folder))
+    assert "cannot be imported" in message
+    assert "pip install 'kvsim[llama]'" in message
 
 
-def test_sizes_that_are_not_accepted_are_named():
+def test_invalid_sizes_are_named():
     assert "a span of 300 cells" in refused(lambda: kvsim.measure_holes("x.gguf", spans=[256, 300]))
     assert "a cache of 0 cells" in refused(lambda: kvsim.measure_shift("x.gguf", cells=[0]))
     assert "nothing to measure" in refused(lambda: kvsim.measure_holes("x.gguf", spans=[]))

@@ -1,4 +1,4 @@
-"""Two stopwatches, one schedule."""
+"""Validation: real and predicted runs follow the same schedule."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_without_a_script_other_times_give_another_schedule():
 
 
 def test_a_request_arrives_when_the_same_share_of_the_step_has_passed():
-    """The second comes when a quarter of the first's only step is over, however long that takes."""
+    """The second request arrives after a quarter of the first one's only step, however long the step takes."""
     script = [
         Turn(0, 3.0, ((Request(0, 3.0, 4, 1), 1.0),)),
         Turn(0, 0.0, ((Request(1, 3.25, 4, 1), 0.25),)),
@@ -63,7 +63,7 @@ def test_a_request_arrives_when_the_same_share_of_the_step_has_passed():
 
 
 def test_validation_reports_every_policy_and_measure(monkeypatch):
-    # A rough idea of the machine's pace is enough here.
+    # A rough pace is enough here.
     monkeypatch.setattr("kvsim.calibration.reference_passes._FEWEST", 1)
     validation = validate("chat", load_profile("default"), requests=2)
     assert set(validation.table["policy"]) == set(available())
@@ -74,32 +74,32 @@ def test_validation_reports_every_policy_and_measure(monkeypatch):
 
 
 def test_predictions_follow_the_machines_pace():
-    """A profile of a machine half as fast: scaled predictions are as good as ever, others are twice too long."""
+    """With a profile of a machine half as fast, scaled predictions stay right and unscaled ones are twice too long."""
     fast = load_profile("default")
     slow = fast.model_copy(update={"reference_passes_s": tuple(2 * s for s in fast.reference_passes_s)})
     usual, scaled = (validate("batch", profile, ["paged"], requests=6) for profile in (fast, slow))
     (low, high), (half, _) = usual.pace["paged"], scaled.pace["paged"]
     assert low == high
     assert half == pytest.approx(low / 2, rel=0.5)
-    # All requests are there at the start, so that a pace is a factor of everything.
+    # All requests arrive at the start, so that the pace scales all times.
     throughput = scaled.table[scaled.table["measure"] == "throughput_tokens_per_s"].iloc[0]
     assert (1 + throughput["error"]) * half == pytest.approx(1 + throughput["unscaled"])
     assert scaled.worst_unscaled != scaled.worst
 
 
-def test_a_profile_of_another_processor_is_told():
+def test_a_profile_of_another_processor_is_flagged():
     profile = load_profile("default")
     other = profile.model_copy(update={"machine": profile.machine.model_copy(update={"processor": "abacus"})})
     assert validate("batch", other, ["paged"], requests=2).elsewhere
 
 
-def test_a_machine_that_was_measured_by_another_yardstick_cannot_be_paced():
+def test_a_profile_with_other_reference_passes_is_refused():
     profile = load_profile("default").model_copy(update={"reference_passes_s": (1e-3,)})
     with pytest.raises(UserError, match="calibrate anew"):
         validate("batch", profile, ["paged"], requests=2)
 
 
-def test_a_validation_says_whose_requests_failed():
+def test_a_validation_warns_of_failed_requests():
     tight = load_scenario("chat", cache__cells=520, workload__requests=30, workload__rate=200.0)
     done = validate(tight, load_profile("default"), ["contiguous"], requests=30)
     (line,) = [line for line in done.warnings if "failed" in line]

@@ -1,4 +1,4 @@
-"""What live tests have in common: one version of llama.cpp, found or skipped, and tiny models for it."""
+"""Fixtures of the tests with a real llama.cpp: one version of it, or a skip, and tiny models."""
 
 import os
 from importlib.util import find_spec
@@ -11,21 +11,21 @@ from real_engine.llama_library import Library, LlamaModel
 from tests.real_engine.llamacpp.models import write_llama, write_windowed
 
 FOLDER = Path(named).resolve() if (named := os.environ.get("KVSIM_LLAMA_CPP")) else None
-"""Where another llama-cpp-python than the installed one lies."""
+"""Folder with another llama-cpp-python than the installed one."""
 if FOLDER is not None:
-    # Wherever a test goes from here.
+    # Absolute, since tests change the working directory.
     os.environ["KVSIM_LLAMA_CPP"] = str(FOLDER)
 WINDOW = 64
 
 
 def missing():
-    """Why no llama.cpp can be driven here; empty where one can."""
+    """Why no supported llama.cpp is available; empty if one is."""
     if FOLDER is None and find_spec("llama_cpp") is None:
         return "llama-cpp-python is not installed; make test-llama gets it and runs these tests"
     try:
         Library(FOLDER)
     except UserError as e:
-        return f"{e}; make test-llama gets one that can be driven, and runs these tests"
+        return f"{e}; make test-llama gets a supported one, and runs these tests"
     return ""
 
 
@@ -43,7 +43,7 @@ def library():
 
 @pytest.fixture
 def only(library):
-    """Skips what only another version can be asked."""
+    """Skips a test that needs another era."""
 
     def check(wanted):
         if library.era != wanted:

@@ -1,4 +1,4 @@
-"""Tiny random models for live tests against llama.cpp, where only speed and the cache's layout matter."""
+"""Tiny random models for tests against llama.cpp, where only speed and the cache's layout matter."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def write_windowed(path: Path, window: int) -> Path:
     Not for llama-cpp-python 0.3.8, which has no cache of its own for windows, and whose Gemma 2 aborts the process
     unless it has the layers of one of the published ones.
     """
-    # Gemma 2 is a Llama with two more norms in each layer, as far as its tensors go.
+    # The tensors of Gemma 2 are those of a Llama with two more norms in each layer.
     norms = {
         f"blk.{i}.{norm}.weight": np.ones(TINY["d_model"], np.float32)
         for i in range(TINY["n_layers"])

@@ -1,15 +1,15 @@
-"""Runs of scenarios on the real llama.cpp that are the same each time: their steps take what they are told to."""
+"""Repeatable runs of scenarios on the real llama.cpp, with given step times."""
 
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import DelegatingBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
-from real_engine.llama_library import Settings
-from real_engine.llamacpp import follow
+from real_engine.llama_library import ContextSettings
+from real_engine.llamacpp import mirrored_backend
 
 
 class GivenClock(DelegatingBackend):
-    """A real backend whose passes are said to take some time and some more for each token, whatever they took."""
+    """A real backend that reports a fixed time for each pass plus a time for each token."""
 
     def __init__(self, inner, base_s=0.02, token_s=1e-4):
         super().__init__(inner)
@@ -21,7 +21,7 @@ class GivenClock(DelegatingBackend):
 
 
 def backend_of(model, scenario, policy, spoil=None):
-    """What runs a scenario on a model, cells shown, by a given clock. ``spoil`` may change the policy beforehand."""
+    """A backend for a scenario on a model, with cells shown; ``spoil`` may change the policy beforehand."""
     if model.library.era == "A":
         # Defragmentation ends at a number of moves that depends on the model's layers.
         scenario = load_scenario(scenario, model__name=str(model.path))
@@ -29,7 +29,7 @@ def backend_of(model, scenario, policy, spoil=None):
     if spoil is not None:
         spoil(built)
     server, cache = scenario.server, scenario.cache
-    settings = Settings(
+    settings = ContextSettings(
         cells=built.capacity,
         n_batch=server.n_batch,
         n_ubatch=server.n_batch if server.scheduler == "vllm" else server.n_ubatch,
@@ -39,13 +39,13 @@ def backend_of(model, scenario, policy, spoil=None):
         defrag_threshold=cache.threshold if cache.threshold > 0 else -1.0,
         show_cells=True,
     )
-    backend = follow(model, built, settings, scenario.seed)
+    backend = mirrored_backend(model, built, settings, scenario.seed)
     backend.scenario = scenario
     return backend
 
 
 def run(backend, clock=GivenClock):
-    """To the end, cells compared at every step; who counted what happened."""
+    """Run to the end, comparing cells at every step; return the recorder."""
     recorder = Recorder(None, detail="requests")
     with backend.context:
         drive(backend.scenario, backend.policy, clock(backend), recorder, None)

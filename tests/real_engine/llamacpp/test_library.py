@@ -1,4 +1,4 @@
-"""Loading llama.cpp, its models and its contexts; and what cannot be."""
+"""Loading llama.cpp, its models and contexts, and refusals of what it does not support."""
 
 import itertools
 from typing import get_args
@@ -7,7 +7,7 @@ import pytest
 
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
-from real_engine.llama_library import Context, Library, LlamaModel, Settings
+from real_engine.llama_library import Context, ContextSettings, Library, LlamaModel
 from tests.real_engine.llamacpp.conftest import FOLDER
 
 pytestmark = pytest.mark.llama
@@ -28,22 +28,22 @@ def test_another_version_cannot_be_loaded_beside_it(library, tmp_path):
         Library(tmp_path)
 
 
-def test_the_same_version_may_be_loaded_again_and_all_hear(library, tiny, tmp_path):
-    """llama.cpp has one log; who came first must not lose it to who comes later."""
+def test_the_same_version_may_be_loaded_twice_and_both_read_the_log(library, tiny, tmp_path):
+    """llama.cpp has one log; a second ``Library`` must not take it from the first."""
     again = Library(FOLDER)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF no more")
     for each in (library, again):
         with pytest.raises(UserError, match=r"broken.gguf: llama.cpp cannot load it") as refused:
             LlamaModel(each, tmp_path / "broken.gguf")
         assert "it does not say why" not in str(refused.value)
-    settings = Settings(cells=256, show_cells=True)
+    settings = ContextSettings(cells=256, show_cells=True)
     with LlamaModel(library, tiny) as model, Context(model, settings) as context:
         assert context.decode(rows(0, 3))[0] == 0
         assert [cells.position.size for cells in context.cells()] == [256]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"GGUF", b"GGUF" + bytes(100)])
-def test_a_file_that_is_no_model_is_refused_in_one_line(library, tmp_path, content):
+def test_a_file_without_a_model_is_refused_in_one_line(library, tmp_path, content):
     path = tmp_path / "odd.gguf"
     if content is not None:
         path.write_bytes(content)
@@ -54,7 +54,7 @@ def test_a_file_that_is_no_model_is_refused_in_one_line(library, tmp_path, conte
 
 def test_a_batch_of_more_tokens_than_cells_is_refused_before_it_ends_the_process(model):
     with (
-        Context(model, Settings(cells=256, n_batch=1024)) as context,
+        Context(model, ContextSettings(cells=256, n_batch=1024)) as context,
         pytest.raises(UserError, match=r"a batch of 257 tokens; llama\.cpp was set up for 1 to 256"),
     ):
         context.decode(rows(0, 257))
@@ -63,7 +63,7 @@ def test_a_batch_of_more_tokens_than_cells_is_refused_before_it_ends_the_process
 @pytest.mark.parametrize(("n_batch", "sequences"), [(1, 8), (8, 64)])
 def test_batches_may_be_smaller_than_a_token_of_each_sequence(model, n_batch, sequences):
     """llama.cpp itself would abort the process."""
-    with Context(model, Settings(cells=256, n_batch=n_batch, n_ubatch=n_batch, sequences=sequences)) as context:
+    with Context(model, ContextSettings(cells=256, n_batch=n_batch, n_ubatch=n_batch, sequences=sequences)) as context:
         assert context.decode(rows(sequences - 1, n_batch))[0] == 0
         with pytest.raises(UserError, match=f"a batch of {n_batch + 1} tokens"):
             context.decode(rows(0, n_batch + 1))
@@ -73,37 +73,37 @@ def test_batches_may_be_smaller_than_a_token_of_each_sequence(model, n_batch, se
 def test_each_type_of_cache_works_or_is_refused(model, flash):
     """A type that llama.cpp takes and then aborts the process for must be refused as well."""
     for type_k, type_v in itertools.product(get_args(Storage), repeat=2):
-        settings = Settings(cells=256, type_k=type_k, type_v=type_v, flash_attention=flash)
+        settings = ContextSettings(cells=256, type_k=type_k, type_v=type_v, flash_attention=flash)
         try:
             context = Context(model, settings)
         except UserError as e:
-            said = str(e)
+            refused = str(e)
         else:
-            said = ""
+            refused = ""
             with context:
                 assert context.decode(rows(0, 5))[0] == 0
         early = model.library.era == "A"
         if flash:
-            assert ("takes no K and V in f32" in said) == (early and "f32" in (type_k, type_v))
+            assert ("takes no K and V in f32" in refused) == (early and "f32" in (type_k, type_v))
         else:
-            assert (f"V in {type_v} needs flash attention" in said) == (type_v in ("q8_0", "q4_0"))
+            assert (f"V in {type_v} needs flash attention" in refused) == (type_v in ("q8_0", "q4_0"))
 
 
 def test_too_many_sequences_are_refused_with_llamacpps_reason(model, only):
     only("B")
     with pytest.raises(UserError, match=r"cannot make a context: .*n_seq_max must be <= 256") as refused:
-        Context(model, Settings(cells=512, sequences=300))
+        Context(model, ContextSettings(cells=512, sequences=300))
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("cells", [100, 32 * 3 + 1, 0])
 def test_cells_that_llamacpp_would_round_are_refused(model, cells):
     with pytest.raises(UserError, match="cells"):
-        Context(model, Settings(cells=cells))
+        Context(model, ContextSettings(cells=cells))
 
 
-def test_a_state_that_was_kept_can_be_brought_back(model):
-    with Context(model, Settings(cells=256)) as context:
+def test_a_saved_state_can_be_restored(model):
+    with Context(model, ContextSettings(cells=256)) as context:
         context.decode([*rows(0, 9), (2, 9, True, (0,))])
         best, state = context.best(9), context.state()
         context.clear()

@@ -1,4 +1,4 @@
-"""Calibration and validation on the real llama.cpp: what is measured, what a profile says, and whom it is for."""
+"""Calibration and validation on the real llama.cpp: trials, profiles, and the engines that they apply to."""
 
 import json
 
@@ -27,55 +27,55 @@ def calibrated(library, tiny):
     return kvsim.calibrate(str(tiny), engine="llamacpp", library=FOLDER, seconds=2, name="mine")
 
 
-def test_a_pass_reads_what_the_bench_says(subject):
-    """The cells that it is said to attend to are those that llama.cpp rounds up to; its tokens come behind."""
-    for kernel, bench in subject._benches.items():
+def test_a_pass_reads_the_cells_of_its_micro_batch(subject):
+    """The micro-batch attends to the cells that llama.cpp rounds up to; its tokens follow the filled cells."""
+    for kernel, prefilled in subject._prefilled.items():
         for lengths, filled in (([1], 32), ([1, 1, 30], 700), ([200], 3520)):
-            bench.stand(filled)
-            batch = bench.pass_of(lengths, filled)
+            prefilled.set_filled(filled)
+            batch = prefilled.pass_of(lengths, filled)
             assert [chunk.n for chunk in batch.chunks] == lengths
             assert batch.places[0].cells.tolist() == list(range(filled, filled + sum(lengths)))
             if kernel == "masked":
                 assert batch.reads.span >= filled + sum(lengths)
                 assert batch.reads.span - filled - sum(lengths) < 256
-            assert bench.timed(lengths, filled)() > 0
-            if bench.context.era == "A":
-                (cells,) = bench.context.cells()
-                assert cells.used == filled, "the pass left nothing behind"
+            assert prefilled.timed(lengths, filled)() > 0
+            if prefilled.context.era == "A":
+                (cells,) = prefilled.context.cells()
+                assert cells.used == filled, "the pass left no cells behind"
 
 
-def test_trials_are_the_same_from_the_same_stream(subject):
+def test_equal_generators_draw_equal_trials(subject):
     drawn = [subject.draw(8, named_rng(3, "test")) for _ in range(2)]
     first, second = ([[chunk.n for chunk in batch.chunks] for _, batch, _ in t.passes] for t in drawn)
     assert first == second
-    assert len(first) == 8 * len(subject._benches)
+    assert len(first) == 8 * len(subject._prefilled)
     assert {cells for cells, _ in drawn[0].shifts} == {512, 1024, 2048, CELLS}
 
 
 def test_a_defragmentation_moves_what_the_policy_would(subject, only):
     only("A")
-    bench = next(iter(subject._benches.values()))
+    prefilled = next(iter(subject._prefilled.values()))
     rng = named_rng(5, "test")
     for _ in range(6):
-        moves, trial = bench.defragmentation(2, rng)
-        bench._filled = 0
-        bench.stand(3520)
-        (before,) = bench.context.cells()
+        moves, trial = prefilled.defragmentation(2, rng)
+        prefilled._filled = 0
+        prefilled.set_filled(3520)
+        (before,) = prefilled.context.cells()
         assert before.used == 3520
         trial.measure()
-        (after,) = bench.context.cells()
+        (after,) = prefilled.context.cells()
         assert after.used == 3520 - moves.n_cells
         assert int(np.flatnonzero(after.position >= 0)[-1]) + 1 == after.used, "no hole is left"
 
 
-def test_a_server_run_is_noted_step_by_step(subject):
+def test_a_server_run_is_sampled_step_by_step(subject):
     samples = subject.serve(0, 3, 11, named_rng(1, "test"))
     assert samples
     assert {sample.origin for sample in samples} == {11}
     assert all(sample.mixed and sample.seconds > 0 for sample in samples)
 
 
-def test_streams_are_noted_with_all_passes_of_a_step(subject, only):
+def test_streams_are_sampled_with_all_passes_of_a_step(subject, only):
     only("B")
     kinds = [kind for kind in range(subject.kinds) if subject._served[kind] == ("masked", "streams")]
     samples = [s for turn in (3, 4) for s in subject.serve(kinds[0], turn, 12, named_rng(turn, "test"))]
@@ -95,12 +95,12 @@ def test_a_profile_names_its_engine_and_what_it_can_price(calibrated, library):
     assert library.name in profile.describe()
 
 
-def test_values_in_blocks_are_measured_with_flash_attention_alone(library, tiny):
+def test_quantised_values_are_measured_with_flash_attention_only(library, tiny):
     small = LlamaSubject(str(tiny), "q8_0", "q4_0", library=FOLDER)
-    assert list(small._benches) == ["tiled"]
-    batch = small._benches["tiled"].pass_of([1], 100)
+    assert list(small._prefilled) == ["tiled"]
+    batch = small._prefilled["tiled"].pass_of([1], 100)
     assert batch.chunks == (Chunk(1, 100, 1),)
-    assert small._benches["tiled"].timed([1], 100)() > 0
+    assert small._prefilled["tiled"].timed([1], 100)() > 0
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def test_predictions_follow_the_schedule_of_the_real_run(world, calibrated, libr
     validation = kvsim.validate(world, calibrated.profile, engine="llamacpp", library=FOLDER)
     wanted = {"A": ["llama.cpp-b4666"], "B": ["llama.cpp-b6975", "streams"]}[library.era]
     assert list(validation.schedules) == wanted
-    assert all(n > 50 for n in validation.compared.values()), "cells were looked at"
-    # A tiny model's passes take as long as the clock is fine: right within a factor is enough here.
+    assert all(n > 50 for n in validation.compared.values()), "cells were compared"
+    # A tiny model's passes are as short as the clock's resolution: a factor of two is enough here.
     assert validation.worst < 2
     assert json.loads(json.dumps(validation.to_dict()))["policies"][0]["compared"] > 50
 
@@ -138,7 +138,7 @@ def test_a_profile_is_for_its_own_engine(world, calibrated):
         kvsim.validate(world, other, engine="llamacpp", library=FOLDER)
 
 
-def test_a_policy_that_this_llamacpp_cannot_be_is_left_out_or_refused(world, calibrated, only):
+def test_a_policy_that_this_llamacpp_cannot_serve_is_left_out_or_refused(world, calibrated, only):
     only("B")
     # Three slots: no whole multiple of 256 cells for each.
     odd = load_scenario(world, server__slots=3)
@@ -155,7 +155,7 @@ def test_a_policy_that_this_llamacpp_cannot_be_is_left_out_or_refused(world, cal
 
 
 def test_a_batch_has_no_more_tokens_than_the_cache_has_cells(world, calibrated):
-    """As llama-server has it; more would end the process."""
+    """As in llama-server; more would abort the process."""
     wide = load_scenario(world, server__n_batch=8192, cache__cells=1024)
     validation = kvsim.validate(wide, calibrated.profile, engine="llamacpp", library=FOLDER, requests=8)
     assert validation.scenario.server.n_batch == 1024
@@ -168,8 +168,8 @@ def test_more_threads_than_cores_are_refused(world):
         kvsim.record(world, "x.jsonl", threads=4096, library=FOLDER)
 
 
-def test_a_model_named_by_the_caller_lies_where_the_caller_is(world, tiny, tmp_path, monkeypatch, calibrated):
-    """Not in the scenario's folder; and the profile speaks of it wherever it was when it was measured."""
+def test_a_model_path_is_relative_to_the_working_directory(world, tiny, tmp_path, monkeypatch, calibrated):
+    """Not to the scenario's folder; the profile names the path that was measured."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here" / tiny.name).write_bytes(tiny.read_bytes())

@@ -1,4 +1,4 @@
-"""llama.cpp's cells are the policy's whatever is asked of both; and where they are not, that shows."""
+"""llama.cpp's cells equal the policy's after random operations; differences are detected."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from kvsim.scenario.scenario import load_scenario
 from policies import CacheConfig, Chunk, NoSlot, Unsupported, available
 from policies.layouts.multi_stream import Rejected
 from policies.layouts.unified import UnifiedPolicy
-from real_engine.llama_library import Settings
-from real_engine.llamacpp import POLICIES, Divergence, follow
+from real_engine.llama_library import ContextSettings
+from real_engine.llamacpp import POLICIES, Divergence, mirrored_backend
 from tests.real_engine.llamacpp.conftest import WINDOW
 from tests.real_engine.llamacpp.runs import backend_of, run
 
@@ -18,11 +18,11 @@ OPERATIONS = 1000
 LONGEST = 4000
 
 
-class Asker:
-    """Asks for random operations, and counts what came of them."""
+class RandomOperations:
+    """Performs random operations, and counts their outcomes."""
 
     def __init__(self, model, policy, seed, *, sequences=4, kernel="masked", unified=True, cells=256, threshold=0.0):
-        """``cells``: in each stream."""
+        """``cells`` in each stream."""
         self.rng = np.random.default_rng(seed)
         self.sequences = sequences
         self.longest = cells // 17
@@ -38,7 +38,7 @@ class Asker:
             unified=unified,
             n_layers=model.n_layers,
         )
-        settings = Settings(
+        settings = ContextSettings(
             cells=0,
             n_batch=n_batch,
             n_ubatch=n_ubatch,
@@ -46,27 +46,27 @@ class Asker:
             defrag_threshold=threshold or -1.0,
             show_cells=True,
         )
-        self.backend = follow(model, available()[policy](config), settings, seed)
+        self.backend = mirrored_backend(model, available()[policy](config), settings, seed)
         self.policy, self.inner = self.backend.policy, self.backend.policy.inner
         self.counts = dict.fromkeys(("decode", "together", "no slot", "rejected"), 0)
         for seq in range(sequences):
             self.backend.tokens[seq] = [int(t) for t in self.rng.integers(0, model.vocabulary, LONGEST)]
 
     def run(self, operations=OPERATIONS):
-        """Ask; of what was asked how often each came."""
-        asked = [self.decode, self.decode, self.decode, self.together, self.free, self.copy, self.keep, self.shift]
+        """Perform the operations; return the counts by name."""
+        choices = [self.decode, self.decode, self.decode, self.together, self.free, self.copy, self.keep, self.shift]
         if isinstance(self.inner, UnifiedPolicy):
-            asked.append(self.compact)
+            choices.append(self.compact)
         with self.backend.context:
             for _ in range(operations):
-                operation = asked[int(self.rng.integers(len(asked)))]
+                operation = choices[int(self.rng.integers(len(choices)))]
                 name = operation.__name__
                 self.counts[name] = self.counts.get(name, 0) + bool(operation())
             self.backend.finish()
         return self.counts
 
     def ends(self, seq):
-        """The first and the last position that a sequence holds; -1 where it holds none."""
+        """First and last position of a sequence, -1 if it is empty."""
         if isinstance(self.inner, UnifiedPolicy):
             arenas = [self.inner.arena]
         else:
@@ -98,13 +98,13 @@ class Asker:
         return True
 
     def decode(self):
-        """Several sequences go on; now and then one leaves a gap."""
+        """Several sequences continue, sometimes with a gap in one."""
         seqs = self.rng.permutation(self.sequences)[: self.some(min(self.sequences, 4))]
         gap = 3 * (self.rng.random() < 0.1)
         return self.step([Chunk(int(seq), self.ends(seq)[1] + 1 + gap, self.some(self.longest)) for seq in seqs])
 
     def together(self):
-        """Tokens that two sequences share; in era B those must hold as many before."""
+        """Tokens that two sequences share; in era B both must hold equally many before."""
         first, other = (int(seq) for seq in self.rng.permutation(self.sequences)[:2])
         if self.rng.random() < 0.7:
             self.policy.free(other)
@@ -121,7 +121,7 @@ class Asker:
         return True
 
     def copy(self):
-        """To a sequence that holds nothing."""
+        """Copy to an empty sequence."""
         src, dst = (int(seq) for seq in self.rng.permutation(self.sequences)[:2])
         self.policy.free(dst)
         whole = getattr(self.inner, "n_streams", 1) > 1 or self.rng.random() < 0.5
@@ -135,7 +135,7 @@ class Asker:
         return True
 
     def shift(self):
-        """What is forgotten in the middle, and the rest moves up; or all of it moves."""
+        """Remove positions in the middle, and shift the rest."""
         seq = self.any_seq()
         first, last = self.ends(seq)
         if last - first < 4:
@@ -150,7 +150,7 @@ class Asker:
         return True
 
     def compact(self):
-        """Ask for a pass, which moves what there is to move."""
+        """Make one pass of defragmentation."""
         return self.policy.compact().n_runs > 0
 
 
@@ -170,18 +170,18 @@ WORLDS = {
 
 @pytest.mark.parametrize("kernel", ["masked", "tiled"])
 @pytest.mark.parametrize(("era", "policy", "keys"), WORLDS.values(), ids=WORLDS)
-def test_cells_agree_whatever_is_asked(request, only, era, policy, keys, kernel):
+def test_cells_agree_after_random_operations(request, only, era, policy, keys, kernel):
     only(era)
     model = request.getfixturevalue("windowed" if policy == "sliding-window" else "model")
-    asker = Asker(model, policy, 1, kernel=kernel, **keys)
-    counts = asker.run(OPERATIONS if keys.get("cells", 0) < 1000 else OPERATIONS // 2)
-    assert asker.backend.compared.steps > 150
+    operations = RandomOperations(model, policy, 1, kernel=kernel, **keys)
+    counts = operations.run(OPERATIONS if keys.get("cells", 0) < 1000 else OPERATIONS // 2)
+    assert operations.backend.compared.steps > 150
     often = {"no slot", "together", "free", "copy", "keep", "shift", "compact" if era == "A" else "rejected"}
     assert min(counts[name] for name in often) > 5
 
 
 def wrong_head(policy):
-    """The search does not begin at the first cell that was freed, but above all that are used."""
+    """The search begins above all used cells instead of at the first freed one."""
     for arena in arenas(policy):
         arena.head = arena.top
 
@@ -193,7 +193,7 @@ def wrong_position(policy):
 
 
 def wrong_owner(policy):
-    """It belongs to somebody else."""
+    """The last token in the cache belongs to another sequence."""
     arena = arenas(policy)[0]
     last = arena.top - 1
     arena.owner[last] = arena.sets.index_of([0 if arena.owner[last] == arena.sets.singletons.get(1) else 1])
@@ -204,7 +204,7 @@ def arenas(policy):
 
 
 def spoiled(change):
-    """Makes a policy do something wrong whenever it has freed cells, and some are left."""
+    """Makes a policy misbehave whenever it has freed cells and some are left."""
 
     def spoil(policy):
         free = policy.free
@@ -227,32 +227,32 @@ def chat(library):
 
 
 @pytest.mark.parametrize("change", [wrong_head, wrong_position, wrong_owner])
-def test_a_policy_with_wrong_bookkeeping_parts_from_llamacpp(model, chat, change):
+def test_wrong_bookkeeping_diverges_from_llamacpp(model, chat, change):
     backend = backend_of(model, *chat, spoiled(change))
     with pytest.raises(Divergence, match=r"in llama.cpp, .* in the policy|returned -1"):
         run(backend)
     assert backend.compared.steps > 5
 
 
-def test_the_same_policy_without_a_fault_does_not_part(model, chat):
+def test_the_same_policy_without_a_fault_does_not_diverge(model, chat):
     assert run(backend_of(model, *chat, spoiled(lambda policy: None))).latencies.ended == 30
 
 
-def test_an_operation_that_llamacpp_is_not_told_parts_them(model, chat):
+def test_a_missing_operation_in_llamacpp_diverges(model, chat):
     backend = backend_of(model, *chat)
-    told, remove = [], backend.context.remove
+    calls, remove = [], backend.context.remove
 
     def forgetful(*arguments):
-        told.append(arguments)
-        return len(told) == 10 or remove(*arguments)
+        calls.append(arguments)
+        return len(calls) == 10 or remove(*arguments)
 
     backend.context.remove = forgetful
     with pytest.raises(Divergence, match=r"in llama.cpp, .* in the policy|returned -1"):
         run(backend)
 
 
-def test_what_llamacpp_returns_parts_them(model, chat):
-    """The policy believes that there is no room."""
+def test_an_unexpected_return_code_diverges(model, chat):
+    """The policy expects that there is no slot."""
     backend = backend_of(model, *chat)
     with backend.context:
         backend.policy.allocate([Chunk(0, 0, 3)])
@@ -262,7 +262,7 @@ def test_what_llamacpp_returns_parts_them(model, chat):
             backend.step([Chunk(0, 0, 3)], ())
 
 
-def test_the_last_step_is_looked_at_too(model, only, chat):
+def test_the_last_step_is_compared_too(model, only, chat):
     """In era B cells are shown before a step, so that one more is needed."""
     only("B")
     backend = backend_of(model, *chat)
@@ -274,11 +274,13 @@ def test_the_last_step_is_looked_at_too(model, only, chat):
             backend.finish()
 
 
-def test_a_policy_for_another_number_of_layers_parts_where_a_pass_has_a_limit(model, only):
+def test_another_number_of_layers_diverges_at_the_limit_of_a_pass(model, only):
     """With 200 layers a pass of defragmentation ends after six moves."""
     only("A")
     config = CacheConfig(cells=256, n_ubatch=64, sequences=64, n_layers=200)
-    backend = follow(model, available()["llama.cpp-b4666"](config), Settings(cells=256, sequences=64, n_ubatch=64), 0)
+    backend = mirrored_backend(
+        model, available()["llama.cpp-b4666"](config), ContextSettings(cells=256, sequences=64, n_ubatch=64), 0
+    )
     with backend.context:
         step = [Chunk(seq, 0, 1) for seq in range(64)]
         for seq in range(64):

@@ -1,4 +1,4 @@
-"""``kvsim record``: what it writes is what ``kvsim conform`` reads, and all of it agrees."""
+"""``kvsim record`` writes what ``kvsim conform`` reads, and every record agrees."""
 
 import json
 
@@ -30,35 +30,35 @@ cells = {cells}
 
 
 @pytest.fixture
-def asked(library, tiny, tmp_path):
-    """Writes a scenario, and records it: the process's end, and the file that it may have written."""
+def record(library, tiny, tmp_path):
+    """Writes a scenario and records it; returns the finished process and the output path."""
 
-    def ask(*options, requests=20, slots=4, cells=1024, server="", cache="", model=tiny, engine="llamacpp"):
+    def run(*options, requests=20, slots=4, cells=1024, server="", cache="", model=tiny, engine="llamacpp"):
         keys = {"requests": requests, "slots": slots, "cells": cells, "server": server, "cache": cache}
         path, out = tmp_path / "mine.toml", tmp_path / "there" / "mine.jsonl.gz"
         path.write_text(SCENARIO.format(**keys))
         where = () if FOLDER is None else ("--library", str(FOLDER))
-        told = command("record", engine, str(path), "--model", str(model), "--out", str(out), *where, *options)
-        return told, out
+        finished = command("record", engine, str(path), "--model", str(model), "--out", str(out), *where, *options)
+        return finished, out
 
-    return ask
+    return run
 
 
 def worlds(era):
-    """Of each policy of an era some settings."""
+    """Pairs of a policy of an era and scenario settings."""
     yield POLICIES[era][0], {}
     yield POLICIES[era][0], {"slots": 12, "cells": 512, "server": "context_shift = true", "cache": 'kernel = "tiled"'}
     if era == "B":
         yield "streams", {"cache": "unified = false", "requests": 30}
 
 
-def test_what_is_recorded_agrees_in_every_record(asked, library):
+def test_what_is_recorded_agrees_in_every_record(record, library):
     for policy, keys in worlds(library.era):
-        told, out = asked("--policy", policy, "--json", **keys)
-        assert (told.returncode, told.stderr) == (0, "")
-        saved = json.loads(told.stdout)
+        finished, out = record("--policy", policy, "--json", **keys)
+        assert (finished.returncode, finished.stderr) == (0, "")
+        saved = json.loads(finished.stdout)
         assert saved["file"] == str(out)
-        assert (saved["engine"], saved["policy"], saved["parted"]) == (library.name, policy, None)
+        assert (saved["engine"], saved["policy"], saved["divergence"]) == (library.name, policy, None)
         assert saved["seen"] > 100
         read = command("conform", "llamacpp", str(out), "--json")
         assert read.returncode == 0, read.stdout
@@ -69,24 +69,24 @@ def test_what_is_recorded_agrees_in_every_record(asked, library):
         assert saved["seen"] <= file["agree"] == file["total"] <= saved["records"]
 
 
-def test_it_says_in_words_what_to_do_with_it(asked, library):
-    told, out = asked(requests=3)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith(f"Saved {out}: ")
-    assert told.stdout.splitlines()[1].endswith(f"kvsim conform llamacpp {out}")
-    assert library.name in told.stdout
+def test_the_output_says_how_to_replay_the_recording(record, library):
+    finished, out = record(requests=3)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert finished.stdout.startswith(f"Saved {out}: ")
+    assert finished.stdout.splitlines()[1].endswith(f"kvsim conform llamacpp {out}")
+    assert library.name in finished.stdout
 
 
-def test_fewer_requests_and_another_seed_are_heeded(asked):
-    ends = [asked("--json", *options)[0] for options in (("--requests", "2"), (), ("--seed", "5"))]
-    counts = [json.loads(told.stdout)["records"] for told in ends]
+def test_requests_and_seed_can_be_changed(record):
+    ends = [record("--json", *options)[0] for options in (("--requests", "2"), (), ("--seed", "5"))]
+    counts = [json.loads(finished.stdout)["records"] for finished in ends]
     assert counts[0] < counts[1] != counts[2]
 
 
-def test_the_builtin_tiny_model_is_replaced_by_smollm2_unless_asked_for(asked, tmp_path):
-    told, out = asked(model="tiny")
-    assert told.returncode == 2
-    assert told.stderr.strip().endswith("model tiny: llama.cpp needs a GGUF file (FILE.gguf, or smollm2)")
+def test_the_builtin_tiny_model_is_replaced_by_smollm2_unless_asked_for(record, tmp_path):
+    finished, out = record(model="tiny")
+    assert finished.returncode == 2
+    assert finished.stderr.strip().endswith("model tiny: llama.cpp needs a GGUF file (FILE.gguf, or smollm2)")
     assert not out.parent.exists()
 
 
@@ -102,48 +102,50 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("keys", "options", "why"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_recorded_is_refused_in_one_line(asked, keys, options, why):
-    told, out = asked(*options, **keys)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert why in told.stderr
-    assert len(told.stderr.splitlines()) == 1
+def test_what_cannot_be_recorded_is_refused_in_one_line(record, keys, options, why):
+    finished, out = record(*options, **keys)
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert why in finished.stderr
+    assert len(finished.stderr.splitlines()) == 1
     assert not out.parent.exists()
 
 
-def test_a_policy_of_another_era_is_refused_in_one_line(asked, library):
+def test_a_policy_of_another_era_is_refused_in_one_line(record, library):
     other = POLICIES["B" if library.era == "A" else "A"][0]
-    told, out = asked("--policy", other)
-    assert told.returncode == 2
-    assert told.stderr.strip().endswith(f"this version does it as {' or '.join(POLICIES[library.era])}, not as {other}")
-    assert len(told.stderr.splitlines()) == 1
+    finished, out = record("--policy", other)
+    assert finished.returncode == 2
+    assert finished.stderr.strip().endswith(
+        f"this version does it as {' or '.join(POLICIES[library.era])}, not as {other}"
+    )
+    assert len(finished.stderr.splitlines()) == 1
     assert not out.parent.exists()
 
 
-def test_a_window_needs_a_model_that_has_one(asked, only):
+def test_a_window_needs_a_model_that_has_one(record, only):
     only("B")
-    told, _ = asked("--policy", "sliding-window")
-    assert told.returncode == 2
-    assert "llama.cpp makes caches of 1024 cells, policy sliding-window of" in told.stderr
+    finished, _ = record("--policy", "sliding-window")
+    assert finished.returncode == 2
+    assert "llama.cpp makes caches of 1024 cells, policy sliding-window of" in finished.stderr
 
 
-def test_a_file_that_cannot_be_written_is_named_and_nothing_is_left(asked, tmp_path):
+def test_an_unwritable_file_is_named_and_nothing_is_left_behind(record, tmp_path):
     (tmp_path / "there" / "mine.jsonl.gz").mkdir(parents=True)
-    told, out = asked(requests=2)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert f"{out}: cannot write" in told.stderr
+    finished, out = record(requests=2)
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert f"{out}: cannot write" in finished.stderr
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_a_run_that_differs_is_recorded_and_found_out(asked, monkeypatch):
-    """The control: llama.cpp forgets to remove something, and what it shows is not what was asked of it."""
-    told, remove = [], Context.remove
+def test_a_divergent_run_is_recorded_and_detected(record, monkeypatch):
+    """The control: one removal is skipped in llama.cpp, so that its cells differ from the operations."""
+    calls, remove = [], Context.remove
 
     def forgetful(self, *arguments):
-        told.append(arguments)
-        return len(told) == 5 or remove(self, *arguments)
+        calls.append(arguments)
+        return len(calls) == 5 or remove(self, *arguments)
 
     monkeypatch.setattr(Context, "remove", forgetful)
-    ended, out = asked("--json", requests=40)
+    ended, out = record("--json", requests=40)
     assert ended.returncode == 0
     read = command("conform", "llamacpp", str(out), "--json")
     assert read.returncode == 1

@@ -1,4 +1,4 @@
-"""llama.cpp's cells are the policy's, after every step of whole scenarios."""
+"""llama.cpp's cells equal the policy's after every step of whole scenarios."""
 
 import numpy as np
 import pytest
@@ -18,16 +18,16 @@ BUILTIN = {
     "long-run": {"requests": 125, "cells": {"A": 3072, "B": 1536}, "slot_context": 1400},
 }
 STREAM = 256
-"""Tokens of a slot that has cells of its own."""
+"""Cells of each slot where slots have separate streams."""
 
 
 def padding(era, kernel):
-    """What llama.cpp rounds the number of cells up to."""
+    """Number of cells of which llama.cpp makes multiples."""
     return 256 if era == "B" or kernel == "tiled" else 32
 
 
 def builtin(name, era, kernel, *, unified=True, spare=0, **keys):
-    """A built-in scenario with fewer requests, that come fast, and fewer cells, but some to spare in each stream."""
+    """A built-in scenario with fewer, faster requests and fewer cells, ``spare`` of them in each stream."""
     its = BUILTIN[name]
     fast = {"workload__requests": its["requests"], "workload__rate": 20.0}
     made = load_scenario(name, **fast | {"cache__kernel": kernel} | keys)
@@ -51,7 +51,7 @@ def test_cells_agree_after_every_step_of_a_built_in_scenario(model, only, name, 
     assert backend.compared.steps > 350
     assert len(backend.texts) > 100
     if policy == "streams":
-        # Each slot has cells of its own, and no request is let in that they do not hold.
+        # Each slot has its own cells, and no request is admitted that does not fit into them.
         assert backend.compared.streams > 1.2 * backend.compared.steps
     else:
         assert seen.failed_allocations > 10
@@ -72,14 +72,14 @@ def test_cells_of_both_caches_agree_where_half_of_the_layers_have_a_window(windo
     window = backend.policy.inner.caches[1]
     assert window.window == WINDOW
     assert window.size < backend.policy.inner.caches[0].size
-    # Where the first has no room, llama.cpp does not look at the other.
+    # llama.cpp does not search the second cache if the first has no slot.
     assert backend.compared.streams > 1.7 * backend.compared.steps
     if unified:
         assert seen.failed_allocations > 2
 
 
 def any_world(rng, era, policy):
-    """A scenario of anything that llama.cpp knows: few cells, bursts, and all schedulers."""
+    """A random scenario that llama.cpp supports: few cells, bursts, and all schedulers."""
     streams = policy == "streams"
     slots = int(rng.choice([1, 2, 5, 11, 16]))
     kernel = str(rng.choice(["masked", "tiled"]))
@@ -121,7 +121,7 @@ def any_world(rng, era, policy):
 
 @pytest.mark.parametrize("policy", PLAIN)
 def test_cells_agree_after_every_step_of_random_scenarios(model, only, policy):
-    """Some of what they may meet is rare, so that it is counted over all of them."""
+    """Some events are rare, so they are counted over all scenarios."""
     only(ERA_OF[policy])
     met = {"schedulers": set(), "failed": 0, "shifts": 0, "preemptions": 0, "steps": 0}
     for seed in range(10):

@@ -1,4 +1,4 @@
-"""Studies on the real llama.cpp, with a tiny model: that they measure what they say, not what it takes."""
+"""Studies of the real llama.cpp with a tiny model: their cases, not their times."""
 
 import os
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("library", VERSIONS)
-def test_the_real_thing_is_measured(library, model):
+def test_studies_measure_the_cases_asked_for(library, model):
     holes = kvsim.measure_holes(model, library=library, spans=(256, 512), rounds=2)
     assert len(holes.samples) == 2 * 2 * 2 * 2
     assert (holes.samples["seconds"] > 0).all()
@@ -46,7 +46,7 @@ def test_the_real_thing_is_measured(library, model):
 
 
 @pytest.mark.parametrize("library", VERSIONS)
-def test_a_model_that_cannot_be_loaded_is_told_in_a_line(library, tmp_path):
+def test_an_unloadable_model_is_refused_in_one_line(library, tmp_path):
     path = Path(tmp_path / "not.gguf")
     path.write_bytes(b"not a model")
     with pytest.raises(kvsim.UserError, match=r"llama\.cpp cannot load it") as raised:

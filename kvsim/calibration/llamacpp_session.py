@@ -1,4 +1,7 @@
-"""Scenarios on the real llama.cpp: what a scenario comes to there, and the backend that runs it."""
+"""Scenarios on the real llama.cpp: the scenario as llama.cpp can serve it, and the backend that runs it.
+
+Calibration needs it as much as recording and validation do, so it lives in the lowest room that may import the engine.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from kvsim.model.engine_shapes import SHAPES, gguf_path
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.run import build_policy
 from policies import Policy, PolicyFactory
-from real_engine.llama_library import Closing, Era, Library, LlamaModel, Settings, refusal
-from real_engine.llamacpp import POLICIES, LlamaCpp, follow, settings_of
+from real_engine.llama_library import Closeable, ContextSettings, Era, Library, LlamaModel, refusal
+from real_engine.llamacpp import POLICIES, LlamaCpp, context_settings, mirrored_backend
 
 _WITHOUT_WINDOW = {era: tuple(name for name in names if name != "sliding-window") for era, names in POLICIES.items()}
-"""Policies that describe each era and that a Llama can be served with: no layer of it has a window."""
+"""Policies that describe each era of llama.cpp, for models without a sliding window."""
 
 
-class Live(Closing):
-    """One version of llama.cpp with a model, for runs of one scenario; a context manager that closes the model."""
+class LlamaCppSession(Closeable):
+    """One loaded llama.cpp with a model, for runs of one scenario; a context manager that closes the model."""
 
     def __init__(
         self,
@@ -33,41 +36,41 @@ class Live(Closing):
     ):
         """``model``: a GGUF file in place of the scenario's model; ``library``: a folder with another llama-cpp-python.
 
-        Raises ``UserError`` where llama.cpp is missing, or cannot serve the scenario.
+        Raises ``UserError`` if llama.cpp is missing or cannot serve the scenario.
         """
         cores = os.cpu_count() or 1
         if not 1 <= threads <= cores:
             raise UserError(f"threads: {threads}; from 1 to {cores} are accepted, as many as there are cores")
         self.library = Library(library)
-        self.scenario = fitted(scenario, self.library.era, model)
+        self.scenario = adapt_scenario(scenario, self.library.era, model)
         self.threads = threads
         path = gguf_path(self.scenario.model.name)
         assert path is not None, "a scenario for llama.cpp has a model from a file"
         self.model = LlamaModel(self.library, path)
 
-    def on(self, scenario: Scenario) -> Self:
-        """The same for another scenario, with the same model."""
+    def for_scenario(self, scenario: Scenario) -> Self:
+        """A session for another scenario that shares the loaded model."""
         other = copy(self)
-        other.scenario = fitted(scenario, self.library.era)
+        other.scenario = adapt_scenario(scenario, self.library.era)
         return other
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Those that describe this version of llama.cpp."""
+        """Policies that describe this version of llama.cpp."""
         return _WITHOUT_WINDOW[self.library.era]
 
-    def policy_of(self, policy: str | None) -> str:
-        """That one; or the scenario's, where it describes this version; or else the first that does."""
+    def choose_policy(self, policy: str | None) -> str:
+        """``policy`` if given, else the scenario's if it describes this version, else the first that does."""
         if policy is not None:
             return policy
         own = self.scenario.cache.policy
         return own if own in self.policies else self.policies[0]
 
     def check(self, policy: str | PolicyFactory) -> None:
-        """Raise ``UserError`` unless llama.cpp can be made to serve the scenario as that policy says."""
+        """Raise ``UserError`` unless llama.cpp can serve the scenario as the policy describes."""
         built, settings = self._settings(policy, show_cells=True)
         try:
-            _, settings, _ = settings_of(built, settings, self.library.era)
+            _, settings, _ = context_settings(built, settings, self.library.era)
             why = refusal(self.library.era, settings)
         except UserError as e:
             why = str(e)
@@ -75,21 +78,21 @@ class Live(Closing):
             raise UserError(f"{self.scenario.name}: {built.name}: {why}")
 
     def backend(self, policy: str | PolicyFactory, *, show_cells: bool = False) -> LlamaCpp:
-        """What runs the scenario under that policy, which is to be driven with the backend's own ``policy``.
+        """A backend for the scenario under that policy, to be driven with the backend's own ``policy``.
 
-        ``show_cells``: cells are compared at every step; in era B that costs time which the stopwatch sees. Raises
+        ``show_cells`` compares the cells at every step, which in era B adds to the measured times. Raises
         ``UserError``.
         """
         built, settings = self._settings(policy, show_cells)
         try:
-            return follow(self.model, built, settings, self.scenario.seed)
+            return mirrored_backend(self.model, built, settings, self.scenario.seed)
         except UserError as e:
             raise UserError(f"{self.scenario.name}: {e}") from None
 
-    def _settings(self, policy: str | PolicyFactory, show_cells: bool) -> tuple[Policy, Settings]:
+    def _settings(self, policy: str | PolicyFactory, show_cells: bool) -> tuple[Policy, ContextSettings]:
         built = build_policy(self.scenario, policy)
         server, cache = self.scenario.server, self.scenario.cache
-        return built, Settings(
+        return built, ContextSettings(
             cells=built.capacity,
             n_batch=server.n_batch,
             n_ubatch=server.n_batch if server.scheduler == "vllm" else server.n_ubatch,
@@ -102,20 +105,20 @@ class Live(Closing):
         )
 
     def close(self) -> None:
-        """Give the model's memory back; every context on it must be closed before."""
+        """Free the model; every context on it must be closed before."""
         self.model.close()
 
 
-def fitted(scenario: Scenario | str | Path, era: Era, model: str | None = None) -> Scenario:
-    """The scenario with what llama.cpp takes for granted, wherever it does not say otherwise itself.
+def adapt_scenario(scenario: Scenario | str | Path, era: Era, model: str | None = None) -> Scenario:
+    """The scenario with llama.cpp's defaults for what it leaves open.
 
-    That is a model from a file (``model``, the scenario's own, or smollm2), K and V in f16, batches of at most as many
-    tokens as there are cells, and era A's padding. Raises ``UserError``.
+    These are a model from a file (``model``, the scenario's own, or smollm2), K and V in f16, batches of at most as
+    many tokens as there are cells, and era A's padding. Raises ``UserError``.
     """
     scenario = load_scenario(scenario)
     changes: dict[str, Any] = {}
     if model is not None:
-        changes["model__name"] = from_here(model)
+        changes["model__name"] = absolute_model_path(model)
     elif scenario.model.name in SHAPES:
         changes["model__name"] = USUAL_MODEL["llamacpp"]
     if changes.get("model__name") in SHAPES:
@@ -126,15 +129,15 @@ def fitted(scenario: Scenario | str | Path, era: Era, model: str | None = None) 
     if scenario.server.n_batch > scenario.cache.cells:
         changes["server__n_batch"] = scenario.cache.cells
     if era == "A":
-        # Its own padding; era B's presets know theirs.
+        # The presets of era B set their own padding.
         changes["cache__pad"] = 256 if scenario.cache.kernel == "tiled" else 32
     return load_scenario(scenario, **changes)
 
 
-def from_here(model: str) -> str:
-    """A model's name; of a file its whole path, since what is named outside of a scenario does not start at its folder.
+def absolute_model_path(model: str) -> str:
+    """A built-in model's name, or a GGUF file's absolute path. Raises ``UserError``.
 
-    Raises ``UserError``.
+    A path given outside of a scenario file is relative to the working directory, not to the scenario's folder.
     """
     path = gguf_path(model)
     return model if path is None or not model.endswith(".gguf") else str(path.resolve())
