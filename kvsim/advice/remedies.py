@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvsim.simulation.job import FailureKind
+
 
 class Remedy(NamedTuple):
     """One remedy to try."""
@@ -154,25 +156,28 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
 }
 """Remedies by cause, the most promising first."""
 
-FAILURES: dict[str, tuple[Remedy, ...]] = {
-    "room": (
-        Remedy(
-            "add cells: requests failed because the cache was full",
-            "cache.cells, twice as many",
-            "llama-server --ctx-size N; vLLM --gpu-memory-utilization X or --num-gpu-blocks-override N",
-        ),
-        Remedy(
-            "use fewer or shorter slots, so that all of them fit into the cache",
-            "server.slots, half as many; server.slot_context, halved",
-            "llama-server --parallel N --ctx-size N; vLLM --max-num-seqs N --max-model-len N",
-        ),
-        Remedy(
-            "use a policy with paging or compaction, so that every free cell can be used",
-            "kvsim compare {scenario} -p paged -p llama.cpp-b6975 -p full-compaction",
-            "llama.cpp since b6975; vLLM, where requests wait instead of failing",
-        ),
+_MORE_ROOM = (
+    Remedy(
+        "add cells: requests failed because the cache was full",
+        "cache.cells, twice as many",
+        "llama-server --ctx-size N; vLLM --gpu-memory-utilization X or --num-gpu-blocks-override N",
     ),
-    "context": (
+    Remedy(
+        "use fewer or shorter slots, so that all of them fit into the cache",
+        "server.slots, half as many; server.slot_context, halved",
+        "llama-server --parallel N --ctx-size N; vLLM --max-num-seqs N --max-model-len N",
+    ),
+    Remedy(
+        "use a policy with paging or compaction, so that every free cell can be used",
+        "kvsim compare {scenario} -p paged -p llama.cpp-b6975 -p full-compaction",
+        "llama.cpp since b6975; vLLM, where requests wait instead of failing",
+    ),
+)
+
+FAILURES: dict[FailureKind, tuple[Remedy, ...]] = {
+    FailureKind.NO_SLOT: _MORE_ROOM,
+    FailureKind.CACHE: _MORE_ROOM,
+    FailureKind.CONTEXT: (
         Remedy(
             "raise the context limit of a slot: longer prompts were refused",
             "server.slot_context, doubled; cache.cells, twice as many",
@@ -184,7 +189,7 @@ FAILURES: dict[str, tuple[Remedy, ...]] = {
             "llama-server --parallel N; vLLM --max-num-seqs N",
         ),
     ),
-    "batch": (
+    FailureKind.BATCH: (
         Remedy(
             "use chunked prefill, or a larger batch",
             "server.chunked_prefill = true; server.n_batch, doubled",
@@ -193,10 +198,3 @@ FAILURES: dict[str, tuple[Remedy, ...]] = {
     ),
 }
 """Remedies for failed requests by the kind of failure, the most promising first."""
-
-
-def failure_kind(error: str) -> str:
-    """Return the key of ``FAILURES`` that an error message belongs to."""
-    if "available context size" in error or "longest sequence" in error:
-        return "context"
-    return "batch" if "exceed n_batch" in error else "room"

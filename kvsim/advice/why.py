@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.advice.remedies import FAILURES, REMEDIES, Remedy, failure_kind
+from kvsim.advice.remedies import FAILURES, REMEDIES, Remedy
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.simulation.job import FailureKind
 from policies import current_name
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ class Diagnosis:
     """The fastest quarter of requests against the slowest."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Number of failed requests by error message, most frequent first."""
+    failures: tuple[FailureKind, ...] = ()
+    """Kinds of failure of these requests, most frequent first."""
     note: str = ""
     """Why this policy was chosen, if it is neither the scenario's own nor the one asked for."""
 
@@ -170,8 +173,7 @@ class Diagnosis:
         are preceded by those for the kind of work that takes most of the server's time, if it takes at least a fifth.
         Last come remedies for prefixes, if computing them again takes a tenth of the difference or of all time.
         """
-        kinds = dict.fromkeys(failure_kind(error) for error in self.errors)
-        remedies = [remedy for kind in kinds for remedy in FAILURES[kind]]
+        remedies = [remedy for kind in self.failures for remedy in FAILURES.get(kind, ())]
         remedies += [remedy for cause in self._causes_to_remedy() for remedy in REMEDIES[cause]]
         return tuple(dict.fromkeys(r._replace(kvsim=r.kvsim.format(scenario=self.source)) for r in remedies))
 
@@ -269,8 +271,10 @@ def diagnose(result: Result, source: str) -> Diagnosis:
     rows, requests = result.causes.assign(machine_s=0.0), result.requests
     if result.scenario.server.scheduler == "static":
         rows = _waits_as_queueing(rows)
-    errors = _grouped_errors(requests.loc[requests["status"] == "failed", "error"].astype(str))
-    return _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, errors)
+    failed = requests[requests["status"] == "failed"]
+    errors = _grouped_errors(failed["error"].astype(str))
+    diagnosis = _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, errors)
+    return replace(diagnosis, failures=tuple(map(FailureKind, failed["failure"].value_counts().index)))
 
 
 def _waits_as_queueing(causes: pd.DataFrame) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from kvsim.advice.why import CAUSES, FEWEST_REQUESTS, diagnose, difference_inter
 from kvsim.costs.profile import load_profile
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import load_scenario
+from kvsim.simulation.job import FailureKind
 from kvsim.simulation.recorder import DETAILS
 from kvsim.simulation.run import run
 from kvsim.simulation.time_breakdown import SECONDS, TERMS
@@ -135,7 +136,7 @@ def test_failures_are_reported_first():
     assert found.failed == 72
     assert found.errors == {"Context size has been exceeded.": 72}
     assert found.sentence.startswith("72 of 150 requests failed: Context size has been exceeded. Of the others: flat")
-    assert found.remedies[0] == FAILURES["room"][0]
+    assert found.remedies[0] == FAILURES[FailureKind.NO_SLOT][0]
     assert found.to_dict()["errors"] == dict(found.errors)
 
 
@@ -145,7 +146,7 @@ def test_refused_prompts_are_grouped():
     (error,) = found.errors
     assert error == "the request exceeds the available context size: N prompt tokens, N in a slot"
     assert found.errors[error] == found.failed > 0
-    assert found.remedies[0] == FAILURES["context"][0]
+    assert found.remedies[0] == FAILURES[FailureKind.CONTEXT][0]
 
 
 def test_if_most_requests_failed_the_message_says_why():
