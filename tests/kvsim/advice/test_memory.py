@@ -43,6 +43,7 @@ def complaint(*arguments):
     return line.removeprefix("kvsim: ")
 
 
+@pytest.mark.slow
 def test_parts_add_up(report):
     for f in report.footprints.values():
         assert [reading.stage for reading in f.readings] == ["runtime", "weights", "buffers", "cache", "run"]
@@ -100,6 +101,7 @@ def test_all_remedies_together_leave_little_more_than_the_need(report):
     assert last.ratio_with_runtime == pytest.approx(last.ratio + last.runtime / last.needed.total)
 
 
+@pytest.mark.slow
 def test_huge_pages_are_what_keeps_a_growing_cache_large():
     """Control: huge pages, if Linux offers them, are why ``small-pages`` is a remedy."""
     with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
@@ -142,6 +144,7 @@ def test_activations_by_hand():
     assert activations(shape, 3, 1, 10) == 4 * (3 * (residual + qkv + attended + ffn + scores) + 100)
 
 
+@pytest.mark.slow
 def test_remedies_apply_in_their_order_each_once():
     chosen = ["int8", "paged-cache", "int8", "growing-cache", "f16"]
     report = kvsim.memory("tiny", chosen, slots=1, context=32, tokens=16)
@@ -156,6 +159,7 @@ def test_no_remedies_is_the_naive_set_up_alone():
     assert list(kvsim.memory("tiny", [], slots=1, context=8, tokens=2).footprints) == ["naive"]
 
 
+@pytest.mark.slow
 def test_a_mapped_file(tmp_path):
     path = Small(seed=3).write(tmp_path / "a model.gguf")
     report = kvsim.memory(str(path), ["once", "mapped"], slots=2, context=64, tokens=16)
@@ -165,6 +169,7 @@ def test_a_mapped_file(tmp_path):
     assert mapped.generated == once.generated
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
 def test_a_real_model_is_within_a_tenth_of_its_need():
     f = measure(SetUp("smollm2", weights="mapped", tokens=64))

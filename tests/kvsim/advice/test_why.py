@@ -371,6 +371,7 @@ def test_a_folder_of_results_is_run_again(tmp_path):
     assert diagnose(run(world, detail="tables"), "tight").sentence == first.sentence
 
 
+@pytest.mark.slow
 def test_the_policy_chosen_from_a_comparison(tmp_path):
     """It is the scenario's own, else the slowest; any other on request."""
     world = load_scenario(FEW, name="tight", workload__rate=20.0)

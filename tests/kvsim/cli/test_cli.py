@@ -69,6 +69,7 @@ def check_summary(summary):
     assert list(summary["host"]) == ["bytes_out", "bytes_in", "bytes_prefetched", "prefetch_wait_s"]
 
 
+@pytest.mark.slow
 def test_run_prints_the_same_object_every_time(kvsim):
     command = ("run", "chat", "--policy", "paged", "--seed", "1", "--requests", "40", "--json")
     one, two = (json.loads(succeeded(kvsim(*command))) for _ in range(2))
@@ -97,6 +98,7 @@ def test_compare_as_one_object(kvsim, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
     printed = succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--out", "kept"))
     folder = tmp_path / "kept" / "chat"
@@ -337,6 +339,7 @@ def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
     assert (tmp_path / "results" / "some" / "prefix-cache.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_study_as_one_object(kvsim, tmp_path):
     """By the installed program, which may use other processes."""
     (tmp_path / "trace.jsonl").write_text(TRACE)
@@ -441,6 +444,7 @@ def test_a_reader_who_leaves_early_sees_no_traceback():
     program.wait()
 
 
+@pytest.mark.slow
 def test_a_calibrated_profile_predicts(kvsim, tmp_path):
     # Tests share the machine with each other, so a busy one is no obstacle here.
     measured = json.loads(succeeded(kvsim("calibrate", "--seconds", "1", "--force", "--out", "mine.json", "--json")))

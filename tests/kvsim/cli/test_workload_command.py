@@ -43,6 +43,7 @@ def test_scenarios_and_named_workloads_can_be_described(source):
     assert told["name"] == source
 
 
+@pytest.mark.slow
 def test_a_fit_can_be_pasted(trace, tmp_path):
     done = command("workload", "fit", str(trace), "--out", str(tmp_path / "out"))
     assert done.returncode == 0
@@ -228,6 +229,7 @@ def test_a_named_section_of_so_many_at_such_a_rate():
     assert section["rates"][0] / section["rates"][1] == pytest.approx(whole["rates"][0] / whole["rates"][1])
 
 
+@pytest.mark.slow
 @needs_shared
 @pytest.mark.parametrize("load", [0.03, 0.06, 0.1])
 def test_a_server_fares_alike_under_a_trace_and_under_its_model(load):

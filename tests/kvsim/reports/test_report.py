@@ -176,6 +176,7 @@ def test_a_report_of_a_recommendation(recommendation_page):
     assert html.count("<tr>") > printed["searched"]["tried"]
 
 
+@pytest.mark.slow
 def test_a_report_of_a_comparison_over_replications(tmp_path):
     scenario = kvsim.load("chat", workload__requests=40)
     comparison = kvsim.compare(scenario, ["paged", "oracle"], replications=2)
