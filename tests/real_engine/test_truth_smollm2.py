@@ -24,7 +24,16 @@ pytestmark = [pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING),
 ROUNDING = 1e-3
 REQUESTS = 5
 COMPACTING = ("fill-holes", "full-compaction", "adaptive", "threshold-compaction", "idle-compaction")
-OTHERS = ("contiguous", "llama.cpp-b6975", "streams", "chunked", "prompt-decode-regions", "paged", "ring", "sliding-window")
+OTHERS = (
+    "contiguous",
+    "llama.cpp-b6975",
+    "streams",
+    "chunked",
+    "prompt-decode-regions",
+    "paged",
+    "ring",
+    "sliding-window",
+)
 """A policy for each other layout and window; ``test_engine`` has all of them, on a small model."""
 WORLD = scenario(
     seed=9,
