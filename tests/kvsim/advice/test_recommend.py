@@ -73,6 +73,7 @@ def test_too_few_slots_queue_and_are_ruled_out():
     assert (single["factor"].dropna() > 1).all()
 
 
+@pytest.mark.slow
 def test_settings_that_exceed_the_memory_are_never_run():
     room = 30_000_000
     found = recommend(load_scenario(BUSY), slo="ttft_p95<2s", memory=room, budget=SMALL, workers=1)
@@ -349,6 +350,7 @@ def test_mistakes_are_reported_in_one_line(arguments, message, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_saves(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(recommend.__kwdefaults__, "budget", SMALL._replace(screened=6, neighbours=0, best=2))

@@ -395,6 +395,7 @@ def test_the_policy_chosen_from_a_comparison(tmp_path):
     assert "not what kvsim compare writes" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_saves_a_picture(tmp_path):
     done = command("why", "chat", "-p", "paged", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -406,6 +407,7 @@ def test_the_command_prints_a_table_and_saves_a_picture(tmp_path):
     assert len(saved) == 400
 
 
+@pytest.mark.slow
 def test_json_adds_up_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = command("why", "chat", "--json")

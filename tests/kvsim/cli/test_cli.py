@@ -445,12 +445,14 @@ def test_a_reader_who_leaves_early_sees_no_traceback():
 
 
 @pytest.mark.slow
-def test_a_calibrated_profile_predicts(kvsim, tmp_path):
+def test_a_calibrated_profile_predicts(within, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvsim.calibration.subject._EACH", (8, 8))
+    monkeypatch.setattr("kvsim.calibration.run._PACED", 2)
     # Tests share the machine with each other, so a busy one is no obstacle here.
-    measured = json.loads(succeeded(kvsim("calibrate", "--seconds", "1", "--force", "--out", "mine.json", "--json")))
+    measured = json.loads(succeeded(within("calibrate", "--seconds", "1", "--force", "--out", "mine.json", "--json")))
     assert measured == json.loads((tmp_path / "mine.json").read_text())
     assert load_profile("mine.json", tmp_path).samples == measured["samples"]
-    predicted = json.loads(succeeded(kvsim("run", "chat", "--requests", "10", "--profile", "mine.json", "--json")))
+    predicted = json.loads(succeeded(within("run", "chat", "--requests", "10", "--profile", "mine.json", "--json")))
     assert predicted["profile"] == measured["name"] == "mine"
     check_summary(predicted)
 

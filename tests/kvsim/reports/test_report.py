@@ -32,6 +32,7 @@ def page(results):
     return kvsim.report(results)
 
 
+@pytest.mark.slow
 def test_a_report_is_self_contained(page):
     html = page.read_text(encoding="utf-8")
     addresses = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]+)""", html)
