@@ -18,7 +18,7 @@ from workloads import named_rng
 KEYS = ["k", "v", "cell_bytes", "logits_rmse", "top1_agreement", "perplexity", "perplexity_over_f32"]
 
 
-@pytest.fixture(scope="module", params=["tiny", "smollm2"])
+@pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
 def found(request):
     """150 tokens: two whole passes and a partial one."""
     if request.param == "smollm2" and SMOLLM2_MISSING:

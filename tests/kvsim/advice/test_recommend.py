@@ -112,6 +112,7 @@ def test_results_do_not_depend_on_the_number_of_workers(busy):
     pd.testing.assert_frame_equal(again.candidates, busy.candidates)
 
 
+@pytest.mark.slow
 def test_every_setting_is_among_the_best_or_has_a_reason(busy):
     assert sum(busy.reasons.values()) + len(busy.best) == len(busy.space.candidates) == len(busy.candidates)
     assert set(busy.reasons) <= set(REASONS)
@@ -296,6 +297,7 @@ def test_a_server_that_does_not_keep_up_misses_the_slo():
     assert not crowded.settled
 
 
+@pytest.mark.slow
 def test_the_object_and_tables_are_complete(busy, tmp_path):
     assert isinstance(busy, Recommendation)
     printed = busy.to_dict()

@@ -436,6 +436,7 @@ def test_scenarios_and_policies_are_listed(within):
     assert all(line and "\n" not in line for line in described.values())
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_early_sees_no_traceback():
     program = subprocess.Popen([PROGRAM, "policies"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     program.stdout.close()
