@@ -1,18 +1,23 @@
-# make run: set up and compare the policies on the built-in scenario.  make test: set up, lint, type-check, test.
-# make test-llama: compile two versions of the real llama.cpp, and test against both.
+# "make help" lists what can be made.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SMOLLM2 := $(VENV)/.smollm2
 LLAMA := $(VENV)/.llama
-# The last llama.cpp with defragmentation that can be driven; a process holds one version, so it lies apart.
+# The last llama.cpp with defragmentation that can be driven; a process holds one version, so it has a folder of its own.
 EARLY := 0.3.8
 LLAMA_EARLY := $(VENV)/llama-$(EARLY)
 
-.PHONY: setup run test test-llama lint types unit bench lock clean
+# How long "make fuzz" looks at each group of readers.
+SECONDS ?= 60
 
-setup: $(STAMP)
+.PHONY: help setup run check test test-llama lint types fast unit fuzz bench lock clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "make %-12s %s\n", $$1, $$2 }'
+
+setup: $(STAMP)  ## make .venv and install everything into it
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvsim needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
@@ -40,31 +45,45 @@ $(LLAMA_EARLY)/.installed: | $(LLAMA)
 	@$(COMPILE) --target $(LLAMA_EARLY) llama-cpp-python==$(EARLY) || $(call FAILED,$(EARLY))
 	@touch $@
 
-run: setup
+run: setup  ## compare the policies on the built-in scenario
 	$(BIN)/kvsim compare
 
-lint: setup
+lint: setup  ## check format and style
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: setup
+types: setup  ## check types
 	$(BIN)/mypy
 
-unit: setup $(SMOLLM2)
-	$(BIN)/python -m pytest -n 2
+# "worksteal" keeps both processes busy to the end, although a few tests take many times as long as the others.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test: lint types unit
+fast: setup
+	$(PYTEST) -m "not slow"
+
+unit: setup $(SMOLLM2)  ## run all tests
+	$(PYTEST)
+
+check: lint types fast  ## lint, check types, run the fast tests
+
+test: lint types unit  ## lint, check types, run all tests
+
+# Coverage-led, so that it finds something else each time: what it finds becomes a case of a test.
+fuzz: setup  ## feed the trace readers with random bytes, SECONDS=60 for each of four groups
+	@for group in csv jsonl packed parquet; do \
+	  $(BIN)/python -m tests.workloads.fuzz.fuzz_readers $$group --seconds $(SECONDS) || exit 1; \
+	done
 
 # Where llama.cpp cannot be loaded, the tests would skip: this is to fail then.
 LOADED = $(BIN)/python -c "import sys; from real_engine.llama_library import Library; print('testing against', Library(*sys.argv[1:]).name)"
 
-test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed
+test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed  ## compile two versions of llama.cpp, and test against both
 	@$(LOADED)
 	env -u KVSIM_LLAMA_CPP $(BIN)/python -m pytest tests/real_engine/llamacpp
 	@$(LOADED) $(LLAMA_EARLY)
 	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(BIN)/python -m pytest tests/real_engine/llamacpp
 
-bench: setup
+bench: setup  ## run the benchmarks
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
 	$(BIN)/python -m benchmarks.paged
@@ -73,10 +92,10 @@ bench: setup
 	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.engine --model small
 
-lock: setup $(SMOLLM2) $(LLAMA)
+lock: setup $(SMOLLM2) $(LLAMA)  ## write constraints.txt anew
 	@{ echo "# Exact versions that the tests passed with; 'make setup' installs them. Refresh with 'make lock'."; $(BIN)/pip freeze --exclude-editable; } > constraints.txt
 
-clean:
+clean:  ## remove .venv and everything that was built
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The documentation site, in build/site; once its packages are there, no network is needed.

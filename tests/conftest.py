@@ -9,13 +9,21 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the commands that tests start
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from real_engine import load_model
+
 np.ones((2, 2)) @ np.ones((2, 2))  # loads the library, so that there is something to limit
 threadpool_limits(1)
 
 
+@pytest.fixture(scope="session")
+def smollm2():
+    """The real model, loaded once; tests that use it skip where ``SMOLLM2_MISSING`` says that it is not there."""
+    return load_model("smollm2")
+
+
 @pytest.fixture
 def write(tmp_path):
-    """Writes a file; its path."""
+    """A function that writes a file and returns its path."""
 
     def write_file(content, name="trace.csv"):
         path = tmp_path / name

@@ -70,6 +70,7 @@ def fake_vidur(folder: Path, task: speed.Task, options: tuple[str, ...] = OPTION
     return Vidur(folder, Path(sys.executable), 5.0)
 
 
+@pytest.mark.slow
 def test_the_whole_benchmark_at_a_small_scale(tmp_path: Path) -> None:
     policies = ("paged", "llama.cpp-b6975")
     fake_vidur(tmp_path / "other", scale.task("paged", 10, None))

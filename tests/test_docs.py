@@ -85,6 +85,7 @@ def test_a_scenario_on_a_page_is_one(page):
         Scenario.model_validate(found if "workload" in found else {"workload": found})
 
 
+@pytest.mark.slow
 def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path, monkeypatch):
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")

@@ -23,6 +23,7 @@ def policy():
     return names["LowestCell"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
 def test_it_serves_a_scenario(policy, scheduler):
     scenario = kvsim.load_scenario("chat", workload__requests=60, server__scheduler=scheduler)
@@ -38,12 +39,14 @@ def test_it_is_no_worse_than_blocks_of_one_cell(policy):
     assert mine["cache"]["stored_cells_mean"] == pytest.approx(paged["cache"]["stored_cells_mean"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_it_keeps_every_invariant(policy, monkeypatch):
     monkeypatch.setattr(presets, "entry_points", lambda group: [FakeEntryPoint("lowest-cell", policy)])
     factory = available()["lowest-cell"]
     run_state_machine_as_test(partial(CacheMachine, factory), settings=settings(SETTINGS, max_examples=50))
 
 
+@pytest.mark.slow
 def test_a_real_model_writes_on_it_what_it_writes_without_a_cache(policy):
     built = build_policy(WORLD, policy)
     engine = Engine(MODEL, built.groups, built.kernel, WORLD.seed)

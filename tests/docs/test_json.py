@@ -114,6 +114,7 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", COMMANDS)
 def test_the_page_has_the_keys_of_the_output(section, files):
     found = set()

@@ -117,6 +117,7 @@ def compare(name, keep, **keys):
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["masked", "tiled", "gather", "sliced"])
 def test_an_overwriting_ring_is_what_its_definition_says(kernel):
     def sinks_and_newest(alive):
@@ -126,6 +127,7 @@ def test_an_overwriting_ring_is_what_its_definition_says(kernel):
     assert engine.part == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", ["contiguous", "full-compaction", "llama.cpp-b6975", "streams", "prompt-decode-regions"]
 )

@@ -21,6 +21,7 @@ from tests.policies.invariants.rules import CacheMachine
 from tests.policies.invariants.subjects import KEEP_WHAT_WAS_PLACED, MUST_BE_SEEN, POLICIES, SETTINGS, FakeEntryPoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_keeps_its_word(name):
     CacheMachine.seen.clear()

@@ -18,12 +18,12 @@ from workloads import named_rng
 KEYS = ["k", "v", "cell_bytes", "logits_rmse", "top1_agreement", "perplexity", "perplexity_over_f32"]
 
 
-@pytest.fixture(scope="module", params=["tiny", "smollm2"])
+@pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
 def found(request):
     """150 tokens: two whole passes and a partial one."""
     if request.param == "smollm2" and SMOLLM2_MISSING:
         pytest.skip(SMOLLM2_MISSING)
-    loaded = load_model(request.param)
+    loaded = request.getfixturevalue("smollm2") if request.param == "smollm2" else load_model(request.param)
     return loaded, accuracy(loaded, tokens=150)
 
 
@@ -41,6 +41,7 @@ def without_cache(model, text):
     return model.forward(np.array(text), everything, everything, attend)
 
 
+@pytest.mark.slow
 def test_f32_is_the_reference(found):
     loaded, result = found
     row = result.table.iloc[0]
@@ -50,6 +51,7 @@ def test_f32_is_the_reference(found):
     assert (result.model, result.weights, result.tokens) == (loaded.name, "f32", 150)
 
 
+@pytest.mark.slow
 def test_narrower_types_deviate_more(found):
     loaded, result = found
     assert list(zip(result.table["k"], result.table["v"], strict=True)) == list(PAIRS)

@@ -1,5 +1,6 @@
 """Correctness of the engine: under every policy the text equals a recomputation without a cache."""
 
+from functools import cache
 from typing import get_args
 
 import numpy as np
@@ -51,13 +52,24 @@ def serve_for_real(policy, engine, world=WORLD):
     return completed
 
 
+@cache
+def text_without_cache(prompt, n, groups):
+    """What follows the prompt; most policies are asked for the same texts."""
+    return generate_without_cache(MODEL, list(prompt), n, groups)
+
+
+@cache
+def answer_without_cache(text, prompt_tokens, groups):
+    return best_without_cache(MODEL, list(text), prompt_tokens, groups)
+
+
 def wrong_texts(jobs, engine, groups=()):
     wrong = 0
     for job in jobs:
         prompt = engine.prompt(job.request)
         said = engine.texts[job.request.id][len(prompt) : len(prompt) + job.generated]
         assert len(said) == job.generated
-        wrong += said != generate_without_cache(MODEL, prompt, job.generated, groups or [Group(0)])
+        wrong += said != text_without_cache(tuple(prompt), job.generated, tuple(groups) or (Group(0),))
     return wrong
 
 
@@ -70,6 +82,7 @@ def test_text_equals_cacheless_recomputation(name, kernel):
     assert wrong_texts(serve_for_real(policy, engine), engine) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", available())
 def test_every_policy_generates_the_cacheless_text_with_random_compaction(name):
     # The ring must be too large to overwrite anything, the sliding window narrower than the texts.
@@ -184,12 +197,13 @@ def serve_sessions(**keys):
         assert job.status == "completed", job.error
         text = engine.prompt(job.request) + engine.texts[job.request.id][job.request.prompt_tokens :]
         assert text[: len(engine.texts[job.request.id])] == engine.texts[job.request.id]
-        wrong += engine.best[job.request.id] != best_without_cache(
-            MODEL, text, job.request.prompt_tokens, policy.groups
+        wrong += engine.best[job.request.id] != answer_without_cache(
+            tuple(text), job.request.prompt_tokens, tuple(policy.groups)
         )
     return recorder, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu", "sieve", "belady"])
 def test_shared_blocks_hold_the_right_tokens(eviction):
     recorder, wrong = serve_sessions(server__scheduler="vllm", cache__eviction=eviction, cache__cells=120)
@@ -198,6 +212,7 @@ def test_shared_blocks_hold_the_right_tokens(eviction):
     assert recorder.preemptions > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", ["none", "on-resume", "predictive"])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_blocks_come_back_whole_from_the_host_tier(preemption, prefetch):
@@ -213,6 +228,7 @@ def test_blocks_come_back_whole_from_the_host_tier(preemption, prefetch):
     assert (recorder.prefetched_cells > 0) == (prefetch != "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["paged", "contiguous", "llama.cpp-b6975", "full-compaction", "sliding-window"])
 def test_a_kept_slot_continues_from_the_longest_common_prefix(policy):
     recorder, wrong = serve_sessions(cache__policy=policy, cache__cells=600, cache__window=64)
@@ -220,6 +236,7 @@ def test_a_kept_slot_continues_from_the_longest_common_prefix(policy):
     assert recorder.prefix_found > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["paged", "paged-window", "contiguous", "growing"])
 @pytest.mark.parametrize("scheduler", ["vllm", "static"])
 def test_every_scheduler_generates_the_cacheless_text(scheduler, policy):

@@ -173,6 +173,7 @@ def test_a_policy_that_names_wrong_cells_garbles_the_text(small, expected):
     assert generated.tokens != expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
 def test_smollm2_knows_the_capital_of_france():
     model = load_model("smollm2", weights="int8")

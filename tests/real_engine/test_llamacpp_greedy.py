@@ -13,7 +13,7 @@ import pytest
 
 from kvsim.model.engine_shapes import gguf_path
 from policies import CacheConfig, Chunk, SequencePlan, available
-from real_engine import Engine, load_model
+from real_engine import Engine
 from real_engine.generate import generate
 from real_engine.tokenizer import Message
 from tests.gguf_files import SMOLLM2_MISSING
@@ -28,8 +28,8 @@ ROUNDING = 5e-4
 
 
 @pytest.fixture(scope="module")
-def model():
-    return load_model("smollm2")
+def model(smollm2):
+    return smollm2
 
 
 def teacher_forced_logits(model, name, kinds, n=48, engine_of=Engine):
@@ -80,6 +80,7 @@ def disagreements(found):
     return wrong, furthest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["contiguous", "paged", "oracle"])
 def test_eight_concurrent_texts_equal_llamacpps(model, policy):
     wrong, furthest = disagreements(teacher_forced_logits(model, policy, list(PROMPTS)))
@@ -87,6 +88,7 @@ def test_eight_concurrent_texts_equal_llamacpps(model, policy):
     assert furthest < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "policy"), list(enumerate(available())))
 def test_a_text_under_every_policy_equals_llamacpps(model, number, policy):
     """Another prompt for each, in turn."""

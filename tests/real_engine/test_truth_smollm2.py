@@ -13,21 +13,33 @@ import pytest
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
-from policies import available
-from real_engine import Engine, best_without_cache, load_model
+from real_engine import Engine, best_without_cache
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.policies import test_definition
 from tests.real_engine.test_engine import compacted_at_random
 from tests.worlds import scenario
 
-pytestmark = pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
+pytestmark = [pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING), pytest.mark.slow]
 
 ROUNDING = 1e-3
+REQUESTS = 5
+COMPACTING = ("fill-holes", "full-compaction", "adaptive", "threshold-compaction", "idle-compaction")
+OTHERS = (
+    "contiguous",
+    "llama.cpp-b6975",
+    "streams",
+    "chunked",
+    "prompt-decode-regions",
+    "paged",
+    "ring",
+    "sliding-window",
+)
+"""A policy for each other layout and window; ``test_engine`` has all of them, on a small model."""
 WORLD = scenario(
     seed=9,
     workload={
         "kind": "batch",
-        "requests": 6,
+        "requests": REQUESTS,
         "prompt_tokens": {"kind": "lognormal", "mu": 2.6, "sigma": 0.5, "max": 32},
         "output_tokens": {"kind": "lognormal", "mu": 1.8, "sigma": 0.5, "max": 12},
     },
@@ -39,8 +51,8 @@ WORLD = scenario(
 
 
 @pytest.fixture(scope="module")
-def model():
-    return load_model("smollm2")
+def model(smollm2):
+    return smollm2
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +93,7 @@ def serve(model, page, name):
     recorder = Recorder()
     drive(world, policy, engine, recorder, None)
     completed = [job for job in recorder.jobs if job.status == "completed"]
-    assert len(completed) == 6
+    assert len(completed) == REQUESTS
     return engine, policy, completed, moved
 
 
@@ -123,11 +135,11 @@ FORGETFUL = scenario(
     seed=8,
     workload={
         "kind": "batch",
-        "requests": 3,
+        "requests": 2,
         "prompt_tokens": {"kind": "lognormal", "mu": 2.2, "sigma": 0.3, "max": 12},
         "output_tokens": {"kind": "fixed", "value": 20},
     },
-    server__slots=3,
+    server__slots=2,
     server__n_batch=16,
     server__n_ubatch=8,
     cache__cells=100,

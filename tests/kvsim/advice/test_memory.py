@@ -43,6 +43,7 @@ def complaint(*arguments):
     return line.removeprefix("kvsim: ")
 
 
+@pytest.mark.slow
 def test_parts_add_up(report):
     for f in report.footprints.values():
         assert [reading.stage for reading in f.readings] == ["runtime", "weights", "buffers", "cache", "run"]
@@ -53,6 +54,7 @@ def test_parts_add_up(report):
             assert reading.model_file == 0
 
 
+@pytest.mark.slow
 def test_the_naive_set_up_holds_all_arrays(report):
     """All of their memory is resident, since all of it was written to."""
     naive = report.footprints["naive"]
@@ -66,12 +68,14 @@ def test_the_naive_set_up_holds_all_arrays(report):
     assert naive.needed.cache == 4 * 256 * shape.cell_bytes()
 
 
+@pytest.mark.slow
 def test_the_runtime_is_the_same_for_all(report):
     runtimes = [f.runtime for f in report.footprints.values()]
     assert max(runtimes) - min(runtimes) < SLACK
     assert 20 * MB < min(runtimes) < 100 * MB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remedy", "part", "saves"),
     [
@@ -93,6 +97,7 @@ def test_a_remedy_lowers_what_it_should_and_nothing_grows(report, steps, remedy,
         assert getattr(after, other) <= getattr(before, other) + SLACK
 
 
+@pytest.mark.slow
 def test_all_remedies_together_leave_little_more_than_the_need(report):
     last = list(report.footprints.values())[-1]
     assert last.needed.total <= last.measured.total <= last.needed.total + 2 * SLACK
@@ -100,6 +105,7 @@ def test_all_remedies_together_leave_little_more_than_the_need(report):
     assert last.ratio_with_runtime == pytest.approx(last.ratio + last.runtime / last.needed.total)
 
 
+@pytest.mark.slow
 def test_huge_pages_are_what_keeps_a_growing_cache_large():
     """Control: huge pages, if Linux offers them, are why ``small-pages`` is a remedy."""
     with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
@@ -110,12 +116,14 @@ def test_huge_pages_are_what_keeps_a_growing_cache_large():
     assert huge.measured.cache > 2 * small.measured.cache
 
 
+@pytest.mark.slow
 def test_measurements_compute_the_same_every_time():
     setup = SetUp("tiny", cache="paged", slots=2, context=64, tokens=32, type_k="q8_0", type_v="f16")
     one, two = measure(setup), measure(setup)
     assert (one.needed, one.arrays, one.generated) == (two.needed, two.arrays, two.generated)
 
 
+@pytest.mark.slow
 def test_set_ups_with_the_same_weights_generate_the_same(report):
     outputs = [f.generated for f in report.footprints.values()]
     assert all(len(slot) == footprint.DECODES + 1 for slot in outputs[0])
@@ -142,6 +150,7 @@ def test_activations_by_hand():
     assert activations(shape, 3, 1, 10) == 4 * (3 * (residual + qkv + attended + ffn + scores) + 100)
 
 
+@pytest.mark.slow
 def test_remedies_apply_in_their_order_each_once():
     chosen = ["int8", "paged-cache", "int8", "growing-cache", "f16"]
     report = kvsim.memory("tiny", chosen, slots=1, context=32, tokens=16)
@@ -156,6 +165,7 @@ def test_no_remedies_is_the_naive_set_up_alone():
     assert list(kvsim.memory("tiny", [], slots=1, context=8, tokens=2).footprints) == ["naive"]
 
 
+@pytest.mark.slow
 def test_a_mapped_file(tmp_path):
     path = Small(seed=3).write(tmp_path / "a model.gguf")
     report = kvsim.memory(str(path), ["once", "mapped"], slots=2, context=64, tokens=16)
@@ -165,6 +175,7 @@ def test_a_mapped_file(tmp_path):
     assert mapped.generated == once.generated
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
 def test_a_real_model_is_within_a_tenth_of_its_need():
     f = measure(SetUp("smollm2", weights="mapped", tokens=64))
@@ -173,6 +184,7 @@ def test_a_real_model_is_within_a_tenth_of_its_need():
     assert f.readings[1].model_file < 0.2 * f.needed.weights
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_object():
     ended = command(*QUICK, "--remedy", "merged-buffers", "--cache-type-k", "q8_0", "--json")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -189,6 +201,7 @@ def test_the_command_prints_one_object():
         assert len(one["stages"]) == 5
 
 
+@pytest.mark.slow
 def test_the_command_saves_tables_and_a_picture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = command(*QUICK, "--remedy", "once", "--out", "here")
@@ -202,6 +215,7 @@ def test_the_command_saves_tables_and_a_picture(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_the_table_and_the_picture(report):
     table = report.table
     assert list(table.index) == ["naive", *(f"+ {name}" for name in REPORTED)]

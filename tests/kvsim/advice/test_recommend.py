@@ -60,6 +60,7 @@ def busy():
     )
 
 
+@pytest.mark.slow
 def test_too_few_slots_queue_and_are_ruled_out():
     every = SearchBudget(999, 0, 2, 1, 2, 1, fewest=40)
     found = recommend(
@@ -72,6 +73,7 @@ def test_too_few_slots_queue_and_are_ruled_out():
     assert (single["factor"].dropna() > 1).all()
 
 
+@pytest.mark.slow
 def test_settings_that_exceed_the_memory_are_never_run():
     room = 30_000_000
     found = recommend(load_scenario(BUSY), slo="ttft_p95<2s", memory=room, budget=SMALL, workers=1)
@@ -89,6 +91,7 @@ def test_settings_that_exceed_the_memory_are_never_run():
     assert ("q8_0", "q8_0") in widths
 
 
+@pytest.mark.slow
 def test_shared_prefixes_need_the_prefix_cache():
     found = recommend(load_scenario(SHARED), slo="ttft_p95<60ms", engine="vllm", budget=SMALL, workers=1)
     assert found.met
@@ -100,6 +103,7 @@ def test_shared_prefixes_need_the_prefix_cache():
     assert set(plain["reason"]) == {"slo"}
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_workers(busy):
     again = recommend(
         load_scenario(BUSY), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=2
@@ -108,6 +112,7 @@ def test_results_do_not_depend_on_the_number_of_workers(busy):
     pd.testing.assert_frame_equal(again.candidates, busy.candidates)
 
 
+@pytest.mark.slow
 def test_every_setting_is_among_the_best_or_has_a_reason(busy):
     assert sum(busy.reasons.values()) + len(busy.best) == len(busy.space.candidates) == len(busy.candidates)
     assert set(busy.reasons) <= set(REASONS)
@@ -127,6 +132,7 @@ def test_every_policy_is_searched_or_left_out_with_a_reason():
     assert {c.scenario.cache.window for c in windows.candidates if c.family == "sliding-window"} == {1024}
 
 
+@pytest.mark.slow
 def test_largest_loads_rise_with_the_limit():
     traffic = read_traffic(load_scenario(BUSY), 2, 40, 1.0)
     candidate = build_search_space(
@@ -222,6 +228,7 @@ def test_windows_of_a_trace_are_disjoint_and_run_like_the_file(tmp_path):
     assert "nothing is known about chance" in short.note
 
 
+@pytest.mark.slow
 def test_a_recommendation_for_a_trace_can_be_run_again(tmp_path):
     path = tmp_path / "mine.csv"
     lines = [f"{0.1 * i:.3f},{20 + i % 50},{5 + i % 9}" for i in range(240)]
@@ -235,6 +242,7 @@ def test_a_recommendation_for_a_trace_can_be_run_again(tmp_path):
     assert len(pd.read_csv(tmp_path / "out" / "candidates.csv")) == len(found.candidates)
 
 
+@pytest.mark.slow
 def test_if_nothing_meets_the_slo_the_nearest_setting_is_shown_with_its_limit():
     found = recommend(
         load_scenario(BUSY), slo="tpot_p95<1us".replace("us", "ms"), engine="vllm", budget=SMALL, workers=1
@@ -289,6 +297,7 @@ def test_a_server_that_does_not_keep_up_misses_the_slo():
     assert not crowded.settled
 
 
+@pytest.mark.slow
 def test_the_object_and_tables_are_complete(busy, tmp_path):
     assert isinstance(busy, Recommendation)
     printed = busy.to_dict()
@@ -306,6 +315,7 @@ def test_the_object_and_tables_are_complete(busy, tmp_path):
     assert busy.plot().axes
 
 
+@pytest.mark.slow
 def test_a_higher_load_leaves_a_smaller_multiple():
     asked = {"slo": "ttft_p95<250ms", "engine": "vllm", "budget": SMALL._replace(screened=8), "workers": 1}
     once, twice = recommend(load_scenario(BUSY), **asked), recommend(load_scenario(BUSY), load=2.0, **asked)
@@ -342,6 +352,7 @@ def test_mistakes_are_reported_in_one_line(arguments, message, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_saves(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(recommend.__kwdefaults__, "budget", SMALL._replace(screened=6, neighbours=0, best=2))

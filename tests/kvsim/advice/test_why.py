@@ -43,6 +43,7 @@ def one_after_another(requests=40, **server):
 # Every second has one cause
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
 @given(scenarios(), st.sampled_from(sorted(available())))
 def test_seconds_add_up_and_fast_forwards_change_none(world, name):
@@ -372,6 +373,7 @@ def test_a_folder_of_results_is_run_again(tmp_path):
     assert diagnose(run(world, detail="tables"), "tight").sentence == first.sentence
 
 
+@pytest.mark.slow
 def test_the_policy_chosen_from_a_comparison(tmp_path):
     """It is the scenario's own, else the slowest; any other on request."""
     world = load_scenario(FEW, name="tight", workload__rate=20.0)
@@ -395,6 +397,7 @@ def test_the_policy_chosen_from_a_comparison(tmp_path):
     assert "not what kvsim compare writes" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_saves_a_picture(tmp_path):
     done = command("why", "chat", "-p", "paged", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -406,6 +409,7 @@ def test_the_command_prints_a_table_and_saves_a_picture(tmp_path):
     assert len(saved) == 400
 
 
+@pytest.mark.slow
 def test_json_adds_up_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = command("why", "chat", "--json")

@@ -81,31 +81,34 @@ def test_a_file_that_is_not_a_journal_has_no_header(tmp_path):
 @pytest.fixture
 def small_rounds(monkeypatch):
     monkeypatch.setattr("kvsim.calibration.subject._EACH", (8, 8))
+    monkeypatch.setattr("kvsim.calibration.run._PACED", 2)
 
 
+@pytest.mark.slow
 def test_an_interrupted_calibration_resumes(tmp_path, small_rounds):
     path = tmp_path / "tiny.part"
-    first = kvsim.calibrate("tiny", seconds=1, journal=path)
-    again = kvsim.calibrate("tiny", seconds=1, journal=path)
+    first = kvsim.calibrate("tiny", seconds=0.1, journal=path)
+    again = kvsim.calibrate("tiny", seconds=0.1, journal=path)
     assert (first.resumed, again.resumed) == (0, first.rounds)
     assert again.rounds > first.rounds
     assert again.profile.samples > first.profile.samples
     assert again.profile.digest != first.profile.digest
-    other = kvsim.calibrate("tiny", seconds=1, journal=path, type_k="f16")
+    other = kvsim.calibrate("tiny", seconds=0.1, journal=path, type_k="f16")
     assert other.resumed == 0
     assert other.profile.type_k == "f16"
 
 
+@pytest.mark.slow
 def test_rounds_of_other_trials_are_ignored(tmp_path, small_rounds):
     """Another version of the program may have left them."""
     path = tmp_path / "tiny.part"
-    assert kvsim.calibrate("tiny", seconds=1, journal=path).resumed == 0
+    assert kvsim.calibrate("tiny", seconds=0.1, journal=path).resumed == 0
     journal = Journal(path)
     done = journal.rounds()
     journal.begin(journal.header())
     for each in done:
         journal.add(each.model_copy(update={"trials": each.trials[:-1]}))
-    assert kvsim.calibrate("tiny", seconds=1, journal=path).resumed == 0
+    assert kvsim.calibrate("tiny", seconds=0.1, journal=path).resumed == 0
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +116,7 @@ def calibrated():
     return kvsim.calibrate("tiny", seconds=1)
 
 
+@pytest.mark.slow
 def test_calibration_measures_this_machine(calibrated):
     profile = calibrated.profile
     assert all(a.base_s.value > 0 and a.per_cell_s.value > 0 for a in profile.kernels.values())
@@ -124,6 +128,7 @@ def test_calibration_measures_this_machine(calibrated):
     assert set(calibrated.held_out["mixed"]) == {True, False}
 
 
+@pytest.mark.slow
 def test_the_plot_shows_the_held_out_passes(calibrated):
     against, errors = calibrated.plot().axes
     dots = sum(len(collection.get_offsets()) for collection in against.collections[1:])
@@ -131,6 +136,7 @@ def test_the_plot_shows_the_held_out_passes(calibrated):
     assert [label.get_text() for label in errors.get_yticklabels()] == sorted(KERNELS)
 
 
+@pytest.mark.slow
 def test_bad_predictions_and_busy_machines_are_refused(calibrated):
     quiet = replace_machine(calibrated, cpu_share=0.99)
     assert quiet.refusal(bound=1.0) is None
@@ -143,6 +149,7 @@ def replace_machine(calibration, cpu_share):
     return replace(calibration, profile=calibration.profile.model_copy(update={"machine": machine}))
 
 
+@pytest.mark.slow
 def test_a_refused_profile_is_not_saved_but_its_journal_is(tmp_path, small_rounds, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused = command("calibrate", "--seconds", "1", "--bound", "0")

@@ -69,6 +69,7 @@ def check_summary(summary):
     assert list(summary["host"]) == ["bytes_out", "bytes_in", "bytes_prefetched", "prefetch_wait_s"]
 
 
+@pytest.mark.slow
 def test_run_prints_the_same_object_every_time(kvsim):
     command = ("run", "chat", "--policy", "paged", "--seed", "1", "--requests", "40", "--json")
     one, two = (json.loads(succeeded(kvsim(*command))) for _ in range(2))
@@ -97,6 +98,7 @@ def test_compare_as_one_object(kvsim, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
     printed = succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--out", "kept"))
     folder = tmp_path / "kept" / "chat"
@@ -337,6 +339,7 @@ def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
     assert (tmp_path / "results" / "some" / "prefix-cache.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_study_as_one_object(kvsim, tmp_path):
     """By the installed program, which may use other processes."""
     (tmp_path / "trace.jsonl").write_text(TRACE)
@@ -433,6 +436,7 @@ def test_scenarios_and_policies_are_listed(within):
     assert all(line and "\n" not in line for line in described.values())
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_early_sees_no_traceback():
     program = subprocess.Popen([PROGRAM, "policies"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     program.stdout.close()
@@ -441,12 +445,15 @@ def test_a_reader_who_leaves_early_sees_no_traceback():
     program.wait()
 
 
-def test_a_calibrated_profile_predicts(kvsim, tmp_path):
+@pytest.mark.slow
+def test_a_calibrated_profile_predicts(within, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvsim.calibration.subject._EACH", (8, 8))
+    monkeypatch.setattr("kvsim.calibration.run._PACED", 2)
     # Tests share the machine with each other, so a busy one is no obstacle here.
-    measured = json.loads(succeeded(kvsim("calibrate", "--seconds", "1", "--force", "--out", "mine.json", "--json")))
+    measured = json.loads(succeeded(within("calibrate", "--seconds", "1", "--force", "--out", "mine.json", "--json")))
     assert measured == json.loads((tmp_path / "mine.json").read_text())
     assert load_profile("mine.json", tmp_path).samples == measured["samples"]
-    predicted = json.loads(succeeded(kvsim("run", "chat", "--requests", "10", "--profile", "mine.json", "--json")))
+    predicted = json.loads(succeeded(within("run", "chat", "--requests", "10", "--profile", "mine.json", "--json")))
     assert predicted["profile"] == measured["name"] == "mine"
     check_summary(predicted)
 

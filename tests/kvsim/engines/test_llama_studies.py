@@ -117,6 +117,7 @@ def test_a_shift_costs_the_difference_of_steps_with_and_without():
     assert "of 128 tokens takes 2.05 ms for 256 cells" in shift().summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("study", "panels"), [(holes, 1), (defragmentation, 2), (shift, 1)])
 def test_plots_are_drawn_and_say_when_the_machine_was_busy(study, panels, tmp_path):
     for share, busy in ((1.0, False), (0.5, True)):

@@ -62,10 +62,12 @@ def test_a_request_arrives_when_the_same_share_of_the_step_has_passed():
     assert result.requests["finished_s"].tolist() == [11.0, 19.0]
 
 
+@pytest.mark.slow
 def test_validation_reports_every_policy_and_measure(monkeypatch):
     # A rough pace is enough here.
     monkeypatch.setattr("kvsim.calibration.reference_passes._FEWEST", 1)
-    validation = validate("chat", load_profile("default"), requests=2)
+    short = load_scenario("chat", workload__output_tokens={"kind": "fixed", "value": 8})
+    validation = validate(short, load_profile("default"), requests=2)
     assert set(validation.table["policy"]) == set(available())
     assert len(validation.table) == len(available()) * (3 * 4 + 1)
     assert (validation.table["measured"] > 0).all()
@@ -73,6 +75,7 @@ def test_validation_reports_every_policy_and_measure(monkeypatch):
     assert (validation.table["error"] == error).all()
 
 
+@pytest.mark.slow
 def test_predictions_follow_the_machines_pace():
     """With a profile of a machine half as fast, scaled predictions stay right and unscaled ones are twice too long."""
     fast = load_profile("default")
@@ -99,6 +102,7 @@ def test_a_profile_with_other_reference_passes_is_refused():
         validate("batch", profile, ["paged"], requests=2)
 
 
+@pytest.mark.slow
 def test_a_validation_warns_of_failed_requests():
     tight = load_scenario("chat", cache__cells=520, workload__requests=30, workload__rate=200.0)
     done = validate(tight, load_profile("default"), ["contiguous"], requests=30)

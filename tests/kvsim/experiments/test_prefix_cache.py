@@ -344,6 +344,7 @@ def test_a_study_is_saved_as_a_table_and_a_figure(folder, tmp_path):
 # A real trace
 
 
+@pytest.mark.slow
 @needs_shared
 def test_a_real_trace_hits_as_its_publishers_count():
     """12,031 requests look up 288,500 blocks of 512 tokens. At most 8,199 blocks are live at a time, so ``belady`` with

@@ -93,10 +93,12 @@ def test_a_row_can_be_run_again_by_itself(small, tmp_path):
     assert json.loads(row.summary) == json.loads(json.dumps(again))
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_rows(small, tmp_path):
     assert sweep(SMALL, out=tmp_path / "two.sqlite", workers=2).rows == small.rows
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_gives_the_same_rows(small, tmp_path):
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
@@ -155,6 +157,7 @@ def test_other_code_repeats_every_run(small, tmp_path, monkeypatch):
     assert not {row.digest for row in after.rows} & {row.digest for row in before.rows}
 
 
+@pytest.mark.slow
 def test_workers_of_another_kvsim_are_refused(tmp_path, monkeypatch):
     pretend_other_code(monkeypatch)
     with pytest.raises(UserError, match=r"the workers run a different kvsim: .*, this process has 0\.0"):
@@ -206,6 +209,7 @@ def test_unexpected_errors_are_reported_in_one_line(tmp_path, monkeypatch):
     result.save()
 
 
+@pytest.mark.slow
 def test_replications_are_added_until_they_are_precise(tmp_path):
     rule = {"measure": "e2e_mean", "within": 0.04, "most": 9}
     stopped = SMALL | {"axes": {"workload.rate": [30.0, 60.0]}, "policies": ["paged"], "replications": 3, "stop": rule}
@@ -286,13 +290,14 @@ def wait_for(path):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_can_be_resumed(tmp_path):
     """The rows are those of an undisturbed sweep, and no stored run is executed again."""
     (tmp_path / "small.toml").write_text(TOML)
     undisturbed = sweep(tmp_path / "small.toml", out=tmp_path / "whole.sqlite", workers=1)
     moments = random.Random(5)
     kept = []
-    for _ in range(3):
+    for _ in range(2):
         killed = start(tmp_path, "--workers", "2")
         wait_for(tmp_path / "a.sqlite")
         time.sleep(moments.uniform(0.0, 2.0))
@@ -307,6 +312,7 @@ def test_a_killed_sweep_can_be_resumed(tmp_path):
     assert len(digests) == len(set(digests)) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.2, 0.7])
 def test_an_interrupted_sweep_says_how_to_resume(tmp_path, after_s):
     """The early interrupt hits workers during their imports; they must print nothing."""

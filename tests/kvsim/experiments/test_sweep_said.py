@@ -131,6 +131,7 @@ def test_axes_may_be_any_sequence_of_numbers(tmp_path):
     assert isinstance(result.table, pd.DataFrame)
 
 
+@pytest.mark.slow
 def test_arguments_of_a_comparison(tmp_path):
     scenario = kvsim.load("chat", workload__requests=5)
     comparison = kvsim.compare(scenario, "paged")

@@ -193,6 +193,7 @@ def within(tmp_path, monkeypatch):
 THREE = ("-p", "paged", "-p", "ring", "-p", "oracle", "--requests", "60")
 
 
+@pytest.mark.slow
 def test_compare_with_replications(within, tmp_path):
     finished = within("compare", "chat", *THREE, "--replications", "3")
     assert (finished.returncode, finished.stderr) == (0, "")

@@ -32,6 +32,7 @@ def page(results):
     return kvsim.report(results)
 
 
+@pytest.mark.slow
 def test_a_report_is_self_contained(page):
     html = page.read_text(encoding="utf-8")
     addresses = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]+)""", html)
@@ -176,6 +177,7 @@ def test_a_report_of_a_recommendation(recommendation_page):
     assert html.count("<tr>") > printed["searched"]["tried"]
 
 
+@pytest.mark.slow
 def test_a_report_of_a_comparison_over_replications(tmp_path):
     scenario = kvsim.load("chat", workload__requests=40)
     comparison = kvsim.compare(scenario, ["paged", "oracle"], replications=2)

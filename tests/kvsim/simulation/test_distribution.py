@@ -148,6 +148,7 @@ def test_the_mean_of_many_values_does_not_drift():
     assert distribution.mean == pytest.approx(float(exact), rel=1e-15)
 
 
+@pytest.mark.slow
 def test_memory_has_a_bound():
     values = np.random.default_rng(1).exponential(1.0, 1 << 18)
     tracemalloc.start()

@@ -7,7 +7,7 @@ from scipy import stats
 from tests.worlds import GivenTimes, scenario, serve
 from workloads import Fixed, Synthetic, poisson_gaps
 
-RATE, MEAN_SERVICE, REQUESTS, WARM_UP, REPLICATIONS = 0.7, 1.0, 2500, 500, 24
+RATE, MEAN_SERVICE, REQUESTS, WARM_UP, REPLICATIONS = 0.7, 1.0, 2500, 500, 16
 WORLD = scenario(server__slots=1, server__n_batch=2**20, server__n_ubatch=2**20, cache__cells=2**20)
 
 
@@ -33,12 +33,14 @@ def interval(values, level=0.99):
     return stats.t.interval(level, len(values) - 1, np.mean(values), stats.sem(values))
 
 
+@pytest.mark.slow
 def test_md1():
     waits = mean_waits(Fixed(8), lambda batch: MEAN_SERVICE)
     low, high = interval(waits)
     assert low <= RATE * MEAN_SERVICE**2 / (2 * (1 - RATE * MEAN_SERVICE)) <= high
 
 
+@pytest.mark.slow
 def test_mm1_and_not_md1():
     waits = mean_waits(Geometric(), lambda batch: batch.n_tokens * MEAN_SERVICE / Geometric.mean)
     low, high = interval(waits)

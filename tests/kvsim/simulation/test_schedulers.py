@@ -155,6 +155,7 @@ def check(seed, workload, server, cache):
     assert attempt(world, requests) == found
 
 
+@pytest.mark.slow
 @settings(max_examples=90, deadline=None)
 @given(st.integers(0, 999), st.one_of(poisson, sessions), server, cache)
 def test_every_request_ends_once_and_leaves_nothing_behind(seed, workload, server, cache):

@@ -42,6 +42,7 @@ PLANNING = (
 SCHEDULERS = ("llama-server", "vllm", "static")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(available()))
 @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios())
@@ -118,6 +119,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm"])
 @pytest.mark.parametrize("way", WAYS)
 def test_fast_forwards_along_every_kind_of_cells(way, scheduler):

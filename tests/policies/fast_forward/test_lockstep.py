@@ -15,6 +15,7 @@ from policies.fast_forward.lockstep import ReadForecast
 from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome, scenarios
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(available()))
 @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios(schedulers=("vllm", "vllm", "vllm", "llama-server", "static")))

@@ -111,6 +111,7 @@ def modulated(rates, dwells, n, draw):
     return np.array(times[:n])
 
 
+@pytest.mark.slow
 def test_a_modulated_process_is_found_again():
     times = modulated((20.0, 2.0), (5.0, 10.0), 6000, rng())
     found = fit_modulated(np.diff(times), 2)
@@ -122,6 +123,7 @@ def test_a_modulated_process_is_found_again():
     assert candidates[0].kind == "mmpp"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "gaps", "key", "value"),
     [

@@ -113,6 +113,7 @@ LENGTHS = {
 }
 
 
+@pytest.mark.slow
 @needs_shared
 @pytest.mark.parametrize("folder", PUBLISHED)
 def test_the_statistics_of_real_traces(folder):

@@ -116,6 +116,7 @@ def test_modulated_arrivals_are_dispersed_as_theory_says(rates, dwell_s, window)
     assert window < 5 or abs(measured - longer) > STANDARD_ERRORS * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rates", "dwell_s"), MODULATED.values(), ids=MODULATED)
 def test_modulated_arrivals_have_their_mean_rate_from_the_start(rates, dwell_s):
     mean, t = np.average(rates, weights=dwell_s), 0.5

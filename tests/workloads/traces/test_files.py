@@ -83,6 +83,7 @@ def test_what_cannot_be_unpacked_is_named(write):
         AzureTrace(write(b"PK\x03\x04" + b"x" * 99))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", PACK)
 @pytest.mark.parametrize("reader", [AzureTrace, MooncakeTrace])
 def test_a_bomb_fills_no_memory(write, packing, reader):

@@ -162,6 +162,7 @@ SCHEMAS = {
 ENTRIES = {name: entry for schema in SCHEMAS for name, entry in manifest(schema).items()}
 
 
+@pytest.mark.slow
 @needs_shared
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 def test_every_malformed_file_through_the_command_line(write, entry):

@@ -212,6 +212,7 @@ def test_a_column_without_any_values_is_read(tmp_path):
     assert [r.session for r in TableTrace(path, columns=NAMED)] == [None] * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_page_of_many_equal_values_is_read(tmp_path, monkeypatch, codec):
     """800 kB in one page, of which a good codec stores some hundred bytes."""

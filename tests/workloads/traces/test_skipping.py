@@ -86,6 +86,7 @@ def test_too_many_bad_rows_are_another_kind_of_file(write, monkeypatch):
         AzureTrace(path, skip_bad_rows=True)
 
 
+@pytest.mark.slow
 def test_bad_rows_take_eight_bytes_each(write):
     n = 30_000
     path = write(gzip.compress(lines(HEADER, *azure_rows(1) * n) + b"x\n" * n))

@@ -202,6 +202,7 @@ def test_a_line_without_end_is_refused(read, monkeypatch):
         read(gzip.compress(lines(session_line(call())) + b" " * 20_000))
 
 
+@pytest.mark.slow
 @needs_shared
 def test_the_published_sample():
     path = SHARED / "weka_claude_code_sample.jsonl.gz"
