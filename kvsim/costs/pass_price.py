@@ -200,7 +200,7 @@ class PassPrice:
         return float(sum(map(operator.mul, map(self._cell.__getitem__, reads.tokens.tolist()), cells.tolist())))
 
     def _attention_of_steps(self, tokens: int, sums: StepReads, together: bool) -> NDArray[np.floating[Any]]:
-        """As ``_attention``, in each of some decode steps; shape (steps,)."""
+        """``_attention`` in each of some decode steps; shape (steps,)."""
         if together:
             return self._cell[tokens] * sums.span
         return self._cell[1] * (sums.useful if self._skips else sums.scanned)

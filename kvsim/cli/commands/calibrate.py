@@ -79,11 +79,15 @@ def calibrate(
     if as_json:
         print_json(done.profile.model_dump(mode="json"))
     else:
-        from kvsim.cli.tables.calibration import show_calibration
-
-        show_calibration(console(), done)
         use = "validate SCENARIO --engine llamacpp" if llama else "compare"
-        typer.echo(f"\nSaved {target} and {picture.name}. Use it with: kvsim {use} --profile {target}")
+        _show(done, f"Saved {target} and {picture.name}. Use it with: kvsim {use} --profile {target}")
+
+
+def _show(done: Calibration, saved: str) -> None:
+    from kvsim.cli.tables.calibration import show_calibration
+
+    show_calibration(console(), done)
+    typer.echo(f"\n{saved}")
 
 
 def _refuse_poor(done: Calibration, bound: float | None, journal: Path) -> None:

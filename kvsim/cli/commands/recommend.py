@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from kvsim.cli.options import Json, ProfileName
 from kvsim.cli.progress import SweepBar
 from kvsim.errors import UserError
 from kvsim.results import writable
+
+if TYPE_CHECKING:
+    from kvsim.advice.recommendation import Recommendation
 
 app = typer.Typer(add_completion=False)
 
@@ -68,6 +71,10 @@ def recommend(
             workers=workers,
             progress=bar,
         )
+    _show_and_save(found, out, as_json)
+
+
+def _show_and_save(found: Recommendation, out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
     else:

@@ -79,7 +79,9 @@ class Vllm(SchedulerBase):
             self._leave(job)
         else:
             self.waiting.remove(job)
-            self._forget_swapped(job)
+            if job.ticket is not None:
+                self._policy.forget_swapped(job.ticket)
+                job.ticket = None
         self._fail(job, now, FailureKind.CANCELLED, "cancelled")
 
     def compose(self, now: float) -> Sequence[Chunk]:
@@ -275,7 +277,7 @@ class Vllm(SchedulerBase):
         return self._steps_left(job, self._context - 1)
 
     def _skip(self, step: Sequence[Chunk], steps: int) -> None:
-        """Those in lockstep have got so many tokens."""
+        """Count the tokens of the jobs in lockstep."""
         assert self._running.lockstep is not None
         self._running.lockstep.steps += steps
 
@@ -312,11 +314,6 @@ class Vllm(SchedulerBase):
     def _leave(self, job: Job) -> None:
         self._running.remove(job)
         self._policy.free(job.slot)
-
-    def _forget_swapped(self, job: Job) -> None:
-        if job.ticket is not None:
-            self._policy.forget_swapped(job.ticket)
-            job.ticket = None
 
     def _refusal(self, job: Job) -> tuple[FailureKind, str] | None:
         """Why the request can never be served."""

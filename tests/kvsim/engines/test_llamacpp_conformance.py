@@ -14,6 +14,7 @@ RECORDED = REFERENCE / "llamacpp"
 RECORDINGS = sorted(RECORDED.glob("*.jsonl.gz"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RECORDINGS, reason=f"no recordings in {RECORDED.name}/ beside the project")
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.split(".")[0])
 def test_every_record_of_a_real_run_agrees(path):

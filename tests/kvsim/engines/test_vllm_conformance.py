@@ -16,6 +16,7 @@ VLLM_RECORDINGS = sorted(VLLM.glob("*.jsonl.gz"))
 ASYNCHRONOUS = ("S07", "S14", "S15", "S16")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not VLLM_RECORDINGS, reason=f"no recordings in {VLLM.name}/ beside the project")
 @pytest.mark.parametrize("path", VLLM_RECORDINGS, ids=lambda path: path.name.split(".")[2][2:])
 def test_every_call_and_step_of_a_real_vllm_agrees(path):
