@@ -29,7 +29,7 @@ PRESETS = ("oracle", "hf-reserved", "growing", "ring", "paged", "vllm", "chunked
 def scenario(requests: int) -> Scenario:
     return load_scenario(
         {
-            "name": "leaps",
+            "name": "fast-forward",
             "workload": {
                 "kind": "poisson",
                 "rate": 0.4,

@@ -58,7 +58,7 @@ def draw(axis: Axes, result: Any, until_s: float) -> None:
 
 
 def at_a_glance() -> Figure:
-    """The same burst of requests under ``contiguous``, ``paged`` and ``oracle``, side by side on one time axis."""
+    """One burst of requests under ``contiguous``, ``paged`` and ``oracle``, side by side on one time axis."""
     scenario = kvsim.load_scenario("batch", workload__requests=80)
     results = [
         kvsim.run(scenario, policy=policy, detail="tables", snapshots=True)
@@ -115,7 +115,7 @@ def _captions(results: list[Any]) -> list[str]:
 
 
 def layouts() -> Figure:
-    """The same requests under eight policies, each on its own time axis: what each layout looks like."""
+    """One burst of requests under eight policies, each on its own time axis: what each layout looks like."""
     names = "contiguous", "full-compaction", "llama.cpp-b6975", "streams", "paged", "hf-reserved", "growing", "oracle"
     scenario = kvsim.load_scenario("batch", workload__requests=60)
     with mpl.rc_context({"font.family": "DejaVu Sans"}):

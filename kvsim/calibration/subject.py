@@ -114,7 +114,7 @@ class NumpySubject:
         return time.perf_counter(), time.process_time()
 
     def close(self) -> None:
-        """Nothing to do: Python frees the memory."""
+        """Do nothing: Python frees the memory."""
 
 
 def passes_in(many: float) -> int:

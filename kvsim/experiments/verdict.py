@@ -147,7 +147,7 @@ class Verdict:
 
 
 def _ends(interval: Interval) -> dict[str, float | None]:
-    """As JSON: None for an infinite end."""
+    """The interval as JSON, with None for an infinite end."""
     ends = {"value": interval.value, "low": interval.low, "high": interval.high}
     return {key: value if math.isfinite(value) else None for key, value in ends.items()}
 

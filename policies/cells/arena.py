@@ -324,7 +324,7 @@ class Arena:
 
 
 def _within(cells: IntArray, position: IntArray, start: int, stop: int) -> IntArray:
-    """Those of ``cells`` whose position is in ``[start, stop)``."""
+    """The ``cells`` whose position is in ``[start, stop)``."""
     positions = position[cells]
     held: IntArray = cells[(positions >= start) & (positions < stop)]
     return held

@@ -95,7 +95,7 @@ class SequenceSets:
         return self.extents.known.get(self.singletons.get(seq, 0)) if self.shares_nothing(seq) else None
 
     def take_extents_of(self, seq: int) -> list[Extent] | None:
-        """The same, and forget all cells of the sequence's singleton: they are about to be emptied."""
+        """The extents of a sequence alone in its cells, which are about to be emptied and are forgotten here."""
         index = self.singletons.get(seq)
         if index is None or len(self._with[seq]) > 1:
             return None

@@ -1,4 +1,4 @@
-"""Several caches side by side, each divided into streams; and what an engine must still be told of them.
+"""Several caches side by side, each divided into streams; with the moves and rotations that an engine still owes.
 
 A *group* is a cache that some of the model's layers use: one, or two for models with a sliding window in some layers
 (iSWA). A *stream* is an independent cache within a group: one for all sequences (unified), or one for each.

@@ -100,7 +100,7 @@ class Trigger:
         return False
 
     def rules_out(self, bounds: TriggerInput, saved: int, steps: int) -> bool:
-        """Whether it is certain that no compaction will be due in the next ``steps`` steps. Quick; may miss some cases.
+        """Certainty that no compaction will be due in the next ``steps`` steps. Quick; may miss some cases.
 
         ``bounds`` has the least number of used cells and of cells to move, and the largest top and span, of all the
         steps; ``saved`` is their largest ``cells_saved``. The steps are then taken without ``advance``: ``skip`` is

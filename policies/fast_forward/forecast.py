@@ -34,7 +34,7 @@ class Usages:
 
     @staticmethod
     def repeated(usage: Usage, steps: int, **changed: IntArray) -> Usages:
-        """The same usage after every step, with some fields replaced."""
+        """One usage repeated for every step, with some fields replaced."""
         names = [field.name for field in fields(Usages)]
         return Usages(
             **{name: np.full(steps, getattr(usage, name)) for name in names if name not in changed}, **changed

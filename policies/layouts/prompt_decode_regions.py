@@ -114,11 +114,11 @@ class _DescendingPath(FreeCellPath):
         return _from_the_top(self.arena, steps * len(self.step)) if steps > 0 else range(0)
 
     def tops(self) -> IntArray:
-        """The same after each step: the first cell is the highest."""
+        """Top of the arena after each step, constant because the first cell is the highest; shape (steps,)."""
         return np.full(self.steps, max(self.arena.top, int(self.cells[0]) + 1))
 
     def spans(self) -> IntArray:
-        """The same in each step."""
+        """Span of each step, constant like the top; shape (steps,)."""
         top = max(self.arena.top, int(self.cells[0]) + 1)
         return np.full(self.steps, padded_span(top, self._pad, self.arena.size))
 

@@ -90,7 +90,7 @@ class RingOrder(TokenOrder):
         self._position_offsets.pop(seq, None)
 
     def settle_rotations(self) -> Shift:
-        """Those of the renumberings since the last micro-batch."""
+        """Rotations for the renumberings since the last micro-batch, which are then settled."""
         if not self._rotations:
             return NO_SHIFT
         rotations, self._rotations = self._rotations, []

@@ -216,22 +216,22 @@ class UnifiedPolicy(Policy):
         return n
 
     def sequences(self) -> list[int]:
-        """As the arena says."""
+        """The sequences that the arena holds, ascending."""
         return self.arena.sequences()
 
     def usage(self) -> Usage:
-        """As the free extents say."""
+        """State of the arena and of its free extents."""
         arena, free = self.arena, self.arena.free
         largest = free.largest
         placeable = free.total if self.any_free_cell else largest
         return Usage(arena.size, arena.used, arena.used, placeable, len(free), largest, arena.top)
 
     def occupancy(self, group: int = 0) -> CellMap:
-        """As the arena says."""
+        """The arena, cell by cell."""
         return self.arena.cell_map()
 
     def first_owners(self, group: int = 0) -> IntArray:
-        """As the arena says."""
+        """The smallest sequence in each cell of the arena."""
         return self.arena.first_owners()
 
     def _find_cells(self, chunks: Sequence[Chunk]) -> Cells | None:

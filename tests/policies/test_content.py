@@ -23,7 +23,7 @@ def prefixes(text, size):
 
 
 def recut(draw, text):
-    """The same tokens in segments that are cut in other places, a few of them empty."""
+    """Equal tokens in segments that are cut in other places, a few of them empty."""
     segments = []
     for source, at in text:
         if segments and segments[-1][0] == source and sum(segments[-1][1:]) == at and draw(st.booleans()):

@@ -38,7 +38,7 @@ class Synthetic:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing: there is no file in which something could be left out."""
+        """Empty: a generator reads no file from which rows could be left out."""
         return ()
 
     def __iter__(self) -> Iterator[Request]:

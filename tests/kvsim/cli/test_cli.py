@@ -40,7 +40,7 @@ def kvsim(tmp_path):
 
 @pytest.fixture
 def within(tmp_path, monkeypatch):
-    """The same within this process."""
+    """Run a command within this process."""
     monkeypatch.chdir(tmp_path)
     return command
 

@@ -133,7 +133,7 @@ def test_a_file_is_the_same_model_wherever_it_lies(shipped):
 
 
 def test_where_masked_cells_are_skipped_only_useful_ones_cost(shipped):
-    """As a pass whose tiles hold nothing else; and fast-forwards and single steps agree."""
+    """Priced as a pass whose tiles hold nothing else; and fast-forwards and single steps agree."""
     nothing = Coefficient(value=0, low=0, high=0)
     attention = shipped.kernels["tiled"].model_copy(update={"skips": True, "per_run_s": nothing})
     profile = shipped.model_copy(update={"kernels": {**shipped.kernels, "tiled": attention}})

@@ -108,7 +108,7 @@ def fill(queue, waiting, ended):
         ([60, 125, 190, 250], [40, 75, 110, 150], 125 / 200, True),
         ([5, 3, 8, 4], [90, 190, 290, 390], 1 / 200, False),
         ([60, 120, 50, 180], [40, 75, 110, 150], 60 / 200, False),  # it drained between
-        ([100, 200, 300, 400], [0, 0, 0, 0], None, False),  # a batch: nobody was served meanwhile
+        ([100, 200, 300, 400], [0, 0, 0, 0], None, False),  # a batch: no request was served meanwhile
         ([1, 10, 20, 45], [90, 180, 270, 350], 35 / 200, False),  # within what a Poisson stream does
     ],
 )

@@ -89,7 +89,7 @@ def test_one_copy_follows_another():
 
 
 def test_a_step_waits_for_the_last_of_those_that_it_starts():
-    """The same under a scheduler that starts 4 and 5 together, when 3 has ended."""
+    """Prefetching under a scheduler that starts 4 and 5 together, when 3 has ended."""
     requests = [
         says(0, 0.0, (1, 0, 9)),
         says(1, 1.5, (2, 0, 9)),

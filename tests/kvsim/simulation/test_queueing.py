@@ -12,7 +12,7 @@ WORLD = scenario(server__slots=1, server__n_batch=2**20, server__n_ubatch=2**20,
 
 
 class Geometric:
-    """Whole tokens, nearly exponential: the service time is a token's time each."""
+    """Lengths in whole tokens, nearly exponential: the service time is a token's time each."""
 
     mean = 1000
 

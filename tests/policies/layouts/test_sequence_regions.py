@@ -220,7 +220,7 @@ def test_a_prompt_longer_than_the_window_goes_through_it_in_pieces():
 
 
 def test_renumbering_in_the_middle_of_a_prompt_reaches_every_key():
-    """The same tokens, one by one and in pieces: rotated keys and cells end up the same."""
+    """Equal tokens, one by one and in pieces: rotated keys and cells end up the same."""
     ends = []
     for piece in (1, 3, 4):
         cache = ring()
