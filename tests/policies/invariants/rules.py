@@ -123,7 +123,8 @@ class CacheMachine(RuleBasedStateMachine):
         preempt=st.sampled_from(["free", "swap", None]),
     )
     def schedule(self, prompts, others, whole, preempt):
-        """Reserve as vLLM's scheduler does: room for all that run, or all but the last, which gives way; else for those that wait.
+        """Reserve as vLLM's scheduler does: room for all that run, or all but the last, which gives way; else for
+        those that wait.
 
         A sequence that comes may find blocks that are only scheduled. What has found room is placed without fail.
         """
