@@ -155,8 +155,8 @@ def compared(model, monkeypatch, name, keep, **keys):
     engine = test_definition.Compared(policy, keep, world.seed)
     recorder = Recorder()
     drive(world, policy, engine, recorder, None)
-    assert [job.status for job in recorder.jobs] == ["completed"] * 3
-    assert engine.agree + engine.part > 48
+    assert [job.status for job in recorder.jobs] == ["completed"] * 2
+    assert engine.agree + engine.part > 32
     assert engine.forgotten > 15, "nothing was tested"
     return engine.part
 
