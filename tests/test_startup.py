@@ -63,6 +63,7 @@ main()
     return set(done.stderr.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", LIGHT)
 def test_a_light_command_does_not_load_what_it_does_not_use(command, tmp_path):
     assert loaded_by(command, tmp_path) & LIGHT[command] == set()

@@ -132,6 +132,7 @@ def test_a_profile_has_the_keys_of_the_page():
     assert compare([key for key, _ in DOCUMENTED["calibrate"]], set(paths(told))) == (set(), set())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(SMOLLM2_MISSING), reason=SMOLLM2_MISSING)
 def test_a_generated_text_has_the_keys_of_the_page():
     told = json.loads(command("generate", "Hello", "-n", "2", "--json").stdout)

@@ -332,6 +332,7 @@ def test_remedies_name_existing_commands_and_keys():
 # Sources of runs
 
 
+@pytest.mark.slow
 def test_a_measured_run_has_the_machine_as_a_cause():
     validation = kvsim.validate("identical", load_profile("default"), ["paged"], repeats=2)
     causes = validation.causes
@@ -343,6 +344,7 @@ def test_a_measured_run_has_the_machine_as_a_cause():
     assert found.requests["e2e_s"].mean() == pytest.approx(causes["e2e_s"].mean())
 
 
+@pytest.mark.slow
 def test_a_slow_machine_is_diagnosed_from_saved_output(tmp_path):
     """Half of a measured run is slowed down by the machine only."""
     printed = kvsim.validate("identical", load_profile("default"), ["paged", "contiguous"], requests=8).to_dict()

@@ -173,6 +173,7 @@ def test_an_unwritable_folder_is_refused_before_measuring(tmp_path, monkeypatch)
     assert "cannot write" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_passes_of_a_server_are_sampled_except_the_first(kernel):
     scenario = traffic("tiny", "f32", "f32", 2, named_rng(1, "test"))

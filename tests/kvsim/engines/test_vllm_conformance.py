@@ -66,6 +66,7 @@ def test_random_calls_of_the_model_manager_agree(tmp_path, keys):
         assert any("ev" in record for record in records) == keys.get("caching", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", SERVERS.values(), ids=SERVERS)
 def test_random_steps_of_the_model_scheduler_agree(tmp_path, keys):
     preemptions = 0

@@ -42,6 +42,7 @@ def test_a_report_is_self_contained(page):
     assert "default-src 'none'" in html
 
 
+@pytest.mark.slow
 def test_a_report_states_the_question_and_how_to_reproduce_it(page, results):
     html = page.read_text(encoding="utf-8")
     for part in ("60 requests", "chat", *POLICIES, "Scenario", "numpy", kvsim.__version__):
@@ -169,6 +170,7 @@ def recommendation_page(tmp_path_factory):
     return kvsim.report(folder)
 
 
+@pytest.mark.slow
 def test_a_report_of_a_recommendation(recommendation_page):
     html = recommendation_page.read_text(encoding="utf-8")
     printed = json.loads((recommendation_page.parent / "recommendation.json").read_text())

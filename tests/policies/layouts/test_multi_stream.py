@@ -332,6 +332,7 @@ def test_streams_are_as_long_as_their_share():
         available()["streams"](CacheConfig(cells=3, sequences=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [4, 24, 60])
 def test_steps_planned_in_a_window_are_what_single_steps_take(window):
     """Random prompts, answers and ends: the steps of a fast-forward, taken at once and singly."""
