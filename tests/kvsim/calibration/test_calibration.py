@@ -81,7 +81,7 @@ def test_a_file_that_is_not_a_journal_has_no_header(tmp_path):
 @pytest.fixture
 def small_rounds(monkeypatch):
     monkeypatch.setattr("kvsim.calibration.subject._EACH", (8, 8))
-    monkeypatch.setattr("kvsim.calibration.run._PACED", 2)
+    monkeypatch.setattr("kvsim.calibration.run._REFERENCE_MEASUREMENTS", 2)
 
 
 @pytest.mark.slow
