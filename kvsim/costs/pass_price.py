@@ -138,7 +138,9 @@ class PassPrice:
             whole = self._attention(batch.n_tokens, reads, together)
             if together:
                 scores = int(reads.tokens @ reads.scanned)
-                useful = whole * (int(reads.tokens @ reads.useful) / scores) if scores else whole
+                # Behind a window, a chunk's tokens together can see more cells than are still held for them.
+                seen = int(reads.tokens @ np.minimum(reads.useful, reads.scanned))
+                useful = whole * (seen / scores) if scores else whole
             else:
                 scans = reads.useful if self._skips else reads.scanned
                 rows = zip(reads.tokens.tolist(), scans.tolist(), reads.useful.tolist(), strict=True)

@@ -62,6 +62,25 @@ def test_seconds_add_up_and_fast_forwards_change_none(world, name):
     np.testing.assert_allclose(passes[list(TERMS)].sum(axis=1), passes["seconds"], rtol=1e-9)
 
 
+def test_attention_behind_a_window_is_charged_no_more_than_it_costs():
+    """A chunk of several tokens can see more cells than its window still holds."""
+    lengths = {"kind": "fixed", "value": 60}
+    world = load_scenario(
+        {
+            "workload": {
+                "kind": "batch",
+                "requests": 1,
+                "prompt_tokens": lengths,
+                "output_tokens": {**lengths, "value": 2},
+            },
+            "server": {"slots": 1, "n_batch": 4, "n_ubatch": 4, "slot_context": 64},
+            "cache": {"cells": 192, "block_size": 1, "window": 2, "kernel": "masked", "prefix_cache": False},
+        }
+    )
+    causes, _ = breakdown(world, "paged-window")
+    assert (causes[SECONDS] >= 0).all(axis=None)
+
+
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
 @pytest.mark.parametrize("name", ["contiguous", "llama.cpp-b4666", "paged", "streams", "idle-compaction", "ring"])
 def test_shares_of_a_difference_make_up_the_whole(name, scheduler):
