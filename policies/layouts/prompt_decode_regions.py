@@ -79,7 +79,7 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
             return None
         low = cells_array(self._lowest(arena, prompts[0]))
         high = cells_array(_from_the_top(arena, sum([n for n, is_prompt in parts if not is_prompt])))
-        if low[-1] > high[-1]:
+        if low[-1] >= high[-1]:
             return None
         if parts[0][1]:
             return np.concatenate((low, high))
