@@ -6,10 +6,15 @@ import pytest
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the commands that tests start
 
+import hypothesis
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from real_engine import load_model
+
+# A test must not fail by luck: hypothesis draws the same examples in every run, unless HYPOTHESIS=random is set.
+hypothesis.settings.register_profile("suite", derandomize=os.environ.get("HYPOTHESIS") != "random")
+hypothesis.settings.load_profile("suite")
 
 np.ones((2, 2)) @ np.ones((2, 2))  # loads the library, so that there is something to limit
 threadpool_limits(1)
