@@ -58,6 +58,8 @@ class PassPrice:
         self._cell = SecondsTable(rates.per_cell_s.value, further, profile.attention_knots)
         self._base, self._chunk, self._run = rates.base_s.value, rates.per_chunk_s.value, rates.per_run_s.value
         self._skips = rates.skips
+        self._fixed: dict[int, float] = {}
+        """Seconds of a pass of a lockstep batch by its number of sequences, apart from what it reads."""
         self.most_tokens = 0
         """Tokens of the largest pass that was priced."""
         self.most_cells = 0
@@ -110,8 +112,12 @@ class PassPrice:
             runs += pieces
             if scanned > longest:
                 longest = scanned
-        self.reached(n, longest)
-        return float(self._total(n, ((self._groups[0].share, attention, tokens + len(chunks.chunk_reads), runs),)))
+        if n > self.most_tokens:
+            self.most_tokens = n
+        if longest > self.most_cells:
+            self.most_cells = longest
+        seconds: float = self._total(n, ((self._groups[0].share, attention, tokens + len(chunks.chunk_reads), runs),))
+        return seconds
 
     def of_lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
         """The seconds of the first ``steps`` steps of a lockstep batch together, as a function of ``steps``.
@@ -119,14 +125,14 @@ class PassPrice:
         Copies that are made between the steps are not included. One cache group, as for ``of_mixed_step``.
         """
         share = self._groups[0].share
-        fixed = self._total(members, ((share, 0.0, members, 0),))
+        fixed = self._fixed.get(members)
+        if fixed is None:
+            fixed = self._fixed[members] = self._total(members, ((share, 0.0, members, 0),))
         scan, run = self._pace * share * self._cell[1], self._pace * share * self._run
 
         def seconds(steps: int) -> float:
             found = steps * fixed + scan * forecast.total_scanned(steps)
-            if run:
-                found += run * forecast.total_runs(steps)
-            return float(found)
+            return found + run * forecast.total_runs(steps) if run else found
 
         return seconds
 
