@@ -181,7 +181,7 @@ def test_a_real_model_is_within_a_tenth_of_its_need():
     f = measure(SetUp("smollm2", weights="mapped", tokens=64))
     assert f.ratio < 1.08
     assert f.readings[-1].model_file >= f.needed.weights
-    # The kernel now and then maps more than was read, where the file lies in its cache in large pieces: look again then.
+    # Now and then the kernel maps more than was read, where the file is cached in large pieces: look again then.
     loaded = f.readings[1].model_file
     for _ in range(3):
         if loaded >= 0.2 * f.needed.weights:
