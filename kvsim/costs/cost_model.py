@@ -10,7 +10,7 @@ from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import NUMPY, Profile, same_model
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import SHAPES, Storage
-from policies import Group, Kernel, MicroBatch, Moves, Place, RelativeCosts, Shift, Transfer
+from policies import Group, Kernel, Moves, Place, RelativeCosts, Shift, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,6 @@ class CostModel:
         if key not in self._prices:
             self._prices[key] = PassPrice(self.profile, kernel, groups, self._pace)
         return self._prices[key]
-
-    def forward(self, batch: MicroBatch, kernel: Kernel, groups: Sequence[Group] = (Group(0),)) -> float:
-        """Seconds of one forward pass, moves and rotations not included."""
-        return self.pass_price(kernel, groups).of_batch(batch)
 
     def before_pass(self, place: Place, group: Group) -> BeforePass:
         """Seconds of the moves, rotations and copies that a placement asks for before its pass."""

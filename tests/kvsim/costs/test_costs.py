@@ -42,7 +42,7 @@ def test_prediction_is_the_sum_of_its_parts(shipped):
         + a.per_run_s.value * 2
     )
     batch = MicroBatch(chunks, (Place(np.arange(31), reads),))
-    assert costs.forward(batch, "masked") == pytest.approx(expected, rel=1e-12)
+    assert costs.pass_price("masked").of_batch(batch) == pytest.approx(expected, rel=1e-12)
 
 
 def test_chunks_that_scan_apart_are_charged_apart(shipped):
@@ -58,7 +58,7 @@ def test_chunks_that_scan_apart_are_charged_apart(shipped):
         + a.per_run_s.value * 2
     )
     batch = MicroBatch(chunks, (Place(np.arange(31), reads),))
-    assert CostModel(shipped).forward(batch, "sliced") == pytest.approx(expected, rel=1e-12)
+    assert CostModel(shipped).pass_price("sliced").of_batch(batch) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_pace_scales_whatever_the_machine_does(shipped):
@@ -66,7 +66,7 @@ def test_the_pace_scales_whatever_the_machine_does(shipped):
     chunks = (Chunk(0, 0, 9),)
     batch = MicroBatch(chunks, (Place(np.arange(9), reads_of("gather", chunks, lambda seq: np.arange(9), 9)),))
     moves, shift = Moves.from_runs([(10, 0, 8)]), Shift(np.arange(3), np.ones(3, dtype=np.int64))
-    assert slow.forward(batch, "gather") == pytest.approx(1.25 * plain.forward(batch, "gather"))
+    assert slow.pass_price("gather").of_batch(batch) == pytest.approx(1.25 * plain.pass_price("gather").of_batch(batch))
     assert slow.moves(moves) == pytest.approx(1.25 * plain.moves(moves))
     assert slow.shift(shift, Group(64)) == pytest.approx(1.25 * plain.shift(shift, Group(64)))
     assert slow.relative("gather") == plain.relative("gather")
@@ -78,7 +78,7 @@ def test_more_tokens_never_cost_less_even_beyond_the_table(shipped):
     def seconds(n):
         chunks = (Chunk(0, 0, n),)
         reads = reads_of("gather", chunks, lambda seq: np.arange(n), n)
-        return costs.forward(MicroBatch(chunks, (Place(np.arange(n), reads),)), "gather")
+        return costs.pass_price("gather").of_batch(MicroBatch(chunks, (Place(np.arange(n), reads),)))
 
     times = [seconds(n) for n in (1, 2, 3, 7, 64, 511, 512, 513, 1024, 1025, 3000)]
     assert times == sorted(times)
@@ -142,8 +142,8 @@ def test_where_masked_cells_are_skipped_only_useful_ones_cost(shipped):
     whole = Reads(scattered.tokens, scattered.useful, scattered.useful, scattered.runs, 10)
     batches = [MicroBatch(chunks, (Place(np.arange(1), reads),)) for reads in (scattered, whole)]
     tiled = profile.model_copy(update={"kernels": {"tiled": attention.model_copy(update={"skips": False})}})
-    skipping, all_of_them = (CostModel(each).forward(batches[0], "tiled") for each in (profile, tiled))
-    assert skipping == CostModel(tiled).forward(batches[1], "tiled") < all_of_them
+    skipping, all_of_them = (CostModel(each).pass_price("tiled").of_batch(batches[0]) for each in (profile, tiled))
+    assert skipping == CostModel(tiled).pass_price("tiled").of_batch(batches[1]) < all_of_them
     world = load_scenario("chat", workload__requests=30, cache__kernel="tiled")
     costs = CostModel(profile)
     one, many = (drive_with(world, costs, fast_forward=fast_forward).summary["e2e_s"] for fast_forward in (False, True))
