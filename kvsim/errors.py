@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvsim.scenario.scenario import Scenario
     from kvsim.simulation.job import Job
     from policies import Policy
 
@@ -15,6 +16,18 @@ _NAMED = 4
 
 class UserError(ValueError):
     """The user's input is wrong. The message has one line for each fault and says what is accepted."""
+
+
+class NoTimes(UserError):
+    """The machine profile was measured with another model or cache than is served, so nothing is known of times.
+
+    The message has one line: what was measured, what is served, and how to get the times.
+    """
+
+    def __init__(self, message: str, scenario: Scenario | None = None):
+        super().__init__(message)
+        self.scenario = scenario
+        """What was asked about, if known."""
 
 
 class Divergence(Exception):

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvsim.advice.engine_flags import DEFRAG_NOTE, LLAMACPP_B4666, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
-from kvsim.advice.plan import Engine, Plan, plan
+from kvsim.advice.engine_flags import COMMANDS, LLAMACPP_B4666, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
+from kvsim.advice.plan import CONTEXT_UNIT, ENGINE_TITLES, Engine
+from kvsim.advice.scenario_memory import plan_scenario
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import TrafficSummary
-from kvsim.model.engine_shapes import BYTES_PER_NUMBER, SHAPES, STORAGES, Storage
-from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
-from kvsim.model.storage_types import format_size
+from kvsim.model.memory_shapes import MemoryShape
+from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
 from kvsim.scenario.scenario import Scenario, load_scenario
 from policies import Preset, available
 from workloads import named_rng
@@ -34,7 +34,7 @@ _TARGETS: dict[str, tuple[TargetEngine, ...]] = {
     "any": ("llamacpp", "vllm", "research"),
 }
 
-_NAMES = {"llamacpp": "llama.cpp", "vllm": "vLLM", "any": "any engine"}
+_NAMES: dict[str, str] = {**ENGINE_TITLES, "any": "any engine"}
 
 REASONS = {
     "engine": "not available in this engine",
@@ -47,8 +47,6 @@ REASONS = {
 }
 """Reasons for ruling a setting out, in the order in which they are checked."""
 
-_PAD = 256
-"""llama.cpp rounds a context up to a multiple of this many cells."""
 _SLOTS = (1, 2, 4, 8, 16, 32, 64)
 _THRESHOLDS = (0.1, 0.3)
 """llama.cpp's default since b4065, and a value that compacts less often."""
@@ -59,21 +57,6 @@ _BLOCKS = (16, 32)
 _MOST_CELLS = 2**24
 _REUSE_FACTOR = 4
 """Size of a cache that also keeps prefixes for reuse, as a multiple of what all slots need at once."""
-
-_NARROWER: tuple[tuple[Storage, Storage], ...] = (
-    ("f32", "f32"),
-    ("f16", "f16"),
-    ("q8_0", "q8_0"),
-    ("q8_0", "q4_0"),
-    ("q4_0", "q4_0"),
-)
-PERPLEXITY = {
-    ("f16", "f16"): 1.0000,
-    ("q8_0", "q8_0"): 1.0012,
-    ("q8_0", "q4_0"): 1.0042,
-    ("q4_0", "q4_0"): 1.0841,
-}
-"""Perplexity relative to f32 by types of K and V: smollm2 on 660 tokens of English, measured by ``kvsim accuracy``."""
 
 _NOT_AN_OPTION = ("ring", "paged-window", "oracle")
 
@@ -100,10 +83,7 @@ class Candidate:
     grid_index: tuple[int, ...]
     """Position in the grid of its family, one index per axis."""
     scenario: Scenario
-    """The scenario with this setting; its times are those of the profile's model and cache types in any case."""
-    type_k: Storage
-    type_v: Storage
-    """The widest types of K and V that fit into the memory."""
+    """The scenario with this setting, with the model and the cache types of the profile."""
     memory_bytes: int
     """Total memory of the engine, weights and buffers included; partly estimated (``kvsim plan``)."""
     windows: bool
@@ -129,26 +109,21 @@ class Candidate:
             "threshold": cache.threshold,
             "prefix_cache": cache.policy == "vllm" or (cache.policy == "paged" and cache.prefix_cache),
             "chunked_prefill": server.chunked_prefill,
-            "type_k": self.type_k,
-            "type_v": self.type_v,
+            "type_k": cache.type_k,
+            "type_v": cache.type_v,
         }
-
-    @property
-    def width(self) -> float:
-        """Bytes of one number of K plus one of V."""
-        return BYTES_PER_NUMBER[self.type_k] + BYTES_PER_NUMBER[self.type_v]
 
     @property
     def flags(self) -> Flags:
         """Command-line options of the engine; empty if no engine has the setting."""
         if self.engine == "llamacpp":
-            return llamacpp_flags(self.scenario, self.type_k, self.type_v, windows=self.windows)
+            return llamacpp_flags(self.scenario, windows=self.windows)
         return vllm_flags(self.scenario) if self.engine == "vllm" else ()
 
     @property
     def command(self) -> str:
         """Command that takes the options."""
-        return {"llamacpp": "llama-server", "vllm": "vllm serve", "research": "kvsim run"}[self.engine]
+        return "kvsim run" if self.engine == "research" else COMMANDS[self.engine]
 
     @property
     def label(self) -> str:
@@ -157,23 +132,18 @@ class Candidate:
         batch = f"{server.n_batch}" if self.engine == "vllm" else f"{server.n_batch}/{server.n_ubatch}"
         return f"{self.family}, {cache.cells:,} cells, {server.slots} slots, batch {batch}"
 
-    def notes(self, profile: Profile) -> list[str]:
-        """Return remarks that users should read along with the setting."""
-        notes = []
-        if self.engine == "llamacpp":
-            notes.append(OLD_NOTE if self.scenario.cache.policy == LLAMACPP_B4666 else DEFRAG_NOTE)
+    @property
+    def notes(self) -> list[str]:
+        """Remarks that users should read along with the setting."""
+        if self.engine == "llamacpp" and self.scenario.cache.policy == LLAMACPP_B4666:
+            return [OLD_NOTE]
         if self.engine == "research":
-            notes.append("no engine has this layout; it shows what an engine could gain from it")
+            return ["no engine has this layout; it shows what an engine could gain from it"]
         if self.engine == "vllm":
-            notes.append(f"vLLM keeps K and V in the model's own type; memory is calculated for {self.type_k}")
-        if (self.type_k, self.type_v) != (profile.type_k, profile.type_v):
-            perplexity = PERPLEXITY.get((self.type_k, self.type_v))
-            accuracy = f"; accuracy: {perplexity:.4f} times f32's perplexity, measured on smollm2" if perplexity else ""
-            notes.append(
-                f"times are those of K in {profile.type_k} and V in {profile.type_v}, with which the profile was "
-                f"measured, not of {self.type_k} and {self.type_v}{accuracy}"
-            )
-        return notes
+            return [
+                f"vLLM keeps K and V in the model's own type; memory is calculated for {self.scenario.cache.type_k}"
+            ]
+        return []
 
 
 @dataclass(frozen=True)
@@ -226,29 +196,11 @@ def _sobol_order(family: SettingsFamily, members: Sequence[Candidate], seed: int
     return [*drawn_members, *left.values()]
 
 
-def model_shape(name: str) -> MemoryShape:
-    """Return the shape of ``tiny``, ``small``, or a model known to ``kvsim plan``. Raises ``UserError``."""
-    if name not in SHAPES:
-        return memory_shape(name)
-    s = SHAPES[name]
-    heads, kv_heads = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
-    layer = 2 * s.d_model * (heads + kv_heads) + 3 * s.d_model * s.d_ff + 2 * s.d_model
-    numbers = 2 * s.vocabulary * s.d_model + s.n_layers * layer + s.d_model
-    group = AttentionGroup("full", s.n_layers, kv_heads, kv_heads, s.d_head, s.d_head)
-    return MemoryShape(
-        name=name,
-        source="built in",
-        groups=(group,),
-        llamacpp_windows=False,
-        d_model=s.d_model,
-        n_heads=s.n_heads,
-        d_ff=s.d_ff,
-        vocabulary=s.vocabulary,
-        context=None,
-        parameters={"f32": numbers},
-        stored={},
-        default_type="f32",
-    )
+def known_engine(engine: str) -> str:
+    """Return the engine that was asked for. Raises ``UserError`` unless it is one of ``ENGINES``."""
+    if engine not in ENGINES:
+        raise UserError(f"--engine: there is no {engine!r:.40}; there are {', '.join(ENGINES)}")
+    return engine
 
 
 def build_search_space(
@@ -267,8 +219,7 @@ def build_search_space(
     ``memory``: bytes, or None for no bound. ``tolerant``: some requests may fail or be cut short, so contexts that hold
     only 99 % of them are tried too. Raises ``UserError``.
     """
-    if engine not in ENGINES:
-        raise UserError(f"--engine: there is no {engine!r:.40}; there are {', '.join(ENGINES)}")
+    known_engine(engine)
     window = next((g.window for g in shape.groups if g.kind == "window"), None) if shape.llamacpp_windows else None
     families = tuple(f for f in _families(summary, window, tolerant) if f.engine in _TARGETS[engine])
     builder = _CandidateBuilder(base, summary, profile, shape, memory, weights, window)
@@ -384,9 +335,9 @@ class _CandidateBuilder:
             server__preemption="recompute",
             server__prefetch="none",
         )
-        types, total, reason, detail = self._types(scenario, family.engine)
+        total, reason, detail = self._memory_need(scenario, family.engine)
         windows = self.window is not None
-        return Candidate(number, family.name, family.engine, index, scenario, *types, total, windows, reason, detail)
+        return Candidate(number, family.name, family.engine, index, scenario, total, windows, reason, detail)
 
     def _cells(self, slots: int, context: int, room: str, spare: int) -> int | None:
         """Cells for all slots at full length ("full"), at P95 length ("shared"), or with prefixes kept ("reuse").
@@ -400,54 +351,24 @@ class _CandidateBuilder:
             return None
         return cells
 
-    def _types(self, scenario: Scenario, target: TargetEngine) -> tuple[tuple[Storage, Storage], int, str, str]:
-        """The widest types of K and V that fit, the total bytes, and a reason and detail if none fit."""
-        own = (self.profile.type_k, self.profile.type_v)
-        start = own if self.shape.name in (self.profile.model, self.base.model.name) else ("f16", "f16")
-        width = STORAGES.index
-        kinds = [
-            t for t in _NARROWER if width(t[0]) >= width(start[0]) and width(t[1]) >= width(start[1]) and t != start
-        ]
-        kinds = [start, *kinds] if self.memory is not None else [start]
-        if target == "vllm":
-            kinds = [t for t in kinds if t[0] == t[1] and t[0] in ("f32", "f16")] or [("f16", "f16")]
+    def _memory_need(self, scenario: Scenario, target: TargetEngine) -> tuple[int, str, str]:
+        """The total bytes, and a reason and its detail if they do not fit, or the engine lacks the types of K and V."""
+        type_k, type_v = scenario.cache.type_k, scenario.cache.type_v
+        if target == "vllm" and (type_k != type_v or type_k not in VLLM_CACHE_TYPES):
+            return 0, "engine", f"vLLM has no cache with K in {type_k} and V in {type_v}"
         engine: Engine = "vllm" if target == "vllm" else "llamacpp"
-        smallest, first_error = 0, ""
-        for kind in kinds:
-            try:
-                planned = self._plan(scenario, engine, kind)
-            except UserError as e:
-                first_error = first_error or str(e)
-                continue
-            smallest = planned.total(engine)
-            if self.memory is None or planned.fits(engine, self.memory):
-                return kind, smallest, "", ""
-        if smallest == 0:
-            return kinds[0], 0, "memory", first_error
-        # The last kind is the narrowest.
-        assert self.memory is not None, "without a bound the first kind fits"
+        try:
+            planned = plan_scenario(scenario, self.shape, engine, weights=self.weights, memory=self.memory)
+        except UserError as e:
+            return 0, "memory", str(e)
+        total = planned.total(engine)
+        if self.memory is None or planned.fits(engine, self.memory):
+            return total, "", ""
         budget = format_size(planned.budget(engine, self.memory))
-        return kinds[-1], smallest, "memory", f"needs at least {format_size(smallest)}, {budget} available"
-
-    def _plan(self, scenario: Scenario, engine: Engine, kind: tuple[Storage, Storage]) -> Plan:
-        server, cache = scenario.server, scenario.cache
-        return plan(
-            self.shape,
-            ctx=max(1, cache.cells // server.slots),
-            parallel=server.slots,
-            type_k=kind[0],
-            type_v=kind[1],
-            engine=engine,
-            ubatch=server.n_ubatch,
-            batch=server.n_batch,
-            kv_unified=cache.unified,
-            swa_full=cache.policy != "sliding-window",
-            block_size=cache.block_size,
-            weights=self.weights,
-            memory=self.memory,
-        )
+        return total, "memory", f"needs {format_size(total)}, {budget} available"
 
 
 def _padded(tokens: int) -> int:
     """Round up to a multiple of 256, as llama.cpp does; every power of two of slots up to that remains a divisor."""
-    return -(-tokens // _PAD) * _PAD
+    unit = CONTEXT_UNIT["llamacpp"]
+    return -(-tokens // unit) * unit

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvsim.advice.plan import Engine, PlanSettings
 from kvsim.scenario.scenario import Scenario
 
 LLAMACPP_B4666 = "llama.cpp-b4666"
-DEFRAG_NOTE = (
-    "--defrag-thold is left out: current llama.cpp ignores it with a warning that it is deprecated; there is no "
-    "defragmentation since b6975"
-)
 OLD_NOTE = (
     "needs llama.cpp b4666 to b4880, the last versions to defragment by threshold; later ones ignore --defrag-thold"
 )
+
+COMMANDS: dict[Engine, str] = {"llamacpp": "llama-server", "vllm": "vllm serve"}
+"""The program that takes an engine's options."""
 
 Flags = tuple[tuple[str, str], ...]
 """Pairs of an option and its value, which is empty for a switch."""
 
 
-def llamacpp_flags(scenario: Scenario, type_k: str, type_v: str, *, windows: bool = False) -> Flags:
+def llamacpp_flags(scenario: Scenario, *, windows: bool = False) -> Flags:
     """Return the options of ``llama-server``.
 
     ``windows``: the model has sliding windows; unless the policy is ``sliding-window``, their cache is kept at full
@@ -37,8 +37,8 @@ def llamacpp_flags(scenario: Scenario, type_k: str, type_v: str, *, windows: boo
         # Otherwise --parallel gives each slot a cache of its own.
         flags.append(("--kv-unified", ""))
     flags += [("--batch-size", str(server.n_batch)), ("--ubatch-size", str(server.n_ubatch))]
-    flags += [("--cache-type-k", type_k), ("--cache-type-v", type_v)]
-    if type_v not in ("f32", "f16"):
+    flags += [("--cache-type-k", cache.type_k), ("--cache-type-v", cache.type_v)]
+    if cache.type_v not in ("f32", "f16"):
         flags.append(("--flash-attn", "" if old else "on"))  # A quantised V needs flash attention.
     if windows and cache.policy != "sliding-window" and not old:
         flags.append(("--swa-full", ""))
@@ -63,6 +63,24 @@ def vllm_flags(scenario: Scenario) -> Flags:
         ("--num-gpu-blocks-override", str(cache.cells // cache.block_size)),
         ("--enable-prefix-caching" if prefix else "--no-enable-prefix-caching", ""),
         ("--enable-chunked-prefill" if server.chunked_prefill else "--no-enable-chunked-prefill", ""),
+    )
+
+
+def largest_fit_flags(engine: Engine, settings: PlanSettings) -> Flags:
+    """Return the options of ``llama-server`` or ``vllm serve`` with which memory was planned."""
+    if engine == "vllm":
+        kind = (("--kv-cache-dtype", settings.type_k),) if settings.type_k == "fp8" else ()
+        return (
+            ("--max-model-len", str(settings.ctx)),
+            ("--max-num-seqs", str(settings.parallel)),
+            ("--gpu-memory-utilization", f"{settings.gpu_memory_utilization:g}"),
+            *kind,
+        )
+    return (
+        ("--ctx-size", str(settings.ctx * settings.parallel)),
+        ("--parallel", str(settings.parallel)),
+        ("--cache-type-k", settings.type_k),
+        ("--cache-type-v", settings.type_v),
     )
 
 

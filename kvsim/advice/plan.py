@@ -34,9 +34,12 @@ if TYPE_CHECKING:
 
 Engine = Literal["llamacpp", "vllm"]
 PLAN_ENGINES: tuple[Engine, ...] = ("llamacpp", "vllm")
+ENGINE_TITLES: dict[str, str] = {"llamacpp": "llama.cpp", "vllm": "vLLM"}
+"""The engines' own names, for people."""
 
-_PAD = 256
-"""llama.cpp rounds a cache up to a multiple of this many cells."""
+CONTEXT_UNIT: dict[Engine, int] = {"llamacpp": 256, "vllm": 1}
+"""Tokens of which a context is a multiple; llama.cpp rounds a cache up."""
+_PAD = CONTEXT_UNIT["llamacpp"]
 MOST_CONTEXT = 1 << 30
 """Longest context tried; a model that keeps only windows has no largest context."""
 _LEAST_MEMORY = 1 << 20

@@ -15,12 +15,14 @@ seconds, and all settings see the same requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kvsim.advice.candidates import Candidate, SearchSpace, TargetEngine, build_search_space, model_shape
+from kvsim.advice.candidates import Candidate, SearchSpace, TargetEngine, build_search_space, known_engine
+from kvsim.advice.memory_answer import MemoryAnswer
 from kvsim.advice.recommendation import Finalist, Recommendation, RuledOut, rank
 from kvsim.advice.slo import Slo, read_slo
 from kvsim.advice.trials import MOST_DOUBLINGS, FindLargestLoad, RunTrials, TrialOutcome, TrialRun
@@ -28,7 +30,8 @@ from kvsim.costs.profile import load_profile
 from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic, read_traffic
-from kvsim.experiments.workers import map_unordered
+from kvsim.experiments.workers import Done, Job, map_unordered
+from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import parse_size
 from kvsim.scenario.scenario import Scenario, load_scenario
 from workloads import sniff
@@ -77,6 +80,8 @@ class _LadderResult(NamedTuple):
     factor: float
     """Factor by which the load ``tried`` missed or met it."""
     outcome: TrialOutcome
+    """At the load ``tried``."""
+    at_load_asked: TrialOutcome
 
     @property
     def key(self) -> tuple[float, float]:
@@ -100,12 +105,13 @@ def recommend(
     workers: int | None = None,
     progress: RecommendProgress | None = None,
     budget: SearchBudget = SearchBudget(),  # noqa: B008  (immutable)
-) -> Recommendation:
+) -> Recommendation | MemoryAnswer:
     """Recommend settings for a scenario's workload or for a trace file.
 
     ``slo``: bounds such as ``ttft_p95<1s,tpot_p95<80ms`` (``slo.read_slo``). ``memory``: bytes for weights, cache and
-    buffers, or a text such as 8GB; by default memory rules nothing out. ``model``: the model whose memory is
-    calculated, by default the scenario's; times are always those of the profile's model. ``engine``: ``llamacpp``,
+    buffers, or a text such as 8GB; by default memory rules nothing out. ``model``: the model that is
+    served, by default the scenario's, or for a trace the profile's; if the profile was measured on another one, the
+    answer is a ``MemoryAnswer``, without any times. ``engine``: ``llamacpp``,
     ``vllm``, ``both``, or ``any``, which includes layouts that no engine has. ``load``: a multiple of the workload's
     own. ``requests``: number in the longest runs (for sessions, of conversations), by default at most 400. ``workers``:
     number of processes, by default one per processor; it does not change the result. Raises ``UserError`` and
@@ -118,9 +124,23 @@ def recommend(
         raise UserError(f"--memory is {memory_bytes}; at least one byte is expected")
     base = _base_scenario(source, trace, profile, seed)
     measured = load_profile(base.machine.profile, base.folder)
-    # A trace does not name a model.
-    shape = model_shape(model or (measured.model if trace is not None else base.model.name))
+    named = model or (base.model.name if trace is None else None)
+    served = named or measured.model
+    shape = memory_shape(served)
     traffic = read_traffic(base, budget.replications, requests, load)
+    asked: dict[str, Any] = {
+        "slo": service_level,
+        "engine": known_engine(engine),
+        "load": load,
+        "memory": memory_bytes,
+        "model": shape.name,
+        "named_model": named is not None,
+        "profile": measured,
+        "scenario": traffic.scenario,
+        "traffic": traffic,
+    }
+    if no_times := measured.why_no_times(served, measured.type_k, measured.type_v):
+        return MemoryAnswer(**asked, shape=shape, weights=weights, no_times=no_times)
     tolerant = any(bound.is_share and bound.limit > 0 for bound in service_level.bounds)
     space = build_search_space(
         traffic.scenario, traffic.summary, engine, measured, shape, memory_bytes, weights=weights, tolerant=tolerant
@@ -128,19 +148,13 @@ def recommend(
     search = _Search(traffic, service_level, space, budget, workers, progress)
     finalists = search.run()
     return Recommendation(
-        scenario=traffic.scenario,
-        slo=service_level,
-        engine=engine,
-        load=load,
-        memory=memory_bytes,
-        model=shape.name,
-        profile=measured,
-        traffic=traffic,
+        **asked,
         space=space,
         best=tuple(rank(finalists)),
         ruled_out=search.ruled_out,
         tried=len(search.tried),
         runs=search.runs,
+        interrupted=search.interrupted,
     )
 
 
@@ -188,22 +202,36 @@ class _Search:
     """Why each setting was ruled out, by its number."""
     tried: set[int] = field(default_factory=set)
     runs: int = 0
+    interrupted: str = ""
+    """In which stage the search was interrupted; no more runs are made then."""
+    _stage: str = ""
+    _ladders: dict[int, _LadderResult] = field(default_factory=dict)
+    """Results of the first stage by number."""
     _failed: int = 0
     _later: int = 0
     """Estimated number of runs in later stages."""
 
     def run(self) -> list[Finalist]:
-        """Return the settings that remain after all stages, in no particular order."""
+        """Return the settings that remain after all stages, in no particular order.
+
+        An interrupt ends the search early with what is known by then; ``KeyboardInterrupt`` is raised if that is
+        nothing.
+        """
         budget = self.budget
         for c in self.space.candidates:
             if c.reason:
                 self.ruled_out[c.number] = RuledOut(c.reason, c.detail)
         last_stage = budget.best * budget.replications * (1 + _BISECTION_RUNS)
         self._later = budget.neighbours * 2 + budget.kept * (3 + _BISECTION_RUNS) + last_stage
+        self._stage = "while screening settings"
         dozen = self._screen()
+        if self.interrupted and not dozen:
+            raise KeyboardInterrupt
         self._later = last_stage
+        self._stage = "while comparing the better settings"
         few = self._compare_at_length(dozen)
         self._later = 0
+        self._stage = "while judging the best settings"
         return self._finalists(few)
 
     # Stage 1
@@ -212,9 +240,9 @@ class _Search:
         """Try a sample and the neighbours of its best; return the candidates for the second stage."""
         by_number = {c.number: c for c in self.space.candidates}
         sample = self.space.sample(self.budget.screened, self.traffic.scenario.seed)
-        results: dict[int, _LadderResult] = {}
+        results = self._ladders
         top = self._climb(sample, results, None)
-        self._refine(sample, results)
+        self._refine([c for c in sample if c.number in results], results)
         neighbours: dict[int, Candidate] = {}
         for number in sorted(results, key=lambda n: (results[n].key, by_number[n].memory_bytes, n)):
             for c in self.space.neighbours(by_number[number]):
@@ -225,7 +253,7 @@ class _Search:
         tried = [by_number[n] for n in results]
         self._refine(tried, results)
         self.tried = set(results)
-        ordered = sorted(tried, key=lambda c: (results[c.number].key, -c.width, c.memory_bytes, c.number))
+        ordered = sorted(tried, key=lambda c: (results[c.number].key, c.memory_bytes, c.number))
         dozen = _with_each_engine(_distinct_first(ordered), self.budget.kept)
         chosen = {c.number for c in dozen}
         for c in self.space.candidates:
@@ -247,9 +275,14 @@ class _Search:
             outcomes = self._run_at({c.number: float(level) for c in climbing}, climbing)
             passing = []
             for c in climbing:
+                if c.number not in outcomes:
+                    continue  # Interrupted.
                 outcome = outcomes[c.number]
                 met = outcome.met(self.slo)
-                results[c.number] = _LadderResult(level - (not met), level, outcome.factor(self.slo), outcome)
+                at_load_asked = results[c.number].at_load_asked if level else outcome
+                results[c.number] = _LadderResult(
+                    level - (not met), level, outcome.factor(self.slo), outcome, at_load_asked
+                )
                 if met:
                     passing.append(c)
             last = MOST_DOUBLINGS if top is None else top
@@ -268,13 +301,16 @@ class _Search:
         best = {e: max(results[c.number].met for c in candidates if c.engine == e) for e in engines}
         near = [c for c in candidates if results[c.number].met >= max(best[c.engine] - 1, 0)]
         while wide := [c for c in near if results[c.number].tried - results[c.number].met > _LADDER_STEP]:
+            if self.interrupted:
+                return
             powers = {c.number: (results[c.number].met + results[c.number].tried) / 2 for c in wide}
             for number, outcome in self._run_at(powers, wide).items():
                 before, power = results[number], powers[number]
                 if outcome.met(self.slo):
                     results[number] = before._replace(met=power)
                 else:
-                    results[number] = _LadderResult(before.met, power, outcome.factor(self.slo), outcome)
+                    factor = outcome.factor(self.slo)
+                    results[number] = before._replace(tried=power, factor=factor, outcome=outcome)
 
     def _run_at(self, powers: dict[int, float], candidates: Sequence[Candidate]) -> dict[int, TrialOutcome]:
         """Run each candidate briefly at its load, given as a power of 2 by number."""
@@ -292,7 +328,10 @@ class _Search:
     # Stage 2
 
     def _compare_at_length(self, dozen: Sequence[Candidate]) -> list[Candidate]:
-        """Run the candidates on more requests and replications; return those for the last stage."""
+        """Run the candidates on more requests and replications; return those for the last stage.
+
+        Candidates that an interrupt leaves without a run keep the result of the first stage.
+        """
         share, replications = self._share(self.budget.long), self.traffic.search_replications
         trials = [TrialRun(c.number, r, c.scenario, share, 1.0) for c in dozen for r in replications]
         outcomes: dict[int, list[TrialOutcome]] = {}
@@ -302,10 +341,11 @@ class _Search:
         loads = self._largest_loads([t for t in trials if t.replication == first], self.budget.steps - 2)
         keys = {}
         for c in dozen:
-            met = all(o.met(self.slo) for o in outcomes[c.number])
-            worst = max(o.factor(self.slo) for o in outcomes[c.number])
-            load = loads.get((c.number, first), 0.0)
-            keys[c.number] = (not met, -load, 0.0 if load else worst, -c.width, c.memory_bytes, c.number)
+            known = outcomes.setdefault(c.number, [self._ladders[c.number].at_load_asked])
+            met = all(o.met(self.slo) for o in known)
+            worst = max(o.factor(self.slo) for o in known)
+            load = loads.get((c.number, first), self._load_so_far(c) if self.interrupted else 0.0)
+            keys[c.number] = (not met, -load, 0.0 if load else worst, c.memory_bytes, c.number)
         ordered = sorted(dozen, key=lambda c: keys[c.number])
         few = _with_each_engine(_distinct_first(ordered), self.budget.best)
         for c in ordered:
@@ -329,15 +369,26 @@ class _Search:
         trials = [TrialRun(c.number, r, c.scenario, 1.0, 1.0) for c in few for r in replications]
         outcomes = {(trial.number, trial.replication): outcome for trial, outcome in self._execute(trials)}
         loads = self._largest_loads(trials, self.budget.steps)
+        finished = [r for r in replications if all((c.number, r) in outcomes for c in few)]
+        searched = [r for r in replications if all((c.number, r) in loads for c in few)]
         return [
             Finalist(
                 c,
                 self.slo,
-                tuple(outcomes[c.number, r] for r in replications),
-                tuple(loads[c.number, r] for r in replications) if loads else (),
+                tuple(outcomes[c.number, r] for r in finished) or (self._ladders[c.number].at_load_asked,),
+                tuple(loads[c.number, r] for r in searched) or self._loads_so_far(c),
             )
             for c in few
         ]
+
+    def _loads_so_far(self, candidate: Candidate) -> tuple[float, ...]:
+        """The largest load of the first stage; empty without a load to change."""
+        return (self._load_so_far(candidate),) if self.traffic.scalable else ()
+
+    def _load_so_far(self, candidate: Candidate) -> float:
+        """The largest load that met the service level in the first stage; 0 if none did."""
+        met = self._ladders[candidate.number].met
+        return 2.0**met if met >= 0 else 0.0
 
     # Runs
 
@@ -346,13 +397,14 @@ class _Search:
         return min(1.0, max(share, self.budget.fewest / self.traffic.requests))
 
     def _execute(self, trials: Sequence[TrialRun]) -> list[tuple[TrialRun, TrialOutcome]]:
-        """Execute the runs; returns them by number and replication, whichever finished first."""
+        """Execute the runs, until an interrupt; returns them sorted by number and replication."""
         jobs = [trials[i : i + _CHUNK_RUNS] for i in range(0, len(trials), _CHUNK_RUNS)]
         finished: list[tuple[TrialRun, TrialOutcome]] = []
-        for chunk in map_unordered(RunTrials(self.traffic), jobs, self.workers):
-            finished += chunk
-            self._failed += sum(bool(outcome.error) for _, outcome in chunk)
-            self._report(len(chunk), len(trials) - len(finished))
+        with self._until_interrupted(RunTrials(self.traffic), jobs) as done:
+            for chunk in done:
+                finished += chunk
+                self._failed += sum(bool(outcome.error) for _, outcome in chunk)
+                self._report(len(chunk), len(trials) - len(finished))
         return sorted(finished, key=lambda pair: (pair[0].number, pair[0].replication))
 
     def _largest_loads(self, trials: Sequence[TrialRun], steps: int) -> dict[tuple[int, int], float]:
@@ -361,10 +413,23 @@ class _Search:
             return {}
         loads = {}
         search = FindLargestLoad(self.traffic, self.slo, max(steps, 0))
-        for trial, load, runs in map_unordered(search, trials, self.workers):
-            loads[trial.number, trial.replication] = load
-            self._report(runs, (len(trials) - len(loads)) * _BISECTION_RUNS)
+        with self._until_interrupted(search, trials) as done:
+            for trial, load, runs in done:
+                loads[trial.number, trial.replication] = load
+                self._report(runs, (len(trials) - len(loads)) * _BISECTION_RUNS)
         return loads
+
+    @contextmanager
+    def _until_interrupted(self, work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterator[Iterable[Done]]:
+        """Do the jobs within this context, which swallows an interrupt; none are done after one."""
+        if self.interrupted:
+            yield ()
+            return
+        try:
+            with closing(map_unordered(work, jobs, self.workers)) as done:
+                yield done
+        except KeyboardInterrupt:
+            self.interrupted = self._stage
 
     def _report(self, runs: int, left: int) -> None:
         self.runs += runs

@@ -15,12 +15,11 @@ import numpy as np
 
 from kvsim.advice.candidates import REASONS, Candidate, SearchSpace
 from kvsim.advice.engine_flags import command_line, flags_dict
+from kvsim.advice.question import Question
 from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
 from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome
-from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
-from kvsim.experiments.traffic import Traffic
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
 
@@ -40,7 +39,7 @@ _LARGEST_LOAD = 2.0**MOST_DOUBLINGS
 RULE = (
     "ranked by whether the service level is met at this load (surely: the upper ends of all intervals are within the "
     "bounds; likely: the means are; not), then by the largest load sustained (up to 5 % less counts as equal), then by "
-    "wider K and V, then by less memory, then by order of search"
+    "less memory, then by order of search"
 )
 
 
@@ -145,27 +144,15 @@ def rank(finalists: Sequence[Finalist]) -> list[Finalist]:
         group = [f for f in left if _VERDICTS.index(f.verdict) == leading]
         highest = max(f.score for f in group)
         near = [f for f in group if f.score >= _NEAR * highest]
-        ordered.append(min(near, key=lambda f: (-f.candidate.width, f.candidate.memory_bytes, f.candidate.number)))
+        ordered.append(min(near, key=lambda f: (f.candidate.memory_bytes, f.candidate.number)))
         left.remove(ordered[-1])
     return ordered
 
 
-@dataclass(frozen=True)
-class Recommendation:
+@dataclass(frozen=True, kw_only=True)
+class Recommendation(Question):
     """The best settings for a workload, and why all others were ruled out."""
 
-    scenario: Scenario
-    """The workload at the load asked about, and all keys that are not searched."""
-    slo: Slo
-    engine: str
-    load: float
-    """Multiple of the workload's own load."""
-    memory: int | None
-    """Bytes available to the engine; None if not given."""
-    model: str
-    """The model whose memory was calculated."""
-    profile: Profile
-    traffic: Traffic
     space: SearchSpace
     best: tuple[Finalist, ...]
     """The finalists, best first."""
@@ -174,6 +161,8 @@ class Recommendation:
     tried: int
     """Number of settings that were run."""
     runs: int
+    interrupted: str = ""
+    """Where the search was interrupted, so that the answer is provisional; empty if it was not."""
 
     @property
     def met(self) -> bool:
@@ -248,6 +237,16 @@ class Recommendation:
     @property
     def conclusion(self) -> str:
         """The recommendation in a sentence or two."""
+        return f"{self._provisional}{self._conclusion}"
+
+    @property
+    def _provisional(self) -> str:
+        if not self.interrupted:
+            return ""
+        return f"Interrupted {self.interrupted}, after {self.runs:,} runs; what is known so far, which may change: "
+
+    @property
+    def _conclusion(self) -> str:
         if not self.best:
             return f"Nothing can be recommended: {self._why_nothing()}."
         first = self.best[0]
@@ -255,8 +254,6 @@ class Recommendation:
             f"{_title(bound.measure)} {spoken(first.measures.get(bound.measure), bound.is_share)}"
             for bound in self.slo.asked
         )
-        if self.model != self.profile.model:
-            figures += f" (times of {self.profile.model}, memory of {self.model})"
         command = f"{first.candidate.command} {command_line(first.candidate.flags)}".strip()
         if not first.candidate.flags:
             command = f"{first.candidate.label} (which no engine has)"
@@ -285,20 +282,15 @@ class Recommendation:
         verb = "sustains" if self.lead.measure == "load" else "has"
         if not self.lead.distinguishable:
             margin = f": the first {verb} {shown} {what}" if shown else ""
-            return f"{self.traffic.replications} replications cannot distinguish the first from the second{margin}."
+            n = len(self.best[0].outcomes)
+            who = f"{n} replications" if n > 1 else "One replication"
+            return f"{who} cannot distinguish the first from the second{margin}."
         return f"The first {verb} {shown} {what}."
 
     @property
     def limits(self) -> list[str]:
         """Limits of these predictions, one line each."""
-        p, lines = self.profile, []
-        lines.append(f"times are those of {p.describe()}: its own kernels, not those of llama.cpp or vLLM")
-        lines.append(
-            f"on passes held out of its fit the profile has a median error of {p.held_out_error_median:.1%} and a P95 "
-            f"error of {p.held_out_error_p95:.1%}; the intervals do not include it"
-        )
-        if self.model != p.model:
-            lines.append(f"memory is that of {self.model}, step times are those of the profile's model, {p.model}")
+        lines = []
         if self.memory is None:
             lines.append("no memory was given, so no setting was ruled out by it")
         size = f"{self.traffic.requests:,} {self.scenario.workload.count_key.replace('limit', 'requests')}"
@@ -306,36 +298,36 @@ class Recommendation:
             f"{self.traffic.note}; intervals are 95 % over these; runs of {size} start with an empty server, so a "
             "queue that builds up more slowly goes unnoticed"
         )
+        if self.interrupted and self.best:
+            lines.append(f"interrupted {self.interrupted}: the figures come from {len(self.best[0].outcomes)} of them")
         if not self.traffic.scalable:
             lines.append("all requests arrive at once, so there is no load to change")
-        for f in self.best:
+        return lines + self._warnings
+
+    @property
+    def _warnings(self) -> list[str]:
+        """Warnings of the finalists' runs, each once, with the places that had it."""
+        places: dict[str, list[int]] = {}
+        for place, f in enumerate(self.best, 1):
             for warning in dict.fromkeys(w for outcome in f.outcomes for w in outcome.warnings):
-                lines.append(f"{f.candidate.label}: {warning}")
-        return list(dict.fromkeys(lines))
+                places.setdefault(warning, []).append(place)
+        return [f"{_places(where)}: {warning}" for warning, where in places.items()]
+
+    @property
+    def notes(self) -> list[str]:
+        """What to read along with the finalists' settings, each remark once, with the places that it is about."""
+        places: dict[str, list[int]] = {}
+        for place, f in enumerate(self.best, 1):
+            for note in f.candidate.notes:
+                places.setdefault(note, []).append(place)
+        return [f"{_places(where)}: {note}" for note, where in places.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints; times in seconds, sizes in bytes, unknown values None."""
-        summary = self.traffic.summary
         return {
-            "scenario": self.scenario.name,
-            "seed": self.scenario.seed,
-            "engine": self.engine,
-            "load": self.load,
-            "slo": {"text": self.slo.text, "bounds": [_bound(bound) for bound in self.slo.bounds]},
-            "memory_bytes": self.memory,
-            "model": self.model,
-            "profile": {"name": self.profile.name, "model": self.profile.model, "described": self.profile.describe()},
-            "traffic": {
-                "requests": self.traffic.requests,
-                "replications": self.traffic.replications,
-                "note": self.traffic.note,
-                "longest": summary.longest,
-                "p99": summary.p99,
-                "p95": summary.p95,
-                "mean": summary.mean,
-                "reuse": summary.reuse,
-                "scalable": self.traffic.scalable,
-            },
+            **super().to_dict(),
+            "basis": self.basis,
+            "interrupted": self.interrupted or None,
             "met": self.met,
             "conclusion": self.conclusion,
             "compared": self.compared,
@@ -400,7 +392,7 @@ class Recommendation:
             "command": c.command if c.flags else None,
             "flags": flags_dict(c.flags),
             "typed": command_line(c.flags),
-            "notes": c.notes(self.profile),
+            "notes": c.notes,
             "memory_bytes": c.memory_bytes,
             "measures": {m: {**_ends(i), "limit": limits.get(m)} for m, i in f.measures.items()},
             "worst": {"measure": bound.measure, "factor": _finite(factor)},
@@ -469,14 +461,8 @@ def _lead_dict(lead: TopTwo) -> dict[str, Any]:
     return {"measure": lead.measure, "distinguishable": lead.distinguishable, **_ends(lead.ratio)}
 
 
-def _bound(bound: Bound) -> dict[str, Any]:
-    return {
-        "measure": bound.measure,
-        "limit": bound.limit,
-        "strict": bound.strict,
-        "text": bound.text or None,
-        "asked": bool(bound.text),
-    }
+def _places(places: Sequence[int]) -> str:
+    return f"place{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
 
 
 def _finite(value: float) -> float | None:

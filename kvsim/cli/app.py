@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from kvsim.cli.console import fail
 from kvsim.cli.lazy import LazyCommand
-from kvsim.errors import Divergence, UserError
+from kvsim.errors import Divergence, NoTimes, UserError
 
 COMMANDS = {
     "run": "Run one scenario under one policy.",
@@ -51,9 +51,20 @@ def main() -> None:
         app()
     except Divergence as e:
         sys.exit(fail(str(e), 1))
+    except NoTimes as e:
+        sys.exit(fail(_with_memory(e), 2))
     except ValueError as e:
         from workloads import WorkloadError
 
         if not isinstance(e, UserError | WorkloadError):
             raise
         sys.exit(fail(str(e), 2))
+
+
+def _with_memory(error: NoTimes) -> str:
+    """The message, and a line with what memory says of the scenario, which needs no times."""
+    if error.scenario is None:
+        return str(error)
+    from kvsim.advice.scenario_memory import describe_memory
+
+    return f"{error}\n{describe_memory(error.scenario)}"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvsim.costs.pass_price import PassPrice
-from kvsim.costs.profile import NUMPY, Profile, same_model
-from kvsim.errors import UserError
-from kvsim.model.engine_shapes import SHAPES, Storage
+from kvsim.costs.profile import Profile
+from kvsim.errors import NoTimes, UserError
+from kvsim.model.engine_shapes import Storage
 from policies import Group, Kernel, Moves, Place, RelativeCosts, Shift, Transfer
 
 
@@ -108,23 +108,10 @@ class CostModel:
         )
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
-        """Raise ``UserError`` unless the profile was measured with this model, kernel and cache."""
-        if not same_model(model, self.profile.model):
-            how = f"measure one with: kvsim calibrate --model {model}"
-            if model in SHAPES and self.profile.engine != NUMPY:
-                how = f"name the model in the scenario: model.name = '{self.profile.model}'"
-            elif self.profile.engine != NUMPY:
-                how = f"measure one with: {self.profile.command} --model {model}"
-            raise UserError(
-                f"profile {self.profile.name} was measured on model {self.profile.model!r}, the scenario serves "
-                f"{model!r}; {how}"
-            )
-        kept = (self.profile.type_k, self.profile.type_v)
-        if (type_k, type_v) != kept:
-            raise UserError(
-                f"profile {self.profile.name} was measured with K in {kept[0]} and V in {kept[1]}; measure one with: "
-                f"{self.profile.command} --model {model} --cache-type-k {type_k} --cache-type-v {type_v}"
-            )
+        """Raise ``NoTimes`` unless the profile was measured with this model and cache, ``UserError`` if it lacks the
+        kernel."""
+        if reason := self.profile.why_no_times(model, type_k, type_v):
+            raise NoTimes(reason)
         if kernel not in self.profile.kernels:
             known = ", ".join(self.profile.kernels)
             raise UserError(f"profile {self.profile.name} has no kernel {kernel!r}; it has {known}")

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import Storage
+from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
 from policies import Kernel
 
 FORMAT = 3
@@ -176,6 +176,21 @@ class Profile(Fit):
             f"{m.threads} of {m.cores} cores, {m.blas if self.engine == NUMPY else self.engine}"
         )
 
+    def why_no_times(self, model: str, type_k: Storage, type_v: Storage) -> str | None:
+        """Why the profile says nothing about a model with K and V of these types, and what would; None if it does."""
+        if not same_model(model, self.model):
+            return (
+                f"no times for {model}: profile {self.name} was measured on {self.model}; "
+                f"{how_to_get_times(model, self)}"
+            )
+        if (type_k, type_v) != (self.type_k, self.type_v):
+            return (
+                f"no times for K in {type_k} and V in {type_v}: profile {self.name} was measured with K in "
+                f"{self.type_k} and V in {self.type_v}; measure one with: {self.command} --model {model} "
+                f"--cache-type-k {type_k} --cache-type-v {type_v}"
+            )
+        return None
+
     @property
     def command(self) -> str:
         """The command that makes such a profile."""
@@ -210,6 +225,18 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
     if profile.format != FORMAT:
         raise UserError(f"{name}: profile format {profile.format}; this version reads format {FORMAT}")
     return profile
+
+
+def how_to_get_times(model: str, profile: Profile) -> str:
+    """What to do where a profile says nothing about a model, in words and commands."""
+    if not is_engine_model(model):
+        return (
+            "to get them, measure its GGUF file on the machine that will serve it: kvsim calibrate --engine llamacpp "
+            "--model FILE.gguf, and name that file as the model"
+        )
+    if model in SHAPES and profile.engine != NUMPY:
+        return f"name the model in the scenario: model.name = '{profile.model}'"
+    return f"measure one with: {profile.command} --model {model}"
 
 
 def same_model(one: str, other: str) -> bool:

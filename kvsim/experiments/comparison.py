@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.costs.profile import load_profile
 from kvsim.errors import Livelock, UserError
 from kvsim.experiments.measures import Measures, whole_run_measures
 from kvsim.experiments.verdict import Verdict, judge
@@ -165,7 +164,7 @@ def compare(
     policy is run again with the seeds that follow the scenario's, which gives intervals for the measures and for the
     differences; results and tables are those of the first replication. Raises ``UserError`` and ``WorkloadError``.
     """
-    from kvsim.simulation.run import build_policy, cost_model
+    from kvsim.simulation.run import build_policy, cost_model, profile_of
 
     if type(replications) is not int or not 1 <= replications <= _MOST_REPLICATIONS:
         accepted = f"a whole number from 1 to {_MOST_REPLICATIONS} is accepted"
@@ -174,7 +173,7 @@ def compare(
     seeds = [scenario.seed + r for r in range(1, replications)]
     if seeds and seeds[-1] >= 2**63:
         raise UserError(f"replications: seed {scenario.seed} leaves no room for further ones")
-    profile = load_profile(scenario.machine.profile, scenario.folder)
+    profile = profile_of(scenario)
     costs = cost_model(scenario, profile)
     chosen, left_out = choose(policies, available(), lambda policy: build_policy(scenario, policy, costs))
     outcomes = list(_run_all(scenario, chosen, progress, snapshots, fast_forward))

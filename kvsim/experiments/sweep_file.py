@@ -263,9 +263,14 @@ def plan_sweep(
     if runs > MOST_RUNS:
         raise UserError(f"{label}: {runs:,} runs; at most {MOST_RUNS:,} are accepted")
     settings = _design(file, own)
+    # What is wrong for every run is reported once, here.
     if not any(key.startswith(("workload.", "machine.")) for key in file.axes):
-        own.build_workload()  # A file that is missing for every run is reported once, here.
+        own.build_workload()
         load_profile(own.machine.profile, own.folder)
+    if not any(key.startswith(("model.", "machine.", "cache.type_")) for key in file.axes):
+        from kvsim.simulation.run import profile_of
+
+        profile_of(own)
     points = tuple(_points(file.name, base, base_folder, settings, policies, own))
     _refuse_invalid_values(file, label, points)
     return SweepPlan(file, points)

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from functools import cache, partial
@@ -30,7 +30,7 @@ def usable_processors() -> int:
 
 def map_unordered(
     work: Callable[[Job], Done], jobs: Sequence[Job], workers: int | None = None, dask: str | None = None
-) -> Iterator[Done]:
+) -> Generator[Done, None, None]:
     """Apply ``work`` to all jobs in any order, and yield each value as soon as it is there.
 
     ``workers``: number of processes, by default one per processor; 1 uses this process. ``dask``: the address of a dask

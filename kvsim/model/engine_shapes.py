@@ -84,6 +84,11 @@ def gguf_path(name: str) -> Path | None:
     raise UserError(f"no model called {name!r}; there are {MODEL_NAMES}")
 
 
+def is_engine_model(name: str) -> bool:
+    """Whether ``shape_of`` knows the model, or would read its file."""
+    return name in SHAPES or name == "smollm2" or name.endswith(".gguf")
+
+
 def shape_of(name: str) -> ModelShape:
     """The shape of a built-in model, of ``smollm2`` or of a GGUF file (only its header is read).
 

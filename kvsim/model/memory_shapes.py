@@ -20,6 +20,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvsim.errors import UserError
+from kvsim.model.engine_shapes import SHAPES, gguf_path
+from kvsim.model.storage_types import row_bytes
 
 Kind = Literal["full", "window", "latent"]
 
@@ -85,6 +87,15 @@ class MemoryShape:
             group.title if often[group.title] == 1 else f"{group.title} of {group.k_row} and {group.v_row}"
             for group in self.groups
         )
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers that cache something."""
+        return sum(group.layers for group in self.groups)
+
+    def cell_bytes(self, type_k: str, type_v: str) -> int:
+        """Bytes of one token's K and V in all layers, each as if it kept every token."""
+        return sum(g.layers * (row_bytes(type_k, g.k_row) + row_bytes(type_v, g.v_row)) for g in self.groups)
 
     @property
     def n_parameters(self) -> int | None:
@@ -196,8 +207,10 @@ def model_names() -> list[str]:
 def memory_shape(model: str) -> MemoryShape:
     """The shape of a shipped model, of ``smollm2``, of a ``config.json`` (or its folder) or of a GGUF file.
 
-    Raises ``UserError``.
+    The models of kvsim's own engine, ``tiny`` and ``small``, are accepted too. Raises ``UserError``.
     """
+    if model in SHAPES:
+        return _shape_of_own_model(model)
     name = model.rstrip("/").rsplit("/", 1)[-1].lower()
     if model.endswith(".gguf") or model == "smollm2":
         return _shape_of_gguf(model)
@@ -211,9 +224,33 @@ def memory_shape(model: str) -> MemoryShape:
             return _shape_of_file(Path(model) / "config.json")
     except (OSError, ValueError):
         pass
-    close = get_close_matches(name, model_names(), n=4, cutoff=0.5)
-    hint = f"did you mean {', '.join(close)}?" if close else "kvsim plan --list has them all"
-    raise UserError(f"--model: no model called {model!r:.80}; {hint} A config.json or FILE.gguf is accepted too")
+    close = get_close_matches(name, [*SHAPES, "smollm2", *model_names()], n=4, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}? " if close else ""
+    raise UserError(
+        f"no model called {model!r:.80}; {hint}there are {', '.join(SHAPES)}, smollm2, those of kvsim plan --list, and "
+        "every config.json or FILE.gguf"
+    )
+
+
+def _shape_of_own_model(name: str) -> MemoryShape:
+    s = SHAPES[name]
+    heads, kv_heads = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
+    layer = 2 * s.d_model * (heads + kv_heads) + 3 * s.d_model * s.d_ff + 2 * s.d_model
+    numbers = 2 * s.vocabulary * s.d_model + s.n_layers * layer + s.d_model
+    return MemoryShape(
+        name=name,
+        source="built in",
+        groups=(AttentionGroup("full", s.n_layers, kv_heads, kv_heads, s.d_head, s.d_head),),
+        llamacpp_windows=False,
+        d_model=s.d_model,
+        n_heads=s.n_heads,
+        d_ff=s.d_ff,
+        vocabulary=s.vocabulary,
+        context=None,
+        parameters={"f32": numbers},
+        stored={},
+        default_type="f32",
+    )
 
 
 def _shape_of_file(path: Path) -> MemoryShape:
@@ -418,7 +455,6 @@ _GGUF_PATTERNS: dict[str, int] = {
 
 
 def _shape_of_gguf(model: str) -> MemoryShape:
-    from kvsim.model.engine_shapes import gguf_path
     from kvsim.model.gguf_file import read_header
 
     path = gguf_path(model)

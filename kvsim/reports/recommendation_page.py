@@ -16,6 +16,8 @@ _CANDIDATE_COLUMNS = (*_SETTINGS, "reason", "detail")
 
 def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
     """Make the page of a folder; ``saved`` is the content of its ``recommendation.json``."""
+    if "fits" in saved:
+        return _memory_page(saved)
     traffic, searched, slo = saved["traffic"], saved["searched"], saved["slo"]["text"]
     memory = "" if saved["memory_bytes"] is None else f" in {saved['memory_bytes'] / 1e9:.3g} GB"
     asked = [
@@ -37,8 +39,34 @@ def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
             [(f"Scenario of place {b['place']}", read(folder / b["scenario"])) for b in saved["best"]],
         ),
     ]
-    conclusion = [str(line) for line in (saved["conclusion"], saved["compared"]) if line]
+    conclusion = [str(line) for line in (saved["basis"], saved["conclusion"], saved["compared"]) if line]
     return Page(f"Settings for {saved['scenario']}", asked, conclusion, sections, footer())
+
+
+def _memory_page(saved: dict[str, Any]) -> Page:
+    """The page of an answer without times: what memory says."""
+    traffic, slo = saved["traffic"], saved["slo"]["text"]
+    asked = [
+        f"Which settings serve “{saved['scenario']}” with {saved['model']}, so that {slo}?",
+        f"A request has up to {traffic['longest']:,} tokens, {traffic['mean']:,.0f} on average.",
+    ]
+    heads = ["engine", "K", "V", "longest at once", "P95 at once", "mean at once", "memory, GB", "options"]
+    rows = [
+        [
+            *(words(fit[key]) for key in ("engine", "type_k", "type_v")),
+            *(number(fit[key]) for key in ("longest", "p95", "mean")),
+            number(fit["memory_bytes"] / 1e9),
+            words(fit["typed"]),
+        ]
+        for fit in saved["fits"]
+    ]
+    sections = [
+        Section("Requests held at once", [], [Table("By engine, and types of K and V", heads, rows)]),
+        Section("Limits of this answer", [str(line) for line in saved["limits"]]),
+        reproduce(f"kvsim recommend --slo '{slo}' --model {saved['model']} ...", []),
+    ]
+    conclusion = [str(saved["no_times"]), str(saved["conclusion"])]
+    return Page(f"Memory for {saved['scenario']}", asked, conclusion, sections, footer())
 
 
 def _best_table(saved: dict[str, Any]) -> Table:

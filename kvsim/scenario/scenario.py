@@ -27,7 +27,8 @@ from pydantic_core import ErrorDetails
 import workloads
 from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
-from kvsim.model.engine_shapes import ModelShape, Storage, shape_of
+from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
+from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
 from kvsim.scenario.section import Section
@@ -42,20 +43,26 @@ def check_name(name: str) -> str:
     return name
 
 
-def _known_shape(name: str) -> str:
-    shape_of(name)
+def _shape(name: str) -> ModelShape | MemoryShape:
+    return shape_of(name) if is_engine_model(name) else memory_shape(name)
+
+
+def _known_model(name: str) -> str:
+    _shape(name)
     return name
 
 
 class ModelSection(Section):
     """The model that is served."""
 
-    name: Annotated[str, AfterValidator(_known_shape)] = "tiny"
+    name: Annotated[str, AfterValidator(_known_model)] = "tiny"
+    """A model that an engine here can run (``shape_of``), or one of which only the memory is known
+    (``memory_shape``)."""
 
     @property
-    def shape(self) -> ModelShape:
+    def shape(self) -> ModelShape | MemoryShape:
         """The shape of the model."""
-        return shape_of(self.name)
+        return _shape(self.name)
 
 
 class ServerSection(Section):

@@ -13,7 +13,7 @@ import simpy
 
 from kvsim.costs.cost_model import CostModel, HostLink
 from kvsim.costs.profile import Profile, load_profile
-from kvsim.errors import UserError
+from kvsim.errors import NoTimes, UserError
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
@@ -54,6 +54,17 @@ def build_policy(
     return built
 
 
+def profile_of(scenario: Scenario) -> Profile:
+    """The machine profile of a scenario.
+
+    Raises ``UserError`` if it cannot be read, and ``NoTimes`` if it was measured with another model or cache.
+    """
+    profile = load_profile(scenario.machine.profile, scenario.folder)
+    if reason := profile.why_no_times(scenario.model.name, scenario.cache.type_k, scenario.cache.type_v):
+        raise NoTimes(f"{scenario.name}: {reason}", scenario)
+    return profile
+
+
 def cost_model(scenario: Scenario, profile: Profile, pace: float = 1.0) -> CostModel:
     """The cost model of the scenario's machine at a given pace (see ``CostModel``)."""
     machine = scenario.machine
@@ -88,7 +99,7 @@ def run(
     if detail not in DETAILS:
         raise UserError(f"detail: {detail!r}; accepted: {', '.join(DETAILS)}")
     scenario = load_scenario(scenario)
-    costs = cost_model(scenario, load_profile(scenario.machine.profile, scenario.folder))
+    costs = cost_model(scenario, profile_of(scenario))
     chosen = build_policy(scenario, policy, costs)
     time_breakdown = ledger_for(scenario, chosen, costs) if detail == "tables" else None
     recorder = Recorder(progress, detail=detail, snapshots=snapshots, time_breakdown=time_breakdown)

@@ -39,7 +39,10 @@ COMMANDS = {
     "compare": ["compare small.toml -p paged -p contiguous -p oracle --replications 2"],
     "sweep": ["sweep sweep.toml --requests 60 --out sweep.sqlite --workers 1"],
     "why": ["why small.toml -p contiguous"],
-    "recommend": ["recommend --scenario chat --slo ttft_p95<200ms --requests 10 --engine vllm --workers 1"],
+    "recommend": [
+        "recommend --scenario chat --slo ttft_p95<200ms --requests 10 --engine vllm --workers 1",
+        "recommend --scenario chat --slo ttft_p95<200ms --model llama-3.1-8b",
+    ],
     "plan": ["plan --model gemma-3-1b --memory 24GB", "plan --model gemma-3-1b"],
     "prefix-cache": ["prefix-cache sessions.toml"],
     "policies": ["policies paged"],

@@ -45,10 +45,12 @@ def compare(
 ) -> None:
     """Run one scenario under several policies (all of them by default) and compare."""
     from kvsim.experiments.comparison import compare as compare_policies
+    from kvsim.simulation.run import profile_of
     from policies import available
 
     loaded = load_with(scenario, seed, requests, profile, skip_bad_rows)
     total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests * replications
+    profile_of(loaded)  # Raises before a folder is made.
     if not as_json:
         writable(out / loaded.name)
     with RunProgress(loaded.name, total) as progress:

@@ -14,6 +14,7 @@ from kvsim.errors import UserError
 from kvsim.results import writable
 
 if TYPE_CHECKING:
+    from kvsim.advice.memory_answer import MemoryAnswer
     from kvsim.advice.recommendation import Recommendation
 
 app = typer.Typer(add_completion=False)
@@ -44,7 +45,8 @@ def recommend(
     """Recommend a policy and its settings for given traffic, service level and memory, with what to type.
 
     With --json, files are written only if --out is given. The exit code is 0 even if nothing meets the service level;
-    the output says so.
+    the output says so. For a model that the machine profile was not measured on, only memory is told. An interrupt
+    (Ctrl-C) ends the search with what is known by then, and exit code 130.
     """
     from kvsim.advice.recommend import recommend as search
 
@@ -72,15 +74,21 @@ def recommend(
             progress=bar,
         )
     _show_and_save(found, out, as_json)
+    if getattr(found, "interrupted", ""):
+        raise typer.Exit(130)
 
 
-def _show_and_save(found: Recommendation, out: Path | None, as_json: bool) -> None:
+def _show_and_save(found: Recommendation | MemoryAnswer, out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
     else:
-        from kvsim.cli.tables.recommendation import show_recommendation
+        from kvsim.advice.memory_answer import MemoryAnswer
+        from kvsim.cli.tables.recommendation import show_memory_answer, show_recommendation
 
-        show_recommendation(console(), found)
+        if isinstance(found, MemoryAnswer):
+            show_memory_answer(console(), found)
+        else:
+            show_recommendation(console(), found)
     if out is not None or not as_json:
         target = out or Path("results") / f"recommend-{found.scenario.name}"
         written = found.save(target)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from kvsim.advice.plan import MOST_CONTEXT, Engine, Plan
+from kvsim.advice.plan import ENGINE_TITLES, MOST_CONTEXT, Engine, Plan
 from kvsim.cli.tables.formats import new_table
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import format_size
-
-_NAMES: dict[Engine, str] = {"llamacpp": "llama.cpp", "vllm": "vLLM"}
 
 
 def show_models(console: Console, shapes: dict[str, MemoryShape]) -> None:
@@ -26,7 +24,7 @@ def show_plan(console: Console, made: Plan) -> None:
     sequences = "one sequence" if s.parallel == 1 else f"{s.parallel:,} sequences"
     types = s.type_k if s.type_k == s.type_v else f"{s.type_k} and {s.type_v}"
     console.print(f"[bold]{shape.name}[/], {sequences} of {s.ctx:,} tokens, K and V as {types}", highlight=False)
-    table = new_table("", *(_NAMES[engine] for engine in made.engines))
+    table = new_table("", *(ENGINE_TITLES[engine] for engine in made.engines))
     sizes = {(part.name, part.engine): part for part in made.parts}
     order = {kind: i for i, kind in enumerate(("weights", "kv", "buffers"))}
     names = sorted({part.name: order[part.kind] for part in made.parts}.items(), key=lambda item: item[1])
@@ -40,7 +38,7 @@ def show_plan(console: Console, made: Plan) -> None:
     )
     for engine in made.engines:
         details = dict.fromkeys(p.detail for p in made.parts if p.engine == engine and p.kind == "kv" and p.detail)
-        line = f"{_NAMES[engine]}: {_options(made, engine)}: {'; '.join(details)}"
+        line = f"{ENGINE_TITLES[engine]}: {_options(made, engine)}: {'; '.join(details)}"
         console.print(line, highlight=False, soft_wrap=True)
     for note in made.notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
@@ -62,7 +60,7 @@ def _what_fits(made: Plan, engine: Engine, memory: int) -> str:
     s = made.settings
     share = f"{format_size(budget)} of {format_size(memory)}" if budget != memory else format_size(memory)
     verb = "fits" if made.fits(engine, memory) else "does not fit"
-    line = f"{_NAMES[engine]}: {verb} in {share}"
+    line = f"{ENGINE_TITLES[engine]}: {verb} in {share}"
     if engine == "vllm":
         line += f", which makes {made.vllm_blocks(memory):,} blocks"
     if not context:

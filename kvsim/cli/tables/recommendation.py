@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from kvsim.advice.candidates import REASONS
+from kvsim.advice.engine_flags import COMMANDS, command_line
+from kvsim.advice.memory_answer import MemoryAnswer
+from kvsim.advice.plan import ENGINE_TITLES
 from kvsim.advice.recommendation import RULE, Recommendation, spoken
 from kvsim.cli.tables.formats import new_table
 from kvsim.experiments.estimates import Interval
@@ -15,7 +18,8 @@ from kvsim.model.storage_types import format_size
 
 
 def show_recommendation(console: Console, found: Recommendation) -> None:
-    """Print the conclusion, the best settings, what to type, what was ruled out, and the limits of the answer."""
+    """Print what the times rest on, the conclusion, the best settings, what to type, and what was ruled out."""
+    console.print(_sentence(found.basis), highlight=False, soft_wrap=True)
     console.print(f"[bold]{found.conclusion}[/]", highlight=False, soft_wrap=True)
     if found.compared:
         console.print(found.compared, highlight=False, soft_wrap=True)
@@ -27,14 +31,46 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
         c = f.candidate
         console.print(f"\n[bold]{place}.[/] {c.label}", highlight=False, soft_wrap=True)
         if c.flags:
-            flags = " ".join(f"{name} {value}".strip() for name, value in c.flags)
-            console.print(f"   {c.command} {flags}", highlight=False, soft_wrap=True)
+            console.print(f"   {c.command} {command_line(c.flags)}", highlight=False, soft_wrap=True)
         console.print(f"   again: kvsim run best-{place}.toml", highlight=False, soft_wrap=True)
-        for note in c.notes(found.profile):
-            console.print(f"   note: {note}", style="dim", highlight=False, soft_wrap=True)
     _show_ruled_out(console, found)
+    for line in (*found.notes, *found.limits):
+        console.print(f"note: {line}", style="dim", highlight=False, soft_wrap=True)
+
+
+def show_memory_answer(console: Console, found: MemoryAnswer) -> None:
+    """Print that there are no times and how to get them, then what memory says."""
+    console.print(_sentence(found.no_times), highlight=False, soft_wrap=True)
+    console.print(f"[bold]{found.conclusion}[/]", highlight=False, soft_wrap=True)
+    if found.fits:
+        console.print()
+        console.print(_fits(found))
+    shown = set()
+    for fit in found.fits:
+        if fit.flags and fit.engine not in shown:
+            shown.add(fit.engine)
+            typed = f"{COMMANDS[fit.engine]} {command_line(fit.flags)}"
+            console.print(f"{fit.longest:,} of the longest: {typed}", highlight=False, soft_wrap=True)
     for line in found.limits:
         console.print(f"note: {line}", style="dim", highlight=False, soft_wrap=True)
+
+
+def _fits(found: MemoryAnswer) -> Table:
+    summary = found.traffic.summary
+    heads = [f"{summary.longest:,} tokens\n(longest)", f"{summary.p95:,}\n(P95)", f"{summary.mean:,.0f}\n(mean)"]
+    # Without a memory the rows tell what some numbers of the longest requests need.
+    heads = heads if found.memory is not None else heads[:1]
+    heads = [f"at once, of\n{heads[0]}", *(f"\n{head}" for head in heads[1:])]
+    table = new_table("engine", "K/V", *heads, "memory with\nthe longest", left=("engine", "K/V"))
+    for fit in found.fits:
+        types = fit.type_k if fit.type_k == fit.type_v else f"{fit.type_k}/{fit.type_v}"
+        counts = [f"{n:,}" for n in (fit.longest, fit.p95, fit.mean)][: len(heads)]
+        table.add_row(ENGINE_TITLES[fit.engine], types, *counts, f"≈ {format_size(fit.memory_bytes)}")
+    return table
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _show_ruled_out(console: Console, found: Recommendation) -> None:
@@ -60,7 +96,7 @@ def _best(found: Recommendation) -> Table:
     for place, f in enumerate(found.best, 1):
         c, server, cache = f.candidate, f.candidate.scenario.server, f.candidate.scenario.cache
         batch = str(server.n_batch) if c.engine == "vllm" else f"{server.n_batch}/{server.n_ubatch}"
-        types = c.type_k if c.type_k == c.type_v else f"{c.type_k}/{c.type_v}"
+        types = cache.type_k if cache.type_k == cache.type_v else f"{cache.type_k}/{cache.type_v}"
         figures = [_short(f.measures.get(bound.measure), bound.is_share) for bound in bounds]
         sustains = "–"
         if f.sustained is not None:

@@ -424,7 +424,10 @@ def test_an_engine_that_refuses_the_settings_is_left_out_with_a_note():
 MISTAKES = {
     "no model": ((), "--model: a name (kvsim plan --list), "),
     "misspelt": (("--model", "lama-3.1-8b"), "no model called 'lama-3.1-8b'; did you mean llama-3.1-8b, "),
-    "nothing like it": (("--model", "%%%"), "no model called '%%%'; kvsim plan --list has them all"),
+    "nothing like it": (
+        ("--model", "%%%"),
+        "no model called '%%%'; there are tiny, small, smollm2, those of kvsim plan --list",
+    ),
     "no context": (("--model", "phi-4", "--ctx", "0"), "--ctx is 0; a whole number from 1 to "),
     "no sequence": (("--model", "phi-4", "--parallel", "0"), "--parallel is 0; a whole number from 1 to "),
     "no tokens": (("--model", "phi-4", "--ubatch", "-1"), "--ubatch is -1; "),

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from kvsim import Recommendation, UserError, load_scenario, recommend, run
-from kvsim.advice.candidates import REASONS, build_search_space, model_shape
+from kvsim.advice.candidates import REASONS, build_search_space
 from kvsim.advice.engine_flags import command_line, flags_dict
 from kvsim.advice.recommend import SearchBudget
 from kvsim.advice.recommendation import Finalist, rank
@@ -17,6 +17,7 @@ from kvsim.advice.slo import read_slo
 from kvsim.advice.trials import FindLargestLoad, TrialOutcome, TrialRun, run_trial
 from kvsim.costs.profile import load_profile
 from kvsim.experiments.traffic import TrafficSummary, read_traffic
+from kvsim.model.memory_shapes import memory_shape
 from policies import available
 from tests.worlds import command
 
@@ -81,14 +82,17 @@ def test_settings_that_exceed_the_memory_are_never_run():
     assert found.reasons["memory"] > 0
     assert (table[table["reason"] != "memory"]["memory_bytes"] <= room).all()
     assert (table[table["reason"] == "memory"]["memory_bytes"] > 0.9 * room).all()
-    assert all("needs at least" in detail for detail in table[table["reason"] == "memory"]["detail"])
-    # K and V stay wide if the memory allows it.
-    roomy = build_search_space(load_scenario(BUSY), SUMMARY, "llamacpp", PROFILE, model_shape("tiny"), 10**9)
-    assert {(c.type_k, c.type_v) for c in roomy.candidates if not c.reason} == {("f32", "f32")}
-    tight = build_search_space(load_scenario(BUSY), SUMMARY, "llamacpp", PROFILE, model_shape("tiny"), room)
-    widths = {(c.type_k, c.type_v) for c in tight.candidates if not c.reason}
-    assert ("f32", "f32") in widths
-    assert ("q8_0", "q8_0") in widths
+    assert all("needs " in detail for detail in table[table["reason"] == "memory"]["detail"])
+
+
+def test_only_types_of_k_and_v_that_the_profile_measured_are_tried():
+    for room in (10**9, 30_000_000):
+        space = build_search_space(load_scenario(BUSY), SUMMARY, "both", PROFILE, memory_shape("tiny"), room)
+        assert {(c.settings["type_k"], c.settings["type_v"]) for c in space.candidates} == {("f32", "f32")}
+    narrow = PROFILE.model_copy(update={"type_k": "q8_0", "type_v": "q8_0"})
+    space = build_search_space(load_scenario(BUSY), SUMMARY, "both", narrow, memory_shape("tiny"), None)
+    assert {c.reason for c in space.candidates if c.engine == "vllm"} == {"engine"}
+    assert {c.reason for c in space.candidates if c.engine == "llamacpp"} == {""}
 
 
 @pytest.mark.slow
@@ -124,11 +128,11 @@ def test_every_setting_is_among_the_best_or_has_a_reason(busy):
 
 
 def test_every_policy_is_searched_or_left_out_with_a_reason():
-    everything = build_search_space(load_scenario({}), SUMMARY, "any", PROFILE, model_shape("tiny"), None)
+    everything = build_search_space(load_scenario({}), SUMMARY, "any", PROFILE, memory_shape("tiny"), None)
     searched = {family.keys["cache__policy"] for family in everything.families}
     assert searched | set(everything.policies_left_out) | {"streams", "paged"} >= set(available())
     assert not searched & set(everything.policies_left_out)
-    windows = build_search_space(load_scenario({}), SUMMARY, "llamacpp", PROFILE, model_shape("gemma-3-27b"), None)
+    windows = build_search_space(load_scenario({}), SUMMARY, "llamacpp", PROFILE, memory_shape("gemma-3-27b"), None)
     assert {c.scenario.cache.window for c in windows.candidates if c.family == "sliding-window"} == {1024}
 
 
@@ -136,7 +140,7 @@ def test_every_policy_is_searched_or_left_out_with_a_reason():
 def test_largest_loads_rise_with_the_limit():
     traffic = read_traffic(load_scenario(BUSY), 2, 40, 1.0)
     candidate = build_search_space(
-        traffic.scenario, traffic.summary, "llamacpp", PROFILE, model_shape("tiny"), None
+        traffic.scenario, traffic.summary, "llamacpp", PROFILE, memory_shape("tiny"), None
     ).candidates[20]
     for r in range(2):
         loads = [
@@ -150,7 +154,7 @@ def test_largest_loads_rise_with_the_limit():
 
 def test_the_largest_load_meets_the_bound_and_a_slightly_larger_one_does_not():
     traffic, slo = read_traffic(load_scenario(BUSY), 1, 60, 1.0), read_slo("ttft_p95<200ms")
-    choices = build_search_space(traffic.scenario, traffic.summary, "vllm", PROFILE, model_shape("tiny"), None)
+    choices = build_search_space(traffic.scenario, traffic.summary, "vllm", PROFILE, memory_shape("tiny"), None)
     scenario = next(c for c in choices.candidates if c.scenario.server.slots == 4).scenario
     trial = TrialRun(0, 0, scenario, 1.0, 1.0)
     _, most, _ = FindLargestLoad(traffic, slo, 5)(trial)
@@ -160,7 +164,7 @@ def test_the_largest_load_meets_the_bound_and_a_slightly_larger_one_does_not():
 
 def test_flags_agree_with_the_scenario():
     for c in build_search_space(
-        load_scenario(SHARED), replace(SUMMARY, reuse=True), "both", PROFILE, model_shape("tiny"), None
+        load_scenario(SHARED), replace(SUMMARY, reuse=True), "both", PROFILE, memory_shape("tiny"), None
     ).candidates:
         server, cache, flags = c.scenario.server, c.scenario.cache, flags_dict(c.flags)
         if c.engine == "vllm":
@@ -187,24 +191,24 @@ def test_flags_agree_with_the_scenario():
             }
             if cache.policy == "llama.cpp-b4666":
                 expected["--defrag-thold"] = f"{cache.threshold:g}"
-                assert "b4666 to b4880" in " ".join(c.notes(PROFILE))
-            else:
-                assert "--defrag-thold is left out" in " ".join(c.notes(PROFILE))
-                if cache.unified:
-                    expected["--kv-unified"] = True
+                assert "b4666 to b4880" in " ".join(c.notes)
+            elif cache.unified:
+                expected["--kv-unified"] = True
             assert flags == expected
             assert cache.cells % (256 * (1 if cache.unified else server.slots)) == 0
 
 
 def test_narrow_values_and_windows_have_their_flags():
+    narrow = PROFILE.model_copy(update={"type_k": "q4_0", "type_v": "q4_0"})
     gemma = build_search_space(
-        load_scenario({}), SUMMARY, "llamacpp", PROFILE, model_shape("gemma-3-27b"), 18 * 2**30, weights="q4_k_m"
+        load_scenario({}), SUMMARY, "llamacpp", narrow, memory_shape("gemma-3-27b"), 18 * 2**30, weights="q4_k_m"
     )
     fit = [c for c in gemma.candidates if not c.reason]
-    assert all(("--flash-attn", "on") in c.flags for c in fit if c.type_v == "q4_0" and "b4666" not in c.family)
+    assert fit
+    assert all(("--flash-attn", "on") in c.flags for c in fit if "b4666" not in c.family)
     whole = {c.family for c in fit if "--swa-full" in command_line(c.flags)}
+    assert whole
     assert "sliding-window" not in whole
-    assert any("times are those of K in f32 and V in f32" in note for c in fit for note in c.notes(PROFILE))
 
 
 def test_windows_of_a_trace_are_disjoint_and_run_like_the_file(tmp_path):
@@ -216,7 +220,7 @@ def test_windows_of_a_trace_are_disjoint_and_run_like_the_file(tmp_path):
     assert [len(window.requests) for window in traffic.windows] == [100, 100, 100]
     assert len({request.id for window in traffic.windows for request in window.requests}) == 300
     assert all(window.requests[0].arrival_s == 0 for window in traffic.windows)
-    choices = build_search_space(traffic.scenario, traffic.summary, "llamacpp", PROFILE, model_shape("tiny"), None)
+    choices = build_search_space(traffic.scenario, traffic.summary, "llamacpp", PROFILE, memory_shape("tiny"), None)
     for factor in (1.0, 4.0):
         trial = TrialRun(0, 0, choices.candidates[9].scenario, 1.0, factor)
         ours = run_trial(traffic, trial).measures
@@ -267,7 +271,7 @@ def test_a_batch_has_no_load_to_change():
 
 
 def finalist(number, *values, loads, memory=0, limit=1.0):
-    choices = build_search_space(load_scenario({}), SUMMARY, "llamacpp", PROFILE, model_shape("tiny"), None).candidates
+    choices = build_search_space(load_scenario({}), SUMMARY, "llamacpp", PROFILE, memory_shape("tiny"), None).candidates
     shares = {"failed_share": 0.0, "truncated_share": 0.0}
     outcomes = tuple(TrialOutcome({"ttft_p95": value, **shares}, True) for value in values)
     candidate = replace(choices[number], memory_bytes=memory)
@@ -292,7 +296,7 @@ def test_a_server_that_does_not_keep_up_misses_the_slo():
     unstable = TrialOutcome({"ttft_p95": 0.1, "failed_share": 0.0, "truncated_share": 0.0}, settled=False)
     assert not unstable.met(read_slo("ttft_p95<1s"))
     traffic = read_traffic(load_scenario(BUSY), 1, 60, 1.0)
-    choices = build_search_space(traffic.scenario, traffic.summary, "llamacpp", PROFILE, model_shape("tiny"), None)
+    choices = build_search_space(traffic.scenario, traffic.summary, "llamacpp", PROFILE, memory_shape("tiny"), None)
     crowded = run_trial(traffic, TrialRun(0, 0, choices.candidates[0].scenario, 1.0, 1000.0))
     assert not crowded.settled
 
@@ -334,7 +338,10 @@ def test_a_higher_load_leaves_a_smaller_multiple():
         (["--trace", "nope.csv", "--slo", "ttft_p95<1s"], "nope.csv: no such file"),
         (["--scenario", "chat", "--slo", "ttft_p95<1s", "--engine", "x"], "there are llamacpp, vllm, both, any"),
         (["--scenario", "chat", "--slo", "ttft_p95<1s", "--memory", "8XB"], "a size such as 8GB"),
-        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--model", "nope"], "--model: no model called 'nope'"),
+        (
+            ["--scenario", "chat", "--slo", "ttft_p95<1s", "--model", "nope"],
+            "no model called 'nope'; there are tiny, small",
+        ),
         (["--scenario", "chat", "--slo", "ttft_p95<1s", "--load", "0"], "--load is 0.0; a number from"),
         (["--scenario", "chat", "--slo", "ttft_p95<1s", "--load", "nan"], "--load is nan; a number from"),
         (["--scenario", "chat", "--slo", "ttft_p95<1s", "--requests", "0"], "--requests is 0; at least 1"),
@@ -362,16 +369,56 @@ def test_the_command_prints_and_saves(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     found = json.loads(printed.stdout)
     assert list(found) == [
-        *("scenario", "seed", "engine", "load", "slo", "memory_bytes", "model", "profile", "traffic", "met"),
-        *("conclusion", "compared", "lead", "rule", "best", "searched", "limits"),
+        *("scenario", "seed", "engine", "load", "slo", "memory_bytes", "model", "profile", "traffic", "basis"),
+        *("interrupted", "met", "conclusion", "compared", "lead", "rule", "best", "searched", "limits"),
     ]
     shown = command("recommend", *asked)
-    assert shown.stdout.startswith(found["conclusion"])
+    first, second, *_ = shown.stdout.splitlines()
+    assert first.startswith("Times are those of profile default: model tiny")
+    assert second == found["conclusion"]
     assert "ruled out:" in shown.stdout
     for f in found["best"]:
         assert f["typed"] in shown.stdout
     saved = json.loads((tmp_path / "results" / "recommend-chat" / "recommendation.json").read_text())
     assert saved == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "stage"), [(0.0, "screening"), (0.4, "comparing the better"), (0.9, "judging the")])
+def test_an_interrupt_ends_the_search_with_what_is_known_so_far(busy, share, stage):
+    """A stage that has not begun makes no runs; provisional finalists come from the last finished runs."""
+
+    def stop(done, total, failed):
+        if done >= share * busy.runs:
+            raise KeyboardInterrupt
+
+    found = recommend(
+        load_scenario(BUSY), slo="ttft_p95<250ms", engine="llamacpp", budget=SMALL, workers=1, progress=stop
+    )
+    assert stage in found.interrupted
+    assert found.conclusion.startswith(f"Interrupted {found.interrupted}, after {found.runs} runs; ")
+    assert found.best
+    assert found.to_dict()["interrupted"] == found.interrupted
+    assert any("interrupted" in line for line in found.limits)
+    assert len(found.best) + len(found.ruled_out) == len(found.space.candidates)
+
+
+def test_an_interrupt_before_the_first_result_is_an_interrupt(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr("kvsim.advice.recommend.map_unordered", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recommend(load_scenario(BUSY), slo="ttft_p95<250ms", engine="llamacpp", budget=SMALL, workers=1)
+
+
+@pytest.mark.slow
+def test_each_note_and_warning_is_given_once(busy):
+    lines = [*busy.notes, *busy.limits]
+    assert len({line.split(": ", 1)[1] for line in lines if line.startswith("place")}) == len(
+        [line for line in lines if line.startswith("place")]
+    )
 
 
 def test_python_needs_exactly_one_source():

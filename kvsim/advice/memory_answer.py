@@ -1,0 +1,169 @@
+"""What memory alone says about serving some traffic, where no machine profile tells the times.
+
+No latency, load or verdict: only how many requests of the traffic's lengths the cache holds at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.advice.engine_flags import Flags, command_line, flags_dict, largest_fit_flags
+from kvsim.advice.plan import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine, Plan, plan
+from kvsim.advice.question import Question
+from kvsim.errors import UserError
+from kvsim.model.memory_shapes import MemoryShape
+from kvsim.model.storage_types import format_size
+from kvsim.results import writable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TYPES: dict[Engine, tuple[tuple[str, str], ...]] = {
+    "llamacpp": (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "q4_0")),
+    "vllm": (("f16", "f16"), ("fp8", "fp8")),
+}
+"""Types of K and V that are tried, widest first."""
+
+PERPLEXITY = {
+    ("q8_0", "q8_0"): 1.0012,
+    ("q8_0", "q4_0"): 1.0042,
+    ("q4_0", "q4_0"): 1.0841,
+}
+"""Perplexity relative to f32 by types of K and V: smollm2 on 660 tokens of English, measured by ``kvsim accuracy``."""
+
+_WITHOUT_BOUND = (1, 4, 16, 64)
+"""Numbers of requests whose memory is shown if no memory was given."""
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """How much an engine holds at once with K and V of some types."""
+
+    engine: Engine
+    type_k: str
+    type_v: str
+    longest: int
+    """Requests as long as the longest one that fit at once."""
+    p95: int
+    """Requests as long as 95 % are at most."""
+    mean: int
+    """Requests of mean length."""
+    memory_bytes: int
+    """Weights, cache and buffers with ``longest`` of the longest requests; partly estimated (``kvsim plan``)."""
+    flags: Flags
+    """Options of the engine with which that many of the longest requests fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryAnswer(Question):
+    """What memory says where the machine profile does not speak for the model that is served."""
+
+    shape: MemoryShape
+    weights: str | None
+    no_times: str
+    """Why there are no times, and how to get them."""
+
+    @cached_property
+    def fits(self) -> tuple[MemoryFit, ...]:
+        """What fits, engine by engine, widest types first; without a memory, what some numbers of requests need."""
+        engines = [e for e in PLAN_ENGINES if self.engine in (e, "both", "any")]
+        return tuple(fit for engine in engines for types in _TYPES[engine] for fit in self._fits(engine, *types))
+
+    def _fits(self, engine: Engine, type_k: str, type_v: str) -> list[MemoryFit]:
+        summary = self.traffic.summary
+        plans = {}
+        for name, length in (("longest", summary.longest), ("p95", summary.p95), ("mean", summary.mean)):
+            ctx = -(-math.ceil(length) // CONTEXT_UNIT[engine]) * CONTEXT_UNIT[engine]
+            try:
+                plans[name] = plan(
+                    self.shape, ctx=ctx, type_k=type_k, type_v=type_v, engine=engine, weights=self.weights
+                )
+            except UserError:
+                return []  # The engine has no such cache for this model.
+        if self.memory is None:
+            if (type_k, type_v) != _TYPES[engine][0]:
+                return []
+            return [self._fit(engine, plans["longest"], dict.fromkeys(plans, n)) for n in _WITHOUT_BOUND]
+        counts = {name: made.largest_parallel(self.memory, engine) for name, made in plans.items()}
+        return [self._fit(engine, plans["longest"], counts)]
+
+    def _fit(self, engine: Engine, longest: Plan, counts: dict[str, int]) -> MemoryFit:
+        n = max(counts["longest"], 1)
+        filled = replace(longest, settings=replace(longest.settings, parallel=n))
+        flags = largest_fit_flags(engine, filled.settings) if counts["longest"] else ()
+        s = longest.settings
+        return MemoryFit(engine, s.type_k, s.type_v, **counts, memory_bytes=filled.total(engine), flags=flags)
+
+    @property
+    def met(self) -> None:
+        """None: whether the service level is met is unknown."""
+
+    @property
+    def conclusion(self) -> str:
+        """What memory says of the model and the traffic, in a sentence or two."""
+        unknown = f"Whether {self.slo.text} can be met is unknown."
+        longest = f"of the longest requests ({self.traffic.summary.longest:,} tokens) at once"
+        widest: dict[Engine, MemoryFit] = {}
+        for fit in self.fits:
+            widest.setdefault(fit.engine, fit)
+        if not widest:
+            return f"{unknown} No engine asked about can hold {self.model}."
+        if self.memory is None:
+            first = [fit for fit in self.fits if fit.engine == self.fits[0].engine]
+            needs = ", ".join(f"{format_size(fit.memory_bytes)} for {fit.longest}" for fit in first)
+            return f"{unknown} {ENGINE_TITLES[first[0].engine]} needs {needs} {longest}."
+        held = [f"{fit.longest:,} under {ENGINE_TITLES[engine]}" for engine, fit in widest.items()]
+        kind = next(iter(widest.values())).type_k
+        return f"{unknown} {format_size(self.memory)} holds {' and '.join(held)} {longest}, with K and V in {kind}."
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per engine and types of K and V, with the fields of ``MemoryFit``; sizes in bytes."""
+        import pandas as pd
+
+        return pd.DataFrame([{**asdict(fit), "flags": command_line(fit.flags)} for fit in self.fits])
+
+    @property
+    def limits(self) -> list[str]:
+        """Limits of this answer, one line each."""
+        lines = ["memory is that of kvsim plan: buffers are estimates, the engine itself and its libraries not counted"]
+        shown = [fit for fit in self.fits if (fit.type_k, fit.type_v) in PERPLEXITY]
+        if shown:
+            known = {f"{fit.type_k}/{fit.type_v}": PERPLEXITY[fit.type_k, fit.type_v] for fit in shown}
+            figures = ", ".join(f"{types} {value:.4f}" for types, value in known.items())
+            lines.append(f"narrower K and V cost accuracy: perplexity over that of f32, on smollm2: {figures}")
+        if self.memory is None:
+            lines.append("no memory was given; --memory 16GB tells how many requests fit")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints; sizes in bytes."""
+        return {
+            **super().to_dict(),
+            "met": None,
+            "no_times": self.no_times,
+            "conclusion": self.conclusion,
+            "fits": [
+                {**asdict(fit), "flags": flags_dict(fit.flags), "typed": command_line(fit.flags)} for fit in self.fits
+            ],
+            "limits": self.limits,
+        }
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write ``recommendation.json`` and ``recommendation.csv`` (``table``) to a folder and return the files.
+
+        Raises ``UserError``.
+        """
+        target = writable(folder)
+        written = [target / "recommendation.json", target / "recommendation.csv"]
+        try:
+            written[0].write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            self.table.to_csv(written[1], index=False)
+        except OSError as e:
+            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
+        return written

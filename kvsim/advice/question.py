@@ -1,0 +1,78 @@
+"""What a recommendation was asked: the traffic, the service level, the memory, the model and the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvsim.advice.slo import Bound, Slo
+from kvsim.costs.profile import NUMPY, Profile
+from kvsim.experiments.traffic import Traffic
+from kvsim.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """The question that a recommendation answers."""
+
+    scenario: Scenario
+    """The workload at the load asked about, and all keys that are not searched."""
+    slo: Slo
+    engine: str
+    load: float
+    """Multiple of the workload's own load."""
+    memory: int | None
+    """Bytes available to the engine; None if not given."""
+    model: str
+    """The model that is served."""
+    named_model: bool
+    """Whether the user or the scenario named the model; a trace names none, so the profile's is assumed."""
+    profile: Profile
+    traffic: Traffic
+
+    @property
+    def basis(self) -> str:
+        """What the times rest on: whose model, engine and machine, and how well the profile fits."""
+        p = self.profile
+        kernels = ": its own kernels, not those of llama.cpp or vLLM" if p.engine == NUMPY else ""
+        assumed = "" if self.named_model else f"a trace names no model, so {self.model} is assumed (--model); "
+        return (
+            f"{assumed}times are those of {p.describe()}{kernels}; on passes held out of its fit the profile has a "
+            f"median error of {p.held_out_error_median:.1%} and a P95 error of {p.held_out_error_p95:.1%}, which the "
+            "intervals do not include"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of the JSON object that say what was asked; sizes in bytes, lengths in tokens."""
+        summary = self.traffic.summary
+        return {
+            "scenario": self.scenario.name,
+            "seed": self.scenario.seed,
+            "engine": self.engine,
+            "load": self.load,
+            "slo": {"text": self.slo.text, "bounds": [_bound(bound) for bound in self.slo.bounds]},
+            "memory_bytes": self.memory,
+            "model": self.model,
+            "profile": {"name": self.profile.name, "model": self.profile.model, "described": self.profile.describe()},
+            "traffic": {
+                "requests": self.traffic.requests,
+                "replications": self.traffic.replications,
+                "note": self.traffic.note,
+                "longest": summary.longest,
+                "p99": summary.p99,
+                "p95": summary.p95,
+                "mean": summary.mean,
+                "reuse": summary.reuse,
+                "scalable": self.traffic.scalable,
+            },
+        }
+
+
+def _bound(bound: Bound) -> dict[str, Any]:
+    return {
+        "measure": bound.measure,
+        "limit": bound.limit,
+        "strict": bound.strict,
+        "text": bound.text or None,
+        "asked": bool(bound.text),
+    }
