@@ -20,6 +20,7 @@ from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
 from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
+from kvsim.experiments.interval_text import with_ends
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
 
@@ -431,16 +432,12 @@ def spoken(interval: Interval | None, share: bool = False) -> str:
     if share:
         return f"{interval.value:.1%}"
     unit, scale = ("s", 1.0) if interval.value >= 1 else ("ms", 1000.0)
-    if not math.isfinite(interval.high):
-        return f"{interval.value * scale:.3g} {unit}"
-    low, high = max(interval.low, 0.0) * scale, interval.high * scale
-    return f"{interval.value * scale:.3g} {unit} ({low:.3g} to {high:.3g})"
+    return with_ends(interval, scale, f" {unit}")
 
 
 def spoken_load(interval: Interval) -> str:
     """Format a multiple of the load with its interval."""
-    ends = f" ({interval.low:.2f} to {interval.high:.2f})" if math.isfinite(interval.high) else ""
-    return f"{interval.value:.2f} ×{ends}"
+    return with_ends(interval, unit=" ×")
 
 
 def _title(measure: str) -> str:

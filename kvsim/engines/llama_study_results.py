@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvsim import machine
 from kvsim.engines.llama_study_fits import BootstrapMedians, FloatArray, fit_nonnegative
 from kvsim.experiments.estimates import Interval
+from kvsim.experiments.interval_text import with_ends
 from real_engine.llama_studies import most_runs
 
 if TYPE_CHECKING:
@@ -268,4 +269,4 @@ class KShift(LlamaStudy):
 
 
 def _microseconds(seconds: Interval) -> str:
-    return f"{1e6 * seconds.value:.3g} µs ({1e6 * seconds.low:.3g} to {1e6 * seconds.high:.3g})"
+    return with_ends(seconds, 1e6, " µs", least=None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +12,7 @@ from kvsim.advice.plan import ENGINE_TITLES
 from kvsim.advice.recommendation import RULE, Recommendation, spoken
 from kvsim.cli.tables.formats import new_table
 from kvsim.experiments.estimates import Interval
+from kvsim.experiments.interval_text import plus_minus
 from kvsim.model.storage_types import format_size
 
 
@@ -100,7 +99,7 @@ def _best(found: Recommendation) -> Table:
         figures = [_short(f.measures.get(bound.measure), bound.is_share) for bound in bounds]
         sustains = "–"
         if f.sustained is not None:
-            sustains = f"{'≥ ' * f.at_least}{f.sustained.value:.3g} x{_plus_minus(f.sustained)}"
+            sustains = f"{'≥ ' * f.at_least}{plus_minus(f.sustained, unit=' x')}"
         row = [str(place), c.family, f"{cache.cells:,}", str(server.slots), batch, types, format_size(c.memory_bytes)]
         table.add_row(*row, *figures, sustains, f.verdict)
     return table
@@ -110,8 +109,4 @@ def _short(interval: Interval | None, share: bool) -> str:
     if interval is None or share:
         return spoken(interval, share)
     unit, scale = ("s", 1.0) if interval.value >= 1 else ("ms", 1000.0)
-    return f"{interval.value * scale:.3g} {unit}{_plus_minus(interval, scale)}"
-
-
-def _plus_minus(interval: Interval, scale: float = 1.0) -> str:
-    return f" ±{interval.half_width * scale:.2g}" if math.isfinite(interval.half_width) else ""
+    return plus_minus(interval, scale, f" {unit}")

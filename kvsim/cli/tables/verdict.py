@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.console import Console
 
 from kvsim.cli.tables.formats import new_table
-from kvsim.experiments.estimates import Interval
+from kvsim.experiments.interval_text import from_to, plus_minus
 from kvsim.experiments.verdict import BOUND, Verdict
 
 _HEADS = {
@@ -29,11 +27,11 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         for column in table.columns[1:]:
             column.no_wrap = True
         for policy, intervals in verdict.intervals.items():
-            cells = [_plus_minus(intervals.get(m), 1e-6 if m == "memory_bytes" else 1e3) for m in _HEADS]
-            if from_best:
-                cells.append(_from_to(verdict.from_best.get(policy), 1e3))
-            if from_bound:
-                cells.append(_from_to(verdict.from_bound.get(policy), 1.0))
+            scaled = [(intervals.get(m), 1e-6 if m == "memory_bytes" else 1e3) for m in _HEADS]
+            cells = ["–" if interval is None else plus_minus(interval, scale) for interval, scale in scaled]
+            compared = [(verdict.from_best.get(policy), 1e3)] if from_best else []
+            compared += [(verdict.from_bound.get(policy), 1.0)] if from_bound else []
+            cells += ["–" if interval is None else from_to(interval, scale) for interval, scale in compared]
             table.add_row(policy, *cells)
         console.print(table)
         console.print(
@@ -44,20 +42,3 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
             highlight=False,
         )
     console.print(f"[bold]Conclusion:[/] {verdict.line}", highlight=False, soft_wrap=True)
-
-
-def _plus_minus(interval: Interval | None, scale: float) -> str:
-    if interval is None:
-        return "–"
-    value = f"{scale * interval.value:,.4g}"
-    # One end may have been cut off at 0, so the wider side is shown.
-    half = max(interval.high - interval.value, interval.value - interval.low)
-    return f"{value} ±{scale * half:.2g}" if math.isfinite(half) else value
-
-
-def _from_to(interval: Interval | None, scale: float) -> str:
-    if interval is None:
-        return "–"
-    if interval.low == interval.high or not math.isfinite(interval.half_width):
-        return f"{scale * interval.value:.3g}"
-    return f"{scale * interval.low:.3g} to {scale * interval.high:.3g}"
