@@ -1,16 +1,17 @@
 """The store of a sweep's runs: one SQLite file that stays valid if the process is killed at any moment.
 
-Tables, ``FORMAT`` 1 (``PRAGMA user_version``; ``application_id`` tells the file from others):
+Tables, ``FORMAT`` 2 (``PRAGMA user_version``; ``application_id`` tells the file from others):
 
 - ``meta(key PRIMARY KEY, value)``: name, sweep (JSON), code.
-- ``points(digest PRIMARY KEY, number, replication, policy, settings, scenario, status, measures, summary, error)``: one
-  row per finished run; ``settings``, ``measures`` and ``summary`` are JSON objects, ``scenario`` is TOML that can be
-  run by itself, ``status`` is ``done`` or ``failed``. Rows depend only on the sweep and the code, bit for bit.
-  ``number`` is NULL for runs of an earlier version of the sweep or the code; they are kept and found by their digest.
+- ``points(digest PRIMARY KEY, number, replication, policy, settings, scenario, status, measures, summary, error,
+  warnings)``: one row per finished run; ``settings``, ``measures`` and ``summary`` are JSON objects, ``warnings`` is a
+  JSON list, ``scenario`` is TOML that can be run by itself, ``status`` is ``done`` or ``failed``. Rows depend only on
+  the sweep and the code, bit for bit. ``number`` is NULL for runs of an earlier version of the sweep or the code; they
+  are kept and found by their digest.
 - ``timings(digest, seconds, host, process, ended)``: one row each time a run was executed, with ``seconds`` of wall
   clock and ``ended`` in ISO 8601.
 
-The file is locked while a sweep runs.
+``FORMAT`` 1 had no ``warnings``; the column is added when such a file is opened. The file is locked while a sweep runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import NamedTuple
 from kvsim.errors import UserError
 from kvsim.results import writable
 
-FORMAT = 1
+FORMAT = 2
 """Version of the tables."""
 
 _APPLICATION = 0x6B765350
@@ -43,13 +44,16 @@ CREATE TABLE points (
   status TEXT NOT NULL CHECK (status IN ('done', 'failed')),
   measures TEXT NOT NULL,
   summary TEXT NOT NULL,
-  error TEXT NOT NULL
+  error TEXT NOT NULL,
+  warnings TEXT NOT NULL DEFAULT '[]'
 ) WITHOUT ROWID;
 CREATE TABLE timings (
   digest TEXT NOT NULL, seconds REAL NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL, ended TEXT NOT NULL
 );
 """
 
+
+_ADD_WARNINGS = "ALTER TABLE points ADD COLUMN warnings TEXT NOT NULL DEFAULT '[]'"
 
 _RESERVED_STEMS = ("comparison", "recommendation")
 """File names of other commands."""
@@ -86,6 +90,8 @@ class Row:
     """JSON: the output of ``kvsim run --json`` without the wall-clock time."""
     error: str = ""
     """Why the run failed, in one line."""
+    warnings: str = "[]"
+    """JSON: a list of the warnings that the run gave, a line each."""
 
 
 class Timing(NamedTuple):
@@ -139,7 +145,7 @@ class Store:
         (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and application != _APPLICATION:
             raise UserError(f"{self.path}: an SQLite file, but not that of a sweep; name another with --out")
-        if tables and version != FORMAT:
+        if tables and version not in (1, FORMAT):
             raise UserError(
                 f"{self.path}: written by another version of kvsim (tables {version}, known: {FORMAT}); "
                 "name another with --out"
@@ -151,7 +157,9 @@ class Store:
                 for statement in _TABLES.split(";"):
                     run(statement)
                 run(f"PRAGMA application_id = {_APPLICATION}")
-                run(f"PRAGMA user_version = {FORMAT}")
+            elif version == 1:
+                run(_ADD_WARNINGS)
+            run(f"PRAGMA user_version = {FORMAT}")
 
     def __enter__(self) -> Store:
         return self

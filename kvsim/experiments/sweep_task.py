@@ -68,7 +68,13 @@ def _run(task: RunTask) -> Row:
     except Exception as e:  # Any other error is stored and reported at the end; it must not stop the other runs.
         return Row(*known, "failed", error=one_line(f"{type(e).__name__}: {e}"))
     summary = {key: value for key, value in result.summary.items() if key != "wall_s"}
-    return Row(*known, "done", json.dumps(measured, allow_nan=False), json.dumps(summary, allow_nan=False))
+    return Row(
+        *known,
+        "done",
+        json.dumps(measured, allow_nan=False),
+        json.dumps(summary, allow_nan=False),
+        warnings=json.dumps(result.warnings),
+    )
 
 
 def one_line(text: str) -> str:

@@ -44,6 +44,10 @@ class Job:
     error: str = ""
     """Why it failed, in words, with the numbers."""
     failure: FailureKind = FailureKind.NONE
+    exceeded: int = 0
+    """Limit that its prompt exceeded when it failed, in tokens; 0 if there was none."""
+    refusal: str = ""
+    """What the policy said when it failed for want of cells, with the sizes."""
     computed: int = 0
     """Number of tokens whose K and V are in the cache."""
     generated: int = 0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.simulation.distribution import Distribution
+from kvsim.simulation.failures import FailureCounts
 from kvsim.simulation.job import Job
 
 _QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
@@ -26,6 +27,7 @@ class LatencyStats:
     def __init__(self) -> None:
         self.ended = 0
         self.failed = 0
+        self.failures = FailureCounts()
         self.truncated = 0
         self.output_tokens = 0
         """Output tokens of the completed requests; so are the prompt tokens below."""
@@ -48,6 +50,7 @@ class LatencyStats:
             self.last_s = finished
         if job.status != "completed":
             self.failed += 1
+            self.failures.add(job)
             return
         tokens, first = job.generated, job.first_token_s
         self.truncated += job.truncated
@@ -75,6 +78,7 @@ class LatencyStats:
             "completed": self.ended - self.failed,
             "failed": self.failed,
             "truncated": self.truncated,
+            "failures": self.failures.summary(),
             "output_tokens": self.output_tokens,
             "prompt_tokens": self.prompt_tokens,
             "makespan_s": makespan,

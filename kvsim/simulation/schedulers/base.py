@@ -126,9 +126,11 @@ class SchedulerBase(ABC):
         """The job has all its output."""
         self._finish_as("completed", job, now)
 
-    def _fail(self, job: Job, now: float, kind: FailureKind, error: str) -> None:
-        """The job ends without all its output; ``error`` says why, with the numbers."""
-        job.failure, job.error = kind, error
+    def _fail(
+        self, job: Job, now: float, kind: FailureKind, error: str, exceeded: int = 0, refusal: str = ""
+    ) -> None:
+        """The job ends without all its output; ``error`` is what its client is told, the others are as in ``Job``."""
+        job.failure, job.error, job.exceeded, job.refusal = kind, error, exceeded, refusal
         self._finish_as("failed", job, now)
 
     def _finish_as(self, status: Status, job: Job, now: float) -> None:

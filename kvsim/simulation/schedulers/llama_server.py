@@ -60,7 +60,7 @@ class LlamaServer(SchedulerBase):
                 f"the request exceeds the available context size: {job.request.prompt_tokens} prompt tokens, "
                 f"{self._context} in a slot"
             )
-            self._fail(job, now, FailureKind.CONTEXT, reason)
+            self._fail(job, now, FailureKind.CONTEXT, reason, exceeded=self._context)
         else:
             self.waiting.append(job)
 
@@ -123,7 +123,8 @@ class LlamaServer(SchedulerBase):
             self._limit = self._scenario.server.n_batch
             for slot in self.slots:
                 if slot.job is not None:
-                    self._fail(slot.job, now, FailureKind.NO_SLOT, "Context size has been exceeded.")
+                    error = "Context size has been exceeded."
+                    self._fail(slot.job, now, FailureKind.NO_SLOT, error, refusal=str(reason))
                     self._leave(slot, keep=False)
 
     def _launch(self, now: float) -> None:
@@ -144,7 +145,7 @@ class LlamaServer(SchedulerBase):
                 sizes = f"{plan.prompt_tokens} prompt tokens, up to {plan.max_tokens} in all"
                 empty = f"an empty cache of {self._policy.capacity} cells"
                 why = f"{self._policy.name} can never place the request ({sizes}) in {empty}"
-                self._fail(job, now, FailureKind.CACHE, why)
+                self._fail(job, now, FailureKind.CACHE, why, refusal=why)
                 break
             else:
                 self.waiting.popleft()

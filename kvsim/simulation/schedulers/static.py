@@ -31,9 +31,10 @@ class Static(SchedulerBase):
         """Fail what could never be served; queue all other requests."""
         if job.request.prompt_tokens >= self._context:
             sizes = f"{job.request.prompt_tokens} prompt tokens, {self._context} in a sequence"
-            self._fail(job, now, FailureKind.CONTEXT, f"the request exceeds the longest sequence: {sizes}")
-        elif (error := self._policy.refusal(self._plan(job))) is not None:
-            self._fail(job, now, FailureKind.CACHE, error)
+            error = f"the request exceeds the longest sequence: {sizes}"
+            self._fail(job, now, FailureKind.CONTEXT, error, exceeded=self._context)
+        elif (refusal := self._policy.refusal(self._plan(job))) is not None:
+            self._fail(job, now, FailureKind.CACHE, refusal, refusal=refusal)
         else:
             self.waiting.append(job)
 

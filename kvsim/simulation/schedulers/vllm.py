@@ -315,17 +315,17 @@ class Vllm(SchedulerBase):
         self._running.remove(job)
         self._policy.free(job.slot)
 
-    def _refusal(self, job: Job) -> tuple[FailureKind, str] | None:
-        """Why the request can never be served."""
+    def _refusal(self, job: Job) -> tuple[FailureKind, str, int, str] | None:
+        """Why the request can never be served: what ``_fail`` is told; None if it can."""
         prompt = job.request.prompt_tokens
         if prompt >= self._context:
             sizes = f"{prompt} prompt tokens, {self._context} in a sequence"
-            return FailureKind.CONTEXT, f"the request exceeds the longest sequence: {sizes}"
+            return FailureKind.CONTEXT, f"the request exceeds the longest sequence: {sizes}", self._context, ""
         if not self._chunked and prompt > self._budget:
             why = f"{prompt} prompt tokens exceed n_batch ({self._budget}), and prefill is not chunked"
-            return FailureKind.BATCH, why
+            return FailureKind.BATCH, why, self._budget, ""
         why_not = self._policy.refusal(self._plan(job))
-        return None if why_not is None else (FailureKind.CACHE, why_not)
+        return None if why_not is None else (FailureKind.CACHE, why_not, 0, why_not)
 
     def _check_progress(self, now: float) -> None:
         """Raise ``Livelock`` if no request will ever get further."""

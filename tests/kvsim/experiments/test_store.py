@@ -103,6 +103,22 @@ def test_another_version_is_refused(path):
     assert complaint(path) == answer
 
 
+def test_a_store_without_warnings_gets_the_column(path):
+    """The tables of format 1 had one column less."""
+    with Store(path) as store:
+        store.add([row("a")])
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("ALTER TABLE points DROP COLUMN warnings")
+        old.execute("PRAGMA user_version = 1")
+        old.commit()
+    for _ in range(2):
+        with Store(path) as store:
+            assert [each.warnings for each in store.rows()] == ["[]"]
+    with Store(path) as store:
+        store.add([row("b", 1, warnings='["unstable"]')])
+        assert [each.warnings for each in store.rows()] == ["[]", '["unstable"]']
+
+
 def test_a_file_that_is_cut_short_is_refused(path):
     with Store(path) as store:
         store.add([row(str(i)) for i in range(200)])
