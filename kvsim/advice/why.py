@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.simulation.failures import failure_lines
 from kvsim.simulation.job import FailureKind
 from policies import current_name
 
@@ -33,6 +33,9 @@ FEWEST_REQUESTS = 8
 
 NEGLIGIBLE = 0.05
 """Differences below this share of the earlier (or faster) requests' mean are ignored."""
+
+_HARDLY = 0.005
+"""Share of a difference that does not change what is printed of its shares."""
 
 CAUSES: dict[str, str] = {
     "queueing": "waiting for a slot",
@@ -75,7 +78,7 @@ class Contrast:
     """Number of requests in each group."""
     table: pd.DataFrame
     """One row per cause. The columns are each group's mean seconds under its name, ``difference`` (seconds), and
-    ``share`` (of the difference of the mean latencies; negative for a cause that reduced it)."""
+    ``share`` (of what the causes with a positive difference add; 0 for the others, see ``given_back_s``)."""
     interval_s: tuple[float, float] | None
     """95 % interval of the difference of the mean latencies; None if the groups were chosen by latency itself."""
     server_work: pd.Series[float]
@@ -92,6 +95,16 @@ class Contrast:
     def difference_s(self) -> float:
         """Mean latency of the second group minus that of the first, in seconds."""
         return self.means_s[1] - self.means_s[0]
+
+    @property
+    def given_back_s(self) -> float:
+        """By how many seconds the causes that took the second group less time make the difference smaller."""
+        return -float(self.table["difference"].clip(upper=0).sum())
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the shares are those of the difference itself, since hardly anything is given back."""
+        return self.given_back_s < _HARDLY * abs(self.difference_s)
 
     @property
     def ratio(self) -> float:
@@ -117,6 +130,7 @@ class Contrast:
             "requests_each": self.size,
             "means_s": list(self.means_s),
             "difference_s": self.difference_s,
+            "given_back_s": self.given_back_s,
             "interval_s": None if self.interval_s is None else list(self.interval_s),
             "slower": self.slower,
             "dominant": self.dominant,
@@ -145,10 +159,8 @@ class Diagnosis:
     """The first quarter of requests to arrive against the last."""
     across: Contrast
     """The fastest quarter of requests against the slowest."""
-    errors: Mapping[str, int] = field(default_factory=dict)
-    """Number of failed requests by error message, most frequent first."""
-    failures: tuple[FailureKind, ...] = ()
-    """Kinds of failure of these requests, most frequent first."""
+    failures: Sequence[Mapping[str, Any]] = ()
+    """Why they failed, as in a run's summary: an entry for each kind, most frequent first."""
     note: str = ""
     """Why this policy was chosen, if it is neither the scenario's own nor the one asked for."""
 
@@ -163,7 +175,7 @@ class Diagnosis:
         diagnosis = f"{_over_time(self.over_time)} {_across(self.across)}"
         if not self.failed:
             return diagnosis
-        return f"{_failures(self.failed, len(self.requests), self.errors)}. Of the others: {diagnosis}"
+        return f"{_failed(self.failed, len(self.requests), self.failures)}. Of the others: {diagnosis}"
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -173,7 +185,7 @@ class Diagnosis:
         are preceded by those for the kind of work that takes most of the server's time, if it takes at least a fifth.
         Last come remedies for prefixes, if computing them again takes a tenth of the difference or of all time.
         """
-        remedies = [remedy for kind in self.failures for remedy in FAILURES.get(kind, ())]
+        remedies = [remedy for each in self.failures for remedy in FAILURES.get(FailureKind(each["kind"]), ())]
         remedies += [remedy for cause in self._causes_to_remedy() for remedy in REMEDIES[cause]]
         return tuple(dict.fromkeys(r._replace(kvsim=r.kvsim.format(scenario=self.source)) for r in remedies))
 
@@ -198,7 +210,7 @@ class Diagnosis:
             "measured": self.measured,
             "completed": len(self.requests),
             "failed": self.failed,
-            "errors": dict(self.errors),
+            "failures": [dict(each) for each in self.failures],
             "note": self.note or None,
             "diagnosis": self.sentence,
             "over_time": self.over_time.to_dict(),
@@ -268,13 +280,11 @@ def why(
 
 def diagnose(result: Result, source: str) -> Diagnosis:
     """Diagnose a finished run that kept tables; ``source`` is how to run it again. Raises ``UserError``."""
-    rows, requests = result.causes.assign(machine_s=0.0), result.requests
+    rows = result.causes.assign(machine_s=0.0)
     if result.scenario.server.scheduler == "static":
         rows = _waits_as_queueing(rows)
-    failed = requests[requests["status"] == "failed"]
-    errors = _grouped_errors(failed["error"].astype(str))
-    diagnosis = _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, errors)
-    return replace(diagnosis, failures=tuple(map(FailureKind, failed["failure"].value_counts().index)))
+    failures = result.summary["failures"]
+    return _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, failures)
 
 
 def _waits_as_queueing(causes: pd.DataFrame) -> pd.DataFrame:
@@ -282,21 +292,9 @@ def _waits_as_queueing(causes: pd.DataFrame) -> pd.DataFrame:
     return causes.assign(queueing_s=causes["queueing_s"] + causes["cells_s"], cells_s=0.0)
 
 
-def _grouped_errors(errors: pd.Series[str]) -> dict[str, int]:
-    """Number of errors by message, most frequent first; in messages that differ only in numbers, N replaces them."""
-    alike = errors.groupby(errors.map(lambda text: re.sub(r"\d+", "N", text)))
-    groups = {rows.iloc[0] if rows.nunique() == 1 else str(text): len(rows) for text, rows in alike}
-    return dict(sorted(groups.items(), key=lambda item: -item[1]))
-
-
-def _failures(failed: int, completed: int, errors: Mapping[str, int]) -> str:
-    """How many requests failed, and with which errors, in words."""
-    texts = [text.strip().rstrip(".") or "no reason given" for text in errors]
-    reasons = (
-        texts[0]
-        if len(texts) == 1
-        else ", ".join(f"{n:,} {text!r}" for n, text in zip(errors.values(), texts, strict=True))
-    )
+def _failed(failed: int, completed: int, failures: Sequence[Mapping[str, Any]]) -> str:
+    """How many requests failed, and why, in words."""
+    reasons = failures[0]["reason"] if len(failures) == 1 else "; ".join(failure_lines(failures))
     return f"{failed:,} of {failed + completed:,} requests failed: {reasons}"
 
 
@@ -375,14 +373,13 @@ def _diagnosis(
     policy: str,
     causes: pd.DataFrame,
     passes: pd.DataFrame | None,
-    errors: Mapping[str, int] | None = None,
+    failures: Sequence[Mapping[str, Any]] = (),
 ) -> Diagnosis:
     """Contrast the groups of requests; ``passes`` are those of a simulated run, None if latencies were measured."""
-    errors = errors or {}
-    failed = sum(errors.values())
+    failed = sum(each["count"] for each in failures)
     requests = causes.sort_values(["arrival_s", "id"], ignore_index=True)
     if len(requests) < FEWEST_REQUESTS:
-        because = f"; {_failures(failed, len(requests), errors)}" if failed else ""
+        because = f"; {_failed(failed, len(requests), failures)}" if failed else ""
         few = f"{len(requests)} requests were completed under {policy}; at least {FEWEST_REQUESTS} are needed"
         raise UserError(f"{name}: {few}{because}")
     quarter = len(requests) // 4
@@ -392,7 +389,7 @@ def _diagnosis(
     interval = difference_interval(requests["e2e_s"].to_numpy(dtype=float), quarter)
     over_time = _contrast(("early", "late"), early, late, interval, passes)
     across = _contrast(("fast", "slow"), fast, slow, None, passes)
-    return Diagnosis(name, source, policy, passes is None, failed, requests, over_time, across, errors)
+    return Diagnosis(name, source, policy, passes is None, failed, requests, over_time, across, failures)
 
 
 def _contrast(
@@ -407,8 +404,9 @@ def _contrast(
     table = pd.DataFrame({name: rows[_COLUMNS].mean() for name, rows in zip(names, (first, second), strict=True)})
     table.index = pd.Index(list(CAUSES), name="cause")
     table["difference"] = table[names[1]] - table[names[0]]
-    total = float(table["difference"].sum())
-    table["share"] = table["difference"] / total if total else 0.0
+    added = table["difference"].clip(lower=0)
+    total = float(added.sum())
+    table["share"] = added / total if total else 0.0
     server_work = pd.Series(dtype=float) if passes is None else _server_work(second, passes)
     return Contrast(names, len(first), table, interval, server_work)
 
@@ -490,10 +488,17 @@ def _across(c: Contrast) -> str:
 
 
 def _blame(c: Contrast) -> str:
-    ranked = c.table["share"].sort_values(ascending=False)
-    most = f"{ranked.iloc[0]:.0%} of that is {CAUSES[str(ranked.index[0])]}"
-    if ranked.iloc[1] >= 0.1:
-        most += f", {ranked.iloc[1]:.0%} {CAUSES[str(ranked.index[1])]}"
+    ranked = c.table.sort_values("share", ascending=False, kind="stable")
+    shares, costs = ranked["share"].tolist(), ranked["difference"].tolist()
+    first, second = (CAUSES[str(cause)] for cause in ranked.index[:2])
+    if c.adds_up:
+        most = f"{shares[0]:.0%} of that is {first}"
+        most += f", {shares[1]:.0%} {second}" if shares[1] >= 0.1 else ""
+    else:
+        # Shares of the difference would exceed 100 %.
+        most = f"{seconds(costs[0])} more go to {first}"
+        most += f", {seconds(costs[1])} more to {second}" if shares[1] >= 0.1 else ""
+        most += f"; other causes give back {seconds(c.given_back_s)}"
     if c.dominant in ("queueing", "cells") and len(c.server_work):
         term = str(c.server_work.idxmax())
         most += f"; while they waited, {c.server_work.max():.0%} of the server's time went to {_SERVER_WORK[term]}"

@@ -28,6 +28,9 @@ NoLeap = Annotated[
     bool, typer.Option("--no-leap", hidden=True, help="The former name of --no-fast-forward, for one version.")
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows of a trace, and list them.")]
+MaxFailed = Annotated[
+    str, typer.Option(metavar="SHARE", help="Rank policies that failed at most this share of their requests: 5%.")
+]
 Out = Annotated[Path, typer.Option(help="The folder for pictures and tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 EngineName = Annotated[str, typer.Option(help="numpy (our own engine) or llamacpp (the real llama.cpp).")]

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import Livelock, UserError
-from kvsim.experiments.measures import Measures, whole_run_measures
+from kvsim.experiments.measures import Measures, share_of_requests, times_digest, whole_run_measures
+from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.experiments.verdict import Verdict, judge
 from kvsim.experiments.workers import map_ordered
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.simulation.failures import sum_failures
 from policies import PolicyFactory, available, current_name
 
 if TYPE_CHECKING:
@@ -29,6 +31,18 @@ _WORTH_PROCESSES = 1000
 _MOST_REPLICATIONS = 1000
 
 
+class RunOutcome(NamedTuple):
+    """What is kept of each run of a comparison."""
+
+    measures: Measures
+    times: str
+    """Digest of the times of all requests."""
+    failures: list[dict[str, Any]]
+    """Why requests failed, as in the run's summary."""
+    warnings: tuple[str, ...]
+    """Those of the run's warnings that are not about its workload."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The results of several policies on one scenario."""
@@ -40,20 +54,33 @@ class Comparison:
     """The machine profile that the times come from and where it was measured, in one line."""
     left_out: tuple[str, ...] = ()
     """Policies that cannot serve the scenario, each with the reason, in one line."""
-    runs: Mapping[str, Sequence[Measures]] = field(default_factory=dict, repr=False)
-    """Measures of each policy's replications; the first replication is the one in ``results``."""
+    outcomes: Mapping[str, Sequence[RunOutcome]] = field(default_factory=dict, repr=False)
+    """Each policy's replications; the first is the one in ``results``."""
     forgetful: tuple[str, ...] = ()
     """Policies that drop tokens."""
+    max_failed: float = 0.0
+    """Share of its requests that a policy may have failed and still be ranked."""
+
+    @property
+    def runs(self) -> dict[str, list[Measures]]:
+        """Measures of each policy's replications."""
+        return {policy: [outcome.measures for outcome in each] for policy, each in self.outcomes.items()}
+
+    @property
+    def failures(self) -> dict[str, list[dict[str, Any]]]:
+        """Why requests of each policy failed, in all of its replications together; keys as in a run's summary."""
+        return {p: sum_failures([outcome.failures for outcome in each]) for p, each in self.outcomes.items()}
 
     @property
     def replications(self) -> int:
         """Number of runs of each policy, each with its own seed."""
-        return max((len(runs) for runs in self.runs.values()), default=1)
+        return max((len(each) for each in self.outcomes.values()), default=1)
 
     @cached_property
     def verdict(self) -> Verdict:
         """What the results support: a one-line conclusion, intervals, and paired differences."""
-        return judge(self.runs or {r.policy: [whole_run_measures(r)] for r in self.results}, self.forgetful)
+        times = {policy: [outcome.times for outcome in each] for policy, each in self.outcomes.items()}
+        return judge(self.runs, self.forgetful, max_failed=self.max_failed, times=times)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -66,9 +93,9 @@ class Comparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Rows left out of a trace, policies left out, and predictions beyond the measured range."""
-        beyond = (f"{r.policy}: {line}" for r in self.results for line in r.warnings if line not in r.notes)
-        return (*self.results[0].notes, *self.left_out, *beyond)
+        """Rows left out of a trace, policies left out, and what runs warned of, once for all policies that did."""
+        runs = [(policy, outcome.warnings) for policy, each in self.outcomes.items() for outcome in each]
+        return (*self.results[0].notes, *self.left_out, *(shared.line() for shared in share_warnings(runs)))
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -157,18 +184,21 @@ def compare(
     snapshots: bool = True,
     fast_forward: bool = True,
     replications: int = 1,
+    max_failed: float | str = 0.0,
 ) -> Comparison:
     """Run the scenario under each policy (by default all that are installed) on the same requests and arrivals.
 
     ``snapshots`` keeps pictures of the cells; ``fast_forward`` is as for ``run``. With several ``replications``, every
     policy is run again with the seeds that follow the scenario's, which gives intervals for the measures and for the
-    differences; results and tables are those of the first replication. Raises ``UserError`` and ``WorkloadError``.
+    differences; results and tables are those of the first replication. Policies that failed more than a share
+    ``max_failed`` of their requests (0.05 or "5%") are not ranked. Raises ``UserError`` and ``WorkloadError``.
     """
     from kvsim.simulation.run import build_policy, cost_model, profile_of
 
     if type(replications) is not int or not 1 <= replications <= _MOST_REPLICATIONS:
         accepted = f"a whole number from 1 to {_MOST_REPLICATIONS} is accepted"
         raise UserError(f"replications: {replications!r:.40}; {accepted}")
+    ranked_up_to = share_of_requests("max_failed", max_failed)
     scenario = load_scenario(scenario)
     seeds = [scenario.seed + r for r in range(1, replications)]
     if seeds and seeds[-1] >= 2**63:
@@ -181,17 +211,18 @@ def compare(
     served = [(p, result) for p, result in zip(chosen, outcomes, strict=True) if not isinstance(result, str)]
     if not served:
         raise UserError("\n".join(stuck))
-    runs = {result.policy: [whole_run_measures(result)] for _, result in served}
+    runs = {result.policy: [_outcome(result)] for _, result in served}
     further = _counting_from(len(outcomes) * scenario.build_workload().n_requests, progress)
-    for policy, measured in _replicate(scenario, seeds, served, fast_forward, further):
-        if isinstance(measured, str):
-            stuck += (f"no intervals for {measured}",)
+    for policy, outcome in _replicate(scenario, seeds, served, fast_forward, further):
+        if isinstance(outcome, str):
+            stuck += (f"no intervals for {outcome}",)
             runs.pop(policy, None)
         elif policy in runs:
-            runs[policy].append(measured)
+            runs[policy].append(outcome)
     results = tuple(result for _, result in served)
     forgetful = tuple(result.policy for policy, result in served if build_policy(scenario, policy).unbounded)
-    return Comparison(scenario, results, profile.describe(), left_out + stuck, runs, forgetful)
+    left = left_out + stuck
+    return Comparison(scenario, results, profile.describe(), left, runs, forgetful, ranked_up_to)
 
 
 def choose(
@@ -253,26 +284,31 @@ def _replicate(
     served: Sequence[tuple[str | PolicyFactory, Result]],
     fast_forward: bool,
     progress: Progress | None,
-) -> Iterator[tuple[str, Measures | str]]:
-    """Run each policy with each further seed; yield its name with the measures, or with the reason of a failure."""
+) -> Iterator[tuple[str, RunOutcome | str]]:
+    """Run each policy with each further seed; yield its name with the outcome, or with the reason of a failure."""
     calls = [(scenario.model_copy(update={"seed": seed}), policy) for seed in seeds for policy, _ in served]
     if not calls:
         return
     names = [result.policy for _ in seeds for _, result in served]
     n_requests, ended = scenario.build_workload().n_requests, 0
     processes = n_requests * len(calls) >= _WORTH_PROCESSES
-    measured = map_ordered(partial(_measure_one, fast_forward), calls, processes=processes)
-    for name, measures in zip(names, measured, strict=True):
+    outcomes = map_ordered(partial(_measure_one, fast_forward), calls, processes=processes)
+    for name, outcome in zip(names, outcomes, strict=True):
         ended += n_requests
         if progress is not None:
             progress(ended, 0.0)
-        yield name, measures
+        yield name, outcome
 
 
-def _measure_one(fast_forward: bool, call: tuple[Scenario, str | PolicyFactory]) -> Measures | str:
+def _measure_one(fast_forward: bool, call: tuple[Scenario, str | PolicyFactory]) -> RunOutcome | str:
     scenario, policy = call
     result = _run_one(scenario, False, fast_forward, policy)
-    return f"{result} (seed {scenario.seed})" if isinstance(result, str) else whole_run_measures(result)
+    return f"{result} (seed {scenario.seed})" if isinstance(result, str) else _outcome(result)
+
+
+def _outcome(result: Result) -> RunOutcome:
+    warnings = tuple(line for line in result.warnings if line not in result.notes)
+    return RunOutcome(whole_run_measures(result), times_digest(result), result.summary["failures"], warnings)
 
 
 def _run_one(

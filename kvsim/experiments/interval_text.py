@@ -19,7 +19,8 @@ def plus_minus(interval: Interval, scale: float = 1.0, unit: str = "", least: fl
     """
     value, low, high = _ends(interval, scale, least)
     down, up = value - low, high - value
-    if not 0 < down + up < math.inf or max(down, up) > _LOPSIDED * min(down, up):
+    cut_off = low == least and up > 0
+    if not 0 < down + up < math.inf or cut_off or max(down, up) > _LOPSIDED * min(down, up):
         return with_ends(interval, scale, unit, least)
     half = max(down, up)
     decimals = _decimals(half, value)

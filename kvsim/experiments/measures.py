@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +49,12 @@ MEASURES = (
     "unstable",
 )
 """The names of all measures, in order. Latencies are in seconds."""
+
+SHORT_NAMES = {"goodput": "goodput_requests_per_s", "throughput": "throughput_tokens_per_s"}
+"""What measures may be called for short."""
+
+NEED_OBJECTIVES = frozenset({"goodput_requests_per_s", "slo_share"})
+"""Measures that are only known where there is a service level."""
 
 MORE_IS_BETTER = frozenset(
     {"throughput_tokens_per_s", "goodput_requests_per_s", "slo_share", "utilization_mean", "prefix_hit_rate"}
@@ -116,6 +124,35 @@ def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | No
     )
 
 
+def measure_called(name: str) -> str:
+    """Return the measure with a name, which may be one of ``SHORT_NAMES``. Raises ``UserError``."""
+    known = SHORT_NAMES.get(name, name)
+    if known not in MEASURES:
+        close = difflib.get_close_matches(name, (*SHORT_NAMES, *MEASURES), n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        accepted = ", ".join((*SHORT_NAMES, *MEASURES))
+        raise UserError(f"there is no measure {name!r}; {meant}accepted: {accepted}")
+    return known
+
+
+def share_of_requests(option: str, value: float | str) -> float:
+    """Read a share of the requests, given as ``5%``, ``0.05`` or a number. Raises ``UserError``."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if isinstance(value, bool) or not 0 <= share <= 1:
+        raise UserError(f"{option}: {text[:40]}; a share of the requests is accepted, such as 5% or 0.05")
+    return share
+
+
+def failed_requests(runs: Sequence[Measures]) -> tuple[int, int]:
+    """Return the number of failed requests in all runs, and of all requests."""
+    counts = [(run["failed_share"] or 0.0, int(run["requests"] or 0)) for run in runs]
+    return sum(round(share * requests) for share, requests in counts), sum(requests for _, requests in counts)
+
+
 def measure_interval(measure: str, values: FloatArray | Sequence[float], level: float = LEVEL) -> Interval:
     """Return a measure's interval over replications, cut off at the measure's own bounds.
 
@@ -135,6 +172,18 @@ def whole_run_measures(result: Result) -> Measures:
     """Return the measures of a whole run, equal to those of its summary, and ``too_short`` as found by MSER-5."""
     _, enough = _warmup(result.requests, "mser-5")
     return measures(result, "none") | {"too_short": int(not enough)}
+
+
+def times_digest(result: Result) -> str:
+    """Return a digest of when each request started, gave its first token, and ended, and whether it was completed.
+
+    Times are taken to the nanosecond: fast-forwarding may change the last of their digits.
+    """
+    requests = result.requests.sort_values("id")
+    times = requests[["started_s", "first_token_s", "finished_s"]].to_numpy(dtype=np.float64)
+    completed = (requests["status"] == "completed").to_numpy(dtype=np.float64)
+    rounded = np.round(np.column_stack([requests["id"].to_numpy(dtype=np.float64), completed, times]), 9)
+    return hashlib.blake2b(rounded.tobytes(), digest_size=16).hexdigest()
 
 
 def by_arrival(requests: pd.DataFrame) -> pd.DataFrame:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from kvsim.experiments.estimates import LEVEL, Interval, LowestMean, lowest_mean, paired_difference, paired_ratio
-from kvsim.experiments.measures import MORE_IS_BETTER, Measures, measure_interval
+from kvsim.experiments.measures import MORE_IS_BETTER, Measures, failed_requests, measure_interval
 
 BOUND = "oracle"
 """The policy that knows the future: a bound on the others, never a recommendation."""
@@ -20,6 +20,12 @@ PARETO = ("e2e_mean", "memory_bytes")
 
 FEWEST_REQUESTS = 50
 """Runs of fewer requests support no conclusion about latency."""
+
+
+UNSTABLE = "is unstable"
+
+_MOST_FAILED = 0.2
+"""Largest share of failed requests for which ``max_failed`` is suggested."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Verdict:
     line: str
     """The conclusion, in one line."""
     ranking: Ranking | None
-    """Stable policies without failed requests, ranked by mean end-to-end latency; without the oracle."""
+    """Policies ranked by mean end-to-end latency, one of each group in ``identical``; without those ``not_ranked``."""
     intervals: dict[str, dict[str, Interval]]
     """Intervals over the replications, by policy and measure: all latencies, and the memory."""
     from_best: dict[str, Interval]
@@ -115,7 +121,13 @@ class Verdict:
     """The policies that no other beats in both mean end-to-end latency and memory."""
     replications: int
     failing: tuple[str, ...] = ()
-    """Policies that failed requests: they are not on the front."""
+    """Policies that failed requests."""
+    not_ranked: Mapping[str, str] = field(default_factory=dict)
+    """Policies that take no part in the ranking, with the reason; the oracle never does and is not listed."""
+    identical: tuple[tuple[str, ...], ...] = ()
+    """Groups of ranked policies under which every request of every run had the same times."""
+    max_failed: float = 0.0
+    """Share of its requests that a ranked policy may have failed."""
 
     def latency_and_memory(self) -> dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]]:
         """Mean end-to-end latency (seconds) and memory (bytes) of each policy, each as (value, low, high)."""
@@ -134,6 +146,9 @@ class Verdict:
         keys: dict[str, Any] = {
             "replications": self.replications,
             "conclusion": self.line,
+            "max_failed": self.max_failed,
+            "not_ranked": dict(self.not_ranked),
+            "identical": [list(group) for group in self.identical],
             "pareto": list(self.front),
         }
         if self.replications > 1:
@@ -158,10 +173,19 @@ _WITH_INTERVAL = (
 )
 
 
-def judge(runs: Mapping[str, Sequence[Measures]], forgetful: Sequence[str] = (), level: float = LEVEL) -> Verdict:
+def judge(
+    runs: Mapping[str, Sequence[Measures]],
+    forgetful: Sequence[str] = (),
+    level: float = LEVEL,
+    *,
+    max_failed: float = 0.0,
+    times: Mapping[str, Sequence[str]] | None = None,
+) -> Verdict:
     """Draw conclusions from the runs of several policies, the r-th of each on the same requests.
 
-    ``forgetful``: policies that drop tokens.
+    ``forgetful``: policies that drop tokens. ``max_failed``: share of its requests that a policy may have failed and
+    still be ranked. ``times``: digests of the times of all requests, one for each run; policies are called identical
+    where all of them are equal.
     """
     replications = min((len(each) for each in runs.values()), default=0)
     intervals = {
@@ -173,14 +197,18 @@ def judge(runs: Mapping[str, Sequence[Measures]], forgetful: Sequence[str] = (),
         for policy, each in runs.items()
     }
     means = {p: values for p, each in runs.items() if (values := replication_values(each, "e2e_mean")) is not None}
-    unstable = [policy for policy, each in runs.items() if any(run["unstable"] for run in each)]
-    failing = [policy for policy, each in runs.items() if any(run["failed_share"] for run in each)]
-    ranked = {p: v for p, v in means.items() if p not in unstable and p not in failing and p != BOUND}
+    not_ranked = {p: why for p, each in runs.items() if p != BOUND and (why := unranked_because(each, max_failed))}
+    identical = _identical({p: tuple(each) for p, each in (times or {}).items() if p in means and p not in not_ranked})
+    repeated = {policy for group in identical for policy in group[1:]}
+    ranked = {p: v for p, v in means.items() if p not in not_ranked and p not in repeated and p != BOUND}
     ranking = rank(ranked, "e2e_mean", level) if ranked else None
     bound = means.get(BOUND)
     from_bound = {p: paired_ratio(v, bound, level) for p, v in means.items()} if bound and min(bound) > 0 else {}
     points = {p: (i[PARETO[0]].value, i[PARETO[1]].value) for p, i in intervals.items() if set(PARETO) <= i.keys()}
-    front = pareto({p: point for p, point in points.items() if p not in failing and p != BOUND})
+    # An unstable policy is on the front: its memory is what it is.
+    failing = tuple(policy for policy, each in runs.items() if failed_requests(each)[0])
+    excluded = {policy for policy in failing if _fails_too_many(runs[policy], max_failed)}
+    front = pareto({p: point for p, point in points.items() if p not in excluded and p != BOUND})
     from_best: dict[str, Interval] = {}
     if ranking is not None:
         from_best = dict(zip(ranking.names, ranking.comparison.differences, strict=True))
@@ -188,51 +216,140 @@ def judge(runs: Mapping[str, Sequence[Measures]], forgetful: Sequence[str] = (),
         best = means[ranking.best]
         unranked = {p: v for p, v in means.items() if p not in from_best and len(v) == len(best)}
         from_best |= {p: paired_difference(v, best, level) for p, v in unranked.items()}
-    line = _conclude(runs, ranking, from_bound, unstable, failing, forgetful)
-    return Verdict(line, ranking, intervals, from_best, from_bound, tuple(front), replications, tuple(failing))
+    parts = _Conclusion(runs, ranking, from_bound, not_ranked, identical, tuple(forgetful), max_failed)
+    return Verdict(
+        parts.line(),
+        ranking,
+        intervals,
+        from_best,
+        from_bound,
+        tuple(front),
+        replications,
+        failing,
+        not_ranked,
+        identical,
+        max_failed,
+    )
 
 
-def _conclude(
-    runs: Mapping[str, Sequence[Measures]],
-    ranking: Ranking | None,
-    from_bound: Mapping[str, Interval],
-    unstable: Sequence[str],
-    failing: Sequence[str],
-    forgetful: Sequence[str],
-) -> str:
-    if ranking is None:
-        if unstable and set(unstable) | set(failing) | {BOUND} >= set(runs):
+def unranked_because(runs: Sequence[Measures], max_failed: float = 0.0) -> str:
+    """Why a policy takes no part in a ranking, with the numbers; empty if it does."""
+    if _fails_too_many(runs, max_failed):
+        failed, requests = failed_requests(runs)
+        return f"failed {failed:,} of {requests:,} requests ({100 * failed / requests:.1f} %)"
+    return UNSTABLE if any(run["unstable"] for run in runs) else ""
+
+
+def inclusive_limit(runs: Mapping[str, Sequence[Measures]], max_failed: float = 0.0) -> tuple[str, list[str]]:
+    """The value of ``max_failed`` that would include policies that failed too many requests, and these policies.
+
+    Policies that failed more than a fifth of their requests are never suggested. Both are empty if there is none.
+    """
+    stable = {p: failed_requests(each) for p, each in runs.items() if not any(run["unstable"] for run in each)}
+    shares = {p: failed / requests for p, (failed, requests) in stable.items() if requests and p != BOUND}
+    included = [p for p, share in shares.items() if max_failed < share <= _MOST_FAILED]
+    return (f"{math.ceil(100 * max(shares[p] for p in included) - 1e-9)}%" if included else ""), included
+
+
+def _fails_too_many(runs: Sequence[Measures], max_failed: float) -> bool:
+    failed, requests = failed_requests(runs)
+    return failed > max_failed * requests + 1e-9
+
+
+def _identical(times: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Groups of two or more policies with the same digests; without the oracle."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for policy, digests in times.items():
+        if policy != BOUND:
+            groups.setdefault(digests, []).append(policy)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+@dataclass(frozen=True)
+class _Conclusion:
+    """The facts that a conclusion is drawn from, and its parts in words; fields as in ``judge`` and ``Verdict``."""
+
+    runs: Mapping[str, Sequence[Measures]]
+    ranking: Ranking | None
+    from_bound: Mapping[str, Interval]
+    not_ranked: Mapping[str, str]
+    identical: tuple[tuple[str, ...], ...]
+    forgetful: tuple[str, ...]
+    max_failed: float
+
+    def line(self) -> str:
+        """The conclusion in one line."""
+        ranking = self.ranking
+        if ranking is None:
+            return "; ".join([self._none_ranked(), *self._left_out()])
+        if too_short := _too_short(self.runs, ranking):
+            return "; ".join([too_short, *self._left_out()])
+        second, alike = ranking.runner_up, self._alike(ranking.best)
+        if second is None and len(alike) > 1:
+            return "; ".join([f"no difference: {_and(alike)} are identical in every request", *self._left_out()])
+        if second is None:
+            alone = f"{ranking.best} has no competitor: there is nothing to compare it with"
+            return "; ".join([alone, *self._left_out()])
+        oracle = f"; {self.from_bound[ranking.best].value:.2f} × {BOUND}" if ranking.best in self.from_bound else ""
+        if ranking.holds or ranking.replications == 1 or not ranking.varies:
+            margin = _percent_below(ranking.comparison.ratios[ranking.names.index(second)])
+            line = f"{self._lowest(alike)}: {margin} below {_and(self._alike(second))}{oracle}"
+        else:
+            behind = len(ranking.names) > 1 + len(ranking.ties)
+            others = "; all others are slower" if behind else ""
+            ties = [policy for tie in ranking.ties for policy in self._alike(tie)]
+            line = (
+                f"no single best: {self._lowest(alike)}, but {ranking.replications} replications cannot distinguish "
+                f"{'them' if len(alike) > 1 else 'it'} from {', '.join(ties)}{others}{oracle}"
+            )
+        remarks = self._left_out()
+        if ranking.replications == 1:
+            remarks.append("this is one run: ask for --replications 5 to see whether the differences hold")
+        elif not ranking.varies:
+            remarks.append("all replications are identical: this workload does not depend on the seed")
+        return "; ".join([line, *remarks])
+
+    def _none_ranked(self) -> str:
+        if UNSTABLE in self.not_ranked.values() and set(self.not_ranked) | {BOUND} >= set(self.runs):
             return (
                 "unstable: arrivals outpace service under every policy without failed requests, so latencies depend on "
                 "how long the run is; lower the rate"
             )
         return "no conclusion: every policy failed requests or completed none"
-    remarks = [f"{len(unstable)} unstable left out"] if unstable else []
-    remarks += [f"{len(failing)} with failed requests left out"] if failing else []
-    if too_short := _too_short(runs, ranking):
-        return "; ".join([too_short, *remarks])
-    best, second = ranking.best, ranking.runner_up
-    if second is None:
-        return "; ".join([f"{best} has no competitor: there is nothing to compare it with", *remarks])
-    among = "among policies without failed requests" if failing else "of all policies"
-    tokens = " (which drops tokens)" if best in forgetful else ""
-    lowest = f"{best}{tokens} has the lowest mean end-to-end latency {among}"
-    oracle = f"; {from_bound[best].value:.2f} × {BOUND}" if best in from_bound else ""
-    if ranking.holds or ranking.replications == 1 or not ranking.varies:
-        margin = _percent_below(ranking.comparison.ratios[ranking.names.index(second)])
-        line = f"{lowest}: {margin} below {second}{oracle}"
-    else:
-        behind = len(ranking.names) > 1 + len(ranking.ties)
-        others = "; all others are slower" if behind else ""
-        line = (
-            f"no single best: {lowest}, but {ranking.replications} replications cannot distinguish it from "
-            f"{', '.join(ranking.ties)}{others}{oracle}"
-        )
-    if ranking.replications == 1:
-        remarks.append("this is one run: ask for --replications 5 to see whether the differences hold")
-    elif not ranking.varies:
-        remarks.append("all replications are identical: this workload does not depend on the seed")
-    return "; ".join([line, *remarks])
+
+    def _alike(self, policy: str) -> tuple[str, ...]:
+        """The policy and those that are identical to it."""
+        return next((group for group in self.identical if policy in group), (policy,))
+
+    def _lowest(self, best: Sequence[str]) -> str:
+        """Which policies have the lowest latency, and among which."""
+        among = "of all policies"
+        if self.max_failed and any(failed_requests(each)[0] for each in self.runs.values()):
+            among = f"among policies that failed at most {100 * self.max_failed:g} % of the requests"
+        elif any(_fails_too_many(each, self.max_failed) for each in self.runs.values()):
+            among = "among policies without failed requests"
+        names = [self._labelled(policy) for policy in best]
+        verb = "are identical in every request and have" if len(best) > 1 else "has"
+        return f"{_and(names)} {verb} the lowest mean end-to-end latency {among}"
+
+    def _labelled(self, policy: str) -> str:
+        """The name of a policy, with what must be known to choose it."""
+        failed, requests = failed_requests(self.runs[policy])
+        labels = ["drops tokens"] if policy in self.forgetful else []
+        labels += [f"failed {100 * failed / requests:.1f} %"] if failed else []
+        return f"{policy} (which {' and '.join(labels)})" if labels else policy
+
+    def _left_out(self) -> list[str]:
+        """Which policies are left out, why, and what would include them."""
+        if not self.not_ranked:
+            return []
+        parts = ["left out: " + ", ".join(f"{policy} {why}" for policy, why in self.not_ranked.items())]
+        limit, included = inclusive_limit({p: self.runs[p] for p in self.not_ranked}, self.max_failed)
+        if included:
+            all_of_them = len(included) == len(self.not_ranked)
+            what = ("it" if len(included) == 1 else "them") if all_of_them else ", ".join(included)
+            parts.append(f"--max-failed {limit} would include {what}")
+        return parts
 
 
 def _too_short(runs: Mapping[str, Sequence[Measures]], ranking: Ranking) -> str:
@@ -251,11 +368,18 @@ def _too_short(runs: Mapping[str, Sequence[Measures]], ranking: Ranking) -> str:
 
 def _percent_below(ratio: Interval) -> str:
     """How far the best is below another policy, in percent; ``ratio`` is the other's mean divided by the best's."""
-    value = 1 - 1 / ratio.value
+    value = _percent(1 - 1 / ratio.value)
     if ratio.low == ratio.high or not math.isfinite(ratio.low) or ratio.low <= 0:
-        return _percent(value)
-    return f"{_percent(value)} ({_percent(1 - 1 / ratio.low)[:-2]} to {_percent(1 - 1 / ratio.high)})"
+        return value
+    low, high = _percent(1 - 1 / ratio.low), _percent(1 - 1 / ratio.high)
+    return value if low == high == value else f"{value} ({low.removesuffix(' %')} to {high})"
 
 
 def _percent(share: float) -> str:
+    if abs(share) < 0.0005:
+        return "less than 0.1 %"
     return f"{100 * share:.0f} %" if abs(share) >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

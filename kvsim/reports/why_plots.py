@@ -91,18 +91,20 @@ def _bars(axis: Axes, diagnosis: Diagnosis, contrast: Contrast, causes: list[str
     reach = max(float(np.abs(values).max()), 0.01 * scale * contrast.means_s[0])
     if contrast.slower:
         for row, (value, share) in enumerate(zip(values, rows["share"], strict=True)):
-            if abs(value) > 0:
+            if value > 0:
                 axis.annotate(
                     f"{share:.0%}",
                     (value, row),
-                    xytext=(4 if value >= 0 else -4, 0),
+                    xytext=(4, 0),
                     textcoords="offset points",
                     va="center",
-                    ha="left" if value >= 0 else "right",
+                    ha="left",
                     fontsize=10,
                 )
     else:
         title += ": not slower"
+    if contrast.slower and not contrast.adds_up:
+        title += " (shares of what is added)"
     low = min(0.0, float(values.min()))
     axis.set(xlim=(low - 0.18 * reach if low < 0 else 0, max(float(values.max()), 0.0) + 0.2 * reach))
     axis.set(xlabel=f"mean difference, {unit}", title=title)

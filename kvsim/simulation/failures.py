@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,14 @@ class FailureGroup:
                 return f"a step found no room in the cache{example}"
         return "the client has gone"
 
+    def include(self, other: FailureGroup) -> None:
+        """Count the requests of another group of this kind."""
+        if other.longest > self.longest:
+            self.longest, self.example = other.longest, other.example
+        self.count += other.count
+        self.shortest = min(self.shortest, other.shortest)
+        self.limit = max(self.limit, other.limit)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``failures`` in ``--json``."""
         return {
@@ -50,33 +58,43 @@ class FailureGroup:
             "shortest_prompt": self.shortest,
             "longest_prompt": self.longest,
             "limit": self.limit or None,
+            "example": self.example or None,
         }
 
 
 class FailureCounts:
-    """Counts failed requests as they end, by kind, in bounded memory."""
+    """Counts failed requests by kind, in bounded memory."""
 
     def __init__(self) -> None:
         self._groups: dict[FailureKind, FailureGroup] = {}
 
     def add(self, job: Job) -> None:
         """Count a request that has failed."""
-        tokens, kind = job.request.prompt_tokens, job.failure
-        group = self._groups.get(kind)
-        if group is None:
-            self._groups[kind] = FailureGroup(kind, 1, tokens, tokens, job.exceeded, job.refusal)
-            return
-        if tokens > group.longest:
-            group.longest, group.example = tokens, job.refusal
-        group.count += 1
-        group.shortest = min(group.shortest, tokens)
-        group.limit = max(group.limit, job.exceeded)
+        tokens = job.request.prompt_tokens
+        self.include(FailureGroup(job.failure, 1, tokens, tokens, job.exceeded, job.refusal))
+
+    def include(self, group: FailureGroup) -> None:
+        """Count the requests of a group."""
+        if group.kind in self._groups:
+            self._groups[group.kind].include(group)
+        else:
+            self._groups[group.kind] = group
 
     def summary(self) -> list[dict[str, Any]]:
         """The groups, most frequent first, ready for JSON."""
         return [group.to_dict() for group in sorted(self._groups.values(), key=lambda group: -group.count)]
 
 
+def sum_failures(runs: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Sum the ``failures`` of the summaries of several runs of one scenario."""
+    counts = FailureCounts()
+    for run in runs:
+        for entry in run:
+            numbers = (entry["count"], entry["shortest_prompt"], entry["longest_prompt"], entry["limit"] or 0)
+            counts.include(FailureGroup(FailureKind(entry["kind"]), *numbers, entry["example"] or ""))
+    return counts.summary()
+
+
 def failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say in a line for each kind how many requests failed and why; ``failures`` are those of a run's summary."""
-    return [f"{group['count']:,} failed: {group['reason']}" for group in failures]
+    return [f"{entry['count']:,} failed: {entry['reason']}" for entry in failures]

@@ -107,7 +107,7 @@ class MultiStreamPolicy(Policy):
             if plan is None:
                 free = sum(arena.free.total for arena in self.arenas[0])
                 n = sum(chunk.n for chunk in step)
-                raise NoSlot(f"no room for {n} tokens: {free} of {self.capacity} cells are free")
+                raise NoSlot(f"no room for {n} token{'s' * (n > 1)}: {free} of {self.capacity} cells are free")
         self._streams.attended = set()
         return tuple(self._place(batch, views) for batch in plan)
 

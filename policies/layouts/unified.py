@@ -87,7 +87,7 @@ class UnifiedPolicy(Policy):
                 cells = self._find_cells(chunks)
             if cells is None:
                 n = sum(chunk.n for chunk in chunks)
-                reason = f"no room for {n} tokens: {arena.free.total} of {arena.size} cells are free"
+                reason = f"no room for {n} token{'s' * (n > 1)}: {arena.free.total} of {arena.size} cells are free"
                 if not self._keeps_partial and done:
                     self._take_back(done)
                     arena.head, done = head, []

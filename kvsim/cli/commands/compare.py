@@ -10,6 +10,7 @@ import typer
 from kvsim.cli.console import console, print_json, warn
 from kvsim.cli.options import (
     Json,
+    MaxFailed,
     NoFastForward,
     NoLeap,
     Out,
@@ -38,6 +39,7 @@ def compare(
     replications: Annotated[
         int, typer.Option(help="Repeat every run with this many seeds, to get confidence intervals.", min=1, max=1000)
     ] = 1,
+    max_failed: MaxFailed = "0%",
     no_fast_forward: NoFastForward = False,
     no_leap: NoLeap = False,
     skip_bad_rows: SkipBadRows = False,
@@ -46,8 +48,10 @@ def compare(
     """Run one scenario under several policies (all of them by default) and compare."""
     from kvsim.experiments.comparison import compare as compare_policies
     from kvsim.simulation.run import profile_of
+    from kvsim.experiments.measures import share_of_requests
     from policies import available
 
+    ranked_up_to = share_of_requests("--max-failed", max_failed)
     loaded = load_with(scenario, seed, requests, profile, skip_bad_rows)
     total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # Raises before a folder is made.
@@ -61,6 +65,7 @@ def compare(
             snapshots=not as_json,
             fast_forward=not (no_fast_forward or no_leap),
             replications=replications,
+            max_failed=ranked_up_to,
         )
     if as_json:
         print_json(comparison.to_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from kvsim.cli.tables.failures import show_failures
 from kvsim.cli.tables.formats import LATENCIES, milliseconds, print_rows, share, size, whole
 from kvsim.experiments.comparison import Comparison, against_oracle
 
@@ -69,3 +70,4 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     print_rows(console, ["policy", *_CACHE_HEADS], caches)
     console.print("TTFT, TPOT and end-to-end (e2e) latency in milliseconds, of completed requests", style="dim")
     console.print(compared.profile, style="dim", highlight=False)
+    show_failures(console, list(compared.failures.items()), compared.scenario.name)

@@ -22,6 +22,10 @@ def show_diagnosis(console: Console, found: Diagnosis) -> None:
     for contrast in (found.over_time, found.across):
         console.print()
         console.print(_causes(contrast))
+        if contrast.slower and not contrast.adds_up:
+            added = seconds(contrast.difference_s + contrast.given_back_s)
+            note = f"share: of the {added} that causes add; others give back {seconds(contrast.given_back_s)}"
+            console.print(note, style="dim", highlight=False)
     if found.remedies:
         console.print("\n[bold]To try[/]", highlight=False)
     for remedy in found.remedies:
@@ -36,10 +40,10 @@ def _causes(contrast: Contrast) -> Table:
     table = new_table("mean seconds spent on", first, second, "difference", "share")
     rows = contrast.table[(contrast.table[[first, second]] != 0).any(axis=1)]
     for cause, row in rows.iterrows():
-        share = f"{row['share']:.0%}" if contrast.slower else "–"
+        share = f"{row['share']:.0%}" if contrast.slower and row["difference"] > 0 else "–"
         cells = (seconds(row[column]) for column in (first, second, "difference"))
         table.add_row(CAUSES[str(cause)], *cells, share)
     table.add_section()
-    share = "100%" if contrast.slower else "–"
+    share = "100%" if contrast.slower and contrast.adds_up else "–"
     table.add_row("in all", *map(seconds, (*contrast.means_s, contrast.difference_s)), share)
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from kvsim.cli.tables.failures import show_failures
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, share, size, whole
 from kvsim.simulation.result import Result
 
@@ -16,6 +17,7 @@ def show_run(console: Console, result: Result, profile: str) -> None:
     if s["truncated"]:
         counts += f", {s['truncated']:,} cut short by a full slot"
     console.print(f"{counts}; {whole(s['throughput_tokens_per_s'])} output tokens/s", highlight=False)
+    show_failures(console, [(s["policy"], s["failures"])], s["scenario"])
     table = new_table("", "mean", "P50", "P95", "P99")
     for key, name in LATENCIES.items():
         table.add_row(name, *(seconds(s[key][x]) for x in ("mean", "p50", "p95", "p99")))

@@ -126,9 +126,7 @@ class SchedulerBase(ABC):
         """The job has all its output."""
         self._finish_as("completed", job, now)
 
-    def _fail(
-        self, job: Job, now: float, kind: FailureKind, error: str, exceeded: int = 0, refusal: str = ""
-    ) -> None:
+    def _fail(self, job: Job, now: float, kind: FailureKind, error: str, exceeded: int = 0, refusal: str = "") -> None:
         """The job ends without all its output; ``error`` is what its client is told, the others are as in ``Job``."""
         job.failure, job.error, job.exceeded, job.refusal = kind, error, exceeded, refusal
         self._finish_as("failed", job, now)

@@ -1,5 +1,6 @@
 """Why requests slow down: every second has one cause, and constructed slowdowns are attributed to their cause."""
 
+import io
 import json
 import shlex
 from itertools import pairwise
@@ -9,10 +10,12 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 import kvsim
 from kvsim.advice.remedies import FAILURES, REMEDIES
-from kvsim.advice.why import CAUSES, FEWEST_REQUESTS, diagnose, difference_interval, why
+from kvsim.advice.why import CAUSES, FEWEST_REQUESTS, _blame, _contrast, diagnose, difference_interval, why
+from kvsim.cli.tables.diagnosis import _causes
 from kvsim.costs.profile import load_profile
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import load_scenario
@@ -154,25 +157,57 @@ def test_failures_are_reported_first():
     """Half of the requests fail while the others are not slow, so the failures are what matters."""
     found = why(crowded(scheduler="llama-server"), "paged")
     assert found.failed == 72
-    assert found.errors == {"Context size has been exceeded.": 72}
-    assert found.sentence.startswith("72 of 150 requests failed: Context size has been exceeded. Of the others: flat")
+    assert [(each["kind"], each["count"]) for each in found.failures] == [("no slot", 72)]
+    full = "a step found no room in the cache: the step needs 1 blocks of 16 cells, 0 are free"
+    assert found.sentence.startswith(f"72 of 150 requests failed: {full}. Of the others: flat")
     assert found.remedies[0] == FAILURES[FailureKind.NO_SLOT][0]
-    assert found.to_dict()["errors"] == dict(found.errors)
+    assert found.to_dict()["failures"] == found.failures
 
 
 def test_refused_prompts_are_grouped():
-    """Messages that differ only in numbers are grouped; the remedy is longer slots."""
+    """All are one failure, with the numbers; the remedy is longer slots."""
     found = why(load_scenario("chat", workload__requests=100, server__slot_context=100), "paged")
-    (error,) = found.errors
-    assert error == "the request exceeds the available context size: N prompt tokens, N in a slot"
-    assert found.errors[error] == found.failed > 0
+    (refused,) = found.failures
+    longest = refused["longest_prompt"]
+    assert 100 <= refused["shortest_prompt"] < longest
+    assert refused["reason"] == f"the prompt is too long for a slot (longest {longest} tokens; a slot has 100)"
+    assert refused["count"] == found.failed > 0
     assert found.remedies[0] == FAILURES[FailureKind.CONTEXT][0]
 
 
 def test_if_most_requests_failed_the_message_says_why():
-    with pytest.raises(kvsim.UserError, match=r"at least 8 are needed; \d+ of 20 requests failed: Context size") as e:
+    with pytest.raises(kvsim.UserError, match=r"at least 8 are needed; \d+ of 20 requests failed: a step found") as e:
         why(load_scenario(crowded(256, scheduler="llama-server"), workload__requests=20, workload__rate=100.0), "paged")
     assert "\n" not in str(e.value)
+
+
+def given_seconds(**seconds):
+    """Two groups of requests whose causes took these seconds: (first, second)."""
+    columns = [f"{cause}_s" for cause in CAUSES]
+    groups = [
+        pd.DataFrame([{**dict.fromkeys(columns, 0.0), **{f"{cause}_s": pair[i] for cause, pair in seconds.items()}}])
+        for i in (0, 1)
+    ]
+    return _contrast(("early", "late"), *groups, None, None)
+
+
+def test_shares_of_a_difference_never_exceed_the_whole():
+    """Attention costs 14.1 ms more, of a difference of 10 ms; less waiting gives 4.1 ms back."""
+    contrast = given_seconds(context=(0.020, 0.0341), queueing=(0.0091, 0.005))
+    assert contrast.difference_s == pytest.approx(0.010)
+    assert contrast.given_back_s == pytest.approx(0.0041)
+    assert contrast.table["share"].tolist() == [0.0] * 4 + [pytest.approx(1.0)] + [0.0] * 6
+    expected = "14.1 ms more go to attention over useful cells; other causes give back 4.1 ms."
+    assert _blame(contrast) == expected
+    written = io.StringIO()
+    Console(file=written, width=140).print(_causes(contrast))
+    assert "141" not in written.getvalue()
+    assert "-41" not in written.getvalue()
+
+
+def test_shares_of_a_difference_to_which_nothing_is_given_back():
+    contrast = given_seconds(context=(0.020, 0.030), own=(0.010, 0.012), queueing=(0.005, 0.00498))
+    assert _blame(contrast) == "83% of that is attention over useful cells, 17% their own tokens."
 
 
 def test_holes_alone():

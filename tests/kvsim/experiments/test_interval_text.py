@@ -35,6 +35,7 @@ def test_the_half_width_says_how_many_digits(value, half, text):
 def test_an_interval_that_is_cut_off_shows_both_ends():
     assert plus_minus(interval(5.0, 0.0, 17.2)) == "5 (0 to 17)"
     assert plus_minus(interval(5.0, -7.2, 17.2)) == "5 (0 to 17)"
+    assert plus_minus(interval(1614.0, 0.0, 3300.0)) == "1,600 (0 to 3,300)"
     assert plus_minus(interval(0.98, 0.9, 1.0)) == "0.980 (0.900 to 1.000)"
     assert plus_minus(interval(3.4, 0.0, 160.0)) == "3 (0 to 160)"
 

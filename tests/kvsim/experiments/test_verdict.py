@@ -9,7 +9,7 @@ import pytest
 
 import kvsim
 from kvsim import UserError
-from kvsim.experiments.measures import MEASURES, Objectives, latencies_by_arrival, measures
+from kvsim.experiments.measures import MEASURES, Objectives, latencies_by_arrival, measures, share_of_requests
 from kvsim.experiments.verdict import judge, pareto, rank
 from tests.worlds import command
 
@@ -56,8 +56,74 @@ def test_the_oracle_and_failing_policies_are_not_ranked():
     verdict = judge({"drops": given(0.1, failed_share=0.2), "a": given(0.5), "b": given(1.0), "oracle": given(0.2)})
     assert verdict.ranking.best == "a"
     assert "among policies without failed requests" in verdict.line
-    assert "1 with failed requests left out" in verdict.line
+    assert "; left out: drops failed 80 of 400 requests (20.0 %); --max-failed 20% would include it" in verdict.line
     assert verdict.from_best["drops"].value < 0
+
+
+def test_policies_that_failed_few_requests_can_be_ranked():
+    runs = {"a": given(0.5, failed_share=16 / 400), "b": given(1.0), "c": given(0.1, failed_share=0.5)}
+    asked = judge(runs, max_failed=0.05)
+    assert asked.line == (
+        "a (which failed 4.0 %) has the lowest mean end-to-end latency among policies that failed at most 5 % of the "
+        "requests: 50 % below b; left out: c failed 200 of 400 requests (50.0 %); "
+        "this is one run: ask for --replications 5 to see whether the differences hold"
+    )
+    assert asked.not_ranked == {"c": "failed 200 of 400 requests (50.0 %)"}
+    assert (asked.front, asked.failing) == (("a",), ("a", "c"))
+    assert "left out: a failed 16 of 400 requests (4.0 %), c failed" in judge(runs).line
+    assert "; --max-failed 4% would include a" in judge(runs).line
+    assert judge(runs, max_failed=0.04).ranking.best == "a"
+
+
+@pytest.mark.parametrize(("given_as", "share"), [("5%", 0.05), ("0.05", 0.05), (0.05, 0.05), ("0", 0), ("100 %", 1)])
+def test_shares_of_requests(given_as, share):
+    assert share_of_requests("--max-failed", given_as) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("wrong", ["5", "-1%", "five", "", "101%", "nan", True])
+def test_what_is_no_share_is_refused_in_one_line(wrong):
+    with pytest.raises(
+        UserError, match=r"^--max-failed: .*; a share of the requests is accepted, such as 5% or 0\.05$"
+    ):
+        share_of_requests("--max-failed", wrong)
+
+
+def test_identical_policies_are_called_identical():
+    runs = {"a": given(0.5), "b": given(0.5), "c": given(1.0)}
+    verdict = judge(runs, times={"a": ["x"], "b": ["x"], "c": ["y"]})
+    assert verdict.identical == (("a", "b"),)
+    assert verdict.line.startswith(
+        "a and b are identical in every request and have the lowest mean end-to-end latency of all policies: "
+        "50 % below c; this is one run"
+    )
+
+
+def test_more_replications_are_not_asked_for_where_all_policies_are_identical():
+    verdict = judge({"a": given(0.5), "b": given(0.5), "oracle": given(0.1)}, times={"a": ["x"], "b": ["x"]})
+    assert verdict.line == "no difference: a and b are identical in every request"
+
+
+def test_equal_means_are_not_identical_requests():
+    """The same mean of other requests: nothing but the times of the requests says identical."""
+    verdict = judge({"a": given(0.5), "b": given(0.5)}, times={"a": ["x"], "b": ["y"]})
+    assert verdict.identical == ()
+    assert ": less than 0.1 % below b" in verdict.line
+    several = judge({"a": given(0.5, 0.6), "b": given(0.5, 0.6)}, times={"a": ["x", "z"], "b": ["x", "w"]})
+    assert several.identical == ()
+
+
+def test_identical_policies_are_not_told_apart_by_replications():
+    verdict = judge(
+        {"a": given(*COMMON), "b": given(*COMMON), "c": given(*(2 * COMMON))},
+        times={"a": list("vwxyz"), "b": list("vwxyz"), "c": list("12345")},
+    )
+    assert verdict.ranking.holds
+    assert verdict.line.endswith("of all policies: 50 % below c")
+    assert (verdict.from_best["b"].low, verdict.from_best["b"].high) == (0, 0)
+
+
+def test_a_difference_too_small_to_be_shown_is_not_zero():
+    assert ": less than 0.1 % below b;" in judge({"a": given(1.0), "b": given(1.0002)}).line
 
 
 def test_a_policy_that_drops_tokens_is_marked():
@@ -77,7 +143,7 @@ def test_identical_replications_support_no_difference():
 def test_unstable_policies_are_not_ranked():
     line = judge({"a": given(0.1, unstable=1), "b": given(0.5), "c": given(0.6)}).line
     assert line.startswith("b has the lowest")
-    assert "1 unstable left out" in line
+    assert "; left out: a is unstable; this is one run" in line
     assert judge({"a": given(0.1, unstable=1), "b": given(0.5, unstable=1)}).line.startswith(
         "unstable: arrivals outpace"
     )
@@ -220,6 +286,32 @@ def test_compare_once_concludes_too(within):
     assert "intervals" not in printed
     assert printed["conclusion"].endswith("ask for --replications 5 to see whether the differences hold")
     assert printed["pareto"]
+
+
+def test_compare_finds_identical_policies_request_by_request():
+    """vllm and paged do the same under this scheduler; a budget for prompts would tell them apart."""
+    scenario = kvsim.load_scenario("chat", workload__requests=60)
+    compared = kvsim.compare(scenario, ["vllm", "paged", "contiguous"], snapshots=False, replications=2)
+    assert compared.verdict.identical == (("vllm", "paged"),)
+    vllm, paged, _ = (result.requests for result in compared.results)
+    assert vllm["finished_s"].equals(paged["finished_s"])
+
+
+def test_warnings_that_policies_share_are_given_once():
+    scenario = kvsim.load_scenario("chat", workload__requests=200, workload__rate=100.0)
+    compared = kvsim.compare(scenario, ["vllm", "paged", "ring"], snapshots=False)
+    (warning,) = [line for line in compared.warnings if "unstable" in line]
+    assert warning.startswith("3 policies (vllm, paged, ring): unstable: arrivals outpace service; the queue grew by ")
+
+
+def test_why_requests_failed_is_told_with_its_numbers(within):
+    told = within("compare", "chat", "-p", "streams", "-p", "paged", "--requests", "60")
+    assert "streams: " in told.stdout
+    assert "failed: the prompt is too long for a slot (longest " in told.stdout
+    assert "a slot has 256)" in told.stdout
+    assert "to try: raise the context limit of a slot" in told.stdout
+    told = within("compare", "chat", "-p", "paged", "--max-failed", "5 percent")
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
 
 
 def test_results_are_those_of_the_first_replication():
