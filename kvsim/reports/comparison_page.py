@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.reports.page import Cell, Figure, Page, Section, SnapshotStrip, Table, milliseconds, number, share, words
 from kvsim.reports.parts import footer, read, reproduce
+from kvsim.simulation.failures import failure_lines
 from kvsim.simulation.snapshots import FILE, load_snapshots
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ def _conclusion(saved: dict[str, Any], runs: list[dict[str, Any]]) -> list[str]:
     failed = [run["policy"] for run in runs if run["failed"]]
     if failed:
         lines.append(f"Requests failed under {', '.join(failed)}; latencies are those of completed requests only.")
+        told = [(run["policy"], failure_lines(run.get("failures", ()))) for run in runs]
+        lines += [f"{shared.line()}." for shared in share_warnings(told)]
     unstable = [run["policy"] for run in runs if (run.get("queue") or {}).get("unstable")]
     if unstable:
         lines.append(
@@ -164,4 +168,5 @@ def _latency_ranges(runs: list[dict[str, Any]]) -> Drawing:
 
 def _flags(saved: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     several = f" --replications {saved['replications']}" if saved.get("replications", 1) > 1 else ""
-    return "".join(f" --policy {run['policy']}" for run in runs) + several
+    tolerant = f" --max-failed {100 * saved['max_failed']:g}%" if saved.get("max_failed") else ""
+    return "".join(f" --policy {run['policy']}" for run in runs) + several + tolerant

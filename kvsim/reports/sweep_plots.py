@@ -263,7 +263,8 @@ def pareto_figure(
 
 def _legend_text(points: Mapping[str, Any], front: Sequence[str], failing: Sequence[str]) -> str:
     """Explanation of the markers and lines that the Pareto figure has."""
-    lines = ["dashed: policies without failed requests that no other beats in both"] if front else []
+    without = "" if set(front) & set(failing) else " without failed requests"
+    lines = [f"dashed: policies{without} that no other beats in both"] if front else []
     lines += ["hollow: failed requests"] if any(policy in points for policy in failing) else []
     lines += [f"the {BOUND} is a bound and not part of the front"] if BOUND in points else []
     return "\n".join(filter(None, ("; ".join(lines[:2]), "; ".join(lines[2:]))))

@@ -108,7 +108,8 @@ class Admission:
         """Take blocks for all chunks of a step that have not got theirs yet, or raise ``NoSlot`` and take none."""
         need, free = self._need(step), len(self._pool.free)
         if need > free:
-            raise NoSlot(f"the step needs {need} blocks of {self._blocks.block_size} cells, {free} are free")
+            blocks = f"{need} block{'s' * (need > 1)}"
+            raise NoSlot(f"the step needs {blocks} of {self._blocks.block_size} cells, {free} are free")
         for chunk in step:
             # What was found is taken first, so that it is not handed out to other chunks.
             if chunk.start and self._found.get(chunk.seq):

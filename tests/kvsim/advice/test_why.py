@@ -158,7 +158,7 @@ def test_failures_are_reported_first():
     found = why(crowded(scheduler="llama-server"), "paged")
     assert found.failed == 72
     assert [(each["kind"], each["count"]) for each in found.failures] == [("no slot", 72)]
-    full = "a step found no room in the cache: the step needs 1 blocks of 16 cells, 0 are free"
+    full = "a step found no room in the cache: the step needs 1 block of 16 cells, 0 are free"
     assert found.sentence.startswith(f"72 of 150 requests failed: {full}. Of the others: flat")
     assert found.remedies[0] == FAILURES[FailureKind.NO_SLOT][0]
     assert found.to_dict()["failures"] == found.failures
