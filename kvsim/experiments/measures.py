@@ -143,7 +143,8 @@ def share_of_requests(option: str, value: float | str) -> float:
     except ValueError:
         share = math.nan
     if isinstance(value, bool) or not 0 <= share <= 1:
-        raise UserError(f"{option}: {text[:40]}; a share of the requests is accepted, such as 5% or 0.05")
+        where = f"{option}: " if option else ""
+        raise UserError(f"{where}{text[:40]!r}: a share of the requests is expected, such as 5% or 0.05")
     return share
 
 

@@ -4,14 +4,15 @@ Tables, ``FORMAT`` 2 (``PRAGMA user_version``; ``application_id`` tells the file
 
 - ``meta(key PRIMARY KEY, value)``: name, sweep (JSON), code.
 - ``points(digest PRIMARY KEY, number, replication, policy, settings, scenario, status, measures, summary, error,
-  warnings)``: one row per finished run; ``settings``, ``measures`` and ``summary`` are JSON objects, ``warnings`` is a
-  JSON list, ``scenario`` is TOML that can be run by itself, ``status`` is ``done`` or ``failed``. Rows depend only on
-  the sweep and the code, bit for bit. ``number`` is NULL for runs of an earlier version of the sweep or the code; they
-  are kept and found by their digest.
+  warnings, times)``: one row per finished run; ``settings``, ``measures`` and ``summary`` are JSON objects,
+  ``warnings`` is a JSON list, ``times`` a digest of the times of all requests, ``scenario`` is TOML that can be run by
+  itself, ``status`` is ``done`` or ``failed``. Rows depend only on the sweep and the code, bit for bit. ``number`` is
+  NULL for runs of an earlier version of the sweep or the code; they are kept and found by their digest.
 - ``timings(digest, seconds, host, process, ended)``: one row each time a run was executed, with ``seconds`` of wall
   clock and ``ended`` in ISO 8601.
 
-``FORMAT`` 1 had no ``warnings``; the column is added when such a file is opened. The file is locked while a sweep runs.
+``FORMAT`` 1 had neither ``warnings`` nor ``times``; they are added when such a file is opened. The file is locked while
+a sweep runs.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ CREATE TABLE points (
   measures TEXT NOT NULL,
   summary TEXT NOT NULL,
   error TEXT NOT NULL,
-  warnings TEXT NOT NULL DEFAULT '[]'
+  warnings TEXT NOT NULL DEFAULT '[]',
+  times TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE TABLE timings (
   digest TEXT NOT NULL, seconds REAL NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL, ended TEXT NOT NULL
@@ -53,7 +55,8 @@ CREATE TABLE timings (
 """
 
 
-_ADD_WARNINGS = "ALTER TABLE points ADD COLUMN warnings TEXT NOT NULL DEFAULT '[]'"
+_ADDED_COLUMNS = ("warnings TEXT NOT NULL DEFAULT '[]'", "times TEXT NOT NULL DEFAULT ''")
+"""Columns that ``FORMAT`` 1 had not."""
 
 _RESERVED_STEMS = ("comparison", "recommendation")
 """File names of other commands."""
@@ -92,6 +95,8 @@ class Row:
     """Why the run failed, in one line."""
     warnings: str = "[]"
     """JSON: a list of the warnings that the run gave, a line each."""
+    times: str = ""
+    """Digest of the times of all requests; empty if it is unknown."""
 
 
 class Timing(NamedTuple):
@@ -158,7 +163,8 @@ class Store:
                     run(statement)
                 run(f"PRAGMA application_id = {_APPLICATION}")
             elif version == 1:
-                run(_ADD_WARNINGS)
+                for column in _ADDED_COLUMNS:
+                    run(f"ALTER TABLE points ADD COLUMN {column}")
             run(f"PRAGMA user_version = {FORMAT}")
 
     def __enter__(self) -> Store:

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -30,7 +30,7 @@ from pydantic_core import ErrorDetails
 
 from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError
-from kvsim.experiments.measures import MEASURES, Objectives
+from kvsim.experiments.measures import NEED_OBJECTIVES, Objectives, measure_called, share_of_requests
 from kvsim.scenario.scenario import PolicyName, Scenario, check_name, name_of, read, read_toml, set_key, validated
 from kvsim.scenario.section import Section
 from policies import available, current_name
@@ -45,6 +45,7 @@ Scalar = bool | int | float | str
 _ACCEPTED = {
     "axes": "a list of numbers, words, true or false, or { from, to, steps, scale }",
     "policies": 'a list of policies or "all"',
+    "show": 'a list of measures, such as ["ttft_p99", "tpot_p99"]',
     "warmup": '"mser-5", "none" or a number of requests',
 }
 """What is accepted by keys that take values of several types."""
@@ -54,14 +55,6 @@ def _scalar(value: Any) -> Any:
     if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
         raise ValueError(f"accepted: {_ACCEPTED['axes']}, got {value!r:.60}")
     return value
-
-
-def _measure(name: str) -> str:
-    if name not in MEASURES:
-        close = difflib.get_close_matches(name, MEASURES, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "accepted: " + ", ".join(MEASURES)
-        raise ValueError(f"there is no measure {name!r}; {hint}")
-    return name
 
 
 def _listed(axis: Any) -> Any:
@@ -113,7 +106,7 @@ Axis = Annotated[
 class StopRule(Section):
     """A rule that adds replications until the interval of a measure is narrow enough."""
 
-    measure: Annotated[str, AfterValidator(_measure)]
+    measure: Annotated[str, AfterValidator(measure_called)]
     within: Annotated[float, Field(gt=0, lt=1)]
     """Target relative error; see ``estimates.check_precision``."""
     level: Annotated[float, Field(gt=0, lt=1)] = 0.95
@@ -143,6 +136,24 @@ class SweepFile(Section):
     stop: StopRule | None = None
     slo: Objectives | None = None
     """The service level that defines goodput."""
+    show: Annotated[list[str], Field(min_length=1)] | None = None
+    """Measures to print and draw; a list, or names with commas between them."""
+    max_failed: float = 0.0
+    """Share of its requests that a policy may have failed and still be ranked."""
+
+    @field_validator("show", mode="before")
+    @classmethod
+    def _measures(cls, show: Any) -> Any:
+        """Split names at commas, and write short names out."""
+        names = [name.strip() for name in show.split(",")] if isinstance(show, str) else _listed(show)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return names
+        return list(dict.fromkeys(measure_called(name) for name in names))
+
+    @field_validator("max_failed", mode="before")
+    @classmethod
+    def _share(cls, share: Any) -> Any:
+        return share_of_requests("", share)
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -176,6 +187,10 @@ class SweepFile(Section):
                 raise ValueError(f'points: design = "{self.design}" needs to know how many')
             if not self.axes:
                 raise ValueError(f'axes: design = "{self.design}" needs at least one')
+        asked = {"show": self.show or [], "stop.measure": [self.stop.measure] if self.stop is not None else []}
+        for key, names in asked.items():
+            if self.slo is None and (unknown := sorted(NEED_OBJECTIVES.intersection(names))):
+                raise ValueError(f"{key}: {unknown[0]} needs a table [slo] in the sweep, such as ttft_s = 0.5")
         if self.stop is not None and self.stop.most < self.replications:
             raise ValueError(f"stop.most ({self.stop.most}) is less than replications ({self.replications})")
         return self
@@ -235,16 +250,24 @@ def builtin_sweeps() -> list[str]:
 
 
 def plan_sweep(
-    source: str | Path | dict[str, Any], *, seed: int | None = None, requests: int | None = None
+    source: str | Path | dict[str, Any],
+    *,
+    seed: int | None = None,
+    requests: int | None = None,
+    show: str | Sequence[str] | None = None,
+    max_failed: float | str | None = None,
 ) -> SweepPlan:
     """Read a sweep and lay out its points without running any.
 
-    ``source`` is a built-in name, a TOML file or its table. ``seed`` and ``requests`` replace those of the scenario.
-    Settings that are invalid only in combination, such as a slot context larger than the cache, become points with a
-    ``fault``. Raises ``UserError`` for anything that is always invalid: a misspelt key, a value that its key never
-    accepts, an unknown policy, or a base scenario that cannot be run. Raises ``WorkloadError`` for an unreadable trace.
+    ``source`` is a built-in name, a TOML file or its table. ``seed`` and ``requests`` replace those of the scenario,
+    ``show`` and ``max_failed`` those of the sweep. Settings that are invalid only in combination, such as a slot
+    context larger than the cache, become points with a ``fault``. Raises ``UserError`` for anything that is always
+    invalid: a misspelt key, a value that its key never accepts, an unknown policy, or a base scenario that cannot be
+    run. Raises ``WorkloadError`` for an unreadable trace.
     """
     data, label, folder = _read(source)
+    replaced = {"show": show, "max_failed": max_failed}
+    data = data | {key: value for key, value in replaced.items() if value is not None}
     file = _checked(data, label)
     base, base_folder = _base(file, label, folder)
     if seed is not None:

@@ -14,15 +14,31 @@ import numpy as np
 
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import LEVEL, check_precision, replication_interval
-from kvsim.experiments.measures import MEASURES, MORE_IS_BETTER, WITHOUT_INTERVAL, measure_interval
+from kvsim.experiments.measures import MEASURES, MORE_IS_BETTER, WITHOUT_INTERVAL, measure_called, measure_interval
+from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.experiments.store import Row, written_names
 from kvsim.experiments.sweep_file import SweepPlan
-from kvsim.experiments.verdict import BOUND, Ranking, rank
+from kvsim.experiments.verdict import (
+    BOUND,
+    NotRanked,
+    Ranking,
+    identical_groups,
+    limit_that_includes,
+    rank,
+    reason_not_to_rank,
+)
 from kvsim.results import writable
+from kvsim.simulation.failures import failure_lines
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+MOST_DRAWN = 4
+"""Maximum number of measures in the saved figure."""
+
+_USUAL = ("e2e_mean", "ttft_p95", "e2e_p95", "throughput_tokens_per_s")
+"""Measures in every table for which no others were asked."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,26 @@ class SweepResult:
     def measure(self) -> str:
         """The default measure: the stopping rule's, or else mean end-to-end latency."""
         return self.plan.file.stop.measure if self.plan.file.stop else "e2e_mean"
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The measures of the printed table: the default measure, and those asked for or else the usual ones."""
+        usual = (*_USUAL, *(("goodput_requests_per_s", "slo_share") if self.plan.file.slo is not None else ()))
+        return tuple(dict.fromkeys((self.measure, *(self.plan.file.show or usual))))
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """The measures of the saved figure: the first of those asked for, or else the default measure."""
+        return tuple(self.plan.file.show or (self.measure,))[:MOST_DRAWN]
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What the runs warned of and why requests failed, each once, with the number of runs and the policies."""
+        runs = []
+        for row in self.rows:
+            failures = json.loads(row.summary).get("failures", ())
+            runs.append((row.policy, [*json.loads(row.warnings), *failure_lines(failures)]))
+        return tuple(shared.line_of_runs(len(runs)) for shared in share_warnings(runs))
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -167,53 +203,68 @@ class SweepResult:
     def rankings(self, measure: str | None = None) -> dict[int, Ranking]:
         """Rank the policies at each point by a measure; keyed by number.
 
-        Policies that failed requests or are unstable are left out, and so is the oracle. Raises ``UserError`` for an
+        Policies that failed more requests than ``max_failed`` allows, or are unstable, are left out, and so is the
+        oracle. Of policies that are identical in every request only the first is ranked. Raises ``UserError`` for an
         unknown measure.
         """
         measure = self._checked_measure(measure)
-        left_out = self._left_out()
+        left_out = self._left_out
+        repeated = {(n, p) for n, groups in self._identical.items() for group in groups for p in group[1:]}
         values: dict[int, dict[str, list[float]]] = {}
         for key, group in self.runs.groupby(["number", "policy"], sort=False):
             number, policy = int(str(key[0])), str(key[1])
-            if policy == BOUND or policy in left_out.get(number, {}):
+            if policy == BOUND or policy in left_out.get(number, {}) or (number, policy) in repeated:
                 continue
             replications = group.sort_values("replication")[measure]
             if replications.notna().all():
                 values.setdefault(number, {})[policy] = replications.tolist()
         return {number: rank(by_policy, measure, self.level) for number, by_policy in values.items()}
 
-    def _left_out(self) -> dict[int, dict[str, str]]:
+    @cached_property
+    def _left_out(self) -> dict[int, dict[str, NotRanked]]:
         """The policies that are not ranked, with the reason, by number of the point; the oracle is not listed."""
-        reasons: dict[int, dict[str, str]] = {}
+        reasons: dict[int, dict[str, NotRanked]] = {}
+        done = dict(iter(self.runs.groupby(["number", "policy"], sort=False)))
         for row in self.table[self.table["policy"] != BOUND].to_dict("records"):
-            if row["failed"]:
-                why = "could not run"
-            elif row["failed_share"] != 0:
-                why = "failed requests"
-            elif row["unstable"] != 0:
-                why = "unstable"
-            else:
-                continue
-            reasons.setdefault(row["number"], {})[row["policy"]] = why
+            why: NotRanked | None = NotRanked("could not run")
+            if not row["failed"]:
+                runs = _records(done[row["number"], row["policy"]])
+                why = reason_not_to_rank(runs, self.plan.file.max_failed)
+            if why is not None:
+                reasons.setdefault(row["number"], {})[row["policy"]] = why
         return reasons
+
+    @cached_property
+    def _identical(self) -> dict[int, tuple[tuple[str, ...], ...]]:
+        """Groups of policies that are identical in every request of every run, by number of the point."""
+        times: dict[int, dict[str, list[str]]] = {}
+        for row in self.rows:
+            if row.number is not None and row.policy not in self._left_out.get(row.number, {}):
+                times.setdefault(row.number, {}).setdefault(row.policy, []).append(row.times)
+        return {number: identical_groups(by_policy) for number, by_policy in times.items()}
 
     def best(self, measure: str | None = None) -> pd.DataFrame:
         """One row per point: the best policy by a measure (by default ``self.measure``), and its lead.
 
-        The columns are number, the axes, the ``best`` policy, its ``value``, the ``second``, how much worse that is
+        The columns are number, the axes, the ``best`` policy, those ``identical`` to it in every request (with commas
+        between them), its ``value``, the ``second``, how much worse that is
         (``behind``, a share, with ``_low`` and ``_high``), whether the best ``holds`` against all others at the level,
-        the number of ``rivals``, and the policies ``left_out``, with reasons: those that failed a request or are
-        unstable. The oracle is not ranked. A policy without rivals has won nothing. Replications are compared in pairs,
-        with Bonferroni's correction for all rivals. Raises ``UserError`` for an unknown measure.
+        the number of ``rivals``, and the policies ``left_out``, with reasons: those that failed more requests than
+        ``max_failed`` allows, or are unstable. The oracle is not ranked. A policy without rivals has won nothing.
+        Replications are compared in pairs, with Bonferroni's correction for all rivals. Raises ``UserError`` for an
+        unknown measure.
         """
         import pandas as pd
 
         rows = []
         settings = {point.number: point.settings for point in self.plan.points}
-        left_out = self._left_out()
+        left_out = self._left_out
         for number, ranking in self.rankings(measure).items():
             value = ranking.values[ranking.names.index(ranking.best)]
+            groups = self._identical.get(number, ())
+            alike = [p for group in groups if ranking.best in group for p in group if p != ranking.best]
             row = {"number": number, **settings[number], "best": ranking.best, "value": value}
+            row["identical"] = ", ".join(alike)
             if ranking.runner_up is not None:
                 ratio = ranking.comparison.ratios[ranking.names.index(ranking.runner_up)]
                 sign = -1.0 if ranking.measure in MORE_IS_BETTER else 1.0
@@ -221,9 +272,20 @@ class SweepResult:
                 behind = {"behind": sign * (ratio.value - 1), "behind_low": low, "behind_high": high}
                 row |= {"second": ranking.runner_up, **behind}
             rivals = {"holds": ranking.holds and len(ranking.names) > 1, "rivals": len(ranking.names) - 1}
-            reasons = "; ".join(f"{policy}: {why}" for policy, why in left_out.get(number, {}).items())
+            reasons = "; ".join(f"{policy} {reason.why}" for policy, reason in left_out.get(number, {}).items())
             rows.append({**row, **rivals, "left_out": reasons})
-        columns = ["best", "value", "second", "behind", "behind_low", "behind_high", "holds", "rivals", "left_out"]
+        columns = [
+            "best",
+            "identical",
+            "value",
+            "second",
+            "behind",
+            "behind_low",
+            "behind_high",
+            "holds",
+            "rivals",
+            "left_out",
+        ]
         return pd.DataFrame(rows, columns=["number", *self.plan.axes, *columns])
 
     def conclusion(self, measure: str | None = None) -> str:
@@ -236,15 +298,20 @@ class SweepResult:
                 f"no conclusion: at none of {points} points did a policy serve all requests and keep up with arrivals"
             )
         if len({policy for policy in self.plan.policies if policy != BOUND}) == 1:
-            single = f"{self._labelled(best['best'].iloc[0])} has no competitor; name several policies to compare them"
+            single = (
+                f"{self._labelled(best['best'].iloc[0], '')} has no competitor; name several policies to compare them"
+            )
             return "; ".join([single, *self._precision_remark()])
         side = "highest" if measure in MORE_IS_BETTER else "lowest"
         won = best[best["rivals"] > 0]
         if len(won):
-            wins = won["best"].value_counts()
-            parts = [", ".join(f"{self._labelled(str(policy))} at {n}" for policy, n in wins.items())]
+            wins = won[["best", "identical"]].value_counts()
+            names = [self._labelled(str(policy), str(alike)) for policy, alike in wins.index.tolist()]
+            parts = [", ".join(f"{name} at {n}" for name, n in zip(names, wins, strict=True))]
         else:
             parts = ["no conclusion, since no policy had a competitor"]
+        if limit := self.plan.file.max_failed:
+            parts.append(f"ranked are policies that failed at most {100 * limit:g} % of the requests")
         parts += self._left_out_remarks(best)
         if len(won) and self.runs["replication"].max() == 0:
             parts.append("from one run each: ask for replications to see whether the differences hold")
@@ -255,12 +322,12 @@ class SweepResult:
 
     def _left_out_remarks(self, best: pd.DataFrame) -> list[str]:
         """Parts of the conclusion: at how many points policies were left out, and why."""
-        left_out, single = self._left_out(), best[best["rivals"] == 0]
+        left_out, single = self._left_out, best[best["rivals"] == 0]
         parts = []
-        for policy, rows in single.groupby("best", sort=False):
+        for (policy, alike), rows in single.groupby(["best", "identical"], sort=False):
             why = _reasons([left_out.get(number, {}) for number in rows["number"]])
-            winner = (best[best["rivals"] > 0]["best"] == policy).any()
-            name = str(policy) if winner else self._labelled(str(policy))
+            winner = bool((best[best["rivals"] > 0]["best"] == policy).any())
+            name = self._labelled(str(policy), str(alike), known=winner)
             parts.append(f"at {len(rows)} {name} has no competitor{f' ({why})' if why else ''}")
         ranked = set(best["number"])
         compared = ranked - set(single["number"])
@@ -268,10 +335,17 @@ class SweepResult:
             parts.append(f"at {len(none)} no policy is left ({_reasons(none)})")
         if some := [reasons for number, reasons in left_out.items() if number in compared]:
             parts.append(f"at {len(some)} some are left out ({_reasons(some)})")
+        everywhere = {(number, policy): why for number, each in left_out.items() for policy, why in each.items()}
+        limit, included = limit_that_includes(everywhere)
+        if included:
+            parts.append(f"--max-failed {limit} would include {len(included):,} of the {len(everywhere):,} left out")
         return parts
 
-    def _labelled(self, policy: str) -> str:
-        return f"{policy} (which drops tokens)" if policy in self.forgetful else policy
+    def _labelled(self, policy: str, alike: str, known: bool = False) -> str:
+        """The name of a policy with what must be known of it; ``known``: that it drops tokens has been said."""
+        labels = ["which drops tokens"] if policy in self.forgetful and not known else []
+        labels += [f"identical to {alike}"] if alike else []
+        return f"{policy} ({', '.join(labels)})" if labels else policy
 
     def _precision_remark(self) -> list[str]:
         """Part of the conclusion: where the stopping rule was not met, if anywhere."""
@@ -281,11 +355,14 @@ class SweepResult:
         groups = self.runs.groupby(["number", "policy"]).ngroups
         return [f"not within {100 * rule.within:g} % after {rule.most} runs: {missed} of {groups} points and policies"]
 
-    def plot(self, measure: str | None = None) -> Figure:
-        """Draw a measure over the axes, with a colour per policy and intervals. Raises ``UserError``."""
+    def plot(self, *measures: str) -> Figure:
+        """Draw measures (by default ``drawn``) over the axes, with a colour per policy and intervals.
+
+        Raises ``UserError``.
+        """
         from kvsim.reports.sweep_plots import sweep_figure
 
-        return sweep_figure(self.table, self.plan, self._checked_measure(measure))
+        return sweep_figure(self.table, self.plan, [self._checked_measure(m) for m in measures or self.drawn])
 
     def save(self, folder: str | Path | None = None) -> list[Path]:
         """Write the tables and the figure, by default beside the store, and return the files.
@@ -319,8 +396,10 @@ class SweepResult:
             "runs": len(self.rows),
             "failed": sum(row.status == "failed" for row in self.rows),
             "measure": self.measure,
+            "shown": list(self.shown),
             "level": self.level,
             "conclusion": self.conclusion(),
+            "warnings": list(self.warnings),
             "forgetful": list(self.forgetful),
             "imprecise": self.imprecise,
             "points": _records(self.table),
@@ -329,20 +408,22 @@ class SweepResult:
         }
 
     def _checked_measure(self, measure: str | None) -> str:
-        measure = self.measure if measure is None else measure
-        if measure not in MEASURES:
-            raise UserError(f"there is no measure {measure!r}; there are {', '.join(MEASURES)}")
-        return measure
+        return self.measure if measure is None else measure_called(measure)
 
 
-def _reasons(left_out: Iterable[Mapping[str, str]]) -> str:
-    """Policies by reason, such as ``paged, contiguous failed requests; ring unstable``."""
-    by_reason: dict[str, list[str]] = {}
+def _reasons(left_out: Iterable[Mapping[str, NotRanked]]) -> str:
+    """Policies by reason, such as ``paged, contiguous failed 2.0 to 5.0 % of the requests; ring is unstable``."""
+    by_reason: dict[str, list[tuple[str, float]]] = {}
     for reasons in left_out:
-        for policy, why in reasons.items():
-            if policy not in by_reason.setdefault(why, []):
-                by_reason[why].append(policy)
-    return "; ".join(f"{', '.join(policies)} {why}" for why, policies in by_reason.items())
+        for policy, reason in reasons.items():
+            why = "failed" if reason.failed_share else reason.why
+            by_reason.setdefault(why, []).append((policy, 100 * reason.failed_share))
+    parts = []
+    for why, found in by_reason.items():
+        low, high = (f"{pick(share for _, share in found):.1f}" for pick in (min, max))
+        shares = f" {low if low == high else f'{low} to {high}'} % of the requests" if found[0][1] else ""
+        parts.append(f"{', '.join(dict.fromkeys(policy for policy, _ in found))} {why}{shares}")
+    return "; ".join(parts)
 
 
 def _verdict(group: pd.DataFrame | None, failed: int) -> str:

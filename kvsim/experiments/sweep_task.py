@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from kvsim.errors import UserError
 from kvsim.experiments.fingerprint import code_version
-from kvsim.experiments.measures import Objectives, WarmupRule, measures
+from kvsim.experiments.measures import Objectives, WarmupRule, measures, times_digest
 from kvsim.experiments.store import Row, Timing
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.run import run
@@ -62,7 +62,7 @@ def _run(task: RunTask) -> Row:
     known = (task.digest, task.number, task.replication, task.policy, task.settings, scenario.to_toml())
     try:
         result = run(scenario, detail="tables")
-        measured = measures(result, task.warmup, task.slo)
+        measured, times = measures(result, task.warmup, task.slo), times_digest(result)
     except (UserError, WorkloadError) as e:
         return Row(*known, "failed", error=one_line(str(e)))
     except Exception as e:  # Any other error is stored and reported at the end; it must not stop the other runs.
@@ -74,6 +74,7 @@ def _run(task: RunTask) -> Row:
         json.dumps(measured, allow_nan=False),
         json.dumps(summary, allow_nan=False),
         warnings=json.dumps(result.warnings),
+        times=times,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ FEWEST_REQUESTS = 50
 """Runs of fewer requests support no conclusion about latency."""
 
 
-UNSTABLE = "is unstable"
+Key = TypeVar("Key")
 
 _MOST_FAILED = 0.2
 """Largest share of failed requests for which ``max_failed`` is suggested."""
@@ -197,8 +197,9 @@ def judge(
         for policy, each in runs.items()
     }
     means = {p: values for p, each in runs.items() if (values := replication_values(each, "e2e_mean")) is not None}
-    not_ranked = {p: why for p, each in runs.items() if p != BOUND and (why := unranked_because(each, max_failed))}
-    identical = _identical({p: tuple(each) for p, each in (times or {}).items() if p in means and p not in not_ranked})
+    reasons = {policy: reason_not_to_rank(each, max_failed) for policy, each in runs.items() if policy != BOUND}
+    not_ranked = {policy: reason for policy, reason in reasons.items() if reason is not None}
+    identical = identical_groups({p: each for p, each in (times or {}).items() if p in means and p not in not_ranked})
     repeated = {policy for group in identical for policy in group[1:]}
     ranked = {p: v for p, v in means.items() if p not in not_ranked and p not in repeated and p != BOUND}
     ranking = rank(ranked, "e2e_mean", level) if ranked else None
@@ -226,29 +227,43 @@ def judge(
         tuple(front),
         replications,
         failing,
-        not_ranked,
+        {policy: reason.why for policy, reason in not_ranked.items()},
         identical,
         max_failed,
     )
 
 
-def unranked_because(runs: Sequence[Measures], max_failed: float = 0.0) -> str:
-    """Why a policy takes no part in a ranking, with the numbers; empty if it does."""
+class NotRanked(NamedTuple):
+    """Why a policy takes no part in a ranking."""
+
+    why: str
+    """In words, with the numbers."""
+    failed_share: float = 0.0
+    """Share of its requests that failed, if that is the reason."""
+    unstable: bool = False
+
+
+def reason_not_to_rank(runs: Sequence[Measures], max_failed: float = 0.0) -> NotRanked | None:
+    """Why a policy takes no part in a ranking: it failed more than a share of its requests, or it is unstable."""
+    unstable = any(run["unstable"] for run in runs)
     if _fails_too_many(runs, max_failed):
         failed, requests = failed_requests(runs)
-        return f"failed {failed:,} of {requests:,} requests ({100 * failed / requests:.1f} %)"
-    return UNSTABLE if any(run["unstable"] for run in runs) else ""
+        share = failed / requests
+        return NotRanked(f"failed {failed:,} of {requests:,} requests ({100 * share:.1f} %)", share, unstable)
+    return NotRanked("is unstable", unstable=True) if unstable else None
 
 
-def inclusive_limit(runs: Mapping[str, Sequence[Measures]], max_failed: float = 0.0) -> tuple[str, list[str]]:
-    """The value of ``max_failed`` that would include policies that failed too many requests, and these policies.
+def limit_that_includes(not_ranked: Mapping[Key, NotRanked]) -> tuple[str, list[Key]]:
+    """The value of ``--max-failed`` with which policies that failed requests would be ranked, and which these are.
 
-    Policies that failed more than a fifth of their requests are never suggested. Both are empty if there is none.
+    Policies that failed more than a fifth of their requests, or are unstable, are not among them. Both are empty if
+    there is none.
     """
-    stable = {p: failed_requests(each) for p, each in runs.items() if not any(run["unstable"] for run in each)}
-    shares = {p: failed / requests for p, (failed, requests) in stable.items() if requests and p != BOUND}
-    included = [p for p, share in shares.items() if max_failed < share <= _MOST_FAILED]
-    return (f"{math.ceil(100 * max(shares[p] for p in included) - 1e-9)}%" if included else ""), included
+    included = {key: why.failed_share for key, why in not_ranked.items() if 0 < why.failed_share <= _MOST_FAILED}
+    included = {key: share for key, share in included.items() if not not_ranked[key].unstable}
+    if not included:
+        return "", []
+    return f"{math.ceil(100 * max(included.values()) - 1e-9)}%", list(included)
 
 
 def _fails_too_many(runs: Sequence[Measures], max_failed: float) -> bool:
@@ -256,12 +271,12 @@ def _fails_too_many(runs: Sequence[Measures], max_failed: float) -> bool:
     return failed > max_failed * requests + 1e-9
 
 
-def _identical(times: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Groups of two or more policies with the same digests; without the oracle."""
+def identical_groups(times: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """Return groups of two or more policies with the same digests of times, in order; the oracle is in none."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for policy, digests in times.items():
-        if policy != BOUND:
-            groups.setdefault(digests, []).append(policy)
+        if policy != BOUND and all(digests):
+            groups.setdefault(tuple(digests), []).append(policy)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
@@ -272,7 +287,7 @@ class _Conclusion:
     runs: Mapping[str, Sequence[Measures]]
     ranking: Ranking | None
     from_bound: Mapping[str, Interval]
-    not_ranked: Mapping[str, str]
+    not_ranked: Mapping[str, NotRanked]
     identical: tuple[tuple[str, ...], ...]
     forgetful: tuple[str, ...]
     max_failed: float
@@ -310,7 +325,8 @@ class _Conclusion:
         return "; ".join([line, *remarks])
 
     def _none_ranked(self) -> str:
-        if UNSTABLE in self.not_ranked.values() and set(self.not_ranked) | {BOUND} >= set(self.runs):
+        unstable = any(reason.unstable for reason in self.not_ranked.values())
+        if unstable and set(self.not_ranked) | {BOUND} >= set(self.runs):
             return (
                 "unstable: arrivals outpace service under every policy without failed requests, so latencies depend on "
                 "how long the run is; lower the rate"
@@ -343,8 +359,8 @@ class _Conclusion:
         """Which policies are left out, why, and what would include them."""
         if not self.not_ranked:
             return []
-        parts = ["left out: " + ", ".join(f"{policy} {why}" for policy, why in self.not_ranked.items())]
-        limit, included = inclusive_limit({p: self.runs[p] for p in self.not_ranked}, self.max_failed)
+        parts = ["left out: " + ", ".join(f"{policy} {reason.why}" for policy, reason in self.not_ranked.items())]
+        limit, included = limit_that_includes(self.not_ranked)
         if included:
             all_of_them = len(included) == len(self.not_ranked)
             what = ("it" if len(included) == 1 else "them") if all_of_them else ", ".join(included)

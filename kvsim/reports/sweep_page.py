@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kvsim.experiments.estimates import Interval
+from kvsim.experiments.interval_text import plus_minus
+from kvsim.experiments.sweep_result import MOST_DRAWN
 from kvsim.reports.page import Cell, Figure, Page, Section, Table, milliseconds, number, words
 from kvsim.reports.parts import footer, reproduce
 
@@ -28,12 +31,15 @@ def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") 
     ]
     figures = []
     if (folder / picture).is_file():
-        title = f"{saved['measure']} over the axes"
+        drawn = sweep.get("show", [saved["measure"]])[:MOST_DRAWN]
+        title = f"{', '.join(drawn)} over the axes"
         figures.append(Figure.of_png(title, (folder / picture).read_bytes(), title, wide=True))
     sections = [
         Section("The best policy at each point", tables=[_best_table(saved, axes)], figures=figures),
         Section("All points", tables=[_points_table(saved, axes)]),
     ]
+    if saved.get("warnings"):
+        sections.append(Section("Warnings", list(saved["warnings"])))
     if saved["failures"]:
         sections.append(Section("Failures", tables=[_failures_table(saved)]))
     sections.append(reproduce("kvsim sweep sweep.toml", [("Sweep", tomli_w.dumps(sweep))]))
@@ -57,34 +63,28 @@ def _best_table(saved: dict[str, Any], axes: list[str]) -> Table:
         for row in saved["best"]
     ]
     note = (
-        "Behind by: how much worse the second is than the best, as a share. Policies that failed requests, and the "
-        "oracle, are left out; a policy that then has no competitor has not won."
+        "Behind by: how much worse the second is than the best, as a share. The oracle takes no part, nor do the "
+        "policies left out; a policy that then has no competitor has not won."
     )
     return Table("The best policy at each point", heads, rows, note)
 
 
 def _winner(saved: dict[str, Any], row: dict[str, Any]) -> str:
     drops = " (drops tokens)" if row["best"] in saved.get("forgetful", ()) else ""
-    return f"{row['best']}{drops}{'' if row['rivals'] else ', no competitor'}"
+    alike = f" (identical: {row['identical']})" if row.get("identical") else ""
+    return f"{row['best']}{drops}{alike}{'' if row['rivals'] else ', no competitor'}"
 
 
 def _points_table(saved: dict[str, Any], axes: list[str]) -> Table:
-    shown = list(dict.fromkeys((saved["measure"], *_SHOWN)))
-    heads = ["point", *axes, "policy", "runs"]
-    for measure in shown:
-        heads += [_head(measure), "±"]
-    heads.append("verdict")
+    shown = list(dict.fromkeys((saved["measure"], *saved.get("shown", ()), *_SHOWN)))
+    heads = ["point", *axes, "policy", "runs", *(_head(measure) for measure in shown), "verdict"]
     rows = []
     for row in saved["points"]:
-        figures = []
-        for measure in shown:
-            value, low, high = (row.get(f"{measure}{end}") for end in ("", "_low", "_high"))
-            half = None if value is None or low is None or high is None else max(high - value, value - low)
-            figures += [_value(measure, row[measure]), _value(measure, half)]
+        figures = [_estimate(row, measure) for measure in shown]
         settings = [_setting(row[axis]) for axis in axes]
         rows.append([number(row["number"]), *settings, words(row["policy"]), number(row["replications"]), *figures])
         rows[-1].append(words(row.get("verdict") or "–"))
-    note = f"Latencies in milliseconds; ± is half the {saved['level']:.0%} interval over replications."
+    note = f"Latencies in milliseconds; ± half the {saved['level']:.0%} interval over replications."
     return Table("All points", heads, rows, note)
 
 
@@ -107,6 +107,15 @@ def _setting(value: Any) -> Cell:
 
 def _value(measure: str, value: float | None) -> Cell:
     return milliseconds(value) if _is_latency(measure) else number(value)
+
+
+def _estimate(row: dict[str, Any], measure: str) -> Cell:
+    """A measure with its interval, sorted by the measure."""
+    value, low, high = (row.get(f"{measure}{end}") for end in ("", "_low", "_high"))
+    if value is None or low is None or high is None:
+        return _value(measure, value)
+    interval = Interval(value, low, high, 0.0, 0, "")
+    return Cell(plus_minus(interval, 1e3 if _is_latency(measure) else 1.0), value)
 
 
 def _head(measure: str) -> str:

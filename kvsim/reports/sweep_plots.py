@@ -13,7 +13,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from kvsim.experiments.sweep_file import Span, SweepPlan
 from kvsim.experiments.verdict import BOUND
@@ -28,42 +28,82 @@ _LETTER_IN = 0.1
 """Maximum width of a letter of a tick label, in inches."""
 
 
-def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
-    """Draw a measure over the axes, with a colour per policy and intervals over replications.
+def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measures: Sequence[str]) -> Figure:
+    """Draw measures over the axes, with a colour per policy and intervals over replications.
 
-    A grid of one axis takes one panel; a grid of two or three has a panel for each value of the other axes, if they
-    have few values. Other designs and larger grids are drawn as points over each axis in turn. Points with failed
-    requests are hollow.
+    For each measure a grid of one axis takes one panel; a grid of two or three has a panel for each value of the other
+    axes, if they have few values. Other designs and larger grids are drawn as points over each axis in turn. Points
+    with failed requests are hollow.
     """
-    drawn = table[table[measure].notna()] if len(table) else table
+    drawn = {measure: table[table[measure].notna()] if len(table) else table for measure in measures}
     numeric = [key for key in plan.axes if pd.api.types.is_numeric_dtype(table[key])]
     across = max(numeric or plan.axes, key=lambda key: table[key].nunique(), default=None)
     others = [key for key in plan.axes if key != across]
     columns, rows = [*others, None, None][:2]
     few = all(table[key].nunique() <= _MOST_PANELS for key in others)
+    grid = plan.file.design == "grid" and len(plan.axes) <= 3 and few
+    width, height = _panels_size(table, columns, rows) if grid else _dots_size(plan)
+    # Measures with a single panel stand side by side, others one above the other.
+    beside = 2 if len(measures) > 1 and grid and columns is None else 1
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
-        if plan.file.design == "grid" and len(plan.axes) <= 3 and few:
-            figure = _panels(drawn, plan, measure, across, columns, rows)
-        else:
-            figure = _dots(drawn, plan, measure)
-        hollow = "; hollow: requests failed" if _failed(drawn).any() else ""
-        figure.suptitle(f"{plan.name}: {measure}{_unit(measure)}{hollow}", fontsize=14)
-        if _is_wide(drawn[measure]):
-            for axis in figure.axes:
-                axis.set_yscale("log")
-                # An interval that reaches down to 0 would squeeze everything else.
-                axis.set_ylim(drawn[measure].min() / 2, drawn[measure].max() * 2)
-                plain_log(axis.yaxis, drawn[measure])
+        figure = Figure(figsize=(width * beside, height * -(-len(measures) // beside)), layout="constrained")
+        for measure, part in zip(measures, _parts(figure, len(measures), beside), strict=False):
+            if grid:
+                _panels(part, width, drawn[measure], plan, measure, across, columns, rows)
+            else:
+                _dots(part, drawn[measure], plan, measure)
+            if len(measures) > 1:
+                part.suptitle(f"{measure}{_unit(measure)}", fontsize=12)
+                for axis in part.axes:
+                    axis.set_ylabel("")  # The title says it.
+            _spread(part.axes, drawn[measure][measure])
+        _legend(figure, figure.axes[0])
+        hollow = "; hollow: requests failed" if any(_failed(each).any() for each in drawn.values()) else ""
+        what = f": {measures[0]}{_unit(measures[0])}" if len(measures) == 1 else ""
+        figure.suptitle(f"{plan.name}{what}{hollow}", fontsize=14)
     return figure
 
 
+def _parts(figure: Figure, n: int, beside: int) -> list[Figure | SubFigure]:
+    """A part of the figure for each of ``n`` measures; the whole of it for a single one."""
+    if n == 1:
+        return [figure]
+    return list(figure.subfigures(-(-n // beside), beside, squeeze=False).flat)
+
+
+def _spread(axes: Iterable[Axes], values: pd.Series[float]) -> None:
+    """Make the vertical axes logarithmic if the values spread widely."""
+    if not _is_wide(values):
+        return
+    for axis in axes:
+        axis.set_yscale("log")
+        # An interval that reaches down to 0 would squeeze everything else.
+        axis.set_ylim(values.min() / 2, values.max() * 2)
+        plain_log(axis.yaxis, values)
+
+
+def _panels_size(table: pd.DataFrame, columns: str | None, rows: str | None) -> tuple[float, float]:
+    """Width and height of a grid of panels, in inches."""
+    return max(3.2 + 3.4 * len(_values(table, columns)), 7.5), 1.6 + 3.2 * len(_values(table, rows))
+
+
+def _dots_size(plan: SweepPlan) -> tuple[float, float]:
+    """Width and height of a panel for each axis, in inches."""
+    return max(4.6 * min(len(plan.axes), 3), 7.5), 1.4 + 3.6 * -(-len(plan.axes) // 3)
+
+
 def _panels(
-    table: pd.DataFrame, plan: SweepPlan, measure: str, across: str | None, columns: str | None, rows: str | None
-) -> Figure:
+    figure: Figure | SubFigure,
+    width: float,
+    table: pd.DataFrame,
+    plan: SweepPlan,
+    measure: str,
+    across: str | None,
+    columns: str | None,
+    rows: str | None,
+) -> None:
     column_values, row_values = _values(table, columns), _values(table, rows)
-    size = (3.2 + 3.4 * len(column_values), 1.6 + 3.2 * len(row_values))
-    figure = Figure(figsize=(max(size[0], 7.5), size[1]), layout="constrained")
-    room = (figure.get_figwidth() - 1.0) / len(column_values)
+    room = (width - 1.0) / len(column_values)
     axes = figure.subplots(len(row_values), len(column_values), squeeze=False, sharex=True, sharey=True)
     palette = _palette(plan.policies)
     for i, row in enumerate(row_values):
@@ -77,8 +117,6 @@ def _panels(
                 _line(axis, part[part["policy"] == policy], measure, across, policy, colour, at)
             _scale(axis, table, across, room)
     axes[0, 0].set_ylabel(measure)
-    _legend(figure, axes[0, 0])
-    return figure
 
 
 def _line(axis: Axes, part: pd.DataFrame, measure: str, across: str | None, policy: str, colour: Any, at: int) -> None:
@@ -110,11 +148,10 @@ def _line(axis: Axes, part: pd.DataFrame, measure: str, across: str | None, poli
     axis.plot(x_failed, part[measure][failed], marker, markersize=6, markerfacecolor="white", color=colour, zorder=5)
 
 
-def _dots(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
+def _dots(figure: Figure | SubFigure, table: pd.DataFrame, plan: SweepPlan, measure: str) -> None:
     keys = plan.axes
     columns = min(len(keys), 3)
     rows = -(-len(keys) // columns)
-    figure = Figure(figsize=(max(4.6 * columns, 7.5), 1.4 + 3.6 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for axis in axes.flat[len(keys) :]:
         axis.set_visible(False)
@@ -134,8 +171,6 @@ def _dots(table: pd.DataFrame, plan: SweepPlan, measure: str) -> Figure:
     for axis in axes.flat:
         if axis.get_legend() is not None:
             axis.get_legend().remove()
-    _legend(figure, axes[0, 0])
-    return figure
 
 
 def _legend(figure: Figure, axis: Axes) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli.console import console, fail, print_json, print_saved, warn
-from kvsim.cli.options import Json, Requests, Seed
+from kvsim.cli.options import Json, MaxFailed, Requests, Seed
 from kvsim.cli.progress import SweepBar
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def sweep(
     ] = None,
     seed: Seed = None,
     requests: Requests = None,
+    show: Annotated[
+        str | None,
+        typer.Option(metavar="MEASURES", help="Measures to print and draw: ttft_p99,tpot_p99,goodput (needs [slo])."),
+    ] = None,
+    max_failed: MaxFailed | None = None,
     as_json: Json = False,
 ) -> None:
     """Run many settings under several policies; an interrupted sweep continues when called again.
@@ -40,7 +45,17 @@ def sweep(
 
     try:
         with SweepBar(file) as progress:
-            result = run(file, out=out, workers=workers, dask=dask, progress=progress, seed=seed, requests=requests)
+            result = run(
+                file,
+                out=out,
+                workers=workers,
+                dask=dask,
+                progress=progress,
+                seed=seed,
+                requests=requests,
+                show=show,
+                max_failed=max_failed,
+            )
     except KeyboardInterrupt:
         finished = f"{progress.done:,} of {progress.total:,} runs are kept"
         raise typer.Exit(fail(f"stopped; {finished}; the same command goes on from there", 130)) from None
@@ -52,7 +67,7 @@ def sweep(
 
         show_sweep(console(), result)
         print_saved((result.store, *written), written[0].parent)
-    warn(_failures(result))
+    warn((*result.warnings, *_failures(result)))
 
 
 def _failures(result: SweepResult) -> list[str]:

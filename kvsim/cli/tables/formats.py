@@ -20,20 +20,23 @@ def new_table(*columns: str, left: Sequence[str] = ()) -> Table:
     return table
 
 
-def print_rows(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; one too wide for the console is cut into several, each beginning with the first column."""
-    widths = [
-        max(*(len(line) for line in head.split("\n")), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)
-    ]
-    at = 1
+def print_rows(
+    console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], repeated: int = 1, left: Sequence[str] = ()
+) -> None:
+    """Print a table; one too wide for the console is cut into several, each beginning with the ``repeated`` columns.
+
+    The first column and those in ``left`` are flush left.
+    """
+    widths = [max(map(len, (*head.split("\n"), *(row[i] for row in rows)))) for i, head in enumerate(heads)]
+    at, taken = repeated, sum(widths[:repeated]) + 2 * (repeated - 1)
     while at < len(heads):
-        end, room = at, console.width - widths[0]
+        end, room = at, console.width - taken
         while end < len(heads) and (room >= widths[end] + 2 or end == at):
             room -= widths[end] + 2
             end += 1
-        table = new_table(heads[0], *heads[at:end])
+        table = new_table(*heads[:repeated], *heads[at:end], left=left)
         for row in rows:
-            table.add_row(row[0], *row[at:end])
+            table.add_row(*row[:repeated], *row[at:end])
         console.print(table)
         console.print()
         at = end

@@ -7,34 +7,31 @@ from typing import Any
 
 from rich.console import Console
 
-from kvsim.cli.tables.formats import new_table
-from kvsim.experiments.measures import LATENCIES
+from kvsim.cli.tables.formats import print_rows
+from kvsim.experiments.estimates import Interval
+from kvsim.experiments.interval_text import plus_minus
+from kvsim.experiments.measures import LATENCIES, SHARES
 from kvsim.experiments.store import written_names
-from kvsim.experiments.sweep_result import SweepResult
+from kvsim.experiments.sweep_result import MOST_DRAWN, SweepResult
 
 _MOST_ROWS = 60
 """Points in a table on the terminal; the table that is saved has all of them."""
-
-_SHOWN = ("e2e_mean", "ttft_p95", "e2e_p95", "throughput_tokens_per_s")
-"""Measures that every table has, after the one that the sweep compares by."""
 
 
 def show_sweep(console: Console, result: SweepResult) -> None:
     """Print a row for each point and policy, and the conclusion."""
     table, plan = result.table, result.plan
-    shown = tuple(dict.fromkeys((result.measure, *_SHOWN)))
-    heads = ["point", *plan.axes, "policy", "runs", *(_head(measure) for measure in shown), ""]
-    printed = new_table(*heads, left=("policy", ""))
-    printed.columns[0].justify = "right"
-    before = None
+    shown = result.shown
+    heads = ["point", *plan.axes, "policy", "runs", *(_head(measure) for measure in shown), "remarks"]
+    rows, before = [], None
     for row in table.head(_MOST_ROWS).to_dict("records"):
         new = row["number"] != before
         before = row["number"]
         point = [str(row["number"]), *(_value(row[key]) for key in plan.axes)] if new else [""] * (1 + len(plan.axes))
         runs = f"{row['replications']}" + (f" ({row['failed']} failed)" if row["failed"] else "")
         figures = [_figure(row, measure) for measure in shown]
-        printed.add_row(*point, str(row["policy"]), runs, *figures, _without_details(str(row["verdict"])))
-    console.print(printed)
+        rows.append([*point, str(row["policy"]), runs, *figures, _without_details(str(row["verdict"]))])
+    print_rows(console, heads, rows, repeated=3 + len(plan.axes), left=("policy", "remarks"))
     if len(table) > _MOST_ROWS:
         file = written_names(result.store)["csv"]
         console.print(f"and {len(table) - _MOST_ROWS:,} more rows, see {file}", style="dim")
@@ -44,11 +41,14 @@ def show_sweep(console: Console, result: SweepResult) -> None:
         style="dim",
         highlight=False,
     )
+    if beyond := (result.plan.file.show or [])[MOST_DRAWN:]:
+        console.print(f"the figure has the first {MOST_DRAWN} measures, not {', '.join(beyond)}", style="dim")
     console.print(f"[bold]{result.name}[/]: {result.conclusion()}", highlight=False)
 
 
 def _head(measure: str) -> str:
-    return {"throughput_tokens_per_s": "tokens/s"}.get(measure, measure.replace("_", " "))
+    heads = {"throughput_tokens_per_s": "tokens/s", "goodput_requests_per_s": "goodput,\nrequests/s"}
+    return heads.get(measure, f"{measure.replace('_', ' ')}{', %' if measure in SHARES else ''}")
 
 
 def _value(value: Any) -> str:
@@ -63,8 +63,12 @@ def _figure(row: dict[Any, Any], measure: str) -> str:
     value = row[measure]
     if value != value:
         return "–"
-    # One end may have been cut off at a bound, so the wider side is shown; a flag has no interval.
-    half = max(row.get(f"{measure}_high", math.inf) - value, value - row.get(f"{measure}_low", -math.inf))
-    scale = 1000 if measure.split("_")[0] in LATENCIES else 1
-    text = f"{scale * value:,.4g}" if abs(scale * value) < 1e4 else f"{scale * value:,.0f}"
-    return f"{text} ±{scale * half:.2g}" if half < math.inf else text
+    # A flag has no interval.
+    low, high = row.get(f"{measure}_low", -math.inf), row.get(f"{measure}_high", math.inf)
+    return plus_minus(Interval(value, low, high, 0.0, 0, ""), _scale(measure))
+
+
+def _scale(measure: str) -> float:
+    if measure in SHARES:
+        return 100
+    return 1000 if measure.split("_")[0] in LATENCIES else 1

@@ -103,12 +103,13 @@ def test_another_version_is_refused(path):
     assert complaint(path) == answer
 
 
-def test_a_store_without_warnings_gets_the_column(path):
-    """The tables of format 1 had one column less."""
+def test_a_store_of_the_first_format_gets_the_new_columns(path):
+    """The tables of format 1 had two columns less."""
     with Store(path) as store:
         store.add([row("a")])
     with closing(sqlite3.connect(path)) as old:
         old.execute("ALTER TABLE points DROP COLUMN warnings")
+        old.execute("ALTER TABLE points DROP COLUMN times")
         old.execute("PRAGMA user_version = 1")
         old.commit()
     for _ in range(2):

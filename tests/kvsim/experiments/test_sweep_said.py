@@ -1,6 +1,7 @@
 """Conclusions of sweeps, their warnings, and the files and figures that they write."""
 
 import dataclasses
+import io
 import itertools
 import json
 import warnings
@@ -8,10 +9,13 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 import kvsim
 from kvsim import UserError, sweep
+from kvsim.cli.tables.sweep import show_sweep
 from kvsim.experiments.measures import measure_interval
+from kvsim.experiments.store import Store
 from kvsim.reports.comparison_page import _latency_ranges
 from kvsim.reports.sweep_plots import pareto_figure
 from tests.worlds import command
@@ -35,22 +39,112 @@ TIGHT = {
 BRIEF = {"name": "brief", "base": {"workload": {"requests": 5}}}
 
 
+def tight_file():
+    return TIGHT | {"base": BASE | {"workload": BASE["workload"] | {"rate": 1000.0, "requests": 60}}}
+
+
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory):
-    file = TIGHT | {"base": BASE | {"workload": BASE["workload"] | {"rate": 1000.0, "requests": 60}}}
-    return sweep(file, out=tmp_path_factory.mktemp("tight") / "a.sqlite", workers=1)
+    return sweep(tight_file(), out=tmp_path_factory.mktemp("tight") / "a.sqlite", workers=1)
 
 
 def test_a_policy_without_competitors_has_not_won(tight):
     conclusion = tight.conclusion()
-    assert "at 1 ring has no competitor (contiguous, paged failed requests)" in conclusion
+    assert "at 1 ring has no competitor (contiguous, paged failed 66.7 to 91.7 % of the requests)" in conclusion
     assert "ring (which drops tokens) at 1" in conclusion
     best = tight.best()
-    assert best["left_out"].tolist() == ["contiguous: failed requests; paged: failed requests", ""]
+    sizes = ("contiguous failed 40 of 60 requests (66.7 %)", "paged failed 55 of 60 requests (91.7 %)")
+    assert best["left_out"].tolist() == ["; ".join(sizes), ""]
     assert best["rivals"].tolist() == [0, 2]
     html = kvsim.report(tight, out=tight.store.with_name("page.html")).read_text(encoding="utf-8")
     assert "ring (drops tokens), no competitor" in html
-    assert "contiguous: failed requests" in html
+    assert sizes[0] in html
+
+
+def test_warnings_are_gathered_and_survive_an_interruption(tight, tmp_path):
+    """Each is given once, with the number of runs and the policies; a second call runs nothing and says the same."""
+    failed = [line for line in tight.warnings if "failed" in line]
+    full = "no room for 1 token: 0 of 160 cells are free"
+    assert f"in 1 of 8 runs: 40 failed: a step found no room in the cache: {full} (contiguous)" in failed
+    file = {"name": "fast", "base": {"workload": {"requests": 100, "rate": 1000.0}}, "policies": ["paged", "ring"]}
+    first = sweep(file, out=tmp_path / "a.sqlite", workers=1)
+    again = sweep(file, out=tmp_path / "a.sqlite", workers=1)
+    (unstable,) = [line for line in again.warnings if "unstable" in line]
+    assert unstable.startswith("in 2 of 2 runs: unstable: arrivals outpace service; the queue grew by ")
+    assert unstable.endswith(" (paged, ring)")
+    assert first.warnings == again.warnings == tuple(again.to_dict()["warnings"])
+    with Store(again.store) as store:
+        assert len(store.timings()) == 2
+
+
+def test_policies_that_failed_few_requests_can_be_ranked(tight):
+    tolerant = sweep(tight_file(), out=tight.store, workers=1, max_failed="70 %")
+    assert tolerant.best()["rivals"].tolist() == [1, 2]
+    assert "ranked are policies that failed at most 70 % of the requests" in tolerant.conclusion()
+
+
+def test_identical_policies_have_no_lead_over_each_other(tmp_path):
+    file = {"name": "twins", "base": {"workload": {"requests": 60}}, "policies": ["paged", "vllm", "contiguous"]}
+    result = sweep(file, out=tmp_path / "a.sqlite", workers=1)
+    (best,) = result.best().to_dict("records")
+    assert (best["best"], best["identical"], best["second"]) == ("paged", "vllm", "contiguous")
+    assert result.conclusion().startswith("lowest e2e_mean of 1 points: paged (identical to vllm) at 1")
+    alone = sweep(file | {"policies": ["paged", "vllm"]}, out=tmp_path / "a.sqlite", workers=1)
+    assert "paged (identical to vllm) has no competitor" in alone.conclusion()
+
+
+# What is shown
+
+SERVED = BRIEF | {"slo": {"ttft_s": 0.5}, "policies": ["paged", "ring"], "axes": {"workload.rate": [2.0, 4.0]}}
+
+
+def test_goodput_is_shown_where_there_is_a_service_level(tmp_path):
+    usual = sweep(SERVED, out=tmp_path / "a.sqlite", workers=1)
+    assert usual.shown[-2:] == ("goodput_requests_per_s", "slo_share")
+    assert usual.drawn == ("e2e_mean",)
+    assert "goodput_requests_per_s" not in sweep(BRIEF, out=tmp_path / "a.sqlite", workers=1).shown
+
+
+@pytest.mark.parametrize("show", ["ttft_p99, tpot_p99,goodput", ["ttft_p99", "tpot_p99", "goodput"]])
+def test_measures_that_are_asked_for_are_printed_and_drawn(tmp_path, show):
+    result = sweep(SERVED, out=tmp_path / "a.sqlite", workers=1, show=show)
+    assert result.drawn == ("ttft_p99", "tpot_p99", "goodput_requests_per_s")
+    assert result.shown == ("e2e_mean", *result.drawn)
+    assert result.to_dict()["shown"] == list(result.shown)
+    titles = [part.get_suptitle() for part in result.plot().subfigs]
+    assert titles[:3] == ["ttft_p99, seconds", "tpot_p99, seconds", "goodput_requests_per_s"]
+    written = io.StringIO()
+    show_sweep(Console(file=written, width=140), result)
+    for head in ("ttft p99", "tpot p99", "goodput,"):
+        assert head in written.getvalue()
+    assert "throughput" not in written.getvalue()
+
+
+def test_no_more_than_four_measures_are_drawn(tmp_path):
+    names = ["ttft_p99", "tpot_p99", "e2e_p99", "goodput", "slo_share"]
+    result = sweep(SERVED, out=tmp_path / "a.sqlite", workers=1, show=names)
+    assert len(result.drawn) == 4
+    assert len(result.shown) == 6
+
+
+@pytest.mark.parametrize(
+    ("file", "show", "line"),
+    [
+        (
+            BRIEF,
+            "ttfft_p99",
+            "brief: show: there is no measure 'ttfft_p99'; did you mean 'ttft_p99'\\? accepted: goodput, ",
+        ),
+        (BRIEF, "goodput", r"brief: show: goodput_requests_per_s needs a table \[slo\] in the sweep, such as ttft_s"),
+        (BRIEF | {"show": 3}, None, "brief: show: accepted: a list of measures"),
+        (BRIEF | {"max_failed": "x"}, None, "brief: max_failed: 'x': a share of the requests is expected, such as 5%"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path, file, show, line):
+    with pytest.raises(UserError, match=line) as e:
+        sweep(file, out=tmp_path / "a.sqlite", show=show)
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "a.sqlite").exists()
 
 
 def test_the_figure_shows_where_requests_failed(tight):

@@ -83,7 +83,7 @@ def test_shares_of_requests(given_as, share):
 @pytest.mark.parametrize("wrong", ["5", "-1%", "five", "", "101%", "nan", True])
 def test_what_is_no_share_is_refused_in_one_line(wrong):
     with pytest.raises(
-        UserError, match=r"^--max-failed: .*; a share of the requests is accepted, such as 5% or 0\.05$"
+        UserError, match=r"^--max-failed: '.*': a share of the requests is expected, such as 5% or 0\.05$"
     ):
         share_of_requests("--max-failed", wrong)
 
