@@ -35,10 +35,10 @@ replications = 2
 """
 
 COMMANDS = {
-    "run": ["run chat --requests 20"],
-    "compare": ["compare small.toml -p paged -p contiguous -p oracle --replications 2"],
+    "run": ["run chat --requests 20", "run chat --requests 60 -p streams"],
+    "compare": ["compare chat --requests 60 -p paged -p vllm -p streams -p oracle --replications 2"],
     "sweep": ["sweep sweep.toml --requests 60 --out sweep.sqlite --workers 1"],
-    "why": ["why small.toml -p contiguous"],
+    "why": ["why chat -p streams"],
     "recommend": [
         "recommend --scenario chat --slo ttft_p95<200ms --requests 10 --engine vllm --workers 1",
         "recommend --scenario chat --slo ttft_p95<200ms --model llama-3.1-8b",

@@ -66,7 +66,7 @@ def test_warnings_are_gathered_and_survive_an_interruption(tight, tmp_path):
     failed = [line for line in tight.warnings if "failed" in line]
     full = "no room for 1 token: 0 of 160 cells are free"
     assert f"in 1 of 8 runs: 40 failed: a step found no room in the cache: {full} (contiguous)" in failed
-    file = {"name": "fast", "base": {"workload": {"requests": 100, "rate": 1000.0}}, "policies": ["paged", "ring"]}
+    file = {"name": "fast", "base": {"workload": {"requests": 200, "rate": 100.0}}, "policies": ["paged", "ring"]}
     first = sweep(file, out=tmp_path / "a.sqlite", workers=1)
     again = sweep(file, out=tmp_path / "a.sqlite", workers=1)
     (unstable,) = [line for line in again.warnings if "unstable" in line]
