@@ -47,8 +47,8 @@ def compare(
 ) -> None:
     """Run one scenario under several policies (all of them by default) and compare."""
     from kvsim.experiments.comparison import compare as compare_policies
-    from kvsim.simulation.run import profile_of
     from kvsim.experiments.measures import share_of_requests
+    from kvsim.simulation.run import profile_of
     from policies import available
 
     ranked_up_to = share_of_requests("--max-failed", max_failed)
