@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvsim.advice.slo import Bound, Slo
-from kvsim.costs.profile import NUMPY, Profile
+from kvsim.costs.profile import Profile
 from kvsim.experiments.traffic import Traffic
 from kvsim.scenario.scenario import Scenario
 
@@ -33,14 +33,8 @@ class Question:
     @property
     def basis(self) -> str:
         """What the times rest on: whose model, engine and machine, and how well the profile fits."""
-        p = self.profile
-        kernels = ": its own kernels, not those of llama.cpp or vLLM" if p.engine == NUMPY else ""
         assumed = "" if self.named_model else f"a trace names no model, so {self.model} is assumed (--model); "
-        return (
-            f"{assumed}times are those of {p.describe()}{kernels}; on passes held out of its fit the profile has a "
-            f"median error of {p.held_out_error_median:.1%} and a P95 error of {p.held_out_error_p95:.1%}, which the "
-            "intervals do not include"
-        )
+        return f"{assumed}{self.profile.basis}, which the intervals do not include"
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of the JSON object that say what was asked; sizes in bytes, lengths in tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
 from kvsim.experiments.interval_text import with_ends
+from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
 
@@ -308,20 +309,12 @@ class Recommendation(Question):
     @property
     def _warnings(self) -> list[str]:
         """Warnings of the finalists' runs, each once, with the places that had it."""
-        places: dict[str, list[int]] = {}
-        for place, f in enumerate(self.best, 1):
-            for warning in dict.fromkeys(w for outcome in f.outcomes for w in outcome.warnings):
-                places.setdefault(warning, []).append(place)
-        return [f"{_places(where)}: {warning}" for warning, where in places.items()]
+        return _by_place((place, o.warnings) for place, f in enumerate(self.best, 1) for o in f.outcomes)
 
     @property
     def notes(self) -> list[str]:
         """What to read along with the finalists' settings, each remark once, with the places that it is about."""
-        places: dict[str, list[int]] = {}
-        for place, f in enumerate(self.best, 1):
-            for note in f.candidate.notes:
-                places.setdefault(note, []).append(place)
-        return [f"{_places(where)}: {note}" for note, where in places.items()]
+        return _by_place((place, f.candidate.notes) for place, f in enumerate(self.best, 1))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints; times in seconds, sizes in bytes, unknown values None."""
@@ -458,8 +451,10 @@ def _lead_dict(lead: TopTwo) -> dict[str, Any]:
     return {"measure": lead.measure, "distinguishable": lead.distinguishable, **_ends(lead.ratio)}
 
 
-def _places(places: Sequence[int]) -> str:
-    return f"place{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
+def _by_place(lines: Iterable[tuple[int, Sequence[str]]]) -> list[str]:
+    """Each line once, with the places that have it."""
+    shared = share_warnings((str(place), each) for place, each in lines)
+    return [f"place{'s' * (len(s.sources) > 1)} {', '.join(s.sources)}: {s.text}" for s in shared]
 
 
 def _finite(value: float) -> float | None:
