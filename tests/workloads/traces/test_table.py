@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
+from kvsim.scenario.trace_files import trace_scenario
 from tests.traces import lines, mangled, message_of, outcome
 from workloads import BadRowError, Columns, Request, Segment, TableTrace, WorkloadError
+from workloads.traces.table_form import table_form
 
 NAMED = Columns("when", "ask", "say", "who", "rank")
 HEADER = "when,ask,say,who,rank,other"
@@ -440,3 +442,51 @@ def test_any_parquet_bytes_are_read_or_refused(tmp_path):
         assert requests or message.startswith(f"{path}: ")
 
     check()
+
+
+# The form of a table
+
+
+FORMS = {
+    "our names": (lines("Output,prompt,ARRIVAL", "1,2,3"), {}, ("csv", ("ARRIVAL", "prompt", "Output"), "s", ",")),
+    "tabs": (lines("a\tb\tc", "1\t2\t3"), ("a", "b", "c"), ("csv", ("a", "b", "c"), "s", "\t")),
+    "blanks": (lines("a , b, c", "1,2,3"), ("a", "b", "c"), ("csv", ("a ", " b", " c"), "s", ",")),
+    "quotes": (lines('"a;x";b;c', "1;2;3"), ("a;x", "b", "c"), ("csv", ("a;x", "b", "c"), "s", ";")),
+    "dates": (lines("a,b,c", "2026-03-01T10:00:00Z,2,3"), ("a", "b", "c"), ("csv", ("a", "b", "c"), "datetime", ",")),
+    "since 1970": (lines("a,b,c", "1770000000000,2,3"), ("a", "b", "c"), ("csv", ("a", "b", "c"), "ms", ",")),
+    "objects": (lines('{"a": 1.7e18, "b": 2, "c": 3}'), ("a", "b", "c"), ("jsonl", ("a", "b", "c"), "ns", ",")),
+    "no rows": (lines("a,b,c"), ("a", "b", "c"), ("csv", ("a", "b", "c"), "s", ",")),
+}
+
+
+@pytest.mark.parametrize(("content", "given", "form"), FORMS.values(), ids=FORMS)
+def test_the_form_of_a_table_is_found(tmp_path, content, given, form):
+    path = tmp_path / "table"
+    path.write_bytes(content)
+    found = table_form(path, dict(zip(("arrival", "prompt", "output"), given, strict=False)))
+    assert (found.format, found.columns[:3], found.time, found.delimiter) == form
+
+
+def test_the_form_of_a_parquet_table_is_found(tmp_path):
+    stamps = [datetime(2024, 5, 10, tzinfo=UTC)]
+    path = parquet_of(tmp_path / "t", {"ts": stamps, "prompt": [1], "output": [1], "session": ["a"]})
+    found = table_form(path, {"arrival": "ts"})
+    assert (found.format, found.time, found.columns.session) == ("parquet", "datetime", "session")
+    with pytest.raises(
+        WorkloadError, match=r"no column is clearly arrival; name its columns with --columns .* found: ts, pr"
+    ):
+        table_form(path)
+
+
+@settings(deadline=None)
+@given(content=mangled(csv_of(), jsonl_of(), csv_of(delimiter=";")), named=st.booleans())
+def test_any_bytes_have_a_form_or_are_refused(tmp_path_factory, content, named):
+    path = tmp_path_factory.getbasetemp() / "any-form"
+    path.write_bytes(content)
+    columns = {"arrival": "when", "prompt": "ask", "output": "say", "session": "who"} if named else None
+
+    def read(path):
+        return trace_scenario(path, "table", columns=columns).build_workload()
+
+    requests, message = outcome(read, path)
+    assert requests or message.startswith(f"{path}: ")
