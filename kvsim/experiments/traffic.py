@@ -193,7 +193,7 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
             f"{len(windows)} replications: windows of {size:,} of the trace's {total:,} requests{overlap}; searched "
             "with the first of them"
         )
-    unknown = (f"{UNKNOWN_PREFIXES}; none are assumed to",) if stream.prefixes == "unknown" else ()
+    unknown = (f"prefix hits: {UNKNOWN_PREFIXES}; none are taken to",) if stream.prefixes == "unknown" else ()
     remarks = (*stream.notes, *unknown)
     scenario = load_scenario(scenario, workload__limit=size)
     search = tuple(range(min(_SEARCH_REPLICATIONS, len(windows))))

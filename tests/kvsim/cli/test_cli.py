@@ -432,7 +432,7 @@ def test_a_recommendation_for_a_table_of_one_s_own(within, tmp_path):
     done = within("recommend", "--trace", "mine.csv", "--columns", "arrival=ts,prompt=in,output=out", *options)
     printed = " ".join(succeeded(done).split())
     assert "60 rows were sorted by arrival, 59 of them out of order" in printed
-    assert "unknown: this trace does not say which prompts share a beginning; none are assumed to" in printed
+    assert "prefix hits: unknown: this trace does not say which prompts share a beginning; none are taken to" in printed
 
 
 OWN_MISTAKES = {
