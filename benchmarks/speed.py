@@ -30,7 +30,7 @@ from kvsim.simulation.arrivals import Process
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
-from workloads import AzureTrace, Lengths, Synthetic, Workload, named_rng, no_gaps, poisson_gaps
+from workloads import AzureTrace, Lengths, Prefixes, Synthetic, Workload, named_rng, no_gaps, poisson_gaps
 from workloads.generators.gaps import Gaps, moments
 from workloads.request import Request
 
@@ -82,6 +82,7 @@ class Repeated:
     lengths: Sequence[tuple[int, int]]
     users: None = None
     notes: tuple[str, ...] = ()
+    prefixes: Prefixes = "tokens"
 
     def __iter__(self) -> Iterator[Request]:
         draw, now = self.gaps(named_rng(self.seed, "arrivals")), 0.0

@@ -114,6 +114,13 @@ class Content:
             self._follows = whole > 0
         return keys if len(keys) == n else keys[:n]
 
+    def lookup_keys(self, block_size: int, tokens: int) -> list[Key]:
+        """The keys that a sequence looks up when ``tokens`` tokens of it are known. The list is not to be changed.
+
+        These are its full blocks, except that the last token is always computed, for what it gives: the next token.
+        """
+        return self.keys(block_size, (tokens - 1) // block_size)
+
     def _across(self, block_size: int) -> list[int]:
         """The numbers of a block that lies in several segments, three for each; moves on to the block's end."""
         numbers: list[int] = []

@@ -25,7 +25,7 @@ from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
 from policies import MicroBatch, Moves, Policy, Transfer
-from workloads import Request, Workload
+from workloads import Prefixes, Request, Workload
 
 
 @dataclass
@@ -91,6 +91,10 @@ class Listed:
     def notes(self) -> Sequence[str]:
         return ()
 
+    @property
+    def prefixes(self) -> Prefixes:
+        return "tokens"
+
     def __iter__(self) -> Iterator[Request]:
         return (Request(i, at, prompt, output) for i, (at, prompt, output) in enumerate(self.rows))
 
@@ -109,6 +113,10 @@ class Given:
     @property
     def notes(self) -> Sequence[str]:
         return ()
+
+    @property
+    def prefixes(self) -> Prefixes:
+        return "tokens"
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.requests)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 SOURCES = 1 << 48
 """The first source number of an answer; the texts of prompts have smaller ones."""
+
+
+Prefixes = Literal["tokens", "blocks", "unknown"]
+"""What a workload says about which prompts begin alike. ``tokens``: the texts of all prompts and answers. ``blocks``:
+the texts of prompts only, in named blocks of which the last may be partial. ``unknown``: nothing."""
 
 
 class Segment(NamedTuple):
@@ -34,7 +39,8 @@ class Request(NamedTuple):
     think_s: float = 0.0
     """Seconds that the user waits before sending it, in a closed loop or after the previous turn of a session."""
     content: tuple[Segment, ...] = ()
-    """The text of the prompt, ``prompt_tokens`` tokens or more; empty if it shares no text with other requests."""
+    """The text of the prompt, ``prompt_tokens`` tokens or more; empty if it shares no text with other requests, or if
+    the workload does not say."""
     session: int | None = None
     """The conversation that it belongs to. Its turns are adjacent in the workload; each is sent ``think_s`` after the
     answer to the previous one."""
@@ -70,7 +76,26 @@ class Workload(Protocol):
         """What was left out of the source or corrected in it, one line each."""
         ...
 
+    @property
+    def prefixes(self) -> Prefixes:
+        """What it says about which prompts begin alike."""
+        ...
+
     def __iter__(self) -> Iterator[Request]: ...
+
+
+def timed(requests: Iterable[Request]) -> Iterator[tuple[float, Request]]:
+    """Each request with its arrival in seconds, in the order given, in which sessions are adjacent.
+
+    Later turns of a session arrive after the start of the session plus all think times; the time that the server takes
+    for answers is not included.
+    """
+    session, now = None, 0.0
+    for request in requests:
+        later = request.session is not None and request.session == session
+        now = now + request.think_s if later else request.arrival_s
+        session = request.session
+        yield now, request
 
 
 class WorkloadError(ValueError):

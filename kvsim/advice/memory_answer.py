@@ -139,7 +139,7 @@ class MemoryAnswer(Question):
             lines.append(f"narrower K and V cost accuracy: perplexity over that of f32, on smollm2: {figures}")
         if self.memory is None:
             lines.append("no memory was given; --memory 16GB tells how many requests fit")
-        return lines
+        return [*lines, *self.traffic.remarks]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints; sizes in bytes."""

@@ -15,7 +15,7 @@ seconds, and all settings see the same requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,8 @@ from kvsim.experiments.workers import Done, Job, map_unordered
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import parse_size
 from kvsim.scenario.scenario import Scenario, load_scenario
-from workloads import sniff
+from kvsim.scenario.trace_files import trace_scenario
+from workloads.traces.table_row import Time
 
 RecommendProgress = Callable[[int, int, int], None]
 """Called with the number of finished runs, an estimate of all runs, and the number of runs that could not finish."""
@@ -94,6 +95,8 @@ def recommend(
     *,
     slo: str,
     trace: str | Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    time: Time | None = None,
     profile: str | None = None,
     memory: int | str | None = None,
     model: str | None = None,
@@ -108,6 +111,7 @@ def recommend(
 ) -> Recommendation | MemoryAnswer:
     """Recommend settings for a scenario's workload or for a trace file.
 
+    ``columns``, ``time``: which column of a table is what, and the unit of its arrivals (``trace_scenario``).
     ``slo``: bounds such as ``ttft_p95<1s,tpot_p95<80ms`` (``slo.read_slo``). ``memory``: bytes for weights, cache and
     buffers, or a text such as 8GB; by default memory rules nothing out. ``model``: the model that is
     served, by default the scenario's, or for a trace the profile's; if the profile was measured on another one, the
@@ -122,7 +126,9 @@ def recommend(
     memory_bytes = parse_size(memory) if isinstance(memory, str) else memory
     if memory_bytes is not None and memory_bytes < 1:
         raise UserError(f"--memory is {memory_bytes}; at least one byte is expected")
-    base = _base_scenario(source, trace, profile, seed)
+    if trace is not None:
+        source = trace_scenario(trace, columns=columns, time=time)
+    base = _base_scenario(source, profile, seed)
     measured = load_profile(base.machine.profile, base.folder)
     named = model or (base.model.name if trace is None else None)
     served = named or measured.model
@@ -168,24 +174,14 @@ def _check_arguments(source: object, trace: object, load: float, requests: int |
             raise UserError(f"{name} is {value}; at least 1 is accepted")
 
 
-def _base_scenario(
-    source: str | Path | Scenario | None, trace: str | Path | None, profile: str | None, seed: int | None
-) -> Scenario:
+def _base_scenario(source: str | Path | Scenario | None, profile: str | None, seed: int | None) -> Scenario:
     """The scenario asked about, with the profile and the seed that were given."""
-    base = _trace_scenario(trace) if trace is not None else load_scenario(source)  # type: ignore[arg-type]
+    base = load_scenario(source)  # type: ignore[arg-type]
     changes: dict[str, object] = {} if seed is None else {"seed": seed}
     if profile is not None:
         is_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
         changes["machine__profile"] = str(Path(profile).resolve()) if is_file else profile
     return load_scenario(base, **changes)
-
-
-def _trace_scenario(trace: str | Path) -> Scenario:
-    """A scenario of a trace file, whose format is detected. Raises ``UserError`` and ``WorkloadError``."""
-    path = Path(trace)
-    kind = sniff(path)
-    name = "".join(c if c.isalnum() or c in "_+=@-" else "_" for c in path.name.split(".")[0])[:100].lstrip("_.+=@-")
-    return load_scenario({"name": name or "trace", "workload": {"kind": kind, "path": str(path.resolve())}})
 
 
 @dataclass

@@ -302,6 +302,7 @@ class Recommendation(Question):
         )
         if self.interrupted and self.best:
             lines.append(f"interrupted {self.interrupted}: the figures come from {len(self.best[0].outcomes)} of them")
+        lines += self.traffic.remarks
         if not self.traffic.scalable:
             lines.append("all requests arrive at once, so there is no load to change")
         return lines + self._warnings

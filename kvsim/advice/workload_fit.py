@@ -14,6 +14,7 @@ import numpy as np
 import workloads
 from kvsim.errors import UserError
 from kvsim.results import writable
+from kvsim.scenario.prefixes import InfiniteCache
 from kvsim.scenario.workload_sections import AnyWorkload
 from workloads.fitting.fits import Candidate, fit_gaps, fit_lengths, quantiles_of
 from workloads.fitting.statistics import (
@@ -170,17 +171,35 @@ class WorkloadFit:
         return written
 
 
+def describe_stream(workload: workloads.Workload, block_size: int) -> Statistics:
+    """Compute the statistics of a stream, and what its prompts share, in blocks of ``block_size`` tokens.
+
+    Raises ``WorkloadError`` for a closed loop.
+    """
+    if workload.prefixes == "unknown":
+        return describe(workload)
+    cache = InfiniteCache(block_size, workload.prefixes)
+    statistics = describe(workload, cache.serve)
+    return statistics._replace(reuse=cache.reuse)
+
+
 def fit(
-    workload: workloads.Workload, name: str, *, seed: int = 1, report: Callable[[float], None] = lambda share: None
+    workload: workloads.Workload,
+    name: str,
+    *,
+    block_size: int = 16,
+    seed: int = 1,
+    report: Callable[[float], None] = lambda share: None,
 ) -> WorkloadFit:
     """Fit a generator of single requests to a stream: its arrivals, its lengths, and their correlation.
 
     The arrivals use the candidate with the best AIC among those that are about as bursty as the stream in windows of
     1 s and 60 s, or else the one that comes closest: the likelihood only sees single gaps, but queues depend on
-    bursts. ``report`` is called with the share done. Raises ``UserError`` for a stream that is too short.
+    bursts. ``block_size``: of the prefix cache that tells what prompts share. ``report`` is called with the share done.
+    Raises ``UserError`` for a stream that is too short.
     """
-    statistics = describe(workload)
-    stream, sessions, reuse = read_columns(workload)
+    statistics = describe_stream(workload, block_size)
+    stream, sessions = read_columns(workload)
     requests = len(stream.arrivals_s)
     if requests < _FEWEST_REQUESTS:
         raise UserError(f"{name}: {requests} requests are too few to fit; at least {_FEWEST_REQUESTS} are needed")
@@ -194,13 +213,14 @@ def fit(
     fitted, used, why, notes = _fit_arrivals(stream, statistics, seed, report)
     if sessions:
         notes.append(f"{sessions:,} sessions became single requests; the model does not repeat earlier turns")
+    reuse = statistics.reuse
     if reuse is not None and reuse.found:
-        notes.append(f"prompts share prefixes ({reuse.found_tokens:.0%} of their tokens); those of the model do not")
+        notes.append(f"prompts share prefixes ({reuse.hit_rate:.0%} of their tokens); those of the model do not")
     keys = {key: _rounded(value) for key, value in used.candidate.keys.items()}
     section = {"kind": used.candidate.kind, **keys, "requests": requests, **lengths}
     model = read_columns(_build({**section, "requests": min(requests, _MOST_DRAWN)}, seed))[0]
     report(1.0)
-    drawn = _statistics_of(model)
+    drawn = describe_stream(_ColumnStream(model), block_size)
     return WorkloadFit(name, stream, statistics, fitted, used, why, prompt, output, section, model, drawn, tuple(notes))
 
 
@@ -223,7 +243,7 @@ def statistics_dict(statistics: Statistics) -> dict[str, Any]:
     keys["dispersion"] = {f"{w:g}": value for w, value in statistics.dispersion.items()}
     keys["prompt"], keys["output"] = statistics.prompt._asdict(), statistics.output._asdict()
     reuse = statistics.reuse
-    keys["reuse"] = None if reuse is None else {**reuse._asdict(), "distinct": reuse.distinct, "share": reuse.share}
+    keys["reuse"] = None if reuse is None else reuse._asdict()
     return keys
 
 
@@ -315,7 +335,7 @@ def _drawn(candidate: Candidate, requests: int, seed: int) -> ArrivalFit:
     n = min(requests, _MOST_DRAWN)
     one = {"kind": "fixed", "value": 1}
     section = {"kind": candidate.kind, **candidate.keys, "requests": n, "prompt_tokens": one, "output_tokens": one}
-    drawn = [_statistics_of(read_columns(_build(section, seed + i))[0]) for i in range(_SEEDS)]
+    drawn = [describe(_build(section, seed + i)) for i in range(_SEEDS)]
     windows = drawn[0].dispersion
     spread: dict[float, float | None] = {}
     for window in windows:
@@ -324,15 +344,12 @@ def _drawn(candidate: Candidate, requests: int, seed: int) -> ArrivalFit:
     return ArrivalFit(candidate, float(np.median([s.gap_cv or 0.0 for s in drawn])), spread)
 
 
-def _statistics_of(columns: RequestColumns) -> Statistics:
-    return describe(_ColumnStream(columns))
-
-
 class _ColumnStream:
     """A request stream whose requests are stored by column."""
 
     users = None
     notes = ()
+    prefixes: workloads.Prefixes = "tokens"
 
     def __init__(self, columns: RequestColumns):
         self._columns = columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -12,6 +12,7 @@ from kvsim.model.engine_shapes import STORAGES, Storage
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
+    from workloads.traces.table_row import Time
 
 ScenarioName = Annotated[str, typer.Argument(metavar="SCENARIO", help="A built-in scenario or a TOML file.")]
 Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.")]
@@ -30,6 +31,17 @@ NoLeap = Annotated[
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows of a trace, and list them.")]
 MaxFailed = Annotated[
     str, typer.Option(metavar="SHARE", help="Rank policies that failed at most this share of their requests: 5%.")
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD=NAME,...",
+        help="Columns of a table of your own: arrival, prompt, output, and perhaps session and priority.",
+    ),
+]
+TimeUnit = Annotated[
+    str | None,
+    typer.Option("--time", help="Its arrivals: s, ms, us, ns or datetime; by default what they look like."),
 ]
 Out = Annotated[Path, typer.Option(help="The folder for pictures and tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -76,6 +88,33 @@ def load_with(
         own_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
         changes["machine__profile"] = str(Path(profile).resolve()) if own_file else profile
     return load_scenario(loaded, **changes)
+
+
+def read_columns(text: str | None) -> dict[str, str] | None:
+    """The value of ``--columns``: names of columns by field. Raises ``UserError``."""
+    if text is None:
+        return None
+    columns: dict[str, str] = {}
+    for part in text.split(","):
+        field, equals, name = (piece.strip() for piece in part.partition("="))
+        if not (field and equals and name) or field in columns:
+            what = f"{field} is there twice" if name and field in columns else f"{part!r} is not FIELD=NAME"
+            raise UserError(f"--columns: {what}; expected such as arrival=ts,prompt=in,output=out,session=user")
+        columns[field] = name
+    return columns
+
+
+def read_time(text: str | None) -> Time | None:
+    """The value of ``--time``. Raises ``UserError``."""
+    if text is None:
+        return None
+    from workloads.traces.table_row import Time
+
+    units: tuple[Time, ...] = get_args(Time)
+    for unit in units:
+        if text == unit:
+            return unit
+    raise UserError(f"--time: {text!r}; accepted: {', '.join(units)}")
 
 
 def storage_type(option: str, name: str) -> Storage:

@@ -15,6 +15,7 @@ from pydantic import PositiveFloat
 
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import LEVEL, Interval, mser5, replication_interval
+from kvsim.scenario.prefixes import hit_rate
 from kvsim.scenario.section import Section
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | No
         return by_name | _summary_measures(result.summary)
     cut, enough = _warmup(result.requests, warmup)
     steady = _after_warmup(result.requests, cut)
+    if result.summary["prefix"]["hit_rate"] is not None:
+        by_name["prefix_hit_rate"] = _prefix_hit_rate(steady)
     return (
         by_name
         | _request_measures(steady)
@@ -231,16 +234,18 @@ def _request_measures(steady: _SteadyPart) -> Measures:
         by_name[f"{latency}_mean"] = float(values.mean()) if len(values) else None
         for name, q in STATISTICS.items():
             by_name[f"{latency}_{name}"] = float(np.quantile(values, q)) if len(values) else None
-    started = steady.requests[steady.requests["started_s"].notna()]
-    prompt_tokens = int(started["prompt_tokens"].sum())
     output_tokens = int(steady.completed["output_tokens"].sum())
     return by_name | {
         "throughput_tokens_per_s": output_tokens / steady.seconds if steady.seconds > 0 else None,
         "failed_share": 1 - len(steady.completed) / len(steady.requests) if len(steady.requests) else None,
         "preemptions": int(steady.requests["preemptions"].sum()),
-        "prefix_hit_rate": int(started["cached_tokens"].sum()) / prompt_tokens if prompt_tokens else None,
         "requests": len(steady.requests),
     }
+
+
+def _prefix_hit_rate(steady: _SteadyPart) -> float | None:
+    started = steady.requests[steady.requests["started_s"].notna()]
+    return hit_rate(int(started["cached_tokens"].sum()), int(started["prompt_tokens"].sum()), "tokens")
 
 
 def _goodput_measures(steady: _SteadyPart, slo: Objectives | None) -> Measures:

@@ -11,10 +11,11 @@ from pydantic import PrivateAttr
 
 from kvsim.errors import UserError
 from kvsim.scenario.named_workloads import named_section
+from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from kvsim.scenario.rate_scaling import scale_rate
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.scenario.trace_sections import TraceWorkload
-from workloads import Request, Workload
+from workloads import Prefixes, Request, Workload
 
 DEFAULT_REQUESTS = 400
 """Default number of requests in the longest runs; for sessions, of conversations."""
@@ -33,8 +34,8 @@ class TrafficSummary:
     p99: int
     p95: int
     mean: float
-    reuse: bool
-    """Whether prompts may share prefixes."""
+    reuse: bool | None
+    """Whether prompts may share prefixes; None if the workload does not say."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class InMemoryRequests:
     requests: tuple[Request, ...]
     users: None = None
     notes: tuple[str, ...] = ()
+    prefixes: Prefixes = "tokens"
 
     @property
     def n_requests(self) -> int:
@@ -91,6 +93,8 @@ class Traffic:
     """Whether the workload has a load that can be changed."""
     note: str
     """What the replications are, for people."""
+    remarks: tuple[str, ...] = ()
+    """What was left out of a trace, corrected in it, or is not known of it, one line each."""
 
     def part(
         self, scenario: Scenario, replication: int, share: float, factor: float
@@ -102,7 +106,8 @@ class Traffic:
         count = max(1, round(share * self.requests))
         if self.windows:
             kept = self.windows[replication].requests[:count]
-            return scenario, InMemoryRequests(tuple(r._replace(arrival_s=r.arrival_s / factor) for r in kept))
+            requests = tuple(r._replace(arrival_s=r.arrival_s / factor) for r in kept)
+            return scenario, InMemoryRequests(requests, prefixes=self.windows[replication].prefixes)
         table = self.scenario.workload.model_dump()
         if self.scalable and factor != 1:
             table = scale_rate(table, factor)
@@ -179,7 +184,7 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
             # A window begins with a conversation, not within one.
             if index >= start and len(part) < size and (part or begins_session):
                 part.append(request)
-    windows = tuple(_window(part) for part in parts if part)
+    windows = tuple(_window(part, stream.prefixes) for part in parts if part)
     if len(windows) == 1:
         note = f"one replication: all {total:,} requests of the trace, so nothing is known about chance"
     else:
@@ -188,27 +193,34 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
             f"{len(windows)} replications: windows of {size:,} of the trace's {total:,} requests{overlap}; searched "
             "with the first of them"
         )
+    unknown = (f"prefix hits: {UNKNOWN_PREFIXES}; none are taken to",) if stream.prefixes == "unknown" else ()
+    remarks = (*stream.notes, *unknown)
     scenario = load_scenario(scenario, workload__limit=size)
     search = tuple(range(min(_SEARCH_REPLICATIONS, len(windows))))
-    return Traffic(scenario, size, windows, len(windows), search, _summary(lengths, reuse), True, note)
+    return Traffic(
+        scenario, size, windows, len(windows), search, _summary(lengths, reuse, stream.prefixes), True, note, remarks
+    )
 
 
-def _window(requests: Sequence[Request]) -> InMemoryRequests:
+def _window(requests: Sequence[Request], prefixes: Prefixes) -> InMemoryRequests:
     first = requests[0].arrival_s
     return InMemoryRequests(
-        tuple(request._replace(arrival_s=max(request.arrival_s - first, 0.0)) for request in requests)
+        tuple(request._replace(arrival_s=max(request.arrival_s - first, 0.0)) for request in requests),
+        prefixes=prefixes,
     )
 
 
 def _summarise(streams: Sequence[Workload]) -> TrafficSummary:
     lengths, reuse = [], False
+    prefixes: Prefixes = "unknown" if any(stream.prefixes == "unknown" for stream in streams) else "tokens"
     for stream in streams:
         for request in stream:
             lengths.append(request.prompt_tokens + request.output_tokens)
             reuse = reuse or bool(request.content) or request.session is not None
-    return _summary(lengths, reuse)
+    return _summary(lengths, reuse, prefixes)
 
 
-def _summary(lengths: Sequence[int], reuse: bool) -> TrafficSummary:
+def _summary(lengths: Sequence[int], reuse: bool, prefixes: Prefixes) -> TrafficSummary:
     p95, p99 = np.quantile(lengths, (0.95, 0.99), method="higher").tolist()
-    return TrafficSummary(len(lengths), max(lengths), int(p99), int(p95), float(np.mean(lengths)), reuse)
+    known = None if prefixes == "unknown" else reuse
+    return TrafficSummary(len(lengths), max(lengths), int(p99), int(p95), float(np.mean(lengths)), known)

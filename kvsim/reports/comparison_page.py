@@ -115,11 +115,15 @@ def _cache_table(runs: list[dict[str, Any]]) -> Table:
         "batch splits": lambda run: number(run["cache"]["batch_splits"]),
         "compactions": lambda run: number(run["cache"]["compactions"]),
         "MB moved": lambda run: number(run["cache"]["moved_bytes"] / 1e6),
-        "prefix hits": lambda run: share(run["prefix"]["hit_rate"]),
+        "prefix hits": lambda run: _hit_rate(run["prefix"]["hit_rate"]),
         "preemptions": lambda run: number(run["preemptions"]),
     }
     rows = [[column(run) for column in columns.values()] for run in runs]
     return Table("The cache by policy", list(columns), rows, "Shares are means over time.")
+
+
+def _hit_rate(rate: float | None) -> Cell:
+    return words("unknown") if rate is None else share(rate)
 
 
 def _latency_ranges(runs: list[dict[str, Any]]) -> Drawing:

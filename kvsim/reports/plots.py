@@ -175,20 +175,21 @@ def prefix_figure(study: PrefixStudy) -> Figure:
             markersize=7,
             ax=axis,
         )
-        axis.axhline(study.infinite, color="0.35", linestyle="--", linewidth=1.2)
+        infinite = study.infinite or 0.0
+        axis.axhline(infinite, color="0.35", linestyle="--", linewidth=1.2)
         axis.annotate(
-            f"infinite cache: {study.infinite:.1%}",
-            (0.01, study.infinite),
+            f"infinite cache: {infinite:.1%}",
+            (0.01, infinite),
             xycoords=("axes fraction", "data"),
             xytext=(0, 5),
             textcoords="offset points",
             color="0.35",
         )
-        top = max(study.infinite, float(study.table["hit_rate"].max()))
+        top = max(infinite, float(study.table["hit_rate"].max()))
         axis.set(
             xscale="log",
             ylim=(0, 1.12 * top or 1),
-            ylabel="hit rate, share of the prompts' blocks",
+            ylabel="hit rate, share of the prompt tokens",
             xlabel=f"cache size, blocks of {study.block_size} tokens",
         )
         for at, (eviction, blocks) in enumerate((e, n) for e, n in study.knees.items() if e in ("lru", "belady")):
@@ -206,8 +207,8 @@ def prefix_figure(study: PrefixStudy) -> Figure:
         axis.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0, decimals=0))
         axis.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda n, _: f"{n:,.0f}"))
         axis.legend(title="eviction", loc="lower right", frameon=True)
-        title = f"{study.scenario}: prefix hits of {study.requests:,} requests, {study.references:,} blocks looked up"
-        axis.set_title(title)
+        blocks = 0 if study.reuse is None else study.reuse.blocks
+        axis.set_title(f"{study.scenario}: prefix hits of {study.requests:,} requests, {blocks:,} blocks looked up")
     return figure
 
 

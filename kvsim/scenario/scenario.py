@@ -273,12 +273,6 @@ def load_scenario(source: str | Path | Scenario | dict[str, Any], **changes: Any
     return validated(data, label, folder)
 
 
-def mooncake(path: str) -> Scenario:
-    """A scenario that replays a Mooncake trace with the trace's block size. Raises ``UserError``."""
-    name = re.sub(r"\W", "_", Path(path).name.split(".")[0])[:100] or "mooncake"
-    return load_scenario({"name": name, "workload": {"kind": "mooncake", "path": path}, "cache": {"block_size": 512}})
-
-
 def validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:
     """Make a scenario of a table; relative paths start at ``folder``.
 

@@ -113,7 +113,7 @@ class TableColumns(Section):
     output: ColumnName = "output"
     """Number of tokens."""
     session: ColumnName | None = None
-    """Name or number of the session; its rows must be adjacent."""
+    """Name or number of the session; empty for a request of its own."""
     priority: ColumnName | None = None
     """Smaller values are more urgent."""
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UserError
+from kvsim.scenario.prefixes import hit_rate
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run_tables import Tables
 from kvsim.simulation.snapshots import Frame
+from workloads import Prefixes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,10 +66,11 @@ class Result:
         return self.tables
 
 
-def summarize(recorder: Recorder, cell_bytes: float) -> dict[str, Any]:
+def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict[str, Any]:
     """The figures of a run, ready for JSON: times in seconds, None where there is no figure.
 
-    ``cell_bytes``: bytes of K and V in one cell, all layers.
+    ``cell_bytes``: bytes of K and V in one cell, all layers. ``prefixes``: what the workload says about prompts that
+    begin alike; if nothing, there is no hit rate.
     """
     return {
         **recorder.latencies.summary(),
@@ -88,7 +91,7 @@ def summarize(recorder: Recorder, cell_bytes: float) -> dict[str, Any]:
         "prefix": {
             "tokens": recorder.prefix_looked_up,
             "found": recorder.prefix_found,
-            "hit_rate": recorder.prefix_found / recorder.prefix_looked_up if recorder.prefix_looked_up else None,
+            "hit_rate": hit_rate(recorder.prefix_found, recorder.prefix_looked_up, prefixes),
         },
         "host": {
             "bytes_out": int(recorder.to_host_cells * cell_bytes),

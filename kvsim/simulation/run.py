@@ -25,6 +25,7 @@ from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
 from kvsim.simulation.time_breakdown import TimeBreakdown
 from policies import Policy, PolicyFactory, available, current_name
+from workloads import Prefixes
 
 
 def build_policy(
@@ -145,9 +146,10 @@ def drive(
     inbox = Inbox(env, keeps_script=backend.predictor is None)
     arrivals: Arrivals = inbox
     notes: tuple[str, ...] = ()
+    prefixes: Prefixes = "tokens"
     if script is None:
         workload = scenario.build_workload()
-        notes = tuple(workload.notes)
+        notes, prefixes = tuple(workload.notes), workload.prefixes
         recorder.queue = QueueMonitor(workload.n_requests)
         env.process(send(env, inbox, workload))
     else:
@@ -163,7 +165,7 @@ def drive(
         "scenario": scenario.name,
         "policy": policy.name,
         "seed": scenario.seed,
-        **summarize(recorder, scenario.cell_bytes),
+        **summarize(recorder, scenario.cell_bytes, prefixes),
         "profile": profile,
         "wall_s": time.perf_counter() - began,
     }

@@ -46,7 +46,7 @@ class Admission:
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """Tokens of the longest cached prefix of a text, in the pool or the host tier; always fewer than ``tokens``."""
         size = self._blocks.block_size
-        keys = content.keys(size, (tokens - 1) // size)
+        keys = content.lookup_keys(size, tokens)
         if self._in_sight is not None:
             found = self._pool.trailing(keys, self._in_sight)
         else:

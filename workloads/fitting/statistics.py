@@ -1,16 +1,17 @@
-"""Statistics of workloads: how bursty arrivals are, how long requests are, how much text they share."""
+"""Statistics of workloads: how bursty arrivals are, and how long requests are."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from workloads.generators.lengths import FloatArray, IntArray
-from workloads.request import Segment, Workload, WorkloadError
+from workloads.request import Request, Workload, WorkloadError, timed
+from workloads.reuse import Reuse
 
 WINDOWS_S = (1.0, 60.0)
 """Windows, in seconds, in which arrivals are counted to measure burstiness."""
@@ -59,27 +60,6 @@ class Spread(NamedTuple):
         return cls(float(tokens.mean()), p50, p95, p99, int(tokens.max()), float(logs.mean()), float(logs.std()))
 
 
-class Reuse(NamedTuple):
-    """Prefix hits of an unbounded cache that serves the requests in order of arrival."""
-
-    segments: int
-    """Segments of all prompts (in traces: blocks)."""
-    found: int
-    """Segments that were cached in full, with everything before them."""
-    found_tokens: float
-    """Share of all prompt tokens that were cached."""
-
-    @property
-    def distinct(self) -> int:
-        """Segments that were new, or longer than before, after what precedes them."""
-        return self.segments - self.found
-
-    @property
-    def share(self) -> float:
-        """Share of segments that were cached in full."""
-        return self.found / self.segments if self.segments else 0.0
-
-
 class Statistics(NamedTuple):
     """Statistics of one workload, as ``kvsim workload describe`` prints them."""
 
@@ -100,13 +80,16 @@ class Statistics(NamedTuple):
     """Spearman's rank correlation of prompt and output lengths; None if one of them is constant."""
     sessions: int
     """Number of conversations; 0 if the workload has no sessions."""
-    reuse: Reuse | None
-    """None if the workload does not give the content of prompts."""
+    reuse: Reuse | None = None
+    """What prompts share; None if that is not known."""
 
 
-def describe(workload: Workload) -> Statistics:
-    """Compute statistics of all requests. Raises ``WorkloadError`` for a closed loop, which has no arrival times."""
-    columns, sessions, reuse = read_columns(workload)
+def describe(workload: Workload, each: Callable[[Request], object] | None = None) -> Statistics:
+    """Compute statistics of all requests but ``reuse``.
+
+    ``each`` is called with every request. Raises ``WorkloadError`` for a closed loop, which has no arrival times.
+    """
+    columns, sessions = read_columns(workload, each)
     tick = clock_tick(columns.arrivals_s)
     gaps = np.diff(columns.arrivals_s)
     spans = len(gaps) > 0 and columns.duration_s > 0
@@ -121,39 +104,32 @@ def describe(workload: Workload) -> Statistics:
         output=Spread.of(columns.output_tokens),
         correlation=rank_correlation(columns.prompt_tokens, columns.output_tokens),
         sessions=sessions,
-        reuse=reuse,
     )
 
 
-def read_columns(workload: Workload) -> tuple[RequestColumns, int, Reuse | None]:
-    """Read arrivals and lengths, the number of sessions, and prefix hits. Raises ``WorkloadError``.
+def read_columns(workload: Workload, each: Callable[[Request], object] | None = None) -> tuple[RequestColumns, int]:
+    """Read arrivals and lengths, and the number of sessions. ``each`` is called with every request.
 
-    Later turns of a session arrive after the start of the session plus all think times; the time that the server takes
-    for answers is not included.
+    Raises ``WorkloadError``.
     """
     if workload.users is not None:
         raise WorkloadError("a closed loop has no arrivals of its own: its users wait for the server's answers")
     if workload.n_requests > _MOST:
         raise WorkloadError(f"{workload.n_requests:,} requests are too many to describe; {_MOST:,} are accepted")
-    prefixes = _PrefixTree()
     arrivals, prompts, outputs = array("d"), array("q"), array("q")
-    session, sessions, now = None, 0, 0.0
-    for request in workload:
-        if request.session is None or request.session != session:
-            now = request.arrival_s
-            sessions += request.session is not None
-        else:
-            now += request.think_s
+    session, sessions = None, 0
+    for now, request in timed(workload):
+        sessions += request.session is not None and request.session != session
         session = request.session
         arrivals.append(now)
         prompts.append(request.prompt_tokens)
         outputs.append(request.output_tokens)
-        if request.content:
-            prefixes.add(request.content, request.prompt_tokens, request.answer)
+        if each is not None:
+            each(request)
     at = np.array(arrivals)
     order = np.argsort(at, kind="stable")
     columns = RequestColumns(at[order] - at[order[0]], np.array(prompts)[order], np.array(outputs)[order])
-    return columns, sessions, prefixes.reuse(int(columns.prompt_tokens.sum()))
+    return columns, sessions
 
 
 def dispersion(arrivals_s: FloatArray, window_s: float) -> float | None:
@@ -193,42 +169,3 @@ def rank_correlation(prompts: IntArray, outputs: IntArray) -> float | None:
     if len(prompts) < 2 or prompts.min() == prompts.max() or outputs.min() == outputs.max():
         return None
     return float(stats.spearmanr(prompts, outputs).statistic)
-
-
-class _PrefixTree:
-    """Tree of all prefixes so far: for each position, which segments followed it and how long they were."""
-
-    def __init__(self) -> None:
-        self._next: dict[tuple[int, int, int, int], tuple[int, int]] = {}
-        """(number of the previous segment, its tokens, source, start) to (number, longest length so far)."""
-        self._segments = self._found = self._tokens = 0
-
-    def add(self, content: Sequence[Segment], prompt_tokens: int, answer: Segment) -> None:
-        """Count the hits of a prompt, then add it and its answer, which a later prompt may quote."""
-        place, left, known = (0, 0), prompt_tokens, True
-        for segment in content:
-            if left <= 0:
-                break
-            self._segments += 1
-            place, before = self._enter(place, segment)
-            if known:
-                self._tokens += min(segment.n, left, before)
-            known = known and before >= segment.n
-            self._found += known
-            left -= segment.n
-        self._enter(place, answer)
-
-    def _enter(self, place: tuple[int, int], segment: Segment) -> tuple[tuple[int, int], int]:
-        """Add a segment; returns the position after it, and how many of its tokens were there before."""
-        source, start, n = segment
-        key = (*place, source, start)
-        number, before = self._next.get(key, (len(self._next) + 1, 0))
-        if n > before:
-            self._next[key] = (number, n)
-        return (number, n), before
-
-    def reuse(self, prompt_tokens: int) -> Reuse | None:
-        """The hits so far; None without any content. ``prompt_tokens``: of all prompts."""
-        if not self._segments:
-            return None
-        return Reuse(self._segments, self._found, self._tokens / prompt_tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
 
-from workloads.request import SOURCES, Request, Segment, Workload, WorkloadError, answer_of
+from workloads.request import SOURCES, Prefixes, Request, Segment, Workload, WorkloadError, answer_of
 from workloads.rng import named_rng
 
 
@@ -47,6 +47,14 @@ class Mix:
     def notes(self) -> tuple[str, ...]:
         """The notes of all parts, each with the number of its part."""
         return tuple(f"part {k}: {note}" for k, part in enumerate(self.parts) for note in part.notes)
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """Unknown if a part does not say; texts token by token unless all parts name blocks only."""
+        parts: set[Prefixes] = {part.prefixes for part in self.parts}
+        if "unknown" in parts:
+            return "unknown"
+        return "blocks" if parts == {"blocks"} else "tokens"
 
     def __iter__(self) -> Iterator[Request]:
         groups = merge(*map(_groups, range(len(self.parts)), self.parts), key=_arrival)

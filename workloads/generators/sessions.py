@@ -10,7 +10,7 @@ import numpy as np
 
 from workloads.generators.gaps import Gaps, moments
 from workloads.generators.lengths import FloatArray, IntArray, Lengths
-from workloads.request import Request, Segment, answer_of
+from workloads.request import Prefixes, Request, Segment, answer_of
 from workloads.rng import named_rng
 
 MAX_TURNS = 1000
@@ -80,6 +80,11 @@ class Sessions:
     def notes(self) -> tuple[str, ...]:
         """Empty: a generator reads no file from which rows could be left out."""
         return ()
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """All texts are known."""
+        return "tokens"
 
     def __iter__(self) -> Iterator[Request]:
         number = session = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from workloads.generators.gaps import Gaps, moments
 from workloads.generators.joint import GivenPrompt, draw_pairs
 from workloads.generators.lengths import Lengths
-from workloads.request import Request
+from workloads.request import Prefixes, Request
 from workloads.rng import named_rng
 
 _BATCH = 4096
@@ -40,6 +40,11 @@ class Synthetic:
     def notes(self) -> tuple[str, ...]:
         """Empty: a generator reads no file from which rows could be left out."""
         return ()
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """It is known that no two prompts share a text."""
+        return "tokens"
 
     def __iter__(self) -> Iterator[Request]:
         draw = self.gaps(named_rng(self.seed, "arrivals"))

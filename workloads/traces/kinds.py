@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -34,6 +36,9 @@ KINDS: dict[str, type[Trace]] = {
 _START = 1 << 14
 """Bytes that are inspected, from the first that is not blank; a longer first line is read in full."""
 
+_NAMES = 100
+"""The most characters of columns' names in a message."""
+
 _JSON_SIGNS = (
     ("weka", r'"requests"\s*:|"hash_id_scope"|"tool_tokens"'),
     ("ragpulse", r'"hash_ids"\s*:\s*\{|"(sys_prompt|passages_ids|user_input|web_search)"|"timestamp"\s*:\s*"'),
@@ -49,7 +54,6 @@ _CSV_SIGNS = (
     ("azure", {"contexttokens", "generatedtokens"}),
     ("burstgpt", {"request tokens", "response tokens", "total tokens", "log type"}),
     ("table", set(Columns().named)),
-    ("azure", {"timestamp"}),
 )
 _AZURE_ROW = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[^,;\t]*[,;\t]")
 
@@ -62,8 +66,7 @@ def sniff(path: Path | str) -> str:
     """
     path = _path_of(path)
     shown = shown_path(path)
-    with open_bytes(path) as raw:
-        start = _beginning(raw)
+    start = read_beginning(path)
     if start.startswith(PARQUET):
         return "table"
     kinds = f"expected a trace of one of the kinds {', '.join(KINDS)}"
@@ -79,7 +82,9 @@ def sniff(path: Path | str) -> str:
         raise WorkloadError(f"{shown}: zero bytes; {kinds}, in UTF-8 (is this UTF-16, or an archive?)")
     signs = _json_kind(text.replace("\0", "")) if is_json else _csv_kind(first)
     if signs is None:
-        raise WorkloadError(f"{shown}: begins with {quoted(first)}; {kinds}; table reads any columns that are named")
+        names = _json_names(text) if is_json else header_names(first)[1]
+        own = f"; if it is a table of your own, {how_to_name_columns(names)}" if len(names) > 1 else ""
+        raise WorkloadError(f"{shown}: begins with {quoted(first)}; {kinds}{own}")
     return signs
 
 
@@ -107,6 +112,35 @@ def _path_of(path: Path | str) -> Path:
     if not str(path):
         raise WorkloadError("an empty path; that of a trace file is expected")
     return Path(path)
+
+
+def read_beginning(path: Path) -> bytes:
+    """Read the bytes of a file that are inspected, with the whole first line. Raises ``WorkloadError``."""
+    with open_bytes(path) as raw:
+        return _beginning(raw)
+
+
+def header_names(header: str) -> tuple[str, list[str]]:
+    """Split the first line of a CSV file; returns the delimiter that gives most fields, and the fields."""
+    rows = {}
+    for delimiter in ",;\t|":
+        try:
+            rows[delimiter] = next(csv.reader([header], delimiter=delimiter), [])
+        except csv.Error:
+            continue
+    if not rows:
+        return ",", []
+    best = max(rows, key=lambda delimiter: len(rows[delimiter]))
+    return best, rows[best]
+
+
+def how_to_name_columns(names: Sequence[str]) -> str:
+    """Say which columns a table has, and how to tell what they are."""
+    found = ", ".join(name.strip() if name.isprintable() else ascii(name) for name in names)
+    found = found if len(found) <= _NAMES else f"{found[: _NAMES - 3]}..."
+    required, others = Columns._fields[:3], Columns._fields[3:]
+    syntax = ",".join(f"{name}=NAME" for name in required)
+    return f"name its columns with --columns {syntax} (and {', '.join(others)}, if there); found: {found}"
 
 
 def _beginning(raw: IO[bytes]) -> bytes:
@@ -138,6 +172,18 @@ def _json_kind(text: str) -> str | None:
     # The contents of an array may begin in another line.
     first = text if text.startswith("[") else text.partition("\n")[0]
     return next((kind for kind, sign in _JSON_SIGNS if re.search(sign, first)), None)
+
+
+def _json_names(text: str) -> list[str]:
+    """The keys of the first row that can be parsed; none if there is none."""
+    for line in text.split("\n"):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            return list(row)
+    return []
 
 
 def _row_kind(row: dict[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from workloads.request import Segment
+from workloads.request import Prefixes, Segment
 from workloads.traces.bad_rows import FlawError
 from workloads.traces.clock import Clock
 from workloads.traces.files import open_text
@@ -39,6 +39,11 @@ class MooncakeTrace(Trace):
     """
 
     __slots__ = ()
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """The blocks of prompts; nothing of what answers say."""
+        return "blocks"
 
     def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
         return in_batches(self._rows(check_all=check_all))

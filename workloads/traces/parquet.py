@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from workloads.request import WorkloadError
 from workloads.traces.bad_rows import FlawError
@@ -45,7 +46,30 @@ def parquet_rows(path: Path, columns: Columns, time: Time) -> tuple[Rows, RowPar
     return _rows(path, columns, time), parse_row
 
 
+def parquet_columns(path: Path) -> dict[str, bool]:
+    """The names of all columns, and whether each has time stamps. Raises ``WorkloadError``."""
+    with _open(path) as (_, file, pa):
+        return {field.name: pa.types.is_timestamp(field.type) for field in file.schema_arrow}
+
+
 def _rows(path: Path, columns: Columns, time: Time) -> Rows:
+    number = 0
+    with _open(path, lambda: number) as (raw, file, pa):
+        places = _check_types(path, file.schema_arrow, columns, time, pa.types)
+        check_pages(raw, places)
+        for batch in file.iter_batches(_BATCH, columns=list(columns.named), use_threads=False):
+            lists = [_values(batch.column(name), time, name == columns.arrival, pa) for name in places]
+            for row in zip(*lists, strict=True):
+                number += 1
+                yield number, row
+
+
+@contextmanager
+def _open(path: Path, row: Callable[[], int] = lambda: 0) -> Iterator[tuple[IO[bytes], Any, Any]]:
+    """Open a file; gives its bytes, pyarrow's ``ParquetFile``, and pyarrow.
+
+    ``row``: the last row that was read, for messages. Raises ``WorkloadError``, also for faults while it is open.
+    """
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -60,24 +84,17 @@ def _rows(path: Path, columns: Columns, time: Time) -> Rows:
             )
         if raw.read(len(_MAGIC)) != _MAGIC:
             raise WorkloadError(f"{shown_path(path)}: not Parquet data, which begins with {_MAGIC.decode()}")
-        number = 0
         try:
             limit = footer_limit(raw)
             with parquet.ParquetFile(
                 raw, buffer_size=1 << 16, pre_buffer=False, thrift_container_size_limit=limit
             ) as file:
-                places = _check_types(path, file.schema_arrow, columns, time, pa.types)
-                check_pages(raw, places)
-                for batch in file.iter_batches(_BATCH, columns=list(columns.named), use_threads=False):
-                    lists = [_values(batch.column(name), time, name == columns.arrival, pa) for name in places]
-                    for row in zip(*lists, strict=True):
-                        number += 1
-                        yield number, row
+                yield raw, file, pa
         except BadPageError as e:
             raise WorkloadError(f"{shown_path(path)}: damaged Parquet data ({e})") from None
         except (pa.ArrowException, OSError, EOFError, OverflowError) as e:
             what = " ".join(str(e).split())[:200]
-            raise WorkloadError(f"{shown_path(path)}: damaged Parquet data after row {number} ({what})") from None
+            raise WorkloadError(f"{shown_path(path)}: damaged Parquet data after row {row()} ({what})") from None
 
 
 def _values(column: Any, time: Time, is_arrival: bool, pa: Any) -> list[Any]:

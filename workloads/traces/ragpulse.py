@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from workloads.request import Segment, WorkloadError
+from workloads.request import Prefixes, Segment, WorkloadError
 from workloads.traces.bad_rows import BadRowLog, FlawError
 from workloads.traces.clock import Clock, parse_seconds
 from workloads.traces.files import open_text, shown_path
@@ -56,6 +56,11 @@ class RagPulseTrace(Trace):
     """
 
     clock_reset: ClockReset = "refuse"
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """The texts of prompts, if the files are there that say how long each is."""
+        return "unknown" if self._missing() else "tokens"
 
     def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
         return in_batches(self._rows())

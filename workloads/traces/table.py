@@ -5,18 +5,19 @@ A row has the arrival of a request, the tokens of its prompt and its answer, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from workloads.request import WorkloadError
-from workloads.traces.bad_rows import FlawError, quoted
-from workloads.traces.clock import Clock, parse_datetime, parse_seconds
+from workloads.request import Prefixes, Request, Segment, WorkloadError
+from workloads.traces.bad_rows import changed, quoted
+from workloads.traces.clock import parse_datetime, parse_seconds
 from workloads.traces.csv_rows import CsvRows, parse_tokens, parse_whole
 from workloads.traces.files import open_bytes, open_text, shown_path
 from workloads.traces.jsonl import json_lines, parse, shown, tokens, whole
 from workloads.traces.parquet import parquet_rows
+from workloads.traces.table_order import OrderedRows, OutOfOrderError, SortedRows, Turns
 from workloads.traces.table_row import DECIMALS, MAX_PRIORITY, Columns, TableRow, Time, parse_session, parse_value
 from workloads.traces.trace import Row, RowBatch, Trace, in_batches
 
@@ -32,17 +33,24 @@ PARQUET = b"PAR1"
 """The first bytes of a Parquet file."""
 _PACKED = (".gz", ".bz2", ".xz")
 _PLAIN = Columns()
+_MOST_SEGMENTS = 2000
+"""A longer history is not quoted, since memory grows with its square."""
+
+Used = TypeVar("Used")
 
 
 @dataclass(frozen=True, slots=True)
 class TableTrace(Trace):
-    """The requests of a table, in order of arrival.
+    """The requests of a table, in order of arrival, each session together from its first row on.
 
-    The rows of a session are adjacent, and sessions are in order of their first rows. The think time of a later turn
-    is the time between the arrivals of two rows, since a table does not have the time that answers took. A row with an
-    empty session is a request of its own.
+    Rows may be in any order. A table in the order just described is read row by row, and holds the names of all
+    sessions while it is checked; any other is held and sorted, which a note says. For Parquet, one page of each column
+    is held.
 
-    While the table is checked, the names of all sessions are held. For Parquet, one page of each column is held.
+    The think time of a later turn is the time between the arrivals of two rows, since a table does not have the time
+    that answers took. Where at least half of all later turns have a prompt that is as long as the prompt before and its
+    answer together, such turns are taken to begin with both, as in a chat; a note says so. A row with an empty session
+    is a request of its own.
     """
 
     format: Format | None = None
@@ -52,28 +60,70 @@ class TableTrace(Trace):
     """The unit of arrivals; ``datetime``: date and time, in UTC unless there is an offset."""
     delimiter: str = ","
     """The character between fields, in CSV."""
+    _sorts: bool = field(default=False, init=False, repr=False, compare=False)
+    """Whether the rows must be sorted."""
+    _turns: Turns = field(default_factory=Turns, init=False, repr=False, compare=False)
+    _order: str = field(default="", init=False, repr=False, compare=False)
+    """How the rows were sorted, for a note."""
+
+    def __post_init__(self) -> None:
+        try:
+            Trace.__post_init__(self)
+        except OutOfOrderError:
+            object.__setattr__(self, "_sorts", True)
+            object.__setattr__(self, "_turns", Turns())
+            Trace.__post_init__(self)
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """All texts, where sessions look like conversations whose prompts repeat what was said; else unknown."""
+        return "tokens" if self._turns.are_talks else "unknown"
+
+    def __iter__(self) -> Iterator[Request]:
+        requests = Trace.__iter__(self)
+        return requests if self.prefixes == "unknown" else _with_history(requests)
+
+    def _remarks(self) -> tuple[str, ...]:
+        path = shown_path(self.path)
+        return tuple(f"{path}: {note}" for note in (self._order, self._turns.note) if note)
 
     def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
-        return in_batches(self._rows(check_all=check_all))
+        if self._sorts:
+            return self._sorted(check_all=check_all)
+        ordered = OrderedRows(self._turns if check_all else None)
+        return in_batches(self._unchanged(self._rows(ordered.row)))
 
-    def _rows(self, *, check_all: bool) -> Iterator[Row]:
+    def _sorted(self, *, check_all: bool) -> Iterator[RowBatch]:
+        rows = SortedRows(self.path, self._turns if check_all else Turns())
+        rows.read(self._rows(lambda row: row))
+        object.__setattr__(self, "_order", rows.note)
+        yield from rows.batches()
+
+    def _unchanged(self, rows: Iterator[Row]) -> Iterator[Row]:
+        """The rows, which are still in order if they were before."""
+        try:
+            yield from rows
+        except OutOfOrderError:
+            if not self._bad_rows.closed:
+                raise
+            raise changed(self.path, "its rows are no longer in order") from None
+
+    def _rows(self, use: Callable[[TableRow], Used]) -> Iterator[Used]:
+        """What ``use`` makes of each good row."""
         self._check_columns()
         kind = self._format()
-        clock = _SessionClock(self.columns, finds_repeated=check_all)
         if kind == "parquet":
             rows, parse_row = parquet_rows(self.path, self.columns, self.time)
-            yield from self._bad_rows.sift(rows, lambda row: clock.row(parse_row(row)))
+            yield from self._bad_rows.sift(rows, lambda row: use(parse_row(row)))
             return
         with open_text(self.path) as text:
             if kind == "csv":
                 table = CsvRows(self.path, text, self.columns.named, self.delimiter)
                 places = dict(zip(self.columns.named, table.columns, strict=True))
-                yield from self._bad_rows.sift(
-                    table.numbered(), lambda row: clock.row(self._csv(table.check(row), places))
-                )
+                yield from self._bad_rows.sift(table.numbered(), lambda row: use(self._csv(table.check(row), places)))
             else:
                 yield from self._bad_rows.sift(
-                    json_lines(self.path, text), lambda line: clock.row(self._json(parse(line, self.columns.named)))
+                    json_lines(self.path, text), lambda line: use(self._json(parse(line, self.columns.named)))
                 )
 
     def _has_header(self) -> bool:
@@ -115,41 +165,21 @@ class TableTrace(Trace):
         return TableRow(now, shown(row[arrival]), tokens(row, prompt), tokens(row, output), name, rank)
 
 
-class _SessionClock:
-    """Turns the rows of a table into requests: checks their times and numbers their sessions."""
-
-    __slots__ = ("_before", "_clock", "_column", "_key", "_number", "_seen", "_start_s")
-
-    def __init__(self, columns: Columns, *, finds_repeated: bool):
-        self._clock, self._column = Clock(columns.arrival), columns.session
-        self._seen: set[str | int] | None = set() if finds_repeated else None
-        self._key: str | int | None = None
-        self._number = 0
-        self._start_s = 0.0
-        self._before = 0
-        """Arrival of the previous row, in nanoseconds."""
-
-    def row(self, row: TableRow) -> Row:
-        """The row as a request. Raises ``FlawError`` if it is out of order."""
-        now, text, prompt, output, key, priority = row
-        if key is None or key != self._key:
-            self._clock.check(now, text)
-            if key is not None and self._seen is not None:
-                if key in self._seen:
-                    raise FlawError(
-                        f"{self._column} {shown(key)} was there before; the rows of a session must follow one another"
-                    )
-                self._seen.add(key)
-            self._start_s = self._clock.move(now) / 1e9
-            self._number += key is not None
-            think_s = 0.0
-        else:
-            if now < self._before:
-                raise FlawError(f"{self._clock.column} {text} is earlier than the row before")
-            think_s = (now - self._before) / 1e9
-        self._key, self._before = key, now
-        session = None if key is None else self._number - 1
-        return Row(self._start_s, prompt, output, (), think_s, session, priority)
+def _with_history(requests: Iterable[Request]) -> Iterator[Request]:
+    """Add the texts of sessions: a prompt that is long enough begins with the prompt before it and its answer."""
+    before: Request | None = None
+    for request in requests:
+        if request.session is not None:
+            history: tuple[Segment, ...] = ()
+            rest = request.prompt_tokens
+            if before is not None and before.session == request.session and len(before.content) < _MOST_SEGMENTS:
+                more = rest - before.prompt_tokens - before.output_tokens
+                if more >= 0:
+                    history, rest = (*before.content, before.answer), more
+            own = (Segment(request.id, 0, rest),) if rest else ()
+            request = request._replace(content=history + own)
+        before = request
+        yield request
 
 
 def format_of(path: Path) -> Format:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.generators.lengths import FloatArray
-from workloads.request import Request, Segment, WorkloadError
+from workloads.request import Prefixes, Request, Segment, WorkloadError
 from workloads.rng import named_rng
 from workloads.traces.bad_rows import BadRowLog, changed
 from workloads.traces.files import shown_path
@@ -101,6 +101,11 @@ class Trace(ABC):
         bad_rows.refuse_most()
         object.__setattr__(self, "n_requests", count)
         object.__setattr__(self, "notes", (*self._remarks(), *bad_rows.notes()))
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """Nothing, unless a subclass knows more."""
+        return "unknown"
 
     def __iter__(self) -> Iterator[Request]:
         if tuple(map(_state_of, self._files())) != self._state:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workloads.request import Segment
+from workloads.request import Prefixes, Segment
 from workloads.rng import named_rng
 from workloads.traces.bad_rows import FlawError
 from workloads.traces.files import open_text
@@ -64,6 +64,11 @@ class WekaTrace(Trace):
 
     rate: float = 0.01
     """New sessions/s, not counting subagents."""
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """Of prompts all full blocks are named; answers come back as blocks of later prompts, under other names."""
+        return "tokens"
 
     def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:
         return in_batches(self._rows(check_all=check_all))

@@ -8,35 +8,41 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli.console import console, print_json, warn
-from kvsim.cli.options import Json, Out, Requests, SkipBadRows, load_with
+from kvsim.cli.options import Columns, Json, Out, Requests, SkipBadRows, TimeUnit, load_with, read_columns, read_time
 from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError
 
 if TYPE_CHECKING:
+    from kvsim.scenario.scenario import Scenario
     from policies import Eviction
+    from workloads.traces.table_row import Time
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def prefix_cache(
-    scenario: Annotated[str, typer.Argument(metavar="SCENARIO|TRACE", help="A scenario, or a Mooncake trace.")],
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO|TRACE", help="A scenario, or a trace file.")],
     eviction: Annotated[
         list[str] | None, typer.Option("--eviction", "-e", help="Can be given several times; by default all.")
     ] = None,
     blocks: Annotated[str | None, typer.Option(help="Cache sizes in blocks, separated by commas.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens in a block, if not the scenario's.", min=1)] = None,
+    columns: Columns = None,
+    time: TimeUnit = None,
     requests: Requests = None,
     out: Out = Path("results"),
     skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
-    """Show how often a prefix cache would hit, by its size and eviction order."""
-    from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
-    from kvsim.scenario.scenario import mooncake
+    """Show how often a prefix cache would hit, by its size and eviction order.
 
-    trace = scenario.endswith((".jsonl", ".jsonl.gz"))
-    loaded = load_with(mooncake(scenario) if trace else scenario, requests=requests, skip_bad_rows=skip_bad_rows)
+    A trace that does not say which prompts share a beginning has no hit rates; then the answer is that this is unknown.
+    """
+    from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
+
+    source = _source(scenario, read_columns(columns), read_time(time))
+    loaded = load_with(source, requests=requests, skip_bad_rows=skip_bad_rows)
     sizes = None if blocks is None else _numbers("--blocks", blocks)
     chosen = [_eviction(name) for name in eviction] if eviction else None
     with RunProgress(loaded.name, 100) as progress:
@@ -47,9 +53,21 @@ def prefix_cache(
         from kvsim.cli.tables.prefix_cache import show_prefixes
 
         show_prefixes(console(), study)
-        written = study.save(out / loaded.name)
-        typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {written[0].parent}/")
+        if study.reuse is not None:
+            written = study.save(out / loaded.name)
+            typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {written[0].parent}/")
     warn(study.notes)
+
+
+def _source(name: str, columns: dict[str, str] | None, time: Time | None) -> str | Scenario:
+    """The scenario itself, or one that replays the trace file of this name."""
+    from kvsim.scenario.trace_files import is_trace, trace_scenario
+
+    if is_trace(name):
+        return trace_scenario(name, columns=columns, time=time, own_blocks=True)
+    if columns or time:
+        raise UserError(f"{name}: --columns and --time are for trace files; a scenario has them in [workload]")
+    return name
 
 
 def _numbers(option: str, text: str) -> list[int]:

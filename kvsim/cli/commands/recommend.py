@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli.console import console, print_json, print_saved
-from kvsim.cli.options import Json, ProfileName
+from kvsim.cli.options import Columns, Json, ProfileName, TimeUnit, read_columns, read_time
 from kvsim.cli.progress import SweepBar
 from kvsim.errors import UserError
 from kvsim.results import writable
@@ -24,6 +24,8 @@ app = typer.Typer(add_completion=False)
 def recommend(
     slo: Annotated[str | None, typer.Option(help='The service level, such as "ttft_p95<1s,tpot_p95<80ms".')] = None,
     trace: Annotated[Path | None, typer.Option(help="A trace file; its kind is detected.")] = None,
+    columns: Columns = None,
+    time: TimeUnit = None,
     scenario: Annotated[str | None, typer.Option(help="A built-in scenario or a TOML file.")] = None,
     profile: ProfileName = None,
     memory: Annotated[str | None, typer.Option(help="Memory for weights, cache and buffers: 8GB, 8GiB.")] = None,
@@ -55,6 +57,8 @@ def recommend(
     if (trace is None) == (scenario is None):
         both = "not both" if trace is not None else "one of them is needed"
         raise UserError(f"--trace, --scenario: {both}; a trace file or a scenario is accepted")
+    if trace is None and (columns or time):
+        raise UserError("--columns, --time: for a table given by --trace only; a scenario has them in [workload]")
     if out is not None:
         writable(out)
     with SweepBar(str(scenario or trace)) as bar:
@@ -62,6 +66,8 @@ def recommend(
             scenario,
             slo=slo,
             trace=trace,
+            columns=read_columns(columns),
+            time=read_time(time),
             profile=profile,
             memory=memory,
             model=model,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvsim.cli.console import console, print_json, print_saved, warn
-from kvsim.cli.options import Json, Out
+from kvsim.cli.options import Columns, Json, Out, TimeUnit, read_columns, read_time
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
 
 if TYPE_CHECKING:
-    from workloads import Workload
+    from kvsim.advice.request_source import Stream
 
 app = typer.Typer(
     add_completion=False, help="Describe request streams, and fit generators to them.", no_args_is_help=True
@@ -42,14 +42,15 @@ def describe(
     skip_bad_rows: SkipBadRows = False,
     drop_failed: DropFailed = False,
     continue_clock: ContinueClock = False,
+    columns: Columns = None,
+    time: TimeUnit = None,
     as_json: Json = False,
 ) -> None:
     """Show how many requests a stream has, how bursty and how long they are, and how much of them repeats."""
-    from kvsim.advice.workload_fit import statistics_dict
-    from workloads.fitting.statistics import describe as describe_stream
+    from kvsim.advice.workload_fit import describe_stream, statistics_dict
 
-    stream, name = _open(source, kind, skip_bad_rows, drop_failed, continue_clock)
-    found = describe_stream(stream)
+    stream, name, block_size = _open(source, kind, skip_bad_rows, drop_failed, continue_clock, columns, time)
+    found = describe_stream(stream, block_size)
     if as_json:
         print_json({"name": name, **statistics_dict(found), "notes": list(stream.notes)})
     else:
@@ -66,6 +67,8 @@ def fit(
     skip_bad_rows: SkipBadRows = False,
     drop_failed: DropFailed = False,
     continue_clock: ContinueClock = False,
+    columns: Columns = None,
+    time: TimeUnit = None,
     seed: Annotated[int, typer.Option(help="Seed of the streams drawn from the candidates.", min=0)] = 1,
     out: Out = Path("results"),
     as_json: Json = False,
@@ -73,12 +76,12 @@ def fit(
     """Fit a generator, print it as a section of a scenario, and plot it beside the stream."""
     from kvsim.advice.workload_fit import fit as fit_generator
 
-    stream, name = _open(source, kind, skip_bad_rows, drop_failed, continue_clock)
+    stream, name, block_size = _open(source, kind, skip_bad_rows, drop_failed, continue_clock, columns, time)
     target = out / f"workload-{name}"
     if not as_json:
         writable(target)
     with RunProgress(f"fitting {name}", 100) as progress:
-        fitted = fit_generator(stream, name, seed=seed, report=progress.share)
+        fitted = fit_generator(stream, name, block_size=block_size, seed=seed, report=progress.share)
     if as_json:
         print_json(fitted.to_dict())
     else:
@@ -110,8 +113,15 @@ def show_named(name: Annotated[str, typer.Argument(help="A named workload.")]) -
     typer.echo(named_text(name), nl=False)
 
 
-def _open(source: str, kind: str | None, skip: bool, drop_failed: bool, continue_clock: bool) -> tuple[Workload, str]:
-    """The stream, and a name for it."""
+def _open(
+    source: str,
+    kind: str | None,
+    skip: bool,
+    drop_failed: bool,
+    continue_clock: bool,
+    columns: str | None,
+    time: str | None,
+) -> Stream:
     from kvsim.advice.request_source import open_stream
 
     options: dict[str, Any] = {}
@@ -121,4 +131,4 @@ def _open(source: str, kind: str | None, skip: bool, drop_failed: bool, continue
         options["failed"] = "drop"
     if continue_clock:
         options["clock_reset"] = "continue"
-    return open_stream(source, kind, **options)
+    return open_stream(source, kind, columns=read_columns(columns), time=read_time(time), **options)

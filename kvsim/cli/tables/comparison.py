@@ -63,7 +63,7 @@ def show_comparison(console: Console, compared: Comparison) -> None:
                 f"{c['batch_splits']:,}",
                 f"{c['compactions']:,}",
                 size(c["moved_bytes"]),
-                share(s["prefix"]["hit_rate"]),
+                "unknown" if s["prefix"]["hit_rate"] is None else share(s["prefix"]["hit_rate"]),
                 f"{s['preemptions']:,}",
             ]
         )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from kvsim.cli.tables.formats import new_table
+from kvsim.cli.tables.formats import new_table, share
 from kvsim.experiments.prefix_cache import PrefixStudy
 
 
 def show_prefixes(console: Console, study: PrefixStudy) -> None:
-    """Print hit rates, a row for each cache size and a column for each eviction policy."""
+    """Print hit rates, a row for each cache size and a column for each eviction policy; or why there are none."""
+    reuse = study.reuse
+    if reuse is None:
+        console.print(f"[bold]{study.scenario}[/]: {study.reason}", highlight=False, soft_wrap=True)
+        return
     names = list(dict.fromkeys(study.table["eviction"]))
     rates = study.table.pivot(index="blocks", columns="eviction", values="hit_rate")[names]
     both = {"lru", "belady"} <= set(names)
@@ -23,8 +27,8 @@ def show_prefixes(console: Console, study: PrefixStudy) -> None:
     console.print(table)
     knees = ", ".join(f"{eviction} {n:,}" for eviction, n in study.knees.items())
     console.print(
-        f"{study.requests:,} requests ask for {study.references:,} blocks of {study.block_size} tokens, "
-        f"{study.distinct:,} of them different; infinite cache {study.infinite:.1%}",
+        f"{study.requests:,} requests ask for {reuse.blocks:,} blocks of {study.block_size} tokens, "
+        f"{reuse.distinct:,} of them different; infinite cache {share(study.infinite)}",
         highlight=False,
     )
     if knees:

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from kvsim.cli.tables.failures import show_failures
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, share, size, whole
+from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from kvsim.simulation.result import Result
 
 
@@ -36,9 +37,10 @@ def show_run(console: Console, result: Result, profile: str) -> None:
         highlight=False,
     )
     if s["prefix"]["found"] or s["preemptions"]:
+        rate = s["prefix"]["hit_rate"]
+        hits = UNKNOWN_PREFIXES if rate is None else f"{share(rate)} of the prompt tokens were in the cache already"
         console.print(
-            f"prefixes: {share(s['prefix']['hit_rate'])} of the tokens were in the cache already; "
-            f"{s['preemptions']:,} preemptions, {s['recomputed_tokens']:,} tokens computed once more",
+            f"prefixes: {hits}; {s['preemptions']:,} preemptions, {s['recomputed_tokens']:,} tokens computed once more",
             highlight=False,
         )
     host = s["host"]

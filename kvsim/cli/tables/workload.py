@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from kvsim.advice.workload_fit import WorkloadFit
-from kvsim.cli.tables.formats import new_table
+from kvsim.cli.tables.formats import new_table, share
+from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from workloads.fitting.statistics import Spread, Statistics
 
 
@@ -36,10 +37,12 @@ def show_statistics(console: Console, name: str, found: Statistics) -> None:
     if found.correlation is not None:
         console.print(f"rank correlation of prompt and output: {found.correlation:.3f}", highlight=False)
     reuse = found.reuse
-    if reuse is not None:
+    if reuse is None:
+        console.print(f"prefix hits: {UNKNOWN_PREFIXES}", highlight=False)
+    else:
         console.print(
-            f"an unbounded prefix cache finds {reuse.share:.3f} of {reuse.segments:,} pieces of prompts "
-            f"({reuse.distinct:,} distinct), {reuse.found_tokens:.1%} of their tokens",
+            f"prefix hits in an infinite cache: {share(reuse.hit_rate)} of the prompt tokens, "
+            f"in {reuse.blocks:,} blocks of {reuse.block_size} tokens, {reuse.distinct:,} of them different",
             highlight=False,
         )
 

@@ -16,6 +16,7 @@ import pytest
 from kvsim import __main__ as program
 from kvsim import load_profile, load_scenario
 from kvsim.scenario.builtin import builtin_names
+from tests.workloads.fuzz.readers import AZURE
 from tests.worlds import command
 
 PROGRAM = Path(sys.executable).parent / "kvsim"
@@ -45,9 +46,11 @@ def within(tmp_path, monkeypatch):
     return command
 
 
-def succeeded(finished):
-    """What a command printed that went well: and that it had nothing to complain of."""
-    assert (finished.returncode, finished.stderr) == (0, "")
+def succeeded(finished, warned=False):
+    """What a command printed that went well; and that it had nothing to complain of, or warnings only."""
+    assert finished.returncode == 0
+    assert (finished.stderr == "") is not warned
+    assert all(line.startswith("warning: ") for line in finished.stderr.splitlines())
     return finished.stdout
 
 
@@ -245,7 +248,7 @@ def test_run_tells_of_prefixes_preemptions_and_the_host_tier(within, tmp_path):
     assert 0 < host["bytes_prefetched"] < host["bytes_in"]
     assert host["bytes_out"] > 0
     printed = " ".join(succeeded(within("run", "tight.toml")).split())
-    share = f"prefixes: {prefix['hit_rate']:.1%} of the tokens were in the cache already"
+    share = f"prefixes: {prefix['hit_rate']:.1%} of the prompt tokens were in the cache already"
     again = f"{told['preemptions']} preemptions, {told['recomputed_tokens']} tokens computed once more"
     assert f"{share}; {again}" in printed
     assert f"host tier: {host['bytes_out'] / 1e6:.3g} MB out, {host['bytes_in'] / 1e6:.3g} MB back, " in printed
@@ -351,12 +354,134 @@ def test_a_study_as_one_object(kvsim, tmp_path):
         "scenario": "trace",
         "block_size": 512,
         "requests": 2,
+        "prompt_tokens": 2560,
         "references": 5,
         "distinct": 4,
         "infinite_hit_rate": pytest.approx(0.2),
+        "reason": None,
         "knee_blocks": {},
     }
     assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
+
+
+def test_of_a_trace_without_texts_one_line_says_that_hits_are_unknown(within, tmp_path):
+    (tmp_path / "mine.csv").write_bytes(AZURE)
+    done = within("prefix-cache", "mine.csv")
+    assert succeeded(done) == "mine: unknown: this trace does not say which prompts share a beginning\n"
+    told = json.loads(succeeded(within("prefix-cache", "mine.csv", "--json")))
+    assert (told["infinite_hit_rate"], told["runs"]) == (None, [])
+    assert told["reason"] == "unknown: this trace does not say which prompts share a beginning"
+    assert "prefix hits: unknown: this trace does not say" in succeeded(within("workload", "describe", "mine.csv"))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
+
+
+def test_a_run_that_preempts_does_not_claim_that_nothing_was_found(within, tmp_path):
+    rows = "2024-01-01 00:00:00,60,60\n" * 8
+    (tmp_path / "mine.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    (tmp_path / "mine.toml").write_text(
+        '[workload]\nkind = "azure"\npath = "mine.csv"\n[server]\nscheduler = "vllm"\nslots = 8\n'
+        '[cache]\npolicy = "vllm"\ncells = 400\n'
+    )
+    printed = succeeded(within("run", "mine.toml"))
+    assert "prefixes: unknown: this trace does not say which prompts share a beginning; " in printed
+    assert json.loads(succeeded(within("run", "mine.toml", "--json")))["prefix"]["hit_rate"] is None
+    assert "unknown" in succeeded(within("compare", "mine.toml", "-p", "vllm", "-p", "paged"))
+
+
+OWN = """ts;who;in;out
+2026-03-01T10:00:00Z;u1;220;35
+2026-03-01T10:00:02.5Z;u2;340;60
+2026-03-01T10:00:09Z;u1;290;41
+2026-03-01T10:00:19Z;u2;460;50
+2026-03-01T10:00:15Z;u1;380;22
+"""
+NAMED = ("--columns", "arrival=ts,prompt=in,output=out,session=who")
+
+
+def test_a_table_of_one_s_own_is_read_by_its_columns(within, tmp_path):
+    """Of u1, 220 + 35 and 290 + 41 tokens come again, of u2 340 + 60; the last token of an answer is not computed."""
+    (tmp_path / "mine.log").write_text(OWN)
+    done = within("prefix-cache", "mine.log", *NAMED, "--json", "-e", "lru")
+    told = json.loads(succeeded(done, warned=True))
+    assert told["infinite_hit_rate"] == 16 * (254 // 16 + 330 // 16 + 399 // 16) / (220 + 290 + 380 + 340 + 460)
+    assert "5 rows were sorted by arrival, 1 of them out of order; 2 sessions put together" in done.stderr
+    assert "3 of 3 later turns" in done.stderr
+    described = json.loads(succeeded(within("workload", "describe", "mine.log", *NAMED, "--json"), warned=True))
+    assert described["reuse"]["hit_rate"] == told["infinite_hit_rate"]
+    assert (described["sessions"], described["duration_s"]) == (2, 19.0)
+
+
+@pytest.mark.parametrize(("scale", "decimals"), [(1, 3), (1e3, 0), (1e6, 0), (1e9, 0)])
+def test_numbers_since_1970_are_read_in_their_unit(within, tmp_path, scale, decimals):
+    rows = "".join(f"{(1_770_000_000 + at) * scale:.{decimals}f},{tokens},5\n" for at, tokens in ((0, 30), (8, 40)))
+    (tmp_path / "mine.csv").write_text(f"Arrival,Prompt,output\n{rows}")
+    assert json.loads(succeeded(within("workload", "describe", "mine.csv", "--json")))["duration_s"] == 8
+
+
+def test_the_unit_of_times_can_be_given(within, tmp_path):
+    (tmp_path / "mine.csv").write_text("arrival,prompt,output\n500,30,5\n1500,30,5\n")
+    told = json.loads(succeeded(within("workload", "describe", "mine.csv", "--time", "ms", "--json")))
+    assert told["duration_s"] == 1
+
+
+@pytest.mark.slow
+def test_a_recommendation_for_a_table_of_one_s_own(within, tmp_path):
+    rows = "".join(f"{i / 4},{30 + i % 7},{5 + i % 3}\n" for i in reversed(range(60)))
+    (tmp_path / "mine.csv").write_text(f"ts,in,out\n{rows}")
+    options = ("--slo", "ttft_p95<1s", "--engine", "vllm", "--requests", "20", "--workers", "1")
+    done = within("recommend", "--trace", "mine.csv", "--columns", "arrival=ts,prompt=in,output=out", *options)
+    printed = " ".join(succeeded(done).split())
+    assert "60 rows were sorted by arrival, 59 of them out of order" in printed
+    assert "prefix hits: unknown: this trace does not say which prompts share a beginning; none are taken to" in printed
+
+
+OWN_MISTAKES = {
+    "none named": ((), "mine.log: begins with 'ts;who;in;out'; expected a trace of one of the kinds azure, "),
+    "some named": (
+        ("--columns", "arrival=ts,session=who"),
+        "mine.log: no column is clearly prompt or output; name its columns with --columns arrival=NAME,prompt=NAME,"
+        "output=NAME (and session, priority, if there); found: ts, who, in, out",
+    ),
+    "unknown field": (
+        ("--columns", "arival=ts"),
+        "--columns: there is no 'arival'; did you mean 'arrival'? accepted: ",
+    ),
+    "no name": (
+        ("--columns", "arrival=ts,prompt"),
+        "--columns: 'prompt' is not FIELD=NAME; expected such as arrival=ts",
+    ),
+    "twice": (("--columns", "arrival=ts,arrival=in"), "--columns: arrival is there twice; expected such as"),
+    "no such column": (
+        ("--columns", "arrival=tz,prompt=in,output=out"),
+        "mine.log: header: no column 'tz'; expected tz,in,out, got 'ts,who,in,out'",
+    ),
+    "one for two": (
+        ("--columns", "arrival=ts,prompt=in,output=in"),
+        "mine.log: column 'in' is named twice, for prompt",
+    ),
+    "no such unit": ((*NAMED, "--time", "h"), "--time: 'h'; accepted: s, ms, us, ns, datetime"),
+    "another unit": (
+        (*NAMED, "--time", "ms"),
+        "mine.log: row 1: ts '2026-03-01T10:00:00Z' is not a time; expected a num",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "answer"), OWN_MISTAKES.values(), ids=OWN_MISTAKES)
+@pytest.mark.parametrize("verb", [("prefix-cache",), ("workload", "describe")])
+def test_a_table_that_cannot_be_understood_is_answered_in_one_line(within, tmp_path, verb, options, answer):
+    (tmp_path / "mine.log").write_text(OWN)
+    assert complaint(within(*verb, "mine.log", *options)).startswith(answer)
+
+
+def test_columns_are_for_tables_only(within, tmp_path):
+    (tmp_path / "trace.csv").write_bytes(AZURE)
+    assert "--columns and --time are for trace files" in complaint(within("prefix-cache", "chat", *NAMED))
+    assert "columns is an option of trace files" in complaint(within("workload", "describe", "chat", *NAMED))
+    refused = complaint(within("workload", "describe", "trace.csv", "--kind", "azure", *NAMED))
+    assert refused == "trace.csv: --columns and --time are for tables; a trace of kind azure has columns of its own"
+    slo = ("--slo", "ttft_p95<1s")
+    assert "for a table given by --trace only" in complaint(within("recommend", "--scenario", "chat", *slo, *NAMED))
 
 
 def test_a_scenario_can_be_studied(within, tmp_path):
@@ -388,10 +513,10 @@ def test_a_study_of_mistakes_writes_nothing(within, tmp_path, options, answer):
 
 
 TRACE_MISTAKES = {
-    "malformed": ("odd.jsonl", "odd.jsonl: row 1: not JSON"),
+    "malformed": ("odd.jsonl", "odd.jsonl: begins with 'odd'; expected a trace of one of the kinds azure, "),
     "missing": ("lost.jsonl", "lost.jsonl: no such file"),
     "not a trace": ("lost.toml", "lost.toml: no such file, and not a built-in scenario"),
-    "no full block": ("short.toml", "short: no prompt fills a block of 16 tokens; try a smaller block size"),
+    "no full block": ("short.toml", "short: no prompt is longer than a block of 16 tokens; try a smaller block size"),
 }
 
 

@@ -12,12 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.advice.request_source import describe_workload
 from kvsim.errors import UserError
 from kvsim.experiments.prefix_cache import PrefixStudy, prefix_cache
-from kvsim.scenario.scenario import load_scenario, mooncake
+from kvsim.scenario.scenario import load_scenario
+from kvsim.scenario.trace_files import trace_scenario
+from kvsim.simulation.run import run
 from policies import EVICTIONS
 from tests.traces import SHARED, needs_shared
+from tests.workloads.fuzz.readers import AZURE, BURST, RAGPULSE
 from workloads import WorkloadError
+from workloads.reuse import Reuse
 
 CONVERSATION = SHARED / "mooncake_conversation" / "conversation_trace.jsonl.gz"
 
@@ -32,6 +37,11 @@ def write(path, prompts, last=512):
     return path
 
 
+def mooncake(path):
+    """A scenario of a Mooncake trace, in its own blocks."""
+    return trace_scenario(path, "mooncake", own_blocks=True)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("prompts")
@@ -41,7 +51,7 @@ def study(folder, prompts, evictions=None, blocks=None, **options):
     """Run a small study in this process."""
     path = write(folder / "trace.jsonl", prompts)
     with joblib.parallel_config("sequential"):
-        return prefix_cache(mooncake(str(path)), evictions, blocks, **options)
+        return prefix_cache(mooncake(path), evictions, blocks, **options)
 
 
 def hits_of(found):
@@ -139,8 +149,8 @@ def talks(draw, most=12):
 def test_hits_match_the_block_by_block_model(folder, prompts, n):
     found = study(folder, prompts, blocks=[n])
     assert hits_of(found) == {(eviction, n): model(prompts, eviction, n) for eviction in EVICTIONS}
-    assert found.references == sum(map(len, prompts))
-    assert found.distinct == len(set().union(*prompts))
+    assert found.reuse.blocks == sum(map(len, prompts))
+    assert found.reuse.distinct == len(set().union(*prompts))
 
 
 @settings(max_examples=80, deadline=None)
@@ -156,9 +166,9 @@ def test_belady_is_optimal(folder, prompts, n):
 def test_a_cache_of_all_blocks_evicts_nothing(folder, prompts):
     found = study(folder, prompts)
     distinct = len(set().union(*prompts))
-    assert found.infinite == 1 - distinct / found.references
+    assert found.infinite == pytest.approx(1 - distinct / found.reuse.blocks)
     for eviction in EVICTIONS:
-        assert hits_of(found)[eviction, distinct] == found.references - distinct
+        assert hits_of(found)[eviction, distinct] == found.reuse.blocks - distinct
 
 
 def crowd(seed, n=300):
@@ -198,7 +208,8 @@ def test_the_table_and_counts_of_a_study(folder):
     prompts = ((1, 2), (1, 3, 4), (1, 2))
     found = study(folder, prompts, ["lru", "belady", "lru"], [4, 2, 4])
     assert found.scenario == "trace"
-    assert (found.block_size, found.requests, found.references, found.distinct) == (512, 3, 7, 4)
+    assert (found.block_size, found.requests) == (512, 3)
+    assert found.reuse == Reuse(512, 7, 4, 7 * 512, 3 * 512, 3 / 7)
     assert found.infinite == pytest.approx(3 / 7)
     rows = [
         ("lru", 2, 1024, 2, 2 / 7, 1.0),
@@ -231,8 +242,8 @@ def test_blocks_of_another_size(folder, tokens, references, distinct):
     """
     path = write(folder / "trace.jsonl", ((1, 2), (1, 3)), last=188)
     with joblib.parallel_config("sequential"):
-        found = prefix_cache(mooncake(str(path)), ["lru"], [100], block_size=tokens)
-    assert (found.block_size, found.references, found.distinct) == (tokens, references, distinct)
+        found = prefix_cache(mooncake(path), ["lru"], [100], block_size=tokens)
+    assert found.reuse[:3] == (tokens, references, distinct)
     assert found.table["hits"].tolist() == [references - distinct]
     assert found.table["tokens"].tolist() == [100 * tokens]
 
@@ -254,7 +265,7 @@ def knees_of(*curves):
         (f"e{number}", blocks, blocks, 0, rate, rate) for number, curve in enumerate(curves) for blocks, rate in curve
     ]
     table = pd.DataFrame(rows, columns=["eviction", "blocks", "tokens", "hits", "hit_rate", "of_best"])
-    return PrefixStudy("s", 1, 1, 1, 1, table, 1.0).knees
+    return PrefixStudy("s", 1, 1, None, table).knees
 
 
 def test_the_working_set_is_at_the_knee_of_the_curve():
@@ -274,20 +285,25 @@ def test_a_straight_line_has_no_working_set():
 
 
 def test_prompts_without_a_full_block_are_reported():
+    """A prompt of 400 tokens looks up no block of 400: its last token is always computed."""
     with pytest.raises(UserError) as fault:
-        prefix_cache("chat", block_size=401)
-    assert str(fault.value) == "chat: no prompt fills a block of 401 tokens; try a smaller block size"
+        prefix_cache("chat", block_size=400)
+    assert str(fault.value) == "chat: no prompt is longer than a block of 400 tokens; try a smaller block size"
+    assert prefix_cache("chat", ["lru"], [100], block_size=399).reuse.blocks > 0
 
 
 def test_unshared_prompts_never_hit():
     with joblib.parallel_config("sequential"):
         found = prefix_cache(load_scenario("chat", workload__requests=30), ["lru", "belady"], [5, 1000], block_size=8)
-    assert found.references == found.distinct > 100
+    assert found.reuse.blocks == found.reuse.distinct > 100
     assert (found.table["hits"] == 0).all()
 
 
 def test_sessions_hit_their_earlier_turns_and_system_prompts():
-    """A turn hits all full blocks of the turn before it, and a first turn those of its system prompt."""
+    """A turn hits all full blocks of the prompt before it and its answer, and a first turn those of its system prompt.
+
+    Prompts have 27, 44 and 61 tokens, and after their answers 37 and 54, of which the last has not been computed.
+    """
     keys = {"kind": "sessions", "sessions": 5, "turns": {"kind": "fixed", "value": 3}, "system_prompts": 1}
     keys |= {"system_tokens": {"kind": "fixed", "value": 20}, "user_tokens": {"kind": "fixed", "value": 7}}
     world = load_scenario(
@@ -295,14 +311,103 @@ def test_sessions_hit_their_earlier_turns_and_system_prompts():
     )
     with joblib.parallel_config("sequential"):
         found = prefix_cache(world, ["lru"], [1000])
-    assert found.references == 5 * (27 // 8 + 44 // 8 + 61 // 8)
-    assert found.table["hits"].tolist() == [4 * (20 // 8) + 5 * (27 // 8 + 44 // 8)]
+    assert (found.reuse.blocks, found.reuse.tokens) == (5 * (26 // 8 + 43 // 8 + 60 // 8), 5 * (27 + 44 + 61))
+    hits = 4 * (20 // 8) + 5 * (36 // 8 + 53 // 8)
+    assert found.table["hits"].tolist() == [hits]
+    assert found.infinite == found.table["hit_rate"][0] == 8 * hits / found.reuse.tokens
+
+
+def sessions_apart(**keys):
+    """Conversations of which no two requests overlap, on a cache that holds all of them."""
+    workload = {"kind": "sessions", "sessions": 25, "rate": 1e-5, "think_s": 30.0, "system_prompts": 2}
+    return load_scenario(
+        {
+            "workload": {**workload, **keys},
+            "server": {"scheduler": "vllm"},
+            "cache": {"policy": "vllm", "cells": 2**19},
+        }
+    )
+
+
+CONVERSATIONS = {
+    "sessions": {},
+    "one token a message": {"user_tokens": {"kind": "fixed", "value": 1}},
+    "whole blocks": {
+        "user_tokens": {"kind": "fixed", "value": 16},
+        "output_tokens": {"kind": "fixed", "value": 32},
+        "system_tokens": {"kind": "fixed", "value": 48},
+    },
+    "long answers": {"output_tokens": {"kind": "fixed", "value": 177}},
+}
+
+
+@pytest.mark.parametrize("keys", CONVERSATIONS.values(), ids=CONVERSATIONS)
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_a_study_a_run_and_a_description_find_the_same(keys, block_size):
+    world = load_scenario(sessions_apart(**keys), cache__block_size=block_size)
+    ran = run(world).summary
+    with joblib.parallel_config("sequential"):
+        studied = prefix_cache(world, ["lru"])
+    described = describe_workload(world).reuse
+    assert ran["failed"] == ran["truncated"] == ran["preemptions"] == 0
+    assert described == studied.reuse
+    assert (described.tokens, described.found) == (ran["prefix"]["tokens"], ran["prefix"]["found"])
+    assert described.hit_rate == ran["prefix"]["hit_rate"] == studied.table["hit_rate"].iloc[-1] > 0.3
+
+
+def test_requests_that_overlap_find_the_same_in_a_cache_with_room():
+    """Blocks can be found from the moment they are scheduled, so that those who come together share a system prompt."""
+    world = load_scenario(sessions_apart(), workload__rate=20.0, workload__think_s=0.1)
+    assert run(world).summary["prefix"]["hit_rate"] == pytest.approx(describe_workload(world).reuse.hit_rate, abs=0.01)
+
+
+def test_sessions_take_turns_in_a_small_cache():
+    """Requests come in order of arrival, not session by session: while one user thinks, others take their blocks."""
+    together = load_scenario(sessions_apart(), workload__rate=1.0)
+    with joblib.parallel_config("sequential"):
+        apart, mixed = (prefix_cache(world, ["lru"], [60]) for world in (sessions_apart(), together))
+    assert apart.infinite == pytest.approx(mixed.infinite, abs=0.02)
+    assert mixed.table["hit_rate"][0] < apart.table["hit_rate"][0] - 0.1
+
+
+UNKNOWN = {
+    "azure": AZURE,
+    "burstgpt": BURST.replace(b"0,0,0", b"3,4,7"),
+    "table": b"arrival,prompt,output\n0,40,2\n0.5,30,4\n",
+    "ragpulse": RAGPULSE,
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_a_trace_that_does_not_say_what_prompts_share_has_no_hit_rate(tmp_path, kind):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(UNKNOWN[kind])
+    world = load_scenario(trace_scenario(path, kind, **({"skip_bad_rows": True} if kind == "ragpulse" else {})))
+    found = prefix_cache(world)
+    assert (found.infinite, found.reuse, len(found.table)) == (None, None, 0)
+    assert found.reason == "unknown: this trace does not say which prompts share a beginning"
+    told = found.to_dict()
+    figures = ("prompt_tokens", "references", "distinct", "infinite_hit_rate", "knee_blocks", "lookups_per_s")
+    assert {told[key] for key in figures} == {None}
+    assert (told["runs"], told["reason"]) == ([], found.reason)
+    with pytest.raises(UserError, match="unknown: this trace"):
+        found.plot()
+    assert describe_workload(world).reuse is None
+    assert run(world).summary["prefix"]["hit_rate"] is None
+
+
+def test_of_a_mix_nothing_is_known_if_a_part_does_not_say(tmp_path):
+    (tmp_path / "trace.csv").write_bytes(AZURE)
+    parts = [{"kind": "azure", "path": str(tmp_path / "trace.csv")}, {"kind": "sessions", "sessions": 3}]
+    assert prefix_cache(load_scenario({"workload": {"kind": "mix", "parts": parts}})).reason
+    parts[0] = {"kind": "poisson", "requests": 3}
+    assert prefix_cache(load_scenario({"workload": {"kind": "mix", "parts": parts}}), ["lru"]).infinite > 0.3
 
 
 def test_malformed_traces_are_reported(tmp_path):
     (tmp_path / "odd.jsonl").write_text('{"timestamp": 0}\n')
     with pytest.raises(WorkloadError, match=r"odd.jsonl: row 1: no key"):
-        prefix_cache(mooncake(str(tmp_path / "odd.jsonl")))
+        prefix_cache(mooncake(tmp_path / "odd.jsonl"))
 
 
 def test_results_do_not_depend_on_the_process(folder):
@@ -311,7 +416,7 @@ def test_results_do_not_depend_on_the_process(folder):
     tables = []
     for backend in ("sequential", "loky"):
         with joblib.parallel_config(backend):
-            tables.append(prefix_cache(mooncake(str(path)), blocks=[10, 20, 40]).table)
+            tables.append(prefix_cache(mooncake(path), blocks=[10, 20, 40]).table)
     for table in tables[1:]:
         pd.testing.assert_frame_equal(tables[0], table)
 
@@ -349,9 +454,9 @@ def test_a_study_is_saved_as_a_table_and_a_figure(folder, tmp_path):
 def test_a_real_trace_hits_as_its_publishers_count():
     """12,031 requests look up 288,500 blocks of 512 tokens. At most 8,199 blocks are live at a time, so ``belady`` with
     10,000 evicts no block that is needed again."""
-    world = mooncake(str(CONVERSATION))
+    world = mooncake(CONVERSATION)
     found = prefix_cache(world, blocks=[10_000])
-    assert (found.requests, found.references, found.distinct) == (12_031, 288_500, 182_790)
+    assert (found.requests, found.reuse.blocks, found.reuse.distinct) == (12_031, 288_500, 182_790)
     assert round(found.infinite, 3) == 0.366
     rates = found.table.set_index("eviction")["hit_rate"]
     assert round(rates["lru"], 3) == 0.212
@@ -359,3 +464,18 @@ def test_a_real_trace_hits_as_its_publishers_count():
     assert rates.drop("belady").max() < 0.36
     rates = prefix_cache(world, ["lru"], [1_000, 50_000]).table["hit_rate"]
     assert rates.round(3).tolist() == [0.045, 0.355]
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("name", "share", "asked", "distinct"),
+    [
+        ("mooncake_conversation/conversation_trace.jsonl.gz", 0.366, 288_500, 182_790),
+        ("mooncake_arxiv_1000/mooncake_trace_1000.jsonl.gz", 0.380, 19_686, None),
+    ],
+)
+def test_the_reuse_of_real_prompts(name, share, asked, distinct):
+    found = describe_workload(SHARED / name).reuse
+    assert found.hit_rate == pytest.approx(share, abs=6e-4)
+    assert (found.block_size, found.blocks) == (512, asked)
+    assert distinct is None or found.distinct == distinct

@@ -122,7 +122,7 @@ def attempt(world, requests):
     assert (policy.usage().allocated, policy.usage().stored) == (0, 0)
     if isinstance(policy, PagedPolicy) and policy.host is not None and not policy.prefix_cache:
         assert policy.host.used == 0
-    return summarize(recorder, 1.0)
+    return summarize(recorder, 1.0, "tokens")
 
 
 def may_go_round_for_ever(world):

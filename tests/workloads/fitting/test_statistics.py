@@ -7,7 +7,7 @@ import pytest
 
 from tests.traces import SHARED, needs_shared
 from tests.worlds import Given, Listed
-from workloads import AzureTrace, MooncakeTrace, Request, Segment, WorkloadError, answer_of
+from workloads import AzureTrace, MooncakeTrace, Request, WorkloadError
 from workloads.fitting.statistics import clock_tick, describe, dispersion, spread_within_ticks
 
 
@@ -55,31 +55,6 @@ def test_a_ticking_clock_is_seen_and_spread():
     assert (np.diff(spread) > 0).all()
     assert clock_tick(np.arange(20.0)) is None
     assert clock_tick(np.array([0.0, 0.0, 1e-12, 1.0])) is None
-
-
-def test_reuse_of_content():
-    """Found is what was said before with all before it, answers included; what is said alone is not."""
-    a, b, c = Segment(1, 0, 10), Segment(2, 0, 20), Segment(3, 0, 30)
-    first = Request(0, 0.0, 30, 7, content=(a, b))
-    again = Request(1, 1.0, 67, 5, content=(a, b, answer_of(0, 7), c))
-    other = Request(2, 2.0, 25, 5, content=(b, a))
-    found = describe(Given([first, again, other])).reuse
-    assert (found.segments, found.distinct, found.found) == (8, 5, 3)
-    assert found.found_tokens == pytest.approx((10 + 20 + 7) / (30 + 67 + 25))
-
-
-def test_a_longer_stretch_of_the_same_text_is_found_as_far_as_it_was_there():
-    first = Request(0, 0.0, 100, 1, content=(Segment(1, 0, 100),))
-    longer = Request(1, 1.0, 150, 1, content=(Segment(1, 0, 150),))
-    parted = Request(2, 2.0, 130, 1, content=(Segment(1, 0, 120), Segment(9, 0, 10)))
-    found = describe(Given([first, longer, parted])).reuse
-    assert (found.segments, found.distinct, found.found) == (4, 3, 1)
-    assert found.found_tokens == pytest.approx((100 + 120) / (100 + 150 + 130))
-
-
-def test_pieces_behind_the_prompt_do_not_count():
-    found = describe(Given([Request(0, 0.0, 10, 1, content=(Segment(1, 0, 16), Segment(2, 0, 16)))])).reuse
-    assert (found.segments, found.found) == (1, 0)
 
 
 def test_turns_come_after_their_session_by_their_pauses():
@@ -131,21 +106,6 @@ def test_the_statistics_of_real_traces(folder):
     for spread, published in zip((found.prompt, found.output), LENGTHS[folder], strict=True):
         assert spread[:5] == pytest.approx(published[:5], abs=0.6)
         assert spread[5:] == pytest.approx(published[5:], abs=6e-4)
-
-
-@needs_shared
-@pytest.mark.parametrize(
-    ("name", "share", "asked", "distinct"),
-    [
-        ("mooncake_conversation/conversation_trace.jsonl.gz", 0.366, 288_500, 182_790),
-        ("mooncake_arxiv_1000/mooncake_trace_1000.jsonl.gz", 0.380, 19_686, None),
-    ],
-)
-def test_the_reuse_of_real_prompts(name, share, asked, distinct):
-    found = describe(MooncakeTrace(SHARED / name)).reuse
-    assert found.share == pytest.approx(share, abs=6e-4)
-    assert found.segments == asked
-    assert distinct is None or found.distinct == distinct
 
 
 def test_statistics_fit_into_json():

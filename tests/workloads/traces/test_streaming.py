@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from tests.traces import SHARED, needs_shared
 from tests.workloads.traces.test_azure import HEADER, WAYS_TO_WRITE_IT
-from workloads import AzureTrace, Fixed, MooncakeTrace, Sessions, Synthetic, WorkloadError, poisson_gaps
+from workloads import (
+    AzureTrace,
+    Columns,
+    Fixed,
+    MooncakeTrace,
+    Sessions,
+    Synthetic,
+    TableTrace,
+    WorkloadError,
+    poisson_gaps,
+)
 from workloads.traces import azure as azure_module
 from workloads.traces.trace import in_batches
 
@@ -289,6 +299,31 @@ def test_reading_a_mooncake_trace_holds_no_ids(tmp_path):
     made = []
     assert peak(lambda: made.append(MooncakeTrace(path))) < 200 * 10 * n
     assert peak(lambda: deque(made[0], maxlen=0)) < 3e6
+
+
+def table_rows(n, sessions):
+    """A table of ``n`` rows; with ``sessions``, those of each are scattered over all of it."""
+    names = (f"u{i % 500}" if sessions else "" for i in range(n))
+    return ["arrival,prompt,output,who\n", *(f"{i / 8},{100 + i % 9},20,{name}\n" for i, name in enumerate(names))]
+
+
+@pytest.mark.slow
+def test_a_long_table_in_order_is_never_held_whole(tmp_path):
+    path, n = tmp_path / "long.csv.gz", 60_000
+    write_rows(path, table_rows(n, sessions=False))
+    assert peak(lambda: deque(TableTrace(path, columns=Columns(session="who")), maxlen=0)) < 6e6
+
+
+@pytest.mark.slow
+def test_a_table_to_be_sorted_takes_some_bytes_a_row(tmp_path):
+    path, n = tmp_path / "long.csv.gz", 60_000
+    write_rows(path, table_rows(n, sessions=True))
+
+    def read():
+        trace = TableTrace(path, columns=Columns(session="who"))
+        assert len({request.session for request in trace}) == 500
+
+    assert peak(read) < 200 * n
 
 
 def sessions_of(**changes):

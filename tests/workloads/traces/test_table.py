@@ -9,11 +9,14 @@ from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
+from kvsim.scenario.trace_files import trace_scenario
 from tests.traces import lines, mangled, message_of, outcome
-from workloads import BadRowError, Columns, Request, TableTrace, WorkloadError
+from workloads import BadRowError, Columns, Request, Segment, TableTrace, WorkloadError
+from workloads.traces.table_form import table_form
 
 NAMED = Columns("when", "ask", "say", "who", "rank")
 HEADER = "when,ask,say,who,rank,other"
@@ -129,10 +132,123 @@ def test_time_stamps_of_any_unit_in_parquet(tmp_path, unit):
     assert later.arrival_s == pytest.approx(12 / {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit])
 
 
+# Order
+
+
+def logged(rows):
+    """Rows of (arrival, prompt, output, session), as they are written."""
+    return lines("when,ask,say,who,rank", *(f"{at},{ask},{say},{who or ''},0" for at, ask, say, who in rows))
+
+
+TALKS = [(1, 10, 5, "a"), (2, 20, 5, "b"), (3, 18, 5, "a"), (4, 30, 1, None), (5, 9, 5, "b"), (6, 40, 5, "a")]
+"""Two sessions at the same time, in order of arrival, as servers log them."""
+
+
+def as_read(trace):
+    return [(r.arrival_s, r.prompt_tokens, r.think_s, r.session) for r in trace]
+
+
+def test_rows_of_sessions_in_order_of_time_are_put_together(read):
+    trace = read(logged(TALKS))
+    assert as_read(trace) == [
+        (0.0, 10, 0.0, 0),
+        (0.0, 18, 2.0, 0),
+        (0.0, 40, 3.0, 0),
+        (1.0, 20, 0.0, 1),
+        (1.0, 9, 3.0, 1),
+        (3.0, 30, 0.0, None),
+    ]
+    assert "6 rows were sorted by arrival, 0 of them out of order; 2 sessions put together" in trace.notes[0]
+
+
+def test_a_table_in_order_says_nothing_of_sorting(read):
+    assert not any("sorted" in note for note in read(csv_of()).notes)
+    assert read(logged([(1, 5, 5, None), (1, 6, 6, "a")])).notes == ()
+
+
+@settings(deadline=None)
+@given(order=st.permutations(TALKS))
+def test_the_order_of_the_rows_does_not_matter(tmp_path_factory, order):
+    path = tmp_path_factory.getbasetemp() / "any-order.csv"
+    path.write_bytes(logged(TALKS))
+    expected = list(TableTrace(path, columns=NAMED))
+    path.write_bytes(logged(order))
+    trace = TableTrace(path, columns=NAMED)
+    assert list(trace) == list(trace) == expected
+    late = sum(max(order[: k + 1])[0] > row[0] for k, row in enumerate(order))
+    assert any(f"{late} of them out of order" in note for note in trace.notes) or late == 0
+
+
+rows_of_any_kind = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 60), st.integers(1, 9), st.sampled_from(["a", "b", "c", None])),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(deadline=None)
+@given(rows=rows_of_any_kind, keep=st.sampled_from([1.0, 0.5]), window=st.sampled_from([(0.0, None), (2.0, 7.0)]))
+def test_sorted_rows_are_in_order_and_each_is_there_once(tmp_path_factory, rows, keep, window):
+    """Rows with equal times stay as they are; a table that needs no sorting gives the same when it is sorted."""
+    path = tmp_path_factory.getbasetemp() / "any-table.csv"
+    path.write_bytes(logged(rows))
+    whole = TableTrace(path, columns=NAMED)
+    by_time = sorted(rows, key=lambda row: row[0])
+    start = {}
+    for row in by_time:
+        start.setdefault(row[3], row[0])
+    told = [(r.prompt_tokens, r.output_tokens) for r in whole]
+    assert sorted(told) == sorted(row[1:3] for row in rows)
+    for name in ("a", "b", "c"):
+        turns = [row[1:3] for row in by_time if row[3] == name]
+        at = next((k for k in range(len(told)) if told[k : k + len(turns)] == turns), None)
+        assert at is not None
+    arrivals = [r.arrival_s for r in whole]
+    assert arrivals == sorted(arrivals)
+    if not any("sorted" in note for note in whole.notes):
+        again = TableTrace(path, columns=NAMED)
+        object.__setattr__(again, "_sorts", True)
+        assert list(again) == list(whole)
+    options = {"columns": NAMED, "keep": keep, "start_s": window[0], "stop_s": window[1]}
+    requests, message = outcome(TableTrace, path, **options)
+    assert requests or "no requests" in message
+
+
+def test_too_many_rows_to_sort_are_refused(read, monkeypatch):
+    monkeypatch.setattr("workloads.traces.table_order.MAX_SORTED", 5)
+    with pytest.raises(WorkloadError) as fault:
+        read(logged(TALKS))
+    assert "not in order of arrival, and more than 5 rows" in message_of(fault)
+    assert read(logged(sorted(TALKS, key=lambda row: (str(row[3]), row[0]))[2:4])).n_requests == 2
+
+
+def test_times_too_far_apart_to_be_sorted_are_refused(read):
+    with pytest.raises(WorkloadError, match="292 years apart"):
+        read(logged([(10**11, 1, 1, None), (1, 1, 1, None)]))
+
+
+def test_a_long_prompt_of_a_session_begins_with_what_was_said_before(read):
+    """18 tokens are the 10 of the first prompt, the 5 of its answer, and 3 more; 9 are too few for that."""
+    trace = read(logged(TALKS))
+    first, second, third, other, short, alone = trace
+    assert second.content == (*first.content, first.answer, Segment(second.id, 0, 3))
+    assert third.content == (*second.content, second.answer, Segment(third.id, 0, 17))
+    assert other.content == (Segment(other.id, 0, 20),)
+    assert short.content == (Segment(short.id, 0, 9),)
+    assert alone.content == ()
+    assert trace.prefixes == "tokens"
+    assert "2 of 3 later turns are long enough to begin with the prompt and the answer" in trace.notes[1]
+
+
+def test_sessions_whose_prompts_do_not_grow_say_nothing_of_what_they_share(read):
+    """If fewer than half of the turns could repeat what was said, sessions are no conversations: users, perhaps."""
+    trace = read(logged([(1, 10, 5, "a"), (2, 14, 5, "a"), (3, 8, 5, "a"), (4, 90, 5, "a")]))
+    assert trace.prefixes == "unknown"
+    assert "only 1 of 3 later turns are long enough to begin with the prompt and the answer" in trace.notes[0]
+    assert {r.content for r in trace} == {()}
+
+
 BAD_ROWS = {
-    "back in time": ((0.4, 1, 1, None, 0, 0), "when"),
-    "back in a session": ((2.4, 1, 1, "b", 0, 0), "when"),
-    "a session again": ((2.5, 1, 1, "a", 0, 0), 'who "a" was there before; the rows of a session must follow'),
     "before time": ((-1, 1, 1, None, 0, 0), "when"),
     "zero": ((2.5, 0, 1, None, 0, 0), "ask 0 is out of range; expected 1 to 10000000"),
     "negative": ((2.5, 1, -1, None, 0, 0), "say -1 is out of range"),
@@ -154,7 +270,7 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(read, tmp_path, bad, wha
     assert message_of(fault).startswith(f"{tmp_path / name}: row 5: {what}")
     trace = read(content, name, skip_bad_rows=True)
     assert [r.prompt_tokens for r in trace] == [3, 5, 7, 9, 77]
-    assert "1 bad row skipped: row 5 (" in trace.notes[0]
+    assert "1 bad row skipped: row 5 (" in trace.notes[-1]
 
 
 BAD_OBJECTS = {
@@ -196,10 +312,6 @@ BAD_COLUMNS = {
     "no time": ({"arrival": [1, None], "prompt": [1, 1], "output": [1, 1]}, "row 2: arrival is missing"),
     "NaN": ({"arrival": [1, float("nan")], "prompt": [1, 1], "output": [1, 1]}, "row 2: arrival NaN is out of range"),
     "zero": ({"arrival": [1, 2], "prompt": [1, 0], "output": [1, 1]}, "row 2: prompt 0 is out of range"),
-    "back": (
-        {"arrival": [2, 1], "prompt": [1, 1], "output": [1, 1]},
-        "row 2: arrival 1 is earlier than the row before",
-    ),
 }
 
 
@@ -330,3 +442,51 @@ def test_any_parquet_bytes_are_read_or_refused(tmp_path):
         assert requests or message.startswith(f"{path}: ")
 
     check()
+
+
+# The form of a table
+
+
+FORMS = {
+    "our names": (lines("Output,prompt,ARRIVAL", "1,2,3"), {}, ("csv", ("ARRIVAL", "prompt", "Output"), "s", ",")),
+    "tabs": (lines("a\tb\tc", "1\t2\t3"), ("a", "b", "c"), ("csv", ("a", "b", "c"), "s", "\t")),
+    "blanks": (lines("a , b, c", "1,2,3"), ("a", "b", "c"), ("csv", ("a ", " b", " c"), "s", ",")),
+    "quotes": (lines('"a;x";b;c', "1;2;3"), ("a;x", "b", "c"), ("csv", ("a;x", "b", "c"), "s", ";")),
+    "dates": (lines("a,b,c", "2026-03-01T10:00:00Z,2,3"), ("a", "b", "c"), ("csv", ("a", "b", "c"), "datetime", ",")),
+    "since 1970": (lines("a,b,c", "1770000000000,2,3"), ("a", "b", "c"), ("csv", ("a", "b", "c"), "ms", ",")),
+    "objects": (lines('{"a": 1.7e18, "b": 2, "c": 3}'), ("a", "b", "c"), ("jsonl", ("a", "b", "c"), "ns", ",")),
+    "no rows": (lines("a,b,c"), ("a", "b", "c"), ("csv", ("a", "b", "c"), "s", ",")),
+}
+
+
+@pytest.mark.parametrize(("content", "given", "form"), FORMS.values(), ids=FORMS)
+def test_the_form_of_a_table_is_found(tmp_path, content, given, form):
+    path = tmp_path / "table"
+    path.write_bytes(content)
+    found = table_form(path, dict(zip(("arrival", "prompt", "output"), given, strict=False)))
+    assert (found.format, found.columns[:3], found.time, found.delimiter) == form
+
+
+def test_the_form_of_a_parquet_table_is_found(tmp_path):
+    stamps = [datetime(2024, 5, 10, tzinfo=UTC)]
+    path = parquet_of(tmp_path / "t", {"ts": stamps, "prompt": [1], "output": [1], "session": ["a"]})
+    found = table_form(path, {"arrival": "ts"})
+    assert (found.format, found.time, found.columns.session) == ("parquet", "datetime", "session")
+    with pytest.raises(
+        WorkloadError, match=r"no column is clearly arrival; name its columns with --columns .* found: ts, pr"
+    ):
+        table_form(path)
+
+
+@settings(deadline=None)
+@given(content=mangled(csv_of(), jsonl_of(), csv_of(delimiter=";")), named=st.booleans())
+def test_any_bytes_have_a_form_or_are_refused(tmp_path_factory, content, named):
+    path = tmp_path_factory.getbasetemp() / "any-form"
+    path.write_bytes(content)
+    columns = {"arrival": "when", "prompt": "ask", "output": "say", "session": "who"} if named else None
+
+    def read(path):
+        return trace_scenario(path, "table", columns=columns).build_workload()
+
+    requests, message = outcome(read, path)
+    assert requests or message.startswith(f"{path}: ")
