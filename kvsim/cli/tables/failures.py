@@ -7,14 +7,17 @@ from typing import Any
 
 from rich.console import Console
 
-from kvsim.advice.remedies import FAILURES
-from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.simulation.failures import failure_lines
 from kvsim.simulation.job import FailureKind
 
 
 def show_failures(console: Console, runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], scenario: str) -> None:
     """Print a line for each way in which requests failed, given as (policy, ``failures`` of its summary)."""
+    if not any(failures for _, failures in runs):
+        return
+    from kvsim.advice.remedies import FAILURES
+    from kvsim.experiments.shared_warnings import share_warnings
+
     lines = [shared.line() for shared in share_warnings((policy, failure_lines(each)) for policy, each in runs)]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
