@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
 from kvsim.model.storage_types import (
     CACHE_TYPES,
@@ -213,7 +213,7 @@ def plan(
     ``memory``: bytes, or a text such as 8GiB. The other arguments are those of ``PlanSettings``. Raises ``UserError``.
     """
     if engine is not None and engine not in PLAN_ENGINES:
-        raise UserError(f"--engine: there is no {engine!r:.40}; there are {', '.join(PLAN_ENGINES)}")
+        raise UserError(f"--engine: {no_such('engine', engine, PLAN_ENGINES)}")
     settings = PlanSettings(
         ctx,
         parallel,
@@ -265,7 +265,7 @@ def _check_settings(s: PlanSettings, ubatch: int) -> None:
         ("--weights", s.weights or "f16", WEIGHT_TYPES),
     ):
         if kind not in known:
-            raise UserError(f"{name}: there is no {kind!r:.40}; there are {', '.join(known)}")
+            raise UserError(f"{name}: {no_such('type', kind, known)}")
 
 
 def _check_weights(shape: MemoryShape, weights: str | None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.advice.workload_fit import WorkloadFit, fit
-from kvsim.errors import UserError
+from kvsim.errors import UserError, did_you_mean
 from kvsim.scenario.builtin import builtin_names
 from kvsim.scenario.named_workloads import NAMED
 from kvsim.scenario.scenario import Scenario, load_scenario
@@ -25,6 +25,8 @@ def open_stream(source: str | Path | Scenario, kind: str | None = None, **option
     known = isinstance(source, Scenario) or name in NAMED or name in builtin_names() or name.endswith(".toml")
     if kind is not None or not known:
         path = Path(name)
+        if (hint := did_you_mean(name, [*NAMED, *builtin_names()])) and kind is None and not path.exists():
+            raise UserError(f"{name}: no such file, scenario or named workload; {hint}")
         return open_trace(path, kind, **options), path.name.split(".")[0] or "trace"
     if options:
         raise UserError(f"{name}: {next(iter(options))} is an option of trace files; a scenario sets it itself")

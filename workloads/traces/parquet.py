@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from workloads.request import WorkloadError
+from workloads.request import MissingExtraError, WorkloadError
 from workloads.traces.bad_rows import FlawError
 from workloads.traces.files import open_bytes, packing_of, shown_path
 from workloads.traces.jsonl import shown, tokens, whole
@@ -50,9 +50,7 @@ def _rows(path: Path, columns: Columns, time: Time) -> Rows:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
-        raise WorkloadError(
-            f"{shown_path(path)}: reading Parquet needs pyarrow; install it with: pip install 'kvsim[parquet]'"
-        ) from None
+        raise MissingExtraError(f"{shown_path(path)}: reading Parquet needs pyarrow", "parquet") from None
     with open_bytes(path) as raw:
         if packing := packing_of(path):
             raise WorkloadError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, print_json, print_saved
 from kvsim.cli.options import Json, ProfileName
 from kvsim.cli.progress import SweepBar
@@ -24,14 +25,25 @@ app = typer.Typer(add_completion=False)
 def recommend(
     slo: Annotated[str | None, typer.Option(help='The service level, such as "ttft_p95<1s,tpot_p95<80ms".')] = None,
     trace: Annotated[Path | None, typer.Option(help="A trace file; its kind is detected.")] = None,
-    scenario: Annotated[str | None, typer.Option(help="A built-in scenario or a TOML file.")] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="A built-in scenario or a TOML file.", autocompletion=completion.scenarios)
+    ] = None,
     profile: ProfileName = None,
     memory: Annotated[str | None, typer.Option(help="Memory for weights, cache and buffers: 8GB, 8GiB.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="The model to fit into it (kvsim plan --list, a config.json, FILE.gguf).")
+        str | None,
+        typer.Option(
+            help="The model to fit into it (kvsim plan --list, a config.json, FILE.gguf).",
+            autocompletion=completion.models,
+        ),
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="Storage type of its weights, such as q4_K_M.")] = None,
-    engine: Annotated[str, typer.Option(help="llamacpp, vllm, both, or any.")] = "both",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Storage type of its weights, such as q4_K_M.", autocompletion=completion.weight_types),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="llamacpp, vllm, both, or any.", autocompletion=completion.recommended_engines)
+    ] = "both",
     load: Annotated[float, typer.Option(help="Multiply the workload's arrival rate by this.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Replace the scenario's seed.", min=0)] = None,
     requests: Annotated[

@@ -423,7 +423,7 @@ def test_an_engine_that_refuses_the_settings_is_left_out_with_a_note():
 
 MISTAKES = {
     "no model": ((), "--model: a name (kvsim plan --list), "),
-    "misspelt": (("--model", "lama-3.1-8b"), "no model called 'lama-3.1-8b'; did you mean llama-3.1-8b, "),
+    "misspelt": (("--model", "lama-3.1-8b"), "no model called 'lama-3.1-8b'; did you mean 'llama-3.1-8b'"),
     "nothing like it": (
         ("--model", "%%%"),
         "no model called '%%%'; there are tiny, small, smollm2, those of kvsim plan --list",
@@ -434,12 +434,12 @@ MISTAKES = {
     "all and more": (("--model", "phi-4", "--gpu-memory-utilization", "1.1"), "--gpu-memory-utilization is 1.1; a "),
     "unknown type of K": (
         ("--model", "phi-4", "--cache-type-k", "q3"),
-        "--cache-type-k: there is no 'q3'; there are f32",
+        "--cache-type-k: no type called 'q3'; there are f32",
     ),
-    "unknown weights": (("--model", "phi-4", "--weights", "q9"), "--weights: there is no 'q9'; there are f32, "),
+    "unknown weights": (("--model", "phi-4", "--weights", "q9"), "--weights: no type called 'q9'; there are f32, "),
     "unknown engine": (
         ("--model", "phi-4", "--engine", "tgi"),
-        "--engine: there is no 'tgi'; there are llamacpp, vllm",
+        "--engine: no engine called 'tgi'; there are llamacpp, vllm",
     ),
     "no size": (("--model", "phi-4", "--memory", "much"), "--memory: 'much'; a size such as 8GB, 8GiB, "),
     "no unit": (("--model", "phi-4", "--memory", "8"), "--memory is 8 bytes; at least 1 MiB is expected; units are"),
