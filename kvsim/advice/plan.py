@@ -23,6 +23,8 @@ from kvsim.model.storage_types import (
     LLAMACPP_CACHE_TYPES,
     VLLM_CACHE_TYPES,
     WEIGHT_TYPES,
+    binary_reading,
+    decimal_hint,
     is_mixture,
     parse_size,
     row_bytes,
@@ -241,7 +243,17 @@ def plan(
     if not chosen:
         raise UserError("; ".join(filter(None, reasons.values())))
     notes = [f"left out: {reason}" for name, reason in reasons.items() if reason and engine is None]
-    return Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available)
+    made = Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available)
+    return replace(made, notes=(*made.notes, *_unit_note(made, memory)))
+
+
+def _unit_note(made: Plan, memory: int | str | None) -> list[str]:
+    """What a memory in GB is in GiB, and whether that decides."""
+    if not isinstance(memory, str) or not (hint := decimal_hint(memory)):
+        return []
+    meant = binary_reading(memory)
+    decides = any(made.fits(engine, meant) and not made.fits(engine, memory) for engine in made.engines)
+    return [hint + (f", into which this fits: --memory {meant}" if decides else "")]
 
 
 def _check_settings(s: PlanSettings, ubatch: int) -> None:

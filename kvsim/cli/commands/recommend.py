@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json, print_saved
+from kvsim.cli.console import console, print_json, print_saved, warn
 from kvsim.cli.options import Json, ProfileName
 from kvsim.cli.progress import SweepBar
 from kvsim.errors import UserError
+from kvsim.model.storage_types import decimal_hint
 from kvsim.results import writable
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def recommend(
             progress=bar,
         )
     _show_and_save(found, out, as_json)
+    if memory is not None:
+        warn(filter(None, [decimal_hint(memory)]))
     if getattr(found, "interrupted", ""):
         raise typer.Exit(130)
 
