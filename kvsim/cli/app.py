@@ -25,7 +25,7 @@ COMMANDS = {
     "recommend": "Recommend a policy and its settings for given traffic, service level and memory, with what to type.",
     "plan": "Show how much memory a model takes under llama.cpp and vLLM, part by part, and what fits.",
     "report": "Write one self-contained HTML page about saved results; it needs no network and opens from disk.",
-    # "questions": "Answer common questions, each with a command to try.",
+    "questions": "Answer common questions, each with a command to try.",
     "policies": "List the installed policies, or explain one.",
     "scenario": "Look at scenarios.",
     "workload": "Describe request streams, and fit generators to them.",

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_SHORT = 4
+"""Letters of a word that is found in too many questions."""
+
 
 def scenarios(incomplete: str) -> list[str]:
     """Built-in scenarios."""
@@ -138,6 +141,14 @@ def remedies(incomplete: str) -> list[str]:
     from kvsim.advice.memory import REMEDIES
 
     return starting(incomplete, REMEDIES)
+
+
+def question_words(incomplete: str) -> list[str]:
+    """Words of questions that tell them apart."""
+    from kvsim.advice.questions import questions
+
+    words = (word.strip("?.,").casefold() for question in questions() for word in question.title.split())
+    return starting(incomplete, dict.fromkeys(word for word in words if len(word) > _SHORT))
 
 
 def starting(incomplete: str, names: Iterable[str]) -> list[str]:

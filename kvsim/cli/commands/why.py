@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, print_json
+from kvsim.cli.console import console, point_to_questions, print_json
 from kvsim.cli.options import Json, Out, Policy
 from kvsim.results import writable
 
@@ -42,3 +42,4 @@ def why(
     show_diagnosis(console(), found)
     written = found.save(target)
     typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {target}/")
+    point_to_questions("slow")

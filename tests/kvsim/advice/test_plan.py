@@ -569,8 +569,8 @@ def test_gigabytes_are_explained_where_they_decide():
     assert not kvsim.plan(**between).fits("llamacpp", "16GB")
     assert kvsim.plan(**between).fits("llamacpp", "16GiB")
     assert kvsim.plan(**between).notes[-1].endswith(decides)
-    for settings in ({**small, "memory": "24GB"}, {**big, "memory": "16GB"}):
-        assert kvsim.plan(**settings).notes[-1].endswith("GiB")
+    for question in ({**small, "memory": "24GB"}, {**big, "memory": "16GB"}):
+        assert kvsim.plan(**question).notes[-1].endswith("GiB")
     assert not any("sold as" in note for note in kvsim.plan(**small, memory="16GiB").notes)
     assert not any("sold as" in note for note in kvsim.plan(**small, memory=16 * 10**9).notes)
 
