@@ -87,8 +87,9 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
 }
 """The public names, by the module that has them.
 
-A module is imported when one of its names is first used: ``real_engine`` imports ``kvsim.errors`` and ``kvsim.model``
-alone, and must not load pandas, SciPy and pydantic, which take more memory than the whole engine.
+A module is imported when one of its names is first used: ``real_engine`` imports ``kvsim.errors``,
+``kvsim.installation`` and ``kvsim.model`` alone, and must not load pandas, SciPy and pydantic, which take more memory
+than the whole engine.
 """
 
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +12,46 @@ if TYPE_CHECKING:
 
 _NAMED = 4
 """Requests that a message describes; the others are only counted."""
+
+
+_MEANT = 3
+"""Names that may have been meant; others are left out."""
+_CLOSE = 0.6
+"""Similarity from which a name may have been meant, as in ``difflib.get_close_matches``."""
+_AS_CLOSE = 0.1
+"""A name that is less similar than the closest by more than this was not meant."""
+
+
+def no_such(what: str, given: str, known: Iterable[str]) -> str:
+    """Say in a line that there is no ``what`` of a name, which name may have been meant, and which there are."""
+    return f"no {what} called {given!r:.80}; {choices(given, known)}"
+
+
+def choices(given: str, known: Iterable[str]) -> str:
+    """Say which name may have been meant, and which there are."""
+    names = list(known)
+    hint = did_you_mean(given, names)
+    there = "there is" if len(names) == 1 else "there are"
+    return f"{f'{hint} {there.capitalize()}' if hint else there} {', '.join(names)}"
+
+
+def did_you_mean(given: str, known: Iterable[str], rest: str = "") -> str:
+    """Ask whether a similar name was meant: "did you mean 'paged'?"; empty if none is similar.
+
+    ``rest`` is put after each name.
+    """
+    from difflib import SequenceMatcher
+
+    alike = {name: SequenceMatcher(None, given.casefold(), name.casefold()).ratio() for name in known}
+    least = max(_CLOSE, max(alike.values(), default=0.0) - _AS_CLOSE)
+    close = sorted((name for name in alike if alike[name] >= least), key=lambda name: -alike[name])
+    return f"did you mean {' or '.join(repr(name + rest) for name in close[:_MEANT])}?" if close else ""
+
+
+def unknown(what: str, given: str, known: Iterable[str], rest: str = "") -> str:
+    """Say that this ``what`` is unknown, which may have been meant or, if none is similar, which are accepted."""
+    names = list(known)
+    return f"unknown {what}; {did_you_mean(given, names, rest) or 'accepted: ' + ', '.join(names)}"
 
 
 class UserError(ValueError):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 from kvsim.model.engine_shapes import Storage
 from policies import (
     CacheConfig,
@@ -245,7 +245,7 @@ def _build(policy: str | PolicyFactory, cells: int, total: int, n_layers: int) -
     if isinstance(policy, str):
         policy, known = current_name(policy), available()
         if policy not in known:
-            raise UserError(f"no policy called {policy!r}; there are {', '.join(known)}")
+            raise UserError(no_such("policy", policy, known))
         policy = known[policy]
     try:
         return policy(

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import UserError
+from kvsim.installation import install_extra, pip_install, quoted
 from kvsim.model.engine_shapes import Storage
 from real_engine.arrays import IntArray
 
@@ -43,7 +44,6 @@ _TYPES: dict[Storage, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 _DEBUG_VARIABLE = "LLAMA_KV_CACHE_DEBUG"
 SHARED = -2
 """Owner of a cell that belongs to more than one sequence."""
-_INSTALL = "install it with: pip install 'kvsim[llama]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,8 @@ _LOADED_FOLDERS: set[Path] = set()
 def _load(folder: Path | None) -> tuple[Any, str]:
     """The low-level module and the package's version."""
     if folder is not None and not (folder / "llama_cpp").is_dir():
-        raise UserError(
-            f"{folder}: no llama_cpp in there; fill it with: pip install --target {folder} llama-cpp-python"
-        )
+        fill = pip_install(f"--target {quoted(str(folder))} llama-cpp-python")
+        raise UserError(f"{folder}: no llama_cpp in there; fill it with: {fill}")
     wanted, loaded = folder and folder.resolve(), sys.modules.get("llama_cpp")
     if loaded is not None:
         home = Path(str(loaded.__file__)).parent.parent
@@ -183,7 +182,9 @@ def _load(folder: Path | None) -> tuple[Any, str]:
         package = importlib.import_module("llama_cpp")
         api = importlib.import_module("llama_cpp.llama_cpp")
     except ImportError as e:
-        raise UserError(f"llama-cpp-python cannot be imported ({e}); {_INSTALL}") from None
+        raise UserError(
+            f"llama-cpp-python cannot be imported ({e}); install it with: {install_extra('llama')}"
+        ) from None
     except (OSError, RuntimeError, AttributeError) as e:
         # The shared library is missing, is for another machine, or lacks a function that this version calls.
         raise UserError(f"llama-cpp-python cannot load llama.cpp: {str(e).splitlines()[0]}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 from kvsim.model.engine_shapes import SHAPES, gguf_path
 from real_engine.model import Transformer
 from real_engine.weights import WEIGHT_FORMS
@@ -33,7 +33,7 @@ def load_model(name: str, seed: int = 0, weights: str = "f32") -> LoadedModel:
     ``weights``: a ``WeightForm``. Raises ``UserError``.
     """
     if weights not in WEIGHT_FORMS:
-        raise UserError(f"no weights {weights!r}; there are {', '.join(WEIGHT_FORMS)}")
+        raise UserError(no_such("type of weights", weights, WEIGHT_FORMS))
     path = gguf_path(name)
     if path is None:
         if weights == "mapped":

@@ -13,7 +13,7 @@ from tests.docs.pages import DOCS, PAGES, blocks, rows, sections
 from tests.paths import ROOT
 from tests.worlds import command
 
-TEXTS = [ROOT / "README.md", *PAGES]
+TEXTS = [ROOT / "README.md", ROOT / "kvsim" / "advice" / "questions.md", *PAGES]
 COMMANDS = sorted(
     {
         " ".join(re.split(r"#|  +(?=[a-z])", line)[0].split())

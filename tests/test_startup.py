@@ -25,6 +25,9 @@ SECTIONS = {"numpy", "policies", "workloads", "kvsim.scenario.scenario"}
 
 LIGHT = {
     "--help": SLOW | SIMULATION | SECTIONS,
+    "--version": SLOW | SIMULATION | SECTIONS | {"rich"},
+    "questions": SLOW | SIMULATION | SECTIONS | {"rich"},
+    "questions slow": SLOW | SIMULATION | SECTIONS | {"rich"},
     **{f"{command} --help": SLOW | SIMULATION | SECTIONS for command in COMMANDS},
     "workload fit --help": SLOW | SIMULATION | SECTIONS,
     "workload list": SLOW | SIMULATION | SECTIONS,

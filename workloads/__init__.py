@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from workloads.generators.sessions import Tools as Tools
     from workloads.generators.synthetic import Synthetic as Synthetic
     from workloads.request import BadRowError as BadRowError
+    from workloads.request import MissingExtraError as MissingExtraError
     from workloads.request import Prefixes as Prefixes
     from workloads.request import Request as Request
     from workloads.request import Segment as Segment
@@ -67,7 +68,16 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "workloads.generators.modulated": ("diurnal_gaps", "modulated_gaps"),
     "workloads.generators.sessions": ("MAX_TURNS", "Sessions", "Tools"),
     "workloads.generators.synthetic": ("Synthetic",),
-    "workloads.request": ("BadRowError", "Prefixes", "Request", "Segment", "Workload", "WorkloadError", "answer_of"),
+    "workloads.request": (
+        "BadRowError",
+        "MissingExtraError",
+        "Prefixes",
+        "Request",
+        "Segment",
+        "Workload",
+        "WorkloadError",
+        "answer_of",
+    ),
     "workloads.rng": ("named_rng",),
     "workloads.traces.azure": ("AzureTrace",),
     "workloads.traces.burstgpt": ("BurstGptTrace",),

@@ -102,6 +102,18 @@ class WorkloadError(ValueError):
     """The user's input cannot be read. The message is one line: file, row or key, fault, what is accepted."""
 
 
+class MissingExtraError(WorkloadError):
+    """A file cannot be read without a package that is optional; ``extra`` is the extra of kvsim that installs it."""
+
+    def __init__(self, what: str, extra: str):
+        super().__init__(what, extra)
+        self.what = what
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"{self.what}, which comes with the extra kvsim[{self.extra}]"
+
+
 class BadRowError(WorkloadError):
     """A row of a file is wrong; the rows before and after it may be good."""
 

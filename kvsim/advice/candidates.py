@@ -15,7 +15,7 @@ from kvsim.advice.engine_flags import COMMANDS, LLAMACPP_B4666, OLD_NOTE, Flags,
 from kvsim.advice.plan import CONTEXT_UNIT, ENGINE_TITLES, Engine
 from kvsim.advice.scenario_memory import plan_scenario
 from kvsim.costs.profile import Profile
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 from kvsim.experiments.traffic import TrafficSummary
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
@@ -199,7 +199,7 @@ def _sobol_order(family: SettingsFamily, members: Sequence[Candidate], seed: int
 def known_engine(engine: str) -> str:
     """Return the engine that was asked for. Raises ``UserError`` unless it is one of ``ENGINES``."""
     if engine not in ENGINES:
-        raise UserError(f"--engine: there is no {engine!r:.40}; there are {', '.join(ENGINES)}")
+        raise UserError(f"--engine: {no_such('engine', engine, ENGINES)}")
     return engine
 
 

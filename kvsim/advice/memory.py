@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 from kvsim.model.engine_shapes import STORAGES, Storage, gguf_path, shape_of
 from kvsim.results import writable
 from real_engine.footprint import Footprint, SetUp, available_bytes, estimate, measure
@@ -197,7 +197,7 @@ def memory(
 def _check_arguments(slots: int, context: int, tokens: int, n_ubatch: int, type_k: Storage, type_v: Storage) -> None:
     for name, kind in (("type_k", type_k), ("type_v", type_v)):
         if kind not in STORAGES:
-            raise UserError(f"{name}: there is no {kind!r}; there are {', '.join(STORAGES)}")
+            raise UserError(f"{name}: {no_such('type', kind, STORAGES)}")
     for name, value, least in (("slots", slots, 1), ("context", context, 2), ("n_ubatch", n_ubatch, 1)):
         if not least <= value <= _MOST:
             raise UserError(f"{name} is {value}; a whole number from {least} to {_MOST} is accepted")
@@ -214,7 +214,7 @@ def _cumulative_setups(naive: SetUp, remedies: Sequence[str] | None) -> Iterator
     setup = naive
     for name in dict.fromkeys(remedies):
         if name not in REMEDIES:
-            raise UserError(f"no remedy called {name!r}; there are {', '.join(REMEDIES)}")
+            raise UserError(no_such("remedy", name, REMEDIES))
         if name == "mapped" and not has_file:
             raise UserError(f"remedy mapped: the weights of {naive.model} are random, not read from a file")
         setup = replace(setup, **REMEDIES[name])

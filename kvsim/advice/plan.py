@@ -16,13 +16,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
 from kvsim.model.storage_types import (
     CACHE_TYPES,
     LLAMACPP_CACHE_TYPES,
     VLLM_CACHE_TYPES,
     WEIGHT_TYPES,
+    binary_reading,
+    decimal_hint,
     is_mixture,
     parse_size,
     row_bytes,
@@ -213,7 +215,7 @@ def plan(
     ``memory``: bytes, or a text such as 8GiB. The other arguments are those of ``PlanSettings``. Raises ``UserError``.
     """
     if engine is not None and engine not in PLAN_ENGINES:
-        raise UserError(f"--engine: there is no {engine!r:.40}; there are {', '.join(PLAN_ENGINES)}")
+        raise UserError(f"--engine: {no_such('engine', engine, PLAN_ENGINES)}")
     settings = PlanSettings(
         ctx,
         parallel,
@@ -241,7 +243,17 @@ def plan(
     if not chosen:
         raise UserError("; ".join(filter(None, reasons.values())))
     notes = [f"left out: {reason}" for name, reason in reasons.items() if reason and engine is None]
-    return Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available)
+    made = Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available)
+    return replace(made, notes=(*made.notes, *_unit_note(made, memory)))
+
+
+def _unit_note(made: Plan, memory: int | str | None) -> list[str]:
+    """What a memory in GB is in GiB, and whether that decides."""
+    if not isinstance(memory, str) or not (hint := decimal_hint(memory)):
+        return []
+    meant = binary_reading(memory)
+    decides = any(made.fits(engine, meant) and not made.fits(engine, memory) for engine in made.engines)
+    return [hint + (f", into which this fits: --memory {meant}" if decides else "")]
 
 
 def _check_settings(s: PlanSettings, ubatch: int) -> None:
@@ -265,7 +277,7 @@ def _check_settings(s: PlanSettings, ubatch: int) -> None:
         ("--weights", s.weights or "f16", WEIGHT_TYPES),
     ):
         if kind not in known:
-            raise UserError(f"{name}: there is no {kind!r:.40}; there are {', '.join(known)}")
+            raise UserError(f"{name}: {no_such('type', kind, known)}")
 
 
 def _check_weights(shape: MemoryShape, weights: str | None) -> None:

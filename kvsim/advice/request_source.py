@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvsim.advice.workload_fit import WorkloadFit, describe_stream, fit
-from kvsim.errors import UserError
+from kvsim.errors import UserError, did_you_mean
 from kvsim.scenario.builtin import builtin_names
 from kvsim.scenario.named_workloads import NAMED
 from kvsim.scenario.scenario import Scenario, load_scenario
@@ -45,6 +45,9 @@ def open_stream(
     known = isinstance(source, Scenario) or name in NAMED or name in builtin_names() or name.endswith(".toml")
     of_table = {"columns": columns, "time": time}
     if kind is not None or not known:
+        path = Path(name)
+        if (hint := did_you_mean(name, [*NAMED, *builtin_names()])) and kind is None and not path.exists():
+            raise UserError(f"{name}: no such file, scenario or named workload; {hint}")
         scenario = trace_scenario(name, kind, columns=columns, time=time, own_blocks=True, **options)
     else:
         for option in (*options, *(option for option, value in of_table.items() if value)):

@@ -6,12 +6,16 @@ Exit codes: 0 done, 1 a check failed, 2 the user's input is wrong, 130 interrupt
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
+import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from kvsim.cli.console import fail
 from kvsim.cli.lazy import LazyCommand
 from kvsim.errors import Divergence, NoTimes, UserError
+from kvsim.installation import NAME, described, install_extra
 
 COMMANDS = {
     "run": "Run one scenario under one policy.",
@@ -21,6 +25,7 @@ COMMANDS = {
     "recommend": "Recommend a policy and its settings for given traffic, service level and memory, with what to type.",
     "plan": "Show how much memory a model takes under llama.cpp and vLLM, part by part, and what fits.",
     "report": "Write one self-contained HTML page about saved results; it needs no network and opens from disk.",
+    "questions": "Answer common questions, each with a command to try.",
     "policies": "List the installed policies, or explain one.",
     "scenario": "Look at scenarios.",
     "workload": "Describe request streams, and fit generators to them.",
@@ -35,30 +40,52 @@ COMMANDS = {
 }
 """Each command and its line in the list of commands; the module in ``kvsim.cli.commands`` bears the same name."""
 
-app = TyperGroup(
-    name="kvsim",
+_entrance = typer.Typer(
+    name=NAME,
     help="Which KV-cache allocation policy, with which settings, will serve my traffic on my machine, and why?",
+    epilog="Common questions, each with a command and its answer: kvsim questions",
     no_args_is_help=True,
-    commands={
-        name: LazyCommand(name, f"kvsim.cli.commands.{name.replace('-', '_')}", help) for name, help in COMMANDS.items()
-    },
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(described())
+        raise typer.Exit()
+
+
+@_entrance.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Accept the options that belong to no command."""
+
+
+_group = get_command(_entrance)
+assert isinstance(_group, TyperGroup), "it has a callback"
+app: TyperGroup = _group
+app.commands.update(
+    {name: LazyCommand(name, f"kvsim.cli.commands.{name.replace('-', '_')}", help) for name, help in COMMANDS.items()}
 )
 
 
 def main() -> None:
     """Run the command line; wrong input ends it with one line for each fault and exit code 2."""
     try:
-        app()
+        app(prog_name=NAME)
     except Divergence as e:
         sys.exit(fail(str(e), 1))
     except NoTimes as e:
         sys.exit(fail(_with_memory(e), 2))
     except ValueError as e:
-        from workloads import WorkloadError
+        from workloads import MissingExtraError, WorkloadError
 
         if not isinstance(e, UserError | WorkloadError):
             raise
-        sys.exit(fail(str(e), 2))
+        hint = f"; install it with: {install_extra(e.extra)}" if isinstance(e, MissingExtraError) else ""
+        sys.exit(fail(f"{e}{hint}", 2))
 
 
 def _with_memory(error: NoTimes) -> str:

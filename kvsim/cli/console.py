@@ -38,6 +38,11 @@ def warn(lines: Iterable[str]) -> None:
         typer.echo(f"warning: {line}", err=True)
 
 
+def point_to_questions(words: str) -> None:
+    """Say which common questions have to do with what was printed."""
+    typer.echo(f"See also: kvsim questions {words}")
+
+
 def fail(message: str, code: int) -> int:
     """Print why the command fails to standard error, and return its exit code."""
     for line in message.splitlines():

@@ -7,21 +7,34 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from kvsim.errors import UserError
+from kvsim.cli import completion
+from kvsim.errors import UserError, no_such
 from kvsim.model.engine_shapes import STORAGES, Storage
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
     from workloads.traces.table_row import Time
 
-ScenarioName = Annotated[str, typer.Argument(metavar="SCENARIO", help="A built-in scenario or a TOML file.")]
+ScenarioName = Annotated[
+    str,
+    typer.Argument(metavar="SCENARIO", help="A built-in scenario or a TOML file.", autocompletion=completion.scenarios),
+]
 Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.")]
 Requests = Annotated[
     int | None, typer.Option(help="Run at most this many requests (conversations, where the workload has sessions).")
 ]
-ProfileName = Annotated[str | None, typer.Option("--profile", help="A shipped machine profile or a profile file.")]
-Policy = Annotated[str | None, typer.Option("--policy", "-p", help="Replace the scenario's policy.")]
-Policies = Annotated[list[str] | None, typer.Option("--policy", "-p", help="Can be given several times.")]
+ProfileName = Annotated[
+    str | None,
+    typer.Option("--profile", help="A shipped machine profile or a profile file.", autocompletion=completion.profiles),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option("--policy", "-p", help="Replace the scenario's policy.", autocompletion=completion.policies),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option("--policy", "-p", help="Can be given several times.", autocompletion=completion.policies),
+]
 NoFastForward = Annotated[
     bool, typer.Option("--no-fast-forward", help="Simulate every step as its own event; the result is the same.")
 ]
@@ -45,7 +58,12 @@ TimeUnit = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="The folder for pictures and tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-EngineName = Annotated[str, typer.Option(help="numpy (our own engine) or llamacpp (the real llama.cpp).")]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        help="numpy (our own engine) or llamacpp (the real llama.cpp).", autocompletion=completion.measured_engines
+    ),
+]
 LibraryFolder = Annotated[
     Path | None,
     typer.Option(
@@ -55,9 +73,21 @@ LibraryFolder = Annotated[
 ]
 LlamaThreads = Annotated[int, typer.Option(help="llama.cpp: threads that it computes with.", min=1, max=512)]
 NumpyThreads = Annotated[int, typer.Option(help="Threads for matrix products.", min=1)]
-KeyType = Annotated[str, typer.Option("--cache-type-k", help=f"Storage type of keys: {', '.join(STORAGES)}.")]
-ValueType = Annotated[str, typer.Option("--cache-type-v", help="Storage type of values.")]
-WeightType = Annotated[str, typer.Option("--weights", help="Storage type of weights: f32, f16, int8, mapped.")]
+KeyType = Annotated[
+    str,
+    typer.Option(
+        "--cache-type-k", help=f"Storage type of keys: {', '.join(STORAGES)}.", autocompletion=completion.storages
+    ),
+]
+ValueType = Annotated[
+    str, typer.Option("--cache-type-v", help="Storage type of values.", autocompletion=completion.storages)
+]
+WeightType = Annotated[
+    str,
+    typer.Option(
+        "--weights", help="Storage type of weights: f32, f16, int8, mapped.", autocompletion=completion.weight_forms
+    ),
+]
 
 
 def load_with(
@@ -120,7 +150,7 @@ def read_time(text: str | None) -> Time | None:
 def storage_type(option: str, name: str) -> Storage:
     """The storage type that an option names. Raises ``UserError``."""
     if name not in STORAGES:
-        raise UserError(f"{option}: there is no {name!r}; there are {', '.join(STORAGES)}")
+        raise UserError(f"{option}: {no_such('type', name, STORAGES)}")
     return name
 
 

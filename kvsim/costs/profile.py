@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
-from kvsim.errors import UserError
+from kvsim.errors import UserError, choices, no_such
 from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
 from policies import Kernel
 
@@ -116,7 +116,7 @@ USUAL_MODEL = {NUMPY: "tiny", "llamacpp": "smollm2"}
 def is_llamacpp(engine: str) -> bool:
     """Whether an engine's name means llama.cpp rather than the NumPy engine. Raises ``UserError`` if it is neither."""
     if engine not in ENGINES:
-        raise UserError(f"engine: there is no {engine!r}; there are {', '.join(ENGINES)}")
+        raise UserError(no_such("engine", engine, ENGINES))
     return engine != NUMPY
 
 
@@ -220,8 +220,7 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
         else:
             text = (folder / Path(name).expanduser()).read_text(encoding="utf-8")
     except (OSError, ValueError, RuntimeError):
-        known = ", ".join(shipped_names())
-        raise UserError(f"{name}: no profile file there, and none shipped of that name ({known})") from None
+        raise UserError(f"{name}: no such file, and not a shipped profile; {choices(name, shipped_names())}") from None
     try:
         profile = Profile.model_validate_json(text)
     except ValidationError as e:

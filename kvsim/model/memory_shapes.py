@@ -11,7 +11,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvsim.errors import UserError
-from kvsim.model.engine_shapes import SHAPES, gguf_path
+from kvsim.errors import UserError, did_you_mean
+from kvsim.model.engine_shapes import MODEL_NAMES, SHAPES, gguf_path
 from kvsim.model.storage_types import row_bytes
 
 Kind = Literal["full", "window", "latent"]
@@ -224,11 +223,10 @@ def memory_shape(model: str) -> MemoryShape:
             return _shape_of_file(Path(model) / "config.json")
     except (OSError, ValueError):
         pass
-    close = get_close_matches(name, [*SHAPES, "smollm2", *model_names()], n=4, cutoff=0.5)
-    hint = f"did you mean {', '.join(close)}? " if close else ""
+    hint = did_you_mean(name, [*MODEL_NAMES, *model_names()])
     raise UserError(
-        f"no model called {model!r:.80}; {hint}there are {', '.join(SHAPES)}, smollm2, those of kvsim plan --list, and "
-        "every config.json or FILE.gguf"
+        f"no model called {model!r:.80}; {f'{hint} There' if hint else 'there'} are {', '.join(MODEL_NAMES)}, those of "
+        "kvsim plan --list, and every config.json or FILE.gguf"
     )
 
 

@@ -98,6 +98,22 @@ def parse_size(text: str, where: str = "--memory") -> int:
     return int(match[1]) * unit if match[1].isdigit() else int(size)
 
 
+def binary_reading(text: str) -> str:
+    """The size that may have been meant by one in GB or TB: 16GiB for 16GB; empty if it has another unit."""
+    match = _SIZE.fullmatch(text)
+    unit = match[2].lower() if match else ""
+    return f"{match[1]}{unit[0].upper()}iB" if match and unit in ("g", "gb", "t", "tb") else ""
+
+
+def decimal_hint(text: str) -> str:
+    """Say what a size in GB is in GiB, as memory is made but not sold; empty if it has another unit."""
+    meant = binary_reading(text)
+    if not meant:
+        return ""
+    given = f"{meant[:-3]} {meant[-3]}B"
+    return f"{given} is {format_size(parse_size(text))}; a card sold as {given} usually has {meant}"
+
+
 def format_size(size: int) -> str:
     """Format bytes as llama.cpp logs them: GiB, MiB or KiB with two decimals."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

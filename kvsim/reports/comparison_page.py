@@ -7,7 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.experiments.shared_warnings import share_warnings
-from kvsim.reports.page import Cell, Figure, Page, Section, SnapshotStrip, Table, milliseconds, number, share, words
+from kvsim.reports.page import (
+    Cell,
+    Figure,
+    Page,
+    Section,
+    SnapshotStrip,
+    Table,
+    interval,
+    milliseconds,
+    number,
+    share,
+    words,
+)
 from kvsim.reports.parts import footer, read, reproduce
 from kvsim.simulation.failures import failure_lines
 from kvsim.simulation.snapshots import FILE, load_snapshots
@@ -16,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 _LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
+_QUANTILES = ("p50", "p95", "p99")
 _FIGURES = {
     "pareto.png": "Latency against memory",
     "comparison.png": "Latency and cache over time",
@@ -36,16 +49,16 @@ def comparison_page(folder: Path, saved: dict[str, Any]) -> Page:
         f"{len(runs)} policies on the same requests and arrivals, seed {saved['seed']}, with step times predicted by "
         f"the machine profile “{saved['profile']}”.",
     ]
-    figures = [Figure.of("Latency", _latency_ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
+    figures = [Figure.of("Latency", latency_ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
     for name, title in _FIGURES.items():
         if (folder / name).is_file():
             figures.append(Figure.of_png(title, (folder / name).read_bytes(), title, wide=True))
-    tables = [_latency_table(saved, runs)]
+    tables = [_request_table(runs), *(_latency_table(saved, runs, key) for key in _LATENCIES)]
     if saved.get("intervals"):
         tables.append(_interval_table(saved))
     sections = [
         Section("Latency and throughput", tables=tables, figures=figures),
-        Section("The cache", tables=[_cache_table(runs)]),
+        Section("The cache", tables=_cache_tables(runs)),
     ]
     path = next((folder / name for name in _SNAPSHOT_FILES if (folder / name).is_file()), None)
     if path is not None:
@@ -70,63 +83,78 @@ def _conclusion(saved: dict[str, Any], runs: list[dict[str, Any]]) -> list[str]:
     return lines or ["No request failed, and no queue kept growing."]
 
 
-def _latency_table(saved: dict[str, Any], runs: list[dict[str, Any]]) -> Table:
-    bound = saved.get("e2e_mean_over_oracle") or {}
+def _request_table(runs: list[dict[str, Any]]) -> Table:
     heads = ["policy", "completed", "failed", "tokens/s"]
-    heads += [f"{name} {x.upper()}" for name in _LATENCIES.values() for x in ("p50", "p95", "p99")]
     rows = [
         [
             words(run["policy"]),
             number(run["completed"]),
             number(run["failed"]),
             number(run["throughput_tokens_per_s"]),
-            *(milliseconds(run[key][x]) for key in _LATENCIES for x in ("p50", "p95", "p99")),
-            number(bound.get(run["policy"])),
         ]
         for run in runs
     ]
-    note = (
-        "Latencies in milliseconds, of completed requests. × oracle: mean end-to-end latency divided by the oracle's."
-    )
-    return Table("Latency by policy", [*heads, "× oracle"], rows, note)
+    return Table("Requests by policy", heads, rows, narrow=True)
+
+
+def _latency_table(saved: dict[str, Any], runs: list[dict[str, Any]], key: str) -> Table:
+    """A table of one latency: all of them in one would be wider than most screens."""
+    heads = ["policy", *(x.upper() for x in _QUANTILES)]
+    rows = [[words(run["policy"]), *(milliseconds(run[key][x]) for x in _QUANTILES)] for run in runs]
+    note = "Milliseconds, of completed requests."
+    bound = saved.get("e2e_mean_over_oracle")
+    if key == "e2e_s" and bound:
+        heads.append("× oracle")
+        rows = [[*row, number(bound.get(run["policy"]))] for row, run in zip(rows, runs, strict=True)]
+        note += " × oracle: the mean divided by the oracle's."
+    return Table(f"{_LATENCIES[key][:1].upper()}{_LATENCIES[key][1:]} by policy", heads, rows, note, narrow=True)
 
 
 def _interval_table(saved: dict[str, Any]) -> Table:
     measures = [
         m for m in ("e2e_mean", "e2e_p95", "ttft_p95", "tpot_p95") if m in next(iter(saved["intervals"].values()))
     ]
-    heads = ["policy", *(f"{m.replace('_', ' ')}{end}" for m in measures for end in ("", ", low", ", high"))]
+    heads = ["policy", *(m.replace("_", " ") for m in measures)]
     rows = [
-        [words(policy), *(milliseconds(each[m][end]) for m in measures for end in ("value", "low", "high"))]
+        [
+            words(policy),
+            *(interval(each[m]["value"], each[m]["low"], each[m]["high"], 1e3) for m in measures),
+        ]
         for policy, each in saved["intervals"].items()
     ]
-    note = f"Milliseconds; means over {saved['replications']} replications, with the ends of their 95 % intervals."
+    note = f"Milliseconds; means over {saved['replications']} replications, with their 95 % intervals."
     return Table("Over replications", heads, rows, note)
 
 
-def _cache_table(runs: list[dict[str, Any]]) -> Table:
-    columns: dict[str, Callable[[dict[str, Any]], Cell]] = {
+def _cache_tables(runs: list[dict[str, Any]]) -> list[Table]:
+    full: dict[str, Callable[[dict[str, Any]], Cell]] = {
         "policy": lambda run: words(run["policy"]),
         "cells used": lambda run: share(run["cache"]["utilization_mean"]),
         "external fragmentation": lambda run: share(run["cache"]["external_fragmentation_mean"]),
         "internal fragmentation": lambda run: share(run["cache"]["internal_fragmentation_mean"]),
         "useful attention": lambda run: share(run["cache"]["scored_useful"]),
+        "prefix hits": lambda run: _hit_rate(run["prefix"]["hit_rate"]),
+    }
+    done: dict[str, Callable[[dict[str, Any]], Cell]] = {
+        "policy": lambda run: words(run["policy"]),
         "failed allocations": lambda run: number(run["cache"]["failed_allocations"]),
         "batch splits": lambda run: number(run["cache"]["batch_splits"]),
         "compactions": lambda run: number(run["cache"]["compactions"]),
         "MB moved": lambda run: number(run["cache"]["moved_bytes"] / 1e6),
-        "prefix hits": lambda run: _hit_rate(run["prefix"]["hit_rate"]),
         "preemptions": lambda run: number(run["preemptions"]),
     }
-    rows = [[column(run) for column in columns.values()] for run in runs]
-    return Table("The cache by policy", list(columns), rows, "Shares are means over time.")
+    tables = {"How the cache was used": (full, "Shares are means over time."), "What the policies did": (done, "")}
+    return [
+        Table(title, list(columns), [[column(run) for column in columns.values()] for run in runs], note)
+        for title, (columns, note) in tables.items()
+    ]
 
 
 def _hit_rate(rate: float | None) -> Cell:
     return words("unknown") if rate is None else share(rate)
 
 
-def _latency_ranges(runs: list[dict[str, Any]]) -> Drawing:
+def latency_ranges(runs: list[dict[str, Any]]) -> Drawing:
     """P50, P95 and P99 of each latency, with a row per policy; tall rather than wide, for small screens."""
     import matplotlib as mpl
     import pandas as pd
@@ -139,7 +167,7 @@ def _latency_ranges(runs: list[dict[str, Any]]) -> Drawing:
         {"policy": run["policy"], "measure": name, "quantile": x.upper(), "ms": 1e3 * run[key][x]}
         for run in runs
         for key, name in _LATENCIES.items()
-        for x in ("p50", "p95", "p99")
+        for x in _QUANTILES
         if run[key][x] is not None
     ]
     table = pd.DataFrame(rows, columns=["policy", "measure", "quantile", "ms"])
@@ -164,9 +192,11 @@ def _latency_ranges(runs: list[dict[str, Any]]) -> Drawing:
             plain_log(axis.xaxis, part["ms"])
             axis.set_ylim(len(names) - 0.5, -0.5)
             if axis.get_legend() is not None:
-                axis.get_legend().set_title("")
-                if name != "TTFT":
-                    axis.get_legend().remove()
+                handles, labels = axis.get_legend_handles_labels()
+                axis.get_legend().remove()
+        # Above the axes: in them it would cover the line of a policy.
+        if len(table):
+            figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
     return figure
 
 

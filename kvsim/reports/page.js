@@ -20,10 +20,25 @@ function sortBy(table, column, head) {
   head.setAttribute("aria-sort", up ? "ascending" : "descending");
 }
 
+// Brings all columns of a table into sight: set closer where they do not fit and, if that is not enough, rows as cards.
+function fit(table) {
+  table.classList.remove("dense", "cards");
+  for (const way of ["dense", "cards"]) {
+    if (table.offsetWidth <= table.parentElement.clientWidth) return;
+    table.classList.add(way);
+  }
+}
+
 for (const table of document.querySelectorAll("table.sortable")) {
   [...table.tHead.rows[0].cells].forEach((head, column) => {
     head.firstElementChild.addEventListener("click", () => sortBy(table, column, head));
+    for (const row of table.tBodies[0].rows) row.cells[column].dataset.head = head.textContent;
   });
+  let width = null;
+  new ResizeObserver(() => {
+    if (table.parentElement.offsetWidth !== width) fit(table);
+    width = table.parentElement.offsetWidth;
+  }).observe(table.parentElement);
 }
 
 function colours() {

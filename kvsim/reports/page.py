@@ -10,6 +10,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from kvsim.experiments.estimates import Interval
+from kvsim.experiments.interval_text import with_ends
 from kvsim.simulation.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class Table:
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
+    narrow: bool = False
+    """Whether it needs only half of a wide page."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,13 @@ def share(value: float | None) -> Cell:
 def milliseconds(seconds: float | None) -> Cell:
     """Make a cell of a time in seconds, shown in milliseconds."""
     return number(None if seconds is None else 1e3 * seconds)
+
+
+def interval(value: float | None, low: float | None, high: float | None, scale: float = 1.0, unit: str = "") -> Cell:
+    """Make one cell of an estimate and its interval, sorted by the estimate; ``scale`` multiplies all three."""
+    if value is None or low is None or high is None:
+        return number(None if value is None else scale * value, unit=unit)
+    return Cell(with_ends(Interval(value, low, high, 0.0, 0, ""), scale, unit), float(value))
 
 
 def words(text: str) -> Cell:

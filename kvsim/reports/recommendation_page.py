@@ -7,10 +7,11 @@ import io
 from pathlib import Path
 from typing import Any
 
-from kvsim.reports.page import Cell, Figure, Page, Section, Table, milliseconds, number, share, words
+from kvsim.reports.page import Cell, Figure, Page, Section, Table, interval, number, words
 from kvsim.reports.parts import footer, read, reproduce
 
 _SETTINGS = ("policy", "cells", "slots", "slot_context", "n_batch", "n_ubatch", "type_k", "type_v")
+_ENDS = ("value", "low", "high")
 _CANDIDATE_COLUMNS = (*_SETTINGS, "reason", "detail")
 
 
@@ -71,15 +72,14 @@ def _memory_page(saved: dict[str, Any]) -> Page:
 
 def _best_table(saved: dict[str, Any]) -> Table:
     bounds = [bound["measure"] for bound in saved["slo"]["bounds"] if bound["asked"]]
-    heads = ["place", "settings", "SLO met", *(_head(m, end) for m in bounds for end in ("", " low", " high"))]
-    heads += ["largest load", "load low", "load high", "memory, MB"]
+    heads = ["place", "settings", "SLO met", *(_head(m) for m in bounds), "largest load", "memory, MB"]
     rows = []
     for best in saved["best"]:
-        figures = [_value(m, best["measures"][m][end]) for m in bounds for end in ("value", "low", "high")]
+        figures = [_interval(m, best["measures"][m]) for m in bounds]
         load = best["sustained_load"] or {}
-        loads = [number(load.get(end)) for end in ("value", "low", "high")]
+        largest = _interval("load", load)
         memory = number(best["memory_bytes"] / 1e6)
-        rows.append([number(best["place"]), words(best["label"]), words(best["verdict"]), *figures, *loads, memory])
+        rows.append([number(best["place"]), words(best["label"]), words(best["verdict"]), *figures, largest, memory])
     return Table("The best settings, with intervals", heads, rows, "Loads are multiples of the load asked about.")
 
 
@@ -114,14 +114,14 @@ def _setting(text: str) -> Cell:
         return words(text)
 
 
-def _head(measure: str, end: str) -> str:
-    return f"{measure.replace('_', ' ')}{end}{', ms' if _is_latency(measure) else ''}"
+def _head(measure: str) -> str:
+    return f"{measure.replace('_', ' ')}{', ms' if _is_latency(measure) else ''}"
 
 
-def _value(measure: str, value: float | None) -> Cell:
-    if _is_latency(measure):
-        return milliseconds(value)
-    return share(value) if measure.endswith("_share") else number(value)
+def _interval(measure: str, ends: dict[str, Any]) -> Cell:
+    """A measure with its interval, if it is known."""
+    scale, unit = (1e3, "") if _is_latency(measure) else (100.0, "%") if measure.endswith("_share") else (1.0, "")
+    return interval(ends.get("value"), ends.get("low"), ends.get("high"), scale, unit)
 
 
 def _is_latency(measure: str) -> bool:

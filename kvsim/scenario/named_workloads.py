@@ -6,7 +6,7 @@ import tomllib
 from importlib import resources
 from typing import Any
 
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 from kvsim.scenario.rate_scaling import mean_rate, scale_rate
 
 _FOLDER = resources.files("kvsim.scenario") / "named"
@@ -20,7 +20,7 @@ NAMED: tuple[str, ...] = tuple(
 def named_text(name: str) -> str:
     """The section of a named workload as TOML, with a comment on its source. Raises ``UserError``."""
     if name not in NAMED:
-        raise UserError(f"no workload called {name!r}; there are {', '.join(NAMED)}")
+        raise UserError(no_such("workload", name, NAMED))
     return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from pydantic_core import ErrorDetails
 
 import workloads
 from kvsim.costs.shipped import is_shipped
-from kvsim.errors import UserError
+from kvsim.errors import UserError, choices, did_you_mean, no_such, unknown
 from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.scenario.builtin import builtin_names, builtin_text
@@ -308,7 +307,7 @@ def read(source: str | Path) -> tuple[dict[str, Any], str, Path]:
     if name in builtin_names():
         data = tomllib.loads(builtin_text(name))
         return {"name": name, **data}, name, Path()
-    data = read_toml(source, f"no such file, and not a built-in scenario ({', '.join(builtin_names())})")
+    data = read_toml(source, f"no such file, and not a built-in scenario; {choices(name, builtin_names())}")
     path = Path(source)
     return {"name": name_of(path), **data}, name, path.parent
 
@@ -368,11 +367,10 @@ def _explain(label: str, error: ErrorDetails) -> str:
     given = error.get("input")
     if error["type"] == "extra_forbidden":
         known = [name for name in section.model_fields if name != "folder"]
-        close = difflib.get_close_matches(location[-1], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "accepted: " + ", ".join(known)
-        return f"{label}: {key}: unknown key; {hint}"
+        return f"{label}: {key}: {unknown('key', location[-1], known)}"
     if error["type"] == "union_tag_invalid":
-        return f"{label}: {key}.kind: unknown kind {error['ctx']['tag']!r}; accepted: {error['ctx']['expected_tags']}"
+        tags = _quoted(error["ctx"]["expected_tags"])
+        return f"{label}: {key}.kind: {no_such('kind', error['ctx']['tag'], tags)}"
     if error["type"] == "union_tag_not_found":
         return f"{label}: {key}.kind: missing; accepted: {', '.join(map(repr, kinds))}"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
@@ -384,7 +382,13 @@ def _explain(label: str, error: ErrorDetails) -> str:
     if error["type"] in ("missing", "value_error"):
         return f"{label}: {key}: {message}"
     shown = repr(given)
-    return f"{label}: {key}: {message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    hint = did_you_mean(str(given), _quoted(error["ctx"]["expected"])) if error["type"] == "literal_error" else ""
+    return f"{label}: {key}: {message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}{hint and '; ' + hint}"
+
+
+def _quoted(names: str) -> list[str]:
+    """The names in quotes in a message of pydantic's."""
+    return re.findall(r"'([^']+)'", names)
 
 
 def _locate(location: Sequence[str | int]) -> tuple[list[str], type[Section], dict[str, type[Section]]]:

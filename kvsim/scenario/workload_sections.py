@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 import workloads
+from kvsim.errors import no_such
 from kvsim.scenario.length_sections import AnyLengths, AnyOutputs, FixedLengths, LognormalLengths, refuse_decreasing
 from kvsim.scenario.named_workloads import NAMED, named_section
 from kvsim.scenario.section import MAX_ENTRIES, Section, entries
@@ -319,7 +320,7 @@ class NamedWorkload(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in NAMED:
-            raise ValueError(f"no workload called {name!r}; there are {', '.join(NAMED)}")
+            raise ValueError(no_such("workload", name, NAMED))
         return name
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:

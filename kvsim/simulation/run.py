@@ -13,7 +13,7 @@ import simpy
 
 from kvsim.costs.cost_model import CostModel, HostLink
 from kvsim.costs.profile import Profile, load_profile
-from kvsim.errors import NoTimes, UserError
+from kvsim.errors import NoTimes, UserError, no_such
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
@@ -39,7 +39,7 @@ def build_policy(
     if isinstance(choice, str):
         choice, known = current_name(choice), available()
         if choice not in known:
-            raise UserError(f"no policy called {choice!r}; there are {', '.join(known)}")
+            raise UserError(no_such("policy", choice, known))
         choice = known[choice]
     relative = None if costs is None else costs.relative(scenario.cache.kernel or "masked")
     try:
@@ -98,7 +98,7 @@ def run(
     as one by one. Raises ``UserError`` and ``WorkloadError``.
     """
     if detail not in DETAILS:
-        raise UserError(f"detail: {detail!r}; accepted: {', '.join(DETAILS)}")
+        raise UserError(no_such("detail", detail, DETAILS))
     scenario = load_scenario(scenario)
     costs = cost_model(scenario, profile_of(scenario))
     chosen = build_policy(scenario, policy, costs)

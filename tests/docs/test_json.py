@@ -45,6 +45,7 @@ COMMANDS = {
     ],
     "plan": ["plan --model gemma-3-1b --memory 24GB", "plan --model gemma-3-1b"],
     "prefix-cache": ["prefix-cache sessions.toml"],
+    "questions": ["questions slow"],
     "policies": ["policies paged"],
     "scenario show": ["scenario show chat"],
     "workload describe": ["workload describe sessions.toml", "workload describe small.toml"],

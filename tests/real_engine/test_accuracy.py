@@ -143,11 +143,11 @@ def test_a_short_context_cuts_the_text(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--cache-type-k", "q5_1"), "--cache-type-k: there is no 'q5_1'; there are f32, f16, q8_0, q4_0"),
-        (("--cache-type-v", ""), "--cache-type-v: there is no ''"),
+        (("--cache-type-k", "q5_1"), "--cache-type-k: no type called 'q5_1'; there are f32, f16, q8_0, q4_0"),
+        (("--cache-type-v", ""), "--cache-type-v: no type called ''"),
         (("--model", "none"), "no model called 'none'"),
         (("--model", "none.gguf"), "none.gguf: cannot be read"),
-        (("--weights", "q4_0"), "no weights 'q4_0'"),
+        (("--weights", "q4_0"), "no type of weights called 'q4_0'"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(arguments, words):

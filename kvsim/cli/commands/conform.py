@@ -6,16 +6,22 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, print_json
 from kvsim.cli.options import Json
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def conform(
-    engine: Annotated[str, typer.Argument(help="The engine that was recorded: llamacpp or vllm.")],
+    engine: Annotated[
+        str,
+        typer.Argument(
+            help="The engine that was recorded: llamacpp or vllm.", autocompletion=completion.conforming_engines
+        ),
+    ],
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Recordings, JSONL, plain or gzip.")],
     as_json: Json = False,
 ) -> None:
@@ -23,7 +29,7 @@ def conform(
     from kvsim.engines.conformance import ENGINES
 
     if engine not in ENGINES:
-        raise UserError(f"no recordings of {engine!r} can be read; there are {', '.join(ENGINES)}")
+        raise UserError(no_such("recorded engine", engine, ENGINES))
     found = [ENGINES[engine](file) for file in files]
     agreed = all(a.first is None for a in found)
     if as_json:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import print_json
 from kvsim.cli.options import Json, KeyType, NumpyThreads, ValueType, WeightType, storage_type
 
@@ -17,7 +18,9 @@ app = typer.Typer(add_completion=False)
 def generate(
     prompt: Annotated[str, typer.Argument(help="How the text begins.")],
     model: Annotated[str, typer.Option(help="A model with a vocabulary: smollm2, or a GGUF file.")] = "smollm2",
-    policy: Annotated[str, typer.Option("--policy", "-p", help="The policy that allocates cells.")] = "paged",
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", help="The policy that allocates cells.", autocompletion=completion.policies)
+    ] = "paged",
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Generate at most this many tokens.", min=1)] = 64,
     chat: Annotated[bool, typer.Option(help="Put the prompt as a question to an assistant.")] = False,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.0,

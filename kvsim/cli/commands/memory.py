@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, print_json, print_saved
 from kvsim.cli.options import Json, KeyType, Out, ValueType, storage_type
 from kvsim.cli.progress import RunProgress
@@ -18,10 +19,20 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def memory(
-    model: Annotated[str, typer.Option(help="The model to load: small, tiny, smollm2, or a GGUF file.")] = "small",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="The model to load: small, tiny, smollm2, or a GGUF file.", autocompletion=completion.engine_models
+        ),
+    ] = "small",
     remedy: Annotated[
         list[str] | None,
-        typer.Option("--remedy", "-r", help="Can be given several times; by default all that the model allows."),
+        typer.Option(
+            "--remedy",
+            "-r",
+            help="Can be given several times; by default all that the model allows.",
+            autocompletion=completion.remedies,
+        ),
     ] = None,
     slots: Annotated[int, typer.Option(help="Sequences at a time.")] = 4,
     context: Annotated[int, typer.Option(help="Tokens that a slot can hold.")] = 2048,

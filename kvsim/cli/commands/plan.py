@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, print_json
 from kvsim.cli.options import Json
 from kvsim.errors import UserError
@@ -16,12 +17,22 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def plan(
-    model: Annotated[str | None, typer.Option(help="A well-known model, a config.json, or FILE.gguf.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A well-known model, a config.json, or FILE.gguf.", autocompletion=completion.models),
+    ] = None,
     ctx: Annotated[int, typer.Option(help="Tokens that each sequence may have.")] = 8192,
     parallel: Annotated[int, typer.Option(help="Sequences of that length at once.")] = 1,
-    cache_type_k: Annotated[str, typer.Option(help=f"Storage type of keys: {', '.join(CACHE_TYPES)}.")] = "f16",
-    cache_type_v: Annotated[str, typer.Option(help="Storage type of values.")] = "f16",
-    engine: Annotated[str | None, typer.Option(help="llamacpp or vllm; by default both.")] = None,
+    cache_type_k: Annotated[
+        str,
+        typer.Option(help=f"Storage type of keys: {', '.join(CACHE_TYPES)}.", autocompletion=completion.cache_types),
+    ] = "f16",
+    cache_type_v: Annotated[
+        str, typer.Option(help="Storage type of values.", autocompletion=completion.cache_types)
+    ] = "f16",
+    engine: Annotated[
+        str | None, typer.Option(help="llamacpp or vllm; by default both.", autocompletion=completion.planned_engines)
+    ] = None,
     ubatch: Annotated[int, typer.Option(help="llama.cpp: tokens in a forward pass.")] = 512,
     batch: Annotated[int, typer.Option(help="Tokens in a batch; vLLM's --max-num-batched-tokens.")] = 2048,
     kv_unified: Annotated[bool, typer.Option(help="llama.cpp: one stream of cells for all sequences.")] = False,
@@ -30,7 +41,11 @@ def plan(
     block_size: Annotated[int, typer.Option(help="vLLM: tokens in a block.")] = 16,
     gpu_memory_utilization: Annotated[float, typer.Option(help="vLLM: share of the memory that it may take.")] = 0.9,
     weights: Annotated[
-        str | None, typer.Option(help="Storage type of weights, such as q4_K_M; by default that of the config.json.")
+        str | None,
+        typer.Option(
+            help="Storage type of weights, such as q4_K_M; by default that of the config.json.",
+            autocompletion=completion.weight_types,
+        ),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of the device: 8GB, 8GiB, 512MiB or bytes.")] = None,
     list_models: Annotated[bool, typer.Option("--list", help="List the well-known models.")] = False,

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, print_json
 from kvsim.cli.options import Json
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 
 if TYPE_CHECKING:
     from policies import PolicyFactory, Preset
@@ -18,7 +19,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def policies(
-    name: Annotated[str | None, typer.Argument(help="The policy to explain.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="The policy to explain.", autocompletion=completion.policies)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the installed policies, or explain one."""
@@ -35,7 +38,7 @@ def policies(
         return
     name = current_name(name)
     if name not in known:
-        raise UserError(f"no policy called {name!r}; there are {', '.join(known)}")
+        raise UserError(no_such("policy", name, known))
     preset = _as_preset(name, known[name])
     if as_json:
         fields = ("name", "summary", "layout", "compactor", "trigger", "kernel", "parameters", "source")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, print_json, warn
 from kvsim.cli.options import Columns, Json, Out, Requests, SkipBadRows, TimeUnit, load_with, read_columns, read_time
 from kvsim.cli.progress import RunProgress
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
@@ -22,9 +23,17 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def prefix_cache(
-    scenario: Annotated[str, typer.Argument(metavar="SCENARIO|TRACE", help="A scenario, or a trace file.")],
+    scenario: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCENARIO|TRACE", help="A scenario, or a trace file.", autocompletion=completion.scenarios
+        ),
+    ],
     eviction: Annotated[
-        list[str] | None, typer.Option("--eviction", "-e", help="Can be given several times; by default all.")
+        list[str] | None,
+        typer.Option(
+            "--eviction", "-e", help="Can be given several times; by default all.", autocompletion=completion.evictions
+        ),
     ] = None,
     blocks: Annotated[str | None, typer.Option(help="Cache sizes in blocks, separated by commas.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens in a block, if not the scenario's.", min=1)] = None,
@@ -84,5 +93,5 @@ def _eviction(name: str) -> Eviction:
     from policies import EVICTIONS
 
     if name not in EVICTIONS:
-        raise UserError(f"--eviction: there is no {name!r}; there are {', '.join(EVICTIONS)}")
+        raise UserError(f"--eviction: {no_such('eviction', name, EVICTIONS)}")
     return name

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvsim.cli.console import console, print_json, print_saved
+from kvsim.cli import completion
+from kvsim.cli.console import console, print_json, print_saved, warn
 from kvsim.cli.options import Columns, Json, ProfileName, TimeUnit, read_columns, read_time
 from kvsim.cli.progress import SweepBar
 from kvsim.errors import UserError
+from kvsim.model.storage_types import decimal_hint
 from kvsim.results import writable
 
 if TYPE_CHECKING:
@@ -26,14 +28,25 @@ def recommend(
     trace: Annotated[Path | None, typer.Option(help="A trace file; its kind is detected.")] = None,
     columns: Columns = None,
     time: TimeUnit = None,
-    scenario: Annotated[str | None, typer.Option(help="A built-in scenario or a TOML file.")] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="A built-in scenario or a TOML file.", autocompletion=completion.scenarios)
+    ] = None,
     profile: ProfileName = None,
     memory: Annotated[str | None, typer.Option(help="Memory for weights, cache and buffers: 8GB, 8GiB.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="The model to fit into it (kvsim plan --list, a config.json, FILE.gguf).")
+        str | None,
+        typer.Option(
+            help="The model to fit into it (kvsim plan --list, a config.json, FILE.gguf).",
+            autocompletion=completion.models,
+        ),
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="Storage type of its weights, such as q4_K_M.")] = None,
-    engine: Annotated[str, typer.Option(help="llamacpp, vllm, both, or any.")] = "both",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Storage type of its weights, such as q4_K_M.", autocompletion=completion.weight_types),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="llamacpp, vllm, both, or any.", autocompletion=completion.recommended_engines)
+    ] = "both",
     load: Annotated[float, typer.Option(help="Multiply the workload's arrival rate by this.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Replace the scenario's seed.", min=0)] = None,
     requests: Annotated[
@@ -80,6 +93,8 @@ def recommend(
             progress=bar,
         )
     _show_and_save(found, out, as_json)
+    if memory is not None:
+        warn(filter(None, [decimal_hint(memory)]))
     if getattr(found, "interrupted", ""):
         raise typer.Exit(130)
 

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import print_json, warn
 from kvsim.cli.options import Json, LibraryFolder, LlamaThreads, ScenarioName, Seed, load_with
 from kvsim.cli.progress import RunProgress
-from kvsim.errors import UserError
+from kvsim.errors import UserError, no_such
 
 RECORDED = ("llamacpp",)
 """The engines that can be recorded."""
@@ -18,13 +19,24 @@ RECORDED = ("llamacpp",)
 app = typer.Typer(add_completion=False)
 
 
+def _recorded(incomplete: str) -> list[str]:
+    return completion.starting(incomplete, RECORDED)
+
+
 @app.command()
 def record(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help=f"{' or '.join(RECORDED)}.")],
+    engine: Annotated[
+        str, typer.Argument(metavar="ENGINE", help=f"{' or '.join(RECORDED)}.", autocompletion=_recorded)
+    ],
     scenario: ScenarioName,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", "-p", help="The policy that describes this version, if there are several."),
+        typer.Option(
+            "--policy",
+            "-p",
+            help="The policy that describes this version, if there are several.",
+            autocompletion=completion.policies,
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write; by default SCENARIO.jsonl.gz.")] = None,
     model: Annotated[str | None, typer.Option(help="Replace the scenario's model: smollm2, or a GGUF file.")] = None,
@@ -36,7 +48,7 @@ def record(
 ) -> None:
     """Run a scenario on llama.cpp and record every operation and every cell, for kvsim conform."""
     if engine not in RECORDED:
-        raise UserError(f"no engine called {engine!r} can be recorded; there is {', '.join(RECORDED)}")
+        raise UserError(no_such("recordable engine", engine, RECORDED))
     from kvsim.engines.recording import record as record_run
 
     loaded = load_with(scenario, seed, requests)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kvsim.cli.console import console, print_json, warn
+from kvsim.cli.console import console, point_to_questions, print_json, warn
 from kvsim.cli.options import (
     Json,
     NoFastForward,
@@ -61,4 +61,15 @@ def run(
         from kvsim.cli.tables.run import show_run
 
         show_run(console(), result, load_profile(loaded.machine.profile, loaded.folder).describe())
+        if words := _questions_about(result.summary):
+            point_to_questions(words)
     warn(result.warnings)
+
+
+def _questions_about(summary: dict[str, Any]) -> str:
+    """Words of the questions that a result raises; empty if it raises none."""
+    if summary["failed"]:
+        return "requests fail"
+    if summary["queue"]["unstable"]:
+        return "slow"
+    return "preempted" if summary["preemptions"] else ""

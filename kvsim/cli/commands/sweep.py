@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, fail, print_json, print_saved, warn
 from kvsim.cli.options import Json, MaxFailed, Requests, Seed
 from kvsim.cli.progress import SweepBar
@@ -22,7 +23,12 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def sweep(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A sweep's TOML file, or a built-in sweep.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A sweep's TOML file, or a built-in sweep.", autocompletion=completion.sweeps
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="The store; by default results/NAME/sweep.sqlite.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.", min=1)] = None,
     dask: Annotated[

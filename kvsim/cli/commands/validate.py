@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, fail, print_json, warn
 from kvsim.cli.options import EngineName, Json, LibraryFolder, Policies, ProfileName, ScenarioName, Seed, load_with
 from kvsim.cli.progress import RunProgress
@@ -22,7 +23,9 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def validate(
     scenario: ScenarioName = "chat",
-    model: Annotated[str | None, typer.Option(help="Replace the scenario's model.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Replace the scenario's model.", autocompletion=completion.engine_models)
+    ] = None,
     engine: EngineName = "numpy",
     policy: Policies = None,
     seed: Seed = None,

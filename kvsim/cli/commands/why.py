@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kvsim.cli.console import console, print_json
+from kvsim.cli import completion
+from kvsim.cli.console import console, point_to_questions, print_json
 from kvsim.cli.options import Json, Out, Policy
 from kvsim.results import writable
 
@@ -21,6 +22,7 @@ def why(
         typer.Argument(
             metavar="SCENARIO|RESULTS",
             help="A scenario, a folder that compare wrote, or a file with the output of validate --json.",
+            autocompletion=completion.scenarios,
         ),
     ] = "chat",
     policy: Policy = None,
@@ -40,3 +42,4 @@ def why(
     show_diagnosis(console(), found)
     written = found.save(target)
     typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {target}/")
+    point_to_questions("slow")

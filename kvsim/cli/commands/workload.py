@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvsim.cli import completion
 from kvsim.cli.console import console, print_json, print_saved, warn
 from kvsim.cli.options import Columns, Json, Out, TimeUnit, read_columns, read_time
 from kvsim.cli.progress import RunProgress
@@ -20,12 +21,18 @@ app = typer.Typer(
 )
 
 Source = Annotated[
-    str, typer.Argument(metavar="TRACE|SCENARIO|NAME", help="A trace file, a scenario, or a named workload.")
+    str,
+    typer.Argument(
+        metavar="TRACE|SCENARIO|NAME",
+        help="A trace file, a scenario, or a named workload.",
+        autocompletion=completion.streams,
+    ),
 ]
 Kind = Annotated[
     str | None,
     typer.Option(
-        help="The kind of trace, if the file does not show it: azure, burstgpt, mooncake, ragpulse, weka, table."
+        help="The kind of trace, if the file does not show it: azure, burstgpt, mooncake, ragpulse, weka, table.",
+        autocompletion=completion.trace_kinds,
     ),
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows, and list them.")]
@@ -106,7 +113,9 @@ def list_named(as_json: Json = False) -> None:
 
 
 @app.command("show")
-def show_named(name: Annotated[str, typer.Argument(help="A named workload.")]) -> None:
+def show_named(
+    name: Annotated[str, typer.Argument(help="A named workload.", autocompletion=completion.workloads)],
+) -> None:
     """Print a named workload as a section of a scenario, with its source."""
     from kvsim.scenario.named_workloads import named_text
 

@@ -241,7 +241,7 @@ def test_the_table_and_the_picture(report):
         (["--ubatch", "-1"], "n_ubatch is -1; a whole number from 1"),
         (["--context", "1"], "context is 1; a whole number from 2"),
         (["--tokens", "65"], "65 tokens in each slot; from 2 to its context, 64, are accepted"),
-        (["--cache-type-k", "f8"], "--cache-type-k: there is no 'f8'"),
+        (["--cache-type-k", "f8"], "--cache-type-k: no type called 'f8'"),
         (["--model", "huge"], "no model called 'huge'; there are tiny, small"),
         (["--model", "none.gguf"], "none.gguf: cannot be read"),
         (["--slots", "1000000", "--context", "1000000"], "try fewer slots, a smaller context or a smaller model"),
@@ -260,7 +260,7 @@ def test_an_unwritable_folder_is_reported_before_any_measurement(tmp_path, monke
 
 
 def test_unknown_types_are_refused_in_python_too():
-    with pytest.raises(kvsim.UserError, match="type_v: there is no 'f8'; there are f32, f16, q8_0, q4_0"):
+    with pytest.raises(kvsim.UserError, match="type_v: no type called 'f8'; there are f32, f16, q8_0, q4_0"):
         kvsim.memory("tiny", type_v="f8")
 
 

@@ -13,7 +13,15 @@ from kvsim.errors import UserError
 from kvsim.model.engine_shapes import gguf_path
 from kvsim.model.gguf_file import read_header
 from kvsim.model.memory_shapes import memory_shape, model_names
-from kvsim.model.storage_types import CACHE_TYPES, LLAMACPP_CACHE_TYPES, format_size, parse_size, weight_bytes
+from kvsim.model.storage_types import (
+    CACHE_TYPES,
+    LLAMACPP_CACHE_TYPES,
+    binary_reading,
+    decimal_hint,
+    format_size,
+    parse_size,
+    weight_bytes,
+)
 from tests.gguf_files import SMOLLM2_MISSING, Small
 from tests.kvsim.cli.test_cli import complaint, succeeded
 from tests.worlds import command
@@ -423,7 +431,7 @@ def test_an_engine_that_refuses_the_settings_is_left_out_with_a_note():
 
 MISTAKES = {
     "no model": ((), "--model: a name (kvsim plan --list), "),
-    "misspelt": (("--model", "lama-3.1-8b"), "no model called 'lama-3.1-8b'; did you mean llama-3.1-8b, "),
+    "misspelt": (("--model", "lama-3.1-8b"), "no model called 'lama-3.1-8b'; did you mean 'llama-3.1-8b'"),
     "nothing like it": (
         ("--model", "%%%"),
         "no model called '%%%'; there are tiny, small, smollm2, those of kvsim plan --list",
@@ -434,12 +442,12 @@ MISTAKES = {
     "all and more": (("--model", "phi-4", "--gpu-memory-utilization", "1.1"), "--gpu-memory-utilization is 1.1; a "),
     "unknown type of K": (
         ("--model", "phi-4", "--cache-type-k", "q3"),
-        "--cache-type-k: there is no 'q3'; there are f32",
+        "--cache-type-k: no type called 'q3'; there are f32",
     ),
-    "unknown weights": (("--model", "phi-4", "--weights", "q9"), "--weights: there is no 'q9'; there are f32, "),
+    "unknown weights": (("--model", "phi-4", "--weights", "q9"), "--weights: no type called 'q9'; there are f32, "),
     "unknown engine": (
         ("--model", "phi-4", "--engine", "tgi"),
-        "--engine: there is no 'tgi'; there are llamacpp, vllm",
+        "--engine: no engine called 'tgi'; there are llamacpp, vllm",
     ),
     "no size": (("--model", "phi-4", "--memory", "much"), "--memory: 'much'; a size such as 8GB, 8GiB, "),
     "no unit": (("--model", "phi-4", "--memory", "8"), "--memory is 8 bytes; at least 1 MiB is expected; units are"),
@@ -535,3 +543,37 @@ def test_weights_of_a_gguf_file_are_not_chosen(tmp_path):
 
 def test_every_cache_type_has_whole_blocks():
     assert all(block in (1, 32) and size > 0 for block, size in CACHE_TYPES.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "meant", "hint"),
+    [
+        ("16GB", "16GiB", "16 GB is 14.90 GiB; a card sold as 16 GB usually has 16GiB"),
+        ("16 g", "16GiB", "16 GB is 14.90 GiB; a card sold as 16 GB usually has 16GiB"),
+        ("1.5tb", "1.5TiB", "1.5 TB is 1,396.98 GiB; a card sold as 1.5 TB usually has 1.5TiB"),
+        ("16GiB", "", ""),
+        ("512MB", "", ""),
+        ("17179869184", "", ""),
+        ("much", "", ""),
+    ],
+)
+def test_what_gigabytes_may_have_meant(given, meant, hint):
+    assert binary_reading(given) == meant
+    assert decimal_hint(given) == hint
+
+
+def test_gigabytes_are_explained_where_they_decide():
+    decides = ", into which this fits: --memory 16GiB"
+    small, big = ({"model": "llama-3.1-8b", "engine": "llamacpp", "ctx": ctx} for ctx in (1024, 1 << 19))
+    between = {"model": "llama-3.1-8b", "engine": "llamacpp", "ctx": 2048, "memory": "16GB"}
+    assert not kvsim.plan(**between).fits("llamacpp", "16GB")
+    assert kvsim.plan(**between).fits("llamacpp", "16GiB")
+    assert kvsim.plan(**between).notes[-1].endswith(decides)
+    for question in ({**small, "memory": "24GB"}, {**big, "memory": "16GB"}):
+        assert kvsim.plan(**question).notes[-1].endswith("GiB")
+    assert not any("sold as" in note for note in kvsim.plan(**small, memory="16GiB").notes)
+    assert not any("sold as" in note for note in kvsim.plan(**small, memory=16 * 10**9).notes)
+
+
+def test_the_command_explains_gigabytes():
+    assert "a card sold as 16 GB usually has 16GiB" in command("plan", "--model", "phi-4", "--memory", "16GB").stdout

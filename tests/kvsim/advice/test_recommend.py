@@ -346,7 +346,10 @@ def test_a_higher_load_leaves_a_smaller_multiple():
         (["--scenario", "chat", "--slo", "ttft_p95<1s", "--load", "nan"], "--load is nan; a number from"),
         (["--scenario", "chat", "--slo", "ttft_p95<1s", "--requests", "0"], "--requests is 0; at least 1"),
         (["--scenario", "chat", "--slo", "ttft_p95<1s", "--workers", "0"], "--workers is 0; at least 1"),
-        (["--scenario", "chat", "--slo", "ttft_p95<1s", "--profile", "nope"], "nope: no profile file there"),
+        (
+            ["--scenario", "chat", "--slo", "ttft_p95<1s", "--profile", "nope"],
+            "nope: no such file, and not a shipped",
+        ),
         (["--scenario", "batch", "--slo", "ttft_p95<1s", "--load", "2"], "it has no load that could be changed"),
     ],
 )

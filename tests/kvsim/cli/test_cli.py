@@ -126,12 +126,15 @@ MISTAKES = {
     "missing file": (("run", "none.toml"), "none.toml: no such file, and not a built-in scenario"),
     "missing file, shown": (("scenario", "show", "none.toml"), "none.toml: no such file"),
     "unknown policy": (("compare", "--policy", "paged", "--policy", "magic"), "no policy called 'magic'; there are "),
-    "unknown profile": (("run", "--profile", "magic"), "magic: no profile file there, and none shipped of that name"),
+    "unknown profile": (("run", "--profile", "magic"), "magic: no such file, and not a shipped profile"),
     "unknown model": (("calibrate", "--model", "gpt"), "no model called 'gpt'; there are tiny, small"),
     "no JSON": (("run", "--profile", "nan.csv"), "nan.csv: not a machine profile: file: invalid json"),
     "out is a file": (("compare", "--requests", "5", "--out", "nan.csv"), "nan.csv/chat: cannot write results: "),
     "name that leads out of the folder": (("compare", "outside.toml", *BOTH, "--out", "kept"), "outside.toml: name: "),
-    "profile of nobody": (("run", "--profile", "~no-such-user/p.json"), "~no-such-user/p.json: no profile file there"),
+    "profile of nobody": (
+        ("run", "--profile", "~no-such-user/p.json"),
+        "~no-such-user/p.json: no such file",
+    ),
     "half a profile": (
         ("run", "--profile", "half.json"),
         "half.json: not a machine profile: matmul_slopes_s: field required",
@@ -500,7 +503,10 @@ STUDY_MISTAKES = {
         f"blocks {text!r}": (("--blocks", text), f"--blocks: {text!r}: {BLOCKS}")
         for text in ("", "0", "-1", "many", "1,,2", "1.5", "1;2", "268435457")
     },
-    "unknown eviction": (("-e", "lru", "-e", "mru"), "--eviction: there is no 'mru'; there are lru, fifo, lfu, sieve"),
+    "unknown eviction": (
+        ("-e", "lru", "-e", "mru"),
+        "--eviction: no eviction called 'mru'; did you mean 'lru'?",
+    ),
     "no requests": (("--requests", "0"), "trace: workload.limit: input should be greater than 0, got 0"),
 }
 

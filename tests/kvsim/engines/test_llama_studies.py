@@ -8,6 +8,7 @@ import pytest
 import kvsim
 from kvsim.engines.llama_studies import CACHES, PASSES, SPANS
 from kvsim.engines.llama_study_results import Defragmentation, Holes, KShift
+from kvsim.installation import install_extra
 from real_engine.llama_library import StreamCells
 from real_engine.llama_studies import MoveCount, count_moves
 
@@ -182,7 +183,7 @@ def test_a_failed_import_of_llama_cpp_says_how_to_install_it(measure, tmp_path):
     (folder / "llama_cpp" / "__init__.py").write_text("import a_package_that_does_not_exist")
     message = refused(lambda: measure(str(tmp_path / "some.gguf"), library=folder))
     assert "cannot be imported" in message
-    assert "pip install 'kvsim[llama]'" in message
+    assert message.endswith(f"install it with: {install_extra('llama')}")
 
 
 def test_invalid_sizes_are_named():

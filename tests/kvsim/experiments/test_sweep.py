@@ -235,7 +235,7 @@ def test_the_best_of_each_point(small):
     most = small.best("throughput_tokens_per_s")
     assert (most["behind"].dropna() <= 0).all() or (most["behind"].dropna() >= 0).all()
     assert "e2e_mean of 6 points: " in small.conclusion()
-    with pytest.raises(UserError, match="there is no measure 'speed'"):
+    with pytest.raises(UserError, match="no measure called 'speed'"):
         small.best("speed")
 
 

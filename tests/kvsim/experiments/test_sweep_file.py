@@ -156,7 +156,7 @@ MISTAKES = {
     "unknown rule": ({"warmup": "mser"}, 'sweep: warmup: accepted: "mser-5", "none" or a number of requests, got'),
     "unknown measure": (
         {"stop": {"measure": "ttft_p96", "within": 0.1}},
-        "stop.measure: there is no measure 'ttft_p96'; did you mean 'ttft_p",
+        "stop.measure: no measure called 'ttft_p96'; did you mean 'ttft_p",
     ),
     "no precision": ({"stop": {"measure": "ttft_p95"}}, "sweep: stop.within: field required"),
     "fewer than wanted": (
@@ -165,7 +165,7 @@ MISTAKES = {
     ),
     "missing scenario": (
         {"scenario": "nope"},
-        "sweep: scenario: nope: no such file, and not a built-in scenario (assis",
+        "sweep: scenario: nope: no such file, and not a built-in scenario; there are assis",
     ),
     "two scenarios": ({"base": {}}, "sweep: a sweep needs either scenario, a name or a file, or a table [base]"),
     "misspelt base": (

@@ -9,8 +9,20 @@ import pytest
 
 import kvsim
 from kvsim.advice.recommend import SearchBudget
-from kvsim.reports.page import Page, Section, SnapshotStrip, Table, number, share, words
+from kvsim.reports.comparison_page import latency_ranges
+from kvsim.reports.page import (
+    Cell,
+    Page,
+    Section,
+    SnapshotStrip,
+    Table,
+    interval,
+    number,
+    share,
+    words,
+)
 from kvsim.simulation.snapshots import FILE, Snapshots, load_snapshots
+from policies.presets import PRESETS
 from tests.worlds import command
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -30,6 +42,29 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(results):
     return kvsim.report(results)
+
+
+@pytest.fixture(scope="module")
+def all_policies_page(results, tmp_path_factory):
+    """As wide as a page of all policies can be, without the time that running and drawing them would take."""
+    folder = tmp_path_factory.mktemp("all")
+    saved = json.loads((results / "comparison.json").read_text())
+    saved["policies"] = [
+        saved["policies"][i % len(POLICIES)]
+        | {"policy": preset.name}
+        | {key: dict.fromkeys(("p50", "p95", "p99"), 1.234 * i) for key in ("ttft_s", "tpot_s", "e2e_s")}
+        for i, preset in enumerate(PRESETS, 1)
+    ]
+    (folder / "comparison.json").write_text(json.dumps(saved))
+    shutil.copy(results / "scenario.toml", folder)
+    return kvsim.report(folder)
+
+
+@pytest.fixture(scope="module")
+def replications_page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("replications")
+    kvsim.compare(kvsim.load_scenario("chat", workload__requests=40), POLICIES, replications=2).save(folder)
+    return kvsim.report(folder)
 
 
 @pytest.mark.slow
@@ -72,6 +107,31 @@ def test_cells_of_tables_are_sorted_by_value():
     assert number(float("nan")).text == "–"
     assert (share(0.5).text, share(0.5).value) == ("50.0%", 0.5)
     assert words("Paged").value == "paged"
+
+
+def test_an_interval_is_in_the_cell_of_its_estimate():
+    assert interval(0.00525, 0.004, 0.0065, 1e3) == Cell("5.2 (4.0 to 6.5)", 0.00525)
+    assert interval(0.25, 0.2, 0.3, 100.0, "%") == Cell("25.0% (20.0 to 30.0)", 0.25)
+    assert interval(5.25, None, 6.5) == number(5.25)
+    assert interval(None, None, None) == number(None)
+
+
+def covered(figure):
+    """Whether a legend of a figure lies over what is drawn."""
+    figure.canvas.draw()
+    legends = [*figure.legends, *filter(None, (axis.get_legend() for axis in figure.axes))]
+    assert legends
+    return any(legend.get_window_extent().overlaps(axis.bbox) for legend in legends for axis in figure.axes)
+
+
+@pytest.mark.slow
+def test_no_legend_covers_a_line(results, sweep_result, recommended):
+    runs = json.loads((results / "comparison.json").read_text())["policies"]
+    figures = [latency_ranges(runs), sweep_result.plot(), recommended.plot()]
+    assert [covered(figure) for figure in figures] == [False, False, False]
+    figures[0].legends[0].remove()
+    figures[0].axes[0].legend(["P50"])
+    assert covered(figures[0]), "the control"
 
 
 def test_snapshots_are_complete_and_small(results):
@@ -140,7 +200,7 @@ def test_the_command(results, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def sweep_page(tmp_path_factory):
+def sweep_result(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     file = {
         "name": "little",
@@ -149,8 +209,13 @@ def sweep_page(tmp_path_factory):
         "replications": 2,
         "axes": {"cache.cells": [256, 2048], "workload.requests": [40]},
     }
-    kvsim.sweep(file, out=folder / "little.sqlite", workers=1).save()
-    return kvsim.report(folder / "little.sqlite")
+    return kvsim.sweep(file, out=folder / "little.sqlite", workers=1)
+
+
+@pytest.fixture(scope="module")
+def sweep_page(sweep_result):
+    sweep_result.save()
+    return kvsim.report(sweep_result.store)
 
 
 def test_a_report_of_a_sweep(sweep_page):
@@ -163,10 +228,15 @@ def test_a_report_of_a_sweep(sweep_page):
 
 
 @pytest.fixture(scope="module")
-def recommendation_page(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recommendation")
+def recommended():
     few = SearchBudget(8, 2, 3, 2, 2, 1, fewest=30)
-    kvsim.recommend("chat", slo="ttft_p95<300ms", engine="llamacpp", requests=40, workers=1, budget=few).save(folder)
+    return kvsim.recommend("chat", slo="ttft_p95<300ms", engine="llamacpp", requests=40, workers=1, budget=few)
+
+
+@pytest.fixture(scope="module")
+def recommendation_page(recommended, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recommendation")
+    recommended.save(folder)
     return kvsim.report(folder)
 
 
@@ -180,11 +250,8 @@ def test_a_report_of_a_recommendation(recommendation_page):
 
 
 @pytest.mark.slow
-def test_a_report_of_a_comparison_over_replications(tmp_path):
-    scenario = kvsim.load("chat", workload__requests=40)
-    comparison = kvsim.compare(scenario, ["paged", "oracle"], replications=2)
-    comparison.save(tmp_path)
-    html = kvsim.report(tmp_path).read_text(encoding="utf-8")
+def test_a_report_of_a_comparison_over_replications(replications_page):
+    html = replications_page.read_text(encoding="utf-8")
     assert "Over replications" in html
     assert "--policy oracle --replications 2" in html
     assert html.count("data:image/png") >= 3
@@ -235,12 +302,81 @@ def test_a_browser_reports_no_error_and_the_page_fits(browser, page, width, dark
     assert abs(bright[0] - bright[1]) > 450
 
 
+PAGES = ["page", "all_policies_page", "replications_page", "sweep_page", "recommendation_page"]
+OUT_OF_SIGHT = """
+const found = [];
+for (const table of document.querySelectorAll("table")) {
+  const box = table.parentElement, edge = box.getBoundingClientRect();
+  if (box.scrollWidth > box.clientWidth) found.push(["scrolls", box.scrollWidth, box.clientWidth]);
+  for (const cell of table.querySelectorAll("th, td")) {
+    const at = cell.getBoundingClientRect();
+    if (cell.textContent === "") continue;
+    const shown = at.width > 0 && cell.scrollWidth <= cell.clientWidth + 1;
+    if (!shown || at.left < edge.left - 1 || at.right > edge.right + 1) found.push([cell.textContent, at.right]);
+  }
+}
+return found;
+"""
+"""What of the tables a reader would have to scroll sideways for, or is cut off."""
+
+
 @needs_browser
-@pytest.mark.parametrize("of", ["sweep_page", "recommendation_page"])
-def test_other_pages_in_the_browser(browser, request, of):
-    look(browser, request.getfixturevalue(of), 390)
+@pytest.mark.parametrize("width", [390, 768, 1280])
+@pytest.mark.parametrize("of", PAGES)
+def test_every_column_of_every_table_is_in_sight(browser, request, of, width):
+    look(browser, request.getfixturevalue(of), width)
     assert browser.get_log("browser") == []
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script(OUT_OF_SIGHT) == []
+
+
+@needs_browser
+def test_a_column_out_of_sight_is_found(browser, all_policies_page):
+    """The control: without what makes them fit, tables scroll on a phone."""
+    look(browser, all_policies_page, 390)
+    browser.execute_script("for (const t of document.querySelectorAll('table')) t.classList.remove('dense', 'cards')")
+    assert browser.execute_script(OUT_OF_SIGHT) != []
+
+
+def cards(browser):
+    """The titles of the tables whose rows are cards."""
+    script = "return [...document.querySelectorAll('.cards')].map(t => t.closest('figure').firstElementChild.innerText)"
+    return set(browser.execute_script(script))
+
+
+@needs_browser
+def test_latencies_stay_tables_on_a_phone(browser, all_policies_page):
+    look(browser, all_policies_page, 390)
+    assert cards(browser) == {"How the cache was used", "What the policies did"}
+    look(browser, all_policies_page, 1280)
+    assert cards(browser) == set()
+
+
+@needs_browser
+def test_cards_name_their_values_and_can_be_sorted(browser, all_policies_page):
+    look(browser, all_policies_page, 390)
+    head, first = browser.execute_script(
+        """const table = document.querySelector(".cards"), cell = () => table.tBodies[0].rows[0].cells[1];
+           table.tHead.rows[0].cells[1].firstElementChild.click();
+           return [getComputedStyle(cell(), "::before").content, Number(cell().dataset.value)];"""
+    )
+    rest = browser.execute_script(
+        "return [...document.querySelector('.cards').tBodies[0].rows].map(r => Number(r.cells[1].dataset.value))"
+    )
+    assert head == '"cells used"'
+    assert first == min(rest)
+    assert rest == sorted(rest)
+
+
+@needs_browser
+def test_a_page_that_is_turned_fits_again(browser, all_policies_page):
+    look(browser, all_policies_page, 1280)
+    for width in (390, 1280):
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+        assert browser.execute_script(OUT_OF_SIGHT) == []
+        assert bool(cards(browser)) is (width == 390)
 
 
 @needs_browser

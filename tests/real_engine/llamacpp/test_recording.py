@@ -91,7 +91,7 @@ def test_the_builtin_tiny_model_is_replaced_by_smollm2_unless_asked_for(record, 
 
 
 REFUSED = {
-    "an engine": ({"engine": "vllm"}, (), "no engine called 'vllm' can be recorded; there is llamacpp"),
+    "an engine": ({"engine": "vllm"}, (), "no recordable engine called 'vllm'; there is llamacpp"),
     "a policy that does not describe it": ({}, ("--policy", "paged"), "llama.cpp hands out its cells itself"),
     "a policy of no era": ({}, ("--policy", "nothing"), "no policy called 'nothing'"),
     "cells": ({"cells": 1000}, (), "it makes multiples of"),

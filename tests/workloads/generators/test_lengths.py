@@ -197,8 +197,11 @@ MISTAKES = {
         {"prompt_tokens": {"kind": "empirical", "quantiles": [0, 2]}},
         "workload.prompt_tokens.quantiles.0: input should be greater than or equal to 1",
     ),
-    "prompt given itself": ({"prompt_tokens": GIVEN}, "workload.prompt_tokens.kind: unknown kind 'given-prompt'"),
-    "of a session": ({"kind": "sessions", "output_tokens": GIVEN}, "workload.output_tokens.kind: unknown kind 'given-"),
+    "prompt given itself": ({"prompt_tokens": GIVEN}, "workload.prompt_tokens.kind: no kind called 'given-prompt'"),
+    "of a session": (
+        {"kind": "sessions", "output_tokens": GIVEN},
+        "workload.output_tokens.kind: no kind called 'given-",
+    ),
     "table of tables": (
         {"output_tokens": {**GIVEN, "tables": [GIVEN] * 3, "edges": [3, 2]}},
         "workload.output_tokens.edges: edges must increase; 2 comes after 3",

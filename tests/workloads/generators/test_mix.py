@@ -254,7 +254,10 @@ MISTAKES = {
     "no tables": ({"parts": [POISSON, 5]}, "workload.parts.1: a table is expected, got 5"),
     "mix": ({"parts": [POISSON, {"kind": "mix"}]}, "workload.parts.1: a mix cannot be part of a mix; name its parts"),
     "closed loop": ({"parts": [{"kind": "closed-loop"}, POISSON]}, "workload.parts.0: a closed loop cannot be part of"),
-    "kind": ({"parts": [POISSON, {"kind": "poison"}]}, "workload.parts.1.kind: unknown kind 'poison'; accepted: 'poi"),
+    "kind": (
+        {"parts": [POISSON, {"kind": "poison"}]},
+        "workload.parts.1.kind: no kind called 'poison'; did you mean 'poi",
+    ),
     "misspelt": ({"parts": [POISSON, {"raet": 1}]}, "workload.parts.1.raet: unknown key; did you mean 'rate'?"),
     "of another kind": ({"parts": [POISSON, {"users": 1}]}, "workload.parts.1.users: unknown key; accepted: requests,"),
     "value": ({"parts": [POISSON, {"rate": -1}]}, "workload.parts.1.rate: input should be greater than or equal to"),

@@ -345,7 +345,7 @@ MISTAKES = {
         {"user_tokens": {**LOGNORMAL, "mxa": 9}},
         "workload.user_tokens.mxa: unknown key; did you mean 'max'",
     ),
-    "kind of length": ({"system_tokens": {"kind": "zipff"}}, "workload.system_tokens.kind: unknown kind 'zipff'"),
+    "kind of length": ({"system_tokens": {"kind": "zipff"}}, "workload.system_tokens.kind: no kind called 'zipff'"),
     "number for lengths": ({"turns": 4}, "workload.turns: a table is expected, got 4"),
     "popularity": ({"popularity": -1.0}, "workload.popularity: input should be greater than or equal to 0"),
     "prompts": ({"system_prompts": -1}, "workload.system_prompts: input should be greater than or equal to 0"),

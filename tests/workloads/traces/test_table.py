@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.errors import UserError
+from kvsim.installation import install_extra
 from kvsim.scenario.scenario import load_scenario
 from kvsim.scenario.trace_files import trace_scenario
 from tests.traces import lines, mangled, message_of, outcome
+from tests.worlds import command
 from workloads import BadRowError, Columns, Request, Segment, TableTrace, WorkloadError
 from workloads.traces.table_form import table_form
 
@@ -350,8 +352,11 @@ def test_damaged_parquet_is_refused(tmp_path):
 def test_without_pyarrow_one_line_says_how_to_install_it(tmp_path, monkeypatch):
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(WorkloadError, match=r"t\.parquet: reading Parquet needs pyarrow; install it with: pip install"):
+    with pytest.raises(WorkloadError, match=r"t\.parquet: reading Parquet needs pyarrow, which .* kvsim\[parquet\]$"):
         TableTrace(tmp_path / "t.parquet")
+    done = command("workload", "describe", str(tmp_path / "t.parquet"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"; install it with: {install_extra('parquet')}\n")
 
 
 def test_a_name_that_does_not_say_the_format_is_refused(read):

@@ -1,0 +1,104 @@
+"""What a shell offers, asked as its own completion script asks."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kvsim.cli.app import COMMANDS, app
+from kvsim.costs.shipped import shipped_names
+from kvsim.scenario.builtin import builtin_names
+from policies import available
+from tests.paths import ROOT
+from tests.worlds import command
+
+
+def offered(line, monkeypatch):
+    """The completions of a line's last word."""
+    words = line.split(" ")
+    for name, value in {
+        "_KVSIM_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }.items():
+        monkeypatch.setenv(name, value)
+    done = command()
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_every_command_is_offered(monkeypatch):
+    assert offered("kvsim ", monkeypatch) == [*COMMANDS]
+    assert offered("kvsim re", monkeypatch) == [name for name in COMMANDS if name.startswith("re")]
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("kvsim --v", ["--version"]),
+        ("kvsim scenario ", ["show", "list"]),
+        ("kvsim compare --no-f", ["--no-fast-forward"]),
+        ("kvsim run ", builtin_names()),
+        ("kvsim scenario show ch", ["chat"]),
+        ("kvsim run chat --policy ", [*available()]),
+        ("kvsim compare -p paged -p pa", ["paged", "paged-window"]),
+        ("kvsim policies vl", ["vllm"]),
+        ("kvsim run --profile ", shipped_names()),
+        ("kvsim run --detail ", ["requests", "cache"]),
+        ("kvsim prefix-cache chat -e l", ["lru", "lfu"]),
+        ("kvsim plan --engine ", ["llamacpp", "vllm"]),
+        ("kvsim recommend --engine ", ["llamacpp", "vllm", "both", "any"]),
+        ("kvsim calibrate --engine ", ["numpy", "llamacpp"]),
+        ("kvsim conform ", ["llamacpp", "vllm"]),
+        ("kvsim record ", ["llamacpp"]),
+        ("kvsim plan --model phi-3-", ["phi-3-mini-4k", "phi-3-mini-128k"]),
+        ("kvsim calibrate --model s", ["small", "smollm2"]),
+        ("kvsim plan --cache-type-v q8", ["q8_0"]),
+        ("kvsim memory --cache-type-v q8", ["q8_0"]),
+        ("kvsim accuracy --weights ma", ["mapped"]),
+        ("kvsim plan --weights q4_k_", ["q4_k_s", "q4_k_m"]),
+        ("kvsim workload show azure-", ["azure-code", "azure-conv"]),
+        ("kvsim workload describe azure-co", ["azure-code", "azure-conv"]),
+        ("kvsim workload fit --kind r", ["ragpulse"]),
+        ("kvsim memory --remedy o", ["once"]),
+        ("kvsim run no-such", []),
+    ],
+)
+def test_values_are_offered(line, names, monkeypatch):
+    assert offered(line, monkeypatch) == names
+
+
+def test_sweeps_are_offered(monkeypatch):
+    assert offered("kvsim sweep ", monkeypatch)
+
+
+def options(command, path=()):
+    """All parameters of a command and of those in it."""
+    for name, inner in getattr(command, "commands", {}).items():
+        made = inner.make_context(name, [], resilient_parsing=True).command
+        yield from options(made, (*path, name))
+    for parameter in command.params:
+        yield (*path, parameter.name), parameter
+
+
+NAMED = {"policy", "scenario", "engine", "profile", "eviction", "cache_type_k", "cache_type_v", "weights", "remedy"}
+
+
+def test_whatever_has_names_offers_them():
+    """But for ``generate --model``: a built-in model without a vocabulary cannot write."""
+    without = [path for path, parameter in options(app) if path[-1] in NAMED and not parameter._custom_shell_complete]
+    assert without == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_that_a_shell_reads(shell, monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    done = subprocess.run(
+        [sys.executable, "-m", "kvsim", "--show-completion", shell],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert f"_KVSIM_COMPLETE=complete_{shell}" in done.stdout
