@@ -7,7 +7,7 @@ from policies.content import NOTHING, Content
 from policies.fast_forward.forecast import FastForward, Usages
 from policies.paging.eviction import EVICTIONS, Eviction, FreeOrder
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
-from policies.presets import Preset, available, current_name
+from policies.presets import Preset, available, current_name, engine_of
 from policies.vocabulary import (
     NO_MOVES,
     NO_SHIFT,
@@ -59,4 +59,5 @@ __all__ = [
     "View",
     "available",
     "current_name",
+    "engine_of",
 ]

@@ -34,6 +34,8 @@ class Preset:
     """Keys of the scenario's ``[cache]`` section that have an effect."""
     source: str
     build: Callable[[str, CacheConfig], Policy]
+    engine: str = ""
+    """The engine and version whose defaults apply where a scenario says nothing; empty for a layout of our own."""
 
     def __call__(self, config: CacheConfig) -> Policy:
         """A new policy with an empty cache. Raises ``ValueError`` where the configuration is impossible."""
@@ -99,7 +101,9 @@ def _streams(name: str, config: CacheConfig) -> Policy:
     size = config.cells // config.sequences
     if size < 1:
         raise ValueError(f"{config.cells} cells cannot be shared out over {config.sequences} streams")
-    return MultiStreamPolicy(name, config, [CacheSpec(size, min(_B6975_PAD, size))], n_streams=config.sequences)
+    return MultiStreamPolicy(
+        name, config, [CacheSpec(size, min(_B6975_PAD, size))], n_streams=config.sequences, kernel="tiled"
+    )
 
 
 def _llamacpp_b6975(name: str, config: CacheConfig) -> Policy:
@@ -107,7 +111,7 @@ def _llamacpp_b6975(name: str, config: CacheConfig) -> Policy:
 
     if not config.unified:
         return _streams(name, config)
-    return MultiStreamPolicy(name, config, [CacheSpec(config.cells, _B6975_PAD)])
+    return MultiStreamPolicy(name, config, [CacheSpec(config.cells, _B6975_PAD)], kernel="tiled")
 
 
 def _sliding_window(name: str, config: CacheConfig) -> Policy:
@@ -121,7 +125,7 @@ def _sliding_window(name: str, config: CacheConfig) -> Policy:
         CacheSpec(size, _B6975_PAD, share=0.5),
         CacheSpec(window, _B6975_PAD, window=config.window, share=0.5),
     ]
-    return MultiStreamPolicy(name, config, caches, n_streams=streams)
+    return MultiStreamPolicy(name, config, caches, n_streams=streams, kernel="tiled")
 
 
 def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
@@ -286,6 +290,7 @@ PRESETS = (
         ("pad", "threshold"),
         "llama.cpp b4666 to b4880; defrag_thold 0.1 is its tools' default since b4065",
         _llamacpp_b4666,
+        engine="llama.cpp b4666",
     ),
     Preset(
         "llama.cpp-b6975",
@@ -293,10 +298,11 @@ PRESETS = (
         "scattered: any free cells, once round from a moving head; one cache, or one for each slot (`unified`)",
         _NONE,
         _NEVER,
-        "masked",
+        "tiled",
         ("unified",),
         "llama.cpp since b6975, llama_kv_cache::find_slot",
         _llamacpp_b6975,
+        engine="llama.cpp b6975",
     ),
     Preset(
         "streams",
@@ -304,10 +310,11 @@ PRESETS = (
         "as llama.cpp-b6975 without a unified cache",
         _NONE,
         _NEVER,
-        "masked",
+        "tiled",
         (),
         "llama.cpp pull request 14363 (split KV cache, high-throughput mode)",
         _streams,
+        engine="llama.cpp b6975",
     ),
     Preset(
         "sliding-window",
@@ -315,10 +322,11 @@ PRESETS = (
         "scattered, in a full and a window cache side by side; cells that left the window are used again",
         _NONE,
         _NEVER,
-        "masked",
+        "tiled",
         ("window", "unified"),
         "llama.cpp since b5554, llama_kv_cache_iswa (pull request 13194)",
         _sliding_window,
+        engine="llama.cpp b6975",
     ),
     Preset(
         "hf-reserved",
@@ -352,6 +360,7 @@ PRESETS = (
         ("block_size", "watermark"),
         "vLLM 0.33.0, vllm/v1/core; recorded runs agree block for block",
         _vllm,
+        engine="vLLM 0.33.0",
     ),
     Preset(
         "paged-window",
@@ -422,6 +431,8 @@ PRESETS = (
 )
 """All built-in presets; the six core ones come first."""
 
+_BUILT_IN = {preset.name: preset for preset in PRESETS}
+
 
 ALIASES = {
     "split-regions": "prompt-decode-regions",
@@ -434,6 +445,12 @@ ALIASES = {
 def current_name(name: str) -> str:
     """The name that a policy has now; a name that is no alias is returned as it is."""
     return ALIASES.get(name, name)
+
+
+def engine_of(name: str) -> str:
+    """The engine and version that a policy stands for; empty for a layout of our own, and for what is no preset."""
+    preset = _BUILT_IN.get(name) or available().get(name)
+    return preset.engine if isinstance(preset, Preset) else ""
 
 
 def available() -> dict[str, PolicyFactory]:

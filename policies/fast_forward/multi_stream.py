@@ -11,16 +11,24 @@ from policies.cells.split_batch import split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, Usages
 from policies.fast_forward.free_cell_path import FreeCellPath, masked_step_reads
+from policies.fast_forward.stream_tiles import StreamTiles
 from policies.fast_forward.window_path import WindowPath
 from policies.vocabulary import Chunk, IntArray
 
 
 def plan_steps(
-    streams: StreamArenas, step: Sequence[Chunk], n: int, n_ubatch: int, *, contiguous: bool
+    streams: StreamArenas,
+    step: Sequence[Chunk],
+    n: int,
+    n_ubatch: int,
+    *,
+    contiguous: bool,
+    tiles: StreamTiles | None = None,
 ) -> FastForward | None:
-    """At most ``n`` decode steps under the kernel ``masked``, of sequences none of which are coupled.
+    """At most ``n`` decode steps of sequences none of which are coupled.
 
-    ``contiguous``: the cells of a micro-batch in a stream must lie in a row.
+    They read under the kernel ``tiled`` if there are ``tiles``, else under ``masked``. ``contiguous``: the cells of a
+    micro-batch in a stream must lie in a row.
     """
     apart = streams.n_streams > 1
     if (len(step) > n_ubatch and not apart) or streams.specs[0].window is not None:
@@ -48,18 +56,23 @@ def plan_steps(
         first_group = [path for groups in paths for path in groups[0]]
         usages = _usages(streams, first_group, k, contiguous) if look else None
         for groups in paths:
-            for found in groups:
+            for group, found in enumerate(groups):
                 for path in found:
                     path.take(k, look=False)
                     path.arena.head = path.head_after(k)
+                    if tiles is not None:
+                        tiles.add_steps(group, path, k)
         streams.attended = {int(span[k - 1]) for groups in spans for span in groups}
         return usages
 
     passes = []
-    for part, groups in zip(parts, spans, strict=True):
+    for part, groups, found in zip(parts, spans, paths, strict=True):
         n_streams = len(part) if apart else 1
-        pairs = zip(streams.specs, groups, strict=True)
-        reads = tuple(masked_step_reads(part, span, spec.window, n_streams) for spec, span in pairs)
+        if tiles is None:
+            pairs = zip(streams.specs, groups, strict=True)
+            reads = tuple(masked_step_reads(part, span, spec.window, n_streams) for spec, span in pairs)
+        else:
+            reads = tuple(tiles.plan_steps(group, by_stream, steps) for group, by_stream in enumerate(found))
         passes.append(DecodePass(len(part), reads))
     return FastForward(tuple(passes), take_steps)
 

@@ -85,12 +85,14 @@ class TileMap:
 
     def reads(self, chunks: Sequence[Chunk]) -> Reads:
         """What attention reads for a micro-batch that has been placed."""
-        known = [self._of(chunk.seq) for chunk in chunks]
-        tokens, tiles, cells, runs = np.array(
-            [(c.n, t.tiles, t.cells, t.runs) for c, t in zip(chunks, known, strict=True)]
-        ).T
+        tokens, tiles, cells, runs = np.array([(chunk.n, *self.counts(chunk.seq)) for chunk in chunks]).T
         scanned = TILE * tiles
         return Reads(tokens, scanned, cells, runs, int(scanned.sum()))
+
+    def counts(self, seq: int) -> tuple[int, int, int]:
+        """Numbers of tiles, cells and runs of tiles of a sequence."""
+        known = self._of(seq)
+        return known.tiles, known.cells, known.runs
 
     def plan_steps(self, step: Sequence[Chunk], cells: IntArray) -> StepReads:
         """What attention reads in decode steps whose tokens go into ``cells``.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.cells.arena import Arena
 from policies.cells.search import Cells, cells_array, start_of_search
@@ -76,10 +78,7 @@ class WindowPath(FreeCellPath):
             (seq,) = arena.sets[index]
             if not arena.sets.shares_nothing(seq):
                 return 0
-            at = np.flatnonzero(owner == index)
-            upto = np.full(steps, -1)
-            upto[at // tokens] = np.maximum.accumulate(arena.position[cells[at]])
-            upto = np.maximum.accumulate(upto)
+            upto = self._lost_by(index, cells, owner)
             gone += np.searchsorted(arena.cells_of(seq)[1], upto, side="right")
             if top >= cells[0] and arena.owner[top] == index:
                 # The highest used cell may be emptied before the steps reach it.
@@ -92,6 +91,23 @@ class WindowPath(FreeCellPath):
                         return 0
         far = heads > arena.used + taken - gone + 2 * tokens
         return min(int(far.argmax()) + 1 if far.any() else steps, steps)
+
+    def _lost_by(self, index: int, cells: IntArray, owner: NDArray[np.signedinteger[Any]]) -> IntArray:
+        """The last position that a set's sequence has lost after each step; shape (steps,)."""
+        tokens = len(self.step)
+        at = np.flatnonzero(owner == index)
+        upto = np.full(len(cells) // tokens, -1)
+        upto[at // tokens] = np.maximum.accumulate(self.arena.position[cells[at]])
+        return np.maximum.accumulate(upto)
+
+    def positions_lost(self, steps: int) -> dict[int, IntArray]:
+        """The last position that a sequence has lost after each step, shape (steps,), by sequence."""
+        if not self._overwrites:
+            return {}
+        cells = cells_array(self.cells)[: steps * len(self.step)]
+        owner = self.arena.owner[cells]
+        sets = self.arena.sets
+        return {next(iter(sets[i])): self._lost_by(i, cells, owner) for i in set(owner.tolist()) - {0}}
 
     def take(self, k: int, *, look: bool) -> None:
         """Overwrite the cells; usage is not reported for groups with a window."""

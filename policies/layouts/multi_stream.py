@@ -18,6 +18,7 @@ from policies.compaction.compactors import Compactor
 from policies.compaction.triggers import Trigger, TriggerInput
 from policies.fast_forward.forecast import FastForward
 from policies.fast_forward.multi_stream import plan_steps
+from policies.fast_forward.stream_tiles import StreamTiles
 from policies.layouts.stream_plans import Planned, Rejected, StepPlanner, check_step
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.vocabulary import (
@@ -61,6 +62,7 @@ class MultiStreamPolicy(Policy):
         self.name = name
         self.kernel = config.kernel or kernel
         self._streams = StreamArenas(caches, n_streams)
+        self._tiles = StreamTiles(self._streams) if self.kernel == "tiled" else None
         self.caches = self._streams.specs
         self.n_streams = n_streams
         self.capacity = caches[0].size * n_streams
@@ -124,6 +126,8 @@ class MultiStreamPolicy(Policy):
             spec, arenas = self.caches[group], streams.arenas[group]
             for slot in slots:
                 self._planner.take(group, slot)
+                if self._tiles is not None:
+                    self._tiles.add(group, *slot)
             moves, shift = streams.settle(group)
             found = [cells_array(cells) + stream * spec.size for stream, _, cells in slots]
             cells = found[0] if len(found) == 1 else np.concatenate(found)
@@ -138,7 +142,9 @@ class MultiStreamPolicy(Policy):
         """What a group's layers read; ``per_cell``: under ``masked``, for a span of one cell and without a window."""
         window = self.caches[group].window
         if per_cell is None:
-            reads = reads_of(self.kernel, chunks, lambda seq: self._streams.cells_of(group, seq)[0], span)
+            reads = None if self._tiles is None else self._tiles.reads(group, chunks)
+            if reads is None:
+                reads = reads_of(self.kernel, chunks, lambda seq: self._streams.cells_of(group, seq)[0], span)
             scanned, whole = reads.scanned, reads.span
         else:
             reads, scanned, whole = per_cell, per_cell.scanned * span, span * n_streams
@@ -153,6 +159,7 @@ class MultiStreamPolicy(Policy):
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells (every sequence's, if negative) in all groups."""
+        self._forget_tiles(seq)
         whole = start <= 0 and stop is None
         for _, arena in self._streams.of(seq):
             if whole:
@@ -173,6 +180,7 @@ class MultiStreamPolicy(Policy):
 
     def keep(self, seq: int) -> None:
         """Empty all other cells of the sequence's stream."""
+        self._forget_tiles()
         for _, arena in self._streams.of(seq):
             gone = arena.keep(seq)
             if len(gone):
@@ -180,6 +188,7 @@ class MultiStreamPolicy(Policy):
 
     def clear(self) -> None:
         """Empty every cell."""
+        self._forget_tiles()
         for _, arena in self._streams.of(-1):
             arena.clear()
 
@@ -194,6 +203,7 @@ class MultiStreamPolicy(Policy):
                 raise Unsupported(
                     f"{self.name}: between streams only whole sequences are copied, not [{start}, {stop})"
                 )
+        self._forget_tiles()
         for (group, source), (_, target) in pairs:
             if source is target:
                 source.share(src, dst, start, end)
@@ -205,6 +215,7 @@ class MultiStreamPolicy(Policy):
         end = FOREVER if stop is None else stop
         if delta == 0 or start == end:
             return
+        self._forget_tiles(seq)
         for group, arena in self._streams.of(seq):
             self._streams.unreported.add(group)
             _, gone = arena.shift(seq, start, end, delta)
@@ -236,6 +247,7 @@ class MultiStreamPolicy(Policy):
         """One pass over every group, where there is one stream; returns the moves of the group that has most."""
         if self._compactor is None or self.n_streams > 1:
             return NO_MOVES
+        self._forget_tiles()
         plans = [self._compactor(arenas[0]) for arenas in self.arenas]
         for group, plan in enumerate(plans):
             if plan.n_runs:
@@ -275,8 +287,13 @@ class MultiStreamPolicy(Policy):
     def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Along the free cells that the next searches find in all groups and streams, where no trigger is asked."""
         asked = self._compactor is not None and self.trigger.checks_steps
-        if self.kernel != "masked" or asked or self.wants_compaction or self._streams.unreported:
+        if self.kernel not in ("masked", "tiled") or asked or self.wants_compaction or self._streams.unreported:
             return None
         if any(chunk.also for chunk in step):
             return None
-        return plan_steps(self._streams, step, n, self._n_ubatch, contiguous=self._contiguous)
+        return plan_steps(self._streams, step, n, self._n_ubatch, contiguous=self._contiguous, tiles=self._tiles)
+
+    def _forget_tiles(self, seq: int = -1) -> None:
+        """Note that a sequence, or any if negative, gives up cells or gets others."""
+        if self._tiles is not None:
+            self._tiles.forget(seq)

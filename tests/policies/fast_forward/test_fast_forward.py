@@ -109,10 +109,15 @@ def test_a_plan_changes_nothing_until_it_is_taken(name):
 
 WAYS = {
     "several passes": ("streams", {}),
+    "several passes, all cells": ("streams", {"kernel": "masked"}),
     "a window's cells overwritten": ("sliding-window", {"window": 16}),
     "windows in streams": ("sliding-window", {"window": 16, "unified": False}),
+    "one cache of windows": ("sliding-window", {"window": 16, "unified": True}),
+    "one cache of windows, all cells": ("sliding-window", {"window": 16, "unified": True, "kernel": "masked"}),
+    "windows in streams, all cells": ("sliding-window", {"window": 16, "unified": False, "kernel": "masked"}),
     "from hole to hole": ("contiguous", {}),
     "any free cells": ("llama.cpp-b6975", {}),
+    "any free cells, all read": ("llama.cpp-b6975", {"kernel": "masked"}),
     "downwards": ("prompt-decode-regions", {"sort_batch": True}),
     "tiles": ("contiguous", {"kernel": "tiled"}),
     "tiles that are moved": ("adaptive", {"kernel": "tiled"}),

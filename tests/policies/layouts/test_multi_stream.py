@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import CacheConfig, Chunk, NoSlot, Policy, SequencePlan, Unsupported, available
+from policies.cells.free_extents import extents_of_cells
+from policies.cells.reads import TILE
 from policies.cells.split_batch import split_by_stream
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy, Rejected
 from policies.vocabulary import split_batch
@@ -375,3 +377,64 @@ def test_steps_planned_in_a_window_are_what_single_steps_take(window):
                 assert policy.arenas[group][0].head == alone.arenas[group][0].head
         held = {seq: n + k for seq, n in held.items()}
     assert planned > 1000
+
+
+def tiles_read(policy, batch):
+    """Cells scanned, useful and runs for each chunk, as counted from the cells that each sequence holds."""
+    rows = []
+    for group, spec in enumerate(policy.caches):
+        owners = policy.occupancy(group).owners
+        for chunk in batch.chunks:
+            cells = np.array([cell for cell, seqs in enumerate(owners) if chunk.seq in seqs])
+            tiles = np.unique((cells - policy.stream_of(chunk.seq) * spec.size) // TILE)
+            useful = len(cells) if spec.window is None else min(len(cells), spec.window + chunk.n - 1)
+            rows.append((TILE * len(tiles), useful, len(extents_of_cells(tiles)[0])))
+    return rows
+
+
+@pytest.mark.parametrize("name", ["streams", "llama.cpp-b6975", "sliding-window"])
+@pytest.mark.parametrize("unified", [True, False], ids=["one cache", "a cache each"])
+def test_tiles_are_those_of_the_cells_whatever_happens_to_a_sequence(name, unified):
+    """Prompts, decode steps one by one and several at once, tails cut, positions moved and sequences dropped."""
+    rng = named_rng(1, f"tiles of {name}")
+    policy = available()[name](
+        CacheConfig(cells=4000, sequences=4, n_ubatch=200, window=100, unified=unified, max_tokens=900)
+    )
+    assert policy.kernel == "tiled"
+    held, planned = dict.fromkeys(range(4), 0), 0
+    for _ in range(300):
+        deed = rng.choice(["prompt", "decode", "decode", "steps", "cut", "shift", "drop"])
+        seq = int(rng.integers(4))
+        some = [Chunk(s, n, 1) for s, n in held.items() if 0 < n < 700]
+        if deed == "prompt" and held[seq] < 700:
+            some = [Chunk(seq, held[seq], int(rng.integers(1, 150)))]
+        elif deed == "cut" and held[seq] > 2 and policy.can_truncate(seq, held[seq] // 2):
+            held[seq] //= 2
+            policy.free(seq, held[seq])
+        elif deed == "shift" and name != "sliding-window" and held[seq] > 20:
+            policy.free(seq, 2, 12)
+            policy.shift(seq, 12, None, -10)
+            held[seq] -= 10
+        elif deed == "drop":
+            policy.free(seq)
+            held[seq] = 0
+        elif deed == "steps" and some and (plan := policy.plan_decode_steps(some, 40)):
+            twin = deepcopy(policy)
+            k = int(rng.integers(1, plan.steps + 1))
+            plan.take_steps(k, False)
+            for step in range(k):
+                batches = twin.allocate([chunk._replace(start=chunk.start + step) for chunk in some])
+                found = np.sum([row for batch in batches for row in tiles_read(twin, batch)], axis=0)
+                groups = [group for each in plan.passes for group in each.groups]
+                sums = [[group.scanned[step], group.useful[step], group.runs[step]] for group in groups]
+                assert np.sum(sums, axis=0).tolist() == found.tolist()
+            held |= {chunk.seq: chunk.start + k for chunk in some}
+            planned += k
+            continue
+        if deed in ("prompt", "decode") and some:
+            *_, last = policy.allocate(some)
+            reads = [place.reads for place in last.places]
+            told = [tuple(map(int, row)) for r in reads for row in zip(r.scanned, r.useful, r.runs, strict=True)]
+            assert told == tiles_read(policy, last)
+            held |= {chunk.seq: chunk.start + chunk.n for chunk in some}
+    assert planned > 100

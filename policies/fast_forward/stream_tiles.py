@@ -1,0 +1,112 @@
+"""What the kernel ``tiled`` reads of several groups and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from policies.cells.arena import Arena
+from policies.cells.reads import TILE
+from policies.cells.search import Cells
+from policies.cells.stream_arenas import StreamArenas
+from policies.fast_forward.forecast import StepReads
+from policies.fast_forward.free_cell_path import FreeCellPath
+from policies.fast_forward.tiles import TileMap
+from policies.fast_forward.window_path import WindowPath
+from policies.vocabulary import Chunk, IntArray, Reads
+
+
+class StreamTiles:
+    """A map of tiles for every stream of the groups without a window, kept while sequences only grow.
+
+    Where a window overwrites cells, they are counted anew each time: sequences are short there.
+    """
+
+    def __init__(self, streams: StreamArenas):
+        self._streams = streams
+        self._maps = [
+            [TileMap(arena) for arena in arenas] if spec.window is None else None
+            for spec, arenas in zip(streams.specs, streams.arenas, strict=True)
+        ]
+
+    def add(self, group: int, stream: int, chunks: Sequence[Chunk], cells: Cells) -> None:
+        """Note that the tokens of chunks were put into ``cells``, in order."""
+        maps = self._maps[group]
+        if maps is not None:
+            maps[stream].add(chunks, cells)
+
+    def forget(self, seq: int = -1) -> None:
+        """Note that a sequence gave up cells, or that its cells were moved; negative: any sequence."""
+        for maps in self._maps:
+            if maps is not None:
+                for each in maps if seq < 0 else (maps[self._streams.stream_of(seq)],):
+                    each.forget(seq)
+
+    def reads(self, group: int, chunks: Sequence[Chunk]) -> Reads | None:
+        """What attention reads for a micro-batch that has been placed; None for a group with a window."""
+        maps = self._maps[group]
+        if maps is None:
+            return None
+        tokens = np.array([chunk.n for chunk in chunks])
+        counts = np.array([maps[self._streams.stream_of(chunk.seq)].counts(chunk.seq) for chunk in chunks])
+        scanned = TILE * counts[:, 0]
+        return Reads(tokens, scanned, counts[:, 1], counts[:, 2], int(scanned.sum()))
+
+    def plan_steps(self, group: int, paths: Sequence[FreeCellPath], steps: int) -> StepReads:
+        """What attention reads in a group in decode steps along a path for each stream."""
+        maps, window = self._maps[group], self._streams.specs[group].window
+        by_stream = []
+        for path in paths:
+            if maps is not None:
+                found = maps[self._streams.stream_of(path.step[0].seq)].plan_steps(path.step, path.table(steps))
+            else:
+                assert window is not None, "a group without a map has a window"
+                assert isinstance(path, WindowPath), "so its paths are those of a window"
+                found = _window_steps(path, steps, window)
+            by_stream.append(found)
+        if len(by_stream) == 1:
+            return by_stream[0]
+        scanned, useful, runs, span, most = (np.stack(column) for column in zip(*by_stream, strict=True))
+        return StepReads(scanned.sum(axis=0), useful.sum(axis=0), runs.sum(axis=0), span.sum(axis=0), most.max(axis=0))
+
+    def add_steps(self, group: int, path: FreeCellPath, k: int) -> None:
+        """Note that the cells of ``k`` steps were taken."""
+        maps = self._maps[group]
+        if maps is not None:
+            maps[self._streams.stream_of(path.step[0].seq)].add_steps(path.step, path.table(k))
+
+
+def _window_steps(path: WindowPath, steps: int, window: int) -> StepReads:
+    """``plan_steps`` for one stream with a window, whose sequences lose cells as they are overwritten."""
+    table, lost = path.table(steps), path.positions_lost(steps)
+    own = [_window_tiles(path.arena, chunk.seq, table[:, i], lost.get(chunk.seq)) for i, chunk in enumerate(path.step)]
+    tiles, runs, held = (np.stack(column) for column in zip(*own, strict=True))
+    scanned = TILE * tiles.sum(axis=0)
+    useful = np.minimum(held, window).sum(axis=0)
+    return StepReads(scanned, useful, runs.sum(axis=0), scanned, TILE * tiles.max(axis=0))
+
+
+def _window_tiles(
+    arena: Arena, seq: int, taken: IntArray, lost: IntArray | None
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Tiles, runs of tiles and cells of a sequence after each step; shape (steps,) each.
+
+    ``taken``: the cell that it takes in each step. ``lost``: the last position that it has lost by then.
+    """
+    cells, positions = arena.cells_of(seq)
+    steps = np.arange(len(taken))
+    lost = np.full(len(taken), -1) if lost is None else lost
+    held = len(cells) - np.searchsorted(positions, lost, side="right") + steps + 1
+    new, enters_at = np.unique(taken // TILE, return_index=True)
+    tiles = np.union1d(cells // TILE, new)
+    # A tile is held until its last position is lost, and again from the step that takes a cell in it.
+    last = np.full(len(tiles), -1)
+    np.maximum.at(last, np.searchsorted(tiles, cells // TILE), positions)
+    leaves = np.where(last < 0, 0, np.searchsorted(lost, last))
+    enters = np.full(len(tiles), len(taken))
+    enters[np.searchsorted(tiles, new)] = enters_at
+    holds = (steps < leaves[:, None]) | (steps >= enters[:, None])
+    begins = holds.copy()
+    begins[1:] &= ~(holds[:-1] & (np.diff(tiles) == 1)[:, None])
+    return holds.sum(axis=0), begins.sum(axis=0), held
