@@ -173,6 +173,7 @@ class LlamaSubject:
                 "cache": {
                     "cells": users * _SLOT if streams else CELLS,
                     "kernel": kernel,
+                    "unified": not streams,
                     "type_k": self.type_k,
                     "type_v": self.type_v,
                     "threshold": 0.0,

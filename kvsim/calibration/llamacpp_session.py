@@ -94,8 +94,8 @@ class LlamaCppSession(Closeable):
         server, cache = self.scenario.server, self.scenario.cache
         return built, ContextSettings(
             cells=built.capacity,
-            n_batch=server.n_batch,
-            n_ubatch=server.n_batch if server.scheduler == "vllm" else server.n_ubatch,
+            n_batch=self.scenario.n_batch,
+            n_ubatch=self.scenario.n_ubatch,
             sequences=server.slots,
             threads=self.threads,
             type_k=cache.type_k,
@@ -126,7 +126,7 @@ def adapt_scenario(scenario: Scenario | str | Path, era: Era, model: str | None 
     for key in ("type_k", "type_v"):
         if key not in scenario.cache.model_fields_set:
             changes[f"cache__{key}"] = "f16"
-    if scenario.server.n_batch > scenario.cache.cells:
+    if scenario.n_batch > scenario.cache.cells:
         changes["server__n_batch"] = scenario.cache.cells
     if era == "A":
         # The presets of era B set their own padding.

@@ -83,6 +83,11 @@ class Comparison:
         return judge(self.runs, self.forgetful, max_failed=self.max_failed, times=times)
 
     @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the runs assumed of engines because the scenario does not say, a line for each engine."""
+        return tuple(dict.fromkeys(line for result in self.results for line in result.summary["assumed"]))
+
+    @property
     def table(self) -> pd.DataFrame:
         """One row per policy; times in seconds, shares between 0 and 1."""
         import pandas as pd

@@ -28,6 +28,7 @@ from kvsim.experiments.verdict import (
     reason_not_to_rank,
 )
 from kvsim.results import writable
+from kvsim.scenario.assumptions import assumptions
 from kvsim.simulation.failures import failure_lines
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ class SweepResult:
             failures = json.loads(row.summary).get("failures", ())
             runs.append((row.policy, [*json.loads(row.warnings), *failure_lines(failures)]))
         return tuple(shared.line_of_runs(len(runs)) for shared in share_warnings(runs))
+
+    @cached_property
+    def assumed(self) -> tuple[str, ...]:
+        """What the runs assumed of engines because the sweep does not say, a line for each."""
+        scenarios = (point.scenario for point in self.plan.points if point.scenario is not None)
+        return tuple(dict.fromkeys(line for scenario in scenarios for line in assumptions(scenario)))
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -398,6 +405,7 @@ class SweepResult:
             "measure": self.measure,
             "shown": list(self.shown),
             "level": self.level,
+            "assumed": list(self.assumed),
             "conclusion": self.conclusion(),
             "warnings": list(self.warnings),
             "forgetful": list(self.forgetful),

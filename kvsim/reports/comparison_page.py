@@ -48,6 +48,7 @@ def comparison_page(folder: Path, saved: dict[str, Any]) -> Page:
         f"Which KV-cache policy serves {first['requests']:,} requests of the scenario “{saved['scenario']}” best?",
         f"{len(runs)} policies on the same requests and arrivals, seed {saved['seed']}, with step times predicted by "
         f"the machine profile “{saved['profile']}”.",
+        *dict.fromkeys(line for run in runs for line in run.get("assumed", ())),
     ]
     figures = [Figure.of("Latency", latency_ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
     for name, title in _FIGURES.items():

@@ -28,6 +28,7 @@ def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") 
         f"What is the effect of {', '.join(axes) or 'the policy'}?",
         f"{len(numbers)} points under {', '.join(policies)}: {saved['runs']:,} runs, of which {saved['failed']:,} "
         f"failed; {sweep.get('replications', 1)} replications with the same requests under every policy.",
+        *saved.get("assumed", ()),
     ]
     figures = []
     if (folder / picture).is_file():

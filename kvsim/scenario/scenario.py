@@ -27,12 +27,21 @@ import workloads
 from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError, choices, did_you_mean, no_such, unknown
 from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
+from kvsim.model.engine_versions import ENGINE_VERSIONS, LLAMACPP_B4666, PRESENT, EngineVersion
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
 from kvsim.scenario.section import Section
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
-from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts, current_name
+from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts, current_name, engine_of
+
+_SCHEDULER_ENGINES: dict[str, EngineVersion] = {"llama-server": PRESENT["llama.cpp"], "vllm": PRESENT["vLLM"]}
+_STATIC_BATCH, _STATIC_UBATCH = 256, 128
+
+
+def engine_version(policy: str) -> EngineVersion | None:
+    """The version of an engine that a policy stands for; None for a layout of our own."""
+    return ENGINE_VERSIONS.get(engine_of(policy))
 
 
 def check_name(name: str) -> str:
@@ -70,10 +79,12 @@ class ServerSection(Section):
     scheduler: Literal["llama-server", "vllm", "static"] = "llama-server"
     slots: Annotated[int, Field(ge=1, le=2**14)] = 8
     """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``)."""
-    n_batch: PositiveInt = 256
-    """The most tokens in one step (``--batch-size``, ``--max-num-batched-tokens``)."""
-    n_ubatch: PositiveInt = 128
-    """The most tokens in one forward pass (``--ubatch-size``). Under ``vllm`` each step is one pass."""
+    n_batch: PositiveInt | None = None
+    """The most tokens in one step (``--batch-size``, ``--max-num-batched-tokens``); by default as in the engine
+    whose scheduler it is."""
+    n_ubatch: PositiveInt | None = None
+    """The most tokens in one forward pass (``--ubatch-size``), by default as in that engine. Under ``vllm`` each step
+    is one pass."""
     slot_context: Annotated[int, Field(ge=2)] | None = None
     """The most tokens in one slot; by default all cells of a unified cache, or an equal share of a divided one."""
     context_shift: bool = False
@@ -110,18 +121,19 @@ class CacheSection(Section):
     """A preset or a plug-in, by name; see ``kvsim policies``."""
     cells: Annotated[int, Field(ge=2, le=2**24)] = 16384
     """Cells of the cache, one for each token (``--ctx-size``)."""
-    block_size: PositiveInt = 16
+    block_size: PositiveInt = PRESENT["vLLM"].block_size
     """Cells in a block, for paged layouts."""
     chunk_size: PositiveInt = 64
     """Cells in a chunk, for the chunked layout."""
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0.1
+    threshold: Annotated[float, Field(ge=0, le=1)] = LLAMACPP_B4666.threshold
     """Fragmentation ratio above which the threshold trigger starts compaction (``--defrag-thold``)."""
     window: Annotated[int, Field(ge=2)] = 256
     """Tokens that a ring or a sliding window keeps for each sequence."""
     sinks: NonNegativeInt = 4
     """First tokens of each sequence that a ring never overwrites."""
-    unified: bool = True
-    """One cache for all slots (``--kv-unified``), or an equal share for each, under policies that support both."""
+    unified: bool | None = None
+    """One cache for all slots (``--kv-unified``), or an equal share for each, under policies that support both; by
+    default as in the engine that the policy stands for, but one where ``server.slot_context`` is more than a share."""
     sort_batch: bool = False
     """Prompt/decode regions: place the longest sequences of a batch first."""
     pad: PositiveInt = 32
@@ -191,29 +203,90 @@ class Scenario(Section):
             raise ValueError("server.preemption: there is nowhere to swap to; give cache.host_cells")
         if self.server.prefetch != "none" and not self.cache.host_cells:
             raise ValueError("server.prefetch: there is nothing to bring back from; give cache.host_cells")
+        self.check_slots()
+        return self
+
+    def check_slots(self) -> None:
+        """Raise ``ValueError`` if the slots are too small, which depends on the policy where a share is assumed."""
         if self.slot_context < 2:
             raise ValueError(
                 f"cache.cells ({self.cache.cells}) shared out over server.slots ({self.server.slots}) leaves "
                 f"{self.slot_context} tokens a slot; at least 2 are needed"
             )
-        return self
+
+    def under(self, policy: str) -> Scenario:
+        """The scenario with another policy, whose engine's defaults apply where the scenario says nothing."""
+        if policy == self.cache.policy:
+            return self
+        return self.model_copy(update={"cache": self.cache.model_copy(update={"policy": policy})})
+
+    @property
+    def engine(self) -> EngineVersion | None:
+        """The version of an engine that the policy stands for; None for a layout of our own."""
+        return engine_version(self.cache.policy)
+
+    @property
+    def scheduler_engine(self) -> EngineVersion | None:
+        """The version of an engine whose batches the scheduler has by default; None for ``static``."""
+        return _SCHEDULER_ENGINES.get(self.server.scheduler)
+
+    @property
+    def equal_share(self) -> int:
+        """The cells of one slot if all have equally many."""
+        return self.cache.cells // self.server.slots
+
+    @property
+    def unified(self) -> bool:
+        """Whether all slots share one cache."""
+        if self.cache.unified is not None:
+            return self.cache.unified
+        if self.engine is None or self.engine.unified:
+            return True
+        # What the scenario says of its slots comes before what an engine assumes: own caches could not hold that much.
+        return self.server.slot_context is not None and self.server.slot_context > self.equal_share
 
     @property
     def slot_context(self) -> int:
         """The most tokens in one slot."""
         if self.server.slot_context is not None:
             return self.server.slot_context
-        return self.cache.cells if self.cache.unified else self.cache.cells // self.server.slots
+        equal = not self.unified or (self.engine is not None and self.engine.equal_shares)
+        return self.equal_share if equal else self.cache.cells
+
+    @property
+    def n_batch(self) -> int:
+        """The most tokens in one step; by default as the scheduler's engine limits it, by what the cache can take."""
+        if self.server.n_batch is not None:
+            return self.server.n_batch
+        engine = self.scheduler_engine
+        if engine is None:
+            return _STATIC_BATCH
+        if engine.engine == "llama.cpp":
+            return min(engine.n_batch, self.cache.cells)
+        # vLLM's own rule; without chunked prefill a prompt has to fit into one step.
+        tokens = engine.n_batch if self.server.chunked_prefill else max(engine.n_batch, self.slot_context)
+        return min(tokens, self.server.slots * self.slot_context)
+
+    @property
+    def n_ubatch(self) -> int:
+        """The most tokens in one forward pass."""
+        if self.server.scheduler == "vllm":
+            return self.n_batch
+        if self.server.n_ubatch is not None:
+            return self.server.n_ubatch
+        engine = self.scheduler_engine
+        return min(_STATIC_UBATCH if engine is None else engine.n_ubatch, self.n_batch)
 
     def cache_config(self, costs: RelativeCosts | None = None) -> CacheConfig:
         """The configuration for policies; ``costs`` are used by triggers that weigh moves against attention."""
         config = CacheConfig(
-            n_ubatch=self.server.n_batch if self.server.scheduler == "vllm" else self.server.n_ubatch,
+            n_ubatch=self.n_ubatch,
             sequences=self.server.slots,
             max_tokens=self.slot_context,
             n_layers=self.model.shape.n_layers,
             future=self._future,
-            **self.cache.model_dump(exclude={"policy", "type_k", "type_v"}),
+            unified=self.unified,
+            **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v"}),
         )
         return config if costs is None else replace(config, costs=costs)
 
@@ -248,7 +321,6 @@ class Scenario(Section):
             # Absolute paths, so that the scenario can be run from any folder.
             if key in section and not is_shipped(section[key]) and self._file(section[key]):
                 section[key] = str((self.folder / section[key]).resolve())
-        table["server"]["slot_context"] = self.slot_context
         unset = list(_unset(table))
         text = tomli_w.dumps(_without_none(table))
         return text + (f"\n# not set: {', '.join(unset)}\n" if unset else "")

@@ -14,6 +14,7 @@ import simpy
 from kvsim.costs.cost_model import CostModel, HostLink
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import NoTimes, UserError, no_such
+from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
@@ -24,7 +25,7 @@ from kvsim.simulation.result import Result, summarize
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
 from kvsim.simulation.time_breakdown import TimeBreakdown
-from policies import Policy, PolicyFactory, available, current_name
+from policies import Policy, PolicyFactory, Preset, available, current_name
 from workloads import Prefixes
 
 
@@ -40,7 +41,13 @@ def build_policy(
         choice, known = current_name(choice), available()
         if choice not in known:
             raise UserError(no_such("policy", choice, known))
-        choice = known[choice]
+        scenario, choice = scenario.under(choice), known[choice]
+    else:
+        scenario = scenario.under(choice.name if isinstance(choice, Preset) else "")
+    try:
+        scenario.check_slots()
+    except ValueError as e:
+        raise UserError(f"{scenario.name}: {e}") from None
     relative = None if costs is None else costs.relative(scenario.cache.kernel or "masked")
     try:
         built = choice(scenario.cache_config(relative))
@@ -77,8 +84,7 @@ def cost_model(scenario: Scenario, profile: Profile, pace: float = 1.0) -> CostM
 
 def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> TimeBreakdown:
     """The time breakdown for a run."""
-    widest = scenario.cache_config().n_ubatch
-    return TimeBreakdown(costs, policy, scenario.server.slots, widest)
+    return TimeBreakdown(costs, policy, scenario.server.slots, scenario.n_ubatch)
 
 
 def run(
@@ -154,7 +160,8 @@ def drive(
         env.process(send(env, inbox, workload))
     else:
         arrivals = Script(env, script)
-    scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
+    served = scenario.under(policy.name)
+    scheduler = SCHEDULERS[scenario.server.scheduler](served, policy, backend, recorder)
     prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
     recorder.cache(0.0, policy.usage())
     ahead = fast_forward and script is None
@@ -165,6 +172,7 @@ def drive(
         "scenario": scenario.name,
         "policy": policy.name,
         "seed": scenario.seed,
+        "assumed": list(assumptions(served)),
         **summarize(recorder, scenario.cell_bytes, prefixes),
         "profile": profile,
         "wall_s": time.perf_counter() - began,

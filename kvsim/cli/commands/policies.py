@@ -41,7 +41,7 @@ def policies(
         raise UserError(no_such("policy", name, known))
     preset = _as_preset(name, known[name])
     if as_json:
-        fields = ("name", "summary", "layout", "compactor", "trigger", "kernel", "parameters", "source")
+        fields = ("name", "summary", "layout", "compactor", "trigger", "kernel", "parameters", "source", "engine")
         print_json({field: getattr(preset, field) for field in fields})
     else:
         show_preset(console(), preset)

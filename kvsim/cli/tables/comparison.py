@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from kvsim.cli.tables.failures import show_failures
-from kvsim.cli.tables.formats import LATENCIES, milliseconds, print_rows, share, size, whole
+from kvsim.cli.tables.formats import LATENCIES, milliseconds, print_rows, share, show_assumed, size, whole
 from kvsim.experiments.comparison import Comparison, against_oracle
 
 _CACHE_HEADS = (
@@ -33,6 +33,7 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         f"{compared.scenario.server.slots} slots, seed {compared.scenario.seed}",
         highlight=False,
     )
+    show_assumed(console, compared.assumed)
     bound = against_oracle(compared.results)
     users = [
         [

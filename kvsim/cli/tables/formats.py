@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -77,3 +77,9 @@ def size(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
     return f"{value} B"
+
+
+def show_assumed(console: Console, lines: Iterable[str]) -> None:
+    """Print what the runs assumed of engines because the scenario does not say."""
+    for line in lines:
+        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)

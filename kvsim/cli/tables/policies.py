@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from kvsim.model.engine_versions import ENGINE_VERSIONS
 from policies import Preset
 
 
@@ -16,6 +17,7 @@ def show_names(console: Console, described: dict[str, str]) -> None:
 def show_preset(console: Console, p: Preset) -> None:
     """Print one policy: its four choices, parameters and source."""
     console.print(f"[bold]{p.name}[/]: {p.summary}", highlight=False)
+    engine = _engine(p)
     parameters = ", ".join(f"cache.{key}" for key in p.parameters)
     console.print(
         _pairs(
@@ -25,11 +27,23 @@ def show_preset(console: Console, p: Preset) -> None:
                 "trigger": p.trigger,
                 "storage": "any: cache.type_k, cache.type_v",
                 "attention": p.kernel,
+                **({"engine": engine} if engine else {}),
                 "parameters": f"cache.cells; {parameters}" if parameters else "cache.cells",
                 "source": p.source,
             }
         )
     )
+
+
+def _engine(p: Preset) -> str:
+    """The version that it stands for, with the defaults that hold where a scenario says nothing."""
+    version = ENGINE_VERSIONS.get(p.engine)
+    if version is None:
+        return p.engine
+    held = [
+        words for key, words in version.defaults.items() if key in ("flash_attention", "slot_context", *p.parameters)
+    ]
+    return f"{version}; where the scenario says nothing: {', '.join(held)}"
 
 
 def _pairs(described: dict[str, str]) -> Table:

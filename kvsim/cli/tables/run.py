@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from kvsim.cli.tables.failures import show_failures
-from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, share, size, whole
+from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, share, show_assumed, size, whole
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from kvsim.simulation.result import Result
 
@@ -14,6 +14,7 @@ def show_run(console: Console, result: Result, profile: str) -> None:
     """Print one run: counts, latencies, and how the cache fared."""
     s = result.summary
     console.print(f"[bold]{s['scenario']}[/] under [bold]{s['policy']}[/], seed {s['seed']}", highlight=False)
+    show_assumed(console, s["assumed"])
     counts = f"{s['completed']:,} of {s['requests']:,} requests completed, {s['failed']:,} failed"
     if s["truncated"]:
         counts += f", {s['truncated']:,} cut short by a full slot"

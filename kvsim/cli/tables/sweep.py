@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kvsim.cli.tables.formats import print_rows
+from kvsim.cli.tables.formats import print_rows, show_assumed
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
 from kvsim.experiments.measures import LATENCIES, SHARES
@@ -21,6 +21,7 @@ _MOST_ROWS = 60
 def show_sweep(console: Console, result: SweepResult) -> None:
     """Print a row for each point and policy, and the conclusion."""
     table, plan = result.table, result.plan
+    show_assumed(console, result.assumed)
     shown = result.shown
     heads = ["point", *plan.axes, "policy", "runs", *(_head(measure) for measure in shown), "remarks"]
     rows, before = [], None

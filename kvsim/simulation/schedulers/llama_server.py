@@ -49,7 +49,8 @@ class LlamaServer(SchedulerBase):
         self.waiting: deque[Job] = deque()
         self._pending: deque[Chunk] = deque()
         """The part of the batch that has not been run yet."""
-        self._limit = scenario.server.n_batch
+        self._n_batch = scenario.n_batch
+        self._limit = self._n_batch
         self._tried = 0
         self._turn = 0
 
@@ -81,7 +82,7 @@ class LlamaServer(SchedulerBase):
 
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """Count the tokens, emit one where a prompt is done, end requests that have all their output."""
-        self._limit = self._scenario.server.n_batch
+        self._limit = self._n_batch
         for chunk in step:
             self._advance(chunk.n)
             slot = self.slots[chunk.seq]
@@ -94,7 +95,7 @@ class LlamaServer(SchedulerBase):
     def decode_only_steps(self, step: Sequence[Chunk]) -> int:
         """While every job in a slot decodes, and no request waits or all slots are taken."""
         jobs = [slot.job for slot in self.slots if slot.job is not None]
-        if len(step) != len(jobs) or len(self._pending) != len(step) or self._limit != self._scenario.server.n_batch:
+        if len(step) != len(jobs) or len(self._pending) != len(step) or self._limit != self._n_batch:
             return 0
         if not all(job.prefilled for job in jobs) or (self.waiting and len(jobs) < len(self.slots)):
             return 0
@@ -120,7 +121,7 @@ class LlamaServer(SchedulerBase):
             self._recorder.split(self._tried - sum(chunk.n for chunk in done))
         elif not self._purge_one():
             self._pending.clear()
-            self._limit = self._scenario.server.n_batch
+            self._limit = self._n_batch
             for slot in self.slots:
                 if slot.job is not None:
                     error = "Context size has been exceeded."
@@ -183,7 +184,7 @@ class LlamaServer(SchedulerBase):
     def _new_batch(self) -> list[Chunk]:
         jobs = [(slot.id, slot.job) for slot in self.slots if slot.job is not None]
         batch = [Chunk(seq, job.computed, 1) for seq, job in jobs if job.prefilled]
-        room = self._scenario.server.n_batch - len(batch)
+        room = self._n_batch - len(batch)
         for seq, job in jobs:
             if not job.prefilled and room > 0:
                 batch.append(Chunk(seq, job.computed, min(job.tokens - job.computed, room)))

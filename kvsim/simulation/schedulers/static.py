@@ -26,6 +26,7 @@ class Static(SchedulerBase):
         self.batch: list[Job] = []
         """In order of their slots; requests that have ended stay in it."""
         self.waiting: deque[Job] = deque()
+        self._n_batch = scenario.n_batch
 
     def submit(self, job: Job, now: float) -> None:
         """Fail what could never be served; queue all other requests."""
@@ -46,7 +47,7 @@ class Static(SchedulerBase):
             self.batch = []
             self._fill(now)
         live = [job for job in self.batch if job.status == "running"]
-        room = self._scenario.server.n_batch
+        room = self._n_batch
         step = [Chunk(job.slot, job.computed, 1) for job in live if job.computed == job.tokens - 1][:room]
         room -= len(step)
         for job in live:

@@ -35,7 +35,7 @@ class Vllm(SchedulerBase):
         server = scenario.server
         self._running = RunningJobs(server.slots)
         self.waiting: Queue = PriorityQueue() if server.order == "priority" else FcfsQueue()
-        self._budget = server.n_batch
+        self._budget = scenario.n_batch
         self._threshold = server.long_prefill_threshold
         self._chunked = server.chunked_prefill
         self._reserve_full = server.reserve_full

@@ -230,6 +230,7 @@ output_tokens = {kind = "fixed", value = 40}
 [server]
 scheduler = "vllm"
 slots = 4
+n_batch = 256
 preemption = "swap"
 prefetch = "on-resume"
 reserve_full = false

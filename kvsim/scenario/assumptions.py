@@ -1,0 +1,46 @@
+"""What a run assumes of an engine because the scenario does not say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvsim.model.engine_versions import EngineVersion
+from kvsim.scenario.scenario import Scenario
+from policies import Preset, available
+
+
+def assumptions(scenario: Scenario) -> tuple[str, ...]:
+    """A line for what the scheduler's engine would do, and one for the policy's; none for what the scenario states."""
+    return tuple(
+        f"assumed {what}, as in {engine}: {', '.join(items)}"
+        for what, engine, items in (
+            ("of the server", scenario.scheduler_engine, list(_batches(scenario, scenario.scheduler_engine))),
+            (f"under {scenario.cache.policy}", scenario.engine, list(_cache(scenario, scenario.engine))),
+        )
+        if items
+    )
+
+
+def _batches(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:
+    """The defaults of the scheduler's engine that hold for the batches."""
+    if engine is None:
+        return
+    left = [key for key in ("n_batch", "n_ubatch") if getattr(scenario.server, key) is None]
+    if engine.engine == "vLLM":  # Each step is one pass.
+        left = [key for key in left if key == "n_batch"]
+    yield from (engine.defaults[key] for key in (["batch"] if len(left) == 2 else left))
+
+
+def _cache(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:
+    """The defaults of the policy's engine that hold for the cache."""
+    preset = available().get(scenario.cache.policy)
+    if engine is None or not isinstance(preset, Preset):
+        return
+    given = scenario.cache.model_fields_set | ({"slot_context"} if scenario.server.slot_context is not None else set())
+    if scenario.cache.kernel is not None:
+        given |= {"flash_attention"}
+    for setting, words in engine.defaults.items():
+        if setting not in given and (setting in preset.parameters or setting in ("flash_attention", "slot_context")):
+            if setting == "unified" and scenario.unified != engine.unified:
+                words = "one cache for all slots (--kv-unified), since server.slot_context is more than an equal share"
+            yield words

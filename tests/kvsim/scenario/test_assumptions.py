@@ -1,0 +1,238 @@
+"""What is assumed of an engine where a scenario says nothing, and that what it says comes first."""
+
+import json
+
+import pytest
+
+import kvsim
+from kvsim.advice.plan import PlanSettings
+from kvsim.model.engine_versions import ENGINE_VERSIONS, LLAMACPP_B4666, LLAMACPP_B6975, PRESENT, VLLM_0_33_0
+from kvsim.scenario.assumptions import assumptions
+from kvsim.scenario.scenario import load_scenario
+from kvsim.simulation.run import build_policy
+from policies import available
+from policies.presets import PRESETS
+from tests.worlds import command
+
+LLAMA = [preset.name for preset in PRESETS if preset.engine.startswith("llama.cpp")]
+TODAY = ("llama.cpp-b6975", "streams", "sliding-window")
+NOTHING = {"workload": {"requests": 20, "rate": 20.0}}
+SLOTS = "since server.slot_context is more than an equal share"
+
+
+def succeeded(done):
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def said(policy="contiguous", **keys):
+    return load_scenario(NOTHING, cache__policy=policy, **keys)
+
+
+def test_presets_agree_with_the_versions_that_they_name():
+    named = {preset.name: preset.engine for preset in PRESETS if preset.engine}
+    assert set(named.values()) <= ENGINE_VERSIONS.keys()
+    assert named.keys() == {"llama.cpp-b4666", *TODAY, "vllm"}
+    for name in LLAMA:
+        preset, policy = available()[name], build_policy(said(name))
+        assert preset.kernel == policy.kernel == ("tiled" if name in TODAY else "masked")
+        assert ENGINE_VERSIONS[preset.engine].flash_attention == (policy.kernel == "tiled")
+
+
+def test_plan_starts_from_the_same_defaults():
+    s, llama, vllm = PlanSettings(), PRESENT["llama.cpp"], PRESENT["vLLM"]
+    assert (s.batch, s.ubatch) == (llama.n_batch, llama.n_ubatch)
+    assert (s.kv_unified, s.flash_attn) == (llama.unified, llama.flash_attention)
+    assert (s.batch, s.block_size) == (vllm.n_batch, vllm.block_size)
+    printed = succeeded(command("plan", "--model", "llama-3.1-8b", "--kv-unified", "--block-size", "32"))
+    assert "as by default in llama.cpp b6975: flash attention auto (on), batch 2,048/512" in printed
+    assert "as by default in vLLM 0.33.0: 2,048 tokens in a step (--max-num-batched-tokens)\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("keys", "batches"),
+    [
+        ({}, (2048, 512)),
+        ({"server__n_batch": 100}, (100, 100)),
+        ({"server__n_ubatch": 64}, (2048, 64)),
+        ({"server__n_batch": 256, "server__n_ubatch": 128}, (256, 128)),
+        ({"cache__cells": 1000}, (1000, 512)),  # llama.cpp's n_batch is at most n_ctx.
+        ({"server__scheduler": "vllm"}, (2048, 2048)),
+        ({"server__scheduler": "vllm", "server__n_batch": 64, "server__n_ubatch": 32}, (64, 64)),
+        ({"server__scheduler": "vllm", "server__slots": 2, "server__slot_context": 300}, (600, 600)),
+        ({"server__scheduler": "vllm", "server__chunked_prefill": False, "server__slots": 1}, (16384, 16384)),
+        ({"server__scheduler": "static"}, (256, 128)),
+    ],
+)
+def test_batches_are_those_of_the_schedulers_engine_unless_stated(keys, batches):
+    world = said(**keys)
+    assert (world.n_batch, world.n_ubatch) == batches
+    assert world.cache_config().n_ubatch == batches[1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "unified", "slot_context"),
+    [
+        ("contiguous", {}, True, 16384),
+        ("paged", {}, True, 16384),
+        ("vllm", {}, True, 16384),
+        ("llama.cpp-b4666", {}, True, 2048),
+        ("llama.cpp-b6975", {}, False, 2048),
+        ("sliding-window", {}, False, 2048),
+        ("llama.cpp-b6975", {"cache__unified": True}, True, 16384),
+        ("contiguous", {"cache__unified": False}, False, 2048),
+        ("llama.cpp-b6975", {"server__slot_context": 2048}, False, 2048),
+        ("llama.cpp-b6975", {"server__slot_context": 2049}, True, 2049),
+        ("llama.cpp-b6975", {"server__slot_context": 2049, "cache__unified": False}, False, 2049),
+    ],
+)
+def test_slots_share_a_cache_as_in_the_policys_engine_unless_stated(policy, keys, unified, slot_context):
+    for world in (said(policy, **keys), said("oracle", **keys).under(policy)):
+        assert (world.unified, world.slot_context) == (unified, slot_context)
+        if policy == "llama.cpp-b6975":
+            assert build_policy(world).groups[0].streams == (1 if unified else 8)
+
+
+def test_a_stated_kernel_comes_first():
+    assert build_policy(said("llama.cpp-b6975", cache__kernel="masked")).kernel == "masked"
+    assert build_policy(said("llama.cpp-b4666", cache__kernel="tiled")).kernel == "tiled"
+
+
+def test_too_many_slots_for_a_cache_each_are_refused_in_one_line():
+    world = said(server__slots=64, cache__cells=64)
+    assert build_policy(world).name == "contiguous"
+    with pytest.raises(kvsim.UserError, match=r"cache.cells \(64\) shared out over server.slots \(64\)") as refused:
+        kvsim.run(world, "llama.cpp-b6975")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_under_another_policy_takes_that_policys_engine():
+    """Whichever policy the scenario names, what is left open follows from the one that runs."""
+    asked = {"workload__prompt_tokens": {"kind": "fixed", "value": 30}, "cache__cells": 512}
+    stated = said(
+        "llama.cpp-b6975",
+        server__n_batch=512,
+        server__n_ubatch=512,
+        server__slot_context=64,
+        cache__unified=False,
+        cache__kernel="tiled",
+        **asked,
+    )
+    own = kvsim.run(stated)
+    assert own.summary["assumed"] == []
+    for world in (said("paged", **asked), said("llama.cpp-b6975", **asked)):
+        run = kvsim.run(world, "llama.cpp-b6975")
+        assert len(run.summary["assumed"]) == 2
+        assert run.summary["truncated"] > 0
+        different = {"wall_s", "assumed"}
+        assert {k: v for k, v in run.summary.items() if k not in different} == {
+            k: v for k, v in own.summary.items() if k not in different
+        }
+
+
+BATCH = "assumed of the server, as in llama.cpp b6975: batch 2,048/512 (--batch-size/--ubatch-size)"
+STEP = "assumed of the server, as in vLLM 0.33.0: 2,048 tokens in a step (--max-num-batched-tokens)"
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "lines"),
+    [
+        ("contiguous", {}, [BATCH]),
+        ("contiguous", {"server__n_batch": 9}, [f"{BATCH[:45]} micro-batch 512 (--ubatch-size)"]),
+        ("contiguous", {"server__n_ubatch": 9}, [f"{BATCH[:45]} batch 2,048 (--batch-size)"]),
+        ("contiguous", {"server__n_ubatch": 9, "server__n_batch": 9}, []),
+        ("contiguous", {"server__scheduler": "static"}, []),
+        ("paged", {"server__scheduler": "vllm"}, [STEP]),
+        ("paged", {"server__scheduler": "vllm", "server__n_batch": 64}, []),
+        ("vllm", {}, [BATCH, "assumed under vllm, as in vLLM 0.33.0: blocks of 16 (--block-size)"]),
+        ("vllm", {"cache__block_size": 16}, [BATCH]),
+        (
+            "llama.cpp-b6975",
+            {},
+            [
+                BATCH,
+                "assumed under llama.cpp-b6975, as in llama.cpp b6975: flash attention auto (on), "
+                "a cache for each slot (no --kv-unified)",
+            ],
+        ),
+        (
+            "llama.cpp-b6975",
+            {"server__slot_context": 4096, "cache__kernel": "tiled"},
+            [
+                BATCH,
+                "assumed under llama.cpp-b6975, as in llama.cpp b6975: one cache for all slots (--kv-unified), "
+                + SLOTS,
+            ],
+        ),
+        ("llama.cpp-b6975", {"cache__unified": True, "cache__kernel": "masked"}, [BATCH]),
+        ("streams", {}, [BATCH, "assumed under streams, as in llama.cpp b6975: flash attention auto (on)"]),
+        (
+            "llama.cpp-b4666",
+            {},
+            [
+                BATCH,
+                "assumed under llama.cpp-b4666, as in llama.cpp b4666: flash attention off, an equal share of the "
+                "context for each slot, defragmentation above 0.1 (--defrag-thold)",
+            ],
+        ),
+        (
+            "llama.cpp-b4666",
+            {"server__slot_context": 512, "cache__threshold": 0.3},
+            [BATCH, "assumed under llama.cpp-b4666, as in llama.cpp b4666: flash attention off"],
+        ),
+    ],
+)
+def test_what_is_assumed_is_said_and_what_is_stated_is_not(policy, keys, lines):
+    assert list(assumptions(said(policy, **keys))) == lines
+
+
+def test_tables_and_reports_are_headed_by_what_was_assumed(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[workload]\nrequests = 12\n")
+    lines = [BATCH, *assumptions(said("llama.cpp-b6975"))[1:], *assumptions(said("vllm"))[1:]]
+    printed = succeeded(command("run", str(file), "-p", "llama.cpp-today"))
+    assert printed.splitlines()[1:3] == lines[:2]
+    out = tmp_path / "out"
+    printed = succeeded(command("compare", str(file), "-p", "llama.cpp-today", "-p", "vllm", "--out", str(out)))
+    assert printed.splitlines()[1:4] == lines
+    saved = json.loads((out / "mine" / "comparison.json").read_text())
+    assert [run["assumed"] for run in saved["policies"]] == [lines[:2], [lines[0], lines[2]]]
+    page = tmp_path / "page.html"
+    succeeded(command("report", str(out / "mine"), "--out", str(page)))
+    assert all(line in page.read_text() for line in lines)
+    sweep = tmp_path / "two.toml"
+    sweep.write_text(
+        'policies = ["llama.cpp-today", "vllm"]\n[base]\nworkload = { requests = 12 }\n'
+        '[axes]\n"server.slots" = [2, 4]\n'
+    )
+    store = tmp_path / "two.sqlite"
+    printed = succeeded(command("sweep", str(sweep), "--out", str(store), "--workers", "1"))
+    assert printed.splitlines()[:3] == lines
+    again = json.loads(succeeded(command("sweep", str(sweep), "--out", str(store), "--workers", "1", "--json")))
+    assert again["assumed"] == lines
+
+
+def test_a_saved_comparison_runs_again_as_it_did(tmp_path):
+    """What was left open is still open in the scenario that is saved, so it follows from each policy once more."""
+    compared = kvsim.compare(said("paged"), ["contiguous", "llama.cpp-b6975"], snapshots=False)
+    compared.save(tmp_path)
+    again = kvsim.compare(tmp_path / "scenario.toml", ["contiguous", "llama.cpp-b6975"], snapshots=False)
+    for one, other in zip(compared.results, again.results, strict=True):
+        assert one.summary["e2e_s"] == other.summary["e2e_s"]
+        assert one.summary["cache"] == other.summary["cache"]
+
+
+def test_the_versions_are_those_of_the_engines():
+    """As read in their sources, see engine_versions.py."""
+    assert (LLAMACPP_B4666.flash_attention, LLAMACPP_B4666.unified, LLAMACPP_B4666.threshold) == (False, True, 0.1)
+    assert (LLAMACPP_B6975.flash_attention, LLAMACPP_B6975.unified, LLAMACPP_B6975.threshold) == (True, False, 0.0)
+    assert {(v.n_batch, v.n_ubatch) for v in (LLAMACPP_B4666, LLAMACPP_B6975)} == {(2048, 512)}
+    assert (VLLM_0_33_0.n_batch, VLLM_0_33_0.block_size) == (2048, 16)
+
+
+@pytest.mark.parametrize("name", ["llama.cpp-b6975", "llama.cpp-b4666", "vllm", "paged"])
+def test_a_policy_is_explained_with_its_engines_defaults(name):
+    printed = " ".join(succeeded(command("policies", name)).split())
+    engine = available()[name].engine
+    assert (f"{engine}; where the scenario says nothing:" in printed) == bool(engine)
+    assert json.loads(succeeded(command("policies", name, "--json")))["engine"] == engine
