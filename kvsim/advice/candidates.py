@@ -11,15 +11,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvsim.advice.engine_flags import COMMANDS, LLAMACPP_B4666, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
+from kvsim.advice.engine_flags import COMMANDS, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
 from kvsim.advice.plan import CONTEXT_UNIT, ENGINE_TITLES, Engine
 from kvsim.advice.scenario_memory import plan_scenario
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError, no_such
 from kvsim.experiments.traffic import TrafficSummary
+from kvsim.model.engine_versions import LLAMACPP_B4666
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
-from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.scenario.scenario import Scenario, engine_version, load_scenario
 from policies import Preset, available
 from workloads import named_rng
 
@@ -99,12 +100,12 @@ class Candidate:
         return {
             "policy": cache.policy,
             "scheduler": server.scheduler,
-            "unified": cache.unified,
+            "unified": self.scenario.unified,
             "cells": cache.cells,
             "slots": server.slots,
             "slot_context": self.scenario.slot_context,
-            "n_batch": server.n_batch,
-            "n_ubatch": server.n_ubatch,
+            "n_batch": self.scenario.n_batch,
+            "n_ubatch": self.scenario.n_ubatch,
             "block_size": cache.block_size,
             "threshold": cache.threshold,
             "prefix_cache": cache.policy == "vllm" or (cache.policy == "paged" and cache.prefix_cache),
@@ -129,13 +130,14 @@ class Candidate:
     def label(self) -> str:
         """Short description for tables and figures."""
         server, cache = self.scenario.server, self.scenario.cache
-        batch = f"{server.n_batch}" if self.engine == "vllm" else f"{server.n_batch}/{server.n_ubatch}"
+        n_batch, n_ubatch = self.scenario.n_batch, self.scenario.n_ubatch
+        batch = f"{n_batch}" if self.engine == "vllm" else f"{n_batch}/{n_ubatch}"
         return f"{self.family}, {cache.cells:,} cells, {server.slots} slots, batch {batch}"
 
     @property
     def notes(self) -> list[str]:
         """Remarks that users should read along with the setting."""
-        if self.engine == "llamacpp" and self.scenario.cache.policy == LLAMACPP_B4666:
+        if self.engine == "llamacpp" and self.scenario.engine == LLAMACPP_B4666:
             return [OLD_NOTE]
         if self.engine == "research":
             return ["no engine has this layout; it shows what an engine could gain from it"]
@@ -269,8 +271,8 @@ def _families(summary: TrafficSummary, window: int | None, tolerant: bool) -> It
     if window is not None:
         keys = {**server, "cache__policy": "sliding-window", "cache__window": window}
         yield SettingsFamily("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**llama, "room": rooms})
-    old = {**server, "cache__policy": LLAMACPP_B4666, "cache__unified": True}
-    yield SettingsFamily(LLAMACPP_B4666, "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
+    old = {**server, "cache__policy": "llama.cpp-b4666", "cache__unified": True}
+    yield SettingsFamily("llama.cpp-b4666", "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
     server = {"server__scheduler": "vllm"}
     paged = {**vllm, "block": _BLOCKS, "chunked": (True, False)}
     yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged)
@@ -313,8 +315,8 @@ class _CandidateBuilder:
         if cells is None:
             return None
         threshold = at.get("threshold", self.base.cache.threshold)
-        # Slots share the context equally if each has its own cache, and always in llama.cpp b4666.
-        equal_shares = not family.keys.get("cache__unified", True) or family.name == LLAMACPP_B4666
+        version = engine_version(family.keys["cache__policy"])
+        equal_shares = not family.keys.get("cache__unified", True) or (version is not None and version.equal_shares)
         slot_context = cells // slots if equal_shares else cells if family.engine == "llamacpp" else context
         scenario = load_scenario(
             self.base,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvsim.advice.plan import Engine, PlanSettings
+from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.scenario.scenario import Scenario
 
-LLAMACPP_B4666 = "llama.cpp-b4666"
 OLD_NOTE = (
     "needs llama.cpp b4666 to b4880, the last versions to defragment by threshold; later ones ignore --defrag-thold"
 )
@@ -32,19 +32,30 @@ def llamacpp_flags(scenario: Scenario, *, windows: bool = False) -> Flags:
     """
     server, cache = scenario.server, scenario.cache
     flags = [("--ctx-size", str(cache.cells)), ("--parallel", str(server.slots))]
-    old = cache.policy == LLAMACPP_B4666
-    if cache.unified and not old:
+    old = scenario.engine == LLAMACPP_B4666
+    if scenario.unified and not old:
         # Otherwise --parallel gives each slot a cache of its own.
         flags.append(("--kv-unified", ""))
-    flags += [("--batch-size", str(server.n_batch)), ("--ubatch-size", str(server.n_ubatch))]
+    flags += [("--batch-size", str(scenario.n_batch)), ("--ubatch-size", str(scenario.n_ubatch))]
     flags += [("--cache-type-k", cache.type_k), ("--cache-type-v", cache.type_v)]
-    if cache.type_v not in ("f32", "f16"):
-        flags.append(("--flash-attn", "" if old else "on"))  # A quantised V needs flash attention.
+    if not old:
+        flags.append(("--flash-attn", "on" if flash_attention(scenario) else "off"))
+    elif flash_attention(scenario):
+        flags.append(("--flash-attn", ""))
     if windows and cache.policy != "sliding-window" and not old:
         flags.append(("--swa-full", ""))
     if old:
         flags.append(("--defrag-thold", f"{cache.threshold:g}"))
     return tuple(flags)
+
+
+def flash_attention(scenario: Scenario) -> bool:
+    """Whether llama.cpp uses flash attention: as stated or by default, and always with a quantised V."""
+    cache = scenario.cache
+    if cache.type_v not in ("f32", "f16"):
+        return True
+    version = scenario.engine or PRESENT["llama.cpp"]
+    return version.flash_attention if cache.kernel is None else cache.kernel != "masked"
 
 
 def vllm_flags(scenario: Scenario) -> Flags:
@@ -58,7 +69,7 @@ def vllm_flags(scenario: Scenario) -> Flags:
     return (
         ("--max-model-len", str(scenario.slot_context)),
         ("--max-num-seqs", str(server.slots)),
-        ("--max-num-batched-tokens", str(server.n_batch)),
+        ("--max-num-batched-tokens", str(scenario.n_batch)),
         ("--block-size", str(cache.block_size)),
         ("--num-gpu-blocks-override", str(cache.cells // cache.block_size)),
         ("--enable-prefix-caching" if prefix else "--no-enable-prefix-caching", ""),

@@ -1,10 +1,41 @@
-"""Remedies for each cause of slow requests, and for requests that fail."""
+"""Remedies for each cause of slow requests, and for requests that fail.
+
+Builds of llama.cpp: ``--defrag-thold`` up to b6244 (pull request 15473), ``--kv-unified`` since b5913 (14363),
+``--context-shift`` since b6206 (before, ``--no-context-shift``), a value for ``--flash-attn`` since pull request 15434.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvsim.advice.engine_flags import COMMANDS
+from kvsim.advice.plan import ENGINE_TITLES
+from kvsim.model.engine_versions import (
+    KV_UNIFIED_SINCE,
+    LLAMACPP_B6975,
+    PRESENT,
+    VLLM_0_33_0,
+    EngineName,
+    EngineVersion,
+)
+from kvsim.scenario.scenario import engine_version
 from kvsim.simulation.job import FailureKind
+from policies import Preset, available
+
+
+class Option(NamedTuple):
+    """Options of an engine that carry out a remedy, and the builds of llama.cpp that have all of them."""
+
+    engine: EngineName
+    text: str
+    since: int = 0
+    until: int | None = None
+
+    def exists_in(self, version: EngineVersion) -> bool:
+        """Whether the version has these options."""
+        if self.engine != version.engine:
+            return False
+        return self.since <= version.build and (self.until is None or version.build <= self.until)
 
 
 class Remedy(NamedTuple):
@@ -13,144 +44,202 @@ class Remedy(NamedTuple):
     what: str
     kvsim: str
     """A kvsim command, where ``{scenario}`` stands for the scenario in question, or scenario keys to change."""
-    engine: str
-    """The corresponding options of llama-server and vLLM."""
+    options: tuple[Option, ...] = ()
+    versions: tuple[EngineVersion, ...] = ()
+    """Versions of engines that have it without any option."""
+    other: str = ""
+    """What to do outside of kvsim, whatever the engine."""
+    parameter: str = ""
+    """The key of ``[cache]`` that the policy must use for the remedy to have an effect."""
 
+    def suits(self, policy: str) -> bool:
+        """Whether it can change anything for a policy: the policy lacks it, and uses the key that it sets."""
+        preset = available().get(policy)
+        if self.parameter and not (isinstance(preset, Preset) and self.parameter in preset.parameters):
+            return False
+        return engine_version(policy) not in self.versions
+
+    def engine(self, policy: str) -> str:
+        """The corresponding options of the engine that the policy stands for, of all present ones if it is of none.
+
+        Followed by other versions that have it. Empty if there is neither.
+        """
+        own = engine_version(policy)
+        versions = PRESENT.values() if own is None else (own,)
+        texts = [
+            f"{_COMMANDS[option.engine]} {option.text}"
+            for version in versions
+            for option in self.options
+            if option.exists_in(version)
+        ]
+        texts += [f"llama.cpp since {v.version}" if v.build else f"{v.engine} by default" for v in self.versions]
+        return "; ".join([*texts, self.other] if self.other else texts)
+
+
+_COMMANDS = {ENGINE_TITLES[engine]: command for engine, command in COMMANDS.items()}
+
+
+def _llama(text: str, *, since: int = 0, until: int | None = None) -> Option:
+    return Option("llama.cpp", text, since, until)
+
+
+def _vllm(text: str) -> Option:
+    return Option("vLLM", text)
+
+
+_NARROWER = (
+    _llama("--cache-type-k q8_0 --cache-type-v q8_0", since=6975),
+    _llama("--flash-attn --cache-type-k q8_0 --cache-type-v q8_0", until=6244),
+    _vllm("--kv-cache-dtype fp8"),
+)
 
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
     "queueing": (
         Remedy(
             "serve more requests at once, if the cache has room for their tokens",
             "server.slots and cache.cells, twice as many",
-            "llama-server --parallel N --ctx-size N; vLLM --max-num-seqs N",
+            (_llama("--parallel N --ctx-size N"), _vllm("--max-num-seqs N")),
         ),
         Remedy(
             "choose a policy whose passes take less time, so that slots become free sooner",
             "kvsim compare {scenario}",
-            "an engine with the layout that the comparison favours",
+            other="an engine with the layout that the comparison favours",
         ),
-        Remedy("add a second server, which halves the arrivals", "workload.rate, halved", "a second instance"),
+        Remedy("add a second server, which halves the arrivals", "workload.rate, halved", other="a second instance"),
     ),
     "cells": (
         Remedy(
             "add cells: slots were free, but the cache was full",
             "cache.cells, twice as many",
-            "llama-server --ctx-size N; vLLM --gpu-memory-utilization X or --num-gpu-blocks-override N",
+            (_llama("--ctx-size N"), _vllm("--gpu-memory-utilization X or --num-gpu-blocks-override N")),
         ),
         Remedy(
             "store K and V in narrower types, so that the same memory holds more cells (measure the effect)",
             'cache.type_k = "q8_0" and cache.type_v = "q8_0", with more cache.cells',
-            "llama-server --cache-type-k q8_0 --cache-type-v q8_0; vLLM --kv-cache-dtype fp8",
+            _NARROWER,
         ),
         Remedy(
             "lower the context limit of a request, so that less memory is reserved for it",
             "server.slot_context, halved",
-            "llama-server --ctx-size N --parallel M (N / M each); vLLM --max-model-len N",
+            (_llama("--ctx-size N --parallel M (N / M each)"), _vllm("--max-model-len N")),
         ),
         Remedy(
             "use paging, which reserves only what is used",
             "kvsim compare {scenario} -p paged -p llama.cpp-b6975",
-            "vLLM by default; llama-server --kv-unified",
+            (_llama("--kv-unified", since=KV_UNIFIED_SINCE),),
+            versions=(VLLM_0_33_0,),
         ),
     ),
     "own": (
         Remedy(
             "limit the length of prompts and outputs: the slow requests are longer",
             "workload.output_tokens, workload.prompt_tokens",
-            "llama-server --n-predict N; vLLM max_tokens in the request",
+            (_llama("--n-predict N"), _vllm("max_tokens in the request")),
         ),
-        Remedy("use a faster machine or a smaller model", "kvsim compare {scenario} --profile FILE", "more --threads"),
+        Remedy(
+            "use a faster machine or a smaller model", "kvsim compare {scenario} --profile FILE", other="more threads"
+        ),
     ),
     "batch": (
         Remedy(
             "serve fewer requests at once",
             "server.slots, half as many",
-            "llama-server --parallel N; vLLM --max-num-seqs N",
+            (_llama("--parallel N"), _vllm("--max-num-seqs N")),
         ),
         Remedy(
             "use smaller prefill chunks, which delay decoding requests less",
             "server.n_batch, halved; server.long_prefill_threshold under vllm",
-            "llama-server --batch-size N --ubatch-size N; vLLM --max-num-batched-tokens N "
-            "--long-prefill-token-threshold N",
+            (
+                _llama("--batch-size N --ubatch-size N"),
+                _vllm("--max-num-batched-tokens N --long-prefill-token-threshold N"),
+            ),
         ),
     ),
     "context": (
         Remedy(
             "shorten contexts by a lower limit or a sliding window",
             "kvsim compare {scenario} -p ring -p sliding-window",
-            "llama-server --ctx-size N, --context-shift; vLLM --max-model-len N",
+            (
+                _llama("--ctx-size N", until=6205),
+                _llama("--ctx-size N, --context-shift", since=6206),
+                _vllm("--max-model-len N"),
+            ),
         ),
         Remedy(
             "store K and V in narrower types, which are faster to read (measure the effect)",
             "kvsim calibrate --cache-type-k q8_0 --cache-type-v q8_0",
-            "llama-server --cache-type-k q8_0 --cache-type-v q8_0; vLLM --kv-cache-dtype fp8",
+            _NARROWER,
         ),
     ),
     "holes": (
         Remedy(
             "use a layout whose attention skips the cells of other sequences",
             "kvsim compare {scenario} -p paged -p streams -p prompt-decode-regions",
-            "llama-server --flash-attn on, --no-kv-unified; vLLM by default",
+            (_llama("--flash-attn", until=6244), _llama("--flash-attn on, without --kv-unified", since=6975)),
+            versions=(VLLM_0_33_0,),
         ),
         Remedy(
             "reduce the span of used cells: compact them, or empty idle slots",
             "kvsim compare {scenario} -p full-compaction -p adaptive; server.keep_idle_slots = false",
-            "llama.cpp up to b6244: --defrag-thold 0.1; a smaller --ctx-size",
+            (
+                _llama("--defrag-thold X, lower; a smaller --ctx-size", until=6244),
+                _llama("--ctx-size N, smaller", since=6245),
+            ),
         ),
     ),
     "compaction": (
         Remedy(
             "compact less often, or only when it saves more than it costs",
             "cache.threshold, twice as high; kvsim compare {scenario} -p adaptive -p idle-compaction",
-            "llama.cpp up to b6244: a higher --defrag-thold, or -1",
+            (_llama("--defrag-thold X, higher, or -1", until=6244),),
         ),
         Remedy(
             "use a layout that needs no compaction",
             "kvsim compare {scenario} -p paged -p llama.cpp-b6975",
-            "llama.cpp since b6975; vLLM",
+            versions=(LLAMACPP_B6975, VLLM_0_33_0),
         ),
     ),
     "failures": (
         Remedy(
             "use a layout that can use any free cell",
             "kvsim compare {scenario} -p llama.cpp-b6975 -p paged",
-            "llama.cpp since b6975; vLLM",
+            versions=(LLAMACPP_B6975, VLLM_0_33_0),
         ),
         Remedy(
             "add cells, or serve fewer requests at once",
             "cache.cells, twice as many; server.slots, half as many",
-            "llama-server --ctx-size N --parallel N; vLLM --gpu-memory-utilization X --max-num-seqs N",
+            (_llama("--ctx-size N --parallel N"), _vllm("--gpu-memory-utilization X --max-num-seqs N")),
         ),
     ),
     "prefix": (
         Remedy(
             "use a prefix cache that is large enough",
             "kvsim prefix-cache {scenario}; kvsim compare {scenario} -p paged",
-            "vLLM --enable-prefix-caching; llama-server --cache-reuse N --slot-prompt-similarity X",
+            (_llama("--cache-reuse N --slot-prompt-similarity X"), _vllm("--enable-prefix-caching")),
         ),
         Remedy(
             "add cells, so that prefixes stay cached until they are needed again",
             "cache.prefix_cache = true; cache.cells, twice as many",
-            "llama-server --ctx-size N; vLLM --gpu-memory-utilization X",
+            (_llama("--ctx-size N"), _vllm("--gpu-memory-utilization X")),
         ),
         Remedy(
             "let idle slots keep their cells, and choose slots by their common prefix with the prompt",
             "server.keep_idle_slots = true; server.slot_similarity, halved",
-            "llama-server --cache-prompt --slot-prompt-similarity X --cache-reuse N",
+            (_llama("--slot-prompt-similarity X --cache-reuse N"),),
         ),
     ),
     "transfers": (
         Remedy(
             "prefetch blocks from the host tier before they are needed, or keep more of them in the cache",
             'server.prefetch = "on-resume"; cache.cells, twice as many',
-            "a larger cache: llama-server --ctx-size N; vLLM --gpu-memory-utilization X",
+            (_llama("--ctx-size N"), _vllm("--gpu-memory-utilization X")),
         ),
     ),
     "machine": (
         Remedy(
             "find out what else runs on these cores, stop it, and measure again",
             "kvsim validate {scenario} --repeat 5",
-            "no more --threads than there are free cores; taskset, nice",
+            other="no more threads than there are free cores; taskset, nice",
         ),
     ),
 }
@@ -160,17 +249,17 @@ _MORE_ROOM = (
     Remedy(
         "add cells: requests failed because the cache was full",
         "cache.cells, twice as many",
-        "llama-server --ctx-size N; vLLM --gpu-memory-utilization X or --num-gpu-blocks-override N",
+        (_llama("--ctx-size N"), _vllm("--gpu-memory-utilization X or --num-gpu-blocks-override N")),
     ),
     Remedy(
         "use fewer or shorter slots, so that all of them fit into the cache",
         "server.slots, half as many; server.slot_context, halved",
-        "llama-server --parallel N --ctx-size N; vLLM --max-num-seqs N --max-model-len N",
+        (_llama("--parallel N --ctx-size N"), _vllm("--max-num-seqs N --max-model-len N")),
     ),
     Remedy(
         "use a policy with paging or compaction, so that every free cell can be used",
         "kvsim compare {scenario} -p paged -p llama.cpp-b6975 -p full-compaction",
-        "llama.cpp since b6975; vLLM, where requests wait instead of failing",
+        versions=(LLAMACPP_B6975, VLLM_0_33_0),
     ),
 )
 
@@ -181,19 +270,25 @@ FAILURES: dict[FailureKind, tuple[Remedy, ...]] = {
         Remedy(
             "raise the context limit of a slot: longer prompts were refused",
             "server.slot_context, doubled; cache.cells, twice as many",
-            "llama-server --ctx-size N; vLLM --max-model-len N",
+            (_llama("--ctx-size N"), _vllm("--max-model-len N")),
         ),
         Remedy(
             "use fewer slots, each with more of the cache",
             "server.slots, half as many",
-            "llama-server --parallel N; vLLM --max-num-seqs N",
+            (_llama("--parallel N"), _vllm("--max-num-seqs N")),
+        ),
+        Remedy(
+            "let all slots share one cache, so that a long request can have what short ones leave",
+            "cache.unified = true",
+            (_llama("--kv-unified", since=KV_UNIFIED_SINCE),),
+            parameter="unified",
         ),
     ),
     FailureKind.BATCH: (
         Remedy(
             "use chunked prefill, or a larger batch",
             "server.chunked_prefill = true; server.n_batch, doubled",
-            "vLLM --enable-chunked-prefill or --max-num-batched-tokens N",
+            (_vllm("--enable-chunked-prefill or --max-num-batched-tokens N"),),
         ),
     ),
 }

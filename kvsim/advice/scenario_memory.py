@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsim.advice.engine_flags import flash_attention
 from kvsim.advice.plan import ENGINE_TITLES, Plan, plan
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
@@ -31,9 +32,10 @@ def plan_scenario(
         type_k=cache.type_k,
         type_v=cache.type_v,
         engine=engine,
-        ubatch=server.n_ubatch,
-        batch=server.n_batch,
-        kv_unified=cache.unified,
+        ubatch=scenario.n_ubatch,
+        batch=scenario.n_batch,
+        kv_unified=scenario.unified,
+        flash_attn=flash_attention(scenario),
         swa_full=cache.policy != "sliding-window",
         block_size=cache.block_size,
         weights=weights,

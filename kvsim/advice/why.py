@@ -187,7 +187,8 @@ class Diagnosis:
         """
         remedies = [remedy for each in self.failures for remedy in FAILURES.get(FailureKind(each["kind"]), ())]
         remedies += [remedy for cause in self._causes_to_remedy() for remedy in REMEDIES[cause]]
-        return tuple(dict.fromkeys(r._replace(kvsim=r.kvsim.format(scenario=self.source)) for r in remedies))
+        suitable = (remedy for remedy in remedies if remedy.suits(self.policy))
+        return tuple(dict.fromkeys(r._replace(kvsim=r.kvsim.format(scenario=self.source)) for r in suitable))
 
     def _causes_to_remedy(self) -> list[str]:
         causes, main = [], self.main
@@ -215,7 +216,10 @@ class Diagnosis:
             "diagnosis": self.sentence,
             "over_time": self.over_time.to_dict(),
             "across": self.across.to_dict(),
-            "remedies": [remedy._asdict() for remedy in self.remedies],
+            "remedies": [
+                {"what": remedy.what, "kvsim": remedy.kvsim, "engine": remedy.engine(self.policy)}
+                for remedy in self.remedies
+            ],
         }
 
     def plot(self) -> Figure:

@@ -31,7 +31,8 @@ def show_diagnosis(console: Console, found: Diagnosis) -> None:
     for remedy in found.remedies:
         console.print(f"- {remedy.what}", highlight=False, soft_wrap=True)
         console.print(f"    here:   {remedy.kvsim}", highlight=False, markup=False, soft_wrap=True)
-        console.print(f"    engine: {remedy.engine}", highlight=False, markup=False, soft_wrap=True)
+        if engine := remedy.engine(found.policy):
+            console.print(f"    engine: {engine}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _causes(contrast: Contrast) -> Table:

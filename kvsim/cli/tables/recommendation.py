@@ -94,7 +94,7 @@ def _best(found: Recommendation) -> Table:
     table.columns[0].justify = "right"
     for place, f in enumerate(found.best, 1):
         c, server, cache = f.candidate, f.candidate.scenario.server, f.candidate.scenario.cache
-        batch = str(server.n_batch) if c.engine == "vllm" else f"{server.n_batch}/{server.n_ubatch}"
+        batch = str(c.scenario.n_batch) if c.engine == "vllm" else f"{c.scenario.n_batch}/{c.scenario.n_ubatch}"
         types = cache.type_k if cache.type_k == cache.type_v else f"{cache.type_k}/{cache.type_v}"
         figures = [_short(f.measures.get(bound.measure), bound.is_share) for bound in bounds]
         sustains = "–"

@@ -192,8 +192,10 @@ def test_flags_agree_with_the_scenario():
             if cache.policy == "llama.cpp-b4666":
                 expected["--defrag-thold"] = f"{cache.threshold:g}"
                 assert "b4666 to b4880" in " ".join(c.notes)
-            elif cache.unified:
-                expected["--kv-unified"] = True
+            else:
+                expected["--flash-attn"] = "on"
+                if cache.unified:
+                    expected["--kv-unified"] = True
             assert flags == expected
             assert cache.cells % (256 * (1 if cache.unified else server.slots)) == 0
 

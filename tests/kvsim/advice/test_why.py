@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 from itertools import pairwise
 
@@ -381,6 +382,53 @@ def test_remedies_name_existing_commands_and_keys():
             else:
                 section, key = words[0].strip(",").split(".")
                 assert key in load_scenario({"workload": {}}).model_dump()[section]
+
+
+OPTIONS = {
+    "llama.cpp-b4666": "--parallel --ctx-size --n-predict --batch-size --ubatch-size --flash-attn --defrag-thold "
+    "--cache-type-k --cache-type-v --slot-prompt-similarity --cache-reuse",
+    "llama.cpp-b6975": "--parallel --ctx-size --n-predict --batch-size --ubatch-size --flash-attn --kv-unified "
+    "--context-shift --cache-type-k --cache-type-v --slot-prompt-similarity --cache-reuse",
+    "vllm": "--max-num-seqs --max-num-batched-tokens --long-prefill-token-threshold --max-model-len --kv-cache-dtype "
+    "--gpu-memory-utilization --num-gpu-blocks-override --enable-prefix-caching --enable-chunked-prefill",
+}
+"""The options of each version that remedies may name."""
+OPTIONS |= dict.fromkeys(("streams", "sliding-window"), OPTIONS["llama.cpp-b6975"])
+ALL_REMEDIES = [remedy for remedies in [*REMEDIES.values(), *FAILURES.values()] for remedy in remedies]
+
+
+@pytest.mark.parametrize("policy", available())
+def test_no_remedy_names_an_option_that_the_version_lacks(policy):
+    """A layout of no engine is told the options of the engines that people have today."""
+    known = OPTIONS.get(policy, f"{OPTIONS['llama.cpp-b6975']} {OPTIONS['vllm']}").split()
+    named = {word for remedy in ALL_REMEDIES for word in re.findall(r"--[a-z-]+", remedy.engine(policy))}
+    assert named <= set(known)
+    assert len(named) > 5
+    assert ("--defrag-thold" in named) == (policy == "llama.cpp-b4666")
+
+
+@pytest.mark.parametrize("policy", [name for name in available() if name.startswith(("llama", "vllm"))])
+def test_an_engine_is_not_told_to_become_what_it_is(policy):
+    suited = [remedy for remedy in ALL_REMEDIES if remedy.suits(policy)]
+    for remedy in suited:
+        assert ("llama.cpp since b6975" in remedy.engine(policy)) <= (policy == "llama.cpp-b4666")
+        assert ("vLLM by default" in remedy.engine(policy)) <= (policy != "vllm")
+        assert remedy.parameter != "unified" or policy == "llama.cpp-b6975"
+    assert len(suited) < len(ALL_REMEDIES)
+
+
+def test_what_is_printed_names_the_options_of_the_policys_version():
+    """The same holes under two versions; the new one has no defragmentation."""
+    world = load_scenario("chat", workload__requests=100, cache__kernel="masked")
+    for policy, has, lacks in (
+        ("llama.cpp-b4666", "--defrag-thold X, lower", "--kv-unified"),
+        ("llama.cpp-b6975", "without --kv-unified", "--defrag-thold"),
+    ):
+        found = why(world, policy)
+        printed = " ".join(remedy["engine"] for remedy in found.to_dict()["remedies"])
+        assert has in printed
+        assert lacks not in printed
+        assert "vllm serve" not in printed
 
 
 # Sources of runs
