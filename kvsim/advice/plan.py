@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvsim.errors import UserError, no_such
+from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
 from kvsim.model.storage_types import (
     CACHE_TYPES,
@@ -39,6 +40,8 @@ PLAN_ENGINES: tuple[Engine, ...] = ("llamacpp", "vllm")
 ENGINE_TITLES: dict[str, str] = {"llamacpp": "llama.cpp", "vllm": "vLLM"}
 """The engines' own names, for people."""
 
+_LLAMACPP = PRESENT["llama.cpp"]
+"""Where both engines have a setting, their defaults are the same."""
 CONTEXT_UNIT: dict[Engine, int] = {"llamacpp": 256, "vllm": 1}
 """Tokens of which a context is a multiple; llama.cpp rounds a cache up."""
 _PAD = CONTEXT_UNIT["llamacpp"]
@@ -61,17 +64,17 @@ class PlanSettings:
     """Number of concurrent sequences of that length: llama.cpp's ``-np``, vLLM's ``--max-num-seqs``."""
     type_k: str = "f16"
     type_v: str = "f16"
-    ubatch: int = 512
+    ubatch: int = _LLAMACPP.n_ubatch
     """llama.cpp: maximum tokens in a forward pass."""
-    batch: int = 2048
+    batch: int = _LLAMACPP.n_batch
     """Maximum tokens in a batch; vLLM's ``--max-num-batched-tokens``."""
-    kv_unified: bool = False
+    kv_unified: bool = _LLAMACPP.unified
     """llama.cpp: keep all sequences in one stream of cells instead of one stream each."""
     swa_full: bool = False
     """llama.cpp: keep all tokens in layers with a sliding window, too."""
-    flash_attn: bool = True
+    flash_attn: bool = _LLAMACPP.flash_attention
     """llama.cpp: use flash attention, which never stores the scores."""
-    block_size: int = 16
+    block_size: int = PRESENT["vLLM"].block_size
     """vLLM: tokens in a block."""
     gpu_memory_utilization: float = 0.9
     """vLLM: share of the memory that it may use."""
@@ -108,6 +111,20 @@ class Plan:
     def parts(self) -> tuple[Part, ...]:
         """All items that take memory, engine by engine."""
         return tuple(part for engine in self.engines for part in _PARTS[engine](self.shape, self.settings))
+
+    def defaults(self, engine: Engine) -> str:
+        """The settings that are those of the engine's present version, in words, in one line."""
+        version, s = PRESENT["vLLM" if engine == "vllm" else "llama.cpp"], self.settings
+        if engine == "vllm":
+            at_default = {"n_batch": s.batch == version.n_batch, "block_size": s.block_size == version.block_size}
+        else:
+            at_default = {
+                "flash_attention": s.flash_attn == version.flash_attention,
+                "unified": s.kv_unified == version.unified,
+                "batch": (s.batch, s.ubatch) == (version.n_batch, version.n_ubatch),
+            }
+        words = [version.defaults[setting] for setting, holds in at_default.items() if holds]
+        return f"as by default in {version}: {', '.join(words)}" if words else ""
 
     def total(self, engine: Engine) -> int:
         """Return the total bytes of an engine's parts."""
@@ -168,7 +185,7 @@ class Plan:
                 for p in self.parts
                 if p.engine == engine
             ]
-            engines[engine] = {"parts": parts, "total": self.total(engine)}
+            engines[engine] = {"parts": parts, "total": self.total(engine), "defaults": self.defaults(engine)}
             if self.memory is not None:
                 engines[engine] |= {
                     "budget": self.budget(engine, self.memory),
@@ -199,12 +216,12 @@ def plan(
     type_k: str = "f16",
     type_v: str = "f16",
     engine: str | None = None,
-    ubatch: int = 512,
-    batch: int = 2048,
-    kv_unified: bool = False,
+    ubatch: int = _LLAMACPP.n_ubatch,
+    batch: int = _LLAMACPP.n_batch,
+    kv_unified: bool = _LLAMACPP.unified,
     swa_full: bool = False,
-    flash_attn: bool = True,
-    block_size: int = 16,
+    flash_attn: bool = _LLAMACPP.flash_attention,
+    block_size: int = PRESENT["vLLM"].block_size,
     gpu_memory_utilization: float = 0.9,
     weights: str | None = None,
     memory: int | str | None = None,

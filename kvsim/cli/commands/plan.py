@@ -10,7 +10,10 @@ from kvsim.cli import completion
 from kvsim.cli.console import console, print_json
 from kvsim.cli.options import Json
 from kvsim.errors import UserError
+from kvsim.model.engine_versions import PRESENT
 from kvsim.model.storage_types import CACHE_TYPES
+
+_LLAMACPP = PRESENT["llama.cpp"]
 
 app = typer.Typer(add_completion=False)
 
@@ -33,12 +36,14 @@ def plan(
     engine: Annotated[
         str | None, typer.Option(help="llamacpp or vllm; by default both.", autocompletion=completion.planned_engines)
     ] = None,
-    ubatch: Annotated[int, typer.Option(help="llama.cpp: tokens in a forward pass.")] = 512,
-    batch: Annotated[int, typer.Option(help="Tokens in a batch; vLLM's --max-num-batched-tokens.")] = 2048,
-    kv_unified: Annotated[bool, typer.Option(help="llama.cpp: one stream of cells for all sequences.")] = False,
+    ubatch: Annotated[int, typer.Option(help="llama.cpp: tokens in a forward pass.")] = _LLAMACPP.n_ubatch,
+    batch: Annotated[int, typer.Option(help="Tokens in a batch; vLLM's --max-num-batched-tokens.")] = _LLAMACPP.n_batch,
+    kv_unified: Annotated[
+        bool, typer.Option(help="llama.cpp: one stream of cells for all sequences.")
+    ] = _LLAMACPP.unified,
     swa_full: Annotated[bool, typer.Option("--swa-full", help="llama.cpp: sliding windows keep every token.")] = False,
-    flash_attn: Annotated[bool, typer.Option(help="llama.cpp: flash attention.")] = True,
-    block_size: Annotated[int, typer.Option(help="vLLM: tokens in a block.")] = 16,
+    flash_attn: Annotated[bool, typer.Option(help="llama.cpp: flash attention.")] = _LLAMACPP.flash_attention,
+    block_size: Annotated[int, typer.Option(help="vLLM: tokens in a block.")] = PRESENT["vLLM"].block_size,
     gpu_memory_utilization: Annotated[float, typer.Option(help="vLLM: share of the memory that it may take.")] = 0.9,
     weights: Annotated[
         str | None,

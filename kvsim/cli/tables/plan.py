@@ -40,6 +40,8 @@ def show_plan(console: Console, made: Plan) -> None:
         details = dict.fromkeys(p.detail for p in made.parts if p.engine == engine and p.kind == "kv" and p.detail)
         line = f"{ENGINE_TITLES[engine]}: {_options(made, engine)}: {'; '.join(details)}"
         console.print(line, highlight=False, soft_wrap=True)
+        if defaults := made.defaults(engine):
+            console.print(defaults, style="dim", highlight=False, soft_wrap=True)
     for note in made.notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if made.memory is not None:

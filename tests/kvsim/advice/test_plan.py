@@ -395,6 +395,7 @@ def test_the_table_and_the_object_agree():
     assert set(printed["engines"]["llamacpp"]) == {
         "parts",
         "total",
+        "defaults",
         "budget",
         "fits",
         "largest_context",
