@@ -33,6 +33,8 @@ BUSY = {
     },
 }
 """A request takes about 0.1 s by itself, so a single slot cannot keep up."""
+CALMER = {"workload__rate": 12.0}
+"""Traffic with which even the few settings of a small search can keep up."""
 
 SHARED = {
     "name": "shared",
@@ -57,7 +59,7 @@ SUMMARY = TrafficSummary(100, 700, 500, 400, 200.0, False)
 @pytest.fixture(scope="module")
 def busy():
     return recommend(
-        load_scenario(BUSY), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=1
+        load_scenario(BUSY, **CALMER), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=1
     )
 
 
@@ -110,7 +112,7 @@ def test_shared_prefixes_need_the_prefix_cache():
 @pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_workers(busy):
     again = recommend(
-        load_scenario(BUSY), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=2
+        load_scenario(BUSY, **CALMER), slo="ttft_p95<250ms,tpot_p95<20ms", engine="llamacpp", budget=SMALL, workers=2
     )
     assert json.dumps(again.to_dict()) == json.dumps(busy.to_dict())
     pd.testing.assert_frame_equal(again.candidates, busy.candidates)
@@ -389,7 +391,9 @@ def test_the_command_prints_and_saves(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("share", "stage"), [(0.0, "screening"), (0.4, "comparing the better"), (0.9, "judging the")])
+@pytest.mark.parametrize(
+    ("share", "stage"), [(0.0, "screening"), (0.55, "comparing the better"), (0.85, "judging the")]
+)
 def test_an_interrupt_ends_the_search_with_what_is_known_so_far(busy, share, stage):
     """A stage that has not begun makes no runs; provisional finalists come from the last finished runs."""
 
@@ -398,7 +402,12 @@ def test_an_interrupt_ends_the_search_with_what_is_known_so_far(busy, share, sta
             raise KeyboardInterrupt
 
     found = recommend(
-        load_scenario(BUSY), slo="ttft_p95<250ms", engine="llamacpp", budget=SMALL, workers=1, progress=stop
+        load_scenario(BUSY, **CALMER),
+        slo="ttft_p95<250ms,tpot_p95<20ms",
+        engine="llamacpp",
+        budget=SMALL,
+        workers=1,
+        progress=stop,
     )
     assert stage in found.interrupted
     assert found.conclusion.startswith(f"Interrupted {found.interrupted}, after {found.runs} runs; ")
