@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from policies import Preset
 
 
-def show_names(console: Console, described: dict[str, str]) -> None:
-    """Print names with a line for each."""
+def show_policies(console: Console, presets: Iterable[Preset]) -> None:
+    """Print names with a line for each; plug-ins with the package or file that they come from, and its version."""
+    described = {p.name: p.summary if p.origin is None else f"{p.summary} ({p.origin})" for p in presets}
     console.print(_pairs(described))
 
 
@@ -35,5 +39,5 @@ def show_preset(console: Console, p: Preset) -> None:
 def _pairs(described: dict[str, str]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, text in described.items():
-        table.add_row(f"[bold]{name}[/]", text)
+        table.add_row(f"[bold]{name}[/]", escape(text))
     return table
