@@ -6,6 +6,9 @@ The public interface: the same verbs as the command line, returning results back
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBLIC.
@@ -100,10 +103,42 @@ _ALIASES = {"load": "load_scenario"}
 __all__ = sorted(_HOMES)
 
 
+_BESIDE = ("policies", "workloads", "real_engine")
+"""The packages that are installed beside this one."""
+
+
+def hidden_package() -> str | None:
+    """Say in a line which of our packages another module of its name hides, found first by Python; None if none."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for name in _BESIDE:
+        ours = os.path.join(folder, name)
+        found = _found_as(name)
+        if found is None or not os.path.isdir(ours) or os.path.realpath(found) == os.path.realpath(ours):
+            continue
+        return (
+            f"{found} hides a package of kvsim, since Python finds it before {ours}: rename it, "
+            "start in another folder, or take its folder off PYTHONPATH"
+        )
+    return None
+
+
+def _found_as(name: str) -> str | None:
+    """The folder of the package, or the file of the module, that Python finds under a name; None if there is none."""
+    try:
+        spec = find_spec(name)
+    except ValueError:  # It has been imported, or made, without saying where from.
+        return getattr(sys.modules[name], "__file__", None) or f"a module {name!r} made by the program"
+    if spec is None:
+        return None
+    return next(iter(spec.submodule_search_locations or ()), spec.origin)
+
+
 def __getattr__(name: str) -> Any:
     name = _ALIASES.get(name, name)
     if name not in _HOMES:
         raise AttributeError(f"module 'kvsim' has no attribute {name!r}")
+    if (hidden := hidden_package()) is not None:
+        raise ImportError(hidden)
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

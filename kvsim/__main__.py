@@ -5,6 +5,8 @@ import gc
 import sys
 from typing import Any
 
+from kvsim import hidden_package
+
 _IMPORTED = 200_000
 """Allocations before the first garbage collection; imports alone make about as many, and hardly any garbage."""
 
@@ -12,6 +14,9 @@ _IMPORTED = 200_000
 def main() -> None:
     """Run the command line; an interrupt ends it with exit code 130, also while modules are still being imported."""
     _postpone_collections()
+    if (hidden := hidden_package()) is not None:
+        print(f"kvsim: {hidden}", file=sys.stderr)
+        sys.exit(2)
     try:
         from kvsim.cli.app import main as run
 

@@ -1,13 +1,24 @@
 """KV-cache allocation policies: where each token's K and V live, and what must move.
 
-Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engine``.
+Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engine``. What a policy of one's own may
+import is in ``policies.api``.
 """
 
 from policies.content import NOTHING, Content
 from policies.fast_forward.forecast import FastForward, Usages
 from policies.paging.eviction import EVICTIONS, Eviction, FreeOrder
+from policies.plugins import (
+    PluginError,
+    PluginWarning,
+    available,
+    engine_of,
+    fault_in_plugin,
+    load_plugin,
+    origins,
+    why_left_out,
+)
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
-from policies.presets import Preset, available, current_name, engine_of
+from policies.presets import Preset, current_name
 from policies.vocabulary import (
     NO_MOVES,
     NO_SHIFT,
@@ -45,6 +56,8 @@ __all__ = [
     "Moves",
     "NoSlot",
     "Place",
+    "PluginError",
+    "PluginWarning",
     "Policy",
     "PolicyFactory",
     "Preset",
@@ -60,4 +73,8 @@ __all__ = [
     "available",
     "current_name",
     "engine_of",
+    "fault_in_plugin",
+    "load_plugin",
+    "origins",
+    "why_left_out",
 ]

@@ -121,8 +121,22 @@ class Policy(ABC):
     can_reserve: bool = False
     """Whether ``reserve`` sets room aside chunk by chunk; otherwise it says yes, and ``allocate`` may still refuse."""
 
+    contiguous: bool = False
+    """Whether a micro-batch needs one free extent, so that the largest one limits it; otherwise any free cells do."""
+
+    can_fast_forward: bool = False
+    """Whether ``plan_decode_steps`` and ``lockstep_batch`` tell exactly what ``allocate`` would do; if not, every step
+    is taken through ``allocate``. Each class declares it for itself: a subclass that places tokens in another way would
+    otherwise inherit plans that are wrong."""
+
     can_free_while_decoding: bool = False
     """Whether decode steps may make room for waiting requests: by giving up cells, or by forgetting a shared prefix."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make ``can_fast_forward`` False in a subclass that does not declare it."""
+        super().__init_subclass__(**options)
+        if "can_fast_forward" not in vars(cls):
+            cls.can_fast_forward = False
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -251,10 +265,9 @@ class Policy(ABC):
     def usage(self) -> Usage:
         """How full and how broken up the first group is now; asked for after every step where tables are kept.
 
-        By default counted from ``occupancy()``, as if nothing were reserved ahead and any free cells of a stream would
-        do for a sequence: a layout of which that is not true says so itself.
+        By default counted from ``occupancy()`` and ``contiguous``, as if nothing were reserved ahead.
         """
-        return usage_of(self.occupancy(), self.capacity, self.groups[0].streams)
+        return usage_of(self.occupancy(), self.capacity, self.groups[0].streams, contiguous=self.contiguous)
 
     def first_owners(self, group: int = 0) -> IntArray:
         """Shape (groups[group].cells,): the smallest sequence in each cell, -1 where it holds no token; for snapshots.
@@ -269,14 +282,16 @@ class Policy(ABC):
         """What at most ``n`` decode steps in a row would read and take; None where that is unknown or not worth it.
 
         The first of them is this step, the others continue the same sequences by a token each. The plan ends where
-        something must be decided: a search, a compaction, a failure. Changes nothing.
+        something must be decided: a search, a compaction, a failure. Changes nothing. Asked only of a policy that
+        declares ``can_fast_forward``.
         """
         return None
 
     def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """The sequences that decode in lockstep, the same object at every call; None where the layout has none.
 
-        While a sequence is a member, its tokens must not be placed in any other way.
+        While a sequence is a member, its tokens must not be placed in any other way. Asked only of a policy that
+        declares ``can_fast_forward``.
         """
         return None
 

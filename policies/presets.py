@@ -1,20 +1,17 @@
-"""The named policies: presets of layout, compactor, trigger and kernel; and plug-ins from other packages."""
+"""The named policies: presets of layout, compactor, trigger and kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
 from typing import TYPE_CHECKING
 
-from policies.policy import CacheConfig, Policy, PolicyFactory
+from policies.origin import Origin
+from policies.policy import CacheConfig, Policy
 
 if TYPE_CHECKING:
     from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
-
-ENTRY_POINT_GROUP = "kvsim.policies"
-"""Where other packages register policies, as entry points."""
 
 _B6975_PAD = 256
 """Multiple of cells to which llama.cpp pads the attended span since b6975."""
@@ -36,6 +33,8 @@ class Preset:
     build: Callable[[str, CacheConfig], Policy]
     engine: str = ""
     """The engine and version whose defaults apply where a scenario says nothing; empty for a layout of our own."""
+    origin: Origin | None = None
+    """Where a plug-in comes from; None if it is built in."""
 
     def __call__(self, config: CacheConfig) -> Policy:
         """A new policy with an empty cache. Raises ``ValueError`` where the configuration is impossible."""
@@ -431,8 +430,6 @@ PRESETS = (
 )
 """All built-in presets; the six core ones come first."""
 
-_BUILT_IN = {preset.name: preset for preset in PRESETS}
-
 
 ALIASES = {
     "split-regions": "prompt-decode-regions",
@@ -445,27 +442,3 @@ ALIASES = {
 def current_name(name: str) -> str:
     """The name that a policy has now; a name that is no alias is returned as it is."""
     return ALIASES.get(name, name)
-
-
-def engine_of(name: str) -> str:
-    """The engine and version that a policy stands for; empty for a layout of our own, and for what is no preset."""
-    preset = _BUILT_IN.get(name) or available().get(name)
-    return preset.engine if isinstance(preset, Preset) else ""
-
-
-def available() -> dict[str, PolicyFactory]:
-    """Every policy that is installed, by its current name: built-in ones first, then plug-ins in order of name.
-
-    Plug-ins are looked for once in a process, since that takes longer than a short run. None can take a built-in name
-    or an alias.
-    """
-    return dict(_found_by(entry_points))
-
-
-@cache
-def _found_by(search: Callable[..., Iterable[EntryPoint]]) -> dict[str, PolicyFactory]:
-    found: dict[str, PolicyFactory] = {preset.name: preset for preset in PRESETS}
-    for point in sorted(search(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
-        if point.name not in found and point.name not in ALIASES:
-            found[point.name] = point.load()
-    return found

@@ -311,10 +311,11 @@ class CellMap:
         return np.array([min(o, default=-1) for o in self.owners], dtype=np.int64)
 
 
-def usage_of(cells: CellMap, capacity: int, streams: int = 1) -> Usage:
-    """Count the usage of a cache in which nothing is reserved and any free cells of a stream will do.
+def usage_of(cells: CellMap, capacity: int, streams: int = 1, *, contiguous: bool = False) -> Usage:
+    """Count the usage of a cache in which nothing is reserved.
 
     ``capacity``: cells that can hold tokens. ``streams``: caches of equal size that the cells are divided into.
+    ``contiguous``: a micro-batch needs one free extent; otherwise any free cells of a stream will do.
     """
     used = cells.position >= 0
     by_stream = used.reshape(streams, -1)
@@ -322,13 +323,15 @@ def usage_of(cells: CellMap, capacity: int, streams: int = 1) -> Usage:
     # A used cell at either end of each stream, so that every free extent has a first cell and a cell behind it.
     edges = np.diff(np.pad(by_stream, ((0, 0), (1, 1)), constant_values=True).astype(np.int8), axis=1).ravel()
     lengths = np.flatnonzero(edges > 0) - np.flatnonzero(edges < 0)
+    largest = int(lengths.max(initial=0))
+    placeable = largest if contiguous else int((~by_stream).sum(axis=1).max())
     return Usage(
         capacity,
         stored,
         allocated=stored,
-        placeable=min(int((~by_stream).sum(axis=1).max()), capacity - stored),
+        placeable=min(placeable, capacity - stored),
         free_extents=len(lengths),
-        largest_free_extent=int(lengths.max(initial=0)),
+        largest_free_extent=largest,
         span=int(np.flatnonzero(used).max(initial=-1)) + 1,
     )
 

@@ -16,11 +16,14 @@ from policies import (
     Chunk,
     MicroBatch,
     NoSlot,
+    PluginError,
     Policy,
     PolicyFactory,
     SequencePlan,
     available,
     current_name,
+    fault_in_plugin,
+    why_left_out,
 )
 from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
@@ -160,6 +163,11 @@ class Generation:
         except NoSlot as e:
             cells = f"{self._policy.capacity} cells"
             raise UserError(f"{self._policy.name}: no room after {done} tokens in {cells}: {e}") from None
+        except Exception as e:
+            line = fault_in_plugin(e, self._policy)
+            if line is None:
+                raise
+            raise UserError(line) from e
         finally:
             self._policy.free(_SEQ)
 
@@ -245,11 +253,13 @@ def _build(policy: str | PolicyFactory, cells: int, total: int, n_layers: int) -
     if isinstance(policy, str):
         policy, known = current_name(policy), available()
         if policy not in known:
-            raise UserError(no_such("policy", policy, known))
+            raise UserError(why_left_out(policy) or no_such("policy", policy, known))
         policy = known[policy]
     try:
         return policy(
             CacheConfig(cells=cells, n_ubatch=_STEP, sequences=1, max_tokens=max(total, 2), n_layers=n_layers)
         )
+    except PluginError as e:
+        raise UserError(str(e)) from e
     except ValueError as e:
         raise UserError(f"a cache of {cells} cells: {e}") from None

@@ -28,7 +28,7 @@ AT_THE_ROOT = {"__init__", "__main__", "errors", "installation", "machine", "res
 MAY_MEASURE = {"cli", "engines", "calibration", "advice"}
 """Rooms that may import the real engine."""
 FLOORS = {
-    "policies": ("presets", "layouts", "paging", "fast_forward", "compaction", "cells", ""),
+    "policies": ("api", "plugins", "presets", "layouts", "paging", "fast_forward", "compaction", "cells", ""),
     "workloads": ("traces", "fitting", "generators", ""),
 }
 """Folders of the other packages, in the same order; "" are the modules beside the folders."""

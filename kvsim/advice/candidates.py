@@ -21,7 +21,7 @@ from kvsim.model.engine_versions import LLAMACPP_B4666
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
 from kvsim.scenario.scenario import Scenario, engine_version, load_scenario
-from policies import Preset, available
+from policies import available
 from workloads import named_rng
 
 TargetEngine = Literal["llamacpp", "vllm", "research"]
@@ -247,7 +247,7 @@ def _policies_left_out(searched: set[str], engine: str, window: int | None, mode
     for name, preset in available().items():
         if name in searched or covered.get(name) in searched:
             continue
-        if not isinstance(preset, Preset):
+        if preset.origin is not None:
             left_out[name] = ("engine", "a plug-in, whose settings are not known here")
         elif name in _NOT_AN_OPTION:
             left_out[name] = ("forgets", preset.summary)

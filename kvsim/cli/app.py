@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from kvsim.cli.console import fail
+from kvsim.cli.console import fail, plain_warnings
 from kvsim.cli.lazy import LazyCommand
 from kvsim.errors import Divergence, NoTimes, UserError
 from kvsim.installation import NAME, described, install_extra
@@ -74,7 +74,8 @@ app.commands.update(
 def main() -> None:
     """Run the command line; wrong input ends it with one line for each fault and exit code 2."""
     try:
-        app(prog_name=NAME)
+        with plain_warnings():
+            app(prog_name=NAME)
     except Divergence as e:
         sys.exit(fail(str(e), 1))
     except NoTimes as e:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -41,6 +43,22 @@ def warn(lines: Iterable[str]) -> None:
 def point_to_questions(words: str) -> None:
     """Say which common questions have to do with what was printed."""
     typer.echo(f"See also: kvsim questions {words}")
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print the warnings of our packages that are meant for users in a line each; others as Python does."""
+    with warnings.catch_warnings():
+        as_usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if category.__module__.startswith("policies."):
+                warn([str(message)])
+            else:
+                as_usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def fail(message: str, code: int) -> int:

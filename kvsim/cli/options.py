@@ -35,6 +35,10 @@ Policies = Annotated[
     list[str] | None,
     typer.Option("--policy", "-p", help="Can be given several times.", autocompletion=completion.policies),
 ]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE.py", help="A file with policies of your own; can be given several times."),
+]
 NoFastForward = Annotated[
     bool, typer.Option("--no-fast-forward", help="Simulate every step as its own event; the result is the same.")
 ]
@@ -145,6 +149,18 @@ def read_time(text: str | None) -> Time | None:
         if text == unit:
             return unit
     raise UserError(f"--time: {text!r}; accepted: {', '.join(units)}")
+
+
+def load_plugins(files: list[Path] | None) -> None:
+    """Make the policies of single files available. Raises ``UserError``."""
+    if files:
+        from policies import PluginError, load_plugin
+
+        try:
+            for file in files:
+                load_plugin(file)
+        except PluginError as e:
+            raise UserError(str(e)) from e
 
 
 def storage_type(option: str, name: str) -> Storage:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import Livelock, UserError
 from kvsim.experiments.measures import Measures, share_of_requests, times_digest, whole_run_measures
+from kvsim.experiments.policy_code import plugins_used
 from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.experiments.verdict import Verdict, judge
 from kvsim.experiments.workers import map_ordered
@@ -111,6 +112,7 @@ class Comparison:
             "wall_s": sum(result.summary["wall_s"] for result in self.results),
             "e2e_mean_over_oracle": against_oracle(self.results) or None,
             "policies": [result.summary for result in self.results],
+            "plugins": plugins_used(result.policy for result in self.results),
             **self.verdict.to_dict(),
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from functools import cache
 from importlib import resources
@@ -12,8 +11,8 @@ from typing import Any
 
 from kvsim import __version__
 from kvsim.costs.shipped import is_shipped
+from kvsim.experiments.policy_code import describe_code
 from kvsim.scenario.scenario import Scenario
-from policies import Preset, available
 
 PACKAGES = ("kvsim", "policies", "workloads")
 """The packages whose sources affect a simulated result."""
@@ -36,8 +35,12 @@ def digest_of(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def scenario_parts(scenario: Scenario) -> list[Any]:
-    """Return what a run depends on besides the code: the scenario's keys, and digests of the files that it names."""
+def scenario_parts(scenario: Scenario, policy_code: Any = None) -> list[Any]:
+    """Return what a run depends on besides our code.
+
+    These are the scenario's keys, digests of the files that it names, and what ``describe_code`` says of its policy;
+    ``policy_code`` says that of a callable which builds the policy.
+    """
     table = scenario.model_dump(mode="json")
     _replace_paths(table["workload"], scenario.folder)
     profile = table["machine"]["profile"]
@@ -48,7 +51,7 @@ def scenario_parts(scenario: Scenario) -> list[Any]:
         table["machine"]["profile"] = _file_digest(str(scenario.folder / Path(profile).expanduser()))
     if table["model"]["name"].endswith(".gguf"):
         table["model"]["name"] = _file_digest(table["model"]["name"])
-    return [table, _plugin_digest(scenario.cache.policy)]
+    return [table, describe_code(scenario.cache.policy) if policy_code is None else policy_code]
 
 
 def _replace_paths(table: Any, folder: Path) -> None:
@@ -72,15 +75,3 @@ def _file_digest(path: str) -> str:
             return hashlib.file_digest(file, "blake2b").hexdigest()
     except (OSError, ValueError):
         return f"unread: {path}"
-
-
-@cache
-def _plugin_digest(policy: str) -> str:
-    """Digest of the module that defines a plug-in policy; empty for built-in ones."""
-    factory = available()[policy]
-    build = factory.build if isinstance(factory, Preset) else factory
-    module = inspect.getmodule(build)
-    source = getattr(module, "__file__", None)
-    if module is None or source is None or module.__name__.split(".")[0] in PACKAGES:
-        return ""
-    return _file_digest(source)

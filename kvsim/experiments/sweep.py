@@ -10,11 +10,13 @@ from typing import Any
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import check_precision
 from kvsim.experiments.fingerprint import code_version, digest_of, scenario_parts
+from kvsim.experiments.policy_code import describe_code
 from kvsim.experiments.store import Row, Store, SweepPosition, Timing
 from kvsim.experiments.sweep_file import Point, SweepPlan, plan_sweep
 from kvsim.experiments.sweep_result import SweepResult
 from kvsim.experiments.sweep_task import RunTask, RunTasks, one_line
 from kvsim.experiments.workers import map_unordered
+from policies import PolicyFactory
 
 SweepProgress = Callable[[int, int, int], None]
 """Called with the numbers of runs finished, of runs wanted so far, and of failed runs."""
@@ -34,8 +36,12 @@ def sweep(
     requests: int | None = None,
     show: str | Sequence[str] | None = None,
     max_failed: float | str | None = None,
+    policies: Sequence[str | PolicyFactory] | None = None,
 ) -> SweepResult:
     """Run a sweep, given as a built-in name, a TOML file or its table (see ``sweep_file.SweepFile``).
+
+    ``policies`` replace those of the file, and may be callables from a ``CacheConfig`` to a policy, as in ``compare``;
+    so may those of a table.
 
     Runs that are already in ``out`` (by default ``results/NAME/sweep.sqlite``) are not repeated, so a sweep that was
     interrupted, or whose file was changed, continues where it can. ``workers``: number of processes, by default one per
@@ -52,7 +58,7 @@ def sweep(
         raise UserError(f"workers: {workers}; at least 1 is accepted")
     if workers is not None and dask is not None:
         raise UserError("workers: a dask cluster has its own; give either workers or dask")
-    plan = plan_sweep(source, seed=seed, requests=requests, show=show, max_failed=max_failed)
+    plan = plan_sweep(source, seed=seed, requests=requests, show=show, max_failed=max_failed, policies=policies)
     path = default_store(plan) if out is None else Path(out)
     if path.is_dir():
         raise UserError(f"{path}: is a folder; a file is expected")
@@ -63,7 +69,7 @@ def sweep(
             raise UserError(f"{path}: holds the sweep {name!r}, this one is {plan.name!r}; name another with --out")
         tracker = _RunTracker(plan, store, progress)
         while tasks := tracker.next_tasks():
-            for finished in map_unordered(RunTasks(code_version()), _chunks(tasks), workers, dask):
+            for finished in map_unordered(RunTasks(code_version(), tracker.plugins), _chunks(tasks), workers, dask):
                 tracker.store_finished(finished)
         tracker.report_progress()
         return SweepResult(plan, tuple(store.rows()), path)
@@ -81,6 +87,11 @@ class _RunTracker:
         self._plan = plan
         self._store = store
         self._progress = progress
+        named = {name: describe_code(name) for name in plan.policies if name not in plan.factories}
+        self.plugins = {name: code for name, code in named.items() if code is not None}
+        """What the code of each plug-in is that the sweep uses by name."""
+        self._codes = {name: describe_code(factory) for name, factory in plan.factories.items()}
+        """What the code of each policy is that was given as a callable."""
         self._settings = {point.number: json.dumps(point.settings) for point in plan.points}
         self._stored = store.digests()
         self._replications = dict.fromkeys(range(len(plan.points)), 0)
@@ -173,9 +184,11 @@ class _RunTracker:
     def _task(self, point: Point, r: int) -> RunTask:
         scenario, file = point.replication(r), self._plan.file
         slo = None if file.slo is None else file.slo.model_dump()
-        digest = digest_of(code_version(), scenario_parts(scenario), file.warmup, slo)
+        parts = scenario_parts(scenario, self._codes.get(point.policy))
+        digest = digest_of(code_version(), parts, file.warmup, slo)
         settings = self._settings[point.number]
-        return RunTask(digest, point.number, r, point.policy, settings, scenario, file.warmup, file.slo)
+        factory = self._plan.factories.get(point.policy)
+        return RunTask(digest, point.number, r, point.policy, settings, scenario, file.warmup, file.slo, factory)
 
     def _invalid_row(self, point: Point) -> Row:
         """The stored row of a point with invalid settings."""

@@ -7,8 +7,8 @@ import itertools
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,7 +32,7 @@ from kvsim.errors import UserError, choices, no_such, unknown
 from kvsim.experiments.measures import NEED_OBJECTIVES, Objectives, measure_called, share_of_requests
 from kvsim.scenario.scenario import PolicyName, Scenario, check_name, name_of, read, read_toml, set_key, validated
 from kvsim.scenario.section import Section
-from policies import available, current_name
+from policies import PolicyFactory, available, current_name, why_left_out
 
 MOST_RUNS = 100_000
 """Maximum number of runs in one sweep."""
@@ -222,6 +222,8 @@ class SweepPlan:
     file: SweepFile
     points: tuple[Point, ...]
     """Sorted by number; each number appears once per policy."""
+    factories: Mapping[str, PolicyFactory] = field(default_factory=dict)
+    """What builds each policy that was given as a callable, by the name that it gives itself."""
 
     @property
     def name(self) -> str:
@@ -255,18 +257,21 @@ def plan_sweep(
     requests: int | None = None,
     show: str | Sequence[str] | None = None,
     max_failed: float | str | None = None,
+    policies: Sequence[str | PolicyFactory] | None = None,
 ) -> SweepPlan:
     """Read a sweep and lay out its points without running any.
 
     ``source`` is a built-in name, a TOML file or its table. ``seed`` and ``requests`` replace those of the scenario,
-    ``show`` and ``max_failed`` those of the sweep. Settings that are invalid only in combination, such as a slot
-    context larger than the cache, become points with a ``fault``. Raises ``UserError`` for anything that is always
-    invalid: a misspelt key, a value that its key never accepts, an unknown policy, or a base scenario that cannot be
-    run. Raises ``WorkloadError`` for an unreadable trace.
+    ``show``, ``max_failed`` and ``policies`` those of the sweep; policies may be callables, in a table too. Settings
+    that are invalid only in combination, such as a slot context larger than the cache, become points with a ``fault``.
+    Raises ``UserError`` for anything that is always invalid: a misspelt key, a value that its key never accepts, an
+    unknown policy, or a base scenario that cannot be run. Raises ``WorkloadError`` for an unreadable trace.
     """
     data, label, folder = _read(source)
-    replaced = {"show": show, "max_failed": max_failed}
+    policies = [policies] if isinstance(policies, str) and policies != "all" else policies
+    replaced = {"show": show, "max_failed": max_failed, "policies": policies}
     data = data | {key: value for key, value in replaced.items() if value is not None}
+    data, callables = _without_callables(data)
     file = _checked(data, label)
     base, base_folder = _base(file, label, folder)
     if seed is not None:
@@ -280,8 +285,9 @@ def plan_sweep(
         own = validated(base, label, base_folder)
     if own.seed + max(file.replications, file.stop.most if file.stop else 1) > 2**63:
         raise UserError(f"{label}: seed: {own.seed} leaves no room for further replications' seeds")
-    policies = _policies(file, label, own)
-    runs = _size(file, own) * len(policies) * file.replications
+    file, factories = _with_names(file, callables, label, own)
+    names = _policies(file, label, own, factories)
+    runs = _size(file, own) * len(names) * file.replications
     if runs > MOST_RUNS:
         raise UserError(f"{label}: {runs:,} runs; at most {MOST_RUNS:,} are accepted")
     settings = _design(file, own)
@@ -293,9 +299,9 @@ def plan_sweep(
         from kvsim.simulation.run import profile_of
 
         profile_of(own)
-    points = tuple(_points(file.name, base, base_folder, settings, policies, own))
-    _refuse_invalid_values(file, label, points)
-    return SweepPlan(file, points)
+    points = tuple(_points(file.name, base, base_folder, settings, names, own))
+    _refuse_invalid_values(file, label, points, factories)
+    return SweepPlan(file, points, factories)
 
 
 def _folder() -> Any:
@@ -383,14 +389,42 @@ def _base(file: SweepFile, label: str, folder: Path) -> tuple[dict[str, Any], Pa
     return data, its_folder.resolve()
 
 
-def _policies(file: SweepFile, label: str, base: Scenario) -> list[str | None]:
+def _without_callables(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, PolicyFactory]]:
+    """The table with a word in the place of each policy that is a callable, and the callables by these words."""
+    given = data.get("policies")
+    if not isinstance(given, list | tuple):
+        return data, {}
+    words = {f"callable {i}": policy for i, policy in enumerate(given) if callable(policy)}
+    kept = [f"callable {i}" if callable(policy) else policy for i, policy in enumerate(given)]
+    return {**data, "policies": kept}, words
+
+
+def _with_names(
+    file: SweepFile, callables: dict[str, PolicyFactory], label: str, base: Scenario
+) -> tuple[SweepFile, dict[str, PolicyFactory]]:
+    """The file with the names that callables give their policies, and the callables by these. Raises ``UserError``."""
+    from kvsim.simulation.run import build_policy
+
+    names: dict[str, str] = {}
+    factories: dict[str, PolicyFactory] = {}
+    for word, factory in callables.items():
+        name = names[word] = build_policy(base, factory).name
+        if name in available() or factories.setdefault(name, factory) is not factory:
+            raise UserError(f"{label}: policies: a callable names its policy {name!r}, as another one is named already")
+    if callables and isinstance(file.policies, list):
+        file = file.model_copy(update={"policies": [names.get(policy, policy) for policy in file.policies]})
+    return file, factories
+
+
+def _policies(file: SweepFile, label: str, base: Scenario, factories: Mapping[str, PolicyFactory]) -> list[str | None]:
     """The policies to run; None stands for the scenario's own."""
     known = available()
     if file.policies == "all":
         return list(known)
     for name in [*(file.policies or ()), base.cache.policy]:
-        if name not in known:
-            raise UserError(f"{label}: policies: {no_such('policy', name, known)}")
+        if name not in known and name not in factories:
+            why = why_left_out(name) or no_such("policy", name, known)
+            raise UserError(f"{label}: policies: {why}")
     return list(dict.fromkeys(file.policies)) if file.policies else [None]
 
 
@@ -481,7 +515,9 @@ def _points(
             yield Point(number, under, row, scenario and scenario.model_copy(update={"cache": cache}), fault)
 
 
-def _refuse_invalid_values(file: SweepFile, label: str, points: tuple[Point, ...]) -> None:
+def _refuse_invalid_values(
+    file: SweepFile, label: str, points: tuple[Point, ...], factories: Mapping[str, PolicyFactory]
+) -> None:
     """Raise ``UserError`` for an axis, or a value of a list, that is invalid at every point where it occurs."""
     for key, axis in file.axes.items():
         by_value: dict[Scalar | None, list[str | None]] = {}
@@ -493,8 +529,9 @@ def _refuse_invalid_values(file: SweepFile, label: str, points: tuple[Point, ...
                 raise UserError(faults[0].replace(f"{file.name}: ", f"{label}: axes: ", 1))
     known = available()
     for point in points:
-        if point.policy not in known:
-            raise UserError(f"{label}: axes: cache.policy: {no_such('policy', point.policy, known)}")
+        if point.policy not in known and point.policy not in factories:
+            why = why_left_out(point.policy) or no_such("policy", point.policy, known)
+            raise UserError(f"{label}: axes: cache.policy: {why}")
 
 
 def _fault_of_key(name: str, key: str, fault: str) -> str | None:

@@ -15,6 +15,7 @@ import numpy as np
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import LEVEL, check_precision, replication_interval
 from kvsim.experiments.measures import MEASURES, MORE_IS_BETTER, WITHOUT_INTERVAL, measure_called, measure_interval
+from kvsim.experiments.policy_code import plugins_used
 from kvsim.experiments.shared_warnings import share_warnings
 from kvsim.experiments.store import Row, written_names
 from kvsim.experiments.sweep_file import SweepPlan
@@ -183,8 +184,9 @@ class SweepResult:
         drops: dict[str, bool] = {}
         for point in self.plan.points:
             if point.scenario is not None and point.policy not in drops:
+                policy = self.plan.factories.get(point.policy, point.policy)
                 try:
-                    drops[point.policy] = build_policy(point.scenario, point.policy).unbounded
+                    drops[point.policy] = build_policy(point.scenario, policy).unbounded
                 except UserError:
                     continue  # It may be possible at another point.
         return tuple(policy for policy, unbounded in drops.items() if unbounded)
@@ -408,6 +410,7 @@ class SweepResult:
             "assumed": list(self.assumed),
             "conclusion": self.conclusion(),
             "warnings": list(self.warnings),
+            "plugins": plugins_used(self.plan.policies),
             "forgetful": list(self.forgetful),
             "imprecise": self.imprecise,
             "points": _records(self.table),

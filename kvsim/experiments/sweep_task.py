@@ -6,16 +6,19 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 from kvsim.errors import UserError
 from kvsim.experiments.fingerprint import code_version
 from kvsim.experiments.measures import Objectives, WarmupRule, measures, times_digest
+from kvsim.experiments.policy_code import describe_code
 from kvsim.experiments.store import Row, Timing
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.run import run
+from policies import PolicyFactory, available
 from workloads import WorkloadError
 
 
@@ -32,6 +35,8 @@ class RunTask:
     scenario: Scenario
     warmup: WarmupRule
     slo: Objectives | None
+    factory: PolicyFactory | None = None
+    """What builds the policy, where that was given as a callable."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,18 @@ class RunTasks:
 
     code: str
     """The code version that must execute them."""
+    plugins: Mapping[str, Any] = field(default_factory=dict)
+    """What ``describe_code`` says of each plug-in that they use, which must be that of the process that executes them.
+    """
 
     def __call__(self, tasks: Sequence[RunTask]) -> list[tuple[Row, Timing]]:
         """Execute the runs. Raises ``UserError`` if this process has another version of the code."""
         if code_version() != self.code:
             there = f"{platform.node()} has {code_version()}"
             raise UserError(f"the workers run a different kvsim: {there}, this process has {self.code}")
+        for policy, code in self.plugins.items():
+            if policy not in available() or describe_code(policy) != code:
+                raise UserError(f"{platform.node()}: the workers have no plug-in {policy!r} that is as here")
         return list(_execute(tasks))
 
 
@@ -61,7 +72,7 @@ def _run(task: RunTask) -> Row:
     scenario = task.scenario
     known = (task.digest, task.number, task.replication, task.policy, task.settings, scenario.to_toml())
     try:
-        result = run(scenario, detail="tables")
+        result = run(scenario, policy=task.factory, detail="tables")
         measured, times = measures(result, task.warmup, task.slo), times_digest(result)
     except (UserError, WorkloadError) as e:
         return Row(*known, "failed", error=one_line(str(e)))

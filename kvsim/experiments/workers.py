@@ -14,9 +14,14 @@ from typing import Any, TypeVar
 
 from kvsim.errors import UserError
 from kvsim.installation import install_extra
+from policies import PluginError
+from policies.plugins import loaded_files, reload_files
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
+
+PluginFiles = tuple[tuple[str, str], ...]
+"""Files with policies of the user's own, each with the digest of its code."""
 
 _CONNECT_S = 10
 """Seconds in which a dask scheduler must answer."""
@@ -63,7 +68,8 @@ def _in_this_process(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterat
 def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job], count: int, *, ordered: bool) -> Iterator[Done]:
     import joblib
 
-    calls = (joblib.delayed(partial(_in_a_worker, os.getpid()))(work, job) for job in jobs)
+    in_a_worker = partial(_in_a_worker, os.getpid(), loaded_files())
+    calls = (joblib.delayed(in_a_worker)(work, job) for job in jobs)
     try:
         with joblib.parallel_config("loky", inner_max_num_threads=1):
             return_as = "generator" if ordered else "generator_unordered"
@@ -87,7 +93,7 @@ def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> 
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
         raise UserError(f"{address}: no dask scheduler answers there: {reason}") from None
     with client:
-        futures = client.map(partial(_with_one_thread, work), jobs, pure=False)
+        futures = client.map(partial(_with_plugins, loaded_files(), partial(_with_one_thread, work)), jobs, pure=False)
         try:
             for future in as_completed(futures, loop=client.loop):
                 yield future.result()
@@ -102,9 +108,18 @@ def _with_one_thread(work: Callable[[Job], Done], job: Job) -> Done:
         return work(job)
 
 
-def _in_a_worker(parent: int, work: Callable[[Job], Done], job: Job) -> Done:
-    _prepare_worker(parent)
+def _with_plugins(files: PluginFiles, work: Callable[[Job], Done], job: Job) -> Done:
+    """Work with the plug-ins that the sending process had loaded from files."""
+    try:
+        reload_files(files)
+    except PluginError as e:
+        raise UserError(str(e)) from None
     return work(job)
+
+
+def _in_a_worker(parent: int, files: PluginFiles, work: Callable[[Job], Done], job: Job) -> Done:
+    _prepare_worker(parent)
+    return _with_plugins(files, work, job)
 
 
 @contextmanager

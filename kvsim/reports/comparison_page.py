@@ -20,7 +20,7 @@ from kvsim.reports.page import (
     share,
     words,
 )
-from kvsim.reports.parts import footer, read, reproduce
+from kvsim.reports.parts import footer, plugin_options, plugins, read, reproduce
 from kvsim.simulation.failures import failure_lines
 from kvsim.simulation.snapshots import FILE, load_snapshots
 
@@ -50,6 +50,7 @@ def comparison_page(folder: Path, saved: dict[str, Any]) -> Page:
         f"the machine profile “{saved['profile']}”.",
         *dict.fromkeys(line for run in runs for line in run.get("assumed", ())),
     ]
+    asked += plugins(saved)
     figures = [Figure.of("Latency", latency_ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
     for name, title in _FIGURES.items():
         if (folder / name).is_file():
@@ -204,4 +205,4 @@ def latency_ranges(runs: list[dict[str, Any]]) -> Drawing:
 def _flags(saved: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     several = f" --replications {saved['replications']}" if saved.get("replications", 1) > 1 else ""
     tolerant = f" --max-failed {100 * saved['max_failed']:g}%" if saved.get("max_failed") else ""
-    return "".join(f" --policy {run['policy']}" for run in runs) + several + tolerant
+    return "".join(f" --policy {run['policy']}" for run in runs) + several + tolerant + plugin_options(saved)

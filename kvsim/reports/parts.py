@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import kvsim
 from kvsim.errors import UserError
+from kvsim.experiments.policy_code import plugins_line
 from kvsim.reports.page import Section
 
 _VERSIONS = ("numpy", "scipy", "simpy", "pandas")
@@ -46,6 +48,18 @@ def reproduce(command: str, listings: Sequence[tuple[str, str]]) -> Section:
         ["All defaults are filled in. The same seed gives the same result."],
         listings=[*listings, ("Command and versions", "\n".join([command, "", *versions]))],
     )
+
+
+def plugin_options(saved: dict[str, Any]) -> str:
+    """The options that load again the single files whose policies were used."""
+    packages = dict.fromkeys(each["package"] for each in saved.get("plugins", ()))
+    return "".join(f" --plugin {shlex.quote(package)}" for package in packages if package.endswith(".py"))
+
+
+def plugins(saved: dict[str, Any]) -> list[str]:
+    """Say which policies are plug-ins, and of which versions; nothing if none is, or in results of earlier versions."""
+    line = plugins_line(saved.get("plugins", ()))
+    return [f"{line[:1].upper()}{line[1:]}."] if line else []
 
 
 def footer() -> str:

@@ -9,7 +9,7 @@ from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
 from kvsim.experiments.sweep_result import MOST_DRAWN
 from kvsim.reports.page import Cell, Figure, Page, Section, Table, milliseconds, number, words
-from kvsim.reports.parts import footer, reproduce
+from kvsim.reports.parts import footer, plugin_options, plugins, reproduce
 
 _SHOWN = ("e2e_mean", "e2e_p95", "ttft_p95", "tpot_p95", "throughput_tokens_per_s", "failed_share", "preemptions")
 _MOST_FAILURES = 200
@@ -30,6 +30,7 @@ def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") 
         f"failed; {sweep.get('replications', 1)} replications with the same requests under every policy.",
         *saved.get("assumed", ()),
     ]
+    asked += plugins(saved)
     figures = []
     if (folder / picture).is_file():
         drawn = sweep.get("show", [saved["measure"]])[:MOST_DRAWN]
@@ -43,7 +44,7 @@ def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") 
         sections.append(Section("Warnings", list(saved["warnings"])))
     if saved["failures"]:
         sections.append(Section("Failures", tables=[_failures_table(saved)]))
-    sections.append(reproduce("kvsim sweep sweep.toml", [("Sweep", tomli_w.dumps(sweep))]))
+    sections.append(reproduce(f"kvsim sweep sweep.toml{plugin_options(saved)}", [("Sweep", tomli_w.dumps(sweep))]))
     return Page(f"Sweep: {saved['name']}", asked, [str(saved["conclusion"])], sections, footer())
 
 

@@ -13,7 +13,7 @@ import simpy
 
 from kvsim.costs.cost_model import CostModel, HostLink
 from kvsim.costs.profile import Profile, load_profile
-from kvsim.errors import NoTimes, UserError, no_such
+from kvsim.errors import Divergence, NoTimes, UserError, no_such
 from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
@@ -25,8 +25,17 @@ from kvsim.simulation.result import Result, summarize
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
 from kvsim.simulation.time_breakdown import TimeBreakdown
-from policies import Policy, PolicyFactory, Preset, available, current_name
-from workloads import Prefixes
+from policies import (
+    PluginError,
+    Policy,
+    PolicyFactory,
+    Preset,
+    available,
+    current_name,
+    fault_in_plugin,
+    why_left_out,
+)
+from workloads import Prefixes, WorkloadError
 
 
 def build_policy(
@@ -40,7 +49,7 @@ def build_policy(
     if isinstance(choice, str):
         choice, known = current_name(choice), available()
         if choice not in known:
-            raise UserError(no_such("policy", choice, known))
+            raise UserError(why_left_out(choice) or no_such("policy", choice, known))
         scenario, choice = scenario.under(choice), known[choice]
     else:
         scenario = scenario.under(choice.name if isinstance(choice, Preset) else "")
@@ -51,6 +60,8 @@ def build_policy(
     relative = None if costs is None else costs.relative(scenario.cache.kernel or "masked")
     try:
         built = choice(scenario.cache_config(relative))
+    except PluginError as e:
+        raise UserError(str(e)) from e
     except ValueError as e:
         raise UserError(f"{scenario.name}: cache: {e}") from None
     if scenario.server.context_shift and not built.unbounded and not built.can_shift:
@@ -133,6 +144,20 @@ def _seldom_collecting() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+@contextmanager
+def _naming_faults_of_plugins(policy: Policy) -> Iterator[None]:
+    """Turn an error under a plug-in's policy that is no fault of the input into a ``UserError`` that says where."""
+    try:
+        yield
+    except (UserError, WorkloadError, Divergence):
+        raise
+    except Exception as e:
+        line = fault_in_plugin(e, policy)
+        if line is None:
+            raise
+        raise UserError(line) from e
+
+
 def drive(
     scenario: Scenario,
     policy: Policy,
@@ -161,12 +186,12 @@ def drive(
     else:
         arrivals = Script(env, script)
     served = scenario.under(policy.name)
-    scheduler = SCHEDULERS[scenario.server.scheduler](served, policy, backend, recorder)
-    prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
-    recorder.cache(0.0, policy.usage())
-    ahead = fast_forward and script is None
-    server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, fast_forward=ahead)
-    with _seldom_collecting():
+    with _seldom_collecting(), _naming_faults_of_plugins(policy):
+        scheduler = SCHEDULERS[scenario.server.scheduler](served, policy, backend, recorder)
+        prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
+        recorder.cache(0.0, policy.usage())
+        ahead = fast_forward and script is None
+        server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, fast_forward=ahead)
         env.run(until=env.process(server.run()))
     summary = {
         "scenario": scenario.name,

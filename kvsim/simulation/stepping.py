@@ -45,9 +45,11 @@ class Stepper:
         self._recorder = recorder
         self._prefetcher = prefetcher
         self._predictor: Predictor | None = None
+        self._plans_ahead = policy.can_fast_forward
         if fast_forward and backend.predictor is not None and prefetcher.off:
             self._predictor = backend.predictor
-            scheduler.allow_lockstep(None if recorder.watches else policy.lockstep_batch())
+            follows_policy = self._plans_ahead and not recorder.watches
+            scheduler.allow_lockstep(policy.lockstep_batch() if follows_policy else None)
 
     def advance(self, step: Sequence[Chunk], now: float) -> Advance:
         """Place the composed step, or it and the decode-only steps that follow, and price them."""
@@ -95,7 +97,7 @@ class Stepper:
     def _planned_steps(self, step: Sequence[Chunk], now: float) -> Advance | None:
         """Take the decode-only steps that the policy can plan ahead; None if it cannot plan two."""
         predictor, recorder = self._predictor, self._recorder
-        if predictor is None:
+        if predictor is None or not self._plans_ahead:
             return None
         most = min(self._scheduler.decode_only_steps(step), recorder.unobserved_steps)
         planned = self._policy.plan_decode_steps(step, most) if most > 1 else None

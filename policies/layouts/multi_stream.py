@@ -46,6 +46,7 @@ class MultiStreamPolicy(Policy):
     """
 
     can_shift = True
+    can_fast_forward = True
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class MultiStreamPolicy(Policy):
         self._compactor = compactor
         self.moves_cells = compactor is not None
         self._n_ubatch = config.n_ubatch
-        self._contiguous = contiguous
+        self.contiguous = contiguous
         self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
 
     @property
@@ -268,7 +269,7 @@ class MultiStreamPolicy(Policy):
         arenas = self.arenas[0]
         used = sum(arena.used for arena in arenas)
         largest = max(arena.free.largest for arena in arenas)
-        placeable = largest if self._contiguous else max(arena.free.total for arena in arenas)
+        placeable = largest if self.contiguous else max(arena.free.total for arena in arenas)
         free_extents = sum(len(arena.free) for arena in arenas)
         top = max(i * arena.size + arena.top if arena.used else 0 for i, arena in enumerate(arenas))
         return Usage(self.capacity, used, used, placeable, free_extents, largest, top)
@@ -291,7 +292,7 @@ class MultiStreamPolicy(Policy):
             return None
         if any(chunk.also for chunk in step):
             return None
-        return plan_steps(self._streams, step, n, self._n_ubatch, contiguous=self._contiguous, tiles=self._tiles)
+        return plan_steps(self._streams, step, n, self._n_ubatch, contiguous=self.contiguous, tiles=self._tiles)
 
     def _forget_tiles(self, seq: int = -1) -> None:
         """Note that a sequence, or any if negative, gives up cells or gets others."""

@@ -53,6 +53,7 @@ class PagedPolicy(Policy):
     moves_cells = True
     """A shared block is copied before it is written to."""
     can_reserve = True
+    can_fast_forward = True
 
     def __init__(
         self,

@@ -27,7 +27,8 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
     the highest free cells. ``CacheConfig.sort_batch`` places the longest sequences of a batch first.
     """
 
-    any_free_cell = True
+    can_fast_forward = True
+    contiguous = False
 
     def __init__(self, name: str, config: CacheConfig):
         super().__init__(name, config, kernel="tiled")

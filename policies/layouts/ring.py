@@ -107,6 +107,7 @@ class RingPolicy(SequenceRegionPolicy):
     """
 
     unbounded = True
+    can_fast_forward = True
 
     def __init__(self, name: str, config: CacheConfig):
         self.window = min(config.window, config.max_tokens, config.cells)

@@ -230,6 +230,8 @@ class SequenceRegionPolicy(Policy):
 class ReservedPolicy(SequenceRegionPolicy):
     """Room for the longest possible sequence, up front (Hugging Face's static cache)."""
 
+    can_fast_forward = True
+
     def size_at_start(self, plan: SequencePlan) -> int:
         """The most that the sequence may ever hold."""
         return plan.max_tokens
@@ -238,6 +240,7 @@ class ReservedPolicy(SequenceRegionPolicy):
 class GrowingPolicy(SequenceRegionPolicy):
     """A buffer that is doubled, and copied, when it is full (a dynamic cache that concatenates)."""
 
+    can_fast_forward = True
     moves_cells = True
     least = 16
     """Cells of the smallest buffer."""
@@ -261,6 +264,7 @@ class OraclePolicy(SequenceRegionPolicy):
     sequence always completes. The bound that other policies are measured against; no real server knows lengths.
     """
 
+    can_fast_forward = True
     best_fit = True
 
     def size_at_start(self, plan: SequencePlan) -> int:

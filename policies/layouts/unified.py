@@ -35,12 +35,13 @@ class UnifiedPolicy(Policy):
 
     The bookkeeping is that of llama.cpp b4666 to b4880. ``keeps_partial``: when a later micro-batch of a step finds
     no room, keep what earlier ones took, as llama.cpp did; otherwise take it all back. A subclass with another search
-    overrides ``_find_cells``, ``_free_cell_path`` and ``any_free_cell``.
+    overrides ``_find_cells`` and declares ``contiguous``. Its steps are taken one by one, unless it overrides
+    ``_free_cell_path`` as well, and declares ``can_fast_forward``.
     """
 
     can_shift = True
-    any_free_cell = False
-    """Whether the search takes any free cells, so that one micro-batch can have all of them."""
+    can_fast_forward = True
+    contiguous = True
 
     def __init__(
         self,
@@ -223,7 +224,7 @@ class UnifiedPolicy(Policy):
         """State of the arena and of its free extents."""
         arena, free = self.arena, self.arena.free
         largest = free.largest
-        placeable = free.total if self.any_free_cell else largest
+        placeable = largest if self.contiguous else free.total
         return Usage(arena.size, arena.used, arena.used, placeable, len(free), largest, arena.top)
 
     def occupancy(self, group: int = 0) -> CellMap:

@@ -7,7 +7,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import kvsim
 from kvsim.simulation.run import build_policy
-from policies import available, presets
+from policies import available, plugins
 from real_engine import Engine
 from tests.docs.pages import blocks
 from tests.policies.test_invariants import SETTINGS, CacheMachine, FakeEntryPoint, settings
@@ -41,7 +41,7 @@ def test_it_is_no_worse_than_blocks_of_one_cell(policy):
 
 @pytest.mark.slow
 def test_it_keeps_every_invariant(policy, monkeypatch):
-    monkeypatch.setattr(presets, "entry_points", lambda group: [FakeEntryPoint("lowest-cell", policy)])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [FakeEntryPoint("lowest-cell", policy)])
     factory = available()["lowest-cell"]
     run_state_machine_as_test(partial(CacheMachine, factory), settings=settings(SETTINGS, max_examples=50))
 

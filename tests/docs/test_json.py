@@ -2,13 +2,15 @@
 
 import json
 import re
+import sys
 
 import pytest
 
 from kvsim import Recording, load_profile
 from kvsim.advice.why import CAUSES
 from kvsim.experiments.measures import MEASURES
-from tests.docs.pages import rows, sections
+from policies import plugins
+from tests.docs.pages import blocks, rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.kvsim.engines.test_llamacpp_conformance import ERA_A
 from tests.worlds import command
@@ -28,7 +30,7 @@ sessions = 12
 """
 SWEEP = """
 scenario = "chat"
-policies = ["paged", "ring", "streams"]
+policies = ["paged", "ring", "streams", "lowest-cell"]
 replications = 2
 [axes]
 "cache.cells" = [400, 2048]
@@ -36,8 +38,11 @@ replications = 2
 
 COMMANDS = {
     "run": ["run chat --requests 20", "run chat --requests 60 -p streams"],
-    "compare": ["compare chat --requests 60 -p paged -p vllm -p streams -p oracle --replications 2"],
-    "sweep": ["sweep sweep.toml --requests 60 --out sweep.sqlite --workers 1"],
+    "compare": [
+        "compare chat --requests 60 -p paged -p vllm -p streams -p oracle --replications 2 "
+        "-p lowest-cell --plugin mine.py"
+    ],
+    "sweep": ["sweep sweep.toml --requests 60 --out sweep.sqlite --workers 1 --plugin mine.py"],
     "why": ["why chat -p streams"],
     "recommend": [
         "recommend --scenario chat --slo ttft_p95<200ms --requests 10 --engine vllm --workers 1",
@@ -112,6 +117,11 @@ def compare(documented, found):
 def files(tmp_path, monkeypatch):
     """A folder with what the commands read."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_files", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine.py").write_text(
+        next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block)
+    )
     for name, text in (("small", SMALL), ("sessions", SESSIONS), ("sweep", SWEEP)):
         (tmp_path / f"{name}.toml").write_text(text)
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported, available, presets
+from policies import CacheConfig, Chunk, NoSlot, SequencePlan, Unsupported, available, plugins
 from policies.compaction.compactors import pack
 from policies.layouts.multi_stream import Rejected
 from policies.layouts.paged import PagedPolicy
@@ -111,7 +111,7 @@ class ForgetsATransfer(PagedPolicy):
 def test_a_plug_in_is_held_to_its_word_too(factory, monkeypatch, capsys):
     """The control: what is registered from elsewhere is found, and if it is wrong it does not pass."""
     mine = FakeEntryPoint("mine", factory)
-    monkeypatch.setattr(presets, "entry_points", lambda group: [mine] if group == "kvsim.policies" else [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [mine] if group == "kvsim.policies" else [])
     assert list(available())[-1] == "mine"
     quick = settings(SETTINGS, max_examples=100, phases=[Phase.generate])
     with pytest.raises(AssertionError):

@@ -5,7 +5,7 @@ import pytest
 import kvsim
 from kvsim.errors import UserError
 from kvsim.simulation.run import build_policy
-from policies import available, current_name, presets
+from policies import PluginWarning, available, current_name, plugins
 from policies.presets import ALIASES, PRESETS
 from real_engine.generate import _build
 from tests.policies.invariants.subjects import FakeEntryPoint
@@ -58,5 +58,7 @@ def test_an_unknown_policy_is_refused_with_the_current_names():
 
 def test_a_plug_in_cannot_take_the_name_of_an_alias(monkeypatch):
     taken = FakeEntryPoint("split-regions", PRESETS[0])
-    monkeypatch.setattr(presets, "entry_points", lambda group: [taken])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [taken])
+    with pytest.warns(PluginWarning, match="'split-regions' is the name of a built-in policy"):
+        available()
     assert list(available()) == [preset.name for preset in PRESETS]

@@ -8,7 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import kvsim
-from policies import CacheConfig, CellMap, Chunk, Group, MicroBatch, NoSlot, Place, Policy, Unsupported, View, presets
+from policies import CacheConfig, CellMap, Chunk, Group, MicroBatch, NoSlot, Place, Policy, Unsupported, View, plugins
 from policies.cells.reads import reads_of
 from policies.vocabulary import split_batch
 from tests.policies.invariants.rules import CacheMachine
@@ -72,7 +72,7 @@ def test_it_has_the_required_methods_alone():
 @pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
 def test_every_scheduler_serves_all_requests_with_it(scheduler, monkeypatch):
     mine = FakeEntryPoint(LowestFree.name, LowestFree)
-    monkeypatch.setattr(presets, "entry_points", lambda group: [mine] if group == presets.ENTRY_POINT_GROUP else [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [mine] if group == plugins.ENTRY_POINT_GROUP else [])
     scenario = kvsim.load("chat", workload__requests=20, server__scheduler=scheduler)
     result = kvsim.run(scenario, LowestFree.name, detail="tables")
     assert result.summary["policy"] == LowestFree.name

@@ -14,12 +14,14 @@ from kvsim.cli.options import (
     NoFastForward,
     NoLeap,
     Out,
+    Plugins,
     Policies,
     ProfileName,
     Requests,
     ScenarioName,
     Seed,
     SkipBadRows,
+    load_plugins,
     load_with,
 )
 from kvsim.cli.progress import RunProgress
@@ -35,6 +37,7 @@ def compare(
     seed: Seed = None,
     requests: Requests = None,
     profile: ProfileName = None,
+    plugin: Plugins = None,
     out: Out = Path("results"),
     replications: Annotated[
         int, typer.Option(help="Repeat every run with this many seeds, to get confidence intervals.", min=1, max=1000)
@@ -52,6 +55,7 @@ def compare(
     from policies import available
 
     ranked_up_to = share_of_requests("--max-failed", max_failed)
+    load_plugins(plugin)
     loaded = load_with(scenario, seed, requests, profile, skip_bad_rows)
     total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # Raises before a folder is made.

@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import print_json
-from kvsim.cli.options import Json, KeyType, NumpyThreads, ValueType, WeightType, storage_type
+from kvsim.cli.options import Json, KeyType, NumpyThreads, Plugins, ValueType, WeightType, load_plugins, storage_type
 
 app = typer.Typer(add_completion=False)
 
@@ -21,6 +21,7 @@ def generate(
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="The policy that allocates cells.", autocompletion=completion.policies)
     ] = "paged",
+    plugin: Plugins = None,
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Generate at most this many tokens.", min=1)] = 64,
     chat: Annotated[bool, typer.Option(help="Put the prompt as a question to an assistant.")] = False,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.0,
@@ -35,6 +36,7 @@ def generate(
     """Generate text with the NumPy engine, on a cache under any policy."""
     from real_engine.generate import answer
 
+    load_plugins(plugin)
     done = answer(
         prompt,
         model,

@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, print_json, print_saved, warn
-from kvsim.cli.options import Columns, Json, ProfileName, TimeUnit, read_columns, read_time
+from kvsim.cli.options import Columns, Json, Plugins, ProfileName, TimeUnit, load_plugins, read_columns, read_time
 from kvsim.cli.progress import SweepBar
 from kvsim.errors import UserError
 from kvsim.model.storage_types import decimal_hint
@@ -54,6 +54,7 @@ def recommend(
         typer.Option(help="Requests (or conversations) in the longest runs; by default at most 400."),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.")] = None,
+    plugin: Plugins = None,
     out: Annotated[Path | None, typer.Option(help="The folder for results; by default results/recommend-NAME.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -74,6 +75,7 @@ def recommend(
         raise UserError("--columns, --time: for a table given by --trace only; a scenario has them in [workload]")
     if out is not None:
         writable(out)
+    load_plugins(plugin)
     with SweepBar(str(scenario or trace)) as bar:
         found = search(
             scenario,

@@ -12,12 +12,14 @@ from kvsim.cli.options import (
     Json,
     NoFastForward,
     NoLeap,
+    Plugins,
     Policy,
     ProfileName,
     Requests,
     ScenarioName,
     Seed,
     SkipBadRows,
+    load_plugins,
     load_with,
 )
 from kvsim.cli.progress import RunProgress
@@ -39,6 +41,7 @@ def run(
     seed: Seed = None,
     requests: Requests = None,
     profile: ProfileName = None,
+    plugin: Plugins = None,
     detail: Annotated[
         Detail, typer.Option(help="Sample the cache too, or record requests only: much faster for long runs.")
     ] = Detail.cache,
@@ -51,6 +54,7 @@ def run(
     from kvsim.costs.profile import load_profile
     from kvsim.simulation.run import run as run_scenario
 
+    load_plugins(plugin)
     loaded = load_with(scenario, seed, requests, profile, skip_bad_rows)
     fast_forward = not (no_fast_forward or no_leap)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:

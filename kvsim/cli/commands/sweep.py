@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, fail, print_json, print_saved, warn
-from kvsim.cli.options import Json, MaxFailed, Requests, Seed
+from kvsim.cli.options import Json, MaxFailed, Plugins, Requests, Seed, load_plugins
 from kvsim.cli.progress import SweepBar
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def sweep(
         typer.Option(metavar="MEASURES", help="Measures to print and draw: ttft_p99,tpot_p99,goodput (needs [slo])."),
     ] = None,
     max_failed: MaxFailed | None = None,
+    plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
     """Run many settings under several policies; an interrupted sweep continues when called again.
@@ -49,6 +50,7 @@ def sweep(
     """
     from kvsim.experiments.sweep import sweep as run
 
+    load_plugins(plugin)
     try:
         with SweepBar(file) as progress:
             result = run(

@@ -9,7 +9,18 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, fail, print_json, warn
-from kvsim.cli.options import EngineName, Json, LibraryFolder, Policies, ProfileName, ScenarioName, Seed, load_with
+from kvsim.cli.options import (
+    EngineName,
+    Json,
+    LibraryFolder,
+    Plugins,
+    Policies,
+    ProfileName,
+    ScenarioName,
+    Seed,
+    load_plugins,
+    load_with,
+)
 from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError
 
@@ -28,6 +39,7 @@ def validate(
     ] = None,
     engine: EngineName = "numpy",
     policy: Policies = None,
+    plugin: Plugins = None,
     seed: Seed = None,
     requests: Annotated[int, typer.Option(help="Shorten the scenario to this many requests.", min=1)] = 60,
     repeat: Annotated[int, typer.Option(help="Run every policy this many times, in turns.", min=1, max=1000)] = 1,
@@ -49,6 +61,7 @@ def validate(
     """
     from kvsim.engines.validation import validate as check
 
+    load_plugins(plugin)
     loaded = _fitted_to_engine(load_with(scenario, seed), engine, model, library)
     with RunProgress("calibrating", 100) as progress:
         if profile is not None:

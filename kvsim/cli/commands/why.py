@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, point_to_questions, print_json
-from kvsim.cli.options import Json, Out, Policy
+from kvsim.cli.options import Json, Out, Plugins, Policy, load_plugins
 from kvsim.results import writable
 
 app = typer.Typer(add_completion=False)
@@ -26,12 +26,14 @@ def why(
         ),
     ] = "chat",
     policy: Policy = None,
+    plugin: Plugins = None,
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
     """Explain why requests are slow: what each second was spent on, early against late and fast against slow."""
     from kvsim.advice.why import why as diagnose
 
+    load_plugins(plugin)
     found = diagnose(source, policy)
     if as_json:
         print_json(found.to_dict())

@@ -7,6 +7,7 @@ from rich.console import Console
 from kvsim.cli.tables.failures import show_failures
 from kvsim.cli.tables.formats import LATENCIES, milliseconds, print_rows, share, show_assumed, size, whole
 from kvsim.experiments.comparison import Comparison, against_oracle
+from kvsim.experiments.policy_code import plugins_line, plugins_used
 
 _CACHE_HEADS = (
     "cache\nused",
@@ -71,4 +72,6 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     print_rows(console, ["policy", *_CACHE_HEADS], caches)
     console.print("TTFT, TPOT and end-to-end (e2e) latency in milliseconds, of completed requests", style="dim")
     console.print(compared.profile, style="dim", highlight=False)
+    if line := plugins_line(plugins_used(result.policy for result in compared.results)):
+        console.print(line, style="dim", highlight=False, markup=False)
     show_failures(console, list(compared.failures.items()), compared.scenario.name)

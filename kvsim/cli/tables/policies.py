@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvsim.model.engine_versions import ENGINE_VERSIONS
 from policies import Preset
 
 
-def show_names(console: Console, described: dict[str, str]) -> None:
-    """Print names with a line for each."""
+def show_policies(console: Console, presets: Iterable[Preset]) -> None:
+    """Print names with a line for each; plug-ins with the package or file that they come from, and its version."""
+    described = {p.name: p.summary if p.origin is None else f"{p.summary} ({p.origin})" for p in presets}
     console.print(_pairs(described))
 
 
@@ -49,5 +53,5 @@ def _engine(p: Preset) -> str:
 def _pairs(described: dict[str, str]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, text in described.items():
-        table.add_row(f"[bold]{name}[/]", text)
+        table.add_row(f"[bold]{name}[/]", escape(text))
     return table

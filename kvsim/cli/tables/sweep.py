@@ -11,6 +11,7 @@ from kvsim.cli.tables.formats import print_rows, show_assumed
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
 from kvsim.experiments.measures import LATENCIES, SHARES
+from kvsim.experiments.policy_code import plugins_line, plugins_used
 from kvsim.experiments.store import written_names
 from kvsim.experiments.sweep_result import MOST_DRAWN, SweepResult
 
@@ -44,6 +45,8 @@ def show_sweep(console: Console, result: SweepResult) -> None:
     )
     if beyond := (result.plan.file.show or [])[MOST_DRAWN:]:
         console.print(f"the figure has the first {MOST_DRAWN} measures, not {', '.join(beyond)}", style="dim")
+    if line := plugins_line(plugins_used(plan.policies)):
+        console.print(line, style="dim", highlight=False, markup=False)
     console.print(f"[bold]{result.name}[/]: {result.conclusion()}", highlight=False)
 
 

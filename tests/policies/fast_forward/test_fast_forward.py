@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from functools import partial
 
 import numpy as np
 import pytest
@@ -52,6 +53,44 @@ def test_fast_forwarding_changes_nothing(name, scenario):
     assert together == stepped
     if a is not None:
         assert_alike(a, b)
+
+
+class AnyFreeCells(UnifiedPolicy):
+    """Searches in another way than the class whose plans it would inherit: the highest free cells first."""
+
+    contiguous = False
+
+    def _find_cells(self, chunks):
+        n = sum(chunk.n for chunk in chunks)
+        free = np.flatnonzero(self.arena.first_owners() < 0)
+        return None if len(free) < n else free[-n:]
+
+
+class PlansInherited(AnyFreeCells):
+    """Declares that the plans hold, which they do not."""
+
+    can_fast_forward = True
+
+
+def test_a_subclass_inherits_no_plans_that_it_does_not_declare():
+    assert build_policy(load_scenario("chat"), "contiguous").can_fast_forward
+    assert not AnyFreeCells.can_fast_forward
+    assert all(build_policy(load_scenario("chat"), name).can_fast_forward for name in PLANNING)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_search_of_ones_own_is_taken_step_by_step(scheduler):
+    scenario = load_scenario("chat", workload__requests=30, server__scheduler=scheduler)
+    together, stepped = (outcome(scenario, partial(AnyFreeCells, "mine"), fast_forward=f) for f in (True, False))
+    assert together[0] == stepped[0]
+    assert_alike(together[1], stepped[1])
+    if scheduler == "static":
+        return  # All free cells are one extent all along: from which end they are taken does not show.
+    # The control: taken for plans of its own, those of the class above are another policy's.
+    wrong, right = (outcome(scenario, partial(PlansInherited, "mine"), fast_forward=f)[1] for f in (True, False))
+    assert_alike(right, stepped[1])
+    with pytest.raises(AssertionError):
+        assert_alike(wrong, right)
 
 
 @pytest.mark.parametrize(("name", "scheduler"), list(zip(PLANNING, SCHEDULERS * 6, strict=True)))

@@ -119,5 +119,7 @@ TOKENS = st.sampled_from([13, 1, 2, 5, 8, 21, 34, 48])
 class FakeEntryPoint:
     """What an installed package would register."""
 
+    module, dist = __name__, None
+
     def __init__(self, name, factory):
         self.name, self.load = name, lambda: factory

@@ -1,0 +1,1 @@
+"""A policy for kvsim that takes the smallest free extent; an example of a package of one's own."""

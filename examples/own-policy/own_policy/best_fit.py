@@ -1,0 +1,94 @@
+"""The policy: each chunk of a step takes the smallest free extent that holds it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from own_policy.extents import best_fit
+from policies.api import (
+    CacheConfig,
+    CellMap,
+    Chunk,
+    Group,
+    IntArray,
+    MicroBatch,
+    NoSlot,
+    Place,
+    Policy,
+    Unsupported,
+    View,
+    reads_of,
+    split_batch,
+)
+
+
+class BestFit(Policy):
+    """Each chunk in the smallest free extent that holds it; a table for each sequence says where its tokens are."""
+
+    name = "best-fit"
+    contiguous = True
+
+    def __init__(self, config: CacheConfig):
+        self.capacity = config.cells
+        self.groups = (Group(config.cells),)
+        self.kernel = config.kernel or "gather"
+        self._n_ubatch = config.n_ubatch
+        self._used = np.zeros(config.cells, dtype=bool)
+        self._cells: dict[int, IntArray] = {}
+        """Each sequence's cells, in order of position."""
+
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+        """Search for all chunks first, so that nothing has changed if one finds no room."""
+        if any(chunk.also for chunk in step):
+            raise Unsupported(f"{self.name}: sequences cannot share cells")
+        batches = split_batch(step, self._n_ubatch)
+        used = self._used.copy()
+        found = []
+        for chunk in (chunk for chunks in batches for chunk in chunks):
+            first = best_fit(used, chunk.n)
+            if first is None:
+                raise NoSlot(f"no free extent of {chunk.n} cells; {int((~used).sum())} of {self.capacity} are free")
+            used[first : first + chunk.n] = True
+            found.append(np.arange(first, first + chunk.n))
+        cells = iter(found)
+        return tuple(self._place(chunks, [next(cells) for _ in chunks], views) for chunks in batches)
+
+    def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
+        """Free a sequence, or its end."""
+        held = self._cells.get(seq)
+        if held is None or start >= len(held) or (stop is not None and stop <= start):
+            return
+        if stop is not None and stop < len(held):
+            raise Unsupported(f"{self.name}: only the end of a sequence can be freed, not [{start}, {stop})")
+        self._used[held[start:]] = False
+        self._cells[seq] = held[:start]
+        if start == 0:
+            del self._cells[seq]
+
+    def can_truncate(self, seq: int, n: int) -> int:
+        """Any number of a sequence's first tokens can be kept."""
+        return n
+
+    def occupancy(self, group: int = 0) -> CellMap:
+        """The cells of all tables."""
+        position = np.full(self.capacity, -1)
+        owners: list[frozenset[int]] = [frozenset()] * self.capacity
+        for seq, cells in self._cells.items():
+            position[cells] = np.arange(len(cells))
+            for cell in cells.tolist():
+                owners[cell] = frozenset({seq})
+        return CellMap(position, tuple(owners))
+
+    def sequences(self) -> list[int]:
+        """Those that have a table."""
+        return sorted(self._cells)
+
+    def _place(self, chunks: tuple[Chunk, ...], found: list[IntArray], views: bool) -> MicroBatch:
+        for chunk, cells in zip(chunks, found, strict=True):
+            self._used[cells] = True
+            self._cells[chunk.seq] = np.append(self._cells.get(chunk.seq, cells[:0]), cells)
+        span = int(np.flatnonzero(self._used).max()) + 1
+        reads = reads_of(self.kernel, chunks, self._cells.__getitem__, span)
+        tables = [self._cells[chunk.seq] for chunk in chunks]
+        seen = tuple(View(cells, np.arange(len(cells))) for cells in tables) if views else ()
+        return MicroBatch(chunks, (Place(np.concatenate(found), reads, views=seen),))

@@ -1,0 +1,59 @@
+"""What a policy of one's own may import from ``policies``; everything else may change at any time.
+
+``API_VERSION`` rises when a name here goes, or one of its signatures, fields or meanings changes. What is only added,
+with a default, leaves it as it is.
+"""
+
+from policies.cells.reads import reads_of
+from policies.content import NOTHING, Content
+from policies.policy import CacheConfig, Kernel, Policy, Unsupported
+from policies.vocabulary import (
+    NO_MOVES,
+    NO_SHIFT,
+    CellMap,
+    Chunk,
+    Group,
+    IntArray,
+    MicroBatch,
+    Moves,
+    NoSlot,
+    Place,
+    Reads,
+    SequencePlan,
+    Shift,
+    Transfer,
+    Usage,
+    View,
+    split_batch,
+)
+
+API_VERSION = 1
+"""The version of this interface."""
+
+__all__ = [
+    "API_VERSION",
+    "NOTHING",
+    "NO_MOVES",
+    "NO_SHIFT",
+    "CacheConfig",
+    "CellMap",
+    "Chunk",
+    "Content",
+    "Group",
+    "IntArray",
+    "Kernel",
+    "MicroBatch",
+    "Moves",
+    "NoSlot",
+    "Place",
+    "Policy",
+    "Reads",
+    "SequencePlan",
+    "Shift",
+    "Transfer",
+    "Unsupported",
+    "Usage",
+    "View",
+    "reads_of",
+    "split_batch",
+]
