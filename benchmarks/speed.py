@@ -160,7 +160,7 @@ def simulate(world: GivenScenario, policy: str) -> dict[str, Any]:
     costs = cost_model(world, load_profile(world.machine.profile, world.folder))
     chosen = build_policy(world, policy, costs)
     backend, recorder = SimulatedBackend(costs, chosen.kernel, chosen.groups), Recorder(detail="requests")
-    return drive(world, chosen, backend, recorder, costs.profile.name)[0].summary
+    return drive(world, chosen, backend, recorder, costs.profile)[0].summary
 
 
 def bare_events(n: int = 200_000) -> float:

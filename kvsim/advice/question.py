@@ -33,8 +33,8 @@ class Question:
     @property
     def basis(self) -> str:
         """What the times rest on: whose model, engine and machine, and how well the profile fits."""
-        assumed = "" if self.named_model else f"a trace names no model, so {self.model} is assumed (--model); "
-        return f"{assumed}{self.profile.basis}, which the intervals do not include"
+        assumed = "" if self.named_model else f"A trace names no model, so {self.model} is assumed (--model). "
+        return f"{assumed}{self.profile.basis} The intervals do not include this error."
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of the JSON object that say what was asked; sizes in bytes, lengths in tokens."""

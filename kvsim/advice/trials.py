@@ -131,7 +131,7 @@ def _run(scenario: Scenario) -> tuple[Result, tuple[str, ...]]:
     policy = build_policy(scenario, None, costs)
     recorder = Recorder(None, detail="requests", snapshots=False)
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-    result, _ = drive(scenario, policy, backend, recorder, costs.profile.name)
+    result, _ = drive(scenario, policy, backend, recorder, costs.profile)
     return result, tuple(costs.warnings())
 
 

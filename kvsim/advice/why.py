@@ -161,6 +161,8 @@ class Diagnosis:
     """The fastest quarter of requests against the slowest."""
     failures: Sequence[Mapping[str, Any]] = ()
     """Why they failed, as in a run's summary: an entry for each kind, most frequent first."""
+    basis: str | None = None
+    """What predicted times rest on (``Profile.basis``)."""
     note: str = ""
     """Why this policy was chosen, if it is neither the scenario's own nor the one asked for."""
 
@@ -209,6 +211,7 @@ class Diagnosis:
             "scenario": self.scenario,
             "policy": self.policy,
             "measured": self.measured,
+            "basis": self.basis,
             "completed": len(self.requests),
             "failed": self.failed,
             "failures": [dict(each) for each in self.failures],
@@ -288,7 +291,8 @@ def diagnose(result: Result, source: str) -> Diagnosis:
     if result.scenario.server.scheduler == "static":
         rows = _waits_as_queueing(rows)
     failures = result.summary["failures"]
-    return _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, failures)
+    diagnosis = _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, failures)
+    return replace(diagnosis, basis=result.summary["basis"])
 
 
 def _waits_as_queueing(causes: pd.DataFrame) -> pd.DataFrame:

@@ -181,8 +181,8 @@ class Profile(Fit):
         """One line for the head of results: whose times these are, and how well the profile fits."""
         kernels = ": its own kernels, not those of llama.cpp or vLLM" if self.engine == NUMPY else ""
         return (
-            f"times are those of {self.describe()}{kernels}; on passes held out of its fit the profile has a median "
-            f"error of {self.held_out_error_median:.1%} and a P95 error of {self.held_out_error_p95:.1%}"
+            f"Times are those of {self.describe()}{kernels}; on passes held out of its fit the profile has a median "
+            f"error of {self.held_out_error_median:.1%} and a P95 error of {self.held_out_error_p95:.1%}."
         )
 
     def why_no_times(self, model: str, type_k: Storage, type_v: Storage) -> str | None:

@@ -399,7 +399,7 @@ def _predict(
     policy = build_policy(scenario, choice, costs)
     recorder = Recorder(digest=True, time_breakdown=ledger_for(scenario, policy, costs))
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-    result, _ = drive(scenario, policy, backend, recorder, profile.name, script)
+    result, _ = drive(scenario, policy, backend, recorder, profile, script)
     same_bytes = result.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]
     if recorder.schedule_digest != digest or not same_bytes:
         raise ScheduleMismatch(f"{policy.name}: the predicted run placed other cells than the real one")

@@ -109,6 +109,7 @@ class Comparison:
             "scenario": self.scenario.name,
             "seed": self.scenario.seed,
             "profile": self.results[0].summary["profile"],
+            "basis": self.results[0].summary["basis"],
             "wall_s": sum(result.summary["wall_s"] for result in self.results),
             "e2e_mean_over_oracle": against_oracle(self.results) or None,
             "policies": [result.summary for result in self.results],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import LEVEL, check_precision, replication_interval
 from kvsim.experiments.measures import MEASURES, MORE_IS_BETTER, WITHOUT_INTERVAL, measure_called, measure_interval
@@ -407,6 +408,7 @@ class SweepResult:
             "measure": self.measure,
             "shown": list(self.shown),
             "level": self.level,
+            "basis": basis_of(self.plan),
             "assumed": list(self.assumed),
             "conclusion": self.conclusion(),
             "warnings": list(self.warnings),
@@ -465,3 +467,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def basis_of(plan: SweepPlan) -> list[str]:
+    """What the times of a sweep rest on (``Profile.basis``), a line for each machine profile that can be read."""
+    lines = []
+    for name, folder in dict.fromkeys(
+        (p.scenario.machine.profile, p.scenario.folder) for p in plan.points if p.scenario
+    ):
+        try:
+            lines.append(load_profile(name, folder).basis)
+        except UserError:
+            continue  # The runs with this profile have failed and tell why.
+    return lines

@@ -71,7 +71,8 @@ def comparison_page(folder: Path, saved: dict[str, Any]) -> Page:
 
 
 def _conclusion(saved: dict[str, Any], runs: list[dict[str, Any]]) -> list[str]:
-    lines = [str(saved["conclusion"])] if saved.get("conclusion") else []
+    lines = [str(saved["basis"])] if saved.get("basis") else []
+    lines += [str(saved["conclusion"])] if saved.get("conclusion") else []
     failed = [run["policy"] for run in runs if run["failed"]]
     if failed:
         lines.append(f"Requests failed under {', '.join(failed)}; latencies are those of completed requests only.")
@@ -82,7 +83,9 @@ def _conclusion(saved: dict[str, Any], runs: list[dict[str, Any]]) -> list[str]:
         lines.append(
             f"Arrivals outpaced service under {', '.join(unstable)}; latencies depend on how long the run was."
         )
-    return lines or ["No request failed, and no queue kept growing."]
+    if not failed and not unstable:
+        lines.append("No request failed, and no queue kept growing.")
+    return lines
 
 
 def _request_table(runs: list[dict[str, Any]]) -> Table:

@@ -45,7 +45,9 @@ def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") 
     if saved["failures"]:
         sections.append(Section("Failures", tables=[_failures_table(saved)]))
     sections.append(reproduce(f"kvsim sweep sweep.toml{plugin_options(saved)}", [("Sweep", tomli_w.dumps(sweep))]))
-    return Page(f"Sweep: {saved['name']}", asked, [str(saved["conclusion"])], sections, footer())
+    return Page(
+        f"Sweep: {saved['name']}", asked, [*saved.get("basis", ()), str(saved["conclusion"])], sections, footer()
+    )
 
 
 def _best_table(saved: dict[str, Any], axes: list[str]) -> Table:

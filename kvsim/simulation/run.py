@@ -126,7 +126,7 @@ def run(
         chosen,
         SimulatedBackend(costs, chosen.kernel, chosen.groups),
         recorder,
-        costs.profile.name,
+        costs.profile,
         fast_forward=fast_forward,
     )
     return replace(result, warnings=(*costs.warnings(), *result.warnings))
@@ -163,7 +163,7 @@ def drive(
     policy: Policy,
     backend: Backend,
     recorder: Recorder,
-    profile: str | None,
+    profile: Profile | None,
     script: Sequence[Turn] | None = None,
     *,
     fast_forward: bool = True,
@@ -199,7 +199,8 @@ def drive(
         "seed": scenario.seed,
         "assumed": list(assumptions(served)),
         **summarize(recorder, scenario.cell_bytes, prefixes),
-        "profile": profile,
+        "profile": None if profile is None else profile.name,
+        "basis": None if profile is None else profile.basis,
         "wall_s": time.perf_counter() - began,
     }
     warnings = (*notes, *recorder.queue.warnings())

@@ -51,7 +51,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run one scenario under one policy."""
-    from kvsim.costs.profile import load_profile
     from kvsim.simulation.run import run as run_scenario
 
     load_plugins(plugin)
@@ -64,7 +63,7 @@ def run(
     else:
         from kvsim.cli.tables.run import show_run
 
-        show_run(console(), result, load_profile(loaded.machine.profile, loaded.folder).describe())
+        show_run(console(), result)
         if words := _questions_about(result.summary):
             point_to_questions(words)
     warn(result.warnings)

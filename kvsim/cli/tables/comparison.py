@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from kvsim.cli.tables.failures import show_failures
-from kvsim.cli.tables.formats import LATENCIES, milliseconds, print_rows, share, show_assumed, size, whole
+from kvsim.cli.tables.formats import LATENCIES, milliseconds, print_rows, share, show_assumed, show_basis, size, whole
 from kvsim.experiments.comparison import Comparison, against_oracle
 from kvsim.experiments.policy_code import plugins_line, plugins_used
 
@@ -29,6 +29,7 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     """Print two tables with a row for each policy: what users feel, and what the cache did."""
     summaries = [result.summary for result in compared.results]
     first = summaries[0]
+    show_basis(console, first["basis"])
     console.print(
         f"[bold]{compared.scenario.name}[/]: {first['requests']:,} requests, {compared.scenario.cache.cells:,} cells, "
         f"{compared.scenario.server.slots} slots, seed {compared.scenario.seed}",
@@ -71,7 +72,6 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         )
     print_rows(console, ["policy", *_CACHE_HEADS], caches)
     console.print("TTFT, TPOT and end-to-end (e2e) latency in milliseconds, of completed requests", style="dim")
-    console.print(compared.profile, style="dim", highlight=False)
     if line := plugins_line(plugins_used(result.policy for result in compared.results)):
         console.print(line, style="dim", highlight=False, markup=False)
     show_failures(console, list(compared.failures.items()), compared.scenario.name)

@@ -6,11 +6,12 @@ from rich.console import Console
 from rich.table import Table
 
 from kvsim.advice.why import CAUSES, Contrast, Diagnosis, seconds
-from kvsim.cli.tables.formats import new_table
+from kvsim.cli.tables.formats import new_table, show_basis
 
 
 def show_diagnosis(console: Console, found: Diagnosis) -> None:
     """Print the conclusion, both contrasts, and what to try."""
+    show_basis(console, found.basis)
     kind = "measured" if found.measured else "simulated"
     counts = f"{len(found.requests):,} completed requests ({kind})"
     if found.failed:

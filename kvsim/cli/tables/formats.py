@@ -79,6 +79,12 @@ def size(value: float) -> str:
     return f"{value} B"
 
 
+def show_basis(console: Console, basis: str | None) -> None:
+    """Print what the times of a result rest on; nothing if it has no predicted times."""
+    if basis is not None:
+        console.print(basis, highlight=False, markup=False, soft_wrap=True)
+
+
 def show_assumed(console: Console, lines: Iterable[str]) -> None:
     """Print what the runs assumed of engines because the scenario does not say."""
     for line in lines:

@@ -10,7 +10,7 @@ from kvsim.advice.engine_flags import COMMANDS, command_line
 from kvsim.advice.memory_answer import MemoryAnswer
 from kvsim.advice.plan import ENGINE_TITLES
 from kvsim.advice.recommendation import RULE, Recommendation, spoken
-from kvsim.cli.tables.formats import new_table
+from kvsim.cli.tables.formats import new_table, show_basis
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
 from kvsim.model.storage_types import format_size
@@ -18,7 +18,7 @@ from kvsim.model.storage_types import format_size
 
 def show_recommendation(console: Console, found: Recommendation) -> None:
     """Print what the times rest on, the conclusion, the best settings, what to type, and what was ruled out."""
-    console.print(_sentence(found.basis), highlight=False, soft_wrap=True)
+    show_basis(console, found.basis)
     console.print(f"[bold]{found.conclusion}[/]", highlight=False, soft_wrap=True)
     if found.compared:
         console.print(found.compared, highlight=False, soft_wrap=True)
@@ -39,7 +39,7 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
 
 def show_memory_answer(console: Console, found: MemoryAnswer) -> None:
     """Print that there are no times and how to get them, then what memory says."""
-    console.print(_sentence(found.no_times), highlight=False, soft_wrap=True)
+    console.print(f"N{found.no_times[1:]}.", highlight=False, soft_wrap=True)
     console.print(f"[bold]{found.conclusion}[/]", highlight=False, soft_wrap=True)
     if found.fits:
         console.print()
@@ -66,10 +66,6 @@ def _fits(found: MemoryAnswer) -> Table:
         counts = [f"{n:,}" for n in (fit.longest, fit.p95, fit.mean)][: len(heads)]
         table.add_row(ENGINE_TITLES[fit.engine], types, *counts, f"≈ {format_size(fit.memory_bytes)}")
     return table
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def _show_ruled_out(console: Console, found: Recommendation) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from rich.console import Console
 
 from kvsim.cli.tables.failures import show_failures
-from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, share, show_assumed, size, whole
+from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, share, show_assumed, show_basis, size, whole
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from kvsim.simulation.result import Result
 
 
-def show_run(console: Console, result: Result, profile: str) -> None:
+def show_run(console: Console, result: Result) -> None:
     """Print one run: counts, latencies, and how the cache fared."""
     s = result.summary
+    show_basis(console, s["basis"])
     console.print(f"[bold]{s['scenario']}[/] under [bold]{s['policy']}[/], seed {s['seed']}", highlight=False)
     show_assumed(console, s["assumed"])
     counts = f"{s['completed']:,} of {s['requests']:,} requests completed, {s['failed']:,} failed"
@@ -52,4 +53,3 @@ def show_run(console: Console, result: Result, profile: str) -> None:
             f"{seconds(host['prefetch_wait_s'])} for copies to arrive",
             highlight=False,
         )
-    console.print(profile, style="dim", highlight=False)

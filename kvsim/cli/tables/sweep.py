@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.console import Console
 
-from kvsim.cli.tables.formats import print_rows, show_assumed
+from kvsim.cli.tables.formats import print_rows, show_assumed, show_basis
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
 from kvsim.experiments.measures import LATENCIES, SHARES
 from kvsim.experiments.policy_code import plugins_line, plugins_used
 from kvsim.experiments.store import written_names
-from kvsim.experiments.sweep_result import MOST_DRAWN, SweepResult
+from kvsim.experiments.sweep_result import MOST_DRAWN, SweepResult, basis_of
 
 _MOST_ROWS = 60
 """Points in a table on the terminal; the table that is saved has all of them."""
@@ -22,6 +22,8 @@ _MOST_ROWS = 60
 def show_sweep(console: Console, result: SweepResult) -> None:
     """Print a row for each point and policy, and the conclusion."""
     table, plan = result.table, result.plan
+    for basis in basis_of(result.plan):
+        show_basis(console, basis)
     show_assumed(console, result.assumed)
     shown = result.shown
     heads = ["point", *plan.axes, "policy", "runs", *(_head(measure) for measure in shown), "remarks"]

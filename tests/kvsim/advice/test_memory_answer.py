@@ -74,8 +74,8 @@ def test_a_trace_without_a_model_is_answered_for_the_profiles_own_and_says_so(tm
     path = tmp_path / "mine.csv"
     path.write_text("arrival,prompt,output\n" + "".join(f"{i},20,5\n" for i in range(60)))
     asked = {"trace": path, "slo": SLO, "memory": 1000}
-    assert recommend(**asked).basis.startswith("a trace names no model, so tiny is assumed (--model); times are those")
-    assert recommend(**asked, model="tiny").basis.startswith("times are those of profile default: model tiny")
+    assert recommend(**asked).basis.startswith("A trace names no model, so tiny is assumed (--model). Times are those")
+    assert recommend(**asked, model="tiny").basis.startswith("Times are those of profile default: model tiny")
 
 
 SCENARIO = """

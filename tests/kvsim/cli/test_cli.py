@@ -23,7 +23,7 @@ PROGRAM = Path(sys.executable).parent / "kvsim"
 BOTH = ("--policy", "contiguous", "--policy", "paged")
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 SUMMARY_KEYS = {"scenario", "policy", "seed", "requests", "completed", "failed", "throughput_tokens_per_s", *LATENCIES}
-SUMMARY_KEYS |= {"cache", "profile", "wall_s", "preemptions", "recomputed_tokens", "prefix", "host"}
+SUMMARY_KEYS |= {"cache", "profile", "basis", "wall_s", "preemptions", "recomputed_tokens", "prefix", "host"}
 CACHE_KEYS = {"utilization_mean", "external_fragmentation_mean", "internal_fragmentation_mean", "failed_allocations"}
 CACHE_KEYS |= {"batch_splits", "moved_bytes", "moved_cells"}
 

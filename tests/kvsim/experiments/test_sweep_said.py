@@ -16,7 +16,7 @@ from kvsim import UserError, sweep
 from kvsim.cli.tables.sweep import show_sweep
 from kvsim.experiments.measures import measure_interval
 from kvsim.experiments.store import Store
-from kvsim.reports.comparison_page import _latency_ranges
+from kvsim.reports.comparison_page import latency_ranges
 from kvsim.reports.sweep_plots import pareto_figure
 from tests.worlds import command
 
@@ -133,7 +133,7 @@ def test_no_more_than_four_measures_are_drawn(tmp_path):
         (
             BRIEF,
             "ttfft_p99",
-            "brief: show: there is no measure 'ttfft_p99'; did you mean 'ttft_p99'\\? accepted: goodput, ",
+            "brief: show: no measure called 'ttfft_p99'; did you mean 'ttft_p99'\\? There are goodput, ",
         ),
         (BRIEF, "goodput", r"brief: show: goodput_requests_per_s needs a table \[slo\] in the sweep, such as ttft_s"),
         (BRIEF | {"show": 3}, None, "brief: show: accepted: a list of measures"),
@@ -260,7 +260,7 @@ def test_the_pareto_figure_explains_its_markers():
 @pytest.mark.parametrize("values", [(11, 14, 18), (100, 140, 190), (11, 60, 95), (3, 30, 90), (7, 50, 900)])
 def test_latencies_have_labels_that_do_not_collide(values):
     latency = dict(zip(("p50", "p95", "p99"), (v / 1e3 for v in values), strict=True))
-    figure = _latency_ranges([{"policy": "a", "ttft_s": latency, "tpot_s": latency, "e2e_s": latency}])
+    figure = latency_ranges([{"policy": "a", "ttft_s": latency, "tpot_s": latency, "e2e_s": latency}])
     figure.canvas.draw()
     for axis in figure.axes:
         low, high = axis.get_xlim()

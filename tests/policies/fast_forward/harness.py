@@ -105,7 +105,7 @@ def outcome(scenario, name, *, fast_forward, detail="tables"):
     try:
         policy, recorder = build_policy(scenario, name, costs), KeepingRecorder(detail)
         backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-        drive(scenario, policy, backend, recorder, "default", fast_forward=fast_forward)
+        drive(scenario, policy, backend, recorder, PROFILE, fast_forward=fast_forward)
     except UserError as e:
         return str(e), None
     except Livelock as e:

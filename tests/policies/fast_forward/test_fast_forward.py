@@ -102,7 +102,7 @@ def test_most_steps_are_planned_ahead(name, scheduler):
     allocate = policy.allocate
     policy.allocate = lambda step, **options: (placed.append(step), allocate(step, **options))[1]
     costs = cost_model(scenario, PROFILE)
-    result, _ = drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default")
+    result, _ = drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), PROFILE)
     # A threshold that is just exceeded asks for a compaction at every step; where several sequences decode, each of
     # these moves something.
     assert len(placed) < len(result.passes) / (3 if name != "threshold-compaction" else 2)
@@ -200,7 +200,7 @@ def test_fast_forwards_along_every_kind_of_cells(way, scheduler):
     policy.allocate = lambda step, **options: (placed.append(step), allocate(step, **options))[1]
     policy.plan_decode_steps = follow
     costs = cost_model(scenario, PROFILE)
-    drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), "default")
+    drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), Recorder(), PROFILE)
     assert sum(taken) > len(placed)
 
 
@@ -228,7 +228,7 @@ def test_a_trigger_learns_as_if_asked_step_by_step():
             policy,
             SimulatedBackend(costs, policy.kernel, policy.groups),
             Recorder(),
-            "default",
+            PROFILE,
             fast_forward=fast_forward,
         )
         states.append(policy.trigger)

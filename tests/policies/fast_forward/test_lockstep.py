@@ -53,7 +53,7 @@ def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache):
     policy.allocate = Mock(side_effect=policy.allocate)
     lockstep_batch = policy.lockstep_batch()
     lockstep_batch.place = Mock(side_effect=lockstep_batch.place)
-    drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, "default")
+    drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, PROFILE)
     assert recorder.forward_passes > 1000
     # Neither in single steps, nor beside a lockstep batch that they could not join.
     assert policy.allocate.call_count + lockstep_batch.place.call_count < 0.1 * recorder.forward_passes
@@ -102,7 +102,7 @@ def alone(name, prompt, output, window=64):
     policy, recorder = build_policy(scenario, name, costs), Recorder(detail="requests")
     for owner, method in ((policy, "allocate"), (policy.lockstep_batch(), "place")):
         setattr(owner, method, Mock(side_effect=getattr(owner, method)))
-    drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, "default")
+    drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, PROFILE)
     return policy, recorder
 
 
