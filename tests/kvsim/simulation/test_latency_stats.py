@@ -70,7 +70,7 @@ def test_tables_are_there_when_they_are_asked_for():
 
 
 def test_what_else_could_be_kept_is_refused():
-    with pytest.raises(UserError, match="detail: 'all'; accepted: requests, cache, tables"):
+    with pytest.raises(UserError, match="no detail called 'all'; there are requests, cache, tables"):
         run(world(30.0, 5), detail="all")
 
 
