@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from kvsim.costs.pass_price import scans_together
@@ -102,10 +103,12 @@ def fit(
     shifts: Sequence[ShiftSample],
     rng: np.random.Generator,
     skipping: Collection[Kernel] = (),
+    unpaced_s: Sequence[float] | None = None,
 ) -> Fitted:
     """Fit all coefficients with non-negative least squares on relative errors.
 
     ``skipping``: the kernels of whose passes the samples count useful cells alone (see ``Attention.skips``).
+    ``unpaced_s``: the samples' seconds before they were divided by the machine's pace, to say what that gained.
 
     A third of the origins is held out to report the error; the coefficients then come from all samples, and their
     intervals from 200 bootstrap resamples of the origins.
@@ -114,7 +117,7 @@ def fit(
     design, seconds = _design(samples, kernels), np.array([s.seconds for s in samples])
     origins, member = np.unique([s.origin for s in samples], return_inverse=True)
     held = np.isin(member, rng.permutation(len(origins))[: len(origins) // 3])
-    predicted = design[held] @ _nnls(*_weighted(design[~held], seconds[~held]))
+    predicted = _predict_held_out(design, seconds, held)
     held_out = pd.DataFrame(
         {
             "kernel": [s.kernel for s, out in zip(samples, held, strict=True) if out],
@@ -126,6 +129,10 @@ def fit(
         }
     )
     error = (held_out["predicted_s"] / held_out["measured_s"] - 1).abs()
+    without_pace = None
+    if unpaced_s is not None:
+        unpaced = np.array(unpaced_s)
+        without_pace = float(np.median(np.abs(_predict_held_out(design, unpaced, held) / unpaced[held] - 1)))
 
     coefficients = _with_intervals(design, seconds, member, rng)
     n_slopes, n_further = len(KNOTS) - 1, len(ATTENTION_KNOTS) - 1
@@ -154,6 +161,7 @@ def fit(
         held_out_samples=int(held.sum()),
         held_out_error_median=float(error.median()),
         held_out_error_p95=float(error.quantile(0.95)),
+        held_out_error_median_without_pace=without_pace,
     )
     return Fitted(fitted, held_out)
 
@@ -162,6 +170,12 @@ def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Seque
     """SHA-256 of the raw measurements."""
     raw = json.dumps([s.model_dump() for s in (*samples, *moves, *shifts)], sort_keys=True)
     return hashlib.sha256(raw.encode()).hexdigest()
+
+
+def _predict_held_out(design: FloatArray, seconds: FloatArray, held: NDArray[np.bool_]) -> FloatArray:
+    """Seconds of the samples that are held out, from a fit of the others."""
+    predicted: FloatArray = design[held] @ _nnls(*_weighted(design[~held], seconds[~held]))
+    return predicted
 
 
 def _sum_of(sample: Sample, count: str) -> int:
@@ -215,7 +229,7 @@ def _sizes(rows: FloatArray) -> FloatArray:
 def _with_intervals(
     design: FloatArray,
     seconds: FloatArray,
-    member: np.ndarray[tuple[int], np.dtype[np.intp]],
+    member: NDArray[np.intp],
     rng: np.random.Generator,
 ) -> list[Coefficient]:
     """The coefficients of all samples, with intervals from resampled origins."""

@@ -87,6 +87,21 @@ class Range(Record):
     high: int
 
 
+class Pace(Record):
+    """How the machine's pace varied during the measurement: seconds of the reference passes over their median."""
+
+    p5: float
+    p50: float
+    p95: float
+    window_s: float
+    """Standard deviation, in seconds, of the window over which the pace was smoothed."""
+
+    @property
+    def spread(self) -> float:
+        """The slow end over the fast one."""
+        return self.p95 / self.p5
+
+
 class Fit(Record):
     """Fitted costs, and how well they predict passes that were held out."""
 
@@ -101,6 +116,8 @@ class Fit(Record):
     held_out_error_median: float
     """Median relative error over the passes that were not used in the fit."""
     held_out_error_p95: float
+    held_out_error_median_without_pace: float | None = None
+    """The median if measurements were not divided by the machine's pace; None in older profiles."""
 
 
 NUMPY = "numpy"
@@ -147,6 +164,10 @@ class Profile(Fit):
     """Measured range of cells that one token is scored against."""
     reference_passes_s: tuple[Seconds, ...] = Field(validation_alias=AliasChoices("reference_passes_s", "yardstick_s"))
     """Seconds of the reference passes, which are always the same: they tell the machine's pace at another time."""
+    pace: Pace | None = None
+    """None in older profiles, which were measured without looking at it."""
+    refused: str | None = None
+    """Why the calibration itself would not trust the profile; None if it does."""
     samples: int
     digest: str
     """SHA-256 of the raw measurements."""

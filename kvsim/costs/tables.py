@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 
-KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Batch sizes in tokens between which the cost of matrix work is linear; it is 0 for one token, and the last slope
 goes on."""
 
-ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512)
+ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512, 2048)
 """Numbers of tokens that scan the same cells together, between which the cost of a cell is linear."""
 
 _COMPUTED_TOGETHER = 64

@@ -63,7 +63,7 @@ def validate(
 
     load_plugins(plugin)
     loaded = _fitted_to_engine(load_with(scenario, seed), engine, model, library)
-    with RunProgress("calibrating", 100) as progress:
+    with RunProgress("calibrating", 100, lines=True) as progress:
         if profile is not None:
             fitted = _given_profile(profile, threads)
         else:

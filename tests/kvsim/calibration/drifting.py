@@ -1,0 +1,103 @@
+"""A machine whose pace drifts twofold within seconds, on a clock of its own: nothing here takes real time."""
+
+from typing import get_args
+
+import numpy as np
+
+from kvsim.calibration.reference_passes import ReferencePasses
+from kvsim.calibration.serving import serve, traffic
+from kvsim.calibration.trials import CELLS, draw_trials, timed_pass, whole_pass
+from kvsim.costs.cost_model import CostModel
+from kvsim.costs.profile import load_profile
+from kvsim.simulation.backend import PassByPass
+from policies import Group, Kernel
+
+
+class DriftingClock:
+    """Advances by the seconds of the work that is done, times the machine's pace at that moment."""
+
+    def __init__(self, drifts=True, noise=0.03):
+        self.now_s = 0.0
+        self._drifts = drifts
+        self._rng = np.random.default_rng(5)
+        self._noise = noise
+
+    def __call__(self):
+        return self.now_s
+
+    def pace(self):
+        """Between 0.7 and 1.4 of the usual, in waves of some seconds and in sudden steps."""
+        if not self._drifts:
+            return 1.0
+        t = self.now_s
+        waves = 0.5 * np.sin(2 * np.pi * t / 3.1) + 0.2 * np.sin(2 * np.pi * t / 1.3)
+        return 2 ** (0.5 * (waves + (0.3 if int(t / 7) % 2 else -0.3)))
+
+    def work(self, seconds):
+        took = seconds * self.pace() * np.exp(self._noise * self._rng.standard_normal())
+        self.now_s += took
+        return took
+
+
+class PretendedEngine(PassByPass):
+    """Takes for a pass what a profile says, on the machine's clock."""
+
+    wants_views = False
+
+    def __init__(self, costs, kernel, clock):
+        self.kernel, self.groups, self.tokens = kernel, (Group(CELLS),), {}
+        self._costs, self._clock = costs, clock
+        self._price = costs.pass_price(kernel)
+
+    def begin(self, seq, request, *, again=False):
+        pass
+
+    def discard(self, seq, start, stop):
+        pass
+
+    def forward(self, batch):
+        return self._clock.work(self._price.of_batch(batch))
+
+    def move(self, moves):
+        return self._clock.work(self._costs.moves(moves))
+
+    def rotate(self, shift):
+        return self._clock.work(self._costs.shift(shift, self.groups[0]))
+
+    def transfer(self, transfers):
+        return self._clock.work(self._costs.transfers(transfers))
+
+
+class DriftingSubject:
+    """An engine that costs what the shipped profile says, on a machine whose pace drifts."""
+
+    engine, model, type_k, type_v, threads, shifts_all = "numpy", "tiny", "f32", "f32", 1, False
+
+    def __init__(self, clock, slowness=1.0, each=40):
+        self.clock, self._each = clock, each
+        costs = CostModel(load_profile("default"), pace=slowness)
+        self.engines = {kernel: PretendedEngine(costs, kernel, clock) for kernel in get_args(Kernel)}
+        sliced = self.engines["sliced"]
+        self.reference_passes = ReferencePasses(
+            timed_pass(sliced, whole_pass(2, 1536, prompt=False)), timed_pass(sliced, whole_pass(32, 512, prompt=True))
+        )
+
+    @property
+    def kinds(self):
+        return len(self.engines)
+
+    def sizes(self, seconds):
+        return self._each, 1
+
+    def draw(self, each, rng):
+        return draw_trials(self.engines, each, rng)
+
+    def serve(self, kind, turn, origin, rng, recorder):
+        engine = list(self.engines.values())[kind]
+        serve(engine, traffic("tiny", "f32", "f32", turn, rng), origin, recorder)
+
+    def spent(self):
+        return self.clock.now_s, self.clock.now_s
+
+    def close(self):
+        pass
