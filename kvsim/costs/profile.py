@@ -227,10 +227,12 @@ class Profile(Fit):
         return "kvsim calibrate" if self.engine == NUMPY else "kvsim calibrate --engine llamacpp"
 
     def save(self, path: str | Path) -> None:
-        """Write the profile as JSON."""
+        """Write the profile as JSON, whole or not at all."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        new = path.with_name(path.name + ".new")
+        new.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        new.replace(path)
 
 
 def load_profile(name: str, folder: Path = Path()) -> Profile:

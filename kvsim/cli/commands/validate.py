@@ -119,7 +119,7 @@ def _measured_profile(
 ) -> Profile:
     from kvsim.calibration.run import calibrate
 
-    return calibrate(
+    done = calibrate(
         loaded.model.name,
         engine=engine,
         seconds=seconds,
@@ -128,4 +128,5 @@ def _measured_profile(
         threads=threads,
         library=library,
         report=progress.share,
-    ).profile
+    )
+    return done.profile.model_copy(update={"refused": done.refusal()})

@@ -11,6 +11,10 @@ from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import load_profile
 from kvsim.simulation.backend import PassByPass
 from policies import Group, Kernel
+from tests.paths import DATA
+
+TRUTH = load_profile(str(DATA / "profile-without-pace.json"))
+"""What everything costs at the usual pace; a profile from before the pace was looked at."""
 
 
 class DriftingClock:
@@ -34,6 +38,7 @@ class DriftingClock:
         return 2 ** (0.5 * (waves + (0.3 if int(t / 7) % 2 else -0.3)))
 
     def work(self, seconds):
+        """Do what takes so many seconds at the usual pace, and return what it took."""
         took = seconds * self.pace() * np.exp(self._noise * self._rng.standard_normal())
         self.now_s += took
         return took
@@ -69,18 +74,20 @@ class PretendedEngine(PassByPass):
 
 
 class DriftingSubject:
-    """An engine that costs what the shipped profile says, on a machine whose pace drifts."""
+    """An engine that costs what a profile says, on a machine whose pace drifts."""
 
     engine, model, type_k, type_v, threads, shifts_all = "numpy", "tiny", "f32", "f32", 1, False
 
     def __init__(self, clock, slowness=1.0, each=40):
         self.clock, self._each = clock, each
-        costs = CostModel(load_profile("default"), pace=slowness)
+        costs = CostModel(TRUTH, pace=slowness)
         self.engines = {kernel: PretendedEngine(costs, kernel, clock) for kernel in get_args(Kernel)}
         sliced = self.engines["sliced"]
-        self.reference_passes = ReferencePasses(
-            timed_pass(sliced, whole_pass(2, 1536, prompt=False)), timed_pass(sliced, whole_pass(32, 512, prompt=True))
-        )
+        decode, prompt = whole_pass(2, 1536, prompt=False), whole_pass(32, 512, prompt=True)
+        self.reference_passes = ReferencePasses(timed_pass(sliced, decode), timed_pass(sliced, prompt))
+        price = costs.pass_price("sliced")
+        self.reference_s = price.of_batch(decode), price.of_batch(prompt)
+        """Seconds of the reference passes at the usual pace."""
 
     @property
     def kinds(self):
