@@ -24,7 +24,6 @@ from kvsim.calibration.subject import NumpySubject, Subject
 from kvsim.calibration.trials import Trials
 from kvsim.costs.fitting import digest, fit
 from kvsim.costs.profile import NUMPY, USUAL_MODEL, MachineInfo, Profile, Range, is_llamacpp
-from kvsim.costs.tables import ATTENTION_KNOTS, KNOTS
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
 from workloads import named_rng
@@ -43,7 +42,7 @@ _ROUNDS = 4
 _PIECES = 12
 """Entries of the journal in a time budget."""
 _SHORTEST_PIECE_S = 1.0
-_FIT_SHARE = 0.04
+_FIT_SHARE = 0.05
 """Share of a time budget that is kept for the fit."""
 _LEAST = 3
 """Rounds before intervals say anything."""
@@ -186,7 +185,7 @@ def measure(
     with machine.measuring():
         while not measurement.ended():
             measurement.add_piece()
-    return _build_calibration(name, measurement, resumed, load_before)
+        return _build_calibration(name, measurement, resumed, load_before)
 
 
 @dataclass(slots=True)
@@ -239,7 +238,8 @@ class _Measurement:
                 self._measure(first + recorder.items, recorder)
                 recorder.items += 1
                 if self.report is not None:
-                    self.report(min(max(1 - (self.until - self.clock()) / self.seconds, 0.0), 1.0))
+                    left_s = self.until - self.clock()
+                    self.report(min(max(1 - left_s / self.seconds / (1 - _FIT_SHARE), 0.0), 1.0))
             keeper.tick()
         finally:
             if keeper.ticks:
@@ -333,8 +333,6 @@ def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_
             load_after=machine.system_load(),
             cpu_share=min(cpu_s / wall_s, 1.0) if wall_s > 0 else 1.0,
         ),
-        matmul_knots=KNOTS,
-        attention_knots=ATTENTION_KNOTS,
         reference_passes_s=paced.reference_s,
         pace=paced.pace,
         tokens=Range(low=min(work.tokens for work in works), high=max(work.tokens for work in works)),

@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 
 from kvsim.costs.pass_price import scans_together
 from kvsim.costs.profile import Attention, Coefficient, CopyCost, Fit, Record
-from kvsim.costs.tables import ATTENTION_KNOTS, KNOTS, FloatArray, segments
+from kvsim.costs.tables import ATTENTION_KNOTS, KNOTS, FloatArray, knots_within, segments
 from policies import Group, Kernel, MicroBatch
 
 _RESAMPLES = 200
@@ -114,7 +114,11 @@ def fit(
     intervals from 200 bootstrap resamples of the origins.
     """
     kernels = tuple(sorted({s.kernel for s in samples}))
-    design, seconds = _design(samples, kernels), np.array([s.seconds for s in samples])
+    works = [work for sample in samples for work in (sample, *sample.further)]
+    matmul_knots = knots_within(KNOTS, max(work.tokens for work in works))
+    attention_knots = knots_within(ATTENTION_KNOTS, max(together for work in works for together, _ in work.scans))
+    design = _design(samples, kernels, matmul_knots, attention_knots)
+    seconds = np.array([s.seconds for s in samples])
     origins, member = np.unique([s.origin for s in samples], return_inverse=True)
     held = np.isin(member, rng.permutation(len(origins))[: len(origins) // 3])
     predicted = _predict_held_out(design, seconds, held)
@@ -135,7 +139,7 @@ def fit(
         without_pace = float(np.median(np.abs(_predict_held_out(design, unpaced, held) / unpaced[held] - 1)))
 
     coefficients = _with_intervals(design, seconds, member, rng)
-    n_slopes, n_further = len(KNOTS) - 1, len(ATTENTION_KNOTS) - 1
+    n_slopes, n_further = len(matmul_knots) - 1, len(attention_knots) - 1
     attention = {}
     for i, kernel in enumerate(kernels):
         first = n_slopes + i * (n_further + 4)
@@ -154,6 +158,8 @@ def fit(
         copies = CopyCost(per_pass_s=each, per_run_s=per_run, per_cell_s=per_cell)
     (per_key,) = _simple([[s.cells] for s in shifts], [s.seconds for s in shifts], rng)
     fitted = Fit(
+        matmul_knots=matmul_knots,
+        attention_knots=attention_knots,
         matmul_slopes_s=tuple(coefficients[:n_slopes]),
         kernels=attention,
         moves=copies,
@@ -182,20 +188,23 @@ def _sum_of(sample: Sample, count: str) -> int:
     return sum(int(getattr(work, count)) for work in (sample, *sample.further))
 
 
-def _design(samples: Sequence[Sample], kernels: Sequence[Kernel]) -> FloatArray:
+def _design(
+    samples: Sequence[Sample], kernels: Sequence[Kernel], matmul_knots: Sequence[int], attention_knots: Sequence[int]
+) -> FloatArray:
     """How often each sample is charged each coefficient; shape (n_samples, n_coefficients)."""
-    matmul = segments([s.tokens for s in samples], KNOTS)
-    width = len(ATTENTION_KNOTS) + 3
-    attention = np.zeros((len(samples), len(kernels), width))
-    for row, products, sample in zip(attention, matmul, samples, strict=True):
-        own = row[kernels.index(sample.kernel)]
-        for work in (sample, *sample.further):
-            together, cells = np.array(work.scans).T
-            own[:2] += 1, cells.sum()
-            own[2:-2] += cells @ segments(together, ATTENTION_KNOTS)
-            own[-2:] += work.chunks, work.runs
-        for work in sample.further:
-            products += segments(work.tokens, KNOTS)
+    works = [(i, kernels.index(s.kernel), work) for i, s in enumerate(samples) for work in (s, *s.further)]
+    row, kernel = np.array([(i, k) for i, k, _ in works]).T
+    tokens, chunks, runs = np.array([(work.tokens, work.chunks, work.runs) for *_, work in works]).T
+    matmul = np.zeros((len(samples), len(matmul_knots) - 1))
+    np.add.at(matmul, row, segments(tokens, matmul_knots))
+    attention = np.zeros((len(samples), len(kernels), len(attention_knots) + 3))
+    np.add.at(attention[..., 0], (row, kernel), 1)
+    np.add.at(attention[..., -2], (row, kernel), chunks)
+    np.add.at(attention[..., -1], (row, kernel), runs)
+    scans = np.array([(i, k, n, cells) for i, k, work in works for n, cells in work.scans])
+    row, kernel, together, cells = scans.T
+    np.add.at(attention[..., 1], (row, kernel), cells)
+    np.add.at(attention[..., 2:-2], (row, kernel), cells[:, None] * segments(together, attention_knots))
     chunks, runs = attention[..., -2], attention[..., -1]
     # Where each chunk is one run, the two cannot be told apart.
     runs[:, (chunks == runs).all(axis=0)] = 0

@@ -105,6 +105,10 @@ class Pace(Record):
 class Fit(Record):
     """Fitted costs, and how well they predict passes that were held out."""
 
+    matmul_knots: tuple[int, ...]
+    """Batch sizes in tokens between which the cost of matrix work is linear."""
+    attention_knots: tuple[int, ...]
+    """Tokens that scan a cell together, between which its cost is linear."""
     matmul_slopes_s: tuple[Coefficient, ...]
     """Seconds per further token in each segment between knots."""
     kernels: dict[Kernel, Attention]
@@ -154,10 +158,6 @@ class Profile(Fit):
     measured: str
     """Date, ISO 8601."""
     machine: MachineInfo
-    matmul_knots: tuple[int, ...]
-    """Batch sizes in tokens between which the cost of matrix work is linear."""
-    attention_knots: tuple[int, ...]
-    """Tokens that scan a cell together, between which its cost is linear."""
     tokens: Range
     """Measured range of tokens in a forward pass."""
     cells: Range
@@ -267,6 +267,11 @@ def how_to_get_times(model: str, profile: Profile) -> str:
         )
     if model in SHAPES and profile.engine != NUMPY:
         return f"name the model in the scenario: model.name = '{profile.model}'"
+    if model not in SHAPES and profile.engine == NUMPY:
+        return (
+            f"measure one with: kvsim calibrate --engine llamacpp --model {model} for the policies of llama.cpp, "
+            f"or kvsim calibrate --model {model} for all policies on kvsim's own engine"
+        )
     return f"measure one with: {profile.command} --model {model}"
 
 

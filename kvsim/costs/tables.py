@@ -17,6 +17,16 @@ goes on."""
 ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512, 2048)
 """Numbers of tokens that scan the same cells together, between which the cost of a cell is linear."""
 
+
+def knots_within(knots: Sequence[int], most: int) -> tuple[int, ...]:
+    """The knots up to the first one that is not below ``most`` tokens, but two at least.
+
+    Nothing is known of the segments behind it: the slope of the last one goes on.
+    """
+    reached = sum(knot < most for knot in knots) + 1
+    return tuple(knots[: max(reached, 2)])
+
+
 _COMPUTED_TOGETHER = 64
 """Neighbouring entries that are computed in one call, which costs little more than one of them."""
 

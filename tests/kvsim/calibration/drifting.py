@@ -30,12 +30,12 @@ class DriftingClock:
         return self.now_s
 
     def pace(self):
-        """Between 0.7 and 1.4 of the usual, in waves of some seconds and in sudden steps."""
+        """Between 0.65 and 1.55 of the usual, in waves of some seconds and in sudden steps."""
         if not self._drifts:
             return 1.0
         t = self.now_s
-        waves = 0.5 * np.sin(2 * np.pi * t / 3.1) + 0.2 * np.sin(2 * np.pi * t / 1.3)
-        return 2 ** (0.5 * (waves + (0.3 if int(t / 7) % 2 else -0.3)))
+        waves = 0.6 * np.sin(2 * np.pi * t / 1.9) + 0.3 * np.sin(2 * np.pi * t / 0.9)
+        return 2 ** (0.5 * (waves + (0.35 if int(t / 7) % 2 else -0.35)))
 
     def work(self, seconds):
         """Do what takes so many seconds at the usual pace, and return what it took."""

@@ -171,6 +171,18 @@ def test_the_engine_of_a_profile_is_named(shipped):
         CostModel(llama).check("m.gguf", "masked")
 
 
+def test_for_a_model_from_a_file_the_hint_names_the_engine_that_the_policies_stand_for(shipped):
+    with pytest.raises(
+        UserError, match=r"calibrate --engine llamacpp --model m.gguf for the policies of llama.cpp, or"
+    ):
+        CostModel(shipped).check("m.gguf", "masked")
+
+
+def test_a_refused_profile_says_so_wherever_it_prices(shipped):
+    costs = CostModel(shipped.model_copy(update={"refused": "off by 20 %"}))
+    assert costs.warnings() == ["profile default was refused when it was measured: off by 20 %"]
+
+
 def test_going_beyond_the_measured_range_is_said(shipped):
     world = load_scenario(
         "chat", workload__requests=5, server__n_ubatch=2048, server__n_batch=2048, server__slot_context=2048
