@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.calibration.journal import MeasuredPiece, ServedPass, TrialMeasurement
-from kvsim.calibration.pace import PaceCurve, choose_windows, median_seconds
+from kvsim.calibration.pace import PaceCurve, Windows, choose_windows, median_seconds
 from kvsim.calibration.reference_passes import PaceKeeper
 from kvsim.calibration.trials import Trial, Trials, half_width, scatter
 from kvsim.costs.fitting import MoveSample, Sample, ShiftSample
@@ -73,26 +73,15 @@ class AtOnePace:
 
 def at_one_pace(trials: Trials, pieces: Sequence[MeasuredPiece]) -> AtOnePace:
     """Divide what was measured by the pace at its moment. At least one piece is needed."""
-    stretches = [piece.ticks for piece in pieces]
-    reference_s = median_seconds(stretches)
-    windows = choose_windows(stretches, reference_s)
-    curves = [PaceCurve(piece.ticks, reference_s, windows) for piece in pieces]
-    tokens = np.array(trials.tokens())
-    measured: list[list[float]] = [[] for _ in tokens]
-    paced: list[list[float]] = [[] for _ in tokens]
+    reference_s, windows, curves = _curves(pieces)
+    paced = _trial_seconds(trials, pieces, curves)
+    measured = _trial_seconds(trials, pieces, [None] * len(pieces))
     mixed: list[Sample] = []
     for piece, curve in zip(pieces, curves, strict=True):
-        if piece.trials:
-            numbers, moments, _ = zip(*piece.trials, strict=True)
-            for each, pace in zip(piece.trials, curve.at(moments, tokens[list(numbers)]).tolist(), strict=True):
-                measured[each.trial].append(each.seconds)
-                paced[each.trial].append(each.seconds / pace)
-        if piece.mixed:
-            sizes = [max(work.tokens for work in (served.sample, *served.sample.further)) for served in piece.mixed]
-            for served, pace in zip(
-                piece.mixed, curve.at([served.at_s for served in piece.mixed], sizes).tolist(), strict=True
-            ):
-                mixed.append(served.sample.model_copy(update={"seconds": served.sample.seconds / pace}))
+        sizes = [max(work.tokens for work in (served.sample, *served.sample.further)) for served in piece.mixed]
+        pace = curve.at([served.at_s for served in piece.mixed], sizes).tolist()
+        for (_, sample), each in zip(piece.mixed, pace, strict=True):
+            mixed.append(sample.model_copy(update={"seconds": sample.seconds / each}))
     samples, moves, shifts = trials.samples(paced)
     unpaced, _, _ = trials.samples(measured)
     low, middle, high = np.quantile(np.concatenate([curve.levels() for curve in curves]), [0.05, 0.5, 0.95]).tolist()
@@ -104,6 +93,40 @@ def at_one_pace(trials: Trials, pieces: Sequence[MeasuredPiece]) -> AtOnePace:
         shifts=shifts,
         reference_s=reference_s,
         pace=Pace(p5=low, p50=middle, p95=high, window_s=windows.level_s),
-        half_width=float(np.median([half_width(each) if len(each) >= _SPREAD else 1.0 for each in paced])),
+        half_width=_half_width(paced),
         scatter=float(np.median([scatter(each) for each in known])) if known else None,
     )
+
+
+def half_width_of(trials: Trials, pieces: Sequence[MeasuredPiece]) -> float:
+    """``AtOnePace.half_width`` of what was measured so far."""
+    _, _, curves = _curves(pieces)
+    return _half_width(_trial_seconds(trials, pieces, curves))
+
+
+def _half_width(paced: Sequence[Sequence[float]]) -> float:
+    return float(np.median([half_width(each) if len(each) >= _SPREAD else 1.0 for each in paced]))
+
+
+def _curves(pieces: Sequence[MeasuredPiece]) -> tuple[tuple[float, float], Windows, list[PaceCurve]]:
+    """Seconds of the reference passes at pace 1, the windows, and the pace of each piece."""
+    stretches = [piece.ticks for piece in pieces]
+    reference_s = median_seconds(stretches)
+    windows = choose_windows(stretches, reference_s)
+    return reference_s, windows, [PaceCurve(ticks, reference_s, windows) for ticks in stretches]
+
+
+def _trial_seconds(
+    trials: Trials, pieces: Sequence[MeasuredPiece], curves: Sequence[PaceCurve | None]
+) -> list[list[float]]:
+    """Seconds of each trial's measurements; divided by the pace where there are curves."""
+    tokens = np.array(trials.tokens())
+    found: list[list[float]] = [[] for _ in tokens]
+    for piece, curve in zip(pieces, curves, strict=True):
+        if not piece.trials:
+            continue
+        numbers, moments, seconds = (np.array(column) for column in zip(*piece.trials, strict=True))
+        pace = 1.0 if curve is None else curve.at(moments, tokens[numbers])
+        for number, took in zip(numbers.tolist(), (seconds / pace).tolist(), strict=True):
+            found[number].append(took)
+    return found

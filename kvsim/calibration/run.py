@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from kvsim import machine
 from kvsim.calibration.causes import likely_cause
 from kvsim.calibration.journal import Journal, JournalHeader, MeasuredPiece
-from kvsim.calibration.pieces import PieceRecorder, at_one_pace
+from kvsim.calibration.pieces import PieceRecorder, at_one_pace, half_width_of
 from kvsim.calibration.reference_passes import Clock, PaceKeeper, TimeOver
 from kvsim.calibration.subject import NumpySubject, Subject
 from kvsim.calibration.trials import Trials
@@ -223,7 +223,7 @@ class _Measurement:
         """Whether the time is over, or all is known well enough."""
         if not _enough(self.trials, self.done):
             return False
-        return self.over or (self.rounds >= _LEAST and at_one_pace(self.trials, self.done).half_width <= TIGHT)
+        return self.over or (self.rounds >= _LEAST and half_width_of(self.trials, self.done) <= TIGHT)
 
     def add_piece(self) -> None:
         """Measure for a while, and write it into the journal; after an exception too."""
@@ -344,7 +344,7 @@ def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_
     return Calibration(
         profile,
         fitted.held_out,
-        rounds=measurement.rounds,
+        rounds=round(measurement.rounds, 1),
         half_width=paced.half_width,
         scatter=paced.scatter,
         resumed=resumed,

@@ -24,7 +24,7 @@ _LONGEST = 512
 _LARGE = (2048, 512)
 """Tokens of the first large passes, as many as the default batches of vLLM and of llama-server; others are random."""
 _LARGE_SHARE = 24
-"""One in so many passes is a large one."""
+"""One in so many passes is a large one; they take long, so that the first so many passes have none."""
 _MOVES = 40
 _SHIFTS = 12
 _WARM_S = 0.004
@@ -112,7 +112,7 @@ def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generat
     """Draw ``each`` forward passes for every kernel's engine, and moves and rotations on the last engine."""
     trials = Trials(groups={kernel: engine.groups[0] for kernel, engine in engines.items()})
     for kernel, engine in engines.items():
-        large = [[_large(rng, i)] for i in range(each // _LARGE_SHARE)]
+        large = [[_large(rng, i)] for i in range(each // _LARGE_SHARE - 1)]
         drawn = [random_pass(kernel, rng, lengths) for lengths in large]
         drawn += [random_pass(kernel, rng) for _ in range(each - len(large))]
         decodes = [timed_pass(engine, batch) for batch in drawn if _generates(batch)]

@@ -139,19 +139,7 @@ def fit(
         without_pace = float(np.median(np.abs(_predict_held_out(design, unpaced, held) / unpaced[held] - 1)))
 
     coefficients = _with_intervals(design, seconds, member, rng)
-    n_slopes, n_further = len(matmul_knots) - 1, len(attention_knots) - 1
-    attention = {}
-    for i, kernel in enumerate(kernels):
-        first = n_slopes + i * (n_further + 4)
-        base, per_cell, *further, per_chunk, per_run = coefficients[first : first + n_further + 4]
-        attention[kernel] = Attention(
-            base_s=base,
-            per_cell_s=per_cell,
-            further_token_s=tuple(further),
-            per_chunk_s=per_chunk,
-            per_run_s=per_run,
-            skips=kernel in skipping,
-        )
+    n_slopes = len(matmul_knots) - 1
     copies = None
     if moves:
         each, per_run, per_cell = _simple([[1, m.runs, m.cells] for m in moves], [m.seconds for m in moves], rng)
@@ -161,7 +149,7 @@ def fit(
         matmul_knots=matmul_knots,
         attention_knots=attention_knots,
         matmul_slopes_s=tuple(coefficients[:n_slopes]),
-        kernels=attention,
+        kernels=_attention(coefficients[n_slopes:], kernels, skipping),
         moves=copies,
         shift_per_cell_s=per_key,
         held_out_samples=int(held.sum()),
@@ -170,6 +158,24 @@ def fit(
         held_out_error_median_without_pace=without_pace,
     )
     return Fitted(fitted, held_out)
+
+
+def _attention(
+    coefficients: Sequence[Coefficient], kernels: Sequence[Kernel], skipping: Collection[Kernel]
+) -> dict[Kernel, Attention]:
+    """The costs of each kernel, from their coefficients one after another."""
+    found, width = {}, len(coefficients) // len(kernels)
+    for i, kernel in enumerate(kernels):
+        base, per_cell, *further, per_chunk, per_run = coefficients[i * width : (i + 1) * width]
+        found[kernel] = Attention(
+            base_s=base,
+            per_cell_s=per_cell,
+            further_token_s=tuple(further),
+            per_chunk_s=per_chunk,
+            per_run_s=per_run,
+            skips=kernel in skipping,
+        )
+    return found
 
 
 def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Sequence[ShiftSample]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,7 +61,6 @@ def calibrate(
     Measures until the intervals are tight or the time is over. An interrupted calibration goes on when called again.
     """
     from kvsim.calibration.run import HELD_OUT_BOUND
-    from kvsim.calibration.run import calibrate as measure
     from kvsim.costs.profile import USUAL_MODEL, is_llamacpp
 
     llama = is_llamacpp(engine)
@@ -74,23 +73,16 @@ def calibrate(
     if force and (taken := files.take_refused(engine, model, types, threads)) is not None:
         _tell(taken, as_json, f"Saved {target}, as it was measured before. Use it with: {use}")
         return
-    try:
-        with RunProgress(f"measuring {model}", 100, lines=True) as progress:
-            done = measure(
-                model,
-                engine=engine,
-                seconds=seconds,
-                name=files.name,
-                type_k=types[0],
-                type_v=types[1],
-                threads=threads,
-                library=library,
-                report=progress.share,
-                journal=files.journal,
-            )
-    except KeyboardInterrupt:
-        kept = f"; called again, it goes on from what is in {files.journal}" if files.journal.exists() else ""
-        raise typer.Exit(fail(f"stopped{kept}", 130)) from None
+    done = _measured(
+        files,
+        model,
+        engine=engine,
+        seconds=seconds,
+        type_k=types[0],
+        type_v=types[1],
+        threads=threads,
+        library=library,
+    )
     refusal = None if force else done.refusal(HELD_OUT_BOUND if bound is None else bound)
     if refusal is not None:
         files.save_refused(done, refusal)
@@ -101,6 +93,18 @@ def calibrate(
 
         show_calibration(console(), done)
     _tell(done.profile, as_json, f"\nSaved {target} and {files.picture.name}. Use it with: {use}")
+
+
+def _measured(files: _Files, model: str, **options: Any) -> Calibration:
+    """Measure, with progress; an interrupt ends the command."""
+    from kvsim.calibration.run import calibrate as measure
+
+    try:
+        with RunProgress(f"measuring {model}", 100, lines=True) as progress:
+            return measure(model, name=files.name, report=progress.share, journal=files.journal, **options)
+    except KeyboardInterrupt:
+        kept = f"; called again, it goes on from what is in {files.journal}" if files.journal.exists() else ""
+        raise typer.Exit(fail(f"stopped{kept}", 130)) from None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvsim.calibration.reference_passes import ReferencePasses
 from kvsim.calibration.serving import serve, traffic
+from kvsim.calibration.subject import passes_in
 from kvsim.calibration.trials import CELLS, draw_trials, timed_pass, whole_pass
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import load_profile
@@ -78,8 +79,8 @@ class DriftingSubject:
 
     engine, model, type_k, type_v, threads, shifts_all = "numpy", "tiny", "f32", "f32", 1, False
 
-    def __init__(self, clock, slowness=1.0, each=40):
-        self.clock, self._each = clock, each
+    def __init__(self, clock, slowness=1.0):
+        self.clock = clock
         costs = CostModel(TRUTH, pace=slowness)
         self.engines = {kernel: PretendedEngine(costs, kernel, clock) for kernel in get_args(Kernel)}
         sliced = self.engines["sliced"]
@@ -94,7 +95,9 @@ class DriftingSubject:
         return len(self.engines)
 
     def sizes(self, seconds):
-        return self._each, 1
+        """By the time of a decode, as for the real engine."""
+        decodes = seconds / 2 / len(self.engines) / self.reference_s[0]
+        return passes_in(decodes / 18), 1
 
     def draw(self, each, rng):
         return draw_trials(self.engines, each, rng)

@@ -23,8 +23,7 @@ WINDOWS = Windows(0.1, 10.0)
 
 def calibrated(seconds=60.0, clock=None, **options):
     clock = clock or DriftingClock()
-    subject = DriftingSubject(clock, options.pop("slowness", 1.0), options.pop("each", 40))
-    return measure(subject, seconds=seconds, clock=clock, **options)
+    return measure(DriftingSubject(clock, options.pop("slowness", 1.0)), seconds=seconds, clock=clock, **options)
 
 
 @pytest.fixture(scope="module")
