@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvsim import machine
 from kvsim.calibration.pace import Tick
 from kvsim.costs.fitting import Sample
 from kvsim.costs.profile import NUMPY
@@ -66,15 +65,12 @@ class MeasuredPiece(_Line):
     mixed: tuple[ServedPass, ...]
     ticks: tuple[Tick, ...]
     """Measurements of the reference passes."""
+    disturbed: int
+    """Measurements that do not count, since other work had the processor."""
     wall_s: float
     """Seconds by the clock, times the threads at work."""
     cpu_s: float
     """Processor seconds in that time."""
-
-    @property
-    def quiet(self) -> bool:
-        """Whether other work left the engine enough of its cores."""
-        return self.cpu_s >= machine.BUSY_BELOW * self.wall_s
 
 
 class Journal:

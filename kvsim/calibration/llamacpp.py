@@ -92,7 +92,7 @@ class LlamaSubject:
     def sizes(self, seconds: float) -> tuple[int, int]:
         """Sizes from the time of one decode."""
         decode = self._reference_context.timed([1], _REFERENCE_CELLS)
-        decodes = seconds / 2 / max(Trial(decode).measure())
+        decodes = seconds / 2 / min(Trial(decode).measure())
         each, runs = decodes / len(self._prefilled) / _PASSES, decodes / len(self._served) / _SERVED
         return passes_in(each), runs_in(runs)
 
@@ -128,9 +128,11 @@ class LlamaSubject:
             backend, recorder, kernel, backend.policy.groups[0], origin, per_pass=False, skips=kernel in SKIPPING
         )
         with backend.context as context:
+            self._others.append(context)
             try:
                 drive(session.scenario, backend.policy, sampling, Recorder(), None)
             finally:
+                self._others.remove(context)
                 self._wall += context.wall_s
                 self._cpu += context.cpu_s
 

@@ -23,6 +23,8 @@ DECODE_TOKENS, PROMPT_TOKENS = 2, 32
 
 _WINDOWS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 1e6)
 """Standard deviations of the windows to choose from; the last is the mean over all."""
+_AS_GOOD = 1.03
+"""Error over that of the best window at which another one is as good."""
 _NEIGHBOURS = 2
 """Neighbours on each side by which an outlier is recognised."""
 _OUTLIER = 0.3
@@ -73,7 +75,9 @@ def choose_windows(stretches: Sequence[Sequence[Tick]], known_s: Sequence[float]
 
     def best(values: int) -> float:
         errors = [sum(_left_out_error(each[0], each[values], window) for each in found) for window in _WINDOWS_S]
-        return _WINDOWS_S[int(np.argmin(errors))] if found else _WINDOWS_S[-1]
+        # Of windows that predict about as well, the widest adds least noise.
+        good = [window for window, error in zip(_WINDOWS_S, errors, strict=True) if error <= _AS_GOOD * min(errors)]
+        return good[-1]
 
     return Windows(level_s=best(1), ratio_s=best(2))
 

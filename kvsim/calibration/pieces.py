@@ -25,14 +25,20 @@ class PieceRecorder:
         self.keeper = keeper
         self.items = 0
         """Trials and server runs that ended."""
+        self.disturbed = 0
+        """Measurements that do not count, since other work had the processor."""
         self._trials: list[TrialMeasurement] = []
         self._mixed: list[ServedPass] = []
 
-    def time(self, number: int, trial: Trial) -> None:
-        """Measure a trial."""
+    def time(self, number: int, trial: Trial, *, keep_disturbed: bool = False) -> None:
+        """Measure a trial; what other work disturbed is only counted, unless it is to be kept."""
         self.keeper.keep()
         began = self.keeper.now()
-        seconds = trial.measure()
+        seconds, disturbed = self.keeper.watch(trial.measure)
+        if disturbed:
+            self.disturbed += len(seconds)
+            if not keep_disturbed:
+                return
         # Of a trial with a warm-up, only the end is timed.
         at = max(self.keeper.now() - sum(seconds) / 2, began)
         self._trials += [TrialMeasurement(number, at, each) for each in seconds]
@@ -48,6 +54,7 @@ class PieceRecorder:
             trials=tuple(self._trials),
             mixed=tuple(self._mixed),
             ticks=tuple(self.keeper.ticks),
+            disturbed=self.disturbed,
             wall_s=wall_s,
             cpu_s=cpu_s,
         )

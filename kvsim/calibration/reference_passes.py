@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from kvsim import machine
 from kvsim.calibration.pace import DECODE_TOKENS, PROMPT_TOKENS, Tick
 from kvsim.calibration.trials import CELLS, timed_pass, whole_pass
 from kvsim.costs.profile import Profile
@@ -13,6 +15,8 @@ from kvsim.model.engine_shapes import Storage
 from kvsim.simulation.backend import Backend, DelegatingBackend
 from policies import Chunk, Group, MicroBatch
 from real_engine import Engine, Transformer
+
+T = TypeVar("T")
 
 _DECODE_CELLS, _PROMPT_CELLS = 1536, 512
 """Cells of the reference passes of our own engine."""
@@ -24,8 +28,14 @@ _EVERY_S = 0.1
 _TIMES_COST = 8
 """At least this many times as long as the reference passes take is between two measurements of them."""
 
+_ATTEMPTS = 3
+"""How often the reference passes are timed again where other work disturbs them."""
+
 Clock = Callable[[], float]
 """Seconds from some moment on, like ``time.perf_counter``."""
+
+Spent = Callable[[], tuple[float, float]]
+"""Seconds so far by the clock times the threads at work, and processor seconds."""
 
 
 class TimeOver(Exception):
@@ -74,9 +84,13 @@ class PaceKeeper:
         every_s: float = _EVERY_S,
         clock: Clock = time.perf_counter,
         until: float | None = None,
+        spent: Spent = lambda: (time.perf_counter(), time.process_time()),
     ):
         """``every_s``: least seconds between two measurements; ``until``: when, on the clock, the time is over."""
         self.ticks: list[Tick] = []
+        self._spent = spent
+        self._only_disturbed = True
+        """Whether the one tick there is was disturbed: it is better than none."""
         self._passes = passes
         self._every_s = every_s
         self._clock = clock
@@ -96,12 +110,27 @@ class PaceKeeper:
         return True
 
     def tick(self) -> None:
-        """Time the reference passes."""
-        began = self.now()
-        seconds = self._passes.measure()
-        ended = self.now()
-        self.ticks.append(Tick((began + ended) / 2, seconds))
+        """Time the reference passes; what other work disturbed does not count."""
+        for _ in range(_ATTEMPTS):
+            began = self.now()
+            seconds, disturbed = self.watch(self._passes.measure)
+            ended = self.now()
+            if not disturbed:
+                break
         self._due = ended + max(self._every_s, _TIMES_COST * (ended - began))
+        if disturbed and self.ticks:
+            return
+        if self._only_disturbed:
+            self.ticks.clear()
+            self._only_disturbed = disturbed
+        self.ticks.append(Tick((began + ended) / 2, seconds))
+
+    def watch(self, work: Callable[[], T]) -> tuple[T, bool]:
+        """Do the work; return its result, and whether other work had the processor in the meantime."""
+        wall, cpu = self._spent()
+        result = work()
+        wall_after, cpu_after = self._spent()
+        return result, cpu_after - cpu < machine.BUSY_BELOW * (wall_after - wall)
 
     def check_time(self) -> None:
         """Raise ``TimeOver`` if the time is over."""
@@ -117,6 +146,8 @@ class PaceMeasuringBackend(DelegatingBackend):
         self.keeper = keeper
         self.stamps: list[float] = []
         """When each step ran, on the keeper's clock."""
+        self.disturbed = False
+        """Whether other work had the processor during the last step."""
         self.just_paced = False
         """Whether the reference passes were timed right before the last step."""
 
@@ -125,6 +156,7 @@ class PaceMeasuringBackend(DelegatingBackend):
         self.keeper.check_time()
         self.just_paced = self.keeper.keep()
         began = self.keeper.now()
-        seconds = super().step(step, batches)
+        inner = super().step
+        seconds, self.disturbed = self.keeper.watch(lambda: inner(step, batches))
         self.stamps.append((began + self.keeper.now()) / 2)
         return seconds

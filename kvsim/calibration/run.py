@@ -46,6 +46,8 @@ _FIT_SHARE = 0.05
 """Share of a time budget that is kept for the fit."""
 _LEAST = 3
 """Rounds before intervals say anything."""
+_MOST_LEFT_OUT = 0.5
+"""Share of the measurements that other work may disturb."""
 _FEWEST = 8
 """Passes of each kernel without which nothing is fitted, however little time there was; and half as many moves."""
 
@@ -67,8 +69,8 @@ class Calibration:
     """Median over the trials of the relative standard deviation from one measurement to the next, at one pace."""
     resumed: int
     """Trials and server runs taken over from an earlier, unfinished calibration."""
-    left_out_s: float
-    """Seconds of measurements that were left out because other work had the cores."""
+    left_out: float
+    """Share of the measurements that were left out because other work had the processor."""
 
     @property
     def tight(self) -> bool:
@@ -77,14 +79,17 @@ class Calibration:
 
     @property
     def busy(self) -> bool:
-        """Whether other work took so much of the core that the result cannot be trusted."""
-        return self.profile.machine.cpu_share < machine.BUSY_BELOW
+        """Whether other work disturbed so many of the measurements that the rest cannot be trusted."""
+        return self.left_out > _MOST_LEFT_OUT
 
     def refusal(self, bound: float = HELD_OUT_BOUND) -> str | None:
         """Why the profile is not worth keeping, with the likeliest cause; None if it is."""
-        share, error = self.profile.machine.cpu_share, self.profile.held_out_error_median
+        error = self.profile.held_out_error_median
         if self.busy:
-            return f"the machine is busy, the measurement got {share:.0%} of its core"
+            return (
+                f"the machine is busy: other work disturbed {self.left_out:.0%} of the measurements, and had "
+                f"{1 - self.profile.machine.cpu_share:.0%} of the time"
+            )
         if not error <= bound:
             cause = likely_cause(self.profile, self.held_out, self.scatter)
             return f"the median held-out error is {error:.1%}, over the bound of {bound:.1%}; {cause}"
@@ -228,9 +233,10 @@ class _Measurement:
     def add_piece(self) -> None:
         """Measure for a while, and write it into the journal; after an exception too."""
         until = self.clock() + max(self.seconds / _PIECES, _SHORTEST_PIECE_S)
-        keeper = PaceKeeper(self.subject.reference_passes, clock=self.clock, until=self.until)
+        subject = self.subject
+        keeper = PaceKeeper(subject.reference_passes, clock=self.clock, until=self.until, spent=subject.spent)
         recorder = PieceRecorder(keeper)
-        wall, cpu = self.subject.spent()
+        wall, cpu = subject.spent()
         first = self.items
         try:
             keeper.tick()
@@ -243,7 +249,7 @@ class _Measurement:
             keeper.tick()
         finally:
             if keeper.ticks:
-                wall_after, cpu_after = self.subject.spent()
+                wall_after, cpu_after = subject.spent()
                 self.done.append(recorder.piece(wall_after - wall, cpu_after - cpu))
                 self.log.add(self.done[-1])
 
@@ -256,7 +262,8 @@ class _Measurement:
         number, place = divmod(item, len(self._round(0)))
         index = self._round(number)[place]
         if index < len(alone):
-            recorder.time(index, alone[index])
+            # When the time is over and there is not enough yet, anything is better than to go on for ever.
+            recorder.time(index, alone[index], keep_disturbed=self.over)
             return
         kind, i = divmod(index - len(alone), self.header.runs)
         turn = number * self.header.runs + i
@@ -285,6 +292,13 @@ def _enough(trials: Trials, pieces: Sequence[MeasuredPiece]) -> bool:
     return moves >= min(_FEWEST // 2, len(trials.moves)) and shifts >= min(1, len(trials.shifts))
 
 
+def _left_out(pieces: Sequence[MeasuredPiece]) -> float:
+    """``Calibration.left_out``."""
+    kept = sum(len(piece.trials) + len(piece.mixed) for piece in pieces)
+    disturbed = sum(piece.disturbed for piece in pieces)
+    return disturbed / (kept + disturbed)
+
+
 def _header(subject: Subject, each: int, runs: int) -> JournalHeader:
     return JournalHeader(
         model=subject.model,
@@ -303,16 +317,12 @@ def _header(subject: Subject, each: int, runs: int) -> JournalHeader:
 
 def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_before: float) -> Calibration:
     header, subject, trials, done = measurement.header, measurement.subject, measurement.trials, measurement.done
-    quiet = [piece for piece in done if piece.quiet]
-    # What other work disturbed is left out, unless that is most of it: then the whole is refused as busy.
-    mostly = 2 * sum(piece.wall_s for piece in quiet) >= sum(piece.wall_s for piece in done)
-    used = quiet if mostly and _enough(trials, quiet) else done
-    paced = at_one_pace(trials, used)
+    paced = at_one_pace(trials, done)
     rng = named_rng(0, "calibration fit")
     fitted = fit(paced.samples, paced.moves, paced.shifts, rng, trials.skipping, paced.unpaced_s)
     works = [work for sample in paced.samples for work in (sample, *sample.further)]
     scanned = [cells for work in works for _, cells in work.scans]
-    wall_s, cpu_s = sum(piece.wall_s for piece in used), sum(piece.cpu_s for piece in used)
+    wall_s, cpu_s = sum(piece.wall_s for piece in done), sum(piece.cpu_s for piece in done)
     profile = Profile(
         name=name,
         engine=header.engine,
@@ -348,5 +358,5 @@ def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_
         half_width=paced.half_width,
         scatter=paced.scatter,
         resumed=resumed,
-        left_out_s=sum(piece.wall_s for piece in done) - wall_s,
+        left_out=_left_out(done),
     )

@@ -76,6 +76,9 @@ class SamplingBackend(PaceMeasuringBackend):
         if self._cold:
             self._cold -= 1
             return
+        if self.disturbed:
+            self._recorder.disturbed += 1
+            return
         places = [batch.places[0] for batch in batches]
         if not any(p.moves.n_runs or len(p.shift.cells) or p.transfers for p in places):
             sample = sample_of(self._kernel, batches, self._group, seconds, self._origin, True, self._skips)

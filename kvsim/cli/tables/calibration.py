@@ -53,6 +53,6 @@ def _how_well(c: Calibration) -> list[str]:
     known = f": half of the passes are known to ±{c.half_width:.1%} or better" if c.half_width < 1 else ""
     lines.append(f"every pass was measured {c.rounds:.1f} times on average{before}, until {ended}{known}")
     lines.append(f"measured up to {p.tokens.high:,} tokens in a pass, and {p.cells.high:,} cells for a token")
-    if c.left_out_s > 0.5:
-        lines.append(f"left out: {c.left_out_s:.0f} s in which other work had the cores")
+    if c.left_out >= 0.01:
+        lines.append(f"left out: {c.left_out:.0%} of the measurements, during which other work had the processor")
     return lines

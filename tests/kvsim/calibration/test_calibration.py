@@ -36,7 +36,9 @@ HEADER = JournalHeader(
 
 def a_piece(seconds=1.0):
     trials = (TrialMeasurement(0, 0.5, seconds), TrialMeasurement(1, 2.5, 2.0))
-    return MeasuredPiece(items=2, trials=trials, mixed=(), ticks=(Tick(0.1, (0.5, 0.7)),), wall_s=3.0, cpu_s=2.9)
+    return MeasuredPiece(
+        items=2, trials=trials, mixed=(), ticks=(Tick(0.1, (0.5, 0.7)),), disturbed=0, wall_s=3.0, cpu_s=2.9
+    )
 
 
 def test_a_journal_gives_back_what_was_written(tmp_path):
@@ -117,19 +119,17 @@ def test_the_plot_shows_the_held_out_passes(calibrated):
 
 @pytest.mark.slow
 def test_bad_predictions_and_busy_machines_are_refused(calibrated):
-    quiet = pretend(calibrated, cpu_share=0.99)
+    quiet = pretend(calibrated, left_out=0.01)
     assert quiet.refusal(bound=0.06) is None
     assert "over the bound of 0.1%" in quiet.refusal(bound=0.001)
-    assert "the machine is busy, the measurement got 50% of its core" in pretend(calibrated, cpu_share=0.5).refusal(
-        0.06
+    assert "the machine is busy: other work disturbed 60% of" in pretend(calibrated, left_out=0.6).refusal(0.06)
+
+
+def pretend(calibration, left_out):
+    """The calibration with a share of disturbed measurements and an error of 5 %, however busy the machine was."""
+    return replace(
+        calibration, left_out=left_out, profile=calibration.profile.model_copy(update={"held_out_error_median": 0.05})
     )
-
-
-def pretend(calibration, cpu_share):
-    """The calibration with a share of a core and an error of 5 %, however busy the machine was."""
-    machine = calibration.profile.machine.model_copy(update={"cpu_share": cpu_share})
-    changed = {"machine": machine, "held_out_error_median": 0.05}
-    return replace(calibration, profile=calibration.profile.model_copy(update=changed))
 
 
 def test_an_unwritable_folder_is_refused_before_measuring(tmp_path, monkeypatch):

@@ -118,25 +118,45 @@ def test_a_journal_of_other_conditions_is_not_continued(tmp_path):
 
 
 class BusySubject(DriftingSubject):
-    """Other work has half of the core in some stretch of time."""
+    """Other work takes the processor for three milliseconds now and then."""
 
-    busy_s = (0.0, 0.0)
+    every_s = 0.02
 
     def spent(self):
-        first, last = self.busy_s
-        now = self.clock.now_s
-        return now, now - max(min(now, last) - first, 0.0) / 2
+        return self.clock.now_s, self.clock.now_s - self.clock.stolen_s
 
 
-@pytest.mark.parametrize(("busy_s", "left_out"), [((10.0, 20.0), True), ((0.0, 50.0), False)])
-def test_what_was_measured_beside_other_work_is_left_out_unless_it_is_most(busy_s, left_out):
-    clock = DriftingClock()
-    subject = BusySubject(clock)
-    subject.busy_s = busy_s
-    done = measure(subject, seconds=60.0, clock=clock)
-    assert done.busy == (not left_out)
-    assert (10 <= done.left_out_s < 21) == left_out
-    assert (done.refusal() is None) == left_out
+class StolenClock(DriftingClock):
+    """A clock on which other work takes its time."""
+
+    def __init__(self, every_s):
+        super().__init__()
+        self.stolen_s, self._every_s, self._next_s = 0.0, every_s, every_s
+
+    def work(self, seconds):
+        took = super().work(seconds)
+        while self.now_s > self._next_s:
+            self._next_s += self._every_s
+            self.stolen_s += 0.003
+            self.now_s += 0.003
+            took += 0.003
+        return took
+
+
+def test_what_other_work_disturbs_is_left_out():
+    clock = StolenClock(every_s=0.03)
+    done = measure(BusySubject(clock), seconds=60.0, clock=clock)
+    assert 0.1 < done.left_out < 0.5
+    assert done.profile.machine.cpu_share < 0.92
+    assert done.refusal() is None
+    assert done.profile.held_out_error_median < 0.06
+
+
+def test_where_most_is_disturbed_the_machine_is_too_busy():
+    clock = StolenClock(every_s=0.005)
+    done = measure(BusySubject(clock), seconds=60.0, clock=clock)
+    assert done.busy
+    assert "the machine is busy: other work disturbed" in done.refusal()
 
 
 def test_the_tables_reach_the_largest_usual_batches(drifting):
