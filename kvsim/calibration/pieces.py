@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvsim import machine
 from kvsim.calibration.journal import MeasuredPiece, ServedPass, TrialMeasurement
 from kvsim.calibration.pace import PaceCurve, Windows, choose_windows, median_seconds
 from kvsim.calibration.reference_passes import PaceKeeper
@@ -14,6 +15,8 @@ from kvsim.calibration.trials import Trial, Trials, half_width, scatter
 from kvsim.costs.fitting import MoveSample, Sample, ShiftSample
 from kvsim.costs.profile import Pace
 
+_LONG_S = 0.03
+"""Seconds of a pass during which a busy system will take the processor away in any case."""
 _SPREAD = 3
 """Measurements of a trial before their scatter says anything."""
 
@@ -21,8 +24,9 @@ _SPREAD = 3
 class PieceRecorder:
     """Records measurements and reference passes until the piece is taken."""
 
-    def __init__(self, keeper: PaceKeeper):
+    def __init__(self, keeper: PaceKeeper, threads: int = 1):
         self.keeper = keeper
+        self._one_thread = threads == 1
         self.items = 0
         """Trials and server runs that ended."""
         self.disturbed = 0
@@ -31,14 +35,20 @@ class PieceRecorder:
         self._mixed: list[ServedPass] = []
 
     def time(self, number: int, trial: Trial, *, keep_disturbed: bool = False) -> None:
-        """Measure a trial; what other work disturbed is only counted, unless it is to be kept."""
+        """Measure a trial; what other work disturbed is only counted, unless it is to be kept.
+
+        On a busy machine, no long pass is left alone: of those, the time that others had is taken off.
+        """
         self.keeper.keep()
         began = self.keeper.now()
-        seconds, disturbed = self.keeper.watch(trial.measure)
-        if disturbed:
-            self.disturbed += len(seconds)
-            if not keep_disturbed:
-                return
+        seconds, share = self.keeper.watch(trial.measure)
+        if share < machine.BUSY_BELOW:
+            if self._one_thread and sum(seconds) > _LONG_S:
+                seconds = tuple(share * each for each in seconds)
+            else:
+                self.disturbed += len(seconds)
+                if not keep_disturbed:
+                    return
         # Of a trial with a warm-up, only the end is timed.
         at = max(self.keeper.now() - sum(seconds) / 2, began)
         self._trials += [TrialMeasurement(number, at, each) for each in seconds]

@@ -113,8 +113,9 @@ class PaceKeeper:
         """Time the reference passes; what other work disturbed does not count."""
         for _ in range(_ATTEMPTS):
             began = self.now()
-            seconds, disturbed = self.watch(self._passes.measure)
+            seconds, share = self.watch(self._passes.measure)
             ended = self.now()
+            disturbed = share < machine.BUSY_BELOW
             if not disturbed:
                 break
         self._due = ended + max(self._every_s, _TIMES_COST * (ended - began))
@@ -125,12 +126,13 @@ class PaceKeeper:
             self._only_disturbed = disturbed
         self.ticks.append(Tick((began + ended) / 2, seconds))
 
-    def watch(self, work: Callable[[], T]) -> tuple[T, bool]:
-        """Do the work; return its result, and whether other work had the processor in the meantime."""
+    def watch(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Do the work; return its result, and the share of the processor that it got."""
         wall, cpu = self._spent()
         result = work()
         wall_after, cpu_after = self._spent()
-        return result, cpu_after - cpu < machine.BUSY_BELOW * (wall_after - wall)
+        took = wall_after - wall
+        return result, (cpu_after - cpu) / took if took > 0 else 1.0
 
     def check_time(self) -> None:
         """Raise ``TimeOver`` if the time is over."""
@@ -157,6 +159,7 @@ class PaceMeasuringBackend(DelegatingBackend):
         self.just_paced = self.keeper.keep()
         began = self.keeper.now()
         inner = super().step
-        seconds, self.disturbed = self.keeper.watch(lambda: inner(step, batches))
+        seconds, share = self.keeper.watch(lambda: inner(step, batches))
+        self.disturbed = share < machine.BUSY_BELOW
         self.stamps.append((began + self.keeper.now()) / 2)
         return seconds

@@ -235,7 +235,7 @@ class _Measurement:
         until = self.clock() + max(self.seconds / _PIECES, _SHORTEST_PIECE_S)
         subject = self.subject
         keeper = PaceKeeper(subject.reference_passes, clock=self.clock, until=self.until, spent=subject.spent)
-        recorder = PieceRecorder(keeper)
+        recorder = PieceRecorder(keeper, subject.threads)
         wall, cpu = subject.spent()
         first = self.items
         try:

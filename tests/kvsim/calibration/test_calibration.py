@@ -21,6 +21,13 @@ from tests.worlds import command
 from workloads import named_rng
 
 TINY = load_model("tiny").transformer
+
+
+def undisturbed():
+    """However busy the machine is."""
+    return 0.0, 0.0
+
+
 NO_REFERENCE = ReferencePasses(lambda: 1.0, lambda: 2.0)
 KERNELS = ("masked", "tiled", "gather", "sliced")
 
@@ -153,7 +160,7 @@ def test_passes_of_a_server_are_sampled_except_the_first(kernel):
         return forward(batch)
 
     real.forward = counted
-    recorder = PieceRecorder(PaceKeeper(NO_REFERENCE, every_s=1e6))
+    recorder = PieceRecorder(PaceKeeper(NO_REFERENCE, every_s=1e6, spent=undisturbed))
     recorder.keeper.tick()
     serve(real, scenario, 5, recorder)
     samples = [served.sample for served in recorder.piece(1.0, 1.0).mixed]
@@ -168,7 +175,7 @@ def test_passes_of_a_server_are_sampled_except_the_first(kernel):
 def test_passes_with_copies_are_not_sampled():
     real = engine()
     real.tokens = {0: [7] * 200}
-    recorder = PieceRecorder(PaceKeeper(NO_REFERENCE, every_s=1e6))
+    recorder = PieceRecorder(PaceKeeper(NO_REFERENCE, every_s=1e6, spent=undisturbed))
     sampling = SamplingBackend(real, recorder, "sliced", real.groups[0], 0)
     batch = whole_pass(1, 100, prompt=False)
     for _ in range(10):
@@ -181,7 +188,7 @@ def test_passes_with_copies_are_not_sampled():
 def test_passes_right_after_reference_passes_are_not_sampled():
     real = engine()
     real.tokens = {0: [7] * 200}
-    recorder = PieceRecorder(PaceKeeper(NO_REFERENCE, every_s=0.0))
+    recorder = PieceRecorder(PaceKeeper(NO_REFERENCE, every_s=0.0, spent=undisturbed))
     sampling = SamplingBackend(real, recorder, "sliced", real.groups[0], 0)
     for _ in range(20):
         sampling.step((), [whole_pass(1, 100, prompt=False)])

@@ -7,8 +7,10 @@ import pytest
 
 from kvsim.calibration.journal import Journal
 from kvsim.calibration.pace import PaceCurve, Tick, Windows, choose_windows, median_seconds
+from kvsim.calibration.pieces import PieceRecorder
 from kvsim.calibration.reference_passes import PaceKeeper, PaceMeasuringBackend, ReferencePasses, known_seconds
 from kvsim.calibration.run import HELD_OUT_BOUND, measure
+from kvsim.calibration.trials import Trial
 from kvsim.costs.cost_model import CostModel
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
@@ -215,7 +217,7 @@ def test_reference_passes_are_not_on_the_servers_clock():
         return clock.work(seconds)
 
     passes = ReferencePasses(lambda: reference(0.001), lambda: reference(0.002))
-    keeper = PaceKeeper(passes, every_s=0.5, clock=clock)
+    keeper = PaceKeeper(passes, every_s=0.5, clock=clock, spent=lambda: (clock(), clock()))
     paced = PaceMeasuringBackend(GivenTimes(lambda _: clock.work(0.2)), keeper)
     assert [paced.step((), [None]) for _ in range(7)] == [[0.2]] * 7
     # Before the first step, and then after every half second.
@@ -223,3 +225,16 @@ def test_reference_passes_are_not_on_the_servers_clock():
     assert keeper.ticks[0].seconds == (0.001, 0.002)
     assert len(paced.stamps) == 7
     assert paced.stamps[0] == pytest.approx(0.105)
+
+
+@pytest.mark.parametrize(("threads", "kept"), [(1, 0.5), (2, None)])
+def test_of_long_passes_the_time_that_others_had_is_taken_off(threads, kept):
+    """With several threads it cannot be told: they wait for each other, and that takes the processor too."""
+    clock = StolenClock(every_s=0.006)
+    keeper = PaceKeeper(ReferencePasses(lambda: 0.1, lambda: 0.1), clock=clock, spent=BusySubject(clock).spent)
+    recorder = PieceRecorder(keeper, threads)
+    clock._drifts = clock._noise = 0
+    recorder.time(0, Trial(lambda: clock.work(0.5), before=lambda: 0.0))
+    found = [each.seconds for each in recorder.piece(1.0, 1.0).trials]
+    assert found == ([] if kept is None else [pytest.approx(kept, rel=0.05)])
+    assert recorder.disturbed == (kept is None)
