@@ -11,7 +11,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
 from kvsim.errors import UserError, choices, no_such
 from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
-from policies import Kernel
+from policies import Kernel, engine_of
 
 FORMAT = 3
 """Version of the profile file."""
@@ -206,12 +206,15 @@ class Profile(Fit):
             f"error of {self.held_out_error_median:.1%} and a P95 error of {self.held_out_error_p95:.1%}"
         )
 
-    def why_no_times(self, model: str, type_k: Storage, type_v: Storage) -> str | None:
-        """Why the profile says nothing about a model with K and V of these types, and what would; None if it does."""
+    def why_no_times(self, model: str, type_k: Storage, type_v: Storage, policy: str = "") -> str | None:
+        """Why the profile says nothing about a model with K and V of these types, and what would; None if it does.
+
+        ``policy``: whose engine is to be measured, where it stands for one.
+        """
         if not same_model(model, self.model):
             return (
                 f"no times for {model}: profile {self.name} was measured on {self.model}; "
-                f"{how_to_get_times(model, self)}"
+                f"{how_to_get_times(model, self, policy)}"
             )
         if (type_k, type_v) != (self.type_k, self.type_v):
             return (
@@ -258,7 +261,7 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
     return profile
 
 
-def how_to_get_times(model: str, profile: Profile) -> str:
+def how_to_get_times(model: str, profile: Profile, policy: str = "") -> str:
     """What to do where a profile says nothing about a model, in words and commands."""
     if not is_engine_model(model):
         return (
@@ -268,9 +271,12 @@ def how_to_get_times(model: str, profile: Profile) -> str:
     if model in SHAPES and profile.engine != NUMPY:
         return f"name the model in the scenario: model.name = '{profile.model}'"
     if model not in SHAPES and profile.engine == NUMPY:
+        llamacpp = f"measure one with: kvsim calibrate --engine llamacpp --model {model}"
+        if engine_of(policy).startswith("llama.cpp"):
+            return llamacpp
         return (
-            f"measure one with: kvsim calibrate --engine llamacpp --model {model} for the policies of llama.cpp, "
-            f"or kvsim calibrate --model {model} for all policies on kvsim's own engine"
+            f"{llamacpp} for the policies of llama.cpp, or kvsim calibrate --model {model} for all policies on kvsim's "
+            "own engine"
         )
     return f"measure one with: {profile.command} --model {model}"
 

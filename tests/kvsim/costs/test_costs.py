@@ -176,6 +176,8 @@ def test_for_a_model_from_a_file_the_hint_names_the_engine_that_the_policies_sta
         UserError, match=r"calibrate --engine llamacpp --model m.gguf for the policies of llama.cpp, or"
     ):
         CostModel(shipped).check("m.gguf", "masked")
+    reason = shipped.why_no_times("m.gguf", "f32", "f32", "llama.cpp-b6975")
+    assert reason.endswith("measure one with: kvsim calibrate --engine llamacpp --model m.gguf")
 
 
 def test_a_refused_profile_says_so_wherever_it_prices(shipped):
