@@ -110,7 +110,7 @@ PROFILES := kvsim/costs/profiles
 .PHONY: profiles
 profiles: setup $(SMOLLM2) $(LLAMA)  ## measure the shipped profiles anew
 	$(BIN)/kvsim calibrate --model tiny --seconds 300 --out $(PROFILES)/default.json
-	$(BIN)/kvsim calibrate --engine llamacpp --threads 2 --seconds 600 --out $(PROFILES)/llamacpp-smollm2.json
+	$(BIN)/kvsim calibrate --engine llamacpp --seconds 600 --out $(PROFILES)/llamacpp-smollm2.json
 	rm -f $(PROFILES)/*.png
 
 .PHONY: docs pictures
