@@ -105,6 +105,14 @@ $(DOCS): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
+# The profiles that are shipped; on a quiet machine, one after the other.
+PROFILES := kvsim/costs/profiles
+.PHONY: profiles
+profiles: setup $(SMOLLM2) $(LLAMA)  ## measure the shipped profiles anew
+	$(BIN)/kvsim calibrate --model tiny --seconds 300 --out $(PROFILES)/default.json
+	$(BIN)/kvsim calibrate --engine llamacpp --seconds 600 --out $(PROFILES)/llamacpp-smollm2.json
+	rm -f $(PROFILES)/*.png
+
 .PHONY: docs pictures
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

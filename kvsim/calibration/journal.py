@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kvsim.calibration.pace import Tick
 from kvsim.costs.fitting import Sample
 from kvsim.costs.profile import NUMPY
 from kvsim.errors import UserError
@@ -20,7 +21,7 @@ class _Line(BaseModel):
 class JournalHeader(_Line):
     """Conditions under which measurements belong to the same calibration."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     model: str
     type_k: Storage
     type_v: Storage
@@ -28,6 +29,8 @@ class JournalHeader(_Line):
     """Forward passes for each kernel."""
     runs: Annotated[int, Field(ge=1, le=100)]
     """Server runs in a round, for each kernel."""
+    trials: int
+    """Trials that were drawn."""
     processor: str
     blas: str
     numpy: str
@@ -35,16 +38,35 @@ class JournalHeader(_Line):
     threads: int = 1
 
 
-class MeasuredRound(_Line):
-    """Measurements of one round: all trials once, and runs of servers."""
+class TrialMeasurement(NamedTuple):
+    """One measurement of a trial."""
 
-    trials: tuple[tuple[float, ...], ...]
-    """Seconds of each trial, in the order in which they were drawn."""
-    reference_passes: tuple[tuple[float, ...], ...] = Field(
-        validation_alias=AliasChoices("reference_passes", "yardstick")
-    )
-    """Seconds of each reference pass."""
-    mixed: tuple[Sample, ...]
+    trial: int
+    """Its number, in the order in which the trials were drawn."""
+    at_s: float
+    """When, on the clock of the piece."""
+    seconds: float
+
+
+class ServedPass(NamedTuple):
+    """A sampled pass of a server run."""
+
+    at_s: float
+    """When, on the clock of the piece."""
+    sample: Sample
+
+
+class MeasuredPiece(_Line):
+    """What was measured without interruption between two entries of the journal."""
+
+    items: int
+    """Trials and server runs that ended."""
+    trials: tuple[TrialMeasurement, ...]
+    mixed: tuple[ServedPass, ...]
+    ticks: tuple[Tick, ...]
+    """Measurements of the reference passes."""
+    disturbed: int
+    """Measurements that do not count, since other work had the processor."""
     wall_s: float
     """Seconds by the clock, times the threads at work."""
     cpu_s: float
@@ -52,7 +74,7 @@ class MeasuredRound(_Line):
 
 
 class Journal:
-    """A file of lines in JSON: the header, then a line for each round."""
+    """A file of lines in JSON: the header, then a line for each piece."""
 
     def __init__(self, path: Path | None):
         """With ``path`` None, nothing is stored."""
@@ -63,17 +85,17 @@ class Journal:
         lines = self._lines()
         return _parsed(JournalHeader, lines[0]) if lines else None
 
-    def rounds(self) -> list[MeasuredRound]:
-        """All complete rounds; an incomplete last line is ignored."""
-        found = [_parsed(MeasuredRound, line) for line in self._lines()[1:]]
+    def pieces(self) -> list[MeasuredPiece]:
+        """All complete pieces; an incomplete last line is ignored."""
+        found = [_parsed(MeasuredPiece, line) for line in self._lines()[1:]]
         return [each for each in found if each is not None]
 
     def begin(self, header: JournalHeader) -> None:
         """Start a new file, replacing any other. Raises ``UserError`` if it cannot be written."""
         self._write([], header)
 
-    def add(self, done: MeasuredRound) -> None:
-        """Append a round."""
+    def add(self, done: MeasuredPiece) -> None:
+        """Append a piece."""
         self._write(self._lines(), done)
 
     def remove(self) -> None:

@@ -15,11 +15,12 @@ from time import perf_counter
 import numpy as np
 
 from kvsim.calibration.llamacpp_session import LlamaCppSession, absolute_model_path
+from kvsim.calibration.pace import DECODE_TOKENS, PROMPT_TOKENS
+from kvsim.calibration.pieces import PieceRecorder
 from kvsim.calibration.reference_passes import ReferencePasses
 from kvsim.calibration.serving import USERS, SamplingBackend
 from kvsim.calibration.subject import passes_in, runs_in
 from kvsim.calibration.trials import Trial, Trials, random_lengths
-from kvsim.costs.fitting import Sample
 from kvsim.model.engine_shapes import Storage
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.recorder import Recorder
@@ -34,16 +35,15 @@ CELLS = 4096
 _FILLED = 3520
 """Most cells of the long sequence, so that the longest pass fits after it."""
 _LONGEST = 512
-"""Most tokens in a pass."""
+"""Most tokens in a pass; the first one of each kernel has as many."""
+_COMPUTED = 256
+"""Tokens of the long sequence that are computed; the other cells get copies of them, since what is in a cell does not
+change the time."""
 _MOVES = 24
 _SHIFTED = (512, 1024, 2048, CELLS)
 """Cells of the caches in which keys are rotated."""
-_DECODES = (1, 2, 4, 8, 16)
-_PROMPTS = (32, 128)
-"""Decodes (above) and prompt tokens of the reference passes."""
 _REFERENCE_CELLS = 960
 """Cells filled during the reference passes."""
-_EVERY_S = 4.0
 _SEQUENCES = 24
 """More than a pass ever has chunks."""
 _PASSES, _SERVED = 40, 500
@@ -92,9 +92,7 @@ class LlamaSubject:
     def sizes(self, seconds: float) -> tuple[int, int]:
         """Sizes from the time of one decode."""
         decode = self._reference_context.timed([1], _REFERENCE_CELLS)
-        trial = Trial(decode)
-        trial.measure()
-        decodes = seconds / 2 / trial.median_s
+        decodes = seconds / 2 / min(Trial(decode).measure())
         each, runs = decodes / len(self._prefilled) / _PASSES, decodes / len(self._served) / _SERVED
         return passes_in(each), runs_in(runs)
 
@@ -102,8 +100,8 @@ class LlamaSubject:
         """Draw passes on caches filled up to some cell, defragmentations in era A, and K-shifts."""
         trials = Trials(groups=dict.fromkeys(self._prefilled, Group(CELLS)), skipping=SKIPPING)
         for kernel, prefilled in self._prefilled.items():
-            for _ in range(each):
-                lengths = random_lengths(rng)
+            for i in range(each):
+                lengths = [_LONGEST] if i == 0 else random_lengths(rng)
                 filled = _FILLED if rng.random() < 0.1 else min(round(2 ** rng.uniform(5, 12)), _FILLED)
                 run = prefilled.timed(lengths, filled)
                 before = prefilled.timed([1], filled) if max(lengths) > 1 else None
@@ -118,7 +116,7 @@ class LlamaSubject:
             trials.shifts.append((cells, Trial(_timed_shift(context, cells))))
         return trials
 
-    def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
+    def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator, recorder: PieceRecorder) -> None:
         """Serve under the ``kind``-th pair of kernel and policy."""
         kernel, policy = self._served[kind]
         users = USERS[turn % len(USERS)]
@@ -127,13 +125,16 @@ class LlamaSubject:
         backend = session.backend(policy)
         backend.checks = False
         sampling = SamplingBackend(
-            backend, kernel, backend.policy.groups[0], origin, per_pass=False, skips=kernel in SKIPPING
+            backend, recorder, kernel, backend.policy.groups[0], origin, per_pass=False, skips=kernel in SKIPPING
         )
         with backend.context as context:
-            drive(session.scenario, backend.policy, sampling, Recorder(), None)
-            self._wall += context.wall_s
-            self._cpu += context.cpu_s
-        return sampling.samples
+            self._others.append(context)
+            try:
+                drive(session.scenario, backend.policy, sampling, Recorder(), None)
+            finally:
+                self._others.remove(context)
+                self._wall += context.wall_s
+                self._cpu += context.cpu_s
 
     def spent(self) -> tuple[float, float]:
         """Seconds in ``llama_decode``."""
@@ -199,7 +200,7 @@ def _kernels(type_v: Storage) -> tuple[Kernel, ...]:
 
 
 def _reference_context(context: Context, kernel: Kernel) -> PrefilledContext:
-    fill(context, _REFERENCE_CELLS)
+    fill_cheaply(context, _REFERENCE_CELLS)
     return PrefilledContext(context, kernel, filled=_REFERENCE_CELLS)
 
 
@@ -226,6 +227,26 @@ def fill(context: Context, cells: int, seq: int = 0) -> None:
         assert returned == 0, "an empty cache had no room"
 
 
+def fill_cheaply(context: Context, cells: int) -> None:
+    """Like ``fill``, with copies of what was computed for the first cells."""
+    # Shifting quantised keys has crashed llama.cpp (0.3.36, with the tiny model of the tests).
+    quantised = context.settings.type_k in ("q8_0", "q4_0")
+    computed = cells if quantised else min(cells, _COMPUTED)
+    fill(context, computed)
+    state = context.state_of(0)
+    for start in range(computed, cells, computed):
+        if not context.put(1, state):
+            raise RuntimeError("an empty cache had no room")
+        context.remove(1, cells - start, -1)
+        context.shift(1, 0, -1, start)
+        context.copy(1, 0, -1, -1)
+        context.remove(1, -1, -1)
+    if cells > computed:
+        # The shift is carried out before the next pass.
+        context.decode([(7, cells, True, (0,))])
+        context.remove(0, cells, -1)
+
+
 class PrefilledContext:
     """A context prefilled by one long sequence, number 0; timed passes use sequences 1, 2, ...."""
 
@@ -237,7 +258,7 @@ class PrefilledContext:
         """Cells filled at present."""
         self._full = None
         if not filled:
-            fill(context, _FILLED)
+            fill_cheaply(context, _FILLED)
             self._full = context.state()
             self._filled = _FILLED
 
@@ -307,9 +328,8 @@ class PrefilledContext:
 
     def reference_passes(self) -> ReferencePasses:
         """Reference passes on the cells filled at present."""
-        decodes = [self.timed([1] * n, self._filled) for n in _DECODES]
-        prompts = [self.timed([n], self._filled) for n in _PROMPTS]
-        return ReferencePasses([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts], _EVERY_S)
+        decode, prompt = self.timed([1] * DECODE_TOKENS, self._filled), self.timed([PROMPT_TOKENS], self._filled)
+        return ReferencePasses(decode, prompt)
 
     def defragmentation(self, n_layers: int, rng: np.random.Generator) -> tuple[Moves, Trial]:
         """A defragmentation pass over random holes; some passes have nothing to move."""

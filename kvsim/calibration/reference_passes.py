@@ -1,89 +1,165 @@
-"""The machine's present speed, from a few reference passes timed during calibrations and validations.
-
-Clock rates, other load and temperature change a machine's speed by some percent from minute to minute; a profile's
-predictions hold for the speed at which it was measured.
-"""
+"""The machine's present speed, from two reference passes timed among calibrations and validations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-import numpy as np
-
-from kvsim.calibration.trials import CELLS, Trial, timed_pass, whole_pass
+from kvsim import machine
+from kvsim.calibration.pace import DECODE_TOKENS, PROMPT_TOKENS, Tick
+from kvsim.calibration.trials import CELLS, timed_pass, whole_pass
+from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
 from kvsim.simulation.backend import Backend, DelegatingBackend
 from policies import Chunk, Group, MicroBatch
 from real_engine import Engine, Transformer
 
-_DECODES = ((1, 128), (1, 1024), (2, 1536), (4, 1024), (8, 2048), (16, 4096))
-"""Sequences and cells of memory-bound passes."""
-_PROMPTS = ((32, 512), (128, 1024))
-"""Tokens and cells of compute-bound passes, which need not slow down together with memory-bound ones."""
+T = TypeVar("T")
 
-_FEWEST = 3
-"""Measurements of each pass before a pace is computed."""
-_EVERY_S = 0.5
+_DECODE_CELLS, _PROMPT_CELLS = 1536, 512
+"""Cells of the reference passes of our own engine."""
+
+_AMONG_MORE = {8: (2, 6), 7: (1, 5)}
+"""By their number, which of the reference passes of older profiles are these two: of our own engine, of llama.cpp."""
+
+_EVERY_S = 0.1
+_TIMES_COST = 8
+"""At least this many times as long as the reference passes take is between two measurements of them."""
+
+_ATTEMPTS = 3
+"""How often the reference passes are timed again where other work disturbs them."""
+
+Clock = Callable[[], float]
+"""Seconds from some moment on, like ``time.perf_counter``."""
+
+Spent = Callable[[], tuple[float, float]]
+"""Seconds so far by the clock times the threads at work, and processor seconds."""
+
+
+class TimeOver(Exception):
+    """The time to measure is over, in the middle of a server run."""
 
 
 class ReferencePasses:
-    """Reference passes on a separate cache."""
+    """A decode, bound by memory, and a prompt, bound by arithmetic, which need not slow down together."""
 
-    def __init__(self, trials: Sequence[Trial], every_s: float = _EVERY_S):
-        """``every_s``: seconds of the engine's work between two measurements."""
-        self.trials = list(trials)
-        self.every_s = every_s
+    def __init__(self, decode: Callable[[], float], prompt: Callable[[], float]):
+        """Functions that run the pass, repeatably, and return its seconds."""
+        self._decode, self._prompt = decode, prompt
 
-    def measure(self) -> None:
-        """Time all passes once, after an untimed run that warms the processor's caches."""
-        for trial in self.trials:
-            trial.run()
-        for trial in self.trials:
-            trial.measure()
+    def measure(self) -> tuple[float, float]:
+        """Seconds of both, after an untimed decode that warms the processor's caches."""
+        self._decode()
+        decode_s = (self._decode() + self._decode()) / 2
+        return decode_s, self._prompt()
 
-    def medians_s(self) -> tuple[float, ...]:
-        """Median seconds of each pass."""
-        return tuple(trial.median_s for trial in self.trials)
 
-    def pace(self, known_s: Sequence[float]) -> float:
-        """Mean ratio of the measured seconds to ``known_s``; the measurements are then cleared.
-
-        Measures further if there are fewer than three measurements. Raises ``UserError`` if ``known_s`` are of other
-        passes.
-        """
-        while min(len(trial.seconds) for trial in self.trials) < _FEWEST:
-            self.measure()
-        if len(known_s) != len(self.trials):
-            raise UserError(f"the profile has {len(known_s)} reference passes, not {len(self.trials)}; calibrate anew")
-        found = float(np.mean(np.array(self.medians_s()) / np.array(known_s)))
-        for trial in self.trials:
-            trial.seconds.clear()
-        return found
+def known_seconds(profile: Profile) -> tuple[float, float]:
+    """Seconds of the two reference passes when a profile was measured. Raises ``UserError`` if it has others."""
+    kept = profile.reference_passes_s
+    places = (0, 1) if len(kept) == 2 else _AMONG_MORE.get(len(kept))
+    if places is None:
+        raise UserError(f"profile {profile.name} has {len(kept)} reference passes, not 2; calibrate anew")
+    return kept[places[0]], kept[places[1]]
 
 
 def numpy_reference_passes(transformer: Transformer, type_k: Storage, type_v: Storage) -> ReferencePasses:
     """Reference passes of our own engine."""
     engine = Engine(transformer, (Group(CELLS),), "sliced", seed=0, type_k=type_k, type_v=type_v)
     engine.fill()
-    decodes = [timed_pass(engine, whole_pass(n, cells, prompt=False)) for n, cells in _DECODES]
-    prompts = [timed_pass(engine, whole_pass(n, cells, prompt=True)) for n, cells in _PROMPTS]
-    return ReferencePasses([Trial(run) for run in decodes] + [Trial(run, decodes[0]) for run in prompts])
+    return ReferencePasses(
+        timed_pass(engine, whole_pass(DECODE_TOKENS, _DECODE_CELLS, prompt=False)),
+        timed_pass(engine, whole_pass(PROMPT_TOKENS, _PROMPT_CELLS, prompt=True)),
+    )
+
+
+class PaceKeeper:
+    """Times the reference passes now and then, and remembers when."""
+
+    def __init__(
+        self,
+        passes: ReferencePasses,
+        every_s: float = _EVERY_S,
+        clock: Clock = time.perf_counter,
+        until: float | None = None,
+        spent: Spent = lambda: (time.perf_counter(), time.process_time()),
+    ):
+        """``every_s``: least seconds between two measurements; ``until``: when, on the clock, the time is over."""
+        self.ticks: list[Tick] = []
+        self._spent = spent
+        self._only_disturbed = True
+        """Whether the one tick there is was disturbed: it is better than none."""
+        self._passes = passes
+        self._every_s = every_s
+        self._clock = clock
+        self._until = until
+        self._began = clock()
+        self._due = 0.0
+
+    def now(self) -> float:
+        """Seconds since the first moment."""
+        return self._clock() - self._began
+
+    def keep(self) -> bool:
+        """Time the reference passes if they are due, and return whether they were."""
+        if self.now() < self._due:
+            return False
+        self.tick()
+        return True
+
+    def tick(self) -> None:
+        """Time the reference passes; what other work disturbed does not count."""
+        for _ in range(_ATTEMPTS):
+            began = self.now()
+            seconds, share = self.watch(self._passes.measure)
+            ended = self.now()
+            disturbed = share < machine.BUSY_BELOW
+            if not disturbed:
+                break
+        self._due = ended + max(self._every_s, _TIMES_COST * (ended - began))
+        if disturbed and self.ticks:
+            return
+        if self._only_disturbed:
+            self.ticks.clear()
+            self._only_disturbed = disturbed
+        self.ticks.append(Tick((began + ended) / 2, seconds))
+
+    def watch(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Do the work; return its result, and the share of the processor that it got."""
+        wall, cpu = self._spent()
+        result = work()
+        wall_after, cpu_after = self._spent()
+        took = wall_after - wall
+        return result, (cpu_after - cpu) / took if took > 0 else 1.0
+
+    def check_time(self) -> None:
+        """Raise ``TimeOver`` if the time is over."""
+        if self._until is not None and self._clock() >= self._until:
+            raise TimeOver
 
 
 class PaceMeasuringBackend(DelegatingBackend):
-    """An engine that also times reference passes now and then, outside of the server's clock."""
+    """An engine among whose steps the reference passes are timed, outside of the server's clock."""
 
-    def __init__(self, engine: Backend, reference_passes: ReferencePasses):
+    def __init__(self, engine: Backend, keeper: PaceKeeper):
         super().__init__(engine)
-        self._reference_passes = reference_passes
-        self._since = reference_passes.every_s
+        self.keeper = keeper
+        self.stamps: list[float] = []
+        """When each step ran, on the keeper's clock."""
+        self.disturbed = False
+        """Whether other work had the processor during the last step."""
+        self.just_paced = False
+        """Whether the reference passes were timed right before the last step."""
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
         """Run the step, and time the reference passes before it if they are due."""
-        if self._since >= self._reference_passes.every_s:
-            self._reference_passes.measure()
-            self._since = 0.0
-        seconds = super().step(step, batches)
-        self._since += sum(seconds)
+        self.keeper.check_time()
+        self.just_paced = self.keeper.keep()
+        began = self.keeper.now()
+        inner = super().step
+        seconds, share = self.keeper.watch(lambda: inner(step, batches))
+        self.disturbed = share < machine.BUSY_BELOW
+        self.stamps.append((began + self.keeper.now()) / 2)
         return seconds

@@ -6,7 +6,8 @@ import datetime
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvsim import machine
-from kvsim.calibration.journal import Journal, JournalHeader, MeasuredRound
+from kvsim.calibration.causes import likely_cause
+from kvsim.calibration.journal import Journal, JournalHeader, MeasuredPiece
+from kvsim.calibration.pieces import PieceRecorder, at_one_pace, half_width_of
+from kvsim.calibration.reference_passes import Clock, PaceKeeper, TimeOver
 from kvsim.calibration.subject import NumpySubject, Subject
 from kvsim.calibration.trials import Trials
-from kvsim.costs.fitting import Sample, digest, fit
+from kvsim.costs.fitting import digest, fit
 from kvsim.costs.profile import NUMPY, USUAL_MODEL, MachineInfo, Profile, Range, is_llamacpp
-from kvsim.costs.tables import ATTENTION_KNOTS, KNOTS
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
 from workloads import named_rng
@@ -35,11 +38,18 @@ HELD_OUT_BOUND = 0.10
 """Largest median held-out error of a profile that is worth keeping."""
 
 _ROUNDS = 4
-"""Rounds into which a time budget is divided."""
-_REFERENCE_MEASUREMENTS = 10
-"""Measurements of the reference passes in each round."""
+"""Rounds through all trials and server runs for which a time budget is meant to suffice."""
+_PIECES = 12
+"""Entries of the journal in a time budget."""
+_SHORTEST_PIECE_S = 1.0
+_FIT_SHARE = 0.05
+"""Share of a time budget that is kept for the fit."""
 _LEAST = 3
-"""Rounds earlier_header intervals say anything."""
+"""Rounds before intervals say anything."""
+_MOST_LEFT_OUT = 0.5
+"""Share of the measurements that other work may disturb."""
+_FEWEST = 8
+"""Passes of each kernel without which nothing is fitted, however little time there was; and half as many moves."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +59,18 @@ class Calibration:
     profile: Profile
     held_out: pd.DataFrame
     """A row for each pass held out of the fit: kernel, tokens, chunks, mixed (in a running server, or alone),
-    measured_s, predicted_s."""
-    rounds: int
+    measured_s (at the median pace), predicted_s."""
+    rounds: float
+    """How often each trial was measured, on average."""
     half_width: float
-    """Median over all trials of the 95 % interval's half-width relative to the trial's median."""
+    """Median over all trials of the 95 % interval's half-width relative to the trial's median; 1 if most trials were
+    measured too seldom to say."""
+    scatter: float | None
+    """Median over the trials of the relative standard deviation from one measurement to the next, at one pace."""
     resumed: int
-    """Rounds taken over from an earlier, unfinished calibration."""
+    """Trials and server runs taken over from an earlier, unfinished calibration."""
+    left_out: float
+    """Share of the measurements that were left out because other work had the processor."""
 
     @property
     def tight(self) -> bool:
@@ -63,16 +79,20 @@ class Calibration:
 
     @property
     def busy(self) -> bool:
-        """Whether other work took so much of the core that the result cannot be trusted."""
-        return self.profile.machine.cpu_share < machine.BUSY_BELOW
+        """Whether other work disturbed so many of the measurements that the rest cannot be trusted."""
+        return self.left_out > _MOST_LEFT_OUT
 
     def refusal(self, bound: float = HELD_OUT_BOUND) -> str | None:
-        """Why the profile is not worth keeping; None if it is."""
-        share, error = self.profile.machine.cpu_share, self.profile.held_out_error_median
+        """Why the profile is not worth keeping, with the likeliest cause; None if it is."""
+        error = self.profile.held_out_error_median
         if self.busy:
-            return f"the machine is busy, the measurement got {share:.0%} of its core; try again when it is quiet"
+            return (
+                f"the machine is busy: other work disturbed {self.left_out:.0%} of the measurements, and had "
+                f"{1 - self.profile.machine.cpu_share:.0%} of the time"
+            )
         if not error <= bound:
-            return f"the median held-out error is {error:.1%}, over the bound of {bound:.1%}"
+            cause = likely_cause(self.profile, self.held_out, self.scatter)
+            return f"the median held-out error is {error:.1%}, over the bound of {bound:.1%}; {cause}"
         return None
 
     def plot(self) -> Figure:
@@ -100,9 +120,10 @@ def calibrate(
     By default ours with the model tiny and K and V in f32, llama.cpp with smollm2 and f16. ``threads`` and ``library``
     (a folder with another llama-cpp-python than the installed one) are llama.cpp's. Raises ``UserError``.
     """
+    began = time.perf_counter()
     subject = build_subject(model, engine, type_k, type_v, threads, library)
     try:
-        return measure(subject, seconds=seconds, name=name, report=report, journal=journal)
+        return measure(subject, seconds=seconds, name=name, report=report, journal=journal, began=began)
     finally:
         subject.close()
 
@@ -134,96 +155,148 @@ def measure(
     name: str = "calibrated",
     report: Report | None = None,
     journal: Path | None = None,
+    clock: Clock = time.perf_counter,
+    began: float | None = None,
 ) -> Calibration:
     """Measure an engine and fit a profile.
 
-    Each round measures in random order each cost alone (forward passes of random sizes under each kernel, copies of
-    random runs) and mixed (passes of running servers under random traffic), so that slow moments of the machine affect
-    all alike. Rounds go on until the intervals are narrow, or ``seconds`` have passed. With a ``journal``, the rounds
-    of an interrupted calibration count too. Raises ``UserError``.
+    Each cost is measured alone (forward passes of random sizes under each kernel, copies of random runs) and mixed
+    (passes of running servers under random traffic), in random order round after round, so that slow moments of the
+    machine affect all alike. Among them, reference passes tell the machine's pace, by which all is divided. Measuring
+    ends when the intervals are narrow, or when ``seconds`` have passed since ``began`` (by default: now) on the
+    ``clock``, but not before there is enough for a fit. With a ``journal``, what an interrupted calibration measured
+    counts too, and an exception leaves in it all that was measured. Raises ``UserError``.
     """
+    began = clock() if began is None else began
     log = Journal(journal)
     header = _header(subject, *subject.sizes(seconds / _ROUNDS))
     earlier = log.header()
-    done: list[MeasuredRound] = []
-    if earlier is not None and earlier == header.model_copy(update={"each": earlier.each, "runs": earlier.runs}):
+    if earlier is not None and earlier == header.model_copy(
+        update={"each": earlier.each, "runs": earlier.runs, "trials": earlier.trials}
+    ):
         # The earlier calibration may have had another time budget.
-        header, done = earlier, log.rounds()
+        header = earlier
     trials = subject.draw(header.each, named_rng(0, "calibration"))
-    reference_passes = subject.reference_passes
+    drawn = len(trials.all())
     # Another version of the program may have drawn other trials.
-    sizes = len(trials.all()), len(reference_passes.trials)
-    done = [each for each in done if (len(each.trials), len(each.reference_passes)) == sizes]
-    for past in done:
-        for trial, took in zip(trials.all(), past.trials, strict=True):
-            trial.seconds += took
-        for trial, took in zip(reference_passes.trials, past.reference_passes, strict=True):
-            trial.seconds += took
-    resumed = len(done)
+    done = log.pieces() if header is earlier and header.trials == drawn else []
+    header = header.model_copy(update={"trials": drawn})
     if not done:
         log.begin(header)
-
+    until = began + (1 - _FIT_SHARE) * seconds
+    measurement = _Measurement(subject, trials, header, log, done, clock, until, seconds, report)
+    resumed = measurement.items
     load_before = machine.system_load()
-    began = time.perf_counter()
-    while not _enough(trials, len(done), time.perf_counter() - began, seconds):
-        turn = _RoundRunner(subject, trials, header, len(done), began, seconds, report)
-        done.append(turn.run())
-        log.add(done[-1])
-    return _build_calibration(name, header, subject, trials, done, resumed, load_before)
+    with machine.measuring():
+        while not measurement.ended():
+            measurement.add_piece()
+        return _build_calibration(name, measurement, resumed, load_before)
 
 
 @dataclass(slots=True)
-class _RoundRunner:
-    """Measures one round."""
+class _Measurement:
+    """Measures piece after piece of an endless row of trials and server runs."""
 
     subject: Subject
     trials: Trials
     header: JournalHeader
-    number: int
-    began: float
+    log: Journal
+    done: list[MeasuredPiece]
+    clock: Clock
+    until: float
+    """When, on the clock, the time to measure is over."""
     seconds: float
+    """The time budget."""
     report: Report | None
 
-    def run(self) -> MeasuredRound:
-        """Run all trials and servers in random order."""
-        rng = named_rng(0, f"calibration round {self.number}")
-        alone, reference_passes, kinds = self.trials.all(), self.subject.reference_passes, self.subject.kinds
-        served = [(kind, i) for kind in range(kinds) for i in range(self.header.runs)]
-        measured = [*alone, *reference_passes.trials]
-        had = [len(trial.seconds) for trial in measured]
-        paced = np.linspace(0, len(alone) + len(served) - 1, _REFERENCE_MEASUREMENTS).astype(int).tolist()
-        mixed: list[Sample] = []
-        wall_before, cpu_before = self.subject.spent()
-        with machine.measuring():
-            for at, index in enumerate(rng.permutation(len(alone) + len(served)).tolist()):
-                if at in paced:
-                    reference_passes.measure()
-                if index < len(alone):
-                    alone[index].measure()
-                else:
-                    kind, i = served[index - len(alone)]
-                    turn = self.number * self.header.runs + i
-                    # Each run has an origin of its own, numbered after those of the trials.
-                    mixed += self.subject.serve(kind, turn, len(self.trials.passes) + turn * kinds + kind, rng)
+    @property
+    def items(self) -> int:
+        """Trials and server runs that ended."""
+        return sum(piece.items for piece in self.done)
+
+    @property
+    def rounds(self) -> float:
+        """Rounds through all trials and server runs."""
+        return self.items / len(self._round(0))
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over."""
+        return self.clock() >= self.until
+
+    def ended(self) -> bool:
+        """Whether the time is over, or all is known well enough."""
+        if not _enough(self.trials, self.done):
+            return False
+        return self.over or (self.rounds >= _LEAST and half_width_of(self.trials, self.done) <= TIGHT)
+
+    def add_piece(self) -> None:
+        """Measure for a while, and write it into the journal; after an exception too."""
+        until = self.clock() + max(self.seconds / _PIECES, _SHORTEST_PIECE_S)
+        subject = self.subject
+        keeper = PaceKeeper(subject.reference_passes, clock=self.clock, until=self.until, spent=subject.spent)
+        recorder = PieceRecorder(keeper, subject.threads)
+        wall, cpu = subject.spent()
+        first = self.items
+        try:
+            keeper.tick()
+            while self.clock() < until and not (self.over and self._enough_with(recorder)):
+                self._measure(first + recorder.items, recorder)
+                recorder.items += 1
                 if self.report is not None:
-                    self.report(min((time.perf_counter() - self.began) / self.seconds, 1.0))
-        news = tuple(tuple(trial.seconds[n:]) for trial, n in zip(measured, had, strict=True))
-        wall, cpu = self.subject.spent()
-        return MeasuredRound(
-            trials=news[: len(alone)],
-            reference_passes=news[len(alone) :],
-            mixed=tuple(mixed),
-            wall_s=wall - wall_before,
-            cpu_s=cpu - cpu_before,
-        )
+                    left_s = self.until - self.clock()
+                    self.report(min(max(1 - left_s / self.seconds / (1 - _FIT_SHARE), 0.0), 1.0))
+            keeper.tick()
+        finally:
+            if keeper.ticks:
+                wall_after, cpu_after = subject.spent()
+                self.done.append(recorder.piece(wall_after - wall, cpu_after - cpu))
+                self.log.add(self.done[-1])
+
+    def _enough_with(self, recorder: PieceRecorder) -> bool:
+        return _enough(self.trials, [*self.done, recorder.piece(0.0, 0.0)])
+
+    def _measure(self, item: int, recorder: PieceRecorder) -> None:
+        """Measure the ``item``-th trial or server run of all rounds."""
+        alone, kinds = self.trials.all(), self.subject.kinds
+        number, place = divmod(item, len(self._round(0)))
+        index = self._round(number)[place]
+        if index < len(alone):
+            # When the time is over and there is not enough yet, anything is better than to go on for ever.
+            recorder.time(index, alone[index], keep_disturbed=self.over)
+            return
+        kind, i = divmod(index - len(alone), self.header.runs)
+        turn = number * self.header.runs + i
+        # Each run has an origin of its own, numbered after those of the trials.
+        origin = len(self.trials.passes) + turn * kinds + kind
+        with suppress(TimeOver):
+            self.subject.serve(kind, turn, origin, named_rng(0, f"calibration run {origin}"), recorder)
+
+    def _round(self, number: int) -> list[int]:
+        """The random order of a round: numbers of trials, and behind them of server runs."""
+        n = len(self.trials.all()) + self.subject.kinds * self.header.runs
+        order: list[int] = named_rng(0, f"calibration round {number}").permutation(n).tolist()
+        return order
 
 
-def _enough(trials: Trials, rounds: int, took: float, budget: float) -> bool:
-    return rounds > 0 and (took >= budget or (rounds >= _LEAST and _half_width(trials) <= TIGHT))
+def _enough(trials: Trials, pieces: Sequence[MeasuredPiece]) -> bool:
+    """Whether there are measurements enough for a fit."""
+    found = {each.trial for piece in pieces for each in piece.trials}
+    kernels = [kernel for kernel, *_ in trials.passes]
+    for kernel in set(kernels):
+        own = {number for number, other in enumerate(kernels) if other == kernel}
+        if len(own & found) < min(_FEWEST, len(own)):
+            return False
+    first, last = len(kernels), len(kernels) + len(trials.moves)
+    moves, shifts = sum(first <= number < last for number in found), sum(number >= last for number in found)
+    return moves >= min(_FEWEST // 2, len(trials.moves)) and shifts >= min(1, len(trials.shifts))
 
 
-def _half_width(trials: Trials) -> float:
-    return float(np.median([trial.half_width for trial in trials.all()]))
+def _left_out(pieces: Sequence[MeasuredPiece]) -> float:
+    """``Calibration.left_out``."""
+    kept = sum(len(piece.trials) + len(piece.mixed) for piece in pieces)
+    disturbed = sum(piece.disturbed for piece in pieces)
+    return disturbed / (kept + disturbed)
 
 
 def _header(subject: Subject, each: int, runs: int) -> JournalHeader:
@@ -233,6 +306,7 @@ def _header(subject: Subject, each: int, runs: int) -> JournalHeader:
         type_v=subject.type_v,
         each=each,
         runs=runs,
+        trials=0,
         processor=machine.processor(),
         blas=machine.blas(),
         numpy=np.__version__,
@@ -241,20 +315,14 @@ def _header(subject: Subject, each: int, runs: int) -> JournalHeader:
     )
 
 
-def _build_calibration(
-    name: str,
-    header: JournalHeader,
-    subject: Subject,
-    trials: Trials,
-    done: list[MeasuredRound],
-    resumed: int,
-    load_before: float,
-) -> Calibration:
-    passes, moves, shifts = trials.samples()
-    samples = passes + [sample for each in done for sample in each.mixed]
-    fitted = fit(samples, moves, shifts, named_rng(0, "calibration fit"), trials.skipping)
-    works = [work for sample in samples for work in (sample, *sample.further)]
+def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_before: float) -> Calibration:
+    header, subject, trials, done = measurement.header, measurement.subject, measurement.trials, measurement.done
+    paced = at_one_pace(trials, done)
+    rng = named_rng(0, "calibration fit")
+    fitted = fit(paced.samples, paced.moves, paced.shifts, rng, trials.skipping, paced.unpaced_s)
+    works = [work for sample in paced.samples for work in (sample, *sample.further)]
     scanned = [cells for work in works for _, cells in work.scans]
+    wall_s, cpu_s = sum(piece.wall_s for piece in done), sum(piece.cpu_s for piece in done)
     profile = Profile(
         name=name,
         engine=header.engine,
@@ -273,15 +341,22 @@ def _build_calibration(
             numpy=header.numpy,
             load_before=load_before,
             load_after=machine.system_load(),
-            cpu_share=min(sum(each.cpu_s for each in done) / sum(each.wall_s for each in done), 1.0),
+            cpu_share=min(cpu_s / wall_s, 1.0) if wall_s > 0 else 1.0,
         ),
-        matmul_knots=KNOTS,
-        attention_knots=ATTENTION_KNOTS,
-        reference_passes_s=subject.reference_passes.medians_s(),
+        reference_passes_s=paced.reference_s,
+        pace=paced.pace,
         tokens=Range(low=min(work.tokens for work in works), high=max(work.tokens for work in works)),
         cells=Range(low=min(scanned), high=max(scanned)),
-        samples=len(samples) + len(moves) + len(shifts),
-        digest=digest(samples, moves, shifts),
+        samples=len(paced.samples) + len(paced.moves) + len(paced.shifts),
+        digest=digest(paced.samples, paced.moves, paced.shifts),
         **dict(fitted.fit),
     )
-    return Calibration(profile, fitted.held_out, len(done), _half_width(trials), resumed)
+    return Calibration(
+        profile,
+        fitted.held_out,
+        rounds=round(measurement.rounds, 1),
+        half_width=paced.half_width,
+        scatter=paced.scatter,
+        resumed=resumed,
+        left_out=_left_out(done),
+    )

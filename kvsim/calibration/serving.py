@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvsim.calibration.pieces import PieceRecorder
+from kvsim.calibration.reference_passes import PaceMeasuringBackend
 from kvsim.calibration.trials import CELLS
-from kvsim.costs.fitting import Sample, sample_of
+from kvsim.costs.fitting import sample_of
 from kvsim.model.engine_shapes import Storage
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.simulation.backend import Backend, DelegatingBackend
+from kvsim.simulation.backend import Backend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
 from policies import Chunk, Group, Kernel, MicroBatch
@@ -33,22 +35,36 @@ _REQUESTS = 3
 _COLD = 8
 """First passes of a run, which are not sampled: the processor's caches still hold earlier work."""
 
+_COLD_AFTER_REFERENCE = 2
+"""The same, after reference passes in the middle of a run."""
 
-class SamplingBackend(DelegatingBackend):
-    """An engine whose passes are sampled, except the first ones and those with copies or rotations."""
+
+class SamplingBackend(PaceMeasuringBackend):
+    """An engine whose passes are sampled, except cold ones and those with copies or rotations."""
 
     def __init__(
-        self, engine: Backend, kernel: Kernel, group: Group, origin: int, *, per_pass: bool = True, skips: bool = False
+        self,
+        engine: Backend,
+        recorder: PieceRecorder,
+        kernel: Kernel,
+        group: Group,
+        origin: int,
+        *,
+        per_pass: bool = True,
+        skips: bool = False,
     ):
-        """``apart``: whether each pass of a step is timed separately. ``skips`` as in ``Attention``."""
-        super().__init__(engine)
-        self.samples: list[Sample] = []
+        """``per_pass``: whether each pass of a step is timed separately. ``skips`` as in ``Attention``."""
+        super().__init__(engine, recorder.keeper)
+        self._recorder = recorder
         self._kernel, self._group, self._origin, self._per_pass, self._skips = kernel, group, origin, per_pass, skips
-        self._passes = 0
+        self._cold = _COLD
+        """Passes that are still not to be sampled."""
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
         """Run the step and sample its passes."""
         found = super().step(step, batches)
+        if self.just_paced:
+            self._cold = max(self._cold, _COLD_AFTER_REFERENCE)
         if self._per_pass:
             for batch, seconds in zip(batches, found, strict=True):
                 self._sample([batch], seconds)
@@ -57,19 +73,23 @@ class SamplingBackend(DelegatingBackend):
         return found
 
     def _sample(self, batches: Sequence[MicroBatch], seconds: float) -> None:
-        self._passes += 1
+        if self._cold:
+            self._cold -= 1
+            return
+        if self.disturbed:
+            self._recorder.disturbed += 1
+            return
         places = [batch.places[0] for batch in batches]
-        if self._passes > _COLD and not any(p.moves.n_runs or len(p.shift.cells) or p.transfers for p in places):
+        if not any(p.moves.n_runs or len(p.shift.cells) or p.transfers for p in places):
             sample = sample_of(self._kernel, batches, self._group, seconds, self._origin, True, self._skips)
-            self.samples.append(sample)
+            self._recorder.add(self.stamps[-1], sample)
 
 
-def serve(engine: Engine, scenario: Scenario, origin: int) -> list[Sample]:
-    """Run a scenario on an engine under its kernel's policy, and return its passes."""
+def serve(engine: Engine, scenario: Scenario, origin: int, recorder: PieceRecorder) -> None:
+    """Run a scenario on an engine under its kernel's policy, and record its passes. Raises ``TimeOver``."""
     engine.tokens = {}  # Left over from an earlier run.
-    sampling = SamplingBackend(engine, engine.kernel, engine.groups[0], origin)
+    sampling = SamplingBackend(engine, recorder, engine.kernel, engine.groups[0], origin)
     drive(scenario, build_policy(scenario, POLICIES[engine.kernel]), sampling, Recorder(), None)
-    return sampling.samples
 
 
 def traffic(model: str, type_k: Storage, type_v: Storage, turn: int, rng: np.random.Generator) -> Scenario:
@@ -90,8 +110,8 @@ def traffic(model: str, type_k: Storage, type_v: Storage, turn: int, rng: np.ran
             "model": {"name": model},
             "server": {
                 "slots": users,
-                "n_batch": 256,
-                "n_ubatch": int(rng.choice([64, 128, 256])),
+                "n_batch": 512,
+                "n_ubatch": int(rng.choice([64, 128, 256, 512])),
                 "slot_context": 640,
             },
             "cache": {"cells": CELLS, "type_k": type_k, "type_v": type_v},

@@ -8,10 +8,10 @@ from typing import Protocol, get_args
 import numpy as np
 
 from kvsim import machine
+from kvsim.calibration.pieces import PieceRecorder
 from kvsim.calibration.reference_passes import ReferencePasses, numpy_reference_passes
 from kvsim.calibration.serving import USERS, serve, traffic
-from kvsim.calibration.trials import CELLS, Trial, Trials, draw_trials, random_pass
-from kvsim.costs.fitting import Sample
+from kvsim.calibration.trials import CELLS, Trial, Trials, draw_trials, random_pass, timed_pass
 from kvsim.costs.profile import NUMPY
 from kvsim.model.engine_shapes import Storage
 from policies import Group, Kernel
@@ -52,8 +52,8 @@ class Subject(Protocol):
         """Draw ``each`` forward passes for every kernel, moves and rotations; equal for equal generators."""
         ...
 
-    def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
-        """Sampled passes of a server run under random traffic."""
+    def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator, recorder: PieceRecorder) -> None:
+        """Record passes of a server run under random traffic. Raises ``TimeOver``."""
         ...
 
     def spent(self) -> tuple[float, float]:
@@ -92,22 +92,20 @@ class NumpySubject:
     def sizes(self, seconds: float) -> tuple[int, int]:
         """Sizes from the time of one decode."""
         engine = self.engines["sliced"]
-        batch = random_pass("sliced", named_rng(0, "calibration size"), decodes=1)
-        engine.tokens = {0: [7] * (batch.chunks[0].start + 2)}
-        trial = Trial(lambda: engine.forward(batch))
+        batch = random_pass("sliced", named_rng(0, "calibration size"), [1])
         with machine.measuring():
-            trial.measure()
-        decodes = seconds / 2 / len(self.engines) / trial.median_s
+            decode_s = min(Trial(timed_pass(engine, batch)).measure())
+        decodes = seconds / 2 / len(self.engines) / decode_s
         return passes_in(decodes / _PASSES), runs_in(decodes / _SERVED)
 
     def draw(self, each: int, rng: np.random.Generator) -> Trials:
         """Draw trials on the engines."""
         return draw_trials(self.engines, each, rng)
 
-    def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator) -> list[Sample]:
+    def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator, recorder: PieceRecorder) -> None:
         """Serve under the policy of the ``kind``-th kernel."""
         engine = list(self.engines.values())[kind]
-        return serve(engine, traffic(self.model, self.type_k, self.type_v, turn, rng), origin)
+        serve(engine, traffic(self.model, self.type_k, self.type_v, turn, rng), origin, recorder)
 
     def spent(self) -> tuple[float, float]:
         """Seconds of the whole process, which does nothing else."""

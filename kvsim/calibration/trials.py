@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,44 +19,46 @@ _RUN_LENGTHS = (1, 4, 16, 64)
 """Contiguous cells in a sequence's random placement."""
 _DECODES = (0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 8, 12, 16)
 """Numbers of decoding sequences in a random pass, drawn uniformly."""
+_LONGEST = 512
+"""Most tokens of an ordinary pass."""
+_LARGE = (2048, 512)
+"""Tokens of the first large passes, as many as the default batches of vLLM and of llama-server; others are random."""
+_LARGE_SHARE = 24
+"""One in so many passes is a large one; they take long, so that the first so many passes have none."""
 _MOVES = 40
 _SHIFTS = 12
 _WARM_S = 0.004
 """Warm-up of a decode: in a server it follows other decodes, but not always equal ones."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Trial:
-    """Work to time, and the seconds of each repetition."""
+    """Work to time."""
 
     run: Callable[[], float]
     before: Callable[[], float] | None = None
     """Work to run first, so that the processor's caches are as in a server; None: the same work, as a warm-up."""
-    seconds: list[float] = field(default_factory=list)
 
-    def measure(self) -> None:
-        """Time the work again: once, or twice after a warm-up."""
+    def measure(self) -> tuple[float, ...]:
+        """Seconds of the work: once, or twice after a warm-up."""
         if self.before is not None:
             self.before()
-            self.seconds.append(self.run())
-            return
-        began = time.perf_counter()
-        self.run()
-        while time.perf_counter() - began < _WARM_S:
-            self.run()
-        self.seconds += (self.run(), self.run())
+            return (self.run(),)
+        warm_s = self.run()
+        while warm_s < _WARM_S:
+            warm_s += self.run()
+        return self.run(), self.run()
 
-    @property
-    def median_s(self) -> float:
-        """Median over the repetitions."""
-        return float(np.median(self.seconds))
 
-    @property
-    def half_width(self) -> float:
-        """Half-width of the median's 95 % interval over the median, from the spread as if normal."""
-        deviation = 1.4826 * float(np.median(np.abs(np.array(self.seconds) - self.median_s)))
-        relative = 1.96 * 1.2533 * deviation / len(self.seconds) ** 0.5 / self.median_s
-        return float(relative)
+def half_width(seconds: Sequence[float]) -> float:
+    """Half-width of the median's 95 % interval over the median, from the spread as if normal."""
+    return float(1.96 * 1.2533 * scatter(seconds) / len(seconds) ** 0.5)
+
+
+def scatter(seconds: Sequence[float]) -> float:
+    """Standard deviation over the median, from the median absolute deviation as if normal."""
+    middle = float(np.median(seconds))
+    return float(1.4826 * np.median(np.abs(np.array(seconds) - middle)) / middle)
 
 
 @dataclass(slots=True)
@@ -76,16 +77,34 @@ class Trials:
         """All trials in the order in which they were drawn."""
         return [t for *_, t in self.passes] + [t for _, t in self.moves] + [t for _, t in self.shifts]
 
-    def samples(self) -> tuple[list[Sample], list[MoveSample], list[ShiftSample]]:
-        """Median measurements so far; each pass is its own origin, counted from 0."""
-        groups = self.groups
+    def tokens(self) -> list[int]:
+        """Tokens of each trial's pass, in the same order; 1 for moves and rotations, which are bound by memory."""
+        return [batch.n_tokens for _, batch, _ in self.passes] + [1] * (len(self.moves) + len(self.shifts))
+
+    def samples(self, seconds: Sequence[Sequence[float]]) -> tuple[list[Sample], list[MoveSample], list[ShiftSample]]:
+        """Median of each trial's ``seconds``, in the same order, where there are any.
+
+        Each pass is its own origin, counted from 0.
+        """
+        medians = [float(np.median(each)) if len(each) else None for each in seconds]
+        passes, rest = medians[: len(self.passes)], medians[len(self.passes) :]
+        moves, shifts = rest[: len(self.moves)], rest[len(self.moves) :]
         return (
             [
-                sample_of(kernel, [batch], groups[kernel], t.median_s, origin, False, kernel in self.skipping)
-                for origin, (kernel, batch, t) in enumerate(self.passes)
+                sample_of(kernel, [batch], self.groups[kernel], took, origin, False, kernel in self.skipping)
+                for origin, ((kernel, batch, _), took) in enumerate(zip(self.passes, passes, strict=True))
+                if took is not None
             ],
-            [MoveSample(runs=m.n_runs, cells=m.n_cells, seconds=t.median_s) for m, t in self.moves],
-            [ShiftSample(cells=n, seconds=t.median_s) for n, t in self.shifts],
+            [
+                MoveSample(runs=m.n_runs, cells=m.n_cells, seconds=took)
+                for (m, _), took in zip(self.moves, moves, strict=True)
+                if took is not None
+            ],
+            [
+                ShiftSample(cells=n, seconds=took)
+                for (n, _), took in zip(self.shifts, shifts, strict=True)
+                if took is not None
+            ],
         )
 
 
@@ -93,9 +112,11 @@ def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generat
     """Draw ``each`` forward passes for every kernel's engine, and moves and rotations on the last engine."""
     trials = Trials(groups={kernel: engine.groups[0] for kernel, engine in engines.items()})
     for kernel, engine in engines.items():
-        drawn = [random_pass(kernel, rng) for _ in range(each)]
+        large = [[_large(rng, i)] for i in range(each // _LARGE_SHARE - 1)]
+        drawn = [random_pass(kernel, rng, lengths) for lengths in large]
+        drawn += [random_pass(kernel, rng) for _ in range(each - len(large))]
         decodes = [timed_pass(engine, batch) for batch in drawn if _generates(batch)]
-        decodes = decodes or [timed_pass(engine, random_pass(kernel, rng, decodes=1))]
+        decodes = decodes or [timed_pass(engine, random_pass(kernel, rng, [1]))]
         for batch in drawn:
             # In a server, prompts follow decodes, whose data fill the processor's caches.
             before = None if _generates(batch) else decodes[int(rng.integers(len(decodes)))]
@@ -108,9 +129,9 @@ def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generat
     return trials
 
 
-def random_pass(kernel: Kernel, rng: np.random.Generator, decodes: int | None = None) -> MicroBatch:
-    """A random forward pass as in a server: decodes, prompt chunks, or both; or exactly ``decodes`` decodes."""
-    lengths = random_lengths(rng, decodes)
+def random_pass(kernel: Kernel, rng: np.random.Generator, lengths: list[int] | None = None) -> MicroBatch:
+    """A random forward pass with chunks of these lengths; by default as in a server: decodes, prompts, or both."""
+    lengths = lengths or random_lengths(rng)
     span = CELLS if rng.random() < 0.1 else round(2 ** rng.uniform(5, 12))
     top = -(-max(span, sum(lengths)) // 64) * 64
     shares = rng.dirichlet(np.ones(len(lengths))) * (top - sum(lengths))
@@ -128,17 +149,21 @@ def random_pass(kernel: Kernel, rng: np.random.Generator, decodes: int | None = 
     return MicroBatch(tuple(chunks), (Place(placed, reads, views=tuple(views)),))
 
 
-def random_lengths(rng: np.random.Generator, decodes: int | None = None) -> list[int]:
-    """Tokens of each chunk of a random pass, at most 512 in all; or of exactly ``decodes`` decodes."""
-    only = decodes is not None
-    decodes = int(rng.choice(_DECODES)) if decodes is None else decodes
+def random_lengths(rng: np.random.Generator) -> list[int]:
+    """Tokens of each chunk of a random pass, at most 512 in all."""
+    decodes = int(rng.choice(_DECODES))
     lengths = [1] * decodes
-    if not only and (decodes == 0 or rng.random() < 0.3):
+    if decodes == 0 or rng.random() < 0.3:
         most = 3 if rng.random() < 0.3 else 8
         lengths += [max(2, round(2 ** rng.uniform(1, most))) for _ in range(rng.integers(1, 4))]
-    while sum(lengths) > 512:
+    while sum(lengths) > _LONGEST:
         lengths.pop()
     return lengths
+
+
+def _large(rng: np.random.Generator, i: int) -> int:
+    """Tokens of the ``i``-th large pass."""
+    return _LARGE[i] if i < len(_LARGE) else round(_LONGEST * 2 ** rng.uniform(-1, 2))
 
 
 def whole_pass(tokens: int, cells: int, prompt: bool) -> MicroBatch:

@@ -1,4 +1,4 @@
-"""Progress of long runs: only on a terminal, and only after two seconds."""
+"""Progress of long runs: on a terminal a bar, after two seconds; elsewhere lines, where they are asked for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _AFTER_S = 2.0
 _EVERY_S = 0.1
+_LINE_EVERY_S = 10.0
 
 
 def _bar(counts: str, clock: Literal["elapsed", "remaining"]) -> Progress | None:
@@ -32,12 +33,14 @@ def _bar(counts: str, clock: Literal["elapsed", "remaining"]) -> Progress | None
 class RunProgress:
     """Shows the requests done, the simulated time and the speed; prints nothing if standard error is no terminal.
 
+    With ``lines``, a share of the work is then printed every ten seconds.
     Use as a context manager; pass the object itself as a run's ``progress``.
     """
 
-    def __init__(self, title: str, total: int):
+    def __init__(self, title: str, total: int, *, lines: bool = False):
         self.title = title
         self._total = total
+        self._lines = lines
         self._began = self._shown = time.perf_counter()
         self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} {task.fields[detail]}", "elapsed")
         self._task = self._bar.add_task(title, total=total, detail="") if self._bar else None
@@ -57,7 +60,11 @@ class RunProgress:
 
     def share(self, done: float) -> None:
         """Show that this share of the work, between 0 and 1, is done."""
-        self._show(time.perf_counter(), round(100 * done), "%")
+        now = time.perf_counter()
+        if self._bar is None and self._lines and now - self._shown >= _LINE_EVERY_S:
+            self._shown = now
+            print(f"{self.title}: {done:.0%} after {now - self._began:.0f} s", file=sys.stderr, flush=True)
+        self._show(now, round(100 * done), "%")
 
     def _show(self, now: float, done: int, detail: str) -> None:
         if self._bar is None or self._task is None or not self._due(now):

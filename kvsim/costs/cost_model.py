@@ -126,8 +126,10 @@ class CostModel:
         return f"{self.profile.engine} never moves any cells"
 
     def warnings(self) -> list[str]:
-        """One line for each way in which the run went beyond the measured range."""
+        """One line if the profile was refused, and for each way in which the run went beyond the measured range."""
         p, found = self.profile, []
+        if p.refused is not None:
+            found.append(f"profile {p.name} was refused when it was measured: {p.refused}")
         if self.most_tokens > p.tokens.high:
             found.append(
                 f"a forward pass had {self.most_tokens} tokens; the profile was measured up to {p.tokens.high}"

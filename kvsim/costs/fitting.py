@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from kvsim.costs.pass_price import scans_together
 from kvsim.costs.profile import Attention, Coefficient, CopyCost, Fit, Record
-from kvsim.costs.tables import ATTENTION_KNOTS, KNOTS, FloatArray, segments
+from kvsim.costs.tables import ATTENTION_KNOTS, KNOTS, FloatArray, knots_within, segments
 from policies import Group, Kernel, MicroBatch
 
 _RESAMPLES = 200
@@ -102,19 +103,25 @@ def fit(
     shifts: Sequence[ShiftSample],
     rng: np.random.Generator,
     skipping: Collection[Kernel] = (),
+    unpaced_s: Sequence[float] | None = None,
 ) -> Fitted:
     """Fit all coefficients with non-negative least squares on relative errors.
 
     ``skipping``: the kernels of whose passes the samples count useful cells alone (see ``Attention.skips``).
+    ``unpaced_s``: the samples' seconds before they were divided by the machine's pace, to say what that gained.
 
     A third of the origins is held out to report the error; the coefficients then come from all samples, and their
     intervals from 200 bootstrap resamples of the origins.
     """
     kernels = tuple(sorted({s.kernel for s in samples}))
-    design, seconds = _design(samples, kernels), np.array([s.seconds for s in samples])
+    works = [work for sample in samples for work in (sample, *sample.further)]
+    matmul_knots = knots_within(KNOTS, max(work.tokens for work in works))
+    attention_knots = knots_within(ATTENTION_KNOTS, max(together for work in works for together, _ in work.scans))
+    design = _design(samples, kernels, matmul_knots, attention_knots)
+    seconds = np.array([s.seconds for s in samples])
     origins, member = np.unique([s.origin for s in samples], return_inverse=True)
     held = np.isin(member, rng.permutation(len(origins))[: len(origins) // 3])
-    predicted = design[held] @ _nnls(*_weighted(design[~held], seconds[~held]))
+    predicted = _predict_held_out(design, seconds, held)
     held_out = pd.DataFrame(
         {
             "kernel": [s.kernel for s, out in zip(samples, held, strict=True) if out],
@@ -126,14 +133,41 @@ def fit(
         }
     )
     error = (held_out["predicted_s"] / held_out["measured_s"] - 1).abs()
+    without_pace = None
+    if unpaced_s is not None:
+        unpaced = np.array(unpaced_s)
+        without_pace = float(np.median(np.abs(_predict_held_out(design, unpaced, held) / unpaced[held] - 1)))
 
     coefficients = _with_intervals(design, seconds, member, rng)
-    n_slopes, n_further = len(KNOTS) - 1, len(ATTENTION_KNOTS) - 1
-    attention = {}
+    n_slopes = len(matmul_knots) - 1
+    copies = None
+    if moves:
+        each, per_run, per_cell = _simple([[1, m.runs, m.cells] for m in moves], [m.seconds for m in moves], rng)
+        copies = CopyCost(per_pass_s=each, per_run_s=per_run, per_cell_s=per_cell)
+    (per_key,) = _simple([[s.cells] for s in shifts], [s.seconds for s in shifts], rng)
+    fitted = Fit(
+        matmul_knots=matmul_knots,
+        attention_knots=attention_knots,
+        matmul_slopes_s=tuple(coefficients[:n_slopes]),
+        kernels=_attention(coefficients[n_slopes:], kernels, skipping),
+        moves=copies,
+        shift_per_cell_s=per_key,
+        held_out_samples=int(held.sum()),
+        held_out_error_median=float(error.median()),
+        held_out_error_p95=float(error.quantile(0.95)),
+        held_out_error_median_without_pace=without_pace,
+    )
+    return Fitted(fitted, held_out)
+
+
+def _attention(
+    coefficients: Sequence[Coefficient], kernels: Sequence[Kernel], skipping: Collection[Kernel]
+) -> dict[Kernel, Attention]:
+    """The costs of each kernel, from their coefficients one after another."""
+    found, width = {}, len(coefficients) // len(kernels)
     for i, kernel in enumerate(kernels):
-        first = n_slopes + i * (n_further + 4)
-        base, per_cell, *further, per_chunk, per_run = coefficients[first : first + n_further + 4]
-        attention[kernel] = Attention(
+        base, per_cell, *further, per_chunk, per_run = coefficients[i * width : (i + 1) * width]
+        found[kernel] = Attention(
             base_s=base,
             per_cell_s=per_cell,
             further_token_s=tuple(further),
@@ -141,21 +175,7 @@ def fit(
             per_run_s=per_run,
             skips=kernel in skipping,
         )
-    copies = None
-    if moves:
-        each, per_run, per_cell = _simple([[1, m.runs, m.cells] for m in moves], [m.seconds for m in moves], rng)
-        copies = CopyCost(per_pass_s=each, per_run_s=per_run, per_cell_s=per_cell)
-    (per_key,) = _simple([[s.cells] for s in shifts], [s.seconds for s in shifts], rng)
-    fitted = Fit(
-        matmul_slopes_s=tuple(coefficients[:n_slopes]),
-        kernels=attention,
-        moves=copies,
-        shift_per_cell_s=per_key,
-        held_out_samples=int(held.sum()),
-        held_out_error_median=float(error.median()),
-        held_out_error_p95=float(error.quantile(0.95)),
-    )
-    return Fitted(fitted, held_out)
+    return found
 
 
 def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Sequence[ShiftSample]) -> str:
@@ -164,24 +184,33 @@ def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Seque
     return hashlib.sha256(raw.encode()).hexdigest()
 
 
+def _predict_held_out(design: FloatArray, seconds: FloatArray, held: NDArray[np.bool_]) -> FloatArray:
+    """Seconds of the samples that are held out, from a fit of the others."""
+    predicted: FloatArray = design[held] @ _nnls(*_weighted(design[~held], seconds[~held]))
+    return predicted
+
+
 def _sum_of(sample: Sample, count: str) -> int:
     return sum(int(getattr(work, count)) for work in (sample, *sample.further))
 
 
-def _design(samples: Sequence[Sample], kernels: Sequence[Kernel]) -> FloatArray:
+def _design(
+    samples: Sequence[Sample], kernels: Sequence[Kernel], matmul_knots: Sequence[int], attention_knots: Sequence[int]
+) -> FloatArray:
     """How often each sample is charged each coefficient; shape (n_samples, n_coefficients)."""
-    matmul = segments([s.tokens for s in samples], KNOTS)
-    width = len(ATTENTION_KNOTS) + 3
-    attention = np.zeros((len(samples), len(kernels), width))
-    for row, products, sample in zip(attention, matmul, samples, strict=True):
-        own = row[kernels.index(sample.kernel)]
-        for work in (sample, *sample.further):
-            together, cells = np.array(work.scans).T
-            own[:2] += 1, cells.sum()
-            own[2:-2] += cells @ segments(together, ATTENTION_KNOTS)
-            own[-2:] += work.chunks, work.runs
-        for work in sample.further:
-            products += segments(work.tokens, KNOTS)
+    works = [(i, kernels.index(s.kernel), work) for i, s in enumerate(samples) for work in (s, *s.further)]
+    row, kernel = np.array([(i, k) for i, k, _ in works]).T
+    tokens, chunks, runs = np.array([(work.tokens, work.chunks, work.runs) for *_, work in works]).T
+    matmul = np.zeros((len(samples), len(matmul_knots) - 1))
+    np.add.at(matmul, row, segments(tokens, matmul_knots))
+    attention = np.zeros((len(samples), len(kernels), len(attention_knots) + 3))
+    np.add.at(attention[..., 0], (row, kernel), 1)
+    np.add.at(attention[..., -2], (row, kernel), chunks)
+    np.add.at(attention[..., -1], (row, kernel), runs)
+    scans = np.array([(i, k, n, cells) for i, k, work in works for n, cells in work.scans])
+    row, kernel, together, cells = scans.T
+    np.add.at(attention[..., 1], (row, kernel), cells)
+    np.add.at(attention[..., 2:-2], (row, kernel), cells[:, None] * segments(together, attention_knots))
     chunks, runs = attention[..., -2], attention[..., -1]
     # Where each chunk is one run, the two cannot be told apart.
     runs[:, (chunks == runs).all(axis=0)] = 0
@@ -215,7 +244,7 @@ def _sizes(rows: FloatArray) -> FloatArray:
 def _with_intervals(
     design: FloatArray,
     seconds: FloatArray,
-    member: np.ndarray[tuple[int], np.dtype[np.intp]],
+    member: NDArray[np.intp],
     rng: np.random.Generator,
 ) -> list[Coefficient]:
     """The coefficients of all samples, with intervals from resampled origins."""

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
 from kvsim.errors import UserError, choices, no_such
 from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
-from policies import Kernel
+from policies import Kernel, engine_of
 
 FORMAT = 3
 """Version of the profile file."""
@@ -87,9 +87,28 @@ class Range(Record):
     high: int
 
 
+class Pace(Record):
+    """How the machine's pace varied during the measurement: seconds of the reference passes over their median."""
+
+    p5: float
+    p50: float
+    p95: float
+    window_s: float
+    """Standard deviation, in seconds, of the window over which the pace was smoothed."""
+
+    @property
+    def spread(self) -> float:
+        """The slow end over the fast one."""
+        return self.p95 / self.p5
+
+
 class Fit(Record):
     """Fitted costs, and how well they predict passes that were held out."""
 
+    matmul_knots: tuple[int, ...]
+    """Batch sizes in tokens between which the cost of matrix work is linear."""
+    attention_knots: tuple[int, ...]
+    """Tokens that scan a cell together, between which its cost is linear."""
     matmul_slopes_s: tuple[Coefficient, ...]
     """Seconds per further token in each segment between knots."""
     kernels: dict[Kernel, Attention]
@@ -101,6 +120,8 @@ class Fit(Record):
     held_out_error_median: float
     """Median relative error over the passes that were not used in the fit."""
     held_out_error_p95: float
+    held_out_error_median_without_pace: float | None = None
+    """The median if measurements were not divided by the machine's pace; None in older profiles."""
 
 
 NUMPY = "numpy"
@@ -137,16 +158,16 @@ class Profile(Fit):
     measured: str
     """Date, ISO 8601."""
     machine: MachineInfo
-    matmul_knots: tuple[int, ...]
-    """Batch sizes in tokens between which the cost of matrix work is linear."""
-    attention_knots: tuple[int, ...]
-    """Tokens that scan a cell together, between which its cost is linear."""
     tokens: Range
     """Measured range of tokens in a forward pass."""
     cells: Range
     """Measured range of cells that one token is scored against."""
     reference_passes_s: tuple[Seconds, ...] = Field(validation_alias=AliasChoices("reference_passes_s", "yardstick_s"))
     """Seconds of the reference passes, which are always the same: they tell the machine's pace at another time."""
+    pace: Pace | None = None
+    """None in older profiles, which were measured without looking at it."""
+    refused: str | None = None
+    """Why the calibration itself would not trust the profile; None if it does."""
     samples: int
     digest: str
     """SHA-256 of the raw measurements."""
@@ -185,12 +206,15 @@ class Profile(Fit):
             f"error of {self.held_out_error_median:.1%} and a P95 error of {self.held_out_error_p95:.1%}."
         )
 
-    def why_no_times(self, model: str, type_k: Storage, type_v: Storage) -> str | None:
-        """Why the profile says nothing about a model with K and V of these types, and what would; None if it does."""
+    def why_no_times(self, model: str, type_k: Storage, type_v: Storage, policy: str = "") -> str | None:
+        """Why the profile says nothing about a model with K and V of these types, and what would; None if it does.
+
+        ``policy``: whose engine is to be measured, where it stands for one.
+        """
         if not same_model(model, self.model):
             return (
                 f"no times for {model}: profile {self.name} was measured on {self.model}; "
-                f"{how_to_get_times(model, self)}"
+                f"{how_to_get_times(model, self, policy)}"
             )
         if (type_k, type_v) != (self.type_k, self.type_v):
             return (
@@ -206,10 +230,12 @@ class Profile(Fit):
         return "kvsim calibrate" if self.engine == NUMPY else "kvsim calibrate --engine llamacpp"
 
     def save(self, path: str | Path) -> None:
-        """Write the profile as JSON."""
+        """Write the profile as JSON, whole or not at all."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        new = path.with_name(path.name + ".new")
+        new.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        new.replace(path)
 
 
 def load_profile(name: str, folder: Path = Path()) -> Profile:
@@ -235,7 +261,7 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
     return profile
 
 
-def how_to_get_times(model: str, profile: Profile) -> str:
+def how_to_get_times(model: str, profile: Profile, policy: str = "") -> str:
     """What to do where a profile says nothing about a model, in words and commands."""
     if not is_engine_model(model):
         return (
@@ -244,6 +270,14 @@ def how_to_get_times(model: str, profile: Profile) -> str:
         )
     if model in SHAPES and profile.engine != NUMPY:
         return f"name the model in the scenario: model.name = '{profile.model}'"
+    if model not in SHAPES and profile.engine == NUMPY:
+        llamacpp = f"measure one with: kvsim calibrate --engine llamacpp --model {model}"
+        if engine_of(policy).startswith("llama.cpp"):
+            return llamacpp
+        return (
+            f"{llamacpp} for the policies of llama.cpp, or kvsim calibrate --model {model} for all policies on kvsim's "
+            "own engine"
+        )
     return f"measure one with: {profile.command} --model {model}"
 
 

@@ -10,12 +10,22 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 
-KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512)
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Batch sizes in tokens between which the cost of matrix work is linear; it is 0 for one token, and the last slope
 goes on."""
 
-ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512)
+ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512, 2048)
 """Numbers of tokens that scan the same cells together, between which the cost of a cell is linear."""
+
+
+def knots_within(knots: Sequence[int], most: int) -> tuple[int, ...]:
+    """The knots up to the first one that is not below ``most`` tokens, but two at least.
+
+    Nothing is known of the segments behind it: the slope of the last one goes on.
+    """
+    reached = sum(knot < most for knot in knots) + 1
+    return tuple(knots[: max(reached, 2)])
+
 
 _COMPUTED_TOGETHER = 64
 """Neighbouring entries that are computed in one call, which costs little more than one of them."""

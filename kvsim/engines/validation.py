@@ -1,8 +1,8 @@
 """Compare predicted with measured times of the same schedule.
 
-A machine's speed changes by some percent from minute to minute. Every real run measures it by passes that are
-independent of the scenario (``calibration.reference_passes``), and predictions are scaled by it; the errors of unscaled
-predictions are reported as well.
+A machine's speed changes, on some twofold within seconds. Among the steps of every real run, passes that are
+independent of the scenario are timed (``calibration.reference_passes``), and each step's prediction is scaled by the
+pace at its moment; the errors of unscaled predictions are reported as well.
 """
 
 from __future__ import annotations
@@ -14,27 +14,37 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
 from kvsim import machine
 from kvsim.calibration.llamacpp_session import LlamaCppSession
-from kvsim.calibration.reference_passes import PaceMeasuringBackend, ReferencePasses, numpy_reference_passes
+from kvsim.calibration.pace import PaceCurve, Tick, choose_windows, median_seconds
+from kvsim.calibration.reference_passes import (
+    PaceKeeper,
+    PaceMeasuringBackend,
+    ReferencePasses,
+    known_seconds,
+    numpy_reference_passes,
+)
 from kvsim.costs.profile import NUMPY, Profile, is_llamacpp
 from kvsim.errors import Divergence, UserError
 from kvsim.experiments.comparison import choose
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Turn
-from kvsim.simulation.backend import Backend, SimulatedBackend
+from kvsim.simulation.backend import Backend, DelegatingBackend, SimulatedBackend
 from kvsim.simulation.recorder import Progress, Recorder
 from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
-from policies import Policy, PolicyFactory, available
+from policies import Chunk, MicroBatch, Moves, Policy, PolicyFactory, Transfer, available
 from real_engine import Engine, load_model
 from real_engine.llamacpp import LlamaCpp
 
 _MEASURES = ("ttft_s", "tpot_s", "e2e_s")
 _STATISTICS = ("mean", "p50", "p95", "p99")
+_EVERY_S = 0.25
+"""Least seconds between reference passes: each leaves the next step with colder caches."""
 
 
 class ScheduleMismatch(Divergence):
@@ -58,8 +68,10 @@ class Validation:
     moved_bytes: dict[str, int]
     """By policy: bytes moved by the first repeat's real run, as by the predicted one."""
     pace: dict[str, tuple[float, float]]
-    """By policy: lowest and highest pace over the repeats, the ratio of the reference passes' times to those in the
-    profile."""
+    """By policy: lowest and highest pace over the repeats, the ratio of the predicted seconds of all steps with the
+    machine's pace to those without."""
+    reference: tuple[float, float]
+    """Median seconds of both reference passes, decode and prompt, over those in the profile."""
     cpu_share: dict[str, float]
     """By policy: lowest ratio over the repeats of processor to wall seconds of the real runs."""
     compared: dict[str, int]
@@ -124,6 +136,8 @@ class Validation:
             "worst_e2e_error": self.worst,
             "worst_e2e_error_unscaled": self.worst_unscaled,
             "profile_of_another_processor": self.elsewhere,
+            "reference_decode": self.reference[0],
+            "reference_prompt": self.reference[1],
             "kendall_tau": tau,
             "pairs_ranked_wrong": wrong,
             "warnings": list(self.warnings),
@@ -215,6 +229,7 @@ def _validation(
         schedules={policy: own[0].digest for policy, own in runs.items()},
         moved_bytes={policy: own[0].real.summary["cache"]["moved_bytes"] for policy, own in runs.items()},
         pace={policy: (min(r.pace for r in own), max(r.pace for r in own)) for policy, own in runs.items()},
+        reference=_reference([run for own in runs.values() for run in own], profile),
         cpu_share={policy: min(r.cpu_share for r in own) for policy, own in runs.items()},
         compared={policy: sum(r.compared for r in own) for policy, own in runs.items() if compared},
         causes=pd.concat(
@@ -223,6 +238,12 @@ def _validation(
         ),
         warnings=(*left_out, *beyond),
     )
+
+
+def _reference(runs: Sequence[_Run], profile: Profile) -> tuple[float, float]:
+    """``Validation.reference``."""
+    now, then = median_seconds([run.ticks for run in runs]), known_seconds(profile)
+    return now[0] / then[0], now[1] / then[1]
 
 
 def _warnings(run: _Run) -> Iterator[str]:
@@ -251,6 +272,8 @@ class _Run:
     unscaled: Result
     """Prediction not scaled by the machine's pace."""
     digest: str
+    ticks: Sequence[Tick]
+    """The reference passes among the real run's steps."""
     pace: float
     cpu_share: float
     compared: int
@@ -367,12 +390,11 @@ def _run(
         announce(policy.name)
     driven, backend = runner.backend(policy, choice)
     recorder = Recorder(progress, digest=True)
+    paced = PaceMeasuringBackend(backend, PaceKeeper(runner.reference_passes, _EVERY_S))
     try:
         with machine.measuring() as watch:
-            real, script = drive(
-                scenario, driven, PaceMeasuringBackend(backend, runner.reference_passes), recorder, None
-            )
-            pace = runner.reference_passes.pace(profile.reference_passes_s)
+            real, script = drive(scenario, driven, paced, recorder, None)
+            paced.keeper.tick()
         cpu_share, compared = runner.run_share(backend, watch)
         runner.close(backend)
         compared += runner.recheck_cells(choice, script) if first else 0
@@ -380,9 +402,60 @@ def _run(
         raise ScheduleMismatch(f"{policy.name}: {e}") from None
     finally:
         runner.close(backend)
-    digest = recorder.schedule_digest
-    predicted, unscaled = (_predict(scenario, profile, choice, script, real, digest, scale) for scale in (pace, 1.0))
-    return _Run(policy.name, real, predicted, unscaled, digest, pace, cpu_share, compared)
+    digest, ticks, known_s = recorder.schedule_digest, paced.keeper.ticks, known_seconds(profile)
+    scale = _PaceOfSteps(PaceCurve(ticks, known_s, choose_windows([ticks], known_s)), paced.stamps)
+    predicted = _predict(scenario, profile, choice, script, real, digest, scale)
+    unscaled = _predict(scenario, profile, choice, script, real, digest, None)
+    return _Run(policy.name, real, predicted, unscaled, digest, ticks, scale.mean, cpu_share, compared)
+
+
+class _PaceOfSteps:
+    """The machine's pace at each step of a real run, for the steps of its prediction."""
+
+    def __init__(self, curve: PaceCurve, stamps: Sequence[float]):
+        """``stamps``: when each step ran, on the curve's clock."""
+        self._curve, self._stamps = curve, stamps
+        self._paced_s = self._unpaced_s = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Seconds of all steps with the pace, over those without."""
+        return self._paced_s / self._unpaced_s if self._unpaced_s else 1.0
+
+    def scale(self, step: int, tokens: Sequence[int], seconds: Sequence[float]) -> list[float]:
+        """Predicted seconds of passes of so many tokens at the pace of the ``step``-th step."""
+        pace = self._curve.at([self._stamps[min(step, len(self._stamps) - 1)]] * len(tokens), tokens)
+        scaled: list[float] = (pace * np.array(seconds)).tolist()
+        self._unpaced_s += sum(seconds)
+        self._paced_s += sum(scaled)
+        return scaled
+
+
+class _PacedBackend(DelegatingBackend):
+    """Predictions at the pace that the machine had at each step of the real run."""
+
+    def __init__(self, inner: Backend, pace: _PaceOfSteps):
+        super().__init__(inner)
+        self._pace = pace
+        self._steps = 0
+
+    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
+        """Predicted seconds of each micro-batch."""
+        seconds = super().step(step, batches)
+        self._steps += 1
+        return self._pace.scale(self._steps - 1, [batch.n_tokens for batch in batches], seconds)
+
+    def move(self, moves: Moves) -> float:
+        """Predicted seconds."""
+        return self._between_steps(super().move(moves))
+
+    def transfer(self, transfers: Sequence[Transfer]) -> float:
+        """Predicted seconds."""
+        return self._between_steps(super().transfer(transfers))
+
+    def _between_steps(self, seconds: float) -> float:
+        (scaled,) = self._pace.scale(self._steps, [1], [seconds])
+        return scaled
 
 
 def _predict(
@@ -392,13 +465,16 @@ def _predict(
     script: Sequence[Turn],
     real: Result,
     digest: str,
-    pace: float,
+    pace: _PaceOfSteps | None,
 ) -> Result:
     """Rerun the schedule with predicted times. Raises ``ScheduleMismatch`` if it places other cells."""
-    costs = cost_model(scenario, profile, pace)
+    costs = cost_model(scenario, profile)
     policy = build_policy(scenario, choice, costs)
-    recorder = Recorder(digest=True, time_breakdown=ledger_for(scenario, policy, costs))
-    backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+    backend: Backend = SimulatedBackend(costs, policy.kernel, policy.groups)
+    if pace is None:
+        recorder = Recorder(digest=True, time_breakdown=ledger_for(scenario, policy, costs))
+    else:
+        recorder, backend = Recorder(digest=True), _PacedBackend(backend, pace)
     result, _ = drive(scenario, policy, backend, recorder, profile, script)
     same_bytes = result.summary["cache"]["moved_bytes"] == real.summary["cache"]["moved_bytes"]
     if recorder.schedule_digest != digest or not same_bytes:

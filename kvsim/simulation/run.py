@@ -79,7 +79,9 @@ def profile_of(scenario: Scenario) -> Profile:
     Raises ``UserError`` if it cannot be read, and ``NoTimes`` if it was measured with another model or cache.
     """
     profile = load_profile(scenario.machine.profile, scenario.folder)
-    if reason := profile.why_no_times(scenario.model.name, scenario.cache.type_k, scenario.cache.type_v):
+    if reason := profile.why_no_times(
+        scenario.model.name, scenario.cache.type_k, scenario.cache.type_v, scenario.cache.policy
+    ):
         raise NoTimes(f"{scenario.name}: {reason}", scenario)
     return profile
 

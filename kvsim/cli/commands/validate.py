@@ -63,7 +63,7 @@ def validate(
 
     load_plugins(plugin)
     loaded = _fitted_to_engine(load_with(scenario, seed), engine, model, library)
-    with RunProgress("calibrating", 100) as progress:
+    with RunProgress("calibrating", 100, lines=True) as progress:
         if profile is not None:
             fitted = _given_profile(profile, threads)
         else:
@@ -119,7 +119,7 @@ def _measured_profile(
 ) -> Profile:
     from kvsim.calibration.run import calibrate
 
-    return calibrate(
+    done = calibrate(
         loaded.model.name,
         engine=engine,
         seconds=seconds,
@@ -128,4 +128,5 @@ def _measured_profile(
         threads=threads,
         library=library,
         report=progress.share,
-    ).profile
+    )
+    return done.profile.model_copy(update={"refused": done.refusal()})

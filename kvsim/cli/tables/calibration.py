@@ -32,15 +32,27 @@ def show_calibration(console: Console, c: Calibration) -> None:
         row("moves, per run of cells", p.moves.per_run_s)
         row("moves, per cell", p.moves.per_cell_s)
     console.print(table)
-    console.print(
-        f"held-out error over {p.held_out_samples} forward passes: median {p.held_out_error_median:.1%}, "
-        f"P95 {p.held_out_error_p95:.1%}",
-        highlight=False,
-    )
-    ended = "the intervals were tight" if c.tight else "the time was over"
-    before = f", {c.resumed} of them measured before" if c.resumed else ""
-    console.print(
-        f"{c.rounds} rounds{before}, until {ended}: half of the passes are known to ±{c.half_width:.1%} or better",
-        highlight=False,
-    )
+    console.print("\n".join(_how_well(c)), highlight=False)
     console.print(p.describe(), style="dim", highlight=False)
+
+
+def _how_well(c: Calibration) -> list[str]:
+    """How well the fit predicts, at what pace, and how much was measured."""
+    p = c.profile
+    lines = [
+        f"held-out error over {p.held_out_samples:,} forward passes: median {p.held_out_error_median:.1%}, "
+        f"P95 {p.held_out_error_p95:.1%}"
+    ]
+    if p.pace is not None and p.held_out_error_median_without_pace is not None:
+        lines.append(
+            f"the machine's pace was {p.pace.p5:.2f} to {p.pace.p95:.2f} of its median (P5 to P95); without dividing "
+            f"by it the median error is {p.held_out_error_median_without_pace:.1%}"
+        )
+    ended = "the intervals were tight" if c.tight else "the time was over"
+    before = f", {c.resumed:,} measurements of an earlier call included" if c.resumed else ""
+    known = f": half of the passes are known to ±{c.half_width:.1%} or better" if c.half_width < 1 else ""
+    lines.append(f"every pass was measured {c.rounds:.1f} times on average{before}, until {ended}{known}")
+    lines.append(f"measured up to {p.tokens.high:,} tokens in a pass, and {p.cells.high:,} cells for a token")
+    if c.left_out >= 0.01:
+        lines.append(f"left out: {c.left_out:.0%} of the measurements, during which other work had the processor")
+    return lines

@@ -50,10 +50,18 @@ def show_validation(console: Console, v: Validation) -> None:
     low, high = min(pace[0] for pace in v.pace.values()), max(pace[1] for pace in v.pace.values())
     console.print(
         f"Largest error of end-to-end latency at P50 or P99: {v.worst:.1%}. Passes took {low:.3f} to {high:.3f} of the "
-        f"time that they took in the calibration, and predictions are scaled by it; without that: "
+        f"time that they took in the calibration, and each step is scaled by the pace at its moment; without that: "
         f"{v.worst_unscaled:.1%}",
         highlight=False,
     )
     if v.elsewhere:
-        console.print("The profile was measured on a different processor.", style="bold", highlight=False)
+        decode, prompt = v.reference
+        console.print(
+            f"The profile was measured on a different processor ({v.profile.machine.processor}): here, a decode takes "
+            f"{decode:.2f} times as long and a prompt {prompt:.2f} times. How other costs differ is not known; "
+            f"a profile of this machine would say it: {v.profile.command} --model {v.scenario.model.name}, "
+            "or validate without --profile",
+            style="bold",
+            highlight=False,
+        )
     console.print(v.profile.describe(), style="dim", highlight=False)

@@ -1,16 +1,17 @@
 """Calibrations of the engine: trials, samples, journals, and refusals of bad profiles."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import kvsim
-from kvsim.calibration.journal import Journal, JournalHeader, MeasuredRound
-from kvsim.calibration.reference_passes import PaceMeasuringBackend, numpy_reference_passes
+from kvsim.calibration.journal import Journal, JournalHeader, MeasuredPiece, TrialMeasurement
+from kvsim.calibration.pace import Tick
+from kvsim.calibration.pieces import PieceRecorder
+from kvsim.calibration.reference_passes import PaceKeeper, ReferencePasses
 from kvsim.calibration.serving import POLICIES, USERS, SamplingBackend, serve, traffic
-from kvsim.calibration.trials import Trial, draw_trials, random_pass, whole_pass
+from kvsim.calibration.trials import Trial, draw_trials, half_width, random_pass, whole_pass
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import build_policy
@@ -20,6 +21,14 @@ from tests.worlds import command
 from workloads import named_rng
 
 TINY = load_model("tiny").transformer
+
+
+def undisturbed():
+    """However busy the machine is."""
+    return 0.0, 0.0
+
+
+NO_REFERENCE = ReferencePasses(lambda: 1.0, lambda: 2.0)
 KERNELS = ("masked", "tiled", "gather", "sliced")
 
 
@@ -27,33 +36,27 @@ def engine(kernel="sliced"):
     return Engine(TINY, (Group(4096),), kernel, seed=0)
 
 
-HEADER = JournalHeader(model="tiny", type_k="f32", type_v="f32", each=24, runs=1, processor="p", blas="b", numpy="2")
+HEADER = JournalHeader(
+    model="tiny", type_k="f32", type_v="f32", each=24, runs=1, trials=2, processor="p", blas="b", numpy="2"
+)
 
 
-def a_round(seconds=1.0):
-    return MeasuredRound(trials=((seconds,), (2.0, 2.5)), reference_passes=((0.5,),), mixed=(), wall_s=3.0, cpu_s=2.9)
+def a_piece(seconds=1.0):
+    trials = (TrialMeasurement(0, 0.5, seconds), TrialMeasurement(1, 2.5, 2.0))
+    return MeasuredPiece(
+        items=2, trials=trials, mixed=(), ticks=(Tick(0.1, (0.5, 0.7)),), disturbed=0, wall_s=3.0, cpu_s=2.9
+    )
 
 
 def test_a_journal_gives_back_what_was_written(tmp_path):
     journal = Journal(tmp_path / "new folder" / "j.part")
     assert journal.header() is None
     journal.begin(HEADER)
-    journal.add(a_round(1.0))
-    journal.add(a_round(1.5))
+    journal.add(a_piece(1.0))
+    journal.add(a_piece(1.5))
     again = Journal(tmp_path / "new folder" / "j.part")
     assert again.header() == HEADER
-    assert [each.trials[0][0] for each in again.rounds()] == [1.0, 1.5]
-
-
-def test_a_journal_with_the_old_key_of_the_reference_passes_is_read(tmp_path):
-    path = tmp_path / "j.part"
-    journal = Journal(path)
-    journal.begin(HEADER)
-    journal.add(a_round(1.0))
-    text = path.read_text(encoding="utf-8")
-    assert '"reference_passes":' in text
-    path.write_text(text.replace('"reference_passes":', '"yardstick":'), encoding="utf-8")
-    assert journal.rounds() == [a_round(1.0)]
+    assert [each.trials[0].seconds for each in again.pieces()] == [1.0, 1.5]
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
@@ -61,12 +64,12 @@ def test_an_incomplete_last_line_is_ignored(tmp_path, cut):
     path = tmp_path / "j.part"
     journal = Journal(path)
     journal.begin(HEADER)
-    journal.add(a_round(1.0))
-    journal.add(a_round(1.5))
+    journal.add(a_piece(1.0))
+    journal.add(a_piece(1.5))
     path.write_bytes(path.read_bytes()[:-cut])
-    assert [each.trials[0][0] for each in journal.rounds()] == [1.0]
-    journal.add(a_round(2.0))
-    assert [each.trials[0][0] for each in journal.rounds()] == [1.0, 2.0]
+    assert [each.trials[0].seconds for each in journal.pieces()] == [1.0]
+    journal.add(a_piece(2.0))
+    assert [each.trials[0].seconds for each in journal.pieces()] == [1.0, 2.0]
 
 
 def test_a_file_that_is_not_a_journal_has_no_header(tmp_path):
@@ -81,39 +84,24 @@ def test_a_file_that_is_not_a_journal_has_no_header(tmp_path):
 @pytest.fixture
 def small_rounds(monkeypatch):
     monkeypatch.setattr("kvsim.calibration.subject._EACH", (8, 8))
-    monkeypatch.setattr("kvsim.calibration.run._REFERENCE_MEASUREMENTS", 2)
 
 
 @pytest.mark.slow
 def test_an_interrupted_calibration_resumes(tmp_path, small_rounds):
     path = tmp_path / "tiny.part"
-    first = kvsim.calibrate("tiny", seconds=0.1, journal=path)
-    again = kvsim.calibrate("tiny", seconds=0.1, journal=path)
-    assert (first.resumed, again.resumed) == (0, first.rounds)
+    first = kvsim.calibrate("tiny", seconds=3, journal=path)
+    again = kvsim.calibrate("tiny", seconds=3, journal=path)
+    assert first.resumed == 0 < again.resumed
     assert again.rounds > first.rounds
-    assert again.profile.samples > first.profile.samples
     assert again.profile.digest != first.profile.digest
-    other = kvsim.calibrate("tiny", seconds=0.1, journal=path, type_k="f16")
+    other = kvsim.calibrate("tiny", seconds=3, journal=path, type_k="f16")
     assert other.resumed == 0
     assert other.profile.type_k == "f16"
 
 
-@pytest.mark.slow
-def test_rounds_of_other_trials_are_ignored(tmp_path, small_rounds):
-    """Another version of the program may have left them."""
-    path = tmp_path / "tiny.part"
-    assert kvsim.calibrate("tiny", seconds=0.1, journal=path).resumed == 0
-    journal = Journal(path)
-    done = journal.rounds()
-    journal.begin(journal.header())
-    for each in done:
-        journal.add(each.model_copy(update={"trials": each.trials[:-1]}))
-    assert kvsim.calibrate("tiny", seconds=0.1, journal=path).resumed == 0
-
-
 @pytest.fixture(scope="module")
 def calibrated():
-    return kvsim.calibrate("tiny", seconds=1)
+    return kvsim.calibrate("tiny", seconds=4)
 
 
 @pytest.mark.slow
@@ -138,35 +126,17 @@ def test_the_plot_shows_the_held_out_passes(calibrated):
 
 @pytest.mark.slow
 def test_bad_predictions_and_busy_machines_are_refused(calibrated):
-    quiet = pretend(calibrated, cpu_share=0.99)
+    quiet = pretend(calibrated, left_out=0.01)
     assert quiet.refusal(bound=0.06) is None
     assert "over the bound of 0.1%" in quiet.refusal(bound=0.001)
-    assert "the machine is busy, the measurement got 50% of its core" in pretend(calibrated, cpu_share=0.5).refusal(
-        0.06
+    assert "the machine is busy: other work disturbed 60% of" in pretend(calibrated, left_out=0.6).refusal(0.06)
+
+
+def pretend(calibration, left_out):
+    """The calibration with a share of disturbed measurements and an error of 5 %, however busy the machine was."""
+    return replace(
+        calibration, left_out=left_out, profile=calibration.profile.model_copy(update={"held_out_error_median": 0.05})
     )
-
-
-def pretend(calibration, cpu_share):
-    """The calibration with a share of a core and an error of 5 %, however busy the machine was."""
-    machine = calibration.profile.machine.model_copy(update={"cpu_share": cpu_share})
-    changed = {"machine": machine, "held_out_error_median": 0.05}
-    return replace(calibration, profile=calibration.profile.model_copy(update=changed))
-
-
-@pytest.mark.slow
-def test_a_refused_profile_is_not_saved_but_its_journal_is(tmp_path, small_rounds, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    refused = command("calibrate", "--seconds", "1", "--bound", "0")
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("kvsim: not saved: ")
-    assert len(refused.stderr.splitlines()) == 1
-    assert not list(tmp_path.glob("*.json"))
-    saved = command("calibrate", "--seconds", "1", "--bound", "0", "--force")
-    assert saved.returncode == 0, saved.stderr
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.calibration.png", "tiny.profile.json"]
-    if "over the bound" in refused.stderr:  # Otherwise the machine was busy, and the journal was dropped.
-        assert "of them measured before" in saved.stdout
-    assert json.loads((tmp_path / "tiny.profile.json").read_text())["model"] == "tiny"
 
 
 def test_an_unwritable_folder_is_refused_before_measuring(tmp_path, monkeypatch):
@@ -190,7 +160,10 @@ def test_passes_of_a_server_are_sampled_except_the_first(kernel):
         return forward(batch)
 
     real.forward = counted
-    samples = serve(real, scenario, origin=5)
+    recorder = PieceRecorder(PaceKeeper(NO_REFERENCE, every_s=1e6, spent=undisturbed))
+    recorder.keeper.tick()
+    serve(real, scenario, 5, recorder)
+    samples = [served.sample for served in recorder.piece(1.0, 1.0).mixed]
     assert build_policy(scenario, POLICIES[kernel]).kernel == kernel
     assert len(samples) == len(passes) - 8
     assert [s.tokens for s in samples] == [b.n_tokens for b in passes[8:]]
@@ -202,13 +175,25 @@ def test_passes_of_a_server_are_sampled_except_the_first(kernel):
 def test_passes_with_copies_are_not_sampled():
     real = engine()
     real.tokens = {0: [7] * 200}
-    sampling = SamplingBackend(real, "sliced", real.groups[0], 0)
+    recorder = PieceRecorder(PaceKeeper(NO_REFERENCE, every_s=1e6, spent=undisturbed))
+    sampling = SamplingBackend(real, recorder, "sliced", real.groups[0], 0)
     batch = whole_pass(1, 100, prompt=False)
     for _ in range(10):
         sampling.step((), [batch])
     place = batch.places[0]._replace(moves=Moves.from_runs([(200, 300, 4)]))
     sampling.step((), [batch._replace(places=(place,))])
-    assert len(sampling.samples) == 2
+    assert len(recorder.piece(1.0, 1.0).mixed) == 2
+
+
+def test_passes_right_after_reference_passes_are_not_sampled():
+    real = engine()
+    real.tokens = {0: [7] * 200}
+    recorder = PieceRecorder(PaceKeeper(NO_REFERENCE, every_s=0.0, spent=undisturbed))
+    sampling = SamplingBackend(real, recorder, "sliced", real.groups[0], 0)
+    for _ in range(20):
+        sampling.step((), [whole_pass(1, 100, prompt=False)])
+    assert len(recorder.keeper.ticks) == 20
+    assert not recorder.piece(1.0, 1.0).mixed
 
 
 def test_equal_generators_draw_equal_trials():
@@ -220,7 +205,7 @@ def test_equal_generators_draw_equal_trials():
 
 @pytest.mark.parametrize("decodes", [1, 5])
 def test_a_random_pass_of_decodes_alone(decodes):
-    batch = random_pass("sliced", named_rng(3, "test"), decodes)
+    batch = random_pass("sliced", named_rng(3, "test"), [1] * decodes)
     assert [chunk.n for chunk in batch.chunks] == [1] * decodes
 
 
@@ -231,45 +216,25 @@ def test_decodes_are_warmed_up_and_prompts_follow_a_decode():
         runs.append(name)
         return seconds
 
-    decode = Trial(lambda: run("decode", 1.0))
-    decode.measure()
-    assert decode.seconds == [1.0, 1.0]
-    assert len(runs) >= 3
+    assert Trial(lambda: run("decode", 1e-3)).measure() == (1e-3, 1e-3)
+    assert len(runs) == 6, "four milliseconds of warm-up"
     runs.clear()
     prompt = Trial(lambda: run("prompt", 2.0), before=lambda: run("decode", 1.0))
-    prompt.measure()
-    assert (runs, prompt.seconds) == (["decode", "prompt"], [2.0])
+    assert (prompt.measure(), runs) == ((2.0,), ["decode", "prompt"])
+
+
+def test_large_passes_are_drawn_with_exactly_the_usual_batches():
+    trials = draw_trials({"sliced": engine()}, 96, named_rng(3, "test"))
+    sizes = [batch.n_tokens for _, batch, _ in trials.passes]
+    assert sizes[:2] == [2048, 512]
+    assert sum(n > 256 for n in sizes) < 12, "few, as they take long"
 
 
 def test_the_interval_of_a_median_narrows():
     rng = np.random.default_rng(1)
-    few, many = (Trial(lambda: 0.0, seconds=(1 + 0.05 * rng.standard_normal(n)).tolist()) for n in (10, 1000))
-    assert 0.005 < few.half_width < 0.08
-    assert many.half_width == pytest.approx(1.96 * 1.2533 * 0.05 / 1000**0.5, rel=0.15)
-
-
-def test_the_pace_is_the_ratio_of_the_reference_passes_times():
-    reference_passes = numpy_reference_passes(TINY, "f32", "f32")
-    for i, trial in enumerate(reference_passes.trials):
-        trial.seconds = [0.5 + i, 1.0 + i, 9.0 + i]
-    known = [(1.0 + i) / 1.1 for i in range(len(reference_passes.trials))]
-    assert reference_passes.pace(known) == pytest.approx(1.1)
-    assert not any(trial.seconds for trial in reference_passes.trials)
-    with pytest.raises(UserError, match="calibrate anew"):
-        reference_passes.pace(known[1:])
-
-
-def test_reference_passes_are_not_on_the_servers_clock():
-    reference_passes = numpy_reference_passes(TINY, "f32", "f32")
-    real = engine()
-    real.tokens = {0: [7] * 200}
-    real.forward = lambda batch: 0.2
-    paced = PaceMeasuringBackend(real, reference_passes)
-    batch = whole_pass(1, 100, prompt=False)
-    assert [paced.step((), [batch]) for _ in range(7)] == [[0.2]] * 7
-    # Before the first step, and then after every half second of work: before the fourth and the seventh.
-    assert {len(trial.seconds) for trial in reference_passes.trials[:3]} == {6}
-    assert paced.wants_views
+    few, many = (half_width((1 + 0.05 * rng.standard_normal(n)).tolist()) for n in (10, 1000))
+    assert 0.005 < few < 0.08
+    assert many == pytest.approx(1.96 * 1.2533 * 0.05 / 1000**0.5, rel=0.15)
 
 
 def test_traffic_cycles_through_users_and_repeats_with_the_generator():

@@ -580,7 +580,6 @@ def test_a_reader_who_leaves_early_sees_no_traceback():
 @pytest.mark.slow
 def test_a_calibrated_profile_predicts(within, tmp_path, monkeypatch):
     monkeypatch.setattr("kvsim.calibration.subject._EACH", (8, 8))
-    monkeypatch.setattr("kvsim.calibration.run._REFERENCE_MEASUREMENTS", 2)
     # Tests share the machine with each other, so a busy one is no obstacle here.
     measured = json.loads(succeeded(within("calibrate", "--seconds", "1", "--force", "--out", "mine.json", "--json")))
     assert measured == json.loads((tmp_path / "mine.json").read_text())

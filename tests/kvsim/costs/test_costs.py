@@ -96,7 +96,7 @@ def test_every_compaction_may_cost_something_whatever_it_moves(shipped):
     moves = shipped.moves.model_copy(update={"per_pass_s": Coefficient(value=0.5, low=0.4, high=0.6)})
     costs, plain = CostModel(shipped.model_copy(update={"moves": moves})), CostModel(shipped)
     one = Moves.from_runs([(10, 0, 8)])
-    assert costs.moves(one) == pytest.approx(0.5 + plain.moves(one))
+    assert costs.moves(one) == pytest.approx(0.5 - shipped.moves.per_pass_s.value + plain.moves(one))
     assert costs.moves(NO_MOVES) == 0
     assert costs.transfers(()) == 0
 
@@ -171,14 +171,33 @@ def test_the_engine_of_a_profile_is_named(shipped):
         CostModel(llama).check("m.gguf", "masked")
 
 
+def test_for_a_model_from_a_file_the_hint_names_the_engine_that_the_policies_stand_for(shipped):
+    with pytest.raises(
+        UserError, match=r"calibrate --engine llamacpp --model m.gguf for the policies of llama.cpp, or"
+    ):
+        CostModel(shipped).check("m.gguf", "masked")
+    reason = shipped.why_no_times("m.gguf", "f32", "f32", "llama.cpp-b6975")
+    assert reason.endswith("measure one with: kvsim calibrate --engine llamacpp --model m.gguf")
+
+
+def test_a_refused_profile_says_so_wherever_it_prices(shipped):
+    costs = CostModel(shipped.model_copy(update={"refused": "off by 20 %"}))
+    assert costs.warnings() == ["profile default was refused when it was measured: off by 20 %"]
+
+
 def test_going_beyond_the_measured_range_is_said(shipped):
     world = load_scenario(
-        "chat", workload__requests=5, server__n_ubatch=2048, server__n_batch=2048, server__slot_context=2048
+        "chat",
+        workload__requests=5,
+        server__n_ubatch=4096,
+        server__n_batch=4096,
+        server__slot_context=4096,
+        cache__cells=16384,
     )
-    long = load_scenario(world, workload__prompt_tokens={"kind": "fixed", "value": 1500})
+    long = load_scenario(world, workload__prompt_tokens={"kind": "fixed", "value": 3000})
     assert run(world, "paged").warnings == ()
     (warning,) = run(long, "paged").warnings
-    assert "1500 tokens; the profile was measured up to" in warning
+    assert "4096 tokens; the profile was measured up to" in warning
 
 
 def test_a_profile_of_another_model_is_refused():
@@ -219,3 +238,15 @@ def test_same_seed_same_numbers():
 def test_kernel_of_the_scenario_replaces_the_policy_s():
     world = load_scenario("chat", cache__kernel="gather")
     assert build_policy(world, "contiguous").kernel == "gather"
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "tokens"), [("default", "numpy", 2048), ("llamacpp-smollm2", "llama-cpp-python", 512)]
+)
+def test_shipped_profiles_reach_the_largest_usual_batches_and_say_where_they_were_measured(name, engine, tokens):
+    profile = load_profile(name)
+    assert profile.engine.startswith(engine)
+    assert profile.tokens.high == tokens
+    assert profile.held_out_error_median < 0.06
+    assert (profile.name, profile.refused) == (name, None)
+    assert profile.machine.processor in profile.describe()

@@ -63,9 +63,7 @@ def test_a_request_arrives_when_the_same_share_of_the_step_has_passed():
 
 
 @pytest.mark.slow
-def test_validation_reports_every_policy_and_measure(monkeypatch):
-    # A rough pace is enough here.
-    monkeypatch.setattr("kvsim.calibration.reference_passes._FEWEST", 1)
+def test_validation_reports_every_policy_and_measure():
     short = load_scenario("chat", workload__output_tokens={"kind": "fixed", "value": 8})
     validation = validate(short, load_profile("default"), requests=2)
     assert set(validation.table["policy"]) == set(available())

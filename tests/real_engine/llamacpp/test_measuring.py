@@ -7,6 +7,8 @@ import pytest
 
 import kvsim
 from kvsim.calibration.llamacpp import CELLS, LlamaSubject
+from kvsim.calibration.pieces import PieceRecorder
+from kvsim.calibration.reference_passes import PaceKeeper
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from policies import Chunk
@@ -68,8 +70,29 @@ def test_a_defragmentation_moves_what_the_policy_would(subject, only):
         assert int(np.flatnonzero(after.position >= 0)[-1]) + 1 == after.used, "no hole is left"
 
 
+def served(subject, kind, turn, origin):
+    """The samples of a server run."""
+    recorder = PieceRecorder(PaceKeeper(subject.reference_passes, spent=lambda: (0.0, 0.0)))
+    subject.serve(kind, turn, origin, named_rng(turn, "test"), recorder)
+    return [each.sample for each in recorder.piece(1.0, 1.0).mixed]
+
+
+def test_the_largest_batch_is_measured_exactly(subject):
+    trials = subject.draw(8, named_rng(3, "test"))
+    assert max(batch.n_tokens for _, batch, _ in trials.passes) == 512
+
+
+def test_cells_are_filled_with_copies_as_if_they_were_computed(subject, only):
+    only("A")  # Today's version does not show its cells here.
+    for prefilled in subject._prefilled.values():
+        prefilled.set_filled(3520)
+        (cells,) = prefilled.context.cells()
+        assert cells.position[:3520].tolist() == list(range(3520))
+        assert set(cells.owner[:3520].tolist()) == {0}
+
+
 def test_a_server_run_is_sampled_step_by_step(subject):
-    samples = subject.serve(0, 3, 11, named_rng(1, "test"))
+    samples = served(subject, 0, 3, 11)
     assert samples
     assert {sample.origin for sample in samples} == {11}
     assert all(sample.mixed and sample.seconds > 0 for sample in samples)
@@ -78,7 +101,7 @@ def test_a_server_run_is_sampled_step_by_step(subject):
 def test_streams_are_sampled_with_all_passes_of_a_step(subject, only):
     only("B")
     kinds = [kind for kind in range(subject.kinds) if subject._served[kind] == ("masked", "streams")]
-    samples = [s for turn in (3, 4) for s in subject.serve(kinds[0], turn, 12, named_rng(turn, "test"))]
+    samples = [s for turn in (3, 4) for s in served(subject, kinds[0], turn, 12)]
     assert any(sample.further for sample in samples)
     assert all(tokens == 1 or cells >= 256 for s in samples for tokens, cells in s.scans)
 
