@@ -160,7 +160,7 @@ def _paged_window(name: str, config: CacheConfig) -> Policy:
 
 
 def _vllm(name: str, config: CacheConfig) -> Policy:
-    return _paged(name, replace(config, prefix_cache=True, eviction="lru", free_order="0.33.0", host_cells=0))
+    return _paged(name, replace(config, eviction="lru", free_order="0.33.0", host_cells=0))
 
 
 def _chunked(name: str, config: CacheConfig) -> Policy:
@@ -356,7 +356,7 @@ PRESETS = (
         _NONE,
         _NEVER,
         "gather",
-        ("block_size", "watermark"),
+        ("block_size", "prefix_cache", "watermark"),
         "vLLM 0.33.0, vllm/v1/core; recorded runs agree block for block",
         _vllm,
         engine="vLLM 0.33.0",

@@ -108,7 +108,7 @@ class Candidate:
             "n_ubatch": self.scenario.n_ubatch,
             "block_size": cache.block_size,
             "threshold": cache.threshold,
-            "prefix_cache": cache.policy == "vllm" or (cache.policy == "paged" and cache.prefix_cache),
+            "prefix_cache": cache.policy in ("vllm", "paged") and cache.prefix_cache,
             "chunked_prefill": server.chunked_prefill,
             "type_k": cache.type_k,
             "type_v": cache.type_v,

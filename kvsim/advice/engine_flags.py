@@ -65,14 +65,13 @@ def vllm_flags(scenario: Scenario) -> Flags:
     model's own type.
     """
     server, cache = scenario.server, scenario.cache
-    prefix = cache.policy == "vllm" or cache.prefix_cache
     return (
         ("--max-model-len", str(scenario.slot_context)),
         ("--max-num-seqs", str(server.slots)),
         ("--max-num-batched-tokens", str(scenario.n_batch)),
         ("--block-size", str(cache.block_size)),
         ("--num-gpu-blocks-override", str(cache.cells // cache.block_size)),
-        ("--enable-prefix-caching" if prefix else "--no-enable-prefix-caching", ""),
+        ("--enable-prefix-caching" if cache.prefix_cache else "--no-enable-prefix-caching", ""),
         ("--enable-chunked-prefill" if server.chunked_prefill else "--no-enable-chunked-prefill", ""),
     )
 

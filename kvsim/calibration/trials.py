@@ -21,10 +21,13 @@ _DECODES = (0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 8, 12, 16)
 """Numbers of decoding sequences in a random pass, drawn uniformly."""
 _LONGEST = 512
 """Most tokens of an ordinary pass."""
-_LARGE = (2048, 512)
-"""Tokens of the first large passes, as many as the default batches of vLLM and of llama-server; others are random."""
+_LARGE = (512, 2048)
+"""Tokens of the first large passes, as many as the default micro-batch of llama-server and batch of vLLM, so that a
+profile reaches as far; others are random."""
+_FEW = 28
+"""Fewer passes than this have only the first large one, since the second takes as long as a dozen others."""
 _LARGE_SHARE = 24
-"""One in so many passes is a large one; they take long, so that the first so many passes have none."""
+"""One in so many passes is a large one."""
 _MOVES = 40
 _SHIFTS = 12
 _WARM_S = 0.004
@@ -112,7 +115,7 @@ def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generat
     """Draw ``each`` forward passes for every kernel's engine, and moves and rotations on the last engine."""
     trials = Trials(groups={kernel: engine.groups[0] for kernel, engine in engines.items()})
     for kernel, engine in engines.items():
-        large = [[_large(rng, i)] for i in range(each // _LARGE_SHARE - 1)]
+        large = [[_large(rng, i)] for i in range(max(each // _LARGE_SHARE - 1, 1 if each < _FEW else len(_LARGE)))]
         drawn = [random_pass(kernel, rng, lengths) for lengths in large]
         drawn += [random_pass(kernel, rng) for _ in range(each - len(large))]
         decodes = [timed_pass(engine, batch) for batch in drawn if _generates(batch)]

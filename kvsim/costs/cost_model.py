@@ -38,18 +38,16 @@ class CostModel:
     Without a ``link``, a copy to or from the host tier costs what the profile measured for one inside the cache.
     """
 
-    def __init__(self, profile: Profile, link: HostLink | None = None, pace: float = 1.0):
-        """``pace``: how long things take now, over how long they took when the profile was measured."""
+    def __init__(self, profile: Profile, link: HostLink | None = None):
         self.profile = profile
         self._link = link
-        self._pace = pace
         self._prices: dict[tuple[Kernel, tuple[Group, ...]], PassPrice] = {}
 
     def pass_price(self, kernel: Kernel, groups: Sequence[Group] = (Group(0),)) -> PassPrice:
         """The price of forward passes under a kernel over some cache groups; the same object for equal arguments."""
         key = kernel, tuple(groups)
         if key not in self._prices:
-            self._prices[key] = PassPrice(self.profile, kernel, groups, self._pace)
+            self._prices[key] = PassPrice(self.profile, kernel, groups)
         return self._prices[key]
 
     def before_pass(self, place: Place, group: Group) -> BeforePass:
@@ -79,7 +77,7 @@ class CostModel:
     def shift(self, shift: Shift, group: Group) -> float:
         """Seconds to rotate keys in a cache group."""
         cells = group.cells if self.profile.shifts_all and len(shift.cells) else len(shift.cells)
-        return self._pace * self.profile.shift_per_cell_s.value * cells
+        return self.profile.shift_per_cell_s.value * cells
 
     def transfers(self, transfers: Sequence[Transfer]) -> float:
         """Seconds to copy runs of cells between the cache and the host tier."""
@@ -96,7 +94,7 @@ class CostModel:
         if cost is None:
             raise UserError(f"profile {self.profile.name} knows no cost of moving cells: {self._still}")
         each = cost.per_run_s.value * runs + cost.per_cell_s.value * cells
-        return self._pace * (cost.per_pass_s.value + each)
+        return cost.per_pass_s.value + each
 
     def relative(self, kernel: Kernel) -> RelativeCosts | None:
         """What an adaptive trigger weighs, in seconds; None if the profile lacks the kernel or the cost of moves."""

@@ -2,7 +2,7 @@
 
 A pass of ``n`` tokens costs, over the cache groups of a model,
 
-    pace * (matrix(n) + sum over groups of share * (base + attention + per_chunk * chunks + per_run * runs))
+    matrix(n) + sum over groups of share * (base + attention + per_chunk * chunks + per_run * runs)
 
 ``matrix`` is piecewise linear and never falls (a batched matrix product is not linear in its batch). ``attention`` is
 the number of cells that are scanned, times what a cell costs for the tokens that scan it together, again by a piecewise
@@ -46,10 +46,8 @@ class AttentionTerms(NamedTuple):
 class PassPrice:
     """Prices forward passes under one kernel over the cache groups of one policy; all results are in seconds."""
 
-    def __init__(self, profile: Profile, kernel: Kernel, groups: Sequence[Group], pace: float):
-        """``pace``: how long things take now, over how long they took when the profile was measured."""
+    def __init__(self, profile: Profile, kernel: Kernel, groups: Sequence[Group]):
         rates = profile.kernels[kernel]
-        self._pace = pace
         self._groups = tuple(groups)
         self._together = tuple(scans_together(kernel, group) for group in groups)
         slopes = [slope.value for slope in profile.matmul_slopes_s]
@@ -64,7 +62,7 @@ class PassPrice:
         """Tokens of the largest pass that was priced."""
         self.most_cells = 0
         """Cells that one token was scored against, at most, in the passes that were priced."""
-        share = pace * sum(group.share for group in groups)
+        share = sum(group.share for group in groups)
         self.base_s = share * self._base
         """Each pass, whatever is in it, over all groups."""
         self.chunk_s = share * self._chunk
@@ -72,7 +70,7 @@ class PassPrice:
 
     def matrix_s(self, tokens: int) -> float:
         """Matrix work of a pass of ``tokens`` tokens."""
-        return self._pace * self._matrix[tokens]
+        return self._matrix[tokens]
 
     def of_batch(self, batch: MicroBatch) -> float:
         """One micro-batch."""
@@ -128,7 +126,7 @@ class PassPrice:
         fixed = self._fixed.get(members)
         if fixed is None:
             fixed = self._fixed[members] = self._total(members, ((share, 0.0, members, 0),))
-        scan, run = self._pace * share * self._cell[1], self._pace * share * self._run
+        scan, run = share * self._cell[1], share * self._run
 
         def seconds(steps: int) -> float:
             found = steps * fixed + scan * forecast.total_scanned(steps)
@@ -153,7 +151,7 @@ class PassPrice:
                 useful = sum([self._cell[n] * min(seen, scanned) for n, scanned, seen in rows])
             runs, chunks = int(reads.runs.sum()), len(reads.tokens)
             further = runs - chunks if runs_are_holes else 0
-            share = self._pace * group.share
+            share = group.share
             useful_s += share * (useful + self._run * (runs - further))
             holes_s += share * (whole - useful + self._run * further)
         return AttentionTerms(useful_s, holes_s)
@@ -172,7 +170,7 @@ class PassPrice:
                 else:
                     useful = self._cell[1] * sums.useful
                 further = sums.runs - each.tokens if runs_are_holes else 0
-                share = self._pace * group.share
+                share = group.share
                 useful_s += share * (useful + self._run * (sums.runs - further))
                 holes_s += share * (whole - useful + self._run * further)
             found.append(AttentionTerms(useful_s, holes_s))
@@ -198,10 +196,10 @@ class PassPrice:
         seconds: Any = self._matrix[tokens]
         for share, attention, chunks, runs in groups:
             seconds = seconds + share * (self._base + attention + (self._chunk * chunks + self._run * runs))
-        return self._pace * seconds
+        return seconds
 
     def _attention(self, tokens: int, reads: Reads, together: bool) -> float:
-        """Seconds over all cells that are scanned in one pass, for one group of share 1 at pace 1."""
+        """Seconds over all cells that are scanned in one pass, for one group of share 1."""
         if together:
             return float(self._cell[tokens] * reads.span)
         cells = reads.useful if self._skips else reads.scanned

@@ -86,13 +86,13 @@ def profile_of(scenario: Scenario) -> Profile:
     return profile
 
 
-def cost_model(scenario: Scenario, profile: Profile, pace: float = 1.0) -> CostModel:
-    """The cost model of the scenario's machine at a given pace (see ``CostModel``)."""
+def cost_model(scenario: Scenario, profile: Profile) -> CostModel:
+    """The cost model of the scenario's machine."""
     machine = scenario.machine
     if machine.host_gb_s is None:
-        return CostModel(profile, pace=pace)
+        return CostModel(profile)
     link = HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, scenario.cell_bytes)
-    return CostModel(profile, link, pace)
+    return CostModel(profile, link)
 
 
 def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> TimeBreakdown:

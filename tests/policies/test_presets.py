@@ -62,3 +62,16 @@ def test_a_plug_in_cannot_take_the_name_of_an_alias(monkeypatch):
     with pytest.warns(PluginWarning, match="'split-regions' is the name of a built-in policy"):
         available()
     assert list(available()) == [preset.name for preset in PRESETS]
+
+
+def test_vllm_without_its_prefix_cache_finds_no_prefixes():
+    """The scenario's ``prefix_cache`` counts under ``vllm`` as under ``paged``, as ``--no-enable-prefix-caching``."""
+    chats = {"workload": {"kind": "sessions", "sessions": 12}, "server": {"scheduler": "vllm"}}
+    cached, computed = (
+        kvsim.run(kvsim.load_scenario({**chats, "cache": {"prefix_cache": on}}), "vllm", detail="requests").summary[
+            "prefix"
+        ]
+        for on in (True, False)
+    )
+    assert cached["found"] > 0
+    assert computed["found"] == 0

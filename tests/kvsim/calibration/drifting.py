@@ -74,6 +74,18 @@ class PretendedEngine(PassByPass):
         return self._clock.work(self._costs.transfers(transfers))
 
 
+def at_pace(profile, pace):
+    """The profile of a machine that takes ``pace`` times as long for everything."""
+
+    def scaled(value):
+        if isinstance(value, dict):
+            times = pace if set(value) == {"value", "low", "high"} else None
+            return {key: times * inner if times else scaled(inner) for key, inner in value.items()}
+        return [scaled(inner) for inner in value] if isinstance(value, list) else value
+
+    return type(profile).model_validate(scaled(profile.model_dump(mode="json")))
+
+
 class DriftingSubject:
     """An engine that costs what a profile says, on a machine whose pace drifts."""
 
@@ -81,7 +93,7 @@ class DriftingSubject:
 
     def __init__(self, clock, slowness=1.0):
         self.clock = clock
-        costs = CostModel(TRUTH, pace=slowness)
+        costs = CostModel(at_pace(TRUTH, slowness))
         self.engines = {kernel: PretendedEngine(costs, kernel, clock) for kernel in get_args(Kernel)}
         sliced = self.engines["sliced"]
         decode, prompt = whole_pass(2, 1536, prompt=False), whole_pass(32, 512, prompt=True)

@@ -17,7 +17,7 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
-from tests.kvsim.calibration.drifting import TRUTH, DriftingClock, DriftingSubject
+from tests.kvsim.calibration.drifting import TRUTH, DriftingClock, DriftingSubject, at_pace
 from tests.worlds import GivenTimes
 
 WINDOWS = Windows(0.1, 10.0)
@@ -54,7 +54,7 @@ def test_what_is_fitted_on_a_drifting_machine_predicts_other_traffic(drifting, p
     usual_s = DriftingSubject(DriftingClock()).reference_s
     pace = float(np.mean(np.array(drifting.profile.reference_passes_s) / usual_s))
     found = []
-    for costs in (CostModel(TRUTH, pace=pace), CostModel(drifting.profile)):
+    for costs in (CostModel(at_pace(TRUTH, pace)), CostModel(drifting.profile)):
         built = build_policy(scenario, policy)
         backend = SimulatedBackend(costs, built.kernel, built.groups)
         found.append(drive(scenario, built, backend, Recorder(), None)[0].summary["e2e_s"])

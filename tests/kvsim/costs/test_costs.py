@@ -61,17 +61,6 @@ def test_chunks_that_scan_apart_are_charged_apart(shipped):
     assert CostModel(shipped).pass_price("sliced").of_batch(batch) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_pace_scales_whatever_the_machine_does(shipped):
-    plain, slow = CostModel(shipped), CostModel(shipped, pace=1.25)
-    chunks = (Chunk(0, 0, 9),)
-    batch = MicroBatch(chunks, (Place(np.arange(9), reads_of("gather", chunks, lambda seq: np.arange(9), 9)),))
-    moves, shift = Moves.from_runs([(10, 0, 8)]), Shift(np.arange(3), np.ones(3, dtype=np.int64))
-    assert slow.pass_price("gather").of_batch(batch) == pytest.approx(1.25 * plain.pass_price("gather").of_batch(batch))
-    assert slow.moves(moves) == pytest.approx(1.25 * plain.moves(moves))
-    assert slow.shift(shift, Group(64)) == pytest.approx(1.25 * plain.shift(shift, Group(64)))
-    assert slow.relative("gather") == plain.relative("gather")
-
-
 def test_more_tokens_never_cost_less_even_beyond_the_table(shipped):
     costs = CostModel(shipped)
 
