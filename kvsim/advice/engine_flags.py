@@ -83,6 +83,7 @@ def largest_fit_flags(engine: Engine, settings: PlanSettings) -> Flags:
         return (
             ("--max-model-len", str(settings.ctx)),
             ("--max-num-seqs", str(settings.parallel)),
+            ("--max-num-batched-tokens", str(settings.batch)),
             ("--gpu-memory-utilization", f"{settings.gpu_memory_utilization:g}"),
             *kind,
         )

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.advice.engine_flags import Flags, command_line, flags_dict, largest_fit_flags
-from kvsim.advice.plan import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine, Plan, plan
-from kvsim.advice.question import Question
+from kvsim.advice.plan import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine, Plan, default_batch, plan
+from kvsim.advice.question import Question, remove_earlier
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import format_size
@@ -56,7 +56,8 @@ class MemoryFit:
     memory_bytes: int
     """Weights, cache and buffers with ``longest`` of the longest requests; partly estimated (``kvsim plan``)."""
     flags: Flags
-    """Options of the engine with which that many of the longest requests fit."""
+    """Options of the engine that fit: in llama.cpp slots for that many of the longest requests, in vLLM as many
+    sequences as fit at mean length; no more than there are users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,13 @@ class MemoryAnswer(Question):
             ctx = -(-math.ceil(length) // CONTEXT_UNIT[engine]) * CONTEXT_UNIT[engine]
             try:
                 plans[name] = plan(
-                    self.shape, ctx=ctx, type_k=type_k, type_v=type_v, engine=engine, weights=self.weights
+                    self.shape,
+                    ctx=ctx,
+                    type_k=type_k,
+                    type_v=type_v,
+                    engine=engine,
+                    batch=default_batch(engine, self.memory),
+                    weights=self.weights,
                 )
             except UserError:
                 return []  # The engine has no such cache for this model.
@@ -93,9 +100,12 @@ class MemoryAnswer(Question):
         return [self._fit(engine, plans["longest"], counts)]
 
     def _fit(self, engine: Engine, longest: Plan, counts: dict[str, int]) -> MemoryFit:
-        n = max(counts["longest"], 1)
-        filled = replace(longest, settings=replace(longest.settings, parallel=n))
-        flags = largest_fit_flags(engine, filled.settings) if counts["longest"] else ()
+        filled = replace(longest, settings=replace(longest.settings, parallel=max(counts["longest"], 1)))
+        # llama.cpp gives each slot its share; vLLM's sequences share blocks, so that as many run as hold their own.
+        slots = counts["longest"] if engine == "llamacpp" else counts["mean"]
+        users = self.traffic.users
+        typed = replace(longest.settings, parallel=min(slots, users) if users else slots)
+        flags = largest_fit_flags(engine, typed) if counts["longest"] else ()
         s = longest.settings
         return MemoryFit(engine, s.type_k, s.type_v, **counts, memory_bytes=filled.total(engine), flags=flags)
 
@@ -131,7 +141,12 @@ class MemoryAnswer(Question):
     @property
     def limits(self) -> list[str]:
         """Limits of this answer, one line each."""
-        lines = ["memory is that of kvsim plan: buffers are estimates, the engine itself and its libraries not counted"]
+        lines = [
+            "memory is that of kvsim plan: buffers are estimates; the engine itself and its libraries are not counted, "
+            "so leave a GiB or more free"
+        ]
+        if self.weights is None and not self.shape.stored:
+            lines.append(f"weights are counted in {self.shape.default_type}; --weights q4_K_M counts a quantised file")
         shown = [fit for fit in self.fits if (fit.type_k, fit.type_v) in PERPLEXITY]
         if shown:
             known = {f"{fit.type_k}/{fit.type_v}": PERPLEXITY[fit.type_k, fit.type_v] for fit in shown}
@@ -160,6 +175,7 @@ class MemoryAnswer(Question):
         Raises ``UserError``.
         """
         target = writable(folder)
+        remove_earlier(target)
         written = [target / "recommendation.json", target / "recommendation.csv"]
         try:
             written[0].write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -47,6 +47,8 @@ CONTEXT_UNIT: dict[Engine, int] = {"llamacpp": 256, "vllm": 1}
 _PAD = CONTEXT_UNIT["llamacpp"]
 MOST_CONTEXT = 1 << 30
 """Longest context tried; a model that keeps only windows has no largest context."""
+_LARGE_DEVICE, _LARGE_DEVICE_BATCH = 70 << 30, 8192
+"""Bytes from which ``vllm serve`` takes more tokens in a step, and how many (``EngineArgs.get_batch_defaults``)."""
 _LEAST_MEMORY = 1 << 20
 """Bytes below which the unit was probably forgotten."""
 _MOST_PARALLEL: dict[Engine, int] = {"llamacpp": 256, "vllm": 1 << 16}
@@ -271,6 +273,13 @@ def _unit_note(made: Plan, memory: int | str | None) -> list[str]:
     meant = binary_reading(memory)
     decides = any(made.fits(engine, meant) and not made.fits(engine, memory) for engine in made.engines)
     return [hint + (f", into which this fits: --memory {meant}" if decides else "")]
+
+
+def default_batch(engine: Engine, memory: int | None) -> int:
+    """Tokens in a step that an engine takes by default: ``vllm serve`` takes more on a device of 70 GiB or more."""
+    if engine == "vllm" and memory is not None and memory >= _LARGE_DEVICE:
+        return _LARGE_DEVICE_BATCH
+    return _LLAMACPP.n_batch if engine == "llamacpp" else PRESENT["vLLM"].n_batch
 
 
 def _check_settings(s: PlanSettings, ubatch: int) -> None:

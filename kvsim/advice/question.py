@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvsim.advice.slo import Bound, Slo
@@ -29,6 +30,8 @@ class Question:
     """Whether the user or the scenario named the model; a trace names none, so the profile's is assumed."""
     profile: Profile
     traffic: Traffic
+    command: str
+    """The command that asks the same again."""
 
     @property
     def basis(self) -> str:
@@ -40,6 +43,7 @@ class Question:
         """The keys of the JSON object that say what was asked; sizes in bytes, lengths in tokens."""
         summary = self.traffic.summary
         return {
+            "command": self.command,
             "scenario": self.scenario.name,
             "seed": self.scenario.seed,
             "engine": self.engine,
@@ -70,3 +74,10 @@ def _bound(bound: Bound) -> dict[str, Any]:
         "text": bound.text or None,
         "asked": bool(bound.text),
     }
+
+
+def remove_earlier(folder: Path) -> None:
+    """Remove what an earlier recommendation left in its folder, so that nothing there is of another answer."""
+    if (folder / "recommendation.json").is_file():
+        for file in (folder / "candidates.csv", folder / "recommendation.png", *folder.glob("best-[0-9]*.toml")):
+            file.unlink(missing_ok=True)

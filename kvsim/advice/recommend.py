@@ -15,6 +15,7 @@ seconds, and all settings see the same requests.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -23,9 +24,10 @@ from typing import Any, NamedTuple
 
 from kvsim.advice.candidates import Candidate, SearchSpace, TargetEngine, build_search_space, known_engine
 from kvsim.advice.memory_answer import MemoryAnswer
+from kvsim.advice.plan import plan
 from kvsim.advice.recommendation import Finalist, Recommendation, RuledOut, rank
 from kvsim.advice.slo import Slo, read_slo
-from kvsim.advice.trials import MOST_DOUBLINGS, FindLargestLoad, RunTrials, TrialOutcome, TrialRun
+from kvsim.advice.trials import MOST_DOUBLINGS, FindLargestLoad, RunTrials, TrialOutcome, TrialRun, most_doublings
 from kvsim.costs.profile import load_profile
 from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
@@ -124,15 +126,16 @@ def recommend(
     _check_arguments(source, trace, load, requests, workers)
     service_level = read_slo(slo)
     memory_bytes = parse_size(memory) if isinstance(memory, str) else memory
-    if memory_bytes is not None and memory_bytes < 1:
-        raise UserError(f"--memory is {memory_bytes}; at least one byte is expected")
     if trace is not None:
         source = trace_scenario(trace, columns=columns, time=time)
     base = _base_scenario(source, profile, seed)
     measured = load_profile(base.machine.profile, base.folder)
+    if weights is not None and model is None:
+        raise UserError("--weights: name the model whose weights these are (--model)")
     named = model or (base.model.name if trace is None else None)
     served = named or measured.model
     shape = memory_shape(served)
+    plan(shape, weights=weights, memory=memory)  # Raises ``UserError`` for what it does not know.
     traffic = read_traffic(base, budget.replications, requests, load)
     asked: dict[str, Any] = {
         "slo": service_level,
@@ -144,6 +147,7 @@ def recommend(
         "profile": measured,
         "scenario": traffic.scenario,
         "traffic": traffic,
+        "command": _command(source, trace, slo, engine, load, seed, requests, memory, model, weights, profile),
     }
     if no_times := measured.why_no_times(served, measured.type_k, measured.type_v):
         return MemoryAnswer(**asked, shape=shape, weights=weights, no_times=no_times)
@@ -161,6 +165,16 @@ def recommend(
         tried=len(search.tried),
         runs=search.runs,
         interrupted=search.interrupted,
+    )
+
+
+def _command(source: object, trace: object, slo: str, engine: str, load: float, *given: object) -> str:
+    """The command line of these arguments; a scenario that was given as an object is called by its name."""
+    what = ("--trace", trace) if trace is not None else ("--scenario", getattr(source, "name", source))
+    names = ("--seed", "--requests", "--memory", "--model", "--weights", "--profile")
+    pairs = [what, ("--slo", slo), ("--engine", engine), ("--load", f"{load:g}"), *zip(names, given, strict=True)]
+    return shlex.join(
+        ["kvsim", "recommend", *(str(x) for name, value in pairs if value is not None for x in (name, value))]
     )
 
 
@@ -281,7 +295,7 @@ class _Search:
                 )
                 if met:
                     passing.append(c)
-            last = MOST_DOUBLINGS if top is None else top
+            last = most_doublings(self.traffic) if top is None else top
             if level >= last or not self.traffic.scalable or (top is None and len(passing) <= self.budget.kept):
                 break
             level, climbing = level + 1, passing
@@ -373,13 +387,15 @@ class _Search:
                 self.slo,
                 tuple(outcomes[c.number, r] for r in finished) or (self._ladders[c.number].at_load_asked,),
                 tuple(loads[c.number, r] for r in searched) or self._loads_so_far(c),
+                2.0 ** most_doublings(self.traffic),
             )
             for c in few
         ]
 
     def _loads_so_far(self, candidate: Candidate) -> tuple[float, ...]:
-        """The largest load of the first stage; empty without a load to change."""
-        return (self._load_so_far(candidate),) if self.traffic.scalable else ()
+        """The largest load of the first stage; empty if there was none, or without a load to change."""
+        load = self._load_so_far(candidate)
+        return (load,) if self.traffic.scalable and load else ()
 
     def _load_so_far(self, candidate: Candidate) -> float:
         """The largest load that met the service level in the first stage; 0 if none did."""

@@ -15,9 +15,9 @@ import numpy as np
 
 from kvsim.advice.candidates import REASONS, Candidate, SearchSpace
 from kvsim.advice.engine_flags import command_line, flags_dict
-from kvsim.advice.question import Question
+from kvsim.advice.question import Question, remove_earlier
 from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
-from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome
+from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome, most_doublings
 from kvsim.errors import UserError
 from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
 from kvsim.experiments.interval_text import with_ends
@@ -36,7 +36,8 @@ they do not, or arrivals outpace service in a replication."""
 _VERDICTS: tuple[Verdict, ...] = ("surely", "likely", "not")
 _NEAR = 0.95
 """Loads of at least this share of the largest count as equal to it."""
-_LARGEST_LOAD = 2.0**MOST_DOUBLINGS
+_LOWEST_LOAD = 2.0**-MOST_DOUBLINGS
+"""The smallest multiple of the load that is tried."""
 
 RULE = (
     "ranked by whether the service level is met at this load (surely: the upper ends of all intervals are within the "
@@ -67,6 +68,9 @@ class Finalist:
     loads: tuple[float, ...]
     """The largest load that meets the service level, as a multiple of the load asked about, one per replication; 0 if
     no load tried met it. Empty if the workload has no load to change."""
+
+    largest_load: float = 2.0**MOST_DOUBLINGS
+    """The largest load that was tried, as a multiple of the load asked about."""
 
     @cached_property
     def measures(self) -> dict[str, Interval]:
@@ -113,7 +117,7 @@ class Finalist:
     @property
     def at_least(self) -> bool:
         """Whether even larger loads might meet the service level, since the largest one tried did."""
-        return any(load >= _LARGEST_LOAD for load in self.loads)
+        return any(load >= self.largest_load for load in self.loads)
 
     @property
     def score(self) -> float:
@@ -303,6 +307,11 @@ class Recommendation(Question):
         if self.interrupted and self.best:
             lines.append(f"interrupted {self.interrupted}: the figures come from {len(self.best[0].outcomes)} of them")
         lines += self.traffic.remarks
+        if self.traffic.largest_factor < 1 / _LOWEST_LOAD:
+            lines.append(
+                f"loads above {2.0 ** most_doublings(self.traffic):g} × were not tried: these requests cannot make a "
+                "load that is much higher, since think times stay as they are"
+            )
         if not self.traffic.scalable:
             lines.append("all requests arrive at once, so there is no load to change")
         return lines + self._warnings
@@ -356,6 +365,7 @@ class Recommendation(Question):
         ``recommendation.png``, and a scenario for each finalist, ``best-1.toml`` and so on. Raises ``UserError``.
         """
         target = writable(folder)
+        remove_earlier(target)
         names = ["recommendation.json", "recommendation.csv", "candidates.csv", "recommendation.png"]
         written = [target / name for name in names]
         try:
@@ -398,21 +408,26 @@ class Recommendation(Question):
 
     def _sustained_load(self, f: Finalist) -> str:
         if not f.loads:
-            return "there is no load to change"
+            return self._no_load
         if f.sustained is None:
             return "in some replications it meets the service level at no load that was tried"
         if f.at_least:
             return (
-                f"sustains at least {f.sustained.value:.3g} × this load, the largest tried being {_LARGEST_LOAD:.0f} ×"
+                f"sustains at least {f.sustained.value:.3g} × this load, the largest tried being {f.largest_load:.0f} ×"
             )
         return f"sustains {spoken_load(f.sustained)} this load"
 
     def _reduced_load(self, f: Finalist) -> str:
         if not f.loads:
-            return "there is no load to change"
+            return self._no_load
         if f.sustained is None:
-            return f"not even 1/{_LARGEST_LOAD:.0f} of this load meets it in all replications"
+            every = "" if max(f.loads) == 0 else "in some replications "
+            return f"{every}not even 1/{1 / _LOWEST_LOAD:.0f} of this load meets it"
         return f"{spoken_load(f.sustained)} this load would meet it"
+
+    @property
+    def _no_load(self) -> str:
+        return "no other load was searched" if self.traffic.scalable else "there is no load to change"
 
     def _why_nothing(self) -> str:
         why = next(iter(self.ruled_out.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,6 +24,11 @@ MOST_DOUBLINGS = 6
 
 _FEWEST_REQUESTS = 40
 """Runs of fewer requests do not show whether arrivals outpace service, as in ``latency_stats``."""
+
+
+def most_doublings(traffic: Traffic) -> int:
+    """Number of times that the load is doubled at most: fewer where the requests cannot make a higher load."""
+    return min(MOST_DOUBLINGS, int(math.log2(min(traffic.largest_factor, 2.0**MOST_DOUBLINGS))))
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,10 @@ class FindLargestLoad:
 
         if met(0.0):
             low = 0.0
-            while low < MOST_DOUBLINGS and met(low + 1):
+            most = most_doublings(self.traffic)
+            while low < most and met(low + 1):
                 low += 1
-            if low == MOST_DOUBLINGS:
+            if low == most:
                 return trial, 2.0**low, runs
         else:
             low = -1.0

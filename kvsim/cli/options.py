@@ -21,7 +21,8 @@ ScenarioName = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="Replace the scenario's seed.")]
 Requests = Annotated[
-    int | None, typer.Option(help="Run at most this many requests (conversations, where the workload has sessions).")
+    int | None,
+    typer.Option(help="Run this many requests (conversations, where the workload has sessions); of a trace, at most."),
 ]
 ProfileName = Annotated[
     str | None,

@@ -265,8 +265,9 @@ def how_to_get_times(model: str, profile: Profile, policy: str = "") -> str:
     """What to do where a profile says nothing about a model, in words and commands."""
     if not is_engine_model(model):
         return (
-            "to get them, measure its GGUF file on the machine that will serve it: kvsim calibrate --engine llamacpp "
-            "--model FILE.gguf, and name that file as the model"
+            "to get those of llama.cpp, measure its GGUF file on the machine that will serve it (kvsim calibrate "
+            "--engine llamacpp --model FILE.gguf --out mine.json) and give --model FILE.gguf --profile mine.json; "
+            "there are none of vLLM on a GPU yet"
         )
     if model in SHAPES and profile.engine != NUMPY:
         return f"name the model in the scenario: model.name = '{profile.model}'"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +96,17 @@ class Traffic:
     """What the replications are, for people."""
     remarks: tuple[str, ...] = ()
     """What was left out of a trace, corrected in it, or is not known of it, one line each."""
+    largest_factor: float = math.inf
+    """Largest multiple of the load that the requests can make; infinite where they arrive independently.
+
+    A higher load of conversations is one in which they begin closer together. Once all of them are open at the same
+    time, it does not rise any further. In a closed loop there are as many users as requests at most.
+    """
+
+    @property
+    def users(self) -> int | None:
+        """Number of users of a closed loop; None if requests arrive by themselves."""
+        return getattr(self.scenario.workload, "users", None)
 
     def part(
         self, scenario: Scenario, replication: int, share: float, factor: float
@@ -146,7 +158,9 @@ def read_traffic(scenario: Scenario, replications: int, requests: int | None, fa
         f"{replications} replications: seeds {first} to {first + replications - 1}; searched with seeds "
         f"{first + replications} to {first + search[-1]}"
     )
-    return Traffic(scenario, requests, (), replications, search, _summarise(streams), scalable, note)
+    largest = min(_largest_factor(stream, stream.users) for stream in streams)
+    summary = _summarise(streams)
+    return Traffic(scenario, requests, (), replications, search, summary, scalable, note, largest_factor=largest)
 
 
 def _with_named_workloads_resolved(scenario: Scenario) -> Scenario:
@@ -198,8 +212,34 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
     scenario = load_scenario(scenario, workload__limit=size)
     search = tuple(range(min(_SEARCH_REPLICATIONS, len(windows))))
     return Traffic(
-        scenario, size, windows, len(windows), search, _summary(lengths, reuse, stream.prefixes), True, note, remarks
+        scenario,
+        size,
+        windows,
+        len(windows),
+        search,
+        _summary(lengths, reuse, stream.prefixes),
+        True,
+        note,
+        remarks,
+        min(_largest_factor(window.requests, None) for window in windows),
     )
+
+
+def _largest_factor(requests: Iterable[Request], users: int | None) -> float:
+    """Largest multiple of the load that the requests can make (see ``Traffic``), at least 1."""
+    starts: dict[int, float] = {}
+    count, thinking_s = 0, 0.0
+    for request in requests:
+        count += 1
+        if request.session is not None:
+            starts.setdefault(request.session, request.arrival_s)
+            thinking_s += request.think_s
+    if users is not None:
+        return max(count / users, 1.0)
+    if not thinking_s:
+        return math.inf
+    # All conversations are open at once where they begin within the mean time that one lasts.
+    return max((max(starts.values()) - min(starts.values())) / (thinking_s / len(starts)), 1.0)
 
 
 def _window(requests: Sequence[Request], prefixes: Prefixes) -> InMemoryRequests:

@@ -36,7 +36,7 @@ def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
         Section("Settings that were ruled out", tables=_ruled_out(folder, saved)),
         Section("Limits of these predictions", [str(line) for line in saved["limits"]]),
         reproduce(
-            f"kvsim recommend --slo '{slo}' ...",
+            str(saved["command"]),
             [(f"Scenario of place {b['place']}", read(folder / b["scenario"])) for b in saved["best"]],
         ),
     ]
@@ -64,7 +64,7 @@ def _memory_page(saved: dict[str, Any]) -> Page:
     sections = [
         Section("Requests held at once", [], [Table("By engine, and types of K and V", heads, rows)]),
         Section("Limits of this answer", [str(line) for line in saved["limits"]]),
-        reproduce(f"kvsim recommend --slo '{slo}' --model {saved['model']} ...", []),
+        reproduce(str(saved["command"]), []),
     ]
     conclusion = [str(saved["no_times"]), str(saved["conclusion"])]
     return Page(f"Memory for {saved['scenario']}", asked, conclusion, sections, footer())

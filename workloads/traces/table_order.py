@@ -121,10 +121,12 @@ class SortedRows:
     @property
     def note(self) -> str:
         """What was done, for people."""
-        together = f"; {self.n_sessions:,} sessions put together" if self.n_sessions else ""
-        return (
-            f"{len(self.arrivals):,} rows were sorted by arrival, {self.out_of_order:,} of them out of order{together}"
-        )
+        done = []
+        if self.out_of_order:
+            done.append(f"sorted by arrival, {self.out_of_order:,} of them out of order")
+        if self.n_sessions:
+            done.append(f"put together in {self.n_sessions:,} sessions")
+        return f"{len(self.arrivals):,} rows were {', and '.join(done)}"
 
     def read(self, rows: Iterable[TableRow]) -> None:
         """Hold these rows. Raises ``WorkloadError`` for too many."""

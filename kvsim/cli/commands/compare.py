@@ -71,6 +71,7 @@ def compare(
             replications=replications,
             max_failed=ranked_up_to,
         )
+    warn(comparison.warnings)
     if as_json:
         print_json(comparison.to_dict())
     else:
@@ -85,4 +86,3 @@ def compare(
         typer.echo(f"\nSaved {', '.join(pictures)} and {others} more files in {written[0].parent}/")
         if any(result.summary["failed"] for result in comparison.results):
             point_to_questions("requests fail")
-    warn(comparison.warnings)

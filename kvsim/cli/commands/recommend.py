@@ -102,6 +102,7 @@ def recommend(
 
 
 def _show_and_save(found: Recommendation | MemoryAnswer, out: Path | None, as_json: bool) -> None:
+    target = out or Path("results") / f"recommend-{found.scenario.name}"
     if as_json:
         print_json(found.to_dict())
     else:
@@ -111,9 +112,8 @@ def _show_and_save(found: Recommendation | MemoryAnswer, out: Path | None, as_js
         if isinstance(found, MemoryAnswer):
             show_memory_answer(console(), found)
         else:
-            show_recommendation(console(), found)
+            show_recommendation(console(), found, target)
     if out is not None or not as_json:
-        target = out or Path("results") / f"recommend-{found.scenario.name}"
         written = found.save(target)
         if not as_json:
             print_saved(written, target)

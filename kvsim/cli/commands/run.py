@@ -58,6 +58,7 @@ def run(
     fast_forward = not (no_fast_forward or no_leap)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
         result = run_scenario(loaded, policy, progress=progress, detail=detail.value, fast_forward=fast_forward)
+    warn(result.warnings)
     if as_json:
         print_json(result.summary)
     else:
@@ -66,7 +67,6 @@ def run(
         show_run(console(), result)
         if words := _questions_about(result.summary):
             point_to_questions(words)
-    warn(result.warnings)
 
 
 def _questions_about(summary: dict[str, Any]) -> str:

@@ -68,6 +68,7 @@ def sweep(
         finished = f"{progress.done:,} of {progress.total:,} runs are kept"
         raise typer.Exit(fail(f"stopped; {finished}; the same command goes on from there", 130)) from None
     written = result.save()
+    warn((*result.warnings, *_failures(result)))
     if as_json:
         print_json(result.to_dict())
     else:
@@ -75,7 +76,6 @@ def sweep(
 
         show_sweep(console(), result)
         print_saved((result.store, *written), written[0].parent)
-    warn((*result.warnings, *_failures(result)))
 
 
 def _failures(result: SweepResult) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
@@ -16,8 +18,11 @@ from kvsim.experiments.interval_text import plus_minus
 from kvsim.model.storage_types import format_size
 
 
-def show_recommendation(console: Console, found: Recommendation) -> None:
-    """Print what the times rest on, the conclusion, the best settings, what to type, and what was ruled out."""
+def show_recommendation(console: Console, found: Recommendation, folder: Path) -> None:
+    """Print what the times rest on, the conclusion, the best settings, what to type, and what was ruled out.
+
+    ``folder``: where the results are saved.
+    """
     show_basis(console, found.basis)
     console.print(f"[bold]{found.conclusion}[/]", highlight=False, soft_wrap=True)
     if found.compared:
@@ -31,7 +36,7 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
         console.print(f"\n[bold]{place}.[/] {c.label}", highlight=False, soft_wrap=True)
         if c.flags:
             console.print(f"   {c.command} {command_line(c.flags)}", highlight=False, soft_wrap=True)
-        console.print(f"   again: kvsim run best-{place}.toml", highlight=False, soft_wrap=True)
+        console.print(f"   again: kvsim run {folder / f'best-{place}.toml'}", highlight=False, soft_wrap=True)
     _show_ruled_out(console, found)
     for line in (*found.notes, *found.limits):
         console.print(f"note: {line}", style="dim", highlight=False, soft_wrap=True)
@@ -49,7 +54,7 @@ def show_memory_answer(console: Console, found: MemoryAnswer) -> None:
         if fit.flags and fit.engine not in shown:
             shown.add(fit.engine)
             typed = f"{COMMANDS[fit.engine]} {command_line(fit.flags)}"
-            console.print(f"{fit.longest:,} of the longest: {typed}", highlight=False, soft_wrap=True)
+            console.print(f"fits at most, with K and V in {fit.type_k}: {typed}", highlight=False, soft_wrap=True)
     for line in found.limits:
         console.print(f"note: {line}", style="dim", highlight=False, soft_wrap=True)
 

@@ -14,7 +14,12 @@ def show_run(console: Console, result: Result) -> None:
     """Print one run: counts, latencies, and how the cache fared."""
     s = result.summary
     show_basis(console, s["basis"])
-    console.print(f"[bold]{s['scenario']}[/] under [bold]{s['policy']}[/], seed {s['seed']}", highlight=False)
+    scenario = result.scenario
+    console.print(
+        f"[bold]{s['scenario']}[/] under [bold]{s['policy']}[/], {scenario.cache.cells:,} cells, "
+        f"{scenario.server.slots} slots, seed {s['seed']}",
+        highlight=False,
+    )
     show_assumed(console, s["assumed"])
     counts = f"{s['completed']:,} of {s['requests']:,} requests completed, {s['failed']:,} failed"
     if s["truncated"]:

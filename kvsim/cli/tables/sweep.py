@@ -40,8 +40,8 @@ def show_sweep(console: Console, result: SweepResult) -> None:
         file = written_names(result.store)["csv"]
         console.print(f"and {len(table) - _MOST_ROWS:,} more rows, see {file}", style="dim")
     console.print(
-        f"{len(result.rows):,} runs, {len(result.failures):,} failed; latencies in milliseconds, ± half of the "
-        f"{result.level:.0%} interval over replications; without the warm-up ({plan.file.warmup})",
+        f"{len(result.rows):,} runs, {len(result.failures):,} of which could not finish; latencies in milliseconds, "
+        f"± half of the {result.level:.0%} interval over replications; without the warm-up ({plan.file.warmup})",
         style="dim",
         highlight=False,
     )
