@@ -110,7 +110,7 @@ def open_trace(path: Path | str, kind: str | None = None, **options: Any) -> Tra
 
 def _path_of(path: Path | str) -> Path:
     if not str(path):
-        raise WorkloadError("an empty path; that of a trace file is expected")
+        raise WorkloadError("an empty path; the path of a trace file is expected")
     return Path(path)
 
 
