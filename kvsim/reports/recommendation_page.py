@@ -37,7 +37,7 @@ def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
         Section("Limits of these predictions", [str(line) for line in saved["limits"]]),
         reproduce(
             f"kvsim recommend --slo '{slo}' ...",
-            [(f"Scenario of place {b['place']}", read(folder / b["scenario"])) for b in saved["best"]],
+            [(f"Scenario for place {b['place']}", read(folder / b["scenario"])) for b in saved["best"]],
         ),
     ]
     conclusion = [str(line) for line in (saved["basis"], saved["conclusion"], saved["compared"]) if line]
