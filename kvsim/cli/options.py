@@ -61,7 +61,7 @@ Columns = Annotated[
 ]
 TimeUnit = Annotated[
     str | None,
-    typer.Option("--time", help="Form of its arrivals: s, ms, us, ns or datetime; detected by default."),
+    typer.Option("--time", help="The unit of its arrivals: s, ms, us or ns, or datetime; detected by default."),
 ]
 Out = Annotated[Path, typer.Option(help="The folder for pictures and tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

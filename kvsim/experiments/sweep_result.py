@@ -340,13 +340,13 @@ class SweepResult:
             why = _reasons([left_out.get(number, {}) for number in rows["number"]])
             winner = bool((best[best["rivals"] > 0]["best"] == policy).any())
             name = self._labelled(str(policy), str(alike), known=winner)
-            parts.append(f"at {len(rows)} {name} has no competitor{f' ({why})' if why else ''}")
+            parts.append(f"at {counted(len(rows), 'point')} {name} has no competitor{f' ({why})' if why else ''}")
         ranked = set(best["number"])
         compared = ranked - set(single["number"])
         if none := [reasons for number, reasons in left_out.items() if number not in ranked]:
-            parts.append(f"at {len(none)} every policy is left out ({_reasons(none)})")
+            parts.append(f"at {counted(len(none), 'point')} every policy is left out ({_reasons(none)})")
         if some := [reasons for number, reasons in left_out.items() if number in compared]:
-            parts.append(f"at {len(some)} some policies are left out ({_reasons(some)})")
+            parts.append(f"at {counted(len(some), 'point')} some policies are left out ({_reasons(some)})")
         everywhere = {(number, policy): why for number, each in left_out.items() for policy, why in each.items()}
         limit, included = limit_that_includes(everywhere)
         if included:

@@ -339,7 +339,7 @@ def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
         "2 1,024 28.6% 28.6% 100%",
         "4 2,048 42.9% 42.9% 100%",
     ]
-    assert "3 requests ask for 7 blocks of 512 tokens, 4 of them different; infinite cache 42.9%" in lines
+    assert "3 requests ask for 7 blocks of 512 tokens, 4 of them distinct; infinite cache 42.9%" in lines
     assert lines[-1] == "Saved prefix-cache.csv and prefix-cache.png in results/some/"
     table = pd.read_csv(tmp_path / "results" / "some" / "prefix-cache.csv")
     assert table["hits"].tolist() == [2, 3, 2, 3]

@@ -50,7 +50,7 @@ def tight(tmp_path_factory):
 
 def test_a_policy_without_competitors_has_not_won(tight):
     conclusion = tight.conclusion()
-    assert "at 1 ring has no competitor (contiguous, paged failed 66.7 to 91.7 % of the requests)" in conclusion
+    assert "at 1 point ring has no competitor (contiguous, paged failed 66.7 to 91.7 % of the requests)" in conclusion
     assert "ring (which drops tokens) at 1" in conclusion
     best = tight.best()
     sizes = ("contiguous failed 40 of 60 requests (66.7 %)", "paged failed 55 of 60 requests (91.7 %)")
