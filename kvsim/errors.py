@@ -35,6 +35,11 @@ def choices(given: str, known: Iterable[str]) -> str:
     return f"{f'{hint} {there.capitalize()}' if hint else there} {', '.join(names)}"
 
 
+def counted(n: int, noun: str) -> str:
+    """A number of things, such as ``1 request`` or ``2,048 cells``."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def did_you_mean(given: str, known: Iterable[str], rest: str = "") -> str:
     """Ask whether a similar name was meant: "did you mean 'paged'?"; empty if none is similar.
 

@@ -161,7 +161,7 @@ def _installed(search: Callable[..., Iterable[EntryPoint]]) -> tuple[dict[str, P
 def _fault_of(name: Any, factory: Any) -> str | None:
     """Why a plug-in cannot be available under a name; None if it can."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return f"{name!r:.60} is no name; letters, digits and any of . _ + = @ - are accepted"
+        return f"{name!r:.60} is not a valid name; letters, digits and any of . _ + = @ - are accepted"
     if name in _BUILT_IN or name in ALIASES:
         return f"{name!r} is the name of a built-in policy"
     if not callable(factory):
@@ -208,7 +208,7 @@ def _build(make: Callable[[str, CacheConfig], Policy], origin: Origin, name: str
         raise PluginError(_fault(e, [origin]) or f"{_place_of(make, origin)}: {_in_a_line(e)}") from e
     if not isinstance(policy, Policy):
         kind = type(policy).__name__
-        raise PluginError(f"{_place_of(make, origin)}: {name} gives a {kind}; a policies.api.Policy is expected")
+        raise PluginError(f"{_place_of(make, origin)}: {name} gives {kind!r}; a policies.api.Policy is expected")
     place = _place_of(type(policy), origin)
     if missing := [key for key in ("capacity", "groups", "kernel") if not hasattr(policy, key)]:
         raise PluginError(f"{place}: {type(policy).__name__} does not set {', '.join(missing)}")

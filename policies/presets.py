@@ -260,7 +260,7 @@ PRESETS = (
     Preset(
         "ring",
         "a window of cells for each sequence, the oldest overwritten, the first tokens kept",
-        "one region of `window` cells for each sequence, written round and round behind its `sinks`",
+        "one region of `window` cells for each sequence, overwritten cyclically behind its `sinks`",
         _NONE,
         _NEVER,
         "sliced",
@@ -276,7 +276,7 @@ PRESETS = (
         "adaptive: predicted saving over a learned horizon against predicted cost; and on failed allocation",
         "masked",
         ("pad",),
-        "ours; the rule stands in policies/compaction/triggers.py",
+        "ours; the rule is in policies/compaction/triggers.py",
         _adaptive,
     ),
     Preset(
@@ -306,7 +306,7 @@ PRESETS = (
     Preset(
         "streams",
         "an equal share of the cells for each slot, scattered within it",
-        "as llama.cpp-b6975 without a unified cache",
+        "like llama.cpp-b6975 without a unified cache",
         _NONE,
         _NEVER,
         "tiled",
@@ -357,13 +357,13 @@ PRESETS = (
         _NEVER,
         "gather",
         ("block_size", "prefix_cache", "watermark"),
-        "vLLM 0.33.0, vllm/v1/core; recorded runs agree block for block",
+        "vLLM 0.33.0, vllm/v1/core; recorded runs agree block by block",
         _vllm,
         engine="vLLM 0.33.0",
     ),
     Preset(
         "paged-window",
-        "paged, for models all of whose layers look back `window` tokens only",
+        "paged, for models whose layers all look back `window` tokens only",
         "blocks from a free queue; blocks that the window has left are given up at once",
         _NONE,
         _NEVER,
@@ -418,7 +418,7 @@ PRESETS = (
     ),
     Preset(
         "oracle",
-        "knows every length ahead; never moves, never wastes: the bound for the others",
+        "knows every length in advance; never moves, never wastes: the bound for the others",
         "one region of just the sequence's final length, best fit",
         _NONE,
         _NEVER,

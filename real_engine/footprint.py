@@ -221,7 +221,7 @@ def measure(setup: SetUp) -> Footprint:
         "real_engine.footprint",
         asdict(setup),
         f"model {setup.model}: the process that was to be measured failed",
-        killed=", as Linux does where memory runs out",
+        killed=", as Linux does when memory runs out",
         environment=one | huge,
     )
     return Footprint(

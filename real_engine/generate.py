@@ -195,7 +195,7 @@ def generate(
         accepted = " or ".join(PRE_TOKENIZERS)
         raise UserError(
             f"model {model.name}: no supported vocabulary; a GGUF file with tokenizer.ggml.model gpt2 and "
-            f"tokenizer.ggml.pre {accepted} is needed, as smollm2"
+            f"tokenizer.ggml.pre {accepted} is needed, such as smollm2"
         )
     if n < 1:
         raise UserError(f"{n} tokens; at least 1 is expected")
@@ -204,7 +204,7 @@ def generate(
         raise UserError(f"temperature {temperature:g}; 0, or from {low:g} to {high:g} is accepted")
     tokens = tokenizer.encode_chat([Message("user", prompt)]) if chat else tokenizer.encode(prompt)
     if not tokens:
-        raise UserError("the prompt is empty; a text is expected")
+        raise UserError("the prompt is empty; text is expected")
     total = len(tokens) + n - 1
     if cells is None:
         cells = -(-_ROOM * total // 256) * 256
@@ -212,12 +212,12 @@ def generate(
         raise UserError(f"{cells} cells; from {_CELLS[0]} to {_CELLS[1]} are accepted")
     built = _build(policy, cells, total, model.transformer.shape.n_layers)
     if model.context is not None and total > model.context and not built.unbounded:
-        asked = f"a prompt of {len(tokens)} and {n} more exceed them"
+        asked = f"a prompt of {len(tokens)} and {n} more exceed that"
         raise UserError(f"model {model.name} was trained on {model.context} tokens; {asked}")
     plan = SequencePlan(len(tokens), total, total)
     refusal = built.refusal(plan)
     if refusal is None and not built.admits(plan):
-        refusal = f"{total} tokens have no room in {built.capacity} cells"
+        refusal = f"{total} tokens do not fit into {built.capacity} cells"
     if refusal is not None:
         raise UserError(f"{built.name}: {refusal}")
     try:

@@ -189,7 +189,9 @@ class _File:
             self._place(name)
         for name in held:
             if name not in planned:
-                raise UserError(f"{path}: tensor {name!r:.60} is not of a plain Llama; only those are accepted")
+                raise UserError(
+                    f"{path}: tensor {name!r:.60} is not part of a plain Llama model; only such models are accepted"
+                )
 
     def vector(self, name: str) -> FloatArray:
         """A one-dimensional tensor, shape (n,)."""
@@ -214,7 +216,7 @@ class _File:
         numbers, size = GGML_QUANT_SIZES[tensor_type]
         if info.dims[0] % numbers:
             raise UserError(
-                f"{path}: tensor {name} has rows of {info.dims[0]}, no multiple of {tensor_type.name}'s {numbers}"
+                f"{path}: tensor {name} has rows of {info.dims[0]}, not a multiple of {tensor_type.name}'s {numbers}"
             )
         rows, width = math.prod(info.dims[1:]), info.dims[0] // numbers * size
         end = info.offset + rows * width

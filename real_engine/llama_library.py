@@ -168,7 +168,7 @@ def _load(folder: Path | None) -> tuple[Any, str]:
     """The low-level module and the package's version."""
     if folder is not None and not (folder / "llama_cpp").is_dir():
         fill = pip_install(f"--target {quoted(str(folder))} llama-cpp-python")
-        raise UserError(f"{folder}: no llama_cpp in there; fill it with: {fill}")
+        raise UserError(f"{folder}: no llama_cpp in it; install it there with: {fill}")
     wanted, loaded = folder and folder.resolve(), sys.modules.get("llama_cpp")
     if loaded is not None:
         home = Path(str(loaded.__file__)).parent.parent

@@ -37,7 +37,7 @@ def load_model(name: str, seed: int = 0, weights: str = "f32") -> LoadedModel:
     path = gguf_path(name)
     if path is None:
         if weights == "mapped":
-            raise UserError(f"{name}: its weights are drawn, not read from a file that could be mapped")
+            raise UserError(f"{name}: its weights are random, not read from a file that could be mapped")
         return LoadedModel(Transformer.random(SHAPES[name], seed, weights), None, name)
     # Imported here: both packages are slow to import, and random models need neither.
     from kvsim.model.gguf_file import read_header

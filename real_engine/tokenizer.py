@@ -56,7 +56,7 @@ class Tokenizer:
             raise ValueError(f"{len(tokens)} tokens, {len(types)} types of them")
         pairs = [tuple(merge.split(" ")) for merge in merges]
         if any(len(pair) != 2 or not ids.keys() >= {*pair, "".join(pair)} for pair in pairs):
-            raise ValueError("a merge is not of two tokens to a third")
+            raise ValueError("a merge does not join two tokens into a third")
         self.ends = frozenset(ends) | {ids[name] for name in (_END, "<|endoftext|>") if name in ids}
         """Ids that end an answer."""
         self._ids, self._begin, self._template = ids, begin, template
@@ -116,7 +116,7 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as e:
-            raise UserError(f"the text has a character that is none ({text[e.start]!r}); Unicode is expected") from None
+            raise UserError(f"the text has an invalid character ({text[e.start]!r}); Unicode is expected") from None
         return list(self._encoder.encode(text, add_special_tokens=False).ids)
 
 
@@ -159,7 +159,7 @@ def read_tokenizer(header: GgufHeader, vocabulary: int) -> Tokenizer | None:
 
     tokens = items("tokens", str)
     if len(tokens) != vocabulary:
-        raise UserError(f"{header.path}: {len(tokens)} tokens and {vocabulary} embeddings; as many are expected")
+        raise UserError(f"{header.path}: {len(tokens)} tokens and {vocabulary} embeddings; equal numbers are expected")
     types = items("token_type", int) if "tokenizer.ggml.token_type" in fields else [_NORMAL] * vocabulary
     ends = {token("eos_token_id"), token("eot_token_id")} - {None}
     begin = token("bos_token_id") if fields.get("tokenizer.ggml.add_bos_token") is True else None

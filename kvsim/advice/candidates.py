@@ -248,7 +248,7 @@ def _policies_left_out(searched: set[str], engine: str, window: int | None, mode
         if name in searched or covered.get(name) in searched:
             continue
         if preset.origin is not None:
-            left_out[name] = ("engine", "a plug-in, whose settings are not known here")
+            left_out[name] = ("engine", "a plug-in: its settings are not known here")
         elif name in _NOT_AN_OPTION:
             left_out[name] = ("forgets", preset.summary)
         elif name == "sliding-window" and window is None:

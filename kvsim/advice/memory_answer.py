@@ -117,7 +117,7 @@ class MemoryAnswer(Question):
     def conclusion(self) -> str:
         """What memory says of the model and the traffic, in a sentence or two."""
         unknown = f"Whether {self.slo.text} can be met is unknown."
-        longest = f"of the longest requests ({self.traffic.summary.longest:,} tokens) at once"
+        longest = f"the longest requests ({self.traffic.summary.longest:,} tokens)"
         widest: dict[Engine, MemoryFit] = {}
         for fit in self.fits:
             widest.setdefault(fit.engine, fit)
@@ -126,10 +126,11 @@ class MemoryAnswer(Question):
         if self.memory is None:
             first = [fit for fit in self.fits if fit.engine == self.fits[0].engine]
             needs = ", ".join(f"{format_size(fit.memory_bytes)} for {fit.longest}" for fit in first)
-            return f"{unknown} {ENGINE_TITLES[first[0].engine]} needs {needs} {longest}."
+            return f"{unknown} {ENGINE_TITLES[first[0].engine]} needs {needs} of {longest} at once."
         held = [f"{fit.longest:,} under {ENGINE_TITLES[engine]}" for engine, fit in widest.items()]
         kind = next(iter(widest.values())).type_k
-        return f"{unknown} {format_size(self.memory)} holds {' and '.join(held)} {longest}, with K and V in {kind}."
+        of = f"Of {longest}, {format_size(self.memory)} holds"
+        return f"{unknown} {of} {' and '.join(held)} at once, with K and V in {kind}."
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -151,9 +152,9 @@ class MemoryAnswer(Question):
         if shown:
             known = {f"{fit.type_k}/{fit.type_v}": PERPLEXITY[fit.type_k, fit.type_v] for fit in shown}
             figures = ", ".join(f"{types} {value:.4f}" for types, value in known.items())
-            lines.append(f"narrower K and V cost accuracy: perplexity over that of f32, on smollm2: {figures}")
+            lines.append(f"narrower K and V cost accuracy: perplexity over f32's, on smollm2: {figures}")
         if self.memory is None:
-            lines.append("no memory was given; --memory 16GB tells how many requests fit")
+            lines.append("no memory was given; with --memory 16GB, this also says how many requests fit")
         return [*lines, *self.traffic.remarks]
 
     def to_dict(self) -> dict[str, Any]:

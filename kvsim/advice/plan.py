@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvsim.errors import UserError, no_such
+from kvsim.errors import UserError, counted, no_such
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import AttentionGroup, MemoryShape, memory_shape
 from kvsim.model.storage_types import (
@@ -126,7 +126,7 @@ class Plan:
                 "batch": (s.batch, s.ubatch) == (version.n_batch, version.n_ubatch),
             }
         words = [version.defaults[setting] for setting, holds in at_default.items() if holds]
-        return f"as by default in {version}: {', '.join(words)}" if words else ""
+        return f"defaults of {version}: {', '.join(words)}" if words else ""
 
     def total(self, engine: Engine) -> int:
         """Return the total bytes of an engine's parts."""
@@ -252,7 +252,7 @@ def plan(
     _check_settings(settings, ubatch)
     available = None if memory is None else _bytes(memory)
     if available is not None and available < _LEAST_MEMORY:
-        raise UserError(f"--memory is {available} bytes; at least 1 MiB is expected; units are 8GB, 8GiB, 512MiB")
+        raise UserError(f"--memory is {available} bytes; at least 1 MiB is expected, such as 8GB, 8GiB or 512MiB")
     shape = memory_shape(model) if isinstance(model, str) else model
     _check_weights(shape, settings.weights)
     reasons = {name: _WHY_NOT[name](shape, settings) for name in PLAN_ENGINES}
@@ -519,7 +519,7 @@ def _notes(shape: MemoryShape, s: PlanSettings, engines: tuple[Engine, ...]) -> 
         groups = _VllmGroups.of(shape, s)
         size = max(1, groups.block_bytes // _page_bytes(shape.groups[0], s))
         padding = sum(groups.tables) * size - sum(group.layers for group in shape.groups)
-        padded = f", {padding} of them padding" if padding else ""
+        padded = f", with {counted(padding, 'layer')} of padding" if padding else ""
         notes.append(
             f"vLLM's hybrid KV cache manager divides the layers into {sum(groups.tables)} groups of {size}{padded}; "
             "each has its own block table, and all take blocks from one pool"

@@ -59,7 +59,7 @@ def find_questions(words: Sequence[str]) -> tuple[Question, ...]:
     if len(words) == 1 and words[0].isdecimal():
         found = tuple(question for question in known if question.number == int(words[0]))
         if not found:
-            raise UserError(f"no question {words[0]}; there are 1 to {len(known)}")
+            raise UserError(f"no question {words[0]}; 1 to {len(known)} are accepted")
         return found
     asked = [word.casefold() for word in words]
     for of in (lambda q: q.title, lambda q: f"{q.title}\n{q.text}"):

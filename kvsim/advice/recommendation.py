@@ -18,7 +18,7 @@ from kvsim.advice.engine_flags import command_line, flags_dict
 from kvsim.advice.question import Question, remove_earlier
 from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
 from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome, most_doublings
-from kvsim.errors import UserError
+from kvsim.errors import UserError, counted
 from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
 from kvsim.experiments.interval_text import with_ends
 from kvsim.experiments.shared_warnings import share_warnings
@@ -41,8 +41,8 @@ _LOWEST_LOAD = 2.0**-MOST_DOUBLINGS
 
 RULE = (
     "ranked by whether the service level is met at this load (surely: the upper ends of all intervals are within the "
-    "bounds; likely: the means are; not), then by the largest load sustained (up to 5 % less counts as equal), then by "
-    "less memory, then by order of search"
+    "bounds; likely: the means are; not: some mean is not), then by the largest load sustained (up to 5 % less counts "
+    "as equal), then by memory, the least first, then by order of search"
 )
 
 
@@ -249,7 +249,9 @@ class Recommendation(Question):
     def _provisional(self) -> str:
         if not self.interrupted:
             return ""
-        return f"Interrupted {self.interrupted}, after {self.runs:,} runs; what is known so far, which may change: "
+        return (
+            f"Interrupted {self.interrupted}, after {counted(self.runs, 'run')}. What is known so far, and may change: "
+        )
 
     @property
     def _conclusion(self) -> str:
@@ -270,7 +272,7 @@ class Recommendation(Question):
                 limit += f", at {factor:.2f} × its limit"
             if factor <= 1:
                 limit = "that arrivals outpace service"
-            nearest = f"The nearest is {command}: predicted {figures}"
+            nearest = f"The nearest setting is {command}: predicted {figures}"
             return f"Nothing meets {self.slo.text}. {nearest}; the limit is {limit}; {self._reduced_load(first)}."
         certainty = "" if first.verdict == "surely" else ", though this is not certain"
         return f"Run {command}: predicted {figures}{certainty}; {self._sustained_load(first)}."
@@ -301,11 +303,12 @@ class Recommendation(Question):
             lines.append("no memory was given, so no setting was ruled out by it")
         size = f"{self.traffic.requests:,} {self.scenario.workload.count_key.replace('limit', 'requests')}"
         lines.append(
-            f"{self.traffic.note}; intervals are 95 % over these; runs of {size} start with an empty server, so a "
-            "queue that builds up more slowly goes unnoticed"
+            f"{self.traffic.note}; 95 % intervals are over the replications; runs of {size} start with an empty "
+            "server, so a queue that builds up only in longer runs goes unnoticed"
         )
         if self.interrupted and self.best:
-            lines.append(f"interrupted {self.interrupted}: the figures come from {len(self.best[0].outcomes)} of them")
+            came = counted(len(self.best[0].outcomes), "replication")
+            lines.append(f"interrupted {self.interrupted}: the figures come from {came}")
         lines += self.traffic.remarks
         if self.traffic.largest_factor < 1 / _LOWEST_LOAD:
             lines.append(

@@ -278,7 +278,7 @@ FAILURES: dict[FailureKind, tuple[Remedy, ...]] = {
             (_llama("--parallel N"), _vllm("--max-num-seqs N")),
         ),
         Remedy(
-            "let all slots share one cache, so that a long request can have what short ones leave",
+            "let all slots share one cache, so that a long request can use what short ones leave free",
             "cache.unified = true",
             (_llama("--kv-unified", since=KV_UNIFIED_SINCE),),
             parameter="unified",

@@ -21,8 +21,8 @@ _BOUND = re.compile(r"\s*([A-Za-z]\w*)\s*(<=|<)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)
 _MOST_BOUNDS = 30
 
 ACCEPTED = (
-    "accepted are bounds such as ttft_p95<1s, tpot_p95<80ms, e2e_p99<=30s, failed<1% or truncated<1%, with commas "
-    "between them"
+    "bounds such as ttft_p95<1s, tpot_p95<80ms, e2e_p99<=30s, failed<1% or truncated<1% are accepted, separated by "
+    "commas"
 )
 """The end of messages about unreadable bounds."""
 
@@ -94,7 +94,9 @@ def read_slo(text: str, where: str = "--slo") -> Slo:
     bounds = [_read(part, where) for part in parts]
     for at, bound in enumerate(bounds):
         if bound.measure in {other.measure for other in bounds[:at]}:
-            raise UserError(f"{where}: {bound.text}: {bound.measure} is bounded twice; once is accepted")
+            raise UserError(
+                f"{where}: {bound.text}: {bound.measure} is bounded twice; one bound for each measure is accepted"
+            )
     known = {bound.measure for bound in bounds}
     implied = [Bound(measure, 0.0, False, "") for measure in SHARES.values() if measure not in known]
     return Slo((*bounds, *implied), ", ".join(bound.text for bound in bounds))
@@ -114,7 +116,7 @@ def _read(part: str, where: str) -> Bound:
     if name not in LATENCY_MEASURES:
         kinds, ends = " or ".join(LATENCIES), ", ".join(("mean", *STATISTICS))
         raise UserError(
-            f"{label}: no measure {name!r}; accepted are {kinds} followed by _ and one of {ends}, failed, truncated"
+            f"{label}: no measure {name!r}; accepted: {kinds} followed by _ and one of {ends}; failed; truncated"
         )
     if unit not in _SECONDS:
         raise UserError(f"{label}: {name} is a time; a number followed by s or ms is accepted")

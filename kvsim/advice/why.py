@@ -12,7 +12,7 @@ import numpy as np
 
 from kvsim.advice.remedies import FAILURES, REMEDIES, Remedy
 from kvsim.costs.tables import FloatArray
-from kvsim.errors import UserError
+from kvsim.errors import UserError, counted
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import failure_lines
@@ -370,7 +370,7 @@ def _diagnose_measured(name: str, runs: Mapping[str, pd.DataFrame], policy: str 
     """Diagnose measured latencies, averaged over the repeats of each request."""
     chosen = next(iter(runs)) if policy is None else policy
     if chosen not in runs:
-        raise UserError(f"{name}: policy {chosen!r} was not measured; there are {', '.join(runs)}")
+        raise UserError(f"{name}: policy {chosen!r} was not measured; accepted: {', '.join(runs)}")
     rows = runs[chosen].groupby("id", as_index=False)[["arrival_s", "e2e_s", *_COLUMNS]].mean()
     return _diagnosis(name, name, chosen, rows, None)
 
@@ -388,7 +388,7 @@ def _diagnosis(
     requests = causes.sort_values(["arrival_s", "id"], ignore_index=True)
     if len(requests) < FEWEST_REQUESTS:
         because = f"; {_failed(failed, len(requests), failures)}" if failed else ""
-        few = f"{len(requests)} requests were completed under {policy}; at least {FEWEST_REQUESTS} are needed"
+        few = f"{counted(len(requests), 'completed request')} under {policy}; at least {FEWEST_REQUESTS} are needed"
         raise UserError(f"{name}: {few}{because}")
     quarter = len(requests) // 4
     by_latency = requests.sort_values(["e2e_s", "arrival_s", "id"], ignore_index=True)

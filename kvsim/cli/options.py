@@ -48,7 +48,10 @@ NoLeap = Annotated[
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows of a trace, and list them.")]
 MaxFailed = Annotated[
-    str, typer.Option(metavar="SHARE", help="Rank policies that failed at most this share of their requests: 5%.")
+    str,
+    typer.Option(
+        metavar="SHARE", help="Also rank policies that failed at most this share of their requests, such as 5%."
+    ),
 ]
 Columns = Annotated[
     str | None,
@@ -59,7 +62,7 @@ Columns = Annotated[
 ]
 TimeUnit = Annotated[
     str | None,
-    typer.Option("--time", help="Its arrivals: s, ms, us, ns or datetime; by default what they look like."),
+    typer.Option("--time", help="The unit of its arrivals: s, ms, us or ns, or datetime; detected by default."),
 ]
 Out = Annotated[Path, typer.Option(help="The folder for pictures and tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -73,7 +76,7 @@ LibraryFolder = Annotated[
     Path | None,
     typer.Option(
         envvar="KVSIM_LLAMA_CPP",
-        help="llama.cpp: a folder with another llama-cpp-python (pip install --target) than the installed one.",
+        help="llama.cpp: a folder with a llama-cpp-python other than the installed one (pip install --target).",
     ),
 ]
 LlamaThreads = Annotated[int, typer.Option(help="llama.cpp: threads that it computes with.", min=1, max=512)]
@@ -133,8 +136,10 @@ def read_columns(text: str | None) -> dict[str, str] | None:
     for part in text.split(","):
         field, equals, name = (piece.strip() for piece in part.partition("="))
         if not (field and equals and name) or field in columns:
-            what = f"{field} is there twice" if name and field in columns else f"{part!r} is not FIELD=NAME"
-            raise UserError(f"--columns: {what}; expected such as arrival=ts,prompt=in,output=out,session=user")
+            what = f"{field} is given twice" if name and field in columns else f"{part!r} is not FIELD=NAME"
+            raise UserError(
+                f"--columns: {what}; pairs such as arrival=ts,prompt=in,output=out,session=user are expected"
+            )
         columns[field] = name
     return columns
 

@@ -92,7 +92,7 @@ class _Description:
         elif hasattr(value, "__dict__"):
             held = vars(value)
         else:
-            what = f"a callable holds {value!r:.60}, of which it cannot be told whether it changed"
+            what = f"a callable holds {value!r:.60}, and whether that has changed cannot be told"
             raise UserError(f"policies: {what}; put the policy into a file or a package of its own")
         return ["object", self.of(type(value)), self.of(dict(held))]
 

@@ -149,7 +149,7 @@ class Store:
         (application,), (version,) = run("PRAGMA application_id").fetchone(), run("PRAGMA user_version").fetchone()
         (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and application != _APPLICATION:
-            raise UserError(f"{self.path}: an SQLite file, but not that of a sweep; name another with --out")
+            raise UserError(f"{self.path}: an SQLite file, but not one of a sweep; name another with --out")
         if tables and version not in (1, FORMAT):
             raise UserError(
                 f"{self.path}: written by another version of kvsim (tables {version}, known: {FORMAT}); "

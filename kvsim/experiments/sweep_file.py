@@ -410,7 +410,7 @@ def _with_names(
     for word, factory in callables.items():
         name = names[word] = build_policy(base, factory).name
         if name in available() or factories.setdefault(name, factory) is not factory:
-            raise UserError(f"{label}: policies: a callable names its policy {name!r}, as another one is named already")
+            raise UserError(f"{label}: policies: a callable names its policy {name!r}, the name of another policy")
     if callables and isinstance(file.policies, list):
         file = file.model_copy(update={"policies": [names.get(policy, policy) for policy in file.policies]})
     return file, factories

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.costs.profile import load_profile
-from kvsim.errors import UserError
+from kvsim.errors import UserError, counted
 from kvsim.experiments.estimates import LEVEL, check_precision, replication_interval
 from kvsim.experiments.measures import MEASURES, MORE_IS_BETTER, WITHOUT_INTERVAL, measure_called, measure_interval
 from kvsim.experiments.policy_code import plugins_used
@@ -166,10 +166,10 @@ class SweepResult:
             return ""
         values = group[rule.measure].to_numpy(dtype=float)
         if np.isnan(values).any():
-            return f"{len(values)} runs, {rule.measure} unknown in {int(np.isnan(values).sum())}"
+            return f"{counted(len(values), 'run')}, {rule.measure} unknown in {int(np.isnan(values).sum())}"
         if check_precision(values, rule.within, rule.level, max(self.plan.file.replications, 2), rule.most).precise:
             return ""
-        return f"{len(values)} runs, still ±{100 * replication_interval(values, rule.level).relative:.1f} %"
+        return f"{counted(len(values), 'run')}, still ±{100 * replication_interval(values, rule.level).relative:.1f} %"
 
     @property
     def imprecise(self) -> int:
@@ -305,7 +305,7 @@ class SweepResult:
         points = len({point.number for point in self.plan.points})
         if not len(best):
             return (
-                f"no conclusion: at none of {points} points did a policy serve all requests and keep up with arrivals"
+                f"no conclusion: at none of {points} points did any policy serve all requests and keep up with arrivals"
             )
         if len({policy for policy in self.plan.policies if policy != BOUND}) == 1:
             single = (
@@ -321,14 +321,16 @@ class SweepResult:
         else:
             parts = ["no conclusion, since no policy had a competitor"]
         if limit := self.plan.file.max_failed:
-            parts.append(f"ranked are policies that failed at most {100 * limit:g} % of the requests")
+            parts.append(f"policies are ranked if they failed at most {100 * limit:g} % of the requests")
         parts += self._left_out_remarks(best)
         if len(won) and self.runs["replication"].max() == 0:
             parts.append("from one run each: ask for replications to see whether the differences hold")
         elif len(won):
             holds = int(won["holds"].sum())
             parts.append(f"more than chance at {holds} of them, {self.level:.0%} each, by paired differences")
-        return "; ".join([f"{side} {measure} of {points} points: {parts[0]}", *parts[1:], *self._precision_remark()])
+        return "; ".join(
+            [f"{side} {measure} of {counted(points, 'point')}: {parts[0]}", *parts[1:], *self._precision_remark()]
+        )
 
     def _left_out_remarks(self, best: pd.DataFrame) -> list[str]:
         """Parts of the conclusion: at how many points policies were left out, and why."""
@@ -338,13 +340,13 @@ class SweepResult:
             why = _reasons([left_out.get(number, {}) for number in rows["number"]])
             winner = bool((best[best["rivals"] > 0]["best"] == policy).any())
             name = self._labelled(str(policy), str(alike), known=winner)
-            parts.append(f"at {len(rows)} {name} has no competitor{f' ({why})' if why else ''}")
+            parts.append(f"at {counted(len(rows), 'point')} {name} has no competitor{f' ({why})' if why else ''}")
         ranked = set(best["number"])
         compared = ranked - set(single["number"])
         if none := [reasons for number, reasons in left_out.items() if number not in ranked]:
-            parts.append(f"at {len(none)} no policy is left ({_reasons(none)})")
+            parts.append(f"at {counted(len(none), 'point')} every policy is left out ({_reasons(none)})")
         if some := [reasons for number, reasons in left_out.items() if number in compared]:
-            parts.append(f"at {len(some)} some are left out ({_reasons(some)})")
+            parts.append(f"at {counted(len(some), 'point')} some policies are left out ({_reasons(some)})")
         everywhere = {(number, policy): why for number, each in left_out.items() for policy, why in each.items()}
         limit, included = limit_that_includes(everywhere)
         if included:
@@ -363,7 +365,9 @@ class SweepResult:
         if rule is None or not missed:
             return []
         groups = self.runs.groupby(["number", "policy"]).ngroups
-        return [f"not within {100 * rule.within:g} % after {rule.most} runs: {missed} of {groups} points and policies"]
+        return [
+            f"not within {100 * rule.within:g} % after {rule.most} runs: {missed} of {groups} pairs of point and policy"
+        ]
 
     def plot(self, *measures: str) -> Figure:
         """Draw measures (by default ``drawn``) over the axes, with a colour per policy and intervals.
@@ -441,7 +445,7 @@ def _reasons(left_out: Iterable[Mapping[str, NotRanked]]) -> str:
 
 def _verdict(group: pd.DataFrame | None, failed: int) -> str:
     """Why a point's results should not be trusted; empty if nothing speaks against them."""
-    remarks = [f"failed: {failed} runs"] if failed else []
+    remarks = [f"failed: {counted(failed, 'run')}"] if failed else []
     if group is not None:
         n = len(group)
         for measure, why in (

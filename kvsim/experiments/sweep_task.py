@@ -56,7 +56,7 @@ class RunTasks:
             raise UserError(f"the workers run a different kvsim: {there}, this process has {self.code}")
         for policy, code in self.plugins.items():
             if policy not in available() or describe_code(policy) != code:
-                raise UserError(f"{platform.node()}: the workers have no plug-in {policy!r} that is as here")
+                raise UserError(f"{platform.node()}: the workers have no plug-in {policy!r} identical to the one here")
         return list(_execute(tasks))
 
 

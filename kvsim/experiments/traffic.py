@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import PrivateAttr
 
-from kvsim.errors import UserError
+from kvsim.errors import UserError, counted
 from kvsim.scenario.named_workloads import named_section
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from kvsim.scenario.rate_scaling import scale_rate
@@ -155,12 +155,16 @@ def read_traffic(scenario: Scenario, replications: int, requests: int | None, fa
     ]
     first = scenario.seed
     note = (
-        f"{replications} replications: seeds {first} to {first + replications - 1}; searched with seeds "
-        f"{first + replications} to {first + search[-1]}"
+        f"{counted(replications, 'replication')}: {_seeds(first, first + replications - 1)}; searched with "
+        f"{_seeds(first + replications, first + search[-1])}"
     )
     largest = min(_largest_factor(stream, stream.users) for stream in streams)
     summary = _summarise(streams)
     return Traffic(scenario, requests, (), replications, search, summary, scalable, note, largest_factor=largest)
+
+
+def _seeds(first: int, last: int) -> str:
+    return f"seed {first}" if first == last else f"seeds {first} to {last}"
 
 
 def _with_named_workloads_resolved(scenario: Scenario) -> Scenario:
@@ -207,7 +211,7 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
             f"{len(windows)} replications: windows of {size:,} of the trace's {total:,} requests{overlap}; searched "
             "with the first of them"
         )
-    unknown = (f"prefix hits: {UNKNOWN_PREFIXES}; none are taken to",) if stream.prefixes == "unknown" else ()
+    unknown = (f"prefix hits: {UNKNOWN_PREFIXES}; it is assumed that none do",) if stream.prefixes == "unknown" else ()
     remarks = (*stream.notes, *unknown)
     scenario = load_scenario(scenario, workload__limit=size)
     search = tuple(range(min(_SEARCH_REPLICATIONS, len(windows))))

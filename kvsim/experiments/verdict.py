@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from kvsim.errors import counted
 from kvsim.experiments.estimates import LEVEL, Interval, LowestMean, lowest_mean, paired_difference, paired_ratio
 from kvsim.experiments.measures import MORE_IS_BETTER, Measures, failed_requests, measure_interval
 
@@ -372,7 +373,9 @@ def _too_short(runs: Mapping[str, Sequence[Measures]], ranking: Ranking) -> str:
     """Why the runs are too short for a conclusion; empty if they are not."""
     fewest = min(int(run["requests"] or 0) for policy in ranking.names for run in runs[policy])
     if fewest < FEWEST_REQUESTS:
-        return f"too short: {fewest} requests say little about latency; ask for at least {FEWEST_REQUESTS}"
+        return (
+            f"too short: {counted(fewest, 'request')} can say little about latency; ask for at least {FEWEST_REQUESTS}"
+        )
     best = runs[ranking.best]
     if 2 * sum(bool(run["too_short"]) for run in best) > len(best):
         return (

@@ -141,8 +141,8 @@ def shape_in(header: GgufHeader) -> ModelShape:
         raise UserError(f"{path}: {embedding.dims[1]} embeddings; from 1 to {_LARGEST_WIDTH} are expected")
     if n_heads % n_kv_heads or d_head % 2:
         raise UserError(
-            f"{path}: {n_heads} heads of {d_head} numbers, {n_kv_heads} of keys; heads of an even size that the "
-            "heads of keys divide are accepted"
+            f"{path}: {n_heads} heads of {d_head} numbers, {n_kv_heads} key heads; an even size, and a "
+            "number that the number of key heads divides, are accepted"
         )
     plain = {
         "attention.value_length": d_head,

@@ -226,7 +226,7 @@ def memory_shape(model: str) -> MemoryShape:
     hint = did_you_mean(name, [*MODEL_NAMES, *model_names()])
     raise UserError(
         f"no model called {model!r:.80}; {f'{hint} There' if hint else 'there'} are {', '.join(MODEL_NAMES)}, those of "
-        "kvsim plan --list, and every config.json or FILE.gguf"
+        "kvsim plan --list, and any config.json or FILE.gguf"
     )
 
 
@@ -277,7 +277,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
     kind = {"gemma3": "gemma3_text"}.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in _FAMILIES:
         known = ", ".join(_FAMILIES)
-        raise UserError(f"{source}: model_type is {kind!r:.40}; its layers are not known here; accepted are {known}")
+        raise UserError(f"{source}: model_type is {kind!r:.40}; its layers are not known here; accepted: {known}")
     family = _FAMILIES[kind]
     try:
         config = ModelConfig.model_validate({**dict(family.defaults), **fields, "model_type": kind})
@@ -340,7 +340,9 @@ def _check(c: ModelConfig, source: str) -> None:
         if getattr(c, key) is None:
             raise UserError(f"{source}: {key}: field required where model_type is {c.model_type}")
     if c.decoder_sparse_step != 1 or c.moe_layer_freq != 1 or c.mlp_only_layers:
-        raise UserError(f"{source}: decoder_sparse_step, moe_layer_freq and mlp_only_layers: only 1, 1 and [] are read")
+        raise UserError(
+            f"{source}: decoder_sparse_step, moe_layer_freq and mlp_only_layers: only 1, 1 and [] are accepted"
+        )
 
 
 def _kv_heads(c: ModelConfig) -> int:
@@ -462,7 +464,7 @@ def _shape_of_gguf(model: str) -> MemoryShape:
     arch = fields.get("general.architecture")
     if not isinstance(arch, str) or arch not in _GGUF_PATTERNS:
         known = ", ".join(_GGUF_PATTERNS)
-        raise UserError(f"{path}: architecture {arch!r:.40}: its layers are not known here; accepted are {known}")
+        raise UserError(f"{path}: architecture {arch!r:.40}: its layers are not known here; accepted: {known}")
     if fields.get("split.count", 1) not in (0, 1):
         raise UserError(f"{path}: split.count is {fields['split.count']!r:.40}; a file in one piece is accepted")
     keys = _GgufKeys(path, arch, fields)
@@ -569,7 +571,9 @@ def _stored(path: Path, tensors: dict[str, tuple[int, tuple[int, ...]]]) -> dict
             raise UserError(f"{path}: tensor {name!r:.60} has the type {kind}, which is not known here") from None
         block, size = GGML_QUANT_SIZES[known]
         if dims[0] % block:
-            raise UserError(f"{path}: tensor {name!r:.60} has rows of {dims[0]} numbers, blocks of {block}")
+            raise UserError(
+                f"{path}: tensor {name!r:.60} has rows of {dims[0]} numbers, not a multiple of its blocks of {block}"
+            )
         numbers = 1
         for n in dims:
             numbers *= n

@@ -21,8 +21,9 @@ def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
         return _memory_page(saved)
     traffic, searched, slo = saved["traffic"], saved["searched"], saved["slo"]["text"]
     memory = "" if saved["memory_bytes"] is None else f" in {saved['memory_bytes'] / 1e9:.3g} GB"
+    load = "its load" if saved["load"] == 1 else f"{saved['load']:g} times its load"
     asked = [
-        f"Which settings serve “{saved['scenario']}” at {saved['load']:g} times its load{memory}, so that {slo}?",
+        f"Which settings serve “{saved['scenario']}” at {load}{memory}, so that {slo}?",
         f"{searched['settings']:,} settings, {searched['runs']:,} runs of up to {traffic['requests']:,} requests. "
         f"{traffic['note']}.",
     ]
@@ -37,7 +38,7 @@ def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
         Section("Limits of these predictions", [str(line) for line in saved["limits"]]),
         reproduce(
             str(saved["command"]),
-            [(f"Scenario of place {b['place']}", read(folder / b["scenario"])) for b in saved["best"]],
+            [(f"Scenario for place {b['place']}", read(folder / b["scenario"])) for b in saved["best"]],
         ),
     ]
     conclusion = [str(line) for line in (saved["basis"], saved["conclusion"], saved["compared"]) if line]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kvsim.errors import counted
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
 from kvsim.experiments.sweep_result import MOST_DRAWN
@@ -26,8 +27,9 @@ def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") 
     policies = list(dict.fromkeys(row["policy"] for row in points))
     asked = [
         f"What is the effect of {', '.join(axes) or 'the policy'}?",
-        f"{len(numbers)} points under {', '.join(policies)}: {saved['runs']:,} runs, of which {saved['failed']:,} "
-        f"failed; {sweep.get('replications', 1)} replications with the same requests under every policy.",
+        f"{counted(len(numbers), 'point')} under {', '.join(policies)}: {counted(saved['runs'], 'run')}, "
+        f"{saved['failed']:,} failed; {counted(sweep.get('replications', 1), 'replication')} with the same "
+        "requests under every policy.",
         *saved.get("assumed", ()),
     ]
     asked += plugins(saved)
@@ -67,8 +69,8 @@ def _best_table(saved: dict[str, Any], axes: list[str]) -> Table:
         for row in saved["best"]
     ]
     note = (
-        "Behind by: how much worse the second is than the best, as a share. The oracle takes no part, nor do the "
-        "policies left out; a policy that then has no competitor has not won."
+        "Behind by: how much worse the second is than the best, as a share. The oracle and "
+        "policies that were left out are not compared; a policy without a competitor has not won."
     )
     return Table("The best policy at each point", heads, rows, note)
 

@@ -28,7 +28,7 @@ _LABELS = {
     "context": "useful cells",
     "holes": "other cells",
     "compaction": "compaction",
-    "failures": "cut batches, preemptions",
+    "failures": "batch splits, preemptions",
     "prefix": "prefix misses",
     "transfers": "host copies",
     "machine": "the machine",

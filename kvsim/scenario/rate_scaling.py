@@ -20,7 +20,7 @@ def scale_rate(workload: dict[str, Any], factor: float) -> dict[str, Any]:
     """
     kind = workload.get("kind", "poisson")
     if kind == "batch":
-        raise UserError("workload.kind: batch: everything arrives at once; it has no load that could be changed")
+        raise UserError("workload.kind: batch: everything arrives at once; there is no load to change")
     if kind == "mix":
         return {**workload, "parts": [scale_rate(part, factor) for part in workload["parts"]]}
     if kind == "closed-loop":

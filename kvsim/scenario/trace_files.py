@@ -44,7 +44,7 @@ def trace_scenario(
     if kind is None:
         kind = "table" if columns or time else sniff(path)
     if kind not in TRACES:
-        raise UserError(f"{path}: no kind of trace is called {kind!r}; there are {', '.join(TRACES)}")
+        raise UserError(f"{path}: no kind of trace is called {kind!r}; accepted: {', '.join(TRACES)}")
     workload = {"kind": kind, "path": path, **keys}
     if kind == "table":
         form = table_form(path, columns, time)

@@ -134,7 +134,7 @@ class TableWorkload(TraceWorkload):
     @classmethod
     def _one_character(cls, delimiter: str) -> str:
         if len(delimiter) != 1 or delimiter in '\r\n"\0' or not delimiter.isascii():
-            raise ValueError(f"{delimiter!r} cannot stand between fields; one character such as , ; or \\t is accepted")
+            raise ValueError(f"{delimiter!r} cannot separate fields; one character such as , ; or \\t is accepted")
         return delimiter
 
     def _options(self) -> dict[str, Any]:

@@ -116,7 +116,9 @@ class ModulatedWorkload(GeneratedWorkload):
     @model_validator(mode="after")
     def _consistent(self) -> ModulatedWorkload:
         if len(self.rates) != len(self.dwell_s):
-            raise ValueError(f"{len(self.rates)} rates, {len(self.dwell_s)} dwell_s; one of both for each state")
+            raise ValueError(
+                f"{len(self.rates)} rates, {len(self.dwell_s)} dwell_s; one of each is expected for each state"
+            )
         requests = sum(rate * seconds for rate, seconds in zip(self.rates, self.dwell_s, strict=True))
         if requests * 100 < len(self.rates):
             raise ValueError("more than 100 changes of state for each request; raise rates or dwell_s")

@@ -148,8 +148,8 @@ class QueueMonitor:
         if not self.unstable:
             return []
         return [
-            f"unstable: arrivals outpace service; the queue grew by {self.growth:.2f} requests with each that arrived, "
-            f"to {self._seen[3][1]:,}, so latencies tell how long the run was"
+            f"unstable: arrivals outpace service; the queue grew by {self.growth:.2f} requests with each arrival, "
+            f"to {self._seen[3][1]:,}, so latencies depend on how long the run was"
         ]
 
 

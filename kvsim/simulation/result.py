@@ -56,7 +56,7 @@ class Result:
     def causes(self) -> pd.DataFrame:
         """What each completed request's seconds were spent on. Raises ``UserError`` if that was not kept."""
         if self._kept_tables.causes is None:
-            raise UserError(f"{self.policy}: no cost model was at hand to say what the seconds were spent on")
+            raise UserError(f"{self.policy}: there was no cost model to say what the seconds were spent on")
         return self._kept_tables.causes
 
     @property

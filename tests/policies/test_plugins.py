@@ -103,7 +103,7 @@ def test_a_worker_loads_the_files_of_the_process_that_sent_the_work(file, monkey
         ("POLICIES = {}\n", "no POLICIES"),
         ("POLICIES = {'paged': print}\n", r"mine\.py: POLICIES: 'paged' is the name of a built-in policy$"),
         ("POLICIES = {'split-regions': print}\n", "'split-regions' is the name of a built-in policy"),
-        ("POLICIES = {'a/b': print}\n", "'a/b' is no name; letters, digits"),
+        ("POLICIES = {'a/b': print}\n", "'a/b' is not a valid name; letters, digits"),
         ("POLICIES = {'mine': 3}\n", "'mine': a class or another callable is expected, got 3"),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_name_belongs_to_one_file(file):
     ("made", "message"),
     [
         ("Mine", r"mine\.py:12: AttributeError: 'CacheConfig' object has no attribute 'nothing'"),
-        ("lambda config: 'nothing'", r"mine\.py:13: mine gives a str; a policies\.api\.Policy is expected"),
+        ("lambda config: 'nothing'", r"mine\.py:13: mine gives 'str'; a policies\.api\.Policy is expected"),
         ("Bare", r"mine\.py:15: Bare does not set capacity, groups, kernel$"),
         ("Half", r"mine\.py:\d+: TypeError: Can't instantiate abstract class Half with abstract methods? .*allocate"),
         ("Odd", r"mine\.py:\d+: kernel: 'flash'; accepted: masked, tiled, gather, sliced$"),

@@ -220,8 +220,10 @@ def refused(folder):
 
 
 def test_a_folder_without_llamacpp_is_named(tmp_path):
-    assert refused(tmp_path).startswith(f"{tmp_path}: no llama_cpp in there; fill it with: {pip_install('--target')} ")
-    assert refused(tmp_path / "nowhere").startswith(f"{tmp_path / 'nowhere'}: no llama_cpp in there")
+    assert refused(tmp_path).startswith(
+        f"{tmp_path}: no llama_cpp in it; install it there with: {pip_install('--target')} "
+    )
+    assert refused(tmp_path / "nowhere").startswith(f"{tmp_path / 'nowhere'}: no llama_cpp in it")
 
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch):

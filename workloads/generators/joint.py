@@ -30,7 +30,9 @@ class GivenPrompt:
 
     def __post_init__(self) -> None:
         if len(self.tables) != len(self.edges) + 1:
-            raise ValueError(f"{len(self.tables)} tables for {len(self.edges)} edges; one table more is needed")
+            raise ValueError(
+                f"{len(self.tables)} tables for {len(self.edges)} edges; one more table than edges is needed"
+            )
         if (np.diff(self.edges) <= 0).any():
             raise ValueError("the edges do not increase")
 

@@ -133,12 +133,12 @@ class BadRowLog:
             rows = _listed([f"{number}" for number in self._dropped], self._others)
             lines.append(f"{_counted(n, self._what)} dropped: {'row' if n == 1 else 'rows'} {rows}")
         if len(self._falls) == 1:
-            lines.append(f"the clock fell once, at {self._falls[0]}")
+            lines.append(f"the clock jumped back once, at {self._falls[0]}")
         elif self._falls:
             named = "; ".join(self._falls[:_NAMED])
             others = len(self._falls) - _NAMED
             more = f"; and {others:,} more" if others > 0 else ""
-            lines.append(f"the clock fell {len(self._falls):,} times, at {named}{more}")
+            lines.append(f"the clock jumped back {len(self._falls):,} times, at {named}{more}")
         return tuple(f"{self._path}: {line}" for line in lines)
 
     def because(self) -> str:

@@ -110,7 +110,7 @@ def packing_of(path: Path) -> str:
     named = _SUFFIXES.get(path.suffix.lower(), "")
     if found in _UNREADABLE or (named in _UNREADABLE and not found):
         what = found or named
-        raise WorkloadError(f"{shown}: {what} data, which is not read; unpack it first ({_UNREADABLE[what]})")
+        raise WorkloadError(f"{shown}: {what} data, which cannot be read; unpack it first ({_UNREADABLE[what]})")
     if named and named != found:
         how = "compress it with" if named == "gzip" else "pack it with"
         raise WorkloadError(

@@ -96,7 +96,7 @@ def open_trace(path: Path | str, kind: str | None = None, **options: Any) -> Tra
     path = _path_of(path)
     kind = sniff(path) if kind is None else kind
     if kind not in KINDS:
-        raise WorkloadError(f"{shown_path(path)}: no kind of trace is called {kind!r}; there are {', '.join(KINDS)}")
+        raise WorkloadError(f"{shown_path(path)}: no kind of trace is called {kind!r}; accepted: {', '.join(KINDS)}")
     reader = KINDS[kind]
     accepted = [option.name for option in fields(reader) if option.init and option.name != "path"]
     for name in options:
@@ -110,7 +110,7 @@ def open_trace(path: Path | str, kind: str | None = None, **options: Any) -> Tra
 
 def _path_of(path: Path | str) -> Path:
     if not str(path):
-        raise WorkloadError("an empty path; that of a trace file is expected")
+        raise WorkloadError("an empty path; the path of a trace file is expected")
     return Path(path)
 
 

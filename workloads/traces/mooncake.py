@@ -73,6 +73,6 @@ def _hash_ids(value: Any, prompt: int) -> list[int]:
     blocks = -(-prompt // BLOCK_TOKENS)
     if isinstance(value, list) and len(value) != blocks:
         raise FlawError(
-            f"{len(value)} hash_ids for input_length {prompt}; expected {blocks}, one for {BLOCK_TOKENS} tokens"
+            f"{len(value)} hash_ids for input_length {prompt}; expected {blocks}, one for every {BLOCK_TOKENS} tokens"
         )
     return ids("hash_ids", value)

@@ -78,7 +78,7 @@ def _open(path: Path, row: Callable[[], int] = lambda: 0) -> Iterator[tuple[IO[b
     with open_bytes(path) as raw:
         if packing := packing_of(path):
             raise WorkloadError(
-                f"{shown_path(path)}: Parquet packed by {packing}, which cannot be searched; unpack it first"
+                f"{shown_path(path)}: Parquet data in {packing}, which cannot be searched; unpack it first"
             )
         if raw.read(len(_MAGIC)) != _MAGIC:
             raise WorkloadError(f"{shown_path(path)}: not Parquet data, which begins with {_MAGIC.decode()}")

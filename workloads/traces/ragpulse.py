@@ -103,7 +103,7 @@ class RagPulseTrace(Trace):
             advice = f"{_CONTINUE} would add whole weeks from there on"
             raise FlawError(f"{earlier}{self._bad_rows.hint(advice) if new_week else ''}")
         if not new_week:
-            only = f"{_CONTINUE} goes on only where the clock falls by more than half a week"
+            only = f"{_CONTINUE} goes on only where the clock jumps back by more than half a week"
             raise FlawError(f"{earlier}{self._bad_rows.hint(only)}")
         weeks = -(-(clock.last - time) // (_WEEK_S * 10**9))
         return time + weeks * _WEEK_S * 10**9, weeks
@@ -147,9 +147,9 @@ def _lengths_of(folder: Path, component: str) -> dict[int, int]:
         row = parse(line, (key, "token_length"))
         number, n = whole(row, key, 0, _MAX_ID), tokens(row, "token_length")
         if number in found:
-            raise FlawError(f"{key} {number} was there before")
+            raise FlawError(f"{key} {number} occurred before")
         if len(found) == _MAX_IDS:
-            raise WorkloadError(f"{shown_path(path)}: more than {_MAX_IDS:,} texts; RAGPulse has some thousand")
+            raise WorkloadError(f"{shown_path(path)}: more than {_MAX_IDS:,} texts; RAGPulse has a few thousand")
         found[number] = n
 
     with open_text(path) as text:

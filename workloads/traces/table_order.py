@@ -45,7 +45,7 @@ class Turns:
             return ""
         many = f"{self.quoting:,} of {self.later:,} later turns are long enough to begin with the prompt and the answer"
         if self.are_talks:
-            return f"{many} before them, and are taken to"
+            return f"{many} before them, and are assumed to"
         return f"only {many} before them, so what prompts share is taken as unknown"
 
     def add(self, later: int, quoting: int) -> None:

@@ -36,7 +36,7 @@ def prefix_cache(
         ),
     ] = None,
     blocks: Annotated[str | None, typer.Option(help="Cache sizes in blocks, separated by commas.")] = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens in a block, if not the scenario's.", min=1)] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens in a block; by default the scenario's.", min=1)] = None,
     columns: Columns = None,
     time: TimeUnit = None,
     requests: Requests = None,

@@ -19,7 +19,7 @@ def questions(
         list[str] | None,
         typer.Argument(
             metavar="[NUMBER|WORD...]",
-            help="Print the question of that number, or those with all of these words.",
+            help="Print the question with this number, or those that contain all of these words.",
             autocompletion=completion.question_words,
         ),
     ] = None,
@@ -39,4 +39,4 @@ def questions(
     else:
         for question in found:
             typer.echo(f"{question.number:>2}  {question.title}")
-        typer.echo("\nkvsim questions NUMBER, or a word of a question such as --cache-ram, prints the answer.")
+        typer.echo("\nFor the answer: kvsim questions NUMBER, or a word of the question, such as --cache-ram.")

@@ -36,7 +36,7 @@ def recommend(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model to fit into it (kvsim plan --list, a config.json, FILE.gguf).",
+            help="The model to fit into that memory (kvsim plan --list, a config.json, FILE.gguf).",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -58,7 +58,7 @@ def recommend(
     out: Annotated[Path | None, typer.Option(help="The folder for results; by default results/recommend-NAME.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Recommend a policy and its settings for given traffic, service level and memory, with what to type.
+    """Recommend a policy and its settings for your traffic, service level and memory, and what to type.
 
     With --json, files are written only if --out is given. The exit code is 0 even if nothing meets the service level;
     the output says so. For a model that the machine profile was not measured on, only memory is told. An interrupt

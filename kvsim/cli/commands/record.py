@@ -59,8 +59,8 @@ def record(
         print_json(done.to_dict())
     else:
         typer.echo(
-            f"Saved {done.path}: {done.records:,} operations of {done.engine}, its cells after {done.seen:,} of them.\n"
-            f"Compare {done.policy} with it: kvsim conform {engine} {done.path}"
+            f"Saved {done.path}: {done.records:,} operations of {done.engine}, with its cells after "
+            f"{done.seen:,} of them.\nCompare {done.policy} with it: kvsim conform {engine} {done.path}"
         )
     if done.divergence is not None:
         warn([f"the recording ends where llama.cpp and {done.policy} diverge: {done.divergence}"])

@@ -43,7 +43,8 @@ def run(
     profile: ProfileName = None,
     plugin: Plugins = None,
     detail: Annotated[
-        Detail, typer.Option(help="Sample the cache too, or record requests only: much faster for long runs.")
+        Detail,
+        typer.Option(help="What to record: the cache too, or requests only, which is much faster for long runs."),
     ] = Detail.cache,
     no_fast_forward: NoFastForward = False,
     no_leap: NoLeap = False,

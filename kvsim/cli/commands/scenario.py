@@ -7,7 +7,11 @@ import typer
 from kvsim.cli.console import print_json
 from kvsim.cli.options import Json, ScenarioName
 
-app = typer.Typer(add_completion=False, help="Look at scenarios.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    help="List the built-in scenarios, or show one with every default filled in.",
+    no_args_is_help=True,
+)
 
 
 @app.command("show")

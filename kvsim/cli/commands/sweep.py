@@ -44,7 +44,7 @@ def sweep(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Run many settings under several policies; an interrupted sweep continues when called again.
+    """Run many settings under several policies; an interrupted sweep continues when run again.
 
     Runs that fail are listed and do not stop the others; the exit code is still 0.
     """

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from kvsim.cli.tables.failures import show_failures
 from kvsim.cli.tables.formats import LATENCIES, milliseconds, print_rows, share, show_assumed, show_basis, size, whole
+from kvsim.errors import counted
 from kvsim.experiments.comparison import Comparison, against_oracle
 from kvsim.experiments.policy_code import plugins_line, plugins_used
 
@@ -31,8 +32,9 @@ def show_comparison(console: Console, compared: Comparison) -> None:
     first = summaries[0]
     show_basis(console, first["basis"])
     console.print(
-        f"[bold]{compared.scenario.name}[/]: {first['requests']:,} requests, {compared.scenario.cache.cells:,} cells, "
-        f"{compared.scenario.server.slots} slots, seed {compared.scenario.seed}",
+        f"[bold]{compared.scenario.name}[/]: {counted(first['requests'], 'request')}, "
+        f"{counted(compared.scenario.cache.cells, 'cell')}, {counted(compared.scenario.server.slots, 'slot')}, "
+        f"seed {compared.scenario.seed}",
         highlight=False,
     )
     show_assumed(console, compared.assumed)

@@ -7,15 +7,16 @@ from rich.table import Table
 
 from kvsim.advice.why import CAUSES, Contrast, Diagnosis, seconds
 from kvsim.cli.tables.formats import new_table, show_basis
+from kvsim.errors import counted
 
 
 def show_diagnosis(console: Console, found: Diagnosis) -> None:
     """Print the conclusion, both contrasts, and what to try."""
     show_basis(console, found.basis)
     kind = "measured" if found.measured else "simulated"
-    counts = f"{len(found.requests):,} completed requests ({kind})"
+    counts = f"{counted(len(found.requests), 'completed request')} ({kind})"
     if found.failed:
-        counts += f"; {found.failed:,} failed and are left out of the table"
+        counts += f"; {found.failed:,} failed and are not in the table"
     console.print(f"[bold]{found.scenario}[/] under [bold]{found.policy}[/], {counts}", highlight=False)
     if found.note:
         console.print(found.note, highlight=False, markup=False)
@@ -25,7 +26,7 @@ def show_diagnosis(console: Console, found: Diagnosis) -> None:
         console.print(_causes(contrast))
         if contrast.slower and not contrast.adds_up:
             added = seconds(contrast.difference_s + contrast.given_back_s)
-            note = f"share: of the {added} that causes add; others give back {seconds(contrast.given_back_s)}"
+            note = f"share: of the {added} that causes add; other causes give back {seconds(contrast.given_back_s)}"
             console.print(note, style="dim", highlight=False)
     if found.remedies:
         console.print("\n[bold]To try[/]", highlight=False)

@@ -34,7 +34,7 @@ def show_plan(console: Console, made: Plan) -> None:
     table.add_row("total", *(f"≈ {format_size(made.total(engine))}" for engine in made.engines), style="bold")
     console.print(table)
     console.print(
-        "≈ marks estimates, all else is exact; the engine itself and its libraries are not counted", style="dim"
+        "≈ marks estimates; all else is exact; the engine itself and its libraries are not counted", style="dim"
     )
     for engine in made.engines:
         details = dict.fromkeys(p.detail for p in made.parts if p.engine == engine and p.kind == "kv" and p.detail)

@@ -28,11 +28,11 @@ def show_prefixes(console: Console, study: PrefixStudy) -> None:
     knees = ", ".join(f"{eviction} {n:,}" for eviction, n in study.knees.items())
     console.print(
         f"{study.requests:,} requests ask for {reuse.blocks:,} blocks of {study.block_size} tokens, "
-        f"{reuse.distinct:,} of them different; infinite cache {share(study.infinite)}",
+        f"{reuse.distinct:,} of them distinct; infinite cache {share(study.infinite)}",
         highlight=False,
     )
     if knees:
-        console.print(f"working set, where the curve turns flat, in blocks: {knees}", highlight=False)
+        console.print(f"working set, where the curve flattens, in blocks: {knees}", highlight=False)
     console.print(
         f"{study.lookups_per_s:,.0f} blocks looked up per second of processor time", style="dim", highlight=False
     )

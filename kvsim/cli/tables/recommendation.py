@@ -13,6 +13,7 @@ from kvsim.advice.memory_answer import MemoryAnswer
 from kvsim.advice.plan import ENGINE_TITLES
 from kvsim.advice.recommendation import RULE, Recommendation, spoken
 from kvsim.cli.tables.formats import new_table, show_basis
+from kvsim.errors import counted
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
 from kvsim.model.storage_types import format_size
@@ -36,7 +37,7 @@ def show_recommendation(console: Console, found: Recommendation, folder: Path) -
         console.print(f"\n[bold]{place}.[/] {c.label}", highlight=False, soft_wrap=True)
         if c.flags:
             console.print(f"   {c.command} {command_line(c.flags)}", highlight=False, soft_wrap=True)
-        console.print(f"   again: kvsim run {folder / f'best-{place}.toml'}", highlight=False, soft_wrap=True)
+        console.print(f"   to repeat: kvsim run {folder / f'best-{place}.toml'}", highlight=False, soft_wrap=True)
     _show_ruled_out(console, found)
     for line in (*found.notes, *found.limits):
         console.print(f"note: {line}", style="dim", highlight=False, soft_wrap=True)
@@ -76,11 +77,11 @@ def _fits(found: MemoryAnswer) -> Table:
 def _show_ruled_out(console: Console, found: Recommendation) -> None:
     n = len(found.space.candidates)
     console.print(
-        f"\nOf {n:,} settings, {found.tried:,} were tried in {found.runs:,} runs; ruled out:", highlight=False
+        f"\nOf {n:,} settings, {found.tried:,} were tried in {counted(found.runs, 'run')}; ruled out:", highlight=False
     )
     for reason, count in found.reasons.items():
         by = found.missed_by if reason == "slo" else None
-        much = f", by {by[0]:.3g} x to {by[1]:.3g} x" if by else ""
+        much = f", by a factor of {by[0]:.3g} to {by[1]:.3g}" if by else ""
         console.print(f"   {count:>5,}  {REASONS[reason]}{much}", highlight=False)
     for reason in ("engine", "forgets"):
         names = [name for name, (why, _) in found.space.policies_left_out.items() if why == reason]

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from kvsim.cli.tables.failures import show_failures
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, share, show_assumed, show_basis, size, whole
+from kvsim.errors import counted
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
 from kvsim.simulation.result import Result
 
@@ -39,7 +40,7 @@ def show_run(console: Console, result: Result) -> None:
         )
     console.print(
         f"cache: {sampled}"
-        f"{c['failed_allocations']:,} failed allocations, {c['batch_splits']:,} batch splits, "
+        f"{counted(c['failed_allocations'], 'failed allocation')}, {counted(c['batch_splits'], 'batch split')}, "
         f"{size(c['moved_bytes'])} moved",
         highlight=False,
     )
@@ -47,14 +48,15 @@ def show_run(console: Console, result: Result) -> None:
         rate = s["prefix"]["hit_rate"]
         hits = UNKNOWN_PREFIXES if rate is None else f"{share(rate)} of the prompt tokens were in the cache already"
         console.print(
-            f"prefixes: {hits}; {s['preemptions']:,} preemptions, {s['recomputed_tokens']:,} tokens computed once more",
+            f"prefixes: {hits}; {counted(s['preemptions'], 'preemption')}, "
+            f"{counted(s['recomputed_tokens'], 'token')} computed again",
             highlight=False,
         )
     host = s["host"]
     if host["bytes_out"] or host["bytes_in"]:
         console.print(
             f"host tier: {size(host['bytes_out'])} out, {size(host['bytes_in'])} back, "
-            f"{size(host['bytes_prefetched'])} of them ahead of their use; steps waited "
+            f"{size(host['bytes_prefetched'])} of that ahead of use; steps waited "
             f"{seconds(host['prefetch_wait_s'])} for copies to arrive",
             highlight=False,
         )

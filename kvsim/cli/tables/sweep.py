@@ -46,7 +46,7 @@ def show_sweep(console: Console, result: SweepResult) -> None:
         highlight=False,
     )
     if beyond := (result.plan.file.show or [])[MOST_DRAWN:]:
-        console.print(f"the figure has the first {MOST_DRAWN} measures, not {', '.join(beyond)}", style="dim")
+        console.print(f"the figure shows only the first {MOST_DRAWN} measures, not {', '.join(beyond)}", style="dim")
     if line := plugins_line(plugins_used(plan.policies)):
         console.print(line, style="dim", highlight=False, markup=False)
     console.print(f"[bold]{result.name}[/]: {result.conclusion()}", highlight=False)

@@ -42,7 +42,7 @@ def show_statistics(console: Console, name: str, found: Statistics) -> None:
     else:
         console.print(
             f"prefix hits in an infinite cache: {share(reuse.hit_rate)} of the prompt tokens, "
-            f"in {reuse.blocks:,} blocks of {reuse.block_size} tokens, {reuse.distinct:,} of them different",
+            f"in {reuse.blocks:,} blocks of {reuse.block_size} tokens, {reuse.distinct:,} of them distinct",
             highlight=False,
         )
 

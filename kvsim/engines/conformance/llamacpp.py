@@ -46,7 +46,7 @@ def _policy(header: Record) -> LlamaPolicy:
     """The preset of the recording's era, with its parameters."""
     era, n_layers = header["era"], whole_number(header, "n_layer")
     if era not in ("A", "M", "B"):
-        raise ValueError(f"era {era!r} is unknown; there are A (b4666 to b4880), M (b5589 to b6244), B (since b6975)")
+        raise ValueError(f"era {era!r} is unknown; accepted: A (b4666 to b4880), M (b5589 to b6244), B (since b6975)")
     config = CacheConfig(
         cells=whole_number(header, "n_cells"),
         n_ubatch=whole_number(header, "n_ubatch"),
@@ -100,7 +100,7 @@ def _perform(policy: LlamaPolicy, record: Record) -> int:
         "update": policy.update,
     }
     if record["op"] not in operations:
-        raise ValueError(f"operation {record['op']!r} is unknown; there are decode, {', '.join(operations)}")
+        raise ValueError(f"operation {record['op']!r} is unknown; accepted: decode, {', '.join(operations)}")
     operations[record["op"]](*args)
     return 0
 

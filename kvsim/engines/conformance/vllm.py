@@ -137,7 +137,7 @@ class ManagerReplay:
             "evict": self._evict,
         }
         if record["op"] not in operations:
-            raise ValueError(f"operation {record['op']!r} is unknown; there are {', '.join(operations)}")
+            raise ValueError(f"operation {record['op']!r} is unknown; accepted: {', '.join(operations)}")
         found = operations[record["op"]](record)
         return recorded_state(record, tuple(found)), found | self._recorded.state(record)
 
@@ -314,7 +314,7 @@ class SchedulerReplay:
     def perform(self, record: Record) -> tuple[State, State]:
         """Perform one step: arrivals and cancellations, the schedule, and its completion."""
         if record["op"] != "step":
-            raise ValueError(f"operation {record['op']!r} is unknown; there is step")
+            raise ValueError(f"operation {record['op']!r} is unknown; accepted: step")
         policy, scheduler, names = self._policy, self._scheduler, self._policy.name_of
         for added in record.get("add", ()):
             self._add(*added)

@@ -273,7 +273,7 @@ def test_errors_of_the_measured_process_are_reported(tmp_path):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("kill -9 $$", "it was ended by signal 9, as Linux does where memory runs out"),
+        ("kill -9 $$", "it was ended by signal 9, as Linux does when memory runs out"),
         ("echo first >&2; echo then this >&2; exit 1", "failed: then this"),
         ("echo half an answ", "failed: it said nothing"),
     ],

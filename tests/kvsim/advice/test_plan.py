@@ -451,7 +451,7 @@ MISTAKES = {
         "--engine: no engine called 'tgi'; there are llamacpp, vllm",
     ),
     "no size": (("--model", "phi-4", "--memory", "much"), "--memory: 'much'; a size such as 8GB, 8GiB, "),
-    "no unit": (("--model", "phi-4", "--memory", "8"), "--memory is 8 bytes; at least 1 MiB is expected; units are"),
+    "no unit": (("--model", "phi-4", "--memory", "8"), "--memory is 8 bytes; at least 1 MiB is expected, such as"),
     "vLLM without q8_0": (
         ("--model", "phi-4", "--engine", "vllm", "--cache-type-k", "q8_0"),
         "--cache-type-k: vLLM has no q8_0 cache; it has f16, bf16, f32, fp8",
@@ -479,7 +479,7 @@ def test_a_mistake_is_answered_in_one_line(tmp_path, monkeypatch, arguments, ans
 BAD_CONFIGS = {
     "unknown kind": (
         {"model_type": "mamba"},
-        "model_type is 'mamba'; its layers are not known here; accepted are llama",
+        "model_type is 'mamba'; its layers are not known here; accepted: llama",
     ),
     "odd kind": ({"model_type": {}}, "model_type is {}; its layers are not known here"),
     "no kind": ({"model_type": ...}, "model_type is None; "),
@@ -514,7 +514,7 @@ def test_a_config_that_cannot_be_planned_is_refused_in_one_line(tmp_path, change
 
 
 BAD_FILES = {
-    "recurrent": ({"general.architecture": "mamba"}, "architecture 'mamba': its layers are not known here; accepted "),
+    "recurrent": ({"general.architecture": "mamba"}, "architecture 'mamba': its layers are not known here; accepted: "),
     "split": ({"split.count": 3}, "split.count is 3; a file in one piece is accepted"),
     "no layers": ({"llama.block_count": 0}, "llama.block_count is 0; a whole number from 1 to 4096 is expected"),
     "layers without attention": (

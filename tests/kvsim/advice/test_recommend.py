@@ -256,7 +256,7 @@ def test_if_nothing_meets_the_slo_the_nearest_setting_is_shown_with_its_limit():
         load_scenario(BUSY), slo="tpot_p95<1us".replace("us", "ms"), engine="vllm", budget=SMALL, workers=1
     )
     assert not found.met
-    assert found.conclusion.startswith("Nothing meets tpot_p95<1ms. The nearest is vllm serve ")
+    assert found.conclusion.startswith("Nothing meets tpot_p95<1ms. The nearest setting is vllm serve ")
     assert "the limit is tpot_p95<1ms, at " in found.conclusion
     assert all(f.verdict == "not" for f in found.best)
     nothing = recommend(load_scenario(BUSY), slo="ttft_p95<1s", memory=1000, budget=SMALL, workers=1)
@@ -337,7 +337,7 @@ def test_a_higher_load_leaves_a_smaller_multiple():
         (["--slo", "ttft_p95<1s"], "--trace, --scenario: one of them is needed"),
         (["--slo", "ttft_p95<1s", "--scenario", "chat", "--trace", "x"], "not both"),
         (["--scenario", "chat"], "--slo: missing; a service level such as"),
-        (["--scenario", "chat", "--slo", "ttft_p95"], "is not a bound; accepted are"),
+        (["--scenario", "chat", "--slo", "ttft_p95"], "is not a bound; bounds such as"),
         (["--scenario", "nope", "--slo", "ttft_p95<1s"], "nope: no such file"),
         (["--trace", "nope.csv", "--slo", "ttft_p95<1s"], "nope.csv: no such file"),
         (["--scenario", "chat", "--slo", "ttft_p95<1s", "--engine", "x"], "there are llamacpp, vllm, both, any"),
@@ -354,7 +354,7 @@ def test_a_higher_load_leaves_a_smaller_multiple():
             ["--scenario", "chat", "--slo", "ttft_p95<1s", "--profile", "nope"],
             "nope: no such file, and not a shipped",
         ),
-        (["--scenario", "batch", "--slo", "ttft_p95<1s", "--load", "2"], "it has no load that could be changed"),
+        (["--scenario", "batch", "--slo", "ttft_p95<1s", "--load", "2"], "there is no load to change"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(arguments, message, tmp_path, monkeypatch):
@@ -410,7 +410,7 @@ def test_an_interrupt_ends_the_search_with_what_is_known_so_far(busy, share, sta
         progress=stop,
     )
     assert stage in found.interrupted
-    assert found.conclusion.startswith(f"Interrupted {found.interrupted}, after {found.runs} runs; ")
+    assert found.conclusion.startswith(f"Interrupted {found.interrupted}, after {found.runs} runs. ")
     assert found.best
     assert found.to_dict()["interrupted"] == found.interrupted
     assert any("interrupted" in line for line in found.limits)

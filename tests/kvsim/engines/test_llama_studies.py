@@ -170,7 +170,7 @@ MEASURES = [kvsim.measure_holes, kvsim.measure_defragmentation, kvsim.measure_sh
 @pytest.mark.parametrize("measure", MEASURES)
 def test_invalid_requests_are_refused_in_one_line(measure, tmp_path):
     model = str(tmp_path / "some.gguf")
-    assert "no llama_cpp in there" in refused(lambda: measure(model, library=tmp_path))
+    assert "no llama_cpp in it" in refused(lambda: measure(model, library=tmp_path))
     assert "needs a GGUF file" in refused(lambda: measure("tiny"))
     assert "rounds is 0" in refused(lambda: measure(model, rounds=0))
     assert "threads is -1" in refused(lambda: measure(model, threads=-1))

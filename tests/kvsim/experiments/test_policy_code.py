@@ -67,10 +67,10 @@ def test_a_sweep_of_callables_goes_on_where_it_was(tmp_path):
 
 
 def test_a_callable_must_name_a_policy_of_its_own(tmp_path):
-    clash = "policies: a callable names its policy 'paged', as another one is named already"
+    clash = "policies: a callable names its policy 'paged', the name of another policy"
     with pytest.raises(UserError, match=clash):
         sweep(SMALL, policies=[partial(Mine, name="paged")], out=tmp_path / "a.sqlite")
-    with pytest.raises(UserError, match="'mine', as another one"):
+    with pytest.raises(UserError, match="'mine', the name of another policy"):
         sweep(SMALL, policies=[Mine, partial(Mine)], out=tmp_path / "a.sqlite")
 
 
@@ -100,7 +100,7 @@ def test_an_object_is_described_by_its_attributes():
             return Mine(config)
 
     assert describe_code(Thing(1).build) == describe_code(Thing(1).build) != describe_code(Thing(2).build)
-    with pytest.raises(UserError, match="it cannot be told whether it changed; put the policy into a file"):
+    with pytest.raises(UserError, match="whether that has changed cannot be told; put the policy into a file"):
         describe_code(partial(Mine, iter([1])))
 
 

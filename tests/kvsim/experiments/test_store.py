@@ -91,7 +91,7 @@ def test_an_sqlite_file_of_something_else_is_left_alone(path):
         other.execute("CREATE TABLE points (digest)")
         other.commit()
     before = path.read_bytes()
-    assert complaint(path) == "an SQLite file, but not that of a sweep; name another with --out"
+    assert complaint(path) == "an SQLite file, but not one of a sweep; name another with --out"
     assert path.read_bytes() == before
 
 

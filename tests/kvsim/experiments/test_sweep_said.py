@@ -50,7 +50,7 @@ def tight(tmp_path_factory):
 
 def test_a_policy_without_competitors_has_not_won(tight):
     conclusion = tight.conclusion()
-    assert "at 1 ring has no competitor (contiguous, paged failed 66.7 to 91.7 % of the requests)" in conclusion
+    assert "at 1 point ring has no competitor (contiguous, paged failed 66.7 to 91.7 % of the requests)" in conclusion
     assert "ring (which drops tokens) at 1" in conclusion
     best = tight.best()
     sizes = ("contiguous failed 40 of 60 requests (66.7 %)", "paged failed 55 of 60 requests (91.7 %)")
@@ -80,7 +80,7 @@ def test_warnings_are_gathered_and_survive_an_interruption(tight, tmp_path):
 def test_policies_that_failed_few_requests_can_be_ranked(tight):
     tolerant = sweep(tight_file(), out=tight.store, workers=1, max_failed="70 %")
     assert tolerant.best()["rivals"].tolist() == [1, 2]
-    assert "ranked are policies that failed at most 70 % of the requests" in tolerant.conclusion()
+    assert "policies are ranked if they failed at most 70 % of the requests" in tolerant.conclusion()
 
 
 def test_identical_policies_have_no_lead_over_each_other(tmp_path):
@@ -88,7 +88,7 @@ def test_identical_policies_have_no_lead_over_each_other(tmp_path):
     result = sweep(file, out=tmp_path / "a.sqlite", workers=1)
     (best,) = result.best().to_dict("records")
     assert (best["best"], best["identical"], best["second"]) == ("paged", "vllm", "contiguous")
-    assert result.conclusion().startswith("lowest e2e_mean of 1 points: paged (identical to vllm) at 1")
+    assert result.conclusion().startswith("lowest e2e_mean of 1 point: paged (identical to vllm) at 1")
     alone = sweep(file | {"policies": ["paged", "vllm"]}, out=tmp_path / "a.sqlite", workers=1)
     assert "paged (identical to vllm) has no competitor" in alone.conclusion()
 
@@ -158,7 +158,7 @@ def test_an_unmet_stopping_rule_is_reported(tmp_path):
     rule = {"measure": "e2e_mean", "within": 0.001, "most": 3}
     result = sweep(TIGHT | {"policies": ["paged", "ring"], "stop": rule}, out=tmp_path / "a.sqlite", workers=1)
     assert result.table["verdict"].str.contains(r"3 runs, still ±\d+\.\d %").all()
-    assert "not within 0.1 % after 3 runs: 4 of 4 points and policies" in result.conclusion()
+    assert "not within 0.1 % after 3 runs: 4 of 4 pairs of point and policy" in result.conclusion()
     printed = result.to_dict()
     assert printed["imprecise"] == 4
     assert "still ±" in printed["points"][0]["verdict"]

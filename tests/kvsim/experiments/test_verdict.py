@@ -152,7 +152,7 @@ def test_unstable_policies_are_not_ranked():
 @pytest.mark.parametrize(
     ("runs", "line"),
     [
-        ({"a": given(1.0, requests=10), "b": given(2.0)}, "too short: 10 requests say little about latency"),
+        ({"a": given(1.0, requests=10), "b": given(2.0)}, "too short: 10 requests can say little about latency"),
         ({"a": given(1.0, 1.0, too_short=1), "b": given(2.0, 2.1)}, "too short: under a latencies do not settle"),
         ({"a": given(1.0)}, "a has no competitor: there is nothing to compare it with"),
         ({"a": given(1.0, failed_share=0.5)}, "no conclusion: every policy failed requests"),

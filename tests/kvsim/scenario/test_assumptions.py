@@ -45,8 +45,8 @@ def test_plan_starts_from_the_same_defaults():
     assert (s.kv_unified, s.flash_attn) == (llama.unified, llama.flash_attention)
     assert (s.batch, s.block_size) == (vllm.n_batch, vllm.block_size)
     printed = succeeded(command("plan", "--model", "llama-3.1-8b", "--kv-unified", "--block-size", "32"))
-    assert "as by default in llama.cpp b6975: flash attention auto (on), batch 2,048/512" in printed
-    assert "as by default in vLLM 0.33.0: 2,048 tokens in a step (--max-num-batched-tokens)\n" in printed
+    assert "defaults of llama.cpp b6975: flash attention auto (on), batch 2,048/512" in printed
+    assert "defaults of vLLM 0.33.0: 2,048 tokens in a step (--max-num-batched-tokens)\n" in printed
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,10 @@ MISTAKES = {
     "weibull rate": ({"kind": "weibull", "rate": 0}, "workload.rate: input should be greater than or equal to"),
     "one state": ({"kind": "mmpp", "rates": [1]}, "workload.rates: 2 to 1000 entries are expected, got 1"),
     "many states": ({"kind": "mmpp", "dwell_s": [1] * 1001}, "workload.dwell_s: 2 to 1000 entries are expected, got"),
-    "states": ({"kind": "mmpp", "rates": [1, 2, 3]}, "workload: 3 rates, 2 dwell_s; one of both for each state"),
+    "states": (
+        {"kind": "mmpp", "rates": [1, 2, 3]},
+        "workload: 3 rates, 2 dwell_s; one of each is expected for each state",
+    ),
     "negative": ({"kind": "mmpp", "rates": [1, -1]}, "workload.rates.1: input should be greater than or equal to 0"),
     "no stay": ({"kind": "mmpp", "dwell_s": [0, 1]}, "workload.dwell_s.0: input should be greater than or equal to"),
     "all 0": ({"kind": "mmpp", "rates": [0, 0]}, "workload: more than 100 changes of state for each request"),

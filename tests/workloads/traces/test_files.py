@@ -77,9 +77,9 @@ def test_a_name_that_lies_is_refused(write, packing):
 
 def test_what_cannot_be_unpacked_is_named(write):
     for content, name in ((b"\x28\xb5\x2f\xfd" + b"x" * 99, "t.csv"), (TEXT, "t.csv.zst")):
-        with pytest.raises(WorkloadError, match=r"zstd data, which is not read; unpack it first \(zstd -d\)"):
+        with pytest.raises(WorkloadError, match=r"zstd data, which cannot be read; unpack it first \(zstd -d\)"):
             AzureTrace(write(content, name))
-    with pytest.raises(WorkloadError, match="zip data, which is not read"):
+    with pytest.raises(WorkloadError, match="zip data, which cannot be read"):
         AzureTrace(write(b"PK\x03\x04" + b"x" * 99))
 
 

@@ -96,7 +96,7 @@ def test_what_suits_no_reader_is_refused(write, content, what):
 def test_a_kind_and_its_options_are_checked(write):
     path = write(GOOD["table"])
     assert open_trace(path, "table", columns=Columns(), limit=1).n_requests == 1
-    with pytest.raises(WorkloadError, match=r"no kind of trace is called 'csv'; there are azure, burstgpt"):
+    with pytest.raises(WorkloadError, match=r"no kind of trace is called 'csv'; accepted: azure, burstgpt"):
         open_trace(path, "csv")
     with pytest.raises(
         WorkloadError, match="failed: a trace of kind table has no such option; accepted: limit, rate_scale"

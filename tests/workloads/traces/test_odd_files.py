@@ -156,7 +156,7 @@ def test_a_clock_goes_on_only_where_it_falls_by_more_than_half_a_week(write):
     goes_on = {"clock_reset": "continue"}
     assert refusal(rows(10, 12, 11), **goes_on).startswith(
         'row 3: timestamp "11" is earlier than the row before; clock_reset = "continue" (--continue-clock) goes on '
-        "only where the clock falls by more than half a week"
+        "only where the clock jumps back by more than half a week"
     )
     assert "row 2" in refusal(rows(302_400, 0), **goes_on)
     assert [r.arrival_s for r in open_trace(rows(0, 302_401, 0), **goes_on)] == [0, 302_401, 604_800]
@@ -201,7 +201,7 @@ def test_only_ascii_blanks_surround_a_number():
 
 def test_a_name_in_capitals_says_as_much(write):
     assert "named .GZ but not gzip data" in refusal(write(GOOD["azure"], "t.csv.GZ"))
-    assert "zip data, which is not read" in refusal(write(b"x", "t.ZIP"))
+    assert "zip data, which cannot be read" in refusal(write(b"x", "t.ZIP"))
     assert open_trace(write(gzip.compress(GOOD["table"]), "t.CSV.GZ")).n_requests == 2
 
 

@@ -97,11 +97,12 @@ def test_the_clock_starts_anew_only_where_that_is_allowed(read, tmp_path):
     trace = read(lines(*rows[:4]), clock_reset="continue")
     assert [r.arrival_s for r in trace] == [0.0, 0.0, 347.0, 604_807.0]
     assert (
-        trace.notes[-1] == f"{tmp_path / '0_trace.jsonl'}: the clock fell once, at row 3: 604,800 s added from there on"
+        trace.notes[-1]
+        == f"{tmp_path / '0_trace.jsonl'}: the clock jumped back once, at row 3: 604,800 s added from there on"
     )
     trace = read(lines(*rows), clock_reset="continue")
     assert [r.arrival_s for r in trace] == [0.0, 0.0, 347.0, 604_807.0, 350.0 + WEEK, 367.0 + WEEK]
-    assert "the clock fell 2 times, at row 3: 604,800 s added from there on; row 5: " in trace.notes[-1]
+    assert "the clock jumped back 2 times, at row 3: 604,800 s added from there on; row 5: " in trace.notes[-1]
 
 
 def test_as_many_weeks_are_added_as_are_needed(read):
@@ -158,7 +159,7 @@ BAD_LENGTHS = {
     "not JSON": ("x", "not JSON"),
     "no length": ('{"history_id": 6}', "no key 'token_length'"),
     "zero": ('{"history_id": 6, "token_length": 0}', "token_length 0 is out of range"),
-    "twice": ('{"history_id": 5, "token_length": 3}', "history_id 5 was there before"),
+    "twice": ('{"history_id": 5, "token_length": 3}', "history_id 5 occurred before"),
 }
 
 
@@ -204,7 +205,7 @@ def test_the_published_trace(tmp_path):
     requests = list(trace)
     assert len(requests) == 7106
     assert requests[-1].arrival_s == 1_209_321.0
-    assert trace.notes == (f"{path}: the clock fell once, at row 3801: 604,800 s added from there on",)
+    assert trace.notes == (f"{path}: the clock jumped back once, at row 3801: 604,800 s added from there on",)
     assert all(sum(text.n for text in r.content) == r.prompt_tokens for r in requests)
     shutil.copy(path, tmp_path)
     assert not any(r.content for r in RagPulseTrace(tmp_path / path.name, clock_reset="continue"))

@@ -341,7 +341,7 @@ def test_damaged_parquet_is_refused(tmp_path):
         (b"PAR1", "damaged Parquet data"),
         (b"arrival,prompt", "not Parquet data, which begins with PAR1"),
         (b"", "not Parquet data"),
-        (gzip.compress(good), "Parquet packed by gzip"),
+        (gzip.compress(good), "Parquet data in gzip"),
     ):
         (tmp_path / "bad.parquet").write_bytes(content)
         with pytest.raises(WorkloadError, match=what) as fault:
@@ -404,8 +404,8 @@ BAD_KEYS = {
     'columns = {arival = "t"}': "workload.columns.arival: unknown key; did you mean 'arrival'?",
     'columns = {arrival = ""}': "workload.columns.arrival: string should have at least 1 character",
     "columns = 3": "workload.columns: a table is expected, got 3",
-    'delimiter = ";;"': "workload.delimiter: ';;' cannot stand between fields; one character such as",
-    'delimiter = "\\n"': "workload.delimiter: '\\n' cannot stand between fields",
+    'delimiter = ";;"': "workload.delimiter: ';;' cannot separate fields; one character such as",
+    'delimiter = "\\n"': "workload.delimiter: '\\n' cannot separate fields",
     'time = "hours"': "workload.time: input should be 's', 'ms', 'us', 'ns' or 'datetime', got 'hours'",
     'format = "xlsx"': "workload.format: input should be 'csv', 'jsonl' or 'parquet', got 'xlsx'",
     "keep = 0": "workload.keep: input should be greater than 0, got 0",
