@@ -20,7 +20,7 @@ def show_diagnosis(console: Console, found: Diagnosis) -> None:
     console.print(f"[bold]{found.scenario}[/] under [bold]{found.policy}[/], {counts}", highlight=False)
     if found.note:
         console.print(found.note, highlight=False, markup=False)
-    console.print(found.sentence, highlight=False, markup=False)
+    console.print(found.sentence, highlight=False, markup=False, soft_wrap=True)
     for contrast in (found.over_time, found.across):
         console.print()
         console.print(_causes(contrast))
