@@ -126,10 +126,10 @@ def test_no_question_ends_in_one_line(asked):
     ("line", "pointer"),
     [
         ("why batch -p paged", "slow"),
-        ("run chat -p contiguous", "requests fail"),
+        ("run chat -p streams", "requests fail"),
         ("run hot.toml", "slow"),
         ("run chat -p paged", None),
-        ("compare chat -p contiguous -p paged", "requests fail"),
+        ("compare chat -p streams -p paged", "requests fail"),
         ("compare chat -p paged --requests 20", None),
     ],
 )
