@@ -174,7 +174,7 @@ class GivenPromptLengths(Section):
     def _consistent(self) -> GivenPromptLengths:
         if len(self.tables) != len(self.edges) + 1:
             raise ValueError(
-                f"{len(self.tables)} tables for {len(self.edges)} edges; one more table than edges is expected"
+                f"tables: {len(self.tables)}, edges: {len(self.edges)}; one more table than edges is expected"
             )
         return self
 

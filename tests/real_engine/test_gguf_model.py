@@ -217,7 +217,7 @@ def test_names_of_models(monkeypatch):
         ({"llama.embedding_length": None}, ["embedding_length is None"]),
         ({"llama.embedding_length": "64"}, ["embedding_length is '64'"]),
         ({"llama.embedding_length": 65}, ["token_embd.weight is 64 x 273; 65 x 273 is expected"]),
-        ({"llama.attention.head_count_kv": 3}, ["4 heads", "3 of keys"]),
+        ({"llama.attention.head_count_kv": 3}, ["4 heads", "3 key heads"]),
         ({"llama.attention.head_count_kv": [2, 2]}, ["head_count_kv is [2, 2]"]),
         ({"llama.attention.key_length": 31}, ["heads of 31 numbers"]),
         ({"llama.rope.freq_base": float("nan")}, ["freq_base is nan", "positive"]),

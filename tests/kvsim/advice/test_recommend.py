@@ -259,7 +259,7 @@ def test_if_nothing_meets_the_slo_the_nearest_setting_is_shown_with_its_limit():
     assert found.conclusion.startswith("Nothing meets tpot_p95<1ms. The nearest setting is vllm serve ")
     assert "the limit is tpot_p95<1ms, at " in found.conclusion
     assert all(f.verdict == "not" for f in found.best)
-    nothing = recommend(load_scenario(BUSY), slo="ttft_p95<1s", memory=1000, budget=SMALL, workers=1)
+    nothing = recommend(load_scenario(BUSY), slo="ttft_p95<1s", memory=1 << 20, budget=SMALL, workers=1)
     assert nothing.conclusion.startswith("Nothing can be recommended: all ")
     assert nothing.to_dict()["best"] == []
     assert nothing.compared == ""
@@ -376,8 +376,8 @@ def test_the_command_prints_and_saves(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     found = json.loads(printed.stdout)
     assert list(found) == [
-        *("scenario", "seed", "engine", "load", "slo", "memory_bytes", "model", "profile", "traffic", "basis"),
-        *("interrupted", "met", "conclusion", "compared", "lead", "rule", "best", "searched", "limits"),
+        *("command", "scenario", "seed", "engine", "load", "slo", "memory_bytes", "model", "profile", "traffic"),
+        *("basis", "interrupted", "met", "conclusion", "compared", "lead", "rule", "best", "searched", "limits"),
     ]
     shown = command("recommend", *asked)
     first, second, *_ = shown.stdout.splitlines()

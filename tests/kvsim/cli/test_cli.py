@@ -86,7 +86,7 @@ def test_run_prints_the_same_object_every_time(kvsim):
 def test_run_prints_what_a_reader_asks_first(kvsim):
     printed = succeeded(kvsim("run", "chat", "--policy", "paged", "--seed", "7", "--requests", "40"))
     printed = " ".join(printed.split())
-    assert "chat under paged, seed 7" in printed
+    assert "chat under paged, 2,048 cells, 8 slots, seed 7" in printed
     assert "40 of 40 requests completed, 0 failed" in printed
     for word in ("TTFT", "TPOT", "P99", "external fragmentation", "profile default"):
         assert word in printed
@@ -137,7 +137,7 @@ MISTAKES = {
     ),
     "half a profile": (
         ("run", "--profile", "half.json"),
-        "half.json: not a machine profile: matmul_slopes_s: field required",
+        "half.json: not a machine profile: matmul_knots: field required",
     ),
 }
 GIVEN_FILES = {
@@ -408,7 +408,7 @@ def test_a_table_of_one_s_own_is_read_by_its_columns(within, tmp_path):
     done = within("prefix-cache", "mine.log", *NAMED, "--json", "-e", "lru")
     told = json.loads(succeeded(done, warned=True))
     assert told["infinite_hit_rate"] == 16 * (254 // 16 + 330 // 16 + 399 // 16) / (220 + 290 + 380 + 340 + 460)
-    assert "5 rows were sorted by arrival, 1 of them out of order; 2 sessions put together" in done.stderr
+    assert "5 rows were sorted by arrival, 1 of them out of order, and put together in 2 sessions" in done.stderr
     assert "3 of 3 later turns" in done.stderr
     described = json.loads(succeeded(within("workload", "describe", "mine.log", *NAMED, "--json"), warned=True))
     assert described["reuse"]["hit_rate"] == told["infinite_hit_rate"]

@@ -82,7 +82,7 @@ def test_invalid_points_are_stored_with_their_reason(small):
     assert len(failures) == 6
     assert set(failures["cache.cells"]) == {128}
     assert set(failures["error"]) == {"small: scenario: server.slot_context (160) exceeds cache.cells (128)"}
-    assert (small.table[small.table["cache.cells"] == 128]["verdict"] == "failed: 1 runs").all()
+    assert (small.table[small.table["cache.cells"] == 128]["verdict"] == "failed: 1 run").all()
 
 
 def test_a_row_can_be_run_again_by_itself(small, tmp_path):
@@ -346,7 +346,7 @@ def test_the_command_prints_a_table_and_a_conclusion(within, tmp_path):
     assert (finished.returncode, finished.stderr) == (0, "")
     printed = " ".join(finished.stdout.split())
     assert "point cache.cells workload.rate policy runs e2e mean" in printed
-    assert "24 runs, 0 failed" in printed
+    assert "24 runs, 0 of which could not finish" in printed
     assert "small: lowest e2e_mean of 4 points: " in printed
     assert "Saved sweep.sqlite, sweep.json, sweep.csv, runs.csv, best.csv, sweep.png in results/small/" in printed
     assert len(pd.read_csv(tmp_path / "results" / "small" / "runs.csv")) == 24

@@ -244,7 +244,7 @@ def recommendation_page(recommended, tmp_path_factory):
 def test_a_report_of_a_recommendation(recommendation_page):
     html = recommendation_page.read_text(encoding="utf-8")
     printed = json.loads((recommendation_page.parent / "recommendation.json").read_text())
-    for part in ("ttft_p95&lt;300ms", "llama-server --ctx-size", "Settings that were ruled out", "Scenario of place 1"):
+    for part in ("ttft_p95&lt;300ms", "llama-server --ctx-size", "that were ruled out", "Scenario for place 1"):
         assert part in html
     assert html.count("<tr>") > printed["searched"]["tried"]
 

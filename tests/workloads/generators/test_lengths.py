@@ -206,7 +206,7 @@ MISTAKES = {
         {"output_tokens": {**GIVEN, "tables": [GIVEN] * 3, "edges": [3, 2]}},
         "workload.output_tokens.edges: edges must increase; 2 comes after 3",
     ),
-    "tables": ({"output_tokens": {**GIVEN, "edges": [7]}}, "workload.output_tokens: 3 tables for 1 edges; one table"),
+    "tables": ({"output_tokens": {**GIVEN, "edges": [7]}}, "workload.output_tokens: tables: 3, edges: 1; one"),
     "in a table": (
         {"output_tokens": {**GIVEN, "tables": [*GIVEN["tables"][:2], {"kind": "fixed", "valu": 3, "value": 1}]}},
         "workload.output_tokens.tables.2.valu: unknown key; did you mean 'value'?",

@@ -160,7 +160,7 @@ def test_rows_of_sessions_in_order_of_time_are_put_together(read):
         (1.0, 9, 3.0, 1),
         (3.0, 30, 0.0, None),
     ]
-    assert "6 rows were sorted by arrival, 0 of them out of order; 2 sessions put together" in trace.notes[0]
+    assert "6 rows were put together in 2 sessions" in trace.notes[0]
 
 
 def test_a_table_in_order_says_nothing_of_sorting(read):
