@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _WORTH_PROCESSES = 1000
 """Total number of simulated requests above which starting worker processes pays off."""
 _MOST_REPLICATIONS = 1000
+_OF_ANOTHER_RUN = ("why.png", "why.csv", "replications.csv")
+"""What other commands, or an earlier comparison, may have left in the folder: a report would show it as this one's."""
 
 
 class RunOutcome(NamedTuple):
@@ -155,6 +157,8 @@ class Comparison:
         from kvsim.simulation.snapshots import FILE, save_snapshots
 
         target = writable(folder)
+        for name in _OF_ANOTHER_RUN:
+            (target / name).unlink(missing_ok=True)
         try:
             written = [target / "comparison.json", target / "comparison.csv", target / "scenario.toml"]
             written[0].write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
