@@ -95,7 +95,7 @@ REFUSED = {
     "a policy that does not describe it": ({}, ("--policy", "paged"), "llama.cpp hands out its cells itself"),
     "a policy of no era": ({}, ("--policy", "nothing"), "no policy called 'nothing'"),
     "cells": ({"cells": 1000}, (), "it makes multiples of"),
-    "V": ({"cache": 'type_v = "q8_0"'}, (), "V in q8_0 needs flash attention"),
+    "V": ({"cache": 'kernel = "masked"\ntype_v = "q8_0"'}, (), "V in q8_0 needs flash attention"),
     "a model that is not there": ({"model": "nowhere.gguf"}, (), "nowhere.gguf"),
     "a kernel": ({"cache": 'kernel = "gather"'}, (), "llama.cpp has no kernel 'gather'"),
 }
@@ -125,7 +125,7 @@ def test_a_window_needs_a_model_that_has_one(record, only):
     only("B")
     finished, _ = record("--policy", "sliding-window")
     assert finished.returncode == 2
-    assert "llama.cpp makes caches of 1024 cells, policy sliding-window of" in finished.stderr
+    assert "llama.cpp makes caches of 256 cells, policy sliding-window of 256 and 256" in finished.stderr
 
 
 def test_an_unwritable_file_is_named_and_nothing_is_left_behind(record, tmp_path):
