@@ -33,7 +33,7 @@ from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic, read_traffic
 from kvsim.experiments.workers import Done, Job, map_unordered
-from kvsim.model.memory_shapes import memory_shape
+from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.model.storage_types import parse_size
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.scenario.trace_files import trace_scenario
@@ -147,15 +147,37 @@ def recommend(
         "profile": measured,
         "scenario": traffic.scenario,
         "traffic": traffic,
-        "command": _command(source, trace, slo, engine, load, seed, requests, memory, model, weights, profile),
+        "command": _command(
+            source, trace, columns, slo, engine, load, time, seed, requests, memory, model, weights, profile
+        ),
     }
     if no_times := measured.why_no_times(served, measured.type_k, measured.type_v):
         return MemoryAnswer(**asked, shape=shape, weights=weights, no_times=no_times)
-    tolerant = any(bound.is_share and bound.limit > 0 for bound in service_level.bounds)
+    return _searched(asked, shape, weights, budget, workers, progress)
+
+
+def _searched(
+    asked: dict[str, Any],
+    shape: MemoryShape,
+    weights: str | None,
+    budget: SearchBudget,
+    workers: int | None,
+    progress: RecommendProgress | None,
+) -> Recommendation:
+    """Lay out all settings and search them; ``asked`` are the fields of ``Question``."""
+    traffic, slo = asked["traffic"], asked["slo"]
+    tolerant = any(bound.is_share and bound.limit > 0 for bound in slo.bounds)
     space = build_search_space(
-        traffic.scenario, traffic.summary, engine, measured, shape, memory_bytes, weights=weights, tolerant=tolerant
+        traffic.scenario,
+        traffic.summary,
+        asked["engine"],
+        asked["profile"],
+        shape,
+        asked["memory"],
+        weights=weights,
+        tolerant=tolerant,
     )
-    search = _Search(traffic, service_level, space, budget, workers, progress)
+    search = _Search(traffic, slo, space, budget, workers, progress)
     finalists = search.run()
     return Recommendation(
         **asked,
@@ -168,11 +190,27 @@ def recommend(
     )
 
 
-def _command(source: object, trace: object, slo: str, engine: str, load: float, *given: object) -> str:
+def _command(
+    source: object,
+    trace: object,
+    columns: Mapping[str, str] | None,
+    slo: str,
+    engine: str,
+    load: float,
+    *given: object,
+) -> str:
     """The command line of these arguments; a scenario that was given as an object is called by its name."""
-    what = ("--trace", trace) if trace is not None else ("--scenario", getattr(source, "name", source))
-    names = ("--seed", "--requests", "--memory", "--model", "--weights", "--profile")
-    pairs = [what, ("--slo", slo), ("--engine", engine), ("--load", f"{load:g}"), *zip(names, given, strict=True)]
+    what = ("--scenario", getattr(source, "name", source)) if trace is None else ("--trace", trace)
+    mapping = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items()) if columns else None
+    names = ("--time", "--seed", "--requests", "--memory", "--model", "--weights", "--profile")
+    pairs = [
+        what,
+        ("--columns", mapping),
+        ("--slo", slo),
+        ("--engine", engine),
+        ("--load", f"{load:g}"),
+        *zip(names, given, strict=True),
+    ]
     return shlex.join(
         ["kvsim", "recommend", *(str(x) for name, value in pairs if value is not None for x in (name, value))]
     )

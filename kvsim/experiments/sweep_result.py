@@ -217,7 +217,7 @@ class SweepResult:
         oracle. Of policies that are identical in every request only the first is ranked. Raises ``UserError`` for an
         unknown measure.
         """
-        measure = self._checked_measure(measure)
+        measure = self.measure if measure is None else measure_called(measure)
         left_out = self._left_out
         repeated = {(n, p) for n, groups in self._identical.items() for group in groups for p in group[1:]}
         values: dict[int, dict[str, list[float]]] = {}
@@ -300,7 +300,7 @@ class SweepResult:
 
     def conclusion(self, measure: str | None = None) -> str:
         """Say in one line which policy is best at how many points, and how often that is more than chance."""
-        measure = self._checked_measure(measure)
+        measure = self.measure if measure is None else measure_called(measure)
         best = self.best(measure)
         points = len({point.number for point in self.plan.points})
         if not len(best):
@@ -376,7 +376,7 @@ class SweepResult:
         """
         from kvsim.reports.sweep_plots import sweep_figure
 
-        return sweep_figure(self.table, self.plan, [self._checked_measure(m) for m in measures or self.drawn])
+        return sweep_figure(self.table, self.plan, [measure_called(m) for m in measures or self.drawn])
 
     def save(self, folder: str | Path | None = None) -> list[Path]:
         """Write the tables and the figure, by default beside the store, and return the files.
@@ -423,9 +423,6 @@ class SweepResult:
             "best": _records(self.best()),
             "failures": _records(self.failures),
         }
-
-    def _checked_measure(self, measure: str | None) -> str:
-        return self.measure if measure is None else measure_called(measure)
 
 
 def _reasons(left_out: Iterable[Mapping[str, NotRanked]]) -> str:

@@ -67,7 +67,7 @@ class WekaTrace(Trace):
 
     @property
     def prefixes(self) -> Prefixes:
-        """Of prompts all full blocks are named; answers come back as blocks of later prompts, under other names."""
+        """Prompts name all of their full blocks; answers come back as blocks of later prompts, under other names."""
         return "tokens"
 
     def _batches(self, *, check_all: bool) -> Iterator[RowBatch]:

@@ -1,6 +1,7 @@
 """Where no profile speaks for the model, nothing is said of times: memory is, and how to get the times."""
 
 import json
+import shlex
 
 import pytest
 
@@ -117,3 +118,44 @@ def test_other_types_of_k_and_v_have_no_times_either():
         NoTimes, match="no times for K in q8_0 and V in q8_0: profile default was measured with K in f32"
     ):
         compare(load_scenario({"cache": {"type_k": "q8_0", "type_v": "q8_0"}}), ["paged"])
+
+
+def test_the_command_asks_the_same_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_text("ts,in,out\n" + "".join(f"{i},20,5\n" for i in range(60)))
+    asked = [
+        "--trace",
+        "mine.csv",
+        "--columns",
+        "arrival=ts,prompt=in,output=out",
+        "--slo",
+        SLO,
+        "--model",
+        "llama-3.1-8b",
+    ]
+    first = json.loads(command("recommend", *asked, "--json").stdout)
+    again = json.loads(command(*shlex.split(first["command"])[1:], "--json").stdout)
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "llama-3.1-8b", "--weights", "banana"], "--weights: no type called 'banana'"),
+        (["--weights", "q4_K_M"], "--weights: name the model whose weights these are (--model)"),
+        (["--model", "llama-3.1-8b", "--memory", "80"], "--memory is 80 bytes; at least 1 MiB is expected"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_and_not_answered(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    printed = command("recommend", "--scenario", "chat", "--slo", SLO, *options)
+    assert (printed.returncode, printed.stdout) == (2, "")
+    assert message in printed.stderr
+    assert printed.stderr.count("\n") == 1
+
+
+def test_nothing_of_an_earlier_answer_is_left_in_the_folder(tmp_path):
+    for name in ("recommendation.json", "best-1.toml", "best-12.toml", "candidates.csv", "mine.toml"):
+        (tmp_path / name).write_text("{}")
+    recommend("chat", slo=SLO, model="llama-3.1-8b").save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"recommendation.json", "recommendation.csv", "mine.toml"}
