@@ -42,6 +42,8 @@ from workloads.traces.table_row import Time
 RecommendProgress = Callable[[int, int, int], None]
 """Called with the number of finished runs, an estimate of all runs, and the number of runs that could not finish."""
 
+_FLAGS = {"skip_bad_rows": "--skip-bad-rows", "failed": "--drop-failed", "clock_reset": "--continue-clock"}
+"""The option for each key of a trace."""
 _CHUNK_RUNS = 4
 """Runs sent to a worker at a time."""
 _LADDER_STEP = 0.25
@@ -99,6 +101,7 @@ def recommend(
     trace: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
     time: Time | None = None,
+    trace_keys: Mapping[str, Any] | None = None,
     profile: str | None = None,
     memory: int | str | None = None,
     model: str | None = None,
@@ -114,6 +117,7 @@ def recommend(
     """Recommend settings for a scenario's workload or for a trace file.
 
     ``columns``, ``time``: which column of a table is what, and the unit of its arrivals (``trace_scenario``).
+    ``trace_keys``: further keys of a trace's ``[workload]``, such as ``{"failed": "drop"}``.
     ``slo``: bounds such as ``ttft_p95<1s,tpot_p95<80ms`` (``slo.read_slo``). ``memory``: bytes for weights, cache and
     buffers, or a text such as 8GB; by default memory rules nothing out. ``model``: the model that is
     served, by default the scenario's, or for a trace the profile's; if the profile was measured on another one, the
@@ -127,7 +131,7 @@ def recommend(
     service_level = read_slo(slo)
     memory_bytes = parse_size(memory) if isinstance(memory, str) else memory
     if trace is not None:
-        source = trace_scenario(trace, columns=columns, time=time)
+        source = trace_scenario(trace, columns=columns, time=time, **(trace_keys or {}))
     base = _base_scenario(source, profile, seed)
     measured = load_profile(base.machine.profile, base.folder)
     if weights is not None and model is None:
@@ -148,7 +152,7 @@ def recommend(
         "scenario": traffic.scenario,
         "traffic": traffic,
         "command": _command(
-            source, trace, columns, slo, engine, load, time, seed, requests, memory, model, weights, profile
+            source, trace, columns, trace_keys, slo, engine, load, time, seed, requests, memory, model, weights, profile
         ),
     }
     if no_times := measured.why_no_times(served, measured.type_k, measured.type_v):
@@ -194,6 +198,7 @@ def _command(
     source: object,
     trace: object,
     columns: Mapping[str, str] | None,
+    trace_keys: Mapping[str, Any] | None,
     slo: str,
     engine: str,
     load: float,
@@ -201,6 +206,7 @@ def _command(
 ) -> str:
     """The command line of these arguments; a scenario that was given as an object is called by its name."""
     what = ("--scenario", getattr(source, "name", source)) if trace is None else ("--trace", trace)
+    flags = [_FLAGS[key] for key in trace_keys or ()]
     mapping = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items()) if columns else None
     names = ("--time", "--seed", "--requests", "--memory", "--model", "--weights", "--profile")
     pairs = [
@@ -211,9 +217,8 @@ def _command(
         ("--load", f"{load:g}"),
         *zip(names, given, strict=True),
     ]
-    return shlex.join(
-        ["kvsim", "recommend", *(str(x) for name, value in pairs if value is not None for x in (name, value))]
-    )
+    typed = [str(text) for name, value in pairs if value is not None for text in (name, value)]
+    return shlex.join(["kvsim", "recommend", *typed, *flags])
 
 
 def _check_arguments(source: object, trace: object, load: float, requests: int | None, workers: int | None) -> None:

@@ -47,6 +47,10 @@ NoLeap = Annotated[
     bool, typer.Option("--no-leap", hidden=True, help="The former name of --no-fast-forward, for one version.")
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows of a trace, and list them.")]
+DropFailed = Annotated[bool, typer.Option("--drop-failed", help="BurstGPT: leave out calls that failed (0 tokens).")]
+ContinueClock = Annotated[
+    bool, typer.Option("--continue-clock", help="RAGPulse: where the clock jumps back by days, continue a week later.")
+]
 MaxFailed = Annotated[
     str,
     typer.Option(
@@ -167,6 +171,18 @@ def load_plugins(files: list[Path] | None) -> None:
                 load_plugin(file)
         except PluginError as e:
             raise UserError(str(e)) from e
+
+
+def trace_keys(skip_bad_rows: bool, drop_failed: bool, continue_clock: bool) -> dict[str, Any]:
+    """The keys of a trace's ``[workload]`` that options set."""
+    keys: dict[str, Any] = {}
+    if skip_bad_rows:
+        keys["skip_bad_rows"] = True
+    if drop_failed:
+        keys["failed"] = "drop"
+    if continue_clock:
+        keys["clock_reset"] = "continue"
+    return keys
 
 
 def storage_type(option: str, name: str) -> Storage:

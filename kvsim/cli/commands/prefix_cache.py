@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, print_json, warn
-from kvsim.cli.options import Columns, Json, Out, Requests, SkipBadRows, TimeUnit, load_with, read_columns, read_time
+from kvsim.cli.options import (
+    Columns,
+    ContinueClock,
+    DropFailed,
+    Json,
+    Out,
+    Requests,
+    SkipBadRows,
+    TimeUnit,
+    load_with,
+    read_columns,
+    read_time,
+    trace_keys,
+)
 from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError, no_such
 
@@ -42,6 +55,8 @@ def prefix_cache(
     requests: Requests = None,
     out: Out = Path("results"),
     skip_bad_rows: SkipBadRows = False,
+    drop_failed: DropFailed = False,
+    continue_clock: ContinueClock = False,
     as_json: Json = False,
 ) -> None:
     """Show how often a prefix cache would hit, by its size and eviction order.
@@ -50,7 +65,8 @@ def prefix_cache(
     """
     from kvsim.experiments.prefix_cache import prefix_cache as study_prefixes
 
-    source = _source(scenario, read_columns(columns), read_time(time))
+    keys = trace_keys(False, drop_failed, continue_clock)
+    source = _source(scenario, read_columns(columns), read_time(time), keys)
     loaded = load_with(source, requests=requests, skip_bad_rows=skip_bad_rows)
     sizes = None if blocks is None else _numbers("--blocks", blocks)
     chosen = [_eviction(name) for name in eviction] if eviction else None
@@ -68,14 +84,15 @@ def prefix_cache(
     warn(study.notes)
 
 
-def _source(name: str, columns: dict[str, str] | None, time: Time | None) -> str | Scenario:
+def _source(name: str, columns: dict[str, str] | None, time: Time | None, keys: dict[str, Any]) -> str | Scenario:
     """The scenario itself, or one that replays the trace file of this name."""
     from kvsim.scenario.trace_files import is_trace, trace_scenario
 
     if is_trace(name):
-        return trace_scenario(name, columns=columns, time=time, own_blocks=True)
-    if columns or time:
-        raise UserError(f"{name}: --columns and --time are for trace files; a scenario has them in [workload]")
+        return trace_scenario(name, columns=columns, time=time, own_blocks=True, **keys)
+    if columns or time or keys:
+        given = "--columns, --time, --drop-failed and --continue-clock"
+        raise UserError(f"{name}: {given} are for trace files; a scenario has them in [workload]")
     return name
 
 

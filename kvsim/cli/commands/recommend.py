@@ -9,7 +9,20 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, print_json, print_saved, warn
-from kvsim.cli.options import Columns, Json, Plugins, ProfileName, TimeUnit, load_plugins, read_columns, read_time
+from kvsim.cli.options import (
+    Columns,
+    ContinueClock,
+    DropFailed,
+    Json,
+    Plugins,
+    ProfileName,
+    SkipBadRows,
+    TimeUnit,
+    load_plugins,
+    read_columns,
+    read_time,
+    trace_keys,
+)
 from kvsim.cli.progress import SweepBar
 from kvsim.errors import UserError
 from kvsim.model.storage_types import decimal_hint
@@ -28,6 +41,9 @@ def recommend(
     trace: Annotated[Path | None, typer.Option(help="A trace file; its kind is detected.")] = None,
     columns: Columns = None,
     time: TimeUnit = None,
+    skip_bad_rows: SkipBadRows = False,
+    drop_failed: DropFailed = False,
+    continue_clock: ContinueClock = False,
     scenario: Annotated[
         str | None, typer.Option(help="A built-in scenario or a TOML file.", autocompletion=completion.scenarios)
     ] = None,
@@ -71,8 +87,10 @@ def recommend(
     if (trace is None) == (scenario is None):
         both = "not both" if trace is not None else "one of them is needed"
         raise UserError(f"--trace, --scenario: {both}; a trace file or a scenario is accepted")
-    if trace is None and (columns or time):
-        raise UserError("--columns, --time: for a table given by --trace only; a scenario has them in [workload]")
+    keys = trace_keys(skip_bad_rows, drop_failed, continue_clock)
+    if trace is None and (columns or time or keys):
+        given = "--columns, --time, --skip-bad-rows, --drop-failed, --continue-clock"
+        raise UserError(f"{given}: for a trace given by --trace only; a scenario has them in [workload]")
     if out is not None:
         writable(out)
     load_plugins(plugin)
@@ -83,6 +101,7 @@ def recommend(
             trace=trace,
             columns=read_columns(columns),
             time=read_time(time),
+            trace_keys=keys,
             profile=profile,
             memory=memory,
             model=model,

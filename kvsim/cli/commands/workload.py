@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, print_json, print_saved, warn
-from kvsim.cli.options import Columns, Json, Out, TimeUnit, read_columns, read_time
+from kvsim.cli.options import (
+    Columns,
+    ContinueClock,
+    DropFailed,
+    Json,
+    Out,
+    SkipBadRows,
+    TimeUnit,
+    read_columns,
+    read_time,
+    trace_keys,
+)
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
 
@@ -34,11 +45,6 @@ Kind = Annotated[
         help="The kind of trace, if the file does not show it: azure, burstgpt, mooncake, ragpulse, weka, table.",
         autocompletion=completion.trace_kinds,
     ),
-]
-SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows, and list them.")]
-DropFailed = Annotated[bool, typer.Option("--drop-failed", help="BurstGPT: leave out calls that failed (0 tokens).")]
-ContinueClock = Annotated[
-    bool, typer.Option("--continue-clock", help="RAGPulse: where the clock jumps back by days, continue a week later.")
 ]
 
 
@@ -133,11 +139,5 @@ def _open(
 ) -> Stream:
     from kvsim.advice.request_source import open_stream
 
-    options: dict[str, Any] = {}
-    if skip:
-        options["skip_bad_rows"] = True
-    if drop_failed:
-        options["failed"] = "drop"
-    if continue_clock:
-        options["clock_reset"] = "continue"
+    options = trace_keys(skip, drop_failed, continue_clock)
     return open_stream(source, kind, columns=read_columns(columns), time=read_time(time), **options)

@@ -159,3 +159,19 @@ def test_nothing_of_an_earlier_answer_is_left_in_the_folder(tmp_path):
         (tmp_path / name).write_text("{}")
     recommend("chat", slo=SLO, model="llama-3.1-8b").save(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"recommendation.json", "recommendation.csv", "mine.toml"}
+
+
+def test_failed_calls_of_a_trace_can_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    rows = [
+        f"{i},ChatGPT,{0 if i == 7 else 20},{0 if i == 7 else 5},{0 if i == 7 else 25},API log\n" for i in range(60)
+    ]
+    (tmp_path / "calls.csv").write_text(head + "".join(rows))
+    asked = ["recommend", "--trace", "calls.csv", "--slo", SLO, "--model", "llama-3.1-8b", "--json"]
+    refused = command(*asked)
+    assert refused.returncode == 2
+    assert "--drop-failed" in refused.stderr
+    found = json.loads(command(*asked, "--drop-failed").stdout)
+    assert found["command"].endswith("--drop-failed")
+    assert any("1 failed call dropped" in line for line in found["limits"])
