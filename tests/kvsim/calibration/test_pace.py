@@ -39,6 +39,7 @@ def test_a_pace_that_drifts_twofold_within_seconds_does_not_spoil_the_fit(drifti
     assert profile.held_out_error_median_without_pace > HELD_OUT_BOUND
     assert profile.held_out_error_median < 0.06
     assert drifting.refusal() is None
+    assert set(drifting.held_out["mixed"]) == {True, False}, "alone and in running servers"
 
 
 def test_a_steady_pace_costs_nothing():
