@@ -483,12 +483,12 @@ def test_a_table_that_cannot_be_understood_is_answered_in_one_line(within, tmp_p
 
 def test_columns_are_for_tables_only(within, tmp_path):
     (tmp_path / "trace.csv").write_bytes(AZURE)
-    assert "--columns and --time are for trace files" in complaint(within("prefix-cache", "chat", *NAMED))
+    assert "--continue-clock are for trace files" in complaint(within("prefix-cache", "chat", *NAMED))
     assert "columns is an option of trace files" in complaint(within("workload", "describe", "chat", *NAMED))
     refused = complaint(within("workload", "describe", "trace.csv", "--kind", "azure", *NAMED))
     assert refused == "trace.csv: --columns and --time are for tables; a trace of kind azure has columns of its own"
     slo = ("--slo", "ttft_p95<1s")
-    assert "for a table given by --trace only" in complaint(within("recommend", "--scenario", "chat", *slo, *NAMED))
+    assert "for a trace given by --trace only" in complaint(within("recommend", "--scenario", "chat", *slo, *NAMED))
 
 
 def test_a_scenario_can_be_studied(within, tmp_path):
