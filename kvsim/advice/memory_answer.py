@@ -176,9 +176,9 @@ class MemoryAnswer(Question):
         Raises ``UserError``.
         """
         target = writable(folder)
-        remove_earlier(target)
         written = [target / "recommendation.json", target / "recommendation.csv"]
         try:
+            remove_earlier(target)
             written[0].write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
             self.table.to_csv(written[1], index=False)
         except OSError as e:

@@ -77,7 +77,10 @@ def _bound(bound: Bound) -> dict[str, Any]:
 
 
 def remove_earlier(folder: Path) -> None:
-    """Remove what an earlier recommendation left in its folder, so that nothing there is of another answer."""
+    """Remove what an earlier recommendation left in its folder, so that nothing there is of another answer.
+
+    Raises ``OSError``.
+    """
     if (folder / "recommendation.json").is_file():
         for file in (folder / "candidates.csv", folder / "recommendation.png", *folder.glob("best-[0-9]*.toml")):
             file.unlink(missing_ok=True)

@@ -368,11 +368,11 @@ class Recommendation(Question):
         ``recommendation.png``, and a scenario for each finalist, ``best-1.toml`` and so on. Raises ``UserError``.
         """
         target = writable(folder)
-        remove_earlier(target)
         names = ["recommendation.json", "recommendation.csv", "candidates.csv", "recommendation.png"]
         written = [target / name for name in names]
         try:
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+            remove_earlier(target)
             written[0].write_text(text + "\n", encoding="utf-8")
             self.table.to_csv(written[1], index=False)
             self.candidates.to_csv(written[2], index=False)

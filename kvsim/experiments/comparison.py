@@ -157,9 +157,9 @@ class Comparison:
         from kvsim.simulation.snapshots import FILE, save_snapshots
 
         target = writable(folder)
-        for name in _OF_ANOTHER_RUN:
-            (target / name).unlink(missing_ok=True)
         try:
+            for name in _OF_ANOTHER_RUN:
+                (target / name).unlink(missing_ok=True)
             written = [target / "comparison.json", target / "comparison.csv", target / "scenario.toml"]
             written[0].write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
             self.table.to_csv(written[1])

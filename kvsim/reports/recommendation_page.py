@@ -11,7 +11,6 @@ from kvsim.reports.page import Cell, Figure, Page, Section, Table, interval, num
 from kvsim.reports.parts import footer, read, reproduce
 
 _SETTINGS = ("policy", "cells", "slots", "slot_context", "n_batch", "n_ubatch", "type_k", "type_v")
-_ENDS = ("value", "low", "high")
 _CANDIDATE_COLUMNS = (*_SETTINGS, "reason", "detail")
 
 

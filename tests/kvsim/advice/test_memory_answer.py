@@ -8,7 +8,7 @@ import pytest
 from kvsim import compare, load_scenario, recommend, run
 from kvsim.advice.memory_answer import MemoryAnswer
 from kvsim.advice.plan import plan
-from kvsim.errors import NoTimes
+from kvsim.errors import NoTimes, UserError
 from tests.worlds import command
 
 SLO = "ttft_p99<1s,tpot_p99<50ms"
@@ -175,3 +175,10 @@ def test_failed_calls_of_a_trace_can_be_left_out(tmp_path, monkeypatch):
     found = json.loads(command(*asked, "--drop-failed").stdout)
     assert found["command"].endswith("--drop-failed")
     assert any("1 failed call dropped" in line for line in found["limits"])
+
+
+def test_what_cannot_be_removed_is_reported_in_one_line(tmp_path):
+    (tmp_path / "recommendation.json").write_text("{}")
+    (tmp_path / "best-1.toml").mkdir()
+    with pytest.raises(UserError, match="cannot write results: "):
+        recommend("chat", slo=SLO, model="llama-3.1-8b").save(tmp_path)
