@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 _WORTH_PROCESSES = 1000
 """Total number of simulated requests above which starting worker processes pays off."""
 _MOST_REPLICATIONS = 1000
-_OF_ANOTHER_RUN = ("why.png", "why.csv", "replications.csv")
-"""What other commands, or an earlier comparison, may have left in the folder: a report would show it as this one's."""
+_OF_AN_EARLIER_ONE = (
+    *("why.png", "why.csv", "replications.csv", "snapshots.npz", "films.npz"),
+    *("cells.png", "cells-*.png", "requests-*.csv"),
+)
+"""What an earlier comparison, and ``why`` about it, may have left in the folder: it would pass for this one's."""
 
 
 class RunOutcome(NamedTuple):
@@ -158,8 +161,9 @@ class Comparison:
 
         target = writable(folder)
         try:
-            for name in _OF_ANOTHER_RUN:
-                (target / name).unlink(missing_ok=True)
+            if (target / "comparison.json").is_file():
+                for earlier in [file for pattern in _OF_AN_EARLIER_ONE for file in target.glob(pattern)]:
+                    earlier.unlink()
             written = [target / "comparison.json", target / "comparison.csv", target / "scenario.toml"]
             written[0].write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
             self.table.to_csv(written[1])

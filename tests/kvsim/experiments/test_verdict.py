@@ -323,3 +323,12 @@ def test_results_are_those_of_the_first_replication():
     assert math.isfinite(three.verdict.intervals["ring"]["e2e_p99"].high)
     with pytest.raises(UserError, match="replications: 0; a whole number from 1 to 1000 is accepted"):
         kvsim.compare(scenario, replications=0)
+
+
+def test_a_saved_comparison_has_nothing_of_an_earlier_one(tmp_path):
+    short = kvsim.load_scenario("chat", workload__requests=20)
+    kvsim.compare(short, ["paged", "contiguous"], replications=2).save(tmp_path)
+    (tmp_path / "why.png").write_text("")
+    (tmp_path / "mine.txt").write_text("")
+    kept = kvsim.compare(short, ["paged"], snapshots=False).save(tmp_path)
+    assert {*tmp_path.iterdir()} == {*kept, tmp_path / "mine.txt"}
