@@ -21,7 +21,7 @@ def likely_cause(profile: Profile, held_out: pd.DataFrame, scatter: float | None
 
     ``held_out`` as in ``Calibration``; ``scatter``: relative standard deviation of one pass, measured again and again.
     """
-    share, pace, error = profile.machine.cpu_share, profile.pace, profile.held_out_error_median
+    share, pace, error = profile.measured_on.cpu_share, profile.pace, profile.held_out_error_median
     where = _worst_class(held_out)
     if share < _SHARE:
         return f"likely cause: other work had {1 - share:.0%} of the core, so that single passes were interrupted"

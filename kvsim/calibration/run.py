@@ -88,7 +88,7 @@ class Calibration:
         if self.busy:
             return (
                 f"the machine is busy: other work disturbed {self.left_out:.0%} of the measurements, and had "
-                f"{1 - self.profile.machine.cpu_share:.0%} of the time"
+                f"{1 - self.profile.measured_on.cpu_share:.0%} of the time"
             )
         if not error <= bound:
             cause = likely_cause(self.profile, self.held_out, self.scatter)

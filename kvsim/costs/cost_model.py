@@ -98,21 +98,18 @@ class CostModel:
 
     def relative(self, kernel: Kernel) -> RelativeCosts | None:
         """What an adaptive trigger weighs, in seconds; None if the profile lacks the kernel or the cost of moves."""
-        moves = self.profile.moves
-        if kernel not in self.profile.kernels or moves is None:
+        profile, moves = self.profile, self.profile.moves
+        if moves is None or not (profile.measured_kernel(kernel) or profile.device):
             return None
-        return RelativeCosts(
-            self.profile.kernels[kernel].per_cell_s.value, moves.per_run_s.value, moves.per_cell_s.value
-        )
+        cell_s = profile.kernel_costs(profile.decode, kernel).per_cell_s.value
+        return RelativeCosts(cell_s, moves.per_run_s.value, moves.per_cell_s.value)
 
     def check(self, model: str, kernel: Kernel, type_k: Storage = "f32", type_v: Storage = "f32") -> None:
         """Raise ``NoTimes`` unless the profile was measured with this model and cache, ``UserError`` if it lacks the
         kernel."""
         if reason := self.profile.why_no_times(model, type_k, type_v):
             raise NoTimes(reason)
-        if kernel not in self.profile.kernels:
-            known = ", ".join(self.profile.kernels)
-            raise UserError(f"profile {self.profile.name} has no kernel {kernel!r}; it has {known}")
+        self.profile.kernel_costs(self.profile.decode, kernel)
 
     def check_moves(self, policy: str) -> None:
         """Raise ``UserError`` if the profile has no cost for the moves that a policy makes."""

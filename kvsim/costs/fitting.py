@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from kvsim.costs.pass_price import scans_together
-from kvsim.costs.profile import Attention, Coefficient, CopyCost, Fit, Record
-from kvsim.costs.tables import ATTENTION_KNOTS, KNOTS, FloatArray, knots_within, segments
+from kvsim.costs.profile import Attention, Coefficient, CopyCost, Fit, HeldOut, PassCosts, Record, Regime
+from kvsim.costs.tables import (
+    ATTENTION_KNOTS,
+    DEVICE_KNOTS,
+    KNOTS,
+    SEQUENCE_KNOTS,
+    FloatArray,
+    knots_within,
+    segments,
+)
 from policies import Group, Kernel, MicroBatch
 
 _RESAMPLES = 200
@@ -43,6 +51,15 @@ class Sample(Work):
     """Number of the server run or trial that the pass was measured in; passes of one origin are held out together."""
     mixed: bool = False
     """Whether it was measured once, in a running server; otherwise it is the median of several passes run alone."""
+
+
+REGIMES: tuple[Regime, ...] = ("decode", "mixed")
+"""The regimes of passes."""
+
+
+def regime_of(work: Work) -> Regime:
+    """The regime of a pass: decode-only if each of its chunks is one token."""
+    return "decode" if work.tokens == work.chunks else "mixed"
 
 
 class MoveSample(Record):
@@ -115,23 +132,17 @@ def fit(
     """
     kernels = tuple(sorted({s.kernel for s in samples}))
     works = [work for sample in samples for work in (sample, *sample.further)]
-    matmul_knots = knots_within(KNOTS, max(work.tokens for work in works))
-    attention_knots = knots_within(ATTENTION_KNOTS, max(together for work in works for together, _ in work.scans))
-    design = _design(samples, kernels, matmul_knots, attention_knots)
+    layout = _Layout(
+        kernels=kernels,
+        matmul_knots=knots_within(KNOTS, max(work.tokens for work in works)),
+        attention_knots=knots_within(ATTENTION_KNOTS, max(together for work in works for together, _ in work.scans)),
+        skipping=frozenset(skipping),
+    )
+    design = layout.design(samples)
     seconds = np.array([s.seconds for s in samples])
     origins, member = np.unique([s.origin for s in samples], return_inverse=True)
     held = np.isin(member, rng.permutation(len(origins))[: len(origins) // 3])
-    predicted = _predict_held_out(design, seconds, held)
-    held_out = pd.DataFrame(
-        {
-            "kernel": [s.kernel for s, out in zip(samples, held, strict=True) if out],
-            "tokens": [_sum_of(s, "tokens") for s, out in zip(samples, held, strict=True) if out],
-            "chunks": [_sum_of(s, "chunks") for s, out in zip(samples, held, strict=True) if out],
-            "mixed": [s.mixed for s, out in zip(samples, held, strict=True) if out],
-            "measured_s": seconds[held],
-            "predicted_s": predicted,
-        }
-    )
+    held_out = _held_out(samples, seconds, _predict_held_out(design, seconds, held), held)
     error = (held_out["predicted_s"] / held_out["measured_s"] - 1).abs()
     without_pace = None
     if unpaced_s is not None:
@@ -139,17 +150,13 @@ def fit(
         without_pace = float(np.median(np.abs(_predict_held_out(design, unpaced, held) / unpaced[held] - 1)))
 
     coefficients = _with_intervals(design, seconds, member, rng)
-    n_slopes = len(matmul_knots) - 1
     copies = None
     if moves:
         each, per_run, per_cell = _simple([[1, m.runs, m.cells] for m in moves], [m.seconds for m in moves], rng)
         copies = CopyCost(per_pass_s=each, per_run_s=per_run, per_cell_s=per_cell)
     (per_key,) = _simple([[s.cells] for s in shifts], [s.seconds for s in shifts], rng)
     fitted = Fit(
-        matmul_knots=matmul_knots,
-        attention_knots=attention_knots,
-        matmul_slopes_s=tuple(coefficients[:n_slopes]),
-        kernels=_attention(coefficients[n_slopes:], kernels, skipping),
+        **dict(layout.costs(coefficients)),
         moves=copies,
         shift_per_cell_s=per_key,
         held_out_samples=int(held.sum()),
@@ -160,22 +167,137 @@ def fit(
     return Fitted(fitted, held_out)
 
 
-def _attention(
-    coefficients: Sequence[Coefficient], kernels: Sequence[Kernel], skipping: Collection[Kernel]
-) -> dict[Kernel, Attention]:
-    """The costs of each kernel, from their coefficients one after another."""
-    found, width = {}, len(coefficients) // len(kernels)
-    for i, kernel in enumerate(kernels):
-        base, per_cell, *further, per_chunk, per_run = coefficients[i * width : (i + 1) * width]
-        found[kernel] = Attention(
-            base_s=base,
-            per_cell_s=per_cell,
-            further_token_s=tuple(further),
-            per_chunk_s=per_chunk,
-            per_run_s=per_run,
-            skips=kernel in skipping,
+@dataclass(frozen=True)
+class FittedRegimes:
+    """The costs of a device's passes by regime, and how well they predict passes that were held out."""
+
+    costs: dict[Regime, PassCosts]
+    errors: dict[Regime, HeldOut]
+    held_out: pd.DataFrame
+    """One row for each held-out pass: regime, kernel, tokens, chunks, cells, mixed, measured_s, predicted_s."""
+
+
+def fit_regimes(samples: Sequence[Sample], rng: np.random.Generator) -> FittedRegimes:
+    """Fit the costs of decode-only and of mixed passes apart, on a device whose attention is causal.
+
+    A third of the passes of each regime is held out to report the error; the coefficients then come from all. Raises
+    ``ValueError`` if a regime has fewer passes than coefficients.
+    """
+    costs: dict[Regime, PassCosts] = {}
+    errors: dict[Regime, HeldOut] = {}
+    tables = []
+    for regime in REGIMES:
+        own = [sample for sample in samples if regime_of(sample) == regime]
+        layout = _Layout(
+            kernels=tuple(sorted({s.kernel for s in own})),
+            matmul_knots=knots_within(DEVICE_KNOTS, max((s.tokens for s in own), default=0)),
+            attention_knots=knots_within(ATTENTION_KNOTS, max((n for s in own for n, _ in s.scans), default=0)),
+            sequence_knots=knots_within(SEQUENCE_KNOTS, max((s.chunks for s in own), default=0)),
+            causal=True,
         )
-    return found
+        if len(own) < 2 * layout.width:
+            raise ValueError(f"{len(own)} {regime} passes; at least {2 * layout.width} are needed for a fit")
+        design, seconds = layout.design(own), np.array([s.seconds for s in own])
+        held = rng.permutation(len(own)) < len(own) // 3
+        predicted = _predict_held_out(design, seconds, held)
+        table = _held_out(own, seconds, predicted, held)
+        table.insert(0, "regime", regime)
+        tables.append(table)
+        off = np.abs(predicted / seconds[held] - 1)
+        errors[regime] = HeldOut(
+            samples=int(held.sum()),
+            error_median=float(np.median(off)),
+            error_p95=float(np.quantile(off, 0.95)),
+            error_most=float(off.max()),
+        )
+        costs[regime] = layout.costs(_with_intervals(design, seconds, np.arange(len(own)), rng))
+    return FittedRegimes(costs, errors, pd.concat(tables, ignore_index=True))
+
+
+def _held_out(
+    samples: Sequence[Sample], seconds: FloatArray, predicted: FloatArray, held: NDArray[np.bool_]
+) -> pd.DataFrame:
+    out = [s for s, is_held in zip(samples, held, strict=True) if is_held]
+    return pd.DataFrame(
+        {
+            "kernel": [s.kernel for s in out],
+            "tokens": [_sum_of(s, "tokens") for s in out],
+            "chunks": [_sum_of(s, "chunks") for s in out],
+            "cells": [sum(cells for work in (s, *s.further) for _, cells in work.scans) for s in out],
+            "mixed": [s.mixed for s in out],
+            "measured_s": seconds[held],
+            "predicted_s": predicted,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which coefficients a fit has, in which order: matrix work by segment, the head by segment, then each kernel's."""
+
+    kernels: tuple[Kernel, ...]
+    matmul_knots: tuple[int, ...]
+    attention_knots: tuple[int, ...]
+    sequence_knots: tuple[int, ...] = ()
+    skipping: frozenset[Kernel] = frozenset()
+    causal: bool = False
+
+    @property
+    def width(self) -> int:
+        """Number of coefficients."""
+        of_kernels = len(self.kernels) * (len(self.attention_knots) + 3)
+        return len(self.matmul_knots) - 1 + max(len(self.sequence_knots) - 1, 0) + of_kernels
+
+    def design(self, samples: Sequence[Sample]) -> FloatArray:
+        """How often each sample is charged each coefficient; shape (n_samples, n_coefficients)."""
+        works = [(i, self.kernels.index(s.kernel), work) for i, s in enumerate(samples) for work in (s, *s.further)]
+        row, kernel = np.array([(i, k) for i, k, _ in works]).T
+        tokens, chunks, runs = np.array([(work.tokens, work.chunks, work.runs) for *_, work in works]).T
+        matmul = np.zeros((len(samples), len(self.matmul_knots) - 1))
+        np.add.at(matmul, row, segments(tokens, self.matmul_knots))
+        head = np.zeros((len(samples), max(len(self.sequence_knots) - 1, 0)))
+        if self.sequence_knots:
+            np.add.at(head, row, segments(chunks, self.sequence_knots))
+        attention = np.zeros((len(samples), len(self.kernels), len(self.attention_knots) + 3))
+        np.add.at(attention[..., 0], (row, kernel), 1)
+        np.add.at(attention[..., -2], (row, kernel), chunks)
+        np.add.at(attention[..., -1], (row, kernel), runs)
+        scans = np.array([(i, k, n, cells) for i, k, work in works for n, cells in work.scans], dtype=float)
+        row, kernel = scans[:, 0].astype(int), scans[:, 1].astype(int)
+        together, cells = scans[:, 2], scans[:, 3]
+        if self.causal:
+            cells = cells - (together - 1) / 2
+        np.add.at(attention[..., 1], (row, kernel), cells)
+        np.add.at(attention[..., 2:-2], (row, kernel), cells[:, None] * segments(together, self.attention_knots))
+        chunks, runs = attention[..., -2], attention[..., -1]
+        # Where each chunk is one run, the two cannot be told apart.
+        runs[:, (chunks == runs).all(axis=0)] = 0
+        return np.hstack([matmul, head, attention.reshape(len(samples), -1)])
+
+    def costs(self, coefficients: Sequence[Coefficient]) -> PassCosts:
+        """The coefficients by name."""
+        slopes = len(self.matmul_knots) - 1
+        head = slopes + max(len(self.sequence_knots) - 1, 0)
+        kernels, width = {}, len(self.attention_knots) + 3
+        for i, kernel in enumerate(self.kernels):
+            base, per_cell, *further, per_chunk, per_run = coefficients[head + i * width : head + (i + 1) * width]
+            kernels[kernel] = Attention(
+                base_s=base,
+                per_cell_s=per_cell,
+                further_token_s=tuple(further),
+                per_chunk_s=per_chunk,
+                per_run_s=per_run,
+                skips=kernel in self.skipping,
+                causal=self.causal,
+            )
+        return PassCosts(
+            matmul_knots=self.matmul_knots,
+            attention_knots=self.attention_knots,
+            matmul_slopes_s=tuple(coefficients[:slopes]),
+            sequence_knots=self.sequence_knots,
+            sequence_slopes_s=tuple(coefficients[slopes:head]),
+            kernels=kernels,
+        )
 
 
 def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Sequence[ShiftSample]) -> str:
@@ -192,29 +314,6 @@ def _predict_held_out(design: FloatArray, seconds: FloatArray, held: NDArray[np.
 
 def _sum_of(sample: Sample, count: str) -> int:
     return sum(int(getattr(work, count)) for work in (sample, *sample.further))
-
-
-def _design(
-    samples: Sequence[Sample], kernels: Sequence[Kernel], matmul_knots: Sequence[int], attention_knots: Sequence[int]
-) -> FloatArray:
-    """How often each sample is charged each coefficient; shape (n_samples, n_coefficients)."""
-    works = [(i, kernels.index(s.kernel), work) for i, s in enumerate(samples) for work in (s, *s.further)]
-    row, kernel = np.array([(i, k) for i, k, _ in works]).T
-    tokens, chunks, runs = np.array([(work.tokens, work.chunks, work.runs) for *_, work in works]).T
-    matmul = np.zeros((len(samples), len(matmul_knots) - 1))
-    np.add.at(matmul, row, segments(tokens, matmul_knots))
-    attention = np.zeros((len(samples), len(kernels), len(attention_knots) + 3))
-    np.add.at(attention[..., 0], (row, kernel), 1)
-    np.add.at(attention[..., -2], (row, kernel), chunks)
-    np.add.at(attention[..., -1], (row, kernel), runs)
-    scans = np.array([(i, k, n, cells) for i, k, work in works for n, cells in work.scans])
-    row, kernel, together, cells = scans.T
-    np.add.at(attention[..., 1], (row, kernel), cells)
-    np.add.at(attention[..., 2:-2], (row, kernel), cells[:, None] * segments(together, attention_knots))
-    chunks, runs = attention[..., -2], attention[..., -1]
-    # Where each chunk is one run, the two cannot be told apart.
-    runs[:, (chunks == runs).all(axis=0)] = 0
-    return np.hstack([matmul, attention.reshape(len(samples), -1)])
 
 
 def _weighted(design: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:

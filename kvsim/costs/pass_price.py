@@ -1,13 +1,16 @@
 """The price of a forward pass: the one formula by which everything that is predicted is computed.
 
-A pass of ``n`` tokens costs, over the cache groups of a model,
+A pass of ``n`` tokens for ``k`` chunks costs, over the cache groups of a model,
 
-    matrix(n) + sum over groups of share * (base + attention + per_chunk * chunks + per_run * runs)
+    host + matrix(n) + head(k) + sum over groups of share * (base + attention + per_chunk * k + per_run * runs)
 
-``matrix`` is piecewise linear and never falls (a batched matrix product is not linear in its batch). ``attention`` is
-the number of cells that are scanned, times what a cell costs for the tokens that scan it together, again by a piecewise
-linear table that never falls. Moves, rotations and copies to the host tier come on top (``CostModel``). Every
-coefficient is non-negative: no cost can be bought back.
+``matrix`` and ``head`` are piecewise linear and never fall (a batched matrix product is not linear in its batch).
+``attention`` is the number of cells that are scanned, times what a cell costs for the tokens that scan it together,
+again by a piecewise linear table that never falls. Moves, rotations and copies to the host tier come on top
+(``CostModel``). Every coefficient is non-negative: no cost can be bought back.
+
+The coefficients depend on the regime of the pass where a profile has two: decode-only, where every chunk is one token,
+and mixed. On GPUs they differ, because engines run other kernels for a pass in which a chunk has more than one token.
 
 The same formula is asked for single passes (counts of one micro-batch), for decode steps planned ahead (arrays over the
 steps), and for steps in lockstep (sums over the steps, since the formula is linear in cells and runs).
@@ -22,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.costs.profile import Profile
+from kvsim.costs.profile import PassCosts, Profile
 from kvsim.costs.tables import FloatArray, SecondsTable
 from policies import FastForward, Group, Kernel, MicroBatch, Reads
 from policies.fast_forward.forecast import StepReads
@@ -43,38 +46,104 @@ class AttentionTerms(NamedTuple):
     """Over all other cells, and over further runs where cells do not come in blocks."""
 
 
+class RegimePrice:
+    """The formula with the coefficients of one regime, one kernel and the groups of one policy; seconds."""
+
+    def __init__(self, profile: Profile, costs: PassCosts, kernel: Kernel, groups: Sequence[Group]):
+        rates = profile.kernel_costs(costs, kernel)
+        measured = kernel in costs.kernels
+        self._groups = tuple(groups)
+        self._together = tuple(measured and scans_together(kernel, group) for group in groups)
+        self._matrix = SecondsTable(0.0, [slope.value for slope in costs.matmul_slopes_s], costs.matmul_knots)
+        self._head: SecondsTable | None = None
+        if costs.sequence_knots:
+            slopes = [slope.value for slope in costs.sequence_slopes_s]
+            self._head = SecondsTable(0.0, slopes, costs.sequence_knots)
+        further = [slope.value for slope in rates.further_token_s]
+        self._cell = SecondsTable(rates.per_cell_s.value, further, costs.attention_knots)
+        self.cell_s = self._cell[1]
+        """One cell that one token scans, for a group of share 1."""
+        self._base, self._chunk, self._run = rates.base_s.value, rates.per_chunk_s.value, rates.per_run_s.value
+        self._skips, self._causal = rates.skips, rates.causal
+        self._host = profile.host_s
+        self._share = sum(group.share for group in groups)
+        self.base_s = self._share * self._base + self._host
+        """Each pass, whatever is in it, over all groups, with what the host adds."""
+
+    def matrix_s(self, tokens: int) -> float:
+        """Matrix work of a pass of ``tokens`` tokens."""
+        return self._matrix[tokens]
+
+    def chunks_s(self, chunks: int) -> float:
+        """What a pass costs for having ``chunks`` chunks, over all groups."""
+        return self._share * self._chunk * chunks + self._head_s(chunks)
+
+    def total(self, tokens: int, chunks: int, groups: Iterable[tuple[float, Any, Any]]) -> Any:
+        """The formula. ``groups``: share, seconds of attention, and runs of each cache group.
+
+        Attention and runs are numbers, or arrays of shape (steps,); so is the result.
+        """
+        seconds: Any = self._matrix[tokens] + (self._host + self._head_s(chunks))
+        for share, attention, runs in groups:
+            seconds = seconds + share * (self._base + attention + (self._chunk * chunks + self._run * runs))
+        return seconds
+
+    def _head_s(self, chunks: int) -> float:
+        return self._head[chunks] if self._head is not None and chunks else 0.0
+
+    def runs_s(self, runs: Any) -> Any:
+        """Reading ``runs`` runs of cells in a group of share 1: a number or an array."""
+        return self._run * runs
+
+    def chunk_attention_s(self, tokens: int, cells: Any) -> Any:
+        """Attention of one chunk of ``tokens`` tokens over ``cells`` cells, for a group of share 1."""
+        if self._causal and tokens > 1:
+            # Tokens do not read the cells of those behind them in the chunk: half of its square.
+            cells = cells - (tokens - 1) / 2
+        return self._cell[tokens] * cells
+
+    def attention(self, tokens: int, reads: Reads, together: bool) -> float:
+        """Seconds over all cells that are scanned in one pass, for one group of share 1."""
+        if together:
+            return float(self._cell[tokens] * reads.span)
+        cells = (reads.useful if self._skips else reads.scanned).tolist()
+        if self._causal:
+            return float(sum(map(self.chunk_attention_s, reads.tokens.tolist(), cells)))
+        return float(sum(map(operator.mul, map(self._cell.__getitem__, reads.tokens.tolist()), cells)))
+
+    def attention_of_steps(self, tokens: int, sums: StepReads, together: bool) -> NDArray[np.floating[Any]]:
+        """``attention`` in each of some decode steps; shape (steps,)."""
+        if together:
+            return self._cell[tokens] * sums.span
+        return self._cell[1] * (sums.useful if self._skips else sums.scanned)
+
+
 class PassPrice:
     """Prices forward passes under one kernel over the cache groups of one policy; all results are in seconds."""
 
     def __init__(self, profile: Profile, kernel: Kernel, groups: Sequence[Group]):
-        rates = profile.kernels[kernel]
         self._groups = tuple(groups)
-        self._together = tuple(scans_together(kernel, group) for group in groups)
-        slopes = [slope.value for slope in profile.matmul_slopes_s]
-        self._matrix = SecondsTable(0.0, slopes, profile.matmul_knots)
-        further = [slope.value for slope in rates.further_token_s]
-        self._cell = SecondsTable(rates.per_cell_s.value, further, profile.attention_knots)
-        self._base, self._chunk, self._run = rates.base_s.value, rates.per_chunk_s.value, rates.per_run_s.value
-        self._skips = rates.skips
+        self._together = tuple(scans_together(kernel, group) and profile.measured_kernel(kernel) for group in groups)
+        self._decode = RegimePrice(profile, profile.decode, kernel, groups)
+        self._mixed = self._decode
+        if profile.mixed is not None:
+            self._mixed = RegimePrice(profile, profile.mixed, kernel, groups)
+        self._skips = profile.kernel_costs(profile.decode, kernel).skips
         self._fixed: dict[int, float] = {}
         """Seconds of a pass of a lockstep batch by its number of sequences, apart from what it reads."""
         self.most_tokens = 0
         """Tokens of the largest pass that was priced."""
         self.most_cells = 0
         """Cells that one token was scored against, at most, in the passes that were priced."""
-        share = sum(group.share for group in groups)
-        self.base_s = share * self._base
-        """Each pass, whatever is in it, over all groups."""
-        self.chunk_s = share * self._chunk
-        """Each chunk of a pass, over all groups."""
 
-    def matrix_s(self, tokens: int) -> float:
-        """Matrix work of a pass of ``tokens`` tokens."""
-        return self._matrix[tokens]
+    def regime(self, tokens: int, chunks: int) -> RegimePrice:
+        """The coefficients for a pass: those of decode-only passes if each chunk is one token, or of mixed ones."""
+        return self._decode if tokens == chunks else self._mixed
 
     def of_batch(self, batch: MicroBatch) -> float:
         """One micro-batch."""
-        n, asked = batch.n_tokens, []
+        n, chunks, asked = batch.n_tokens, len(batch.chunks), []
+        price = self.regime(n, chunks)
         if n > self.most_tokens:
             self.most_tokens = n
         for place, group, together in zip(batch.places, self._groups, self._together, strict=True):
@@ -82,19 +151,17 @@ class PassPrice:
             longest = int((reads.useful if self._skips else reads.scanned).max())
             if longest > self.most_cells:
                 self.most_cells = longest
-            attention = self._attention(n, reads, together)
-            asked.append((group.share, attention, len(reads.tokens), int(reads.runs.sum())))
-        return float(self._total(n, asked))
+            asked.append((group.share, price.attention(n, reads, together), int(reads.runs.sum())))
+        return float(price.total(n, chunks, asked))
 
     def of_steps(self, steps: FastForward) -> list[FloatArray]:
         """Each pass of decode steps that are planned ahead; float64 arrays of shape (steps,)."""
-        found = []
+        found, price = [], self._decode
         for each in steps.passes:
             asked = []
             for sums, group, together in zip(each.groups, self._groups, self._together, strict=True):
-                attention = self._attention_of_steps(each.tokens, sums, together)
-                asked.append((group.share, attention, each.tokens, sums.runs))
-            found.append(np.asarray(self._total(each.tokens, asked)))
+                asked.append((group.share, price.attention_of_steps(each.tokens, sums, together), sums.runs))
+            found.append(np.asarray(price.total(each.tokens, each.tokens, asked)))
         return found
 
     def of_mixed_step(self, tokens: int, reads: NextStepReads, chunks: PassSummary) -> float:
@@ -102,11 +169,11 @@ class PassPrice:
 
         The model has one cache group, and each chunk scans its own cells.
         """
-        n = tokens + chunks.tokens
-        cell = self._cell
-        attention, runs, longest = cell[1] * reads.scanned, reads.runs, reads.max_scanned_per_token
+        n, k = tokens + chunks.tokens, tokens + len(chunks.chunk_reads)
+        price = self.regime(n, k)
+        attention, runs, longest = price.cell_s * reads.scanned, reads.runs, reads.max_scanned_per_token
         for each, scanned, pieces in chunks.chunk_reads:
-            attention += cell[each] * scanned
+            attention += price.chunk_attention_s(each, scanned)
             runs += pieces
             if scanned > longest:
                 longest = scanned
@@ -114,7 +181,7 @@ class PassPrice:
             self.most_tokens = n
         if longest > self.most_cells:
             self.most_cells = longest
-        seconds: float = self._total(n, ((self._groups[0].share, attention, tokens + len(chunks.chunk_reads), runs),))
+        seconds: float = price.total(n, k, ((self._groups[0].share, attention, runs),))
         return seconds
 
     def of_lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
@@ -122,11 +189,11 @@ class PassPrice:
 
         Copies that are made between the steps are not included. One cache group, as for ``of_mixed_step``.
         """
-        share = self._groups[0].share
+        share, price = self._groups[0].share, self._decode
         fixed = self._fixed.get(members)
         if fixed is None:
-            fixed = self._fixed[members] = self._total(members, ((share, 0.0, members, 0),))
-        scan, run = share * self._cell[1], share * self._run
+            fixed = self._fixed[members] = price.total(members, members, ((share, 0.0, 0),))
+        scan, run = share * price.cell_s, share * price.runs_s(1)
 
         def seconds(steps: int) -> float:
             found = steps * fixed + scan * forecast.total_scanned(steps)
@@ -137,9 +204,10 @@ class PassPrice:
     def attention_of_batch(self, batch: MicroBatch, *, runs_are_holes: bool) -> AttentionTerms:
         """Attention in one micro-batch, split. ``runs_are_holes``: count runs beyond one for each chunk as holes."""
         useful_s = holes_s = 0.0
+        price = self.regime(batch.n_tokens, len(batch.chunks))
         for place, group, together in zip(batch.places, self._groups, self._together, strict=True):
             reads = place.reads
-            whole = self._attention(batch.n_tokens, reads, together)
+            whole = price.attention(batch.n_tokens, reads, together)
             if together:
                 scores = int(reads.tokens @ reads.scanned)
                 # Behind a window, a chunk's tokens together can see more cells than are still held for them.
@@ -148,31 +216,31 @@ class PassPrice:
             else:
                 scans = reads.useful if self._skips else reads.scanned
                 rows = zip(reads.tokens.tolist(), scans.tolist(), reads.useful.tolist(), strict=True)
-                useful = sum([self._cell[n] * min(seen, scanned) for n, scanned, seen in rows])
+                useful = sum([price.chunk_attention_s(n, min(seen, scanned)) for n, scanned, seen in rows])
             runs, chunks = int(reads.runs.sum()), len(reads.tokens)
             further = runs - chunks if runs_are_holes else 0
             share = group.share
-            useful_s += share * (useful + self._run * (runs - further))
-            holes_s += share * (whole - useful + self._run * further)
+            useful_s += share * (useful + price.runs_s(runs - further))
+            holes_s += share * (whole - useful + price.runs_s(further))
         return AttentionTerms(useful_s, holes_s)
 
     def attention_of_steps(self, steps: FastForward, *, runs_are_holes: bool) -> list[AttentionTerms]:
         """Attention in each pass of planned decode steps, split; arrays of shape (steps,)."""
-        found = []
+        found, price = [], self._decode
         for each in steps.passes:
             useful_s, holes_s = np.zeros(steps.steps), np.zeros(steps.steps)
             for sums, group, together in zip(each.groups, self._groups, self._together, strict=True):
-                whole = self._attention_of_steps(each.tokens, sums, together)
+                whole = price.attention_of_steps(each.tokens, sums, together)
                 if together:
                     seen = np.ones(steps.steps)
                     np.divide(sums.useful, sums.scanned, out=seen, where=sums.scanned > 0)
                     useful: NDArray[np.floating[Any]] = whole * seen
                 else:
-                    useful = self._cell[1] * sums.useful
+                    useful = price.cell_s * sums.useful
                 further = sums.runs - each.tokens if runs_are_holes else 0
                 share = group.share
-                useful_s += share * (useful + self._run * (sums.runs - further))
-                holes_s += share * (whole - useful + self._run * further)
+                useful_s += share * (useful + price.runs_s(sums.runs - further))
+                holes_s += share * (whole - useful + price.runs_s(further))
             found.append(AttentionTerms(useful_s, holes_s))
         return found
 
@@ -187,26 +255,3 @@ class PassPrice:
         """Remember the sizes of decode steps that were taken."""
         for each in steps.passes:
             self.reached(each.tokens, max(int(sums.max_scanned_per_token.max()) for sums in each.groups))
-
-    def _total(self, tokens: int, groups: Iterable[tuple[float, Any, int, Any]]) -> Any:
-        """The formula. ``groups``: share, seconds of attention, chunks and runs of each cache group.
-
-        Attention and runs are numbers, or arrays of shape (steps,); so is the result.
-        """
-        seconds: Any = self._matrix[tokens]
-        for share, attention, chunks, runs in groups:
-            seconds = seconds + share * (self._base + attention + (self._chunk * chunks + self._run * runs))
-        return seconds
-
-    def _attention(self, tokens: int, reads: Reads, together: bool) -> float:
-        """Seconds over all cells that are scanned in one pass, for one group of share 1."""
-        if together:
-            return float(self._cell[tokens] * reads.span)
-        cells = reads.useful if self._skips else reads.scanned
-        return float(sum(map(operator.mul, map(self._cell.__getitem__, reads.tokens.tolist()), cells.tolist())))
-
-    def _attention_of_steps(self, tokens: int, sums: StepReads, together: bool) -> NDArray[np.floating[Any]]:
-        """``_attention`` in each of some decode steps; shape (steps,)."""
-        if together:
-            return self._cell[tokens] * sums.span
-        return self._cell[1] * (sums.useful if self._skips else sums.scanned)

@@ -1,10 +1,10 @@
-"""Machine profiles: the fitted costs of one model on one machine, and the JSON files that carry them."""
+"""Profiles: the fitted costs of one model on one machine or device, and the JSON files that carry them."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -49,7 +49,13 @@ class Attention(Record):
     skips: bool = False
     """Whether cells that a sequence may not see are skipped one by one, so that only useful ones cost: llama.cpp's
     flash attention on a CPU does, while those that skip whole tiles scan the rest of a tile."""
+    causal: bool = False
+    """Whether a token of a chunk does not read the cells of the tokens behind it: a chunk of n tokens then reads
+    (n - 1) / 2 cells fewer, as with flash attention on GPUs."""
 
+
+Regime = Literal["decode", "mixed"]
+"""Kinds of passes: every chunk is one token, or some chunk has more."""
 
 NOTHING_S = Coefficient(value=0.0, low=0.0, high=0.0)
 
@@ -102,8 +108,39 @@ class Pace(Record):
         return self.p95 / self.p5
 
 
-class Fit(Record):
-    """Fitted costs, and how well they predict passes that were held out."""
+class HeldOut(Record):
+    """How well a fit predicts passes that were held out of it."""
+
+    samples: int
+    error_median: float
+    """Median relative error, without its sign."""
+    error_p95: float
+    error_most: float
+
+
+class Source(Record):
+    """Where the times of a device come from, if they were not measured here."""
+
+    title: str
+    """What it is, and by whom."""
+    url: str
+    licence: str
+    version: str
+    """Its version or commit."""
+    notes: tuple[str, ...] = ()
+    """What the reader of a result should know of it, one sentence each."""
+
+
+class Host(Record):
+    """What the host adds to each step beside the device's kernels."""
+
+    seconds: Seconds
+    source: str
+    """Whether it was fitted, and to what, or given, and by whom."""
+
+
+class PassCosts(Record):
+    """The fitted costs of forward passes."""
 
     matmul_knots: tuple[int, ...]
     """Batch sizes in tokens between which the cost of matrix work is linear."""
@@ -111,7 +148,41 @@ class Fit(Record):
     """Tokens that scan a cell together, between which its cost is linear."""
     matmul_slopes_s: tuple[Coefficient, ...]
     """Seconds per further token in each segment between knots."""
+    sequence_knots: tuple[int, ...] = ()
+    """Numbers of chunks between which the cost of the language-model head and the sampler is linear; none where it was
+    not measured apart from matrix work."""
+    sequence_slopes_s: tuple[Coefficient, ...] = ()
+    """Seconds per further chunk in each segment between knots."""
     kernels: dict[Kernel, Attention]
+
+    @model_validator(mode="after")
+    def _tables_fit_together(self) -> Self:
+        tables = [("matmul_knots", self.matmul_knots), ("attention_knots", self.attention_knots)]
+        if self.sequence_knots or self.sequence_slopes_s:
+            tables.append(("sequence_knots", self.sequence_knots))
+        for name, knots in tables:
+            if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or knots[0] < 1 or knots[-1] > 2**20:
+                raise ValueError(f"{name} must be two or more numbers of tokens, rising, from 1 to 2**20")
+        slopes = [("matmul_slopes_s", self.matmul_slopes_s, "matmul_knots", self.matmul_knots)]
+        if self.sequence_knots:
+            slopes.append(("sequence_slopes_s", self.sequence_slopes_s, "sequence_knots", self.sequence_knots))
+        for kernel, attention in self.kernels.items():
+            name = f"kernels.{kernel}.further_token_s"
+            slopes.append((name, attention.further_token_s, "attention_knots", self.attention_knots))
+        for name, values, of_knots, knots in slopes:
+            if len(values) != len(knots) - 1:
+                raise ValueError(f"{name} must be {len(knots) - 1}, one between each two of {of_knots}")
+        return self
+
+
+class Fit(PassCosts):
+    """Fitted costs, and how well they predict passes that were held out.
+
+    The costs of passes are those of all passes, or of decode-only ones where there are others of ``mixed`` ones.
+    """
+
+    mixed: PassCosts | None = None
+    """The costs of passes in which a chunk has more than one token; None: as those of all others."""
     moves: CopyCost | None
     """None: the engine never moves a cell."""
     shift_per_cell_s: Coefficient
@@ -120,8 +191,15 @@ class Fit(Record):
     held_out_error_median: float
     """Median relative error over the passes that were not used in the fit."""
     held_out_error_p95: float
+    held_out: dict[Regime, HeldOut] = {}
+    """The same by regime; empty in profiles with one."""
     held_out_error_median_without_pace: float | None = None
     """The median if measurements were not divided by the machine's pace; None in older profiles."""
+
+    @property
+    def decode(self) -> PassCosts:
+        """The costs of decode-only passes."""
+        return self
 
 
 NUMPY = "numpy"
@@ -142,7 +220,7 @@ def is_llamacpp(engine: str) -> bool:
 
 
 class Profile(Fit):
-    """A machine profile: the fitted costs of one model on one machine."""
+    """A profile: the fitted costs of one model on one machine or device under one engine."""
 
     format: int = FORMAT
     name: str
@@ -154,16 +232,20 @@ class Profile(Fit):
     """Name of the model's shape."""
     type_k: Storage = "f32"
     type_v: Storage = "f32"
-    """Storage type of K and V during the measurement."""
+    """Storage type of K and V during the measurement; f16 also stands for bfloat16, which takes as many bytes."""
     measured: str
     """Date, ISO 8601."""
-    machine: MachineInfo
+    machine: MachineInfo | None = None
+    """None where the times are those of a device."""
     tokens: Range
     """Measured range of tokens in a forward pass."""
     cells: Range
     """Measured range of cells that one token is scored against."""
-    reference_passes_s: tuple[Seconds, ...] = Field(validation_alias=AliasChoices("reference_passes_s", "yardstick_s"))
-    """Seconds of the reference passes, which are always the same: they tell the machine's pace at another time."""
+    reference_passes_s: tuple[Seconds, ...] = Field(
+        default=(), validation_alias=AliasChoices("reference_passes_s", "yardstick_s")
+    )
+    """Seconds of the reference passes, which are always the same: they tell the machine's pace at another time. None
+    of a device."""
     pace: Pace | None = None
     """None in older profiles, which were measured without looking at it."""
     refused: str | None = None
@@ -171,40 +253,89 @@ class Profile(Fit):
     samples: int
     digest: str
     """SHA-256 of the raw measurements."""
+    device: str | None = None
+    """Name of the device; None for a machine that was measured here."""
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Devices that share the model (``--tensor-parallel-size``)."""
+    weights: str | None = None
+    """Storage type of the weights on a device."""
+    source: Source | None = None
+    """Where the times of a device come from."""
+    host: Host | None = None
+    """What the host adds to each step; None where it is part of what was measured."""
+    inferred: tuple[str, ...] = ()
+    """What was not measured but computed, one sentence each."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Profile:
-        for name, knots in (("matmul_knots", self.matmul_knots), ("attention_knots", self.attention_knots)):
-            if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or knots[0] < 1 or knots[-1] > 2**20:
-                raise ValueError(f"{name} must be two or more numbers of tokens, rising, from 1 to 2**20")
-        if len(self.matmul_slopes_s) != len(self.matmul_knots) - 1:
-            expected = len(self.matmul_knots) - 1
-            raise ValueError(f"matmul_slopes_s must be {expected}, one between each two of matmul_knots")
-        for kernel, attention in self.kernels.items():
-            if len(attention.further_token_s) != len(self.attention_knots) - 1:
-                expected = len(self.attention_knots) - 1
-                raise ValueError(
-                    f"kernels.{kernel}.further_token_s must be {expected}, one between each two of attention_knots"
-                )
+    def _of_a_machine_or_a_device(self) -> Profile:
+        if (self.machine is None) == (self.device is None):
+            raise ValueError("machine: a profile is of a machine or of a device, so it has one of the two")
+        if self.device is not None and (self.source is None or len(self.kernels) != 1):
+            raise ValueError("source and one kernel are required in the profile of a device")
+        if self.mixed is not None and set(self.mixed.kernels) != set(self.kernels):
+            raise ValueError("mixed.kernels must be those of kernels")
         return self
 
+    @property
+    def measured_on(self) -> MachineInfo:
+        """The machine. Raises ``UserError`` if the times are those of a device, which cannot be run here."""
+        if self.machine is None:
+            raise UserError(
+                f"profile {self.name} is of the device {self.device}, not of a machine that kvsim can measure; its times "
+                "are held against recorded servers by kvsim validate --recorded"
+            )
+        return self.machine
+
+    @property
+    def host_s(self) -> float:
+        """Seconds that the host adds to each step, apart from what is in the costs of passes."""
+        return 0.0 if self.host is None else self.host.seconds
+
+    def measured_kernel(self, kernel: Kernel) -> bool:
+        """Whether attention was measured with this kernel."""
+        return kernel in self.kernels
+
+    def kernel_costs(self, costs: PassCosts, kernel: Kernel) -> Attention:
+        """The costs of a kernel in one regime; on a device, those of its own kernel for all others.
+
+        Raises ``UserError`` if the profile of a machine has no such kernel.
+        """
+        if kernel in costs.kernels:
+            return costs.kernels[kernel]
+        if self.device is None:
+            known = ", ".join(self.kernels)
+            raise UserError(f"profile {self.name} has no kernel {kernel!r}; it has {known}")
+        (own,) = costs.kernels.values()
+        return own
+
     def describe(self) -> str:
-        """One line for reports that names the profile and the machine."""
+        """One line for reports that names the profile, and the machine or the device."""
+        kept = f"K in {self.type_k}, V in {self.type_v}"
         m = self.machine
+        if m is not None:
+            return (
+                f"profile {self.name}: model {self.model}, {kept}, measured {self.measured} on {m.processor}, "
+                f"{m.threads} of {m.cores} cores, {m.blas if self.engine == NUMPY else self.engine}"
+            )
+        assert self.source is not None
+        devices = self.device if self.tensor_parallel == 1 else f"{self.tensor_parallel} x {self.device}"
+        weights = f", weights in {self.weights}" if self.weights else ""
         return (
-            f"profile {self.name}: model {self.model}, K in {self.type_k}, V in {self.type_v}, "
-            f"measured {self.measured} on {m.processor}, "
-            f"{m.threads} of {m.cores} cores, {m.blas if self.engine == NUMPY else self.engine}"
+            f"profile {self.name}: model {self.model} on {devices} under {self.engine}{weights}, {kept}, fitted to "
+            f"{self.source.title} {self.source.version}"
         )
 
     @property
     def basis(self) -> str:
         """One line for the head of results: whose times these are, and how well the profile fits."""
         kernels = ": its own kernels, not those of llama.cpp or vLLM" if self.engine == NUMPY else ""
-        return (
-            f"Times are those of {self.describe()}{kernels}; on passes held out of its fit the profile has a median "
-            f"error of {self.held_out_error_median:.1%} and a P95 error of {self.held_out_error_p95:.1%}."
+        errors = (
+            f"on passes held out of its fit the profile has a median error of {self.held_out_error_median:.1%} and a "
+            f"P95 error of {self.held_out_error_p95:.1%}."
         )
+        if self.host is not None:
+            errors += f" The host adds {self.host.seconds * 1e3:.2f} ms to a step: {self.host.source}."
+        return f"Times are those of {self.describe()}{kernels}; {errors}"
 
     def why_no_times(self, model: str, type_k: Storage, type_v: Storage, policy: str = "") -> str | None:
         """Why the profile says nothing about a model with K and V of these types, and what would; None if it does.
@@ -217,16 +348,20 @@ class Profile(Fit):
                 f"{how_to_get_times(model, self, policy)}"
             )
         if (type_k, type_v) != (self.type_k, self.type_v):
+            how = f"measure one with: {self.command} --model {model} --cache-type-k {type_k} --cache-type-v {type_v}"
+            if self.device is not None:
+                how = "leave cache.type_k and cache.type_v out"
             return (
                 f"no times for K in {type_k} and V in {type_v}: profile {self.name} was measured with K in "
-                f"{self.type_k} and V in {self.type_v}; measure one with: {self.command} --model {model} "
-                f"--cache-type-k {type_k} --cache-type-v {type_v}"
+                f"{self.type_k} and V in {self.type_v}; {how}"
             )
         return None
 
     @property
     def command(self) -> str:
         """The command that makes such a profile."""
+        if self.device is not None:
+            return f"kvsim profile make --device {self.device}"
         return "kvsim calibrate" if self.engine == NUMPY else "kvsim calibrate --engine llamacpp"
 
     def save(self, path: str | Path) -> None:

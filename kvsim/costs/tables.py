@@ -14,7 +14,13 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Batch sizes in tokens between which the cost of matrix work is linear; it is 0 for one token, and the last slope
 goes on."""
 
-ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512, 2048)
+DEVICE_KNOTS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
+"""The same for devices, whose largest batches are larger, and on which few tokens cost what one does."""
+
+SEQUENCE_KNOTS = (1, 16, 64, 128, 256, 512, 1024)
+"""Numbers of chunks between which the cost of the language-model head is linear."""
+
+ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512, 2048, 8192)
 """Numbers of tokens that scan the same cells together, between which the cost of a cell is linear."""
 
 

@@ -101,7 +101,7 @@ class Validation:
     @property
     def elsewhere(self) -> bool:
         """Whether the profile was measured on another processor."""
-        return self.profile.machine.processor != machine.processor()
+        return self.profile.measured_on.processor != machine.processor()
 
     def _worst(self, error: str) -> float:
         t = self.table
@@ -190,7 +190,7 @@ def validate(
         )
     runner: _RealRunner
     if is_llamacpp(engine):
-        session = LlamaCppSession(scenario, library=library, threads=profile.machine.threads)
+        session = LlamaCppSession(scenario, library=library, threads=profile.measured_on.threads)
         scenario = session.scenario
         chosen, left_out = choose(policies, session.policies, session.check)
         runner = _LlamaCppRunner(session, profile)

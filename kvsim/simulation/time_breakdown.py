@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.costs.cost_model import CostModel
+from kvsim.costs.pass_price import RegimePrice
 from kvsim.costs.tables import FloatArray
 from kvsim.simulation.job import Job
 from kvsim.simulation.rows import Rows
@@ -73,7 +74,6 @@ class TimeBreakdown:
         self._n_ubatch = n_ubatch
         self._block = policy.block_size if policy.block_size > 1 else _BLOCK
         self._pieces_are_holes = policy.block_size == 1
-        self._base = self._price.base_s
         self._spent = np.zeros((slots, len(CAUSES) - 2))
         """Seconds by cause since the slot's request started; shape (slots, causes). Meaningless for an empty slot."""
         self._pass = np.zeros_like(self._spent)
@@ -100,43 +100,43 @@ class TimeBreakdown:
 
     def forward(self, batch: MicroBatch) -> None:
         """A forward pass has been run."""
-        price, n, now = self._price, batch.n_tokens, self._pass
-        extra = self._count_off(n)
-        useful, holes = price.attention_of_batch(batch, runs_are_holes=self._pieces_are_holes)
+        n, chunks, now = batch.n_tokens, len(batch.chunks), self._pass
+        price, extra = self._price.regime(n, chunks), self._count_off(n)
+        useful, holes = self._price.attention_of_batch(batch, runs_are_holes=self._pieces_are_holes)
         moves = transfers = 0.0
         for place, group in zip(batch.places, self._groups, strict=True):
             before = self._costs.before_pass(place, group)
             moves += before.moves_s
             moves += before.shift_s
             transfers += before.transfers_s
-        matrix, pieces = price.matrix_s(n), price.chunk_s * len(batch.chunks)
-        self._terms.add((self._base + pieces, matrix, useful, holes, moves, transfers, extra))
+        matrix, pieces, first_s = price.matrix_s(n), price.chunks_s(chunks), price.chunks_s(1)
+        self._terms.add((price.base_s + pieces, matrix, useful, holes, moves, transfers, extra))
         if self._slot_is_free(n) and not any(self._unfinished(chunk) for chunk in batch.chunks):
-            self._short_s += self._base + pieces + matrix + useful + holes + moves + transfers
-        base = 0.0 if extra else self._base
+            self._short_s += price.base_s + pieces + matrix + useful + holes + moves + transfers
+        base = 0.0 if extra else price.base_s
         all_but_attention = base + matrix + pieces
-        now[:] = (0.0, all_but_attention, useful, holes, moves, self._base - base, 0.0, transfers)
+        now[:] = (0.0, all_but_attention, useful, holes, moves, price.base_s - base, 0.0, transfers)
         ones = [chunk.seq for chunk in batch.chunks if chunk.n == 1]
-        now[ones, _OWN] = one = base + price.matrix_s(1) + price.chunk_s
+        now[ones, _OWN] = one = base + price.matrix_s(1) + first_s
         now[ones, _BATCH] = max(all_but_attention - one, 0.0)
         for seq, start, tokens, _ in batch.chunks:
             if tokens > 1:
-                now[seq, _OWN] = own = base + price.matrix_s(tokens) + price.chunk_s
+                now[seq, _OWN] = own = base + price.matrix_s(tokens) + first_s
                 now[seq, _BATCH] = max(all_but_attention - own, 0.0)
             if seq in self._watched:
-                self._look(self._watched[seq], now[seq], start, tokens)
+                self._look(self._watched[seq], now[seq], start, tokens, price)
         self._spent += now
 
     def fast_forward(self, fast_forward: FastForward) -> None:
         """Record decode steps that were planned ahead and have been run, each with one token of every sequence."""
-        price, steps, columns = self._price, fast_forward.steps, []
+        price, steps, columns = self._price.regime(1, 1), fast_forward.steps, []
         # Of a batch that was cut, the last part may be the first of these steps.
         extra = [self._count_off(each.tokens) for each in fast_forward.passes]
-        split = price.attention_of_steps(fast_forward, runs_are_holes=self._pieces_are_holes)
+        split = self._price.attention_of_steps(fast_forward, runs_are_holes=self._pieces_are_holes)
         context = holes = batch = 0.0
-        own = self._base + price.matrix_s(1) + price.chunk_s
+        own = price.base_s + price.matrix_s(1) + price.chunks_s(1)
         for each, (useful, other), cut in zip(fast_forward.passes, split, extra, strict=True):
-            matrix, fixed = price.matrix_s(each.tokens), self._base + price.chunk_s * each.tokens
+            matrix, fixed = price.matrix_s(each.tokens), price.base_s + price.chunks_s(each.tokens)
             nothing, flags = np.zeros(steps), np.zeros(steps, dtype=np.int64)
             flags[0] = cut
             columns.append((np.full(steps, fixed), np.full(steps, matrix), useful, other, nothing, nothing, flags))
@@ -147,7 +147,7 @@ class TimeBreakdown:
             if self._slot_is_free(each.tokens):
                 self._short_s += steps * (fixed + matrix) + useful_s + other_s
         self._terms.extend([np.stack(column, axis=1).ravel() for column in zip(*columns, strict=True)])
-        failures, mine = self._base * sum(extra), self._base * all(extra)
+        failures, mine = price.base_s * sum(extra), price.base_s * all(extra)
         others = max(steps * (batch - own) - (failures - mine), 0.0)
         self._spent += (steps * own - mine, others, context, holes, 0.0, failures, 0.0, 0.0)
 
@@ -197,7 +197,7 @@ class TimeBreakdown:
         keys = job.content.keys(self._block, job.request.prompt_tokens // self._block)
         return self._block * next((i for i, key in enumerate(keys) if key not in self._seen), len(keys))
 
-    def _look(self, watch: _Watch, row: FloatArray, start: int, tokens: int) -> None:
+    def _look(self, watch: _Watch, row: FloatArray, start: int, tokens: int, price: RegimePrice) -> None:
         """Charge the tokens of a pass that come before the watched position to their cause."""
         undue = min(max(watch.stop - start, 0), tokens)
         if undue == tokens:
@@ -205,7 +205,7 @@ class TimeBreakdown:
             row[:] = 0.0
             row[watch.cause] = seconds
         elif undue:
-            seconds = self._price.matrix_s(tokens) - self._price.matrix_s(tokens - undue)
+            seconds = price.matrix_s(tokens) - price.matrix_s(tokens - undue)
             row[_OWN] -= seconds
             row[watch.cause] += seconds
         job = watch.job

@@ -109,8 +109,8 @@ def _given_profile(name: str, threads: int | None) -> Profile:
     from kvsim.costs.profile import load_profile
 
     given = load_profile(name)
-    if threads not in (None, given.machine.threads):
-        raise UserError(f"--threads: {name} was measured with {given.machine.threads}, not with {threads}")
+    if threads not in (None, given.measured_on.threads):
+        raise UserError(f"--threads: {name} was measured with {given.measured_on.threads}, not with {threads}")
     return given
 
 
