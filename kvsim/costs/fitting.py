@@ -16,12 +16,14 @@ from kvsim.costs.pass_price import scans_together
 from kvsim.costs.profile import Attention, Coefficient, CopyCost, Fit, HeldOut, PassCosts, Record, Regime
 from kvsim.costs.tables import (
     ATTENTION_KNOTS,
+    CHUNK_KNOTS,
     DEVICE_KNOTS,
     KNOTS,
     SEQUENCE_KNOTS,
     FloatArray,
     knots_within,
     segments,
+    shares,
 )
 from policies import Group, Kernel, MicroBatch
 
@@ -193,6 +195,7 @@ def fit_regimes(samples: Sequence[Sample], rng: np.random.Generator) -> FittedRe
             matmul_knots=knots_within(DEVICE_KNOTS, max((s.tokens for s in own), default=0)),
             attention_knots=knots_within(ATTENTION_KNOTS, max((n for s in own for n, _ in s.scans), default=0)),
             sequence_knots=knots_within(SEQUENCE_KNOTS, max((s.chunks for s in own), default=0)),
+            chunk_knots=knots_within(CHUNK_KNOTS, max((s.chunks for s in own), default=0)) if regime == "mixed" else (),
             causal=True,
         )
         if len(own) < 2 * layout.width:
@@ -239,14 +242,23 @@ class _Layout:
     matmul_knots: tuple[int, ...]
     attention_knots: tuple[int, ...]
     sequence_knots: tuple[int, ...] = ()
+    chunk_knots: tuple[int, ...] = ()
     skipping: frozenset[Kernel] = frozenset()
     causal: bool = False
 
     @property
     def width(self) -> int:
         """Number of coefficients."""
-        of_kernels = len(self.kernels) * (len(self.attention_knots) + 3)
-        return len(self.matmul_knots) - 1 + max(len(self.sequence_knots) - 1, 0) + of_kernels
+        return len(self.matmul_knots) - 1 + self._head + len(self.kernels) * self._of_kernel
+
+    @property
+    def _head(self) -> int:
+        return max(len(self.sequence_knots) - 1, 0)
+
+    @property
+    def _of_kernel(self) -> int:
+        """Coefficients of one kernel: base, cell, further tokens, cell by chunks, chunk, run."""
+        return len(self.attention_knots) + 3 + len(self.chunk_knots)
 
     def design(self, samples: Sequence[Sample]) -> FloatArray:
         """How often each sample is charged each coefficient; shape (n_samples, n_coefficients)."""
@@ -255,36 +267,46 @@ class _Layout:
         tokens, chunks, runs = np.array([(work.tokens, work.chunks, work.runs) for *_, work in works]).T
         matmul = np.zeros((len(samples), len(self.matmul_knots) - 1))
         np.add.at(matmul, row, segments(tokens, self.matmul_knots))
-        head = np.zeros((len(samples), max(len(self.sequence_knots) - 1, 0)))
+        head = np.zeros((len(samples), self._head))
         if self.sequence_knots:
             np.add.at(head, row, segments(chunks, self.sequence_knots))
-        attention = np.zeros((len(samples), len(self.kernels), len(self.attention_knots) + 3))
+        attention = np.zeros((len(samples), len(self.kernels), self._of_kernel))
         np.add.at(attention[..., 0], (row, kernel), 1)
         np.add.at(attention[..., -2], (row, kernel), chunks)
         np.add.at(attention[..., -1], (row, kernel), runs)
-        scans = np.array([(i, k, n, cells) for i, k, work in works for n, cells in work.scans], dtype=float)
-        row, kernel = scans[:, 0].astype(int), scans[:, 1].astype(int)
-        together, cells = scans[:, 2], scans[:, 3]
-        if self.causal:
-            cells = cells - (together - 1) / 2
-        np.add.at(attention[..., 1], (row, kernel), cells)
-        np.add.at(attention[..., 2:-2], (row, kernel), cells[:, None] * segments(together, self.attention_knots))
+        self._charge_scans(attention, works)
         chunks, runs = attention[..., -2], attention[..., -1]
         # Where each chunk is one run, the two cannot be told apart.
         runs[:, (chunks == runs).all(axis=0)] = 0
         return np.hstack([matmul, head, attention.reshape(len(samples), -1)])
 
+    def _charge_scans(self, attention: FloatArray, works: Sequence[tuple[int, int, Work]]) -> None:
+        """Add the cells that are scanned to the columns of attention; shape (n_samples, n_kernels, coefficients)."""
+        scans = np.array([(i, k, work.chunks, n, cells) for i, k, work in works for n, cells in work.scans])
+        row, kernel, chunks, together = scans[:, :4].T
+        cells = scans[:, 4].astype(float)
+        if self.causal:
+            cells -= (together - 1) / 2
+        single = (together == 1) & bool(self.chunk_knots)
+        further = len(self.attention_knots) + 1
+        np.add.at(attention[..., 1], (row, kernel), np.where(single, 0.0, cells))
+        np.add.at(attention[..., 2:further], (row, kernel), cells[:, None] * segments(together, self.attention_knots))
+        if self.chunk_knots:
+            charged = shares(chunks, self.chunk_knots) * np.where(single, cells, 0.0)[:, None]
+            np.add.at(attention[..., further:-2], (row, kernel), charged)
+
     def costs(self, coefficients: Sequence[Coefficient]) -> PassCosts:
         """The coefficients by name."""
-        slopes = len(self.matmul_knots) - 1
-        head = slopes + max(len(self.sequence_knots) - 1, 0)
-        kernels, width = {}, len(self.attention_knots) + 3
+        slopes, width = len(self.matmul_knots) - 1, self._of_kernel
+        head, by_chunks = slopes + self._head, len(self.attention_knots) - 1
+        kernels = {}
         for i, kernel in enumerate(self.kernels):
-            base, per_cell, *further, per_chunk, per_run = coefficients[head + i * width : head + (i + 1) * width]
+            base, per_cell, *tables, per_chunk, per_run = coefficients[head + i * width : head + (i + 1) * width]
             kernels[kernel] = Attention(
                 base_s=base,
                 per_cell_s=per_cell,
-                further_token_s=tuple(further),
+                further_token_s=tuple(tables[:by_chunks]),
+                cell_by_chunks_s=tuple(tables[by_chunks:]),
                 per_chunk_s=per_chunk,
                 per_run_s=per_run,
                 skips=kernel in self.skipping,
@@ -296,6 +318,7 @@ class _Layout:
             matmul_slopes_s=tuple(coefficients[:slopes]),
             sequence_knots=self.sequence_knots,
             sequence_slopes_s=tuple(coefficients[slopes:head]),
+            chunk_knots=self.chunk_knots,
             kernels=kernels,
         )
 

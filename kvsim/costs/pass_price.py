@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.costs.profile import PassCosts, Profile
-from kvsim.costs.tables import FloatArray, SecondsTable
+from kvsim.costs.tables import FloatArray, SecondsTable, shares
 from policies import FastForward, Group, Kernel, MicroBatch, Reads
 from policies.fast_forward.forecast import StepReads
 from policies.fast_forward.lockstep import NextStepReads, PassSummary, ReadForecast
@@ -61,8 +61,9 @@ class RegimePrice:
             self._head = SecondsTable(0.0, slopes, costs.sequence_knots)
         further = [slope.value for slope in rates.further_token_s]
         self._cell = SecondsTable(rates.per_cell_s.value, further, costs.attention_knots)
-        self.cell_s = self._cell[1]
-        """One cell that one token scans, for a group of share 1."""
+        self._cell_by_chunks = [each.value for each in rates.cell_by_chunks_s]
+        self._chunk_knots = costs.chunk_knots
+        self._cell_of_one: dict[int, float] = {}
         self._base, self._chunk, self._run = rates.base_s.value, rates.per_chunk_s.value, rates.per_run_s.value
         self._skips, self._causal = rates.skips, rates.causal
         self._host = profile.host_s
@@ -95,9 +96,22 @@ class RegimePrice:
         """Reading ``runs`` runs of cells in a group of share 1: a number or an array."""
         return self._run * runs
 
-    def chunk_attention_s(self, tokens: int, cells: Any) -> Any:
-        """Attention of one chunk of ``tokens`` tokens over ``cells`` cells, for a group of share 1."""
-        if self._causal and tokens > 1:
+    def cell_s(self, chunks: int) -> float:
+        """One cell that a chunk of one token scans in a pass of ``chunks`` chunks, for a group of share 1."""
+        if not self._cell_by_chunks:
+            return self._cell[1]
+        if chunks not in self._cell_of_one:
+            self._cell_of_one[chunks] = float(shares(chunks, self._chunk_knots) @ self._cell_by_chunks)
+        return self._cell_of_one[chunks]
+
+    def chunk_attention_s(self, tokens: int, cells: Any, chunks: int) -> Any:
+        """Attention of one chunk of ``tokens`` tokens over ``cells`` cells, for a group of share 1.
+
+        ``chunks``: all chunks of the pass.
+        """
+        if tokens == 1:
+            return self.cell_s(chunks) * cells
+        if self._causal:
             # Tokens do not read the cells of those behind them in the chunk: half of its square.
             cells = cells - (tokens - 1) / 2
         return self._cell[tokens] * cells
@@ -108,14 +122,17 @@ class RegimePrice:
             return float(self._cell[tokens] * reads.span)
         cells = (reads.useful if self._skips else reads.scanned).tolist()
         if self._causal:
-            return float(sum(map(self.chunk_attention_s, reads.tokens.tolist(), cells)))
+            chunks = len(cells)
+            return float(
+                sum(self.chunk_attention_s(n, seen, chunks) for n, seen in zip(reads.tokens.tolist(), cells, strict=True))
+            )
         return float(sum(map(operator.mul, map(self._cell.__getitem__, reads.tokens.tolist()), cells)))
 
     def attention_of_steps(self, tokens: int, sums: StepReads, together: bool) -> NDArray[np.floating[Any]]:
         """``attention`` in each of some decode steps; shape (steps,)."""
         if together:
             return self._cell[tokens] * sums.span
-        return self._cell[1] * (sums.useful if self._skips else sums.scanned)
+        return self.cell_s(tokens) * (sums.useful if self._skips else sums.scanned)
 
 
 class PassPrice:
@@ -171,9 +188,9 @@ class PassPrice:
         """
         n, k = tokens + chunks.tokens, tokens + len(chunks.chunk_reads)
         price = self.regime(n, k)
-        attention, runs, longest = price.cell_s * reads.scanned, reads.runs, reads.max_scanned_per_token
+        attention, runs, longest = price.cell_s(k) * reads.scanned, reads.runs, reads.max_scanned_per_token
         for each, scanned, pieces in chunks.chunk_reads:
-            attention += price.chunk_attention_s(each, scanned)
+            attention += price.chunk_attention_s(each, scanned, k)
             runs += pieces
             if scanned > longest:
                 longest = scanned
@@ -193,7 +210,7 @@ class PassPrice:
         fixed = self._fixed.get(members)
         if fixed is None:
             fixed = self._fixed[members] = price.total(members, members, ((share, 0.0, 0),))
-        scan, run = share * price.cell_s, share * price.runs_s(1)
+        scan, run = share * price.cell_s(members), share * price.runs_s(1)
 
         def seconds(steps: int) -> float:
             found = steps * fixed + scan * forecast.total_scanned(steps)
@@ -216,7 +233,8 @@ class PassPrice:
             else:
                 scans = reads.useful if self._skips else reads.scanned
                 rows = zip(reads.tokens.tolist(), scans.tolist(), reads.useful.tolist(), strict=True)
-                useful = sum([price.chunk_attention_s(n, min(seen, scanned)) for n, scanned, seen in rows])
+                each = [price.chunk_attention_s(n, min(seen, scanned), len(scans)) for n, scanned, seen in rows]
+                useful = sum(each)
             runs, chunks = int(reads.runs.sum()), len(reads.tokens)
             further = runs - chunks if runs_are_holes else 0
             share = group.share
@@ -236,7 +254,7 @@ class PassPrice:
                     np.divide(sums.useful, sums.scanned, out=seen, where=sums.scanned > 0)
                     useful: NDArray[np.floating[Any]] = whole * seen
                 else:
-                    useful = price.cell_s * sums.useful
+                    useful = price.cell_s(each.tokens) * sums.useful
                 further = sums.runs - each.tokens if runs_are_holes else 0
                 share = group.share
                 useful_s += share * (useful + price.runs_s(sums.runs - further))

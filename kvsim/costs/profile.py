@@ -43,6 +43,8 @@ class Attention(Record):
     further_token_s: tuple[Coefficient, ...]
     """What a cell costs more for each further token that scans it together with the first; one for each segment between
     knots."""
+    cell_by_chunks_s: tuple[Coefficient, ...] = ()
+    """Instead of ``per_cell_s``, where a chunk of one token scans the cell: one for each of ``chunk_knots``."""
     per_chunk_s: Coefficient
     per_run_s: Coefficient
     """Each contiguous run of cells that is read; 0 for kernels that read one run for each chunk."""
@@ -153,22 +155,29 @@ class PassCosts(Record):
     not measured apart from matrix work."""
     sequence_slopes_s: tuple[Coefficient, ...] = ()
     """Seconds per further chunk in each segment between knots."""
+    chunk_knots: tuple[int, ...] = ()
+    """Numbers of chunks for which ``cell_by_chunks_s`` are given, linear in their logarithm between: a few sequences
+    cannot keep a device busy. None where the cost of a cell does not depend on it."""
     kernels: dict[Kernel, Attention]
 
     @model_validator(mode="after")
     def _tables_fit_together(self) -> Self:
         tables = [("matmul_knots", self.matmul_knots), ("attention_knots", self.attention_knots)]
+        if self.chunk_knots:
+            tables.append(("chunk_knots", self.chunk_knots))
         if self.sequence_knots or self.sequence_slopes_s:
             tables.append(("sequence_knots", self.sequence_knots))
         for name, knots in tables:
             if len(knots) < 2 or any(a >= b for a, b in pairwise(knots)) or knots[0] < 1 or knots[-1] > 2**20:
-                raise ValueError(f"{name} must be two or more numbers of tokens, rising, from 1 to 2**20")
+                raise ValueError(f"{name} must be two or more numbers, rising, from 1 to 2**20")
         slopes = [("matmul_slopes_s", self.matmul_slopes_s, "matmul_knots", self.matmul_knots)]
         if self.sequence_knots:
             slopes.append(("sequence_slopes_s", self.sequence_slopes_s, "sequence_knots", self.sequence_knots))
         for kernel, attention in self.kernels.items():
             name = f"kernels.{kernel}.further_token_s"
             slopes.append((name, attention.further_token_s, "attention_knots", self.attention_knots))
+            if len(attention.cell_by_chunks_s) != len(self.chunk_knots):
+                raise ValueError(f"kernels.{kernel}.cell_by_chunks_s must be {len(self.chunk_knots)}, as chunk_knots")
         for name, values, of_knots, knots in slopes:
             if len(values) != len(knots) - 1:
                 raise ValueError(f"{name} must be {len(knots) - 1}, one between each two of {of_knots}")

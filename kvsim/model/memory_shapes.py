@@ -77,6 +77,9 @@ class MemoryShape:
     """Bytes of weights by storage type, if read from a GGUF file; either this or ``parameters`` is empty."""
     default_type: str
     """The type of ``default`` weights unless the user chooses another."""
+    n_experts: int = 0
+    """Experts in a layer, of which each token uses some; 0 without."""
+    experts_per_token: int = 0
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -315,6 +318,8 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
         parameters=parameters,
         stored={},
         default_type=default,
+        n_experts=_experts(config),
+        experts_per_token=(config.num_experts_per_tok or 1) if _experts(config) else 0,
     )
 
 
@@ -494,6 +499,8 @@ def _shape_of_gguf(model: str) -> MemoryShape:
         parameters={},
         stored=_stored(path, {name: (tensor.kind, tensor.dims) for name, tensor in header.tensors.items()}),
         default_type="",
+        n_experts=keys.number("expert_count") if keys.has("expert_count") else 0,
+        experts_per_token=keys.number("expert_used_count", 1) if keys.has("expert_count") else 0,
     )
 
 

@@ -1,0 +1,1 @@
+"""Profiles of devices from what others have measured and published."""

@@ -1,0 +1,207 @@
+"""Passes from published tables of the kernels of one layer.
+
+The format is that of LLMServingSim's profiler (https://github.com/casys-kaist/LLMServingSim, ``profiler/``): CUDA
+events around the kernels of one layer of vLLM, in microseconds. A pass is put together from them as vLLM runs it: once
+the embedding, the last norm, the language-model head and the sampler, and in each layer the two norms, the
+projections, attention, and the feed-forward network or the experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.costs.fitting import Sample
+from kvsim.costs.tables import FloatArray
+from kvsim.errors import UserError
+from kvsim.model.memory_shapes import MemoryShape
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KERNEL = "gather"
+"""The kernel of vLLM's paged attention, which reads just a sequence's cells, through a table of blocks."""
+
+_ONCE = ("embedding", "final_layernorm")
+_TWICE = ("layernorm",)
+_PROJECTIONS = ("qkv_proj", "rotary_emb", "o_proj")
+_FEED_FORWARD = ("gate_up_proj", "act_fn", "down_proj")
+_OPTIONAL = ("qk_norm",)
+_HEAD = ("lm_head", "sampler")
+_COLUMNS = {
+    "attention": ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"),
+    "dense": ("layer", "tokens", "time_us"),
+    "per_sequence": ("layer", "sequences", "time_us"),
+    "moe": ("tokens", "activated_experts", "time_us"),
+}
+_GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""Tokens of the passes for which vLLM captures CUDA graphs by default (``VllmConfig._set_cudagraph_sizes``): smaller
+passes are padded to the next one."""
+
+
+@dataclass(frozen=True)
+class LayerTables:
+    """The tables of one model on one device."""
+
+    folder: Path
+    meta: dict[str, Any]
+    """What ``meta.yaml`` says; empty where there is none."""
+    dense: pd.DataFrame
+    """Seconds of each layer by tokens: index tokens, one column per layer."""
+    head: pd.DataFrame
+    """Seconds of ``lm_head`` and ``sampler`` by sequences."""
+    attention: pd.DataFrame
+    """Columns prefill_chunk, kv_prefill, n_decode, kv_decode (tokens), seconds."""
+    moe: pd.DataFrame | None
+    """Columns tokens, activated_experts, seconds."""
+
+    def samples(self, shape: MemoryShape, *, graphs: bool = True) -> list[Sample]:
+        """One pass for each row of the table of attention, through all layers of the model.
+
+        ``graphs``: pad small passes as vLLM's CUDA graphs do. Rows whose tokens are beyond the table of dense layers
+        are left out. Raises ``UserError`` if the tables are not those of such a model.
+        """
+        n_layers = sum(group.layers for group in shape.groups)
+        if bool(shape.n_experts) != (self.moe is not None):
+            what = "has experts, but there is no moe.csv" if shape.n_experts else "has no experts, but there is a moe.csv"
+            raise UserError(f"{self.folder}: {shape.name} {what}")
+        rows = self.attention
+        tokens = (rows["prefill_chunk"] + rows["n_decode"]).to_numpy()
+        rows = rows[(tokens >= 1) & (tokens <= int(self.dense.index.max()))]
+        tokens = (rows["prefill_chunk"] + rows["n_decode"]).to_numpy()
+        run = _padded(tokens) if graphs else tokens
+        chunks = rows["n_decode"].to_numpy() + (rows["prefill_chunk"].to_numpy() > 0)
+        layer = 2 * self._dense(_TWICE, run) + self._dense((*_PROJECTIONS, *_OPTIONAL), run)
+        layer += self._experts(shape, run) if self.moe is not None else self._dense(_FEED_FORWARD, run)
+        layer += rows["seconds"].to_numpy()
+        seconds = self._dense(_ONCE, run) + n_layers * layer + self._heads(chunks)
+        columns = [rows[name].tolist() for name in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")]
+        return [
+            _sample(prompt, cached, decodes, context, float(s), i)
+            for i, (prompt, cached, decodes, context, s) in enumerate(zip(*columns, seconds, strict=True))
+        ]
+
+    def _dense(self, layers: Sequence[str], tokens: FloatArray) -> FloatArray:
+        """Seconds of some layers together, by tokens; shape (len(tokens),)."""
+        table = self.dense[[name for name in layers if name in self.dense.columns]].sum(axis=1)
+        return np.interp(tokens, table.index.to_numpy(dtype=float), table.to_numpy())
+
+    def _heads(self, sequences: FloatArray) -> FloatArray:
+        table = self.head.sum(axis=1)
+        return np.interp(sequences, table.index.to_numpy(dtype=float), table.to_numpy())
+
+    def _experts(self, shape: MemoryShape, tokens: FloatArray) -> FloatArray:
+        """The block of experts, with as many of them activated as tokens that choose evenly activate on average."""
+        from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
+
+        assert self.moe is not None
+        active = shape.n_experts * (1 - (1 - shape.experts_per_token / shape.n_experts) ** tokens)
+        points = np.log(self.moe[["tokens", "activated_experts"]].to_numpy(dtype=float))
+        asked = np.log(np.stack([tokens, active], axis=1))
+        inside = LinearNDInterpolator(points, self.moe["seconds"].to_numpy())(asked)
+        nearest = NearestNDInterpolator(points, self.moe["seconds"].to_numpy())(asked)
+        return np.where(np.isnan(inside), nearest, inside)
+
+
+def read_layer_tables(folder: str | Path) -> LayerTables:
+    """Read the tables of a folder, as CSV or gzipped CSV.
+
+    Raises ``UserError`` that names the file, the column or the row, what was wrong and what is accepted.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; one with attention.csv, dense.csv and per_sequence.csv is expected")
+    attention = _table(folder, "attention").rename(columns={"time_us": "seconds"})
+    dense, head = _by_layer(folder, "dense", "tokens"), _by_layer(folder, "per_sequence", "sequences")
+    moe = None
+    if _file(folder, "moe") is not None:
+        moe = _table(folder, "moe").rename(columns={"time_us": "seconds"})
+    needed = [*_ONCE, *_TWICE, *_PROJECTIONS, *(() if moe is not None else _FEED_FORWARD)]
+    for file, table, layers in (("dense", dense, needed), ("per_sequence", head, _HEAD)):
+        if missing := [layer for layer in layers if layer not in table.columns]:
+            raise UserError(f"{_file(folder, file)}: no rows of the layer {missing[0]}; needed are {', '.join(layers)}")
+    return LayerTables(folder, _meta(folder), dense, head, attention, moe)
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next((path for end in ("csv", "csv.gz") if (path := folder / f"{name}.{end}").is_file()), None)
+
+
+def _table(folder: Path, name: str) -> pd.DataFrame:
+    """One table, checked: all columns there, all counts whole numbers from 0, all times above 0, in seconds."""
+    import pandas as pd
+
+    path = _file(folder, name)
+    if path is None:
+        raise UserError(f"{folder}: no {name}.csv or {name}.csv.gz in it")
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError, EOFError) as e:
+        raise UserError(f"{path}: cannot be read as CSV: {str(e).splitlines()[0]}") from None
+    columns = _COLUMNS[name]
+    for column in columns:
+        if column not in table.columns:
+            raise UserError(f"{path}: no column {column!r}; needed are {', '.join(columns)}")
+    table = table[list(columns)].copy()
+    if table.empty:
+        raise UserError(f"{path}: no rows")
+    for column in columns:
+        if column == "layer":
+            continue
+        numbers = pd.to_numeric(table[column], errors="coerce")
+        time = column == "time_us"
+        bad = ~(np.isfinite(numbers) & ((numbers > 0) if time else (numbers >= 0) & (numbers % 1 == 0)))
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            kind = "a time above 0, in microseconds," if time else "a whole number from 0"
+            raise UserError(f"{path}: row {row + 2}: {column} is {table[column].iloc[row]!s:.40}; {kind} is expected")
+        table[column] = numbers * 1e-6 if time else numbers.astype(int)
+    return table
+
+
+def _by_layer(folder: Path, name: str, index: str) -> pd.DataFrame:
+    """Seconds by ``index``, one column per layer; values in between rows of other layers are interpolated."""
+    table = _table(folder, name)
+    wide = table.pivot_table(index=index, columns="layer", values="time_us", aggfunc="mean")
+    return wide.interpolate(method="index", limit_direction="both")
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    path = folder / "meta.yaml"
+    if not path.is_file():
+        return {}
+    import yaml
+
+    try:
+        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as e:
+        raise UserError(f"{path}: not YAML: {str(e).splitlines()[0]}") from None
+    if not isinstance(meta, dict):
+        raise UserError(f"{path}: not a table of keys and values")
+    return meta
+
+
+def _sample(prompt: int, cached: int, decodes: int, context: int, seconds: float, origin: int) -> Sample:
+    scans = [(prompt, cached + prompt)] if prompt else []
+    if decodes:
+        scans.append((1, decodes * context))
+    return Sample(
+        tokens=prompt + decodes,
+        scans=tuple(scans),
+        chunks=decodes + (prompt > 0),
+        runs=0,
+        kernel=KERNEL,
+        seconds=seconds,
+        origin=origin,
+    )
+
+
+def _padded(tokens: FloatArray) -> FloatArray:
+    """Tokens of the passes that are run: those of the next CUDA graph, if there is one as large."""
+    sizes = np.array(_GRAPH_SIZES)
+    next_size = sizes[np.minimum(np.searchsorted(sizes, tokens), len(sizes) - 1)]
+    return np.where(tokens <= sizes[-1], next_size, tokens).astype(float)
