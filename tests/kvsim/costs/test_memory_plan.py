@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.advice.plan import plan
+from kvsim.costs.memory_plan import plan
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import gguf_path
 from kvsim.model.gguf_file import read_header
