@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from kvsim.costs import llamacpp_memory, vllm_memory
+from kvsim.costs.devices import device_named
 from kvsim.costs.memory_settings import (
     MOST_CONTEXT,
     MOST_PARALLEL,
@@ -167,6 +168,7 @@ def plan(
     block_size: int = PRESENT["vLLM"].block_size,
     gpu_memory_utilization: float = 0.9,
     weights: str | None = None,
+    tensor_parallel: int = 1,
     memory: int | str | None = None,
 ) -> Plan:
     """Plan the memory of a model, given as a shipped name, a config.json, or a GGUF file.
@@ -189,6 +191,7 @@ def plan(
         block_size,
         gpu_memory_utilization,
         weights and weights.lower(),
+        tensor_parallel,
     )
     check_settings(settings, ubatch)
     available = None if memory is None else _bytes(memory)
@@ -214,6 +217,45 @@ def _unit_note(made: Plan, memory: int | str | None) -> list[str]:
     meant = binary_reading(memory)
     decides = any(made.fits(engine, meant) and not made.fits(engine, memory) for engine in made.engines)
     return [hint + (f", into which this fits: --memory {meant}" if decides else "")]
+
+
+def default_cells(
+    model: str,
+    device: str,
+    *,
+    tp: int = 1,
+    weights: str | None = None,
+    batch: int | None = None,
+    sequences: int = 256,
+    type_k: str = "f16",
+    block_size: int = PRESENT["vLLM"].block_size,
+    gpu_memory_utilization: float = 0.9,
+) -> int:
+    """Return the tokens that the KV cache of a vLLM server holds on a device: its blocks times their size.
+
+    ``model``: a shipped name, a config.json or a GGUF file; ``device``: a name of ``devices.toml``; ``tp``: GPUs over
+    which each layer is divided; ``batch``: by default vLLM's own on that device. vLLM reports the null block among its
+    blocks, and so does this count, although no request can have it. Raises ``UserError`` if the weights do not fit.
+    """
+    memory = device_named(device).memory_bytes
+    made = plan(
+        model,
+        ctx=block_size,
+        parallel=sequences,
+        type_k=type_k,
+        type_v=type_k,
+        engine="vllm",
+        batch=batch or default_batch("vllm", memory),
+        block_size=block_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        weights=weights,
+        tensor_parallel=tp,
+        memory=memory,
+    )
+    blocks = made.vllm_blocks(memory)
+    if blocks < 2:  # The null block and one for a request.
+        raise UserError(f"{model} does not fit on {device}")
+    return blocks * block_size
 
 
 def default_batch(engine: Engine, memory: int | None) -> int:

@@ -52,6 +52,8 @@ class PlanSettings:
     """vLLM: share of the memory that it may use."""
     weights: str | None = None
     """Storage type of the weights, if a config.json does not state it."""
+    tensor_parallel: int = 1
+    """vLLM: number of GPUs over which each layer is divided (``--tensor-parallel-size``); memory is that of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ def check_settings(s: PlanSettings, ubatch: int) -> None:
         ("--ubatch", ubatch, 1 << 20),
         ("--batch", s.batch, 1 << 20),
         ("--block-size", s.block_size, 1 << 16),
+        ("--tp", s.tensor_parallel, 1 << 10),
     ):
         if not 1 <= value <= most:
             raise UserError(f"{name} is {value}; a whole number from 1 to {most} is accepted")
@@ -107,7 +110,8 @@ def weight_parts(engine: Engine, shape: MemoryShape, s: PlanSettings) -> list[Pa
     Otherwise all weights are assumed to have one type. This is an estimate, since a GGUF file stores vectors (norms,
     biases) as f32 in any case, and the bits per weight of a mixture are an average.
     """
-    parts = [Part(engine, "weights", f"weights, {kind}", size, False) for kind, size in shape.stored.items()]
+    ranks = s.tensor_parallel if engine == "vllm" else 1
+    parts = [Part(engine, "weights", f"weights, {kind}", size // ranks, False) for kind, size in shape.stored.items()]
     by_type: dict[str, int] = {}
     for kind, numbers in shape.parameters.items():
         # A type that is given applies to all weights.
@@ -116,5 +120,6 @@ def weight_parts(engine: Engine, shape: MemoryShape, s: PlanSettings) -> list[Pa
     for kind, numbers in by_type.items():
         exact = kind == "f32" or (kind in ("f16", "bf16") and engine == "vllm")
         detail = f"{numbers:,} numbers"
-        parts.append(Part(engine, "weights", f"weights, {kind}", weight_bytes(kind, numbers), not exact, detail))
+        size = weight_bytes(kind, numbers) // ranks
+        parts.append(Part(engine, "weights", f"weights, {kind}", size, not exact, detail))
     return parts

@@ -39,7 +39,8 @@ class BlockGroups:
 
 def _page_bytes(group: AttentionGroup, s: PlanSettings) -> int:
     """Bytes of a block in one layer (``AttentionSpec.page_size_bytes``)."""
-    return s.block_size * (row_bytes(s.type_k, group.k_row) + row_bytes(s.type_k, group.v_row))
+    ranks = 1 if group.kind == "latent" else min(s.tensor_parallel, group.k_row // group.k_head)
+    return s.block_size * (row_bytes(s.type_k, group.k_row // ranks) + row_bytes(s.type_k, group.v_row // ranks))
 
 
 def _request_blocks(group: AttentionGroup, s: PlanSettings) -> int:
@@ -73,7 +74,7 @@ def _peak(shape: MemoryShape, s: PlanSettings) -> int:
     layer's input; or, if that is more, the logits of all sequences in 2 and in 4 bytes. Llama 3.1 8B with batches of
     20,000 and 29,000 tokens took 2.07 and 2.99 GiB (vLLM issue 10517); the estimates are 2.06 and 2.99.
     """
-    return max(2 * s.batch * 3 * (shape.d_ff + shape.d_model), 6 * s.parallel * shape.vocabulary)
+    return max(2 * s.batch * 3 * (shape.d_ff // s.tensor_parallel + shape.d_model), 6 * s.parallel * shape.vocabulary)
 
 
 def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
