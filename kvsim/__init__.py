@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBLIC.
     from kvsim.advice.memory import MemoryReport as MemoryReport
     from kvsim.advice.memory import memory as memory
-    from kvsim.advice.plan import Plan as Plan
-    from kvsim.advice.plan import plan as plan
     from kvsim.advice.recommend import recommend as recommend
     from kvsim.advice.recommendation import Recommendation as Recommendation
     from kvsim.advice.request_source import describe_workload as describe_workload
@@ -25,6 +23,8 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from kvsim.advice.workload_fit import WorkloadFit as WorkloadFit
     from kvsim.calibration.run import Calibration as Calibration
     from kvsim.calibration.run import calibrate as calibrate
+    from kvsim.costs.memory_plan import Plan as Plan
+    from kvsim.costs.memory_plan import plan as plan
     from kvsim.costs.profile import Profile as Profile
     from kvsim.costs.profile import load_profile as load_profile
     from kvsim.engines.llama_studies import measure_defragmentation as measure_defragmentation
@@ -59,7 +59,7 @@ __version__ = "0.1.0"
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
     "kvsim.advice.memory": ("MemoryReport", "memory"),
-    "kvsim.advice.plan": ("Plan", "plan"),
+    "kvsim.costs.memory_plan": ("Plan", "plan"),
     "kvsim.advice.recommend": ("recommend",),
     "kvsim.advice.recommendation": ("Recommendation",),
     "kvsim.advice.request_source": ("describe_workload", "fit_workload"),

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from kvsim.advice.engine_flags import COMMANDS, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
-from kvsim.advice.plan import CONTEXT_UNIT, ENGINE_TITLES, Engine
 from kvsim.advice.scenario_memory import plan_scenario
+from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, Engine
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError, no_such
 from kvsim.experiments.traffic import TrafficSummary

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvsim.advice.plan import Engine, PlanSettings
+from kvsim.costs.memory_settings import Engine, PlanSettings
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.scenario.scenario import Scenario
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.advice.engine_flags import Flags, command_line, flags_dict, largest_fit_flags
-from kvsim.advice.plan import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine, Plan, default_batch, plan
 from kvsim.advice.question import Question, remove_earlier
+from kvsim.costs.memory_plan import Plan, default_batch, plan
+from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import format_size

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from kvsim.advice.candidates import Candidate, SearchSpace, TargetEngine, build_search_space, known_engine
 from kvsim.advice.memory_answer import MemoryAnswer
-from kvsim.advice.plan import plan
 from kvsim.advice.recommendation import Finalist, Recommendation, RuledOut, rank
 from kvsim.advice.slo import Slo, read_slo
 from kvsim.advice.trials import MOST_DOUBLINGS, FindLargestLoad, RunTrials, TrialOutcome, TrialRun, most_doublings
+from kvsim.costs.memory_plan import plan
 from kvsim.costs.profile import load_profile
 from kvsim.costs.shipped import is_shipped
 from kvsim.errors import UserError

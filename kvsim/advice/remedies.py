@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvsim.advice.engine_flags import COMMANDS
-from kvsim.advice.plan import ENGINE_TITLES
+from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.model.engine_versions import (
     KV_UNIFIED_SINCE,
     LLAMACPP_B6975,

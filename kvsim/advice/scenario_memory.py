@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvsim.advice.engine_flags import flash_attention
-from kvsim.advice.plan import ENGINE_TITLES, Plan, plan
+from kvsim.costs.memory_plan import Plan, plan
+from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.model.storage_types import format_size

@@ -117,7 +117,7 @@ def measured_engines(incomplete: str) -> list[str]:
 
 def planned_engines(incomplete: str) -> list[str]:
     """Engines whose memory can be planned."""
-    from kvsim.advice.plan import PLAN_ENGINES
+    from kvsim.costs.memory_settings import PLAN_ENGINES
 
     return starting(incomplete, PLAN_ENGINES)
 

@@ -57,8 +57,8 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show how much memory a model takes under llama.cpp and vLLM, part by part, and what fits."""
-    from kvsim.advice.plan import plan as make_plan
     from kvsim.cli.tables.plan import show_plan
+    from kvsim.costs.memory_plan import plan as make_plan
 
     if list_models:
         _list_models(as_json)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from kvsim.advice.plan import ENGINE_TITLES, MOST_CONTEXT, Engine, Plan
 from kvsim.cli.tables.formats import new_table
+from kvsim.costs.memory_plan import Plan
+from kvsim.costs.memory_settings import ENGINE_TITLES, MOST_CONTEXT, Engine
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import format_size
 

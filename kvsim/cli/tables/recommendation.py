@@ -10,9 +10,9 @@ from rich.table import Table
 from kvsim.advice.candidates import REASONS
 from kvsim.advice.engine_flags import COMMANDS, command_line
 from kvsim.advice.memory_answer import MemoryAnswer
-from kvsim.advice.plan import ENGINE_TITLES
 from kvsim.advice.recommendation import RULE, Recommendation, spoken
 from kvsim.cli.tables.formats import new_table, show_basis
+from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.errors import counted
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus

@@ -7,7 +7,7 @@ import pytest
 
 from kvsim import compare, load_scenario, recommend, run
 from kvsim.advice.memory_answer import MemoryAnswer
-from kvsim.advice.plan import plan
+from kvsim.costs.memory_plan import plan
 from kvsim.errors import NoTimes, UserError
 from tests.worlds import command
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import kvsim
-from kvsim.advice.plan import PlanSettings
+from kvsim.costs.memory_settings import PlanSettings
 from kvsim.model.engine_versions import ENGINE_VERSIONS, LLAMACPP_B4666, LLAMACPP_B6975, PRESENT, VLLM_0_33_0
 from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.scenario import load_scenario

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.advice.plan import plan
+from kvsim.costs.devices import device_named
+from kvsim.costs.memory_plan import default_cells, plan
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import gguf_path
 from kvsim.model.gguf_file import read_header
@@ -578,3 +579,13 @@ def test_gigabytes_are_explained_where_they_decide():
 
 def test_the_command_explains_gigabytes():
     assert "a card sold as 16 GB usually has 16GiB" in command("plan", "--model", "phi-4", "--memory", "16GB").stdout
+
+
+def test_the_cells_that_a_device_leaves():
+    cells = default_cells("llama-3.1-8b", "rtx4090")
+    memory = device_named("rtx4090").memory_bytes
+    assert cells == 16 * plan("llama-3.1-8b", engine="vllm", parallel=256).vllm_blocks(memory)
+    with pytest.raises(UserError, match="does not fit on rtx4090"):
+        default_cells("llama-3.1-70b", "rtx4090")
+    # Eight KV heads are divided over two GPUs, weights too.
+    assert default_cells("llama-3.1-8b", "rtx4090", tp=2) > 3 * cells

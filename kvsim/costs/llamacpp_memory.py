@@ -1,0 +1,90 @@
+"""The memory that llama.cpp allocates for a model, part by part.
+
+Sources. ``llama-context.cpp`` (padding of the context; PR 17046), ``llama-kv-cache.cpp`` (a tensor of K and one of V
+for each layer, ``n_embd_gqa * kv_size * n_stream``; of latents no V), ``llama-kv-cache-iswa.cpp`` (cache of a window;
+PR 13194).
+"""
+
+from __future__ import annotations
+
+from kvsim.costs.memory_settings import CONTEXT_UNIT, MOST_PARALLEL, Part, PlanSettings, weight_parts
+from kvsim.model.memory_shapes import AttentionGroup, MemoryShape
+from kvsim.model.storage_types import CACHE_TYPES, LLAMACPP_CACHE_TYPES, row_bytes
+
+
+def _cells(group: AttentionGroup, shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
+    """Cells per stream, and number of streams, of llama.cpp's cache for a group of layers.
+
+    The context is rounded up to 256 cells (``llama-context.cpp``), in total if unified, else per sequence; layers with
+    a window have ``pad(min(context, window * sequences + ubatch), 256)`` (``llama-kv-cache-iswa.cpp``).
+    """
+    streams = 1 if s.kv_unified else s.parallel
+    cells = _ceil(s.ctx * s.parallel // streams, CONTEXT_UNIT["llamacpp"])
+    if group.kind == "window" and group.window is not None and shape.llamacpp_windows and not s.swa_full:
+        cells = _ceil(min(cells, group.window * (s.parallel // streams) + s.ubatch), CONTEXT_UNIT["llamacpp"])
+    return cells, streams
+
+
+def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
+    """Everything that llama.cpp keeps in memory; sizes in bytes."""
+    found = weight_parts("llamacpp", shape, s)
+    for group, title in zip(shape.groups, shape.titles, strict=True):
+        cells, streams = _cells(group, shape, s)
+        row = row_bytes(s.type_k, group.k_row) + row_bytes(s.type_v, group.v_row)
+        detail = f"{cells:,} cells" + (f" x {streams} streams" if streams > 1 else "")
+        size = group.layers * cells * streams * row
+        found.append(Part("llamacpp", "kv", f"KV, {title}", size, False, detail))
+    # One row of logits for each sequence (output_reserve in llama-context.cpp).
+    found.append(Part("llamacpp", "buffers", "output buffer", 4 * s.parallel * shape.vocabulary, False))
+    compute, inputs = _buffers(shape, s)
+    found.append(Part("llamacpp", "buffers", "compute buffer", compute, True, f"{s.ubatch} tokens in a pass"))
+    found.append(Part("llamacpp", "buffers", "input buffer", inputs, True, "embeddings and masks"))
+    return found
+
+
+def _buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
+    """Estimated bytes of the compute buffer and of the inputs, in f32 as ggml computes.
+
+    The phases of the graph reuse the same memory, so the largest phase counts. Logits: a row of logits and one of
+    activations per token of a pass (512 tokens: Llama 3 8B 258.50 MiB, gpt-oss-20b 398.38 MiB, as logged). Attention
+    without flash attention: scores and mask for all cells, and four rows of activations (Llama 3 8B, 8,192 cells:
+    560.00 MiB, as logged). Feed-forward: two rows between the matrices, four of activations. Inputs: embeddings, and a
+    mask per cache (24.01 MiB in the same log, with 0.01 for positions).
+    """
+    cells = [_cells(group, shape, s)[0] for group in shape.groups]
+    logits = s.ubatch * (shape.vocabulary + shape.d_model)
+    mask = s.ubatch * sum({group.kind: n for group, n in zip(shape.groups, cells, strict=True)}.values())
+    scores = 0 if s.flash_attn else s.ubatch * shape.n_heads * max(cells)
+    attention = scores + mask + 4 * s.ubatch * shape.d_model
+    feed_forward = s.ubatch * (2 * shape.d_ff + 4 * shape.d_model)
+    return 4 * max(logits, attention, feed_forward), 4 * (s.ubatch * shape.d_model + mask)
+
+
+def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
+    """Why llama.cpp would refuse the settings; None if it would not."""
+    if s.parallel > MOST_PARALLEL["llamacpp"]:
+        return f"--parallel: llama.cpp has {MOST_PARALLEL['llamacpp']} sequences at most (LLAMA_MAX_SEQ)"
+    for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):
+        if kind not in LLAMACPP_CACHE_TYPES:
+            return f"{option}: llama.cpp has no {kind}; it has {', '.join(LLAMACPP_CACHE_TYPES)}"
+    if not s.flash_attn and CACHE_TYPES[s.type_v][0] > 1:
+        return f"--cache-type-v: llama.cpp stores V as {s.type_v} only with flash attention"
+    for group in shape.groups:
+        for option, kind, head in (
+            ("--cache-type-k", s.type_k, group.k_head),
+            ("--cache-type-v", s.type_v, group.v_head),
+        ):
+            if head % CACHE_TYPES[kind][0]:
+                return f"{option}: {kind} has blocks of {CACHE_TYPES[kind][0]}, which do not divide heads of {head}"
+    return None
+
+
+def notes(shape: MemoryShape) -> list[str]:
+    """Behaviour of llama.cpp with this model that may be unexpected."""
+    if any(group.kind == "window" for group in shape.groups) and not shape.llamacpp_windows:
+        return ["llama.cpp runs this architecture without its window: those layers keep all tokens"]
+    return []
+
+
+def _ceil(n: int, unit: int) -> int:
+    return -(-n // unit) * unit

@@ -1,0 +1,125 @@
+"""Settings of engines that determine their memory, and the parts that memory is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvsim.errors import UserError, no_such
+from kvsim.model.engine_versions import PRESENT
+from kvsim.model.memory_shapes import MemoryShape
+from kvsim.model.storage_types import CACHE_TYPES, WEIGHT_TYPES, weight_bytes
+
+Engine = Literal["llamacpp", "vllm"]
+PLAN_ENGINES: tuple[Engine, ...] = ("llamacpp", "vllm")
+ENGINE_TITLES: dict[str, str] = {"llamacpp": "llama.cpp", "vllm": "vLLM"}
+"""The engines' own names, for people."""
+
+_LLAMACPP = PRESENT["llama.cpp"]
+"""Where both engines have a setting, their defaults are the same."""
+CONTEXT_UNIT: dict[Engine, int] = {"llamacpp": 256, "vllm": 1}
+"""Tokens of which a context is a multiple; llama.cpp rounds a cache up."""
+MOST_CONTEXT = 1 << 30
+"""Longest context tried; a model that keeps only windows has no largest context."""
+MOST_PARALLEL: dict[Engine, int] = {"llamacpp": 256, "vllm": 1 << 16}
+"""Maximum number of concurrent sequences: llama.cpp's ``LLAMA_MAX_SEQ``; vLLM has no such bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """Settings of the engines that determine their memory."""
+
+    ctx: int = 8192
+    """Maximum tokens per sequence: llama.cpp's ``-c`` is this times ``parallel``, vLLM's ``--max-model-len`` is
+    this."""
+    parallel: int = 1
+    """Number of concurrent sequences of that length: llama.cpp's ``-np``, vLLM's ``--max-num-seqs``."""
+    type_k: str = "f16"
+    type_v: str = "f16"
+    ubatch: int = _LLAMACPP.n_ubatch
+    """llama.cpp: maximum tokens in a forward pass."""
+    batch: int = _LLAMACPP.n_batch
+    """Maximum tokens in a batch; vLLM's ``--max-num-batched-tokens``."""
+    kv_unified: bool = _LLAMACPP.unified
+    """llama.cpp: keep all sequences in one stream of cells instead of one stream each."""
+    swa_full: bool = False
+    """llama.cpp: keep all tokens in layers with a sliding window, too."""
+    flash_attn: bool = _LLAMACPP.flash_attention
+    """llama.cpp: use flash attention, which never stores the scores."""
+    block_size: int = PRESENT["vLLM"].block_size
+    """vLLM: tokens in a block."""
+    gpu_memory_utilization: float = 0.9
+    """vLLM: share of the memory that it may use."""
+    weights: str | None = None
+    """Storage type of the weights, if a config.json does not state it."""
+    tensor_parallel: int = 1
+    """vLLM: number of GPUs over which each layer is divided (``--tensor-parallel-size``); memory is that of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One item that takes memory."""
+
+    engine: Engine
+    kind: Literal["weights", "kv", "buffers"]
+    name: str
+    bytes: int
+    estimate: bool
+    detail: str = ""
+    """Its size in the engine's own terms."""
+
+
+def check_settings(s: PlanSettings, ubatch: int) -> None:
+    """Refuse values out of range and unknown types; ``ubatch`` as given, before it was limited by the batch."""
+    for name, value, most in (
+        ("--ctx", s.ctx, MOST_CONTEXT),
+        ("--parallel", s.parallel, max(MOST_PARALLEL.values())),
+        ("--ubatch", ubatch, 1 << 20),
+        ("--batch", s.batch, 1 << 20),
+        ("--block-size", s.block_size, 1 << 16),
+        ("--tp", s.tensor_parallel, 1 << 10),
+    ):
+        if not 1 <= value <= most:
+            raise UserError(f"{name} is {value}; a whole number from 1 to {most} is accepted")
+    if not 0 < s.gpu_memory_utilization <= 1:
+        raise UserError(
+            f"--gpu-memory-utilization is {s.gpu_memory_utilization}; a number above 0 and up to 1 is accepted"
+        )
+    for name, kind, known in (
+        ("--cache-type-k", s.type_k, tuple(CACHE_TYPES)),
+        ("--cache-type-v", s.type_v, tuple(CACHE_TYPES)),
+        ("--weights", s.weights or "f16", WEIGHT_TYPES),
+    ):
+        if kind not in known:
+            raise UserError(f"{name}: {no_such('type', kind, known)}")
+
+
+def check_weights(shape: MemoryShape, weights: str | None) -> None:
+    """Refuse a type of weights that contradicts the model's file, and its absence where the file does not tell."""
+    if shape.stored and weights is not None:
+        raise UserError(f"{shape.source}: --weights: the file states the types of its weights; leave the option out")
+    if not shape.stored and weights is None and shape.default_type not in WEIGHT_TYPES:
+        raise UserError(
+            f"{shape.source}: {shape.default_type} is not known here; give --weights, one of {', '.join(WEIGHT_TYPES)}"
+        )
+
+
+def weight_parts(engine: Engine, shape: MemoryShape, s: PlanSettings) -> list[Part]:
+    """One part per storage type; exact if a file states its tensors.
+
+    Otherwise all weights are assumed to have one type. This is an estimate, since a GGUF file stores vectors (norms,
+    biases) as f32 in any case, and the bits per weight of a mixture are an average.
+    """
+    ranks = s.tensor_parallel if engine == "vllm" else 1
+    parts = [Part(engine, "weights", f"weights, {kind}", size // ranks, False) for kind, size in shape.stored.items()]
+    by_type: dict[str, int] = {}
+    for kind, numbers in shape.parameters.items():
+        # A type that is given applies to all weights.
+        kind = s.weights or (shape.default_type if kind == "default" else kind)
+        by_type[kind] = by_type.get(kind, 0) + numbers
+    for kind, numbers in by_type.items():
+        exact = kind == "f32" or (kind in ("f16", "bf16") and engine == "vllm")
+        detail = f"{numbers:,} numbers"
+        size = weight_bytes(kind, numbers) // ranks
+        parts.append(Part(engine, "weights", f"weights, {kind}", size, not exact, detail))
+    return parts
