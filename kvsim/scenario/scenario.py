@@ -8,12 +8,13 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import (
     AfterValidator,
     Field,
+    ModelWrapValidatorHandler,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -31,6 +32,7 @@ from kvsim.model.engine_versions import ENGINE_VERSIONS, LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
+from kvsim.scenario.device_defaults import with_device_defaults
 from kvsim.scenario.section import Section
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts, current_name, engine_of
@@ -160,7 +162,14 @@ class MachineSection(Section):
     """The machine whose speed is predicted."""
 
     profile: str = "default"
-    """The name of a shipped profile, or the path of one that ``kvsim calibrate`` wrote."""
+    """The name of a shipped profile, or the path of one that ``kvsim calibrate`` or ``kvsim profile`` wrote."""
+    device: str | None = None
+    """A GPU by name; it picks the profile of ``model.name`` on it, and by default the cells that its memory leaves,
+    and vLLM's scheduler, policy and settings."""
+    tensor_parallel: PositiveInt = 1
+    """Devices that share the model (``--tensor-parallel-size``)."""
+    weights: str | None = None
+    """Storage type of the weights on a device, unless it is the model's own."""
     host_gb_s: PositiveFloat | None = None
     """Bandwidth to the host tier, 10**9 bytes/s; by default that of copies inside the cache, by the profile."""
     host_latency_s: NonNegativeFloat = 0.0
@@ -188,6 +197,18 @@ class Scenario(Section):
         if isinstance(data, dict) and isinstance(data.get("workload"), dict):
             return {**data, "workload": {"kind": "poisson", **data["workload"]}}
         return data
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_device_defaults(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """On a device, fill in what follows from it; it counts as not set, so that it follows another device too."""
+        if not isinstance(data, dict):
+            return validate(data)
+        data, filled = with_device_defaults(data)
+        scenario = validate(data)
+        for section, key in filled:
+            getattr(scenario, section).model_fields_set.discard(key)
+        return scenario
 
     @model_validator(mode="after")
     def _fits(self) -> Scenario:

@@ -19,11 +19,12 @@ from kvsim.costs.fitting import Sample
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import MemoryShape
+from policies import Kernel
 
 if TYPE_CHECKING:
     import pandas as pd
 
-KERNEL = "gather"
+KERNEL: Kernel = "gather"
 """The kernel of vLLM's paged attention, which reads just a sequence's cells, through a table of blocks."""
 
 _ONCE = ("embedding", "final_layernorm")
@@ -43,6 +44,22 @@ _GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 passes are padded to the next one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link between devices that share a model by tensor parallelism."""
+
+    devices: int
+    gb_s: float
+    """Bandwidth in each direction, 10**9 bytes/s."""
+    latency_us: float
+    """Of each message."""
+
+    def all_reduce_s(self, size: FloatArray) -> FloatArray:
+        """Seconds of an all-reduce of ``size`` bytes by a ring: each device sends 2 (n - 1) times an n-th of them."""
+        messages = 2 * (self.devices - 1)
+        return messages * (size / self.devices / (self.gb_s * 1e9) + self.latency_us * 1e-6)
+
+
 @dataclass(frozen=True)
 class LayerTables:
     """The tables of one model on one device."""
@@ -59,11 +76,15 @@ class LayerTables:
     moe: pd.DataFrame | None
     """Columns tokens, activated_experts, seconds."""
 
-    def samples(self, shape: MemoryShape, *, graphs: bool = True) -> list[Sample]:
+    def samples(
+        self, shape: MemoryShape, *, most_cells: int, link: Link | None = None, graphs: bool = True
+    ) -> list[Sample]:
         """One pass for each row of the table of attention, through all layers of the model.
 
-        ``graphs``: pad small passes as vLLM's CUDA graphs do. Rows whose tokens are beyond the table of dense layers
-        are left out. Raises ``UserError`` if the tables are not those of such a model.
+        ``most_cells``: tokens that the device's cache holds: rows with more of them cannot happen, and are left out, as
+        are those whose tokens are beyond the table of dense layers. ``link``: between the devices that share the model,
+        of whose parts the tables are. ``graphs``: pad small passes as vLLM's CUDA graphs do. Raises ``UserError`` if
+        the tables are not those of such a model.
         """
         n_layers = sum(group.layers for group in shape.groups)
         if bool(shape.n_experts) != (self.moe is not None):
@@ -71,7 +92,8 @@ class LayerTables:
             raise UserError(f"{self.folder}: {shape.name} {what}")
         rows = self.attention
         tokens = (rows["prefill_chunk"] + rows["n_decode"]).to_numpy()
-        rows = rows[(tokens >= 1) & (tokens <= int(self.dense.index.max()))]
+        cells = rows["prefill_chunk"] + rows["kv_prefill"] + rows["n_decode"] * rows["kv_decode"]
+        rows = rows[(tokens >= 1) & (tokens <= int(self.dense.index.max())) & (cells <= most_cells)]
         tokens = (rows["prefill_chunk"] + rows["n_decode"]).to_numpy()
         run = _padded(tokens) if graphs else tokens
         chunks = rows["n_decode"].to_numpy() + (rows["prefill_chunk"].to_numpy() > 0)
@@ -79,6 +101,9 @@ class LayerTables:
         layer += self._experts(shape, run) if self.moe is not None else self._dense(_FEED_FORWARD, run)
         layer += rows["seconds"].to_numpy()
         seconds = self._dense(_ONCE, run) + n_layers * layer + self._heads(chunks)
+        if link is not None:
+            # After attention and the feed-forward network of each layer, and after the embedding.
+            seconds += (2 * n_layers + 1) * link.all_reduce_s(2 * shape.d_model * run)
         columns = [rows[name].tolist() for name in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")]
         return [
             _sample(prompt, cached, decodes, context, float(s), i)
@@ -88,11 +113,13 @@ class LayerTables:
     def _dense(self, layers: Sequence[str], tokens: FloatArray) -> FloatArray:
         """Seconds of some layers together, by tokens; shape (len(tokens),)."""
         table = self.dense[[name for name in layers if name in self.dense.columns]].sum(axis=1)
-        return np.interp(tokens, table.index.to_numpy(dtype=float), table.to_numpy())
+        found: FloatArray = np.interp(tokens, table.index.to_numpy(dtype=float), table.to_numpy())
+        return found
 
     def _heads(self, sequences: FloatArray) -> FloatArray:
         table = self.head.sum(axis=1)
-        return np.interp(sequences, table.index.to_numpy(dtype=float), table.to_numpy())
+        found: FloatArray = np.interp(sequences, table.index.to_numpy(dtype=float), table.to_numpy())
+        return found
 
     def _experts(self, shape: MemoryShape, tokens: FloatArray) -> FloatArray:
         """The block of experts, with as many of them activated as tokens that choose evenly activate on average."""

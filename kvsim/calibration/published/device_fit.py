@@ -1,0 +1,128 @@
+"""The profile of a model on a device, fitted to passes that others have measured or priced."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.costs.device_profiles import profile_name
+from kvsim.costs.devices import Device
+from kvsim.costs.fitting import Sample, fit_regimes
+from kvsim.costs.profile import Coefficient, CopyCost, Host, Profile, Range, Source
+from kvsim.errors import UserError
+from kvsim.model.memory_shapes import MemoryShape
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEDIAN_AIM, P95_AIM = 0.02, 0.10
+"""Errors on held-out passes, in each regime, above which a profile says so."""
+
+_SEED = 19
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a profile of a device is of."""
+
+    device: Device
+    shape: MemoryShape
+    engine: str
+    """With its version, such as "vllm 0.19.0"."""
+    tp: int = 1
+    weights: str | None = None
+    """Storage type of the weights, unless it is the model's own."""
+
+
+@dataclass(frozen=True)
+class DeviceFit:
+    """A fitted profile, and the passes that were held out of the fit."""
+
+    profile: Profile
+    held_out: pd.DataFrame
+    """Columns regime, tokens, chunks, cells, measured_s, predicted_s, among others."""
+
+
+def fit_device(subject: Subject, samples: Sequence[Sample], source: Source, host: Host) -> DeviceFit:
+    """Fit a profile to passes, which are the same as often as it is done. Raises ``UserError`` if they are too few."""
+    try:
+        fitted = fit_regimes(samples, np.random.default_rng(_SEED))
+    except ValueError as e:
+        raise UserError(f"{source.title}: {e}") from None
+    errors, table = fitted.errors, fitted.held_out
+    off = (table["predicted_s"] / table["measured_s"] - 1).abs()
+    moves, shift = _copies(subject)
+    raw = json.dumps([s.model_dump() for s in samples], sort_keys=True)
+    notes = [
+        f"In {regime} passes the held-out error is {e.error_median:.1%} in the median and {e.error_p95:.1%} at P95, "
+        f"above the aim of {MEDIAN_AIM:.0%} and {P95_AIM:.0%}."
+        for regime, e in errors.items()
+        if e.error_median > MEDIAN_AIM or e.error_p95 > P95_AIM
+    ]
+    profile = Profile(
+        **dict(fitted.costs["decode"]),
+        mixed=fitted.costs["mixed"],
+        moves=moves,
+        shift_per_cell_s=shift,
+        held_out_samples=len(table),
+        held_out_error_median=float(off.median()),
+        held_out_error_p95=float(off.quantile(0.95)),
+        held_out=errors,
+        name=profile_name(subject.shape, subject.device.name, tp=subject.tp, weights=subject.weights),
+        engine=subject.engine,
+        model=subject.shape.name,
+        type_k="f16",
+        type_v="f16",
+        measured=datetime.now(UTC).date().isoformat(),
+        tokens=Range(low=min(s.tokens for s in samples), high=max(s.tokens for s in samples)),
+        cells=_cells(samples),
+        samples=len(samples),
+        digest=hashlib.sha256(raw.encode()).hexdigest(),
+        device=subject.device.name,
+        tensor_parallel=subject.tp,
+        weights=subject.weights or subject.shape.default_type or None,
+        source=source.model_copy(update={"notes": (*source.notes, *notes)}),
+        host=host,
+        inferred=(
+            "Kernels other than the engine's own are priced as its own over the cells that they read.",
+            f"Moves and rotations are copies at the data sheet's memory bandwidth, "
+            f"{subject.device.bandwidth_gb_s:,.0f} GB/s.",
+        ),
+    )
+    return DeviceFit(profile, table)
+
+
+def _cells(samples: Sequence[Sample]) -> Range:
+    """Least and most cells that one token is scored against; decodes are counted together, with equal contexts."""
+    seen = []
+    for s in samples:
+        prompts = [cells for n, cells in s.scans if n > 1]
+        decodes = [cells for n, cells in s.scans if n == 1]
+        seen += prompts
+        if decodes:
+            seen.append(sum(decodes) // max(s.chunks - len(prompts), 1))
+    return Range(low=min(seen), high=max(seen))
+
+
+def _copies(subject: Subject) -> tuple[CopyCost, Coefficient]:
+    """A compaction and a rotation of keys: each byte is read and written once, on all devices at the same time."""
+    bandwidth = subject.device.bandwidth_gb_s * 1e9 * subject.tp
+    cell, key = (2 * sum(bytes_) / bandwidth for bytes_ in _cell_bytes(subject.shape))
+    nothing = _exactly(0.0)
+    return CopyCost(per_run_s=nothing, per_cell_s=_exactly(cell)), _exactly(key)
+
+
+def _cell_bytes(shape: MemoryShape) -> tuple[list[int], list[int]]:
+    """Bytes of one token by group of layers: of K and V, and of K alone, in 16 bits."""
+    both = [2 * group.layers * (group.k_row + group.v_row) for group in shape.groups]
+    return both, [2 * group.layers * group.k_row for group in shape.groups]
+
+
+def _exactly(seconds: float) -> Coefficient:
+    return Coefficient(value=seconds, low=seconds, high=seconds)

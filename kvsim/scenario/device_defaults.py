@@ -1,0 +1,83 @@
+"""What a scenario on a device takes where it says nothing: the profile, the cells that its memory leaves, the engine's
+settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvsim.costs.device_profiles import find_profile
+from kvsim.costs.devices import device_named
+from kvsim.costs.memory_plan import default_batch, default_cells
+from kvsim.errors import UserError
+from kvsim.model.engine_versions import PRESENT
+from kvsim.model.memory_shapes import memory_shape
+
+_SLOTS = 256
+"""vLLM's ``--max-num-seqs`` unless it is told otherwise."""
+
+
+def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozenset[tuple[str, str]]]:
+    """The table of a scenario with what follows from ``machine.device``, and the keys that were filled in.
+
+    Tables without a device, or with faults that validation will find, are returned as they are. Raises ``ValueError``
+    for a device or model that is not known, a model that does not fit, and times that there are not.
+    """
+    sections = {name: data.get(name, {}) for name in ("machine", "model", "server", "cache")}
+    machine = sections["machine"]
+    if not all(isinstance(section, dict) for section in sections.values()) or machine.get("device") is None:
+        return data, frozenset()
+    asked = (machine["device"], machine.get("tensor_parallel", 1), machine.get("weights"), sections["model"].get("name"))
+    device, tp, weights, model = asked
+    if not (isinstance(device, str) and isinstance(model, str | None) and isinstance(weights, str | None)):
+        return data, frozenset()
+    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
+        return data, frozenset()
+    try:
+        if model is None:
+            raise UserError(f"machine.device is {device!r}: say which model it serves, model.name")
+        found = _defaults(sections, device, tp, weights, model)
+    except UserError as e:
+        raise ValueError(str(e)) from None
+    filled = frozenset((section, key) for section, key in found if sections[section].get(key) is None)
+    for section, key in filled:
+        sections[section] = {**sections[section], key: found[section, key]}
+    return {**data, **sections}, filled
+
+
+def _defaults(
+    sections: dict[str, dict[str, Any]], device: str, tp: int, weights: str | None, model: str
+) -> dict[tuple[str, str], Any]:
+    """Values by section and key, of what has a value of its own on a device."""
+    server, cache = sections["server"], sections["cache"]
+    slots = server.get("slots", _SLOTS)
+    found: dict[tuple[str, str], Any] = {
+        ("server", "scheduler"): "vllm",
+        ("server", "slots"): slots,
+        ("cache", "policy"): "vllm",
+        ("cache", "type_k"): "f16",
+        ("cache", "type_v"): "f16",
+    }
+    if sections["machine"].get("profile") is None:
+        found["machine", "profile"] = find_profile(model, device, tp=tp, weights=weights)
+    scheduler = server.get("scheduler", "vllm")
+    batch = server.get("n_batch")
+    if scheduler == "vllm" and batch is None:
+        batch = found["server", "n_batch"] = default_batch("vllm", device_named(device).memory_bytes)
+    if cache.get("cells") is None:
+        block = cache.get("block_size", PRESENT["vLLM"].block_size)
+        held = default_cells(
+            model,
+            device,
+            block_size=block,
+            tp=tp,
+            weights=weights,
+            batch=batch if isinstance(batch, int) else None,
+            sequences=slots if isinstance(slots, int) else _SLOTS,
+            type_k=cache.get("type_k") or "f16",
+        )
+        # vLLM's null block is among its blocks, but no request can have it.
+        cells = found["cache", "cells"] = held - block
+        context = memory_shape(model).context
+        if server.get("slot_context") is None and context is not None and context < cells:
+            found["server", "slot_context"] = context
+    return found
