@@ -75,8 +75,8 @@ def _defaults(
             sequences=slots if isinstance(slots, int) else _SLOTS,
             type_k=cache.get("type_k") or "f16",
         )
-        # vLLM's null block is among its blocks, but no request can have it.
-        cells = found["cache", "cells"] = held - block
+        # vLLM's null block is among its blocks, as it is among the cells of the policies with blocks.
+        cells = found["cache", "cells"] = held
         context = memory_shape(model).context
         if server.get("slot_context") is None and context is not None and context < cells:
             found["server", "slot_context"] = context
