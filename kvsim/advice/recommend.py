@@ -234,7 +234,7 @@ def _check_arguments(source: object, trace: object, load: float, requests: int |
 def _base_scenario(source: str | Path | Scenario | None, profile: str | None, seed: int | None) -> Scenario:
     """The scenario asked about, with the profile and the seed that were given."""
     base = load_scenario(source)  # type: ignore[arg-type]
-    changes: dict[str, object] = {} if seed is None else {"seed": seed}
+    changes: dict[str, Any] = {} if seed is None else {"seed": seed}
     if profile is not None:
         is_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
         changes["machine__profile"] = str(Path(profile).resolve()) if is_file else profile

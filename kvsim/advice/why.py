@@ -247,6 +247,8 @@ def why(
     source: Scenario | str | Path | Result | Validation | Comparison,
     policy: str | None = None,
     *,
+    model: str | None = None,
+    device: str | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
     """Diagnose what each completed request's time was spent on, and why some requests took longer.
@@ -254,7 +256,8 @@ def why(
     ``source``: a scenario, its name or its file, or a folder that ``kvsim compare`` wrote; it is run (again) under its
     own policy or the one given. Or a result with tables, a comparison, a validation, or a file with the output of
     ``kvsim validate --json``; the latencies of the last two are measured. For a comparison, the default policy is the
-    scenario's own or, if that was not compared, the slowest by mean end-to-end latency. Raises ``UserError``, among
+    scenario's own or, if that was not compared, the slowest by mean end-to-end latency. ``model``, ``device``: of a
+    scenario, served by another model or on a device (``load_scenario``). Raises ``UserError``, among
     others if fewer than ``FEWEST_REQUESTS`` requests were completed.
     """
     from kvsim.experiments.comparison import Comparison
@@ -262,6 +265,8 @@ def why(
     from kvsim.simulation.run import run
 
     note, policy = "", policy if policy is None else current_name(policy)
+    if (model, device) != (None, None) and str(source).endswith(".json"):
+        raise UserError(f"{source}: --model, --device: a scenario is expected; a recorded result stays as it is")
     if isinstance(source, (str, Path)) and str(source).endswith(".json"):
         return _diagnose_file(Path(source), policy)
     if isinstance(source, (str, Path)) and Path(source).is_dir():
@@ -272,7 +277,9 @@ def why(
             policy, note = _policy_of_folder(source)
     if isinstance(source, (str, Path, Scenario)):
         name = source.name if isinstance(source, Scenario) else str(source)
-        diagnosis = diagnose(run(load_scenario(source), policy, detail="tables", progress=progress), name)
+        diagnosis = diagnose(
+            run(load_scenario(source, model=model, device=device), policy, detail="tables", progress=progress), name
+        )
         return replace(diagnosis, note=note)
     if isinstance(source, Comparison):
         return _diagnose_comparison(source, policy, progress)

@@ -31,6 +31,7 @@ COMMANDS = {
     "workload": "Describe request streams, and fit generators to them.",
     "prefix-cache": "Show how often a prefix cache would hit, by its size and eviction order.",
     "record": "Run a scenario on llama.cpp and record every operation and every cell, for kvsim conform.",
+    "profile": "List, show and make profiles: the times of a model on a device.",
     "calibrate": "Measure the NumPy engine, or llama.cpp, on this machine and write a machine profile.",
     "validate": "Run a scenario on a real engine and compare the prediction with what was measured.",
     "conform": "Replay recorded runs of a real engine on our policies, comparing the state after every operation.",

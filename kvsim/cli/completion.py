@@ -60,10 +60,18 @@ def evictions(incomplete: str) -> list[str]:
 
 
 def profiles(incomplete: str) -> list[str]:
-    """Shipped machine profiles."""
+    """Shipped profiles, and those of the user."""
+    from kvsim.costs.device_profiles import device_profiles
     from kvsim.costs.shipped import shipped_names
 
-    return starting(incomplete, shipped_names())
+    return starting(incomplete, dict.fromkeys([*shipped_names(), *device_profiles()]))
+
+
+def devices(incomplete: str) -> list[str]:
+    """Devices that kvsim knows."""
+    from kvsim.costs.devices import devices as known
+
+    return starting(incomplete, known())
 
 
 def models(incomplete: str) -> list[str]:

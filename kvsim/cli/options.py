@@ -28,6 +28,18 @@ ProfileName = Annotated[
     str | None,
     typer.Option("--profile", help="A shipped machine profile or a profile file.", autocompletion=completion.profiles),
 ]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="The model that is served: one of kvsim plan --list, a config.json, or FILE.gguf.",
+        autocompletion=completion.models,
+    ),
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option("--device", help="The GPU that serves it, such as rtx4090.", autocompletion=completion.devices),
+]
 Policy = Annotated[
     str | None,
     typer.Option("--policy", "-p", help="Replace the scenario's policy.", autocompletion=completion.policies),
@@ -108,6 +120,9 @@ def load_with(
     requests: int | None = None,
     profile: str | None = None,
     skip_bad_rows: bool = False,
+    *,
+    model: str | None = None,
+    device: str | None = None,
 ) -> Scenario:
     """Load a scenario and replace what options say. Raises ``UserError``."""
     from kvsim.costs.shipped import is_shipped
@@ -115,7 +130,7 @@ def load_with(
     from kvsim.scenario.trace_sections import TRACES, TraceWorkload
 
     changes: dict[str, Any] = {}
-    loaded = load_scenario(scenario)
+    loaded = load_scenario(scenario, model=model, device=device)
     if seed is not None:
         changes["seed"] = seed
     if requests is not None:

@@ -62,7 +62,7 @@ def find_device_profile(model: str, device: str, *, tp: int = 1, weights: str | 
 
 
 def device_profiles() -> dict[str, str]:
-    """The profiles of devices by name: what ``load_profile`` takes for each; a user's own comes before a shipped one."""
+    """What ``load_profile`` takes for each profile of a device, by name; a user's own comes before a shipped one."""
     of_devices = [name for name in shipped_names() if any(name.startswith(f"{device}-") for device in devices())]
     found = {name: name for name in of_devices}
     folder = own_profiles()

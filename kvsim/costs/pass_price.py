@@ -124,7 +124,10 @@ class RegimePrice:
         if self._causal:
             chunks = len(cells)
             return float(
-                sum(self.chunk_attention_s(n, seen, chunks) for n, seen in zip(reads.tokens.tolist(), cells, strict=True))
+                sum(
+                    self.chunk_attention_s(n, seen, chunks)
+                    for n, seen in zip(reads.tokens.tolist(), cells, strict=True)
+                )
             )
         return float(sum(map(operator.mul, map(self._cell.__getitem__, reads.tokens.tolist()), cells)))
 

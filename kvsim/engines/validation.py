@@ -512,4 +512,5 @@ def _shortened(scenario: Scenario, requests: int | None) -> Scenario:
         return scenario
     key = scenario.workload.count_key
     now = getattr(scenario.workload, key)
-    return load_scenario(scenario, **{f"workload__{key}": requests if now is None else min(now, requests)})
+    changes: dict[str, Any] = {f"workload__{key}": requests if now is None else min(now, requests)}
+    return load_scenario(scenario, **changes)

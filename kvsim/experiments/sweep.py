@@ -32,6 +32,8 @@ def sweep(
     workers: int | None = None,
     dask: str | None = None,
     progress: SweepProgress | None = None,
+    model: str | None = None,
+    device: str | None = None,
     seed: int | None = None,
     requests: int | None = None,
     show: str | Sequence[str] | None = None,
@@ -46,9 +48,10 @@ def sweep(
     Runs that are already in ``out`` (by default ``results/NAME/sweep.sqlite``) are not repeated, so a sweep that was
     interrupted, or whose file was changed, continues where it can. ``workers``: number of processes, by default one per
     processor. ``dask``: the address of a dask scheduler whose workers execute the runs instead; they need the same
-    kvsim and the same files at the same paths. Neither changes any result. ``seed`` and ``requests`` replace those of
-    the scenario. ``show``: measures to print and draw; ``max_failed``: share of its requests that a policy may have
-    failed and still be ranked (0.05 or "5%"). Both replace those of the sweep and need no new runs.
+    kvsim and the same files at the same paths. Neither changes any result. ``model``, ``device``, ``seed`` and
+    ``requests`` replace those of the scenario. ``show``: measures to print and draw; ``max_failed``: share of its
+    requests that a policy may have failed and still be ranked (0.05 or "5%"). Both replace those of the sweep and need
+    no new runs.
 
     A run that fails, or whose settings are invalid, is stored with its error and stops nothing. Raises ``UserError``
     and ``WorkloadError`` before anything is written if the sweep itself is invalid, and ``UserError`` if its store
@@ -58,7 +61,16 @@ def sweep(
         raise UserError(f"workers: {workers}; at least 1 is accepted")
     if workers is not None and dask is not None:
         raise UserError("workers: a dask cluster has its own; give either workers or dask")
-    plan = plan_sweep(source, seed=seed, requests=requests, show=show, max_failed=max_failed, policies=policies)
+    plan = plan_sweep(
+        source,
+        model=model,
+        device=device,
+        seed=seed,
+        requests=requests,
+        show=show,
+        max_failed=max_failed,
+        policies=policies,
+    )
     path = default_store(plan) if out is None else Path(out)
     if path.is_dir():
         raise UserError(f"{path}: is a folder; a file is expected")

@@ -30,6 +30,7 @@ from pydantic_core import ErrorDetails
 from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError, choices, no_such, unknown
 from kvsim.experiments.measures import NEED_OBJECTIVES, Objectives, measure_called, share_of_requests
+from kvsim.scenario.device_defaults import table_on
 from kvsim.scenario.scenario import PolicyName, Scenario, check_name, name_of, read, read_toml, set_key, validated
 from kvsim.scenario.section import Section
 from policies import PolicyFactory, available, current_name, why_left_out
@@ -253,6 +254,8 @@ def builtin_sweeps() -> list[str]:
 def plan_sweep(
     source: str | Path | dict[str, Any],
     *,
+    model: str | None = None,
+    device: str | None = None,
     seed: int | None = None,
     requests: int | None = None,
     show: str | Sequence[str] | None = None,
@@ -261,9 +264,9 @@ def plan_sweep(
 ) -> SweepPlan:
     """Read a sweep and lay out its points without running any.
 
-    ``source`` is a built-in name, a TOML file or its table. ``seed`` and ``requests`` replace those of the scenario,
-    ``show``, ``max_failed`` and ``policies`` those of the sweep; policies may be callables, in a table too. Settings
-    that are invalid only in combination, such as a slot context larger than the cache, become points with a ``fault``.
+    ``source`` is a built-in name, a TOML file or its table. ``model`` and ``device`` replace those of the scenario
+    (``load_scenario``), as ``seed`` and ``requests`` do; ``show``, ``max_failed`` and ``policies`` replace those of the
+    sweep; policies may be callables, in a table too. Settings that are invalid only in combination, such as a slot context larger than the cache, become points with a ``fault``.
     Raises ``UserError`` for anything that is always invalid: a misspelt key, a value that its key never accepts, an
     unknown policy, or a base scenario that cannot be run. Raises ``WorkloadError`` for an unreadable trace.
     """
@@ -274,6 +277,7 @@ def plan_sweep(
     data, callables = _without_callables(data)
     file = _checked(data, label)
     base, base_folder = _base(file, label, folder)
+    base = table_on(base, model, device)
     if seed is not None:
         base["seed"] = seed
     own = validated(base, label, base_folder)

@@ -148,7 +148,8 @@ def read_traffic(scenario: Scenario, replications: int, requests: int | None, fa
     own = getattr(scenario.workload, scenario.workload.count_key)
     if requests is None:
         requests = DEFAULT_REQUESTS if own is None else min(own, DEFAULT_REQUESTS)
-    scenario = load_scenario(scenario, **{f"workload__{scenario.workload.count_key}": requests})
+    changes: dict[str, Any] = {f"workload__{scenario.workload.count_key}": requests}
+    scenario = load_scenario(scenario, **changes)
     search = tuple(range(replications, replications + _SEARCH_REPLICATIONS))
     streams = [
         load_scenario(scenario, seed=(scenario.seed + r) % 2**63).build_workload() for r in range(search[-1] + 1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvsim.model.engine_versions import EngineVersion
+from kvsim.scenario.device_defaults import described
 from kvsim.scenario.scenario import Scenario
 from policies import Preset, available
 
 
 def assumptions(scenario: Scenario) -> tuple[str, ...]:
     """A line for what the scheduler's engine would do, and one for the policy's; none for what the scenario states."""
-    return tuple(
+    of_device = described(scenario)
+    of_engines = tuple(
         f"assumed {what}, as in {engine}: {', '.join(items)}"
         for what, engine, items in (
             ("of the server", scenario.scheduler_engine, list(_batches(scenario, scenario.scheduler_engine))),
@@ -19,12 +21,15 @@ def assumptions(scenario: Scenario) -> tuple[str, ...]:
         )
         if items
     )
+    return of_engines if of_device is None else (of_device, *of_engines)
 
 
 def _batches(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:
     """The defaults of the scheduler's engine that hold for the batches."""
     if engine is None:
         return
+    if scenario.machine.device is not None and "n_batch" not in scenario.server.model_fields_set:
+        return  # The device's own line has it.
     left = [key for key in ("n_batch", "n_ubatch") if getattr(scenario.server, key) is None]
     if engine.engine == "vLLM":  # Each step is one pass.
         left = [key for key in left if key == "n_batch"]

@@ -3,7 +3,7 @@ settings."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import device_named
@@ -11,6 +11,9 @@ from kvsim.costs.memory_plan import default_batch, default_cells
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
+
+if TYPE_CHECKING:
+    from kvsim.scenario.scenario import Scenario
 
 _SLOTS = 256
 """vLLM's ``--max-num-seqs`` unless it is told otherwise."""
@@ -26,7 +29,12 @@ def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
     machine = sections["machine"]
     if not all(isinstance(section, dict) for section in sections.values()) or machine.get("device") is None:
         return data, frozenset()
-    asked = (machine["device"], machine.get("tensor_parallel", 1), machine.get("weights"), sections["model"].get("name"))
+    asked = (
+        machine["device"],
+        machine.get("tensor_parallel", 1),
+        machine.get("weights"),
+        sections["model"].get("name"),
+    )
     device, tp, weights, model = asked
     if not (isinstance(device, str) and isinstance(model, str | None) and isinstance(weights, str | None)):
         return data, frozenset()
@@ -81,3 +89,47 @@ def _defaults(
         if server.get("slot_context") is None and context is not None and context < cells:
             found["server", "slot_context"] = context
     return found
+
+
+_SIZES = {"server": ("slots", "n_batch", "n_ubatch", "slot_context"), "cache": ("cells", "type_k", "type_v", "kernel")}
+"""What a scenario says of the machine that it was written for, by section."""
+
+
+def table_on(data: dict[str, Any], model: str | None, device: str | None) -> dict[str, Any]:
+    """The table of a scenario with another model or on another device; shape and rules as in a scenario file.
+
+    A scenario of a machine that is moved to a device leaves its sizes behind: slots, batches, cells and types of K and
+    V are then what follows from the device. Its workload and everything else stay.
+    """
+    data = {name: dict(section) if isinstance(section, dict) else section for name, section in data.items()}
+    machine = data.setdefault("machine", {})
+    if model is not None:
+        data.setdefault("model", {})["name"] = model
+    if device is not None:
+        if machine.get("device") is None:
+            for section, keys in _SIZES.items():
+                for key in keys:
+                    data.get(section, {}).pop(key, None)
+        machine["device"] = device
+        machine.pop("profile", None)
+    return data
+
+
+def described(scenario: Scenario) -> str | None:
+    """What a scenario takes of its device, in one line; None without a device or if it says everything itself."""
+    machine, cache, server = scenario.machine, scenario.cache, scenario.server
+    if machine.device is None:
+        return None
+    device, block = device_named(machine.device), cache.block_size
+    blocks = f"{cache.cells:,} cells ({cache.cells // block:,} blocks of {block}), what is left of its memory"
+    items = {
+        "cells": ("cells" not in cache.model_fields_set, blocks),
+        "slots": ("slots" not in server.model_fields_set, f"{server.slots} sequences at a time (--max-num-seqs)"),
+        "n_batch": (
+            "n_batch" not in server.model_fields_set and server.n_batch is not None,
+            f"{scenario.n_batch:,} tokens in a step (--max-num-batched-tokens)",
+        ),
+        "type_k": ("type_k" not in cache.model_fields_set, f"K and V in {cache.type_k}"),
+    }
+    words = [text for assumed, text in items.values() if assumed]
+    return f"assumed on {device.title}: {', '.join(words)}" if words else None

@@ -32,7 +32,7 @@ from kvsim.model.engine_versions import ENGINE_VERSIONS, LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
-from kvsim.scenario.device_defaults import with_device_defaults
+from kvsim.scenario.device_defaults import table_on, with_device_defaults
 from kvsim.scenario.section import Section
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts, current_name, engine_of
@@ -347,11 +347,18 @@ class Scenario(Section):
         return text + (f"\n# not set: {', '.join(unset)}\n" if unset else "")
 
 
-def load_scenario(source: str | Path | Scenario | dict[str, Any], **changes: Any) -> Scenario:
+def load_scenario(
+    source: str | Path | Scenario | dict[str, Any],
+    *,
+    model: str | None = None,
+    device: str | None = None,
+    **changes: Any,
+) -> Scenario:
     """Load a scenario from a built-in name, a TOML file or a table.
 
-    ``changes`` are keys to replace, with double underscores for dots (``workload__requests=10``). Raises
-    ``UserError`` with one line for each fault.
+    ``model``, ``device``: serve this model, or on this device, instead of the scenario's (``table_on``). ``changes``
+    are keys to replace, with double underscores for dots (``workload__requests=10``). Raises ``UserError`` with one
+    line for each fault.
     """
     if isinstance(source, Scenario):
         data, label, folder = source.model_dump(exclude_unset=True), source.name, source.folder
@@ -359,7 +366,7 @@ def load_scenario(source: str | Path | Scenario | dict[str, Any], **changes: Any
         data, label, folder = source, str(source.get("name", "scenario")), Path()
     else:
         data, label, folder = read(source)
-    data = copy.deepcopy(data)
+    data = table_on(copy.deepcopy(data), model, device)
     for key, value in changes.items():
         set_key(label, data, key.split("__"), value)
     return validated(data, label, folder)

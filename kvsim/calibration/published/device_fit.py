@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +18,11 @@ from kvsim.costs.fitting import Sample, fit_regimes
 from kvsim.costs.profile import Coefficient, CopyCost, Host, Profile, Range, Source
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import MemoryShape
+from kvsim.results import writable
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 MEDIAN_AIM, P95_AIM = 0.02, 0.10
 """Errors on held-out passes, in each regime, above which a profile says so."""
@@ -47,6 +50,23 @@ class DeviceFit:
     profile: Profile
     held_out: pd.DataFrame
     """Columns regime, tokens, chunks, cells, measured_s, predicted_s, among others."""
+
+    def plot(self) -> Figure:
+        """Draw predicted against tabled seconds, by regime."""
+        from kvsim.reports.device_plots import device_figure
+
+        return device_figure(self.profile, self.held_out)
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write the profile and, beside it, its picture; return the files. Raises ``UserError``."""
+        path = Path(path)
+        if path.suffix != ".json":
+            raise UserError(f"{path}: a file whose name ends in .json is expected")
+        writable(path.parent)
+        picture = path.with_suffix(".png")
+        self.plot().savefig(picture, dpi=120)
+        self.profile.save(path)
+        return [path, picture]
 
 
 def fit_device(subject: Subject, samples: Sequence[Sample], source: Source, host: Host) -> DeviceFit:

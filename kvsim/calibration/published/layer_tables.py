@@ -88,7 +88,9 @@ class LayerTables:
         """
         n_layers = sum(group.layers for group in shape.groups)
         if bool(shape.n_experts) != (self.moe is not None):
-            what = "has experts, but there is no moe.csv" if shape.n_experts else "has no experts, but there is a moe.csv"
+            what = (
+                "has experts, but there is no moe.csv" if shape.n_experts else "has no experts, but there is a moe.csv"
+            )
             raise UserError(f"{self.folder}: {shape.name} {what}")
         rows = self.attention
         tokens = (rows["prefill_chunk"] + rows["n_decode"]).to_numpy()

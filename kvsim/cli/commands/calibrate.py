@@ -160,7 +160,13 @@ class _Files:
         found = load_profile(str(self.refused))
         usual: Storage = "f16" if is_llamacpp(engine) else "f32"
         wanted = (is_llamacpp(engine), types[0] or usual, types[1] or usual, threads, machine.processor())
-        measured = (found.engine != "numpy", found.type_k, found.type_v, found.measured_on.threads, found.measured_on.processor)
+        measured = (
+            found.engine != "numpy",
+            found.type_k,
+            found.type_v,
+            found.measured_on.threads,
+            found.measured_on.processor,
+        )
         if found.refused is None or wanted != measured or not same_model(found.model, model):
             return None
         taken = found.model_copy(update={"refused": None})

@@ -9,8 +9,10 @@ import typer
 
 from kvsim.cli.console import console, point_to_questions, print_json, warn
 from kvsim.cli.options import (
+    DeviceName,
     Json,
     MaxFailed,
+    ModelName,
     NoFastForward,
     NoLeap,
     Out,
@@ -36,6 +38,8 @@ def compare(
     policy: Policies = None,
     seed: Seed = None,
     requests: Requests = None,
+    model: ModelName = None,
+    device: DeviceName = None,
     profile: ProfileName = None,
     plugin: Plugins = None,
     out: Out = Path("results"),
@@ -56,7 +60,7 @@ def compare(
 
     ranked_up_to = share_of_requests("--max-failed", max_failed)
     load_plugins(plugin)
-    loaded = load_with(scenario, seed, requests, profile, skip_bad_rows)
+    loaded = load_with(scenario, seed, requests, profile, skip_bad_rows, model=model, device=device)
     total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # Raises before a folder is made.
     if not as_json:

@@ -9,7 +9,9 @@ import typer
 
 from kvsim.cli.console import console, point_to_questions, print_json, warn
 from kvsim.cli.options import (
+    DeviceName,
     Json,
+    ModelName,
     NoFastForward,
     NoLeap,
     Plugins,
@@ -40,6 +42,8 @@ def run(
     policy: Policy = None,
     seed: Seed = None,
     requests: Requests = None,
+    model: ModelName = None,
+    device: DeviceName = None,
     profile: ProfileName = None,
     plugin: Plugins = None,
     detail: Annotated[
@@ -55,7 +59,7 @@ def run(
     from kvsim.simulation.run import run as run_scenario
 
     load_plugins(plugin)
-    loaded = load_with(scenario, seed, requests, profile, skip_bad_rows)
+    loaded = load_with(scenario, seed, requests, profile, skip_bad_rows, model=model, device=device)
     fast_forward = not (no_fast_forward or no_leap)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
         result = run_scenario(loaded, policy, progress=progress, detail=detail.value, fast_forward=fast_forward)

@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, fail, print_json, print_saved, warn
-from kvsim.cli.options import Json, MaxFailed, Plugins, Requests, Seed, load_plugins
+from kvsim.cli.options import DeviceName, Json, MaxFailed, ModelName, Plugins, Requests, Seed, load_plugins
 from kvsim.cli.progress import SweepBar
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def sweep(
     dask: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on the workers of this dask scheduler instead.")
     ] = None,
+    model: ModelName = None,
+    device: DeviceName = None,
     seed: Seed = None,
     requests: Requests = None,
     show: Annotated[
@@ -59,6 +61,8 @@ def sweep(
                 workers=workers,
                 dask=dask,
                 progress=progress,
+                model=model,
+                device=device,
                 seed=seed,
                 requests=requests,
                 show=show,

@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, point_to_questions, print_json
-from kvsim.cli.options import Json, Out, Plugins, Policy, load_plugins
+from kvsim.cli.options import DeviceName, Json, ModelName, Out, Plugins, Policy, load_plugins
 from kvsim.results import writable
 
 app = typer.Typer(add_completion=False)
@@ -26,6 +26,8 @@ def why(
         ),
     ] = "chat",
     policy: Policy = None,
+    model: ModelName = None,
+    device: DeviceName = None,
     plugin: Plugins = None,
     out: Out = Path("results"),
     as_json: Json = False,
@@ -34,7 +36,7 @@ def why(
     from kvsim.advice.why import why as diagnose
 
     load_plugins(plugin)
-    found = diagnose(source, policy)
+    found = diagnose(source, policy, model=model, device=device)
     if as_json:
         print_json(found.to_dict())
         return

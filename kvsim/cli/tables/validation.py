@@ -57,7 +57,7 @@ def show_validation(console: Console, v: Validation) -> None:
     if v.elsewhere:
         decode, prompt = v.reference
         console.print(
-            f"The profile was measured on a different processor ({v.profile.measured_on.processor}): here, a decode takes "
+            f"The profile was measured on a different processor ({v.profile.measured_on.processor}): here, a decode "
             f"{decode:.2f} times as long and a prompt {prompt:.2f} times. How other costs differ is not known; "
             f"a profile of this machine would say it: {v.profile.command} --model {v.scenario.model.name}, "
             "or validate without --profile",

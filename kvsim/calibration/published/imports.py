@@ -1,0 +1,122 @@
+"""Import of kernel tables: from a folder of tables to the profile of a model on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvsim.calibration.published.device_fit import DeviceFit, Subject, fit_device
+from kvsim.calibration.published.layer_tables import Link, read_layer_tables
+from kvsim.costs.devices import device_named, recorded_device
+from kvsim.costs.memory_plan import default_cells
+from kvsim.costs.profile import Host, Source
+from kvsim.errors import UserError
+from kvsim.model.memory_shapes import memory_shape
+
+NO_HOST = (
+    "given, because vLLM since 0.14 prepares a step while the device computes the one before, and two recorded servers "
+    "show no more"
+)
+"""Why the host adds nothing to a step unless it is told otherwise."""
+
+_EXPERTS = ("Tokens are assumed to choose their experts evenly.",)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """What the tables do not say, or what is to be taken instead of what they say."""
+
+    model: str | None = None
+    device: str | None = None
+    engine: str | None = None
+    """With its version."""
+    tp: int = 1
+    link_gb_s: float | None = None
+    """Bandwidth between the devices that share the model, in each direction, 10**9 bytes/s."""
+    link_latency_us: float | None = None
+    host_ms: float | None = None
+    """What the host adds to each step; by default nothing."""
+    source: str | None = None
+    """Who measured the tables."""
+    url: str = ""
+    licence: str = "not stated"
+    notes: tuple[str, ...] = ()
+    """What else a reader should know, one sentence each."""
+
+
+def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) -> DeviceFit:  # noqa: B008 (immutable)
+    """Fit the profile of a model on a device to tables of the kernels of one layer (``layer_tables``).
+
+    Model, device and engine are those of the folder's ``meta.yaml`` unless ``options`` say otherwise. Raises
+    ``UserError``.
+    """
+    tables = read_layer_tables(folder)
+    meta = tables.meta
+    device = (
+        device_named(options.device) if options.device else recorded_device(_said(tables.folder, meta, "gpu", "device"))
+    )
+    model = options.model or _said(tables.folder, meta, "model", "model")
+    shape = memory_shape(model)
+    engine = options.engine or (f"vllm {meta['vllm_version']}" if meta.get("vllm_version") else "")
+    if not engine:
+        raise UserError(
+            f"{tables.folder}: meta.yaml does not say the version of vLLM; give --engine, such as 'vllm 0.19.0'"
+        )
+    if not engine.lower().startswith("vllm"):
+        raise UserError(
+            f"--engine: {engine!r:.40}: the tables are of vLLM's kernels; one such as 'vllm 0.19.0' is accepted"
+        )
+    cells = default_cells(model, device.name, tp=options.tp)
+    samples = tables.samples(shape, most_cells=cells, link=_link(options))
+    source = Source(
+        title=options.source or f"kernel tables in {tables.folder.name}",
+        url=options.url,
+        licence=options.licence,
+        version=_version(meta),
+        notes=(*_notes(options), *_EXPERTS[: shape.n_experts], *options.notes),
+    )
+    return fit_device(Subject(device, shape, engine, options.tp), samples, source, _host(options))
+
+
+def _said(folder: Path, meta: dict[str, Any], key: str, option: str) -> str:
+    value = meta.get(key)
+    if not isinstance(value, str):
+        raise UserError(f"{folder}: meta.yaml does not say {key}; give --{option}")
+    return value
+
+
+def _version(meta: dict[str, Any]) -> str:
+    day = str(meta.get("profiled_at", "")).split("T")[0]
+    return f"of {day}" if day else "of an unknown date"
+
+
+def _host(options: ImportOptions) -> Host:
+    if options.host_ms is None:
+        return Host(seconds=0.0, source=NO_HOST)
+    return Host(seconds=options.host_ms * 1e-3, source="given with --host-ms")
+
+
+def _link(options: ImportOptions) -> Link | None:
+    """The link between the devices. Raises ``UserError`` unless it is given where there are several, and only there."""
+    given = (options.link_gb_s, options.link_latency_us)
+    if options.tp == 1:
+        if given != (None, None):
+            raise UserError("--link-gb-s, --link-latency-us: only with --tp 2 or more")
+        return None
+    if options.link_gb_s is None or options.link_latency_us is None:
+        raise UserError(
+            f"--tp {options.tp}: the tables say nothing of the link between the devices; give --link-gb-s and "
+            "--link-latency-us"
+        )
+    return Link(options.tp, options.link_gb_s, options.link_latency_us)
+
+
+def _notes(options: ImportOptions) -> tuple[str, ...]:
+    notes = ["Passes are put together from the kernels of one layer, each timed alone and without CUDA graphs."]
+    if options.tp > 1:
+        notes.append(
+            f"The all-reduce between the {options.tp} devices is computed, not measured: {options.link_gb_s:g} GB/s in "
+            f"each direction, {options.link_latency_us:g} µs a message."
+        )
+    return tuple(notes)

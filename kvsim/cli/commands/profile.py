@@ -1,0 +1,100 @@
+"""``kvsim profile``: the profiles of machines and devices, and how to get more of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvsim.cli import completion
+from kvsim.cli.console import console, print_json, warn
+from kvsim.cli.options import DeviceName, Json, ModelName
+
+if TYPE_CHECKING:
+    from kvsim.calibration.published.device_fit import DeviceFit
+
+app = typer.Typer(
+    add_completion=False, help="List, show and make profiles: the times of a model on a device.", no_args_is_help=True
+)
+
+Out = Annotated[
+    Path | None,
+    typer.Option(help="The file to write; by default one in your own profiles, where scenarios look for it."),
+]
+TensorParallel = Annotated[int, typer.Option("--tp", help="Devices that share the model.", min=1, max=64)]
+
+
+@app.command("list")
+def list_profiles(as_json: Json = False) -> None:
+    """List the profiles that ship with kvsim, and those of your own."""
+    from kvsim.cli.tables.profiles import known_profiles, show_profiles
+
+    found = known_profiles()
+    if as_json:
+        print_json(found)
+    else:
+        show_profiles(console(), found)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="The name of a profile, or a file.", autocompletion=completion.profiles)],
+    as_json: Json = False,
+) -> None:
+    """Show whose times a profile has, where they come from, how well it fits and how far it reaches."""
+    from kvsim.cli.tables.profiles import load_named, show_profile
+
+    profile = load_named(name)
+    if as_json:
+        print_json(profile.model_dump(mode="json"))
+    else:
+        show_profile(console(), profile)
+
+
+@app.command("import")
+def import_folder(
+    folder: Annotated[Path, typer.Argument(help="attention.csv, dense.csv, per_sequence.csv, and perhaps moe.csv.")],
+    model: ModelName = None,
+    device: DeviceName = None,
+    engine: Annotated[str | None, typer.Option(help="The engine and its version, such as 'vllm 0.19.0'.")] = None,
+    tp: TensorParallel = 1,
+    link_gb_s: Annotated[
+        float | None, typer.Option(help="With --tp: bandwidth between the devices, GB/s in each direction.", min=1e-3)
+    ] = None,
+    link_latency_us: Annotated[
+        float | None, typer.Option(help="With --tp: latency of a message between them, µs.", min=0)
+    ] = None,
+    host_ms: Annotated[
+        float | None, typer.Option(help="What the host adds to each step, ms; by default nothing.", min=0)
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Who measured the tables.")] = None,
+    url: Annotated[str, typer.Option(help="Where they were published.")] = "",
+    licence: Annotated[str, typer.Option(help="Under which licence.")] = "not stated",
+    note: Annotated[
+        list[str] | None, typer.Option(help="A sentence that goes with the profile; can be given several times.")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Fit a profile to published tables of the kernels of one layer, in the format of LLMServingSim's profiler."""
+    from kvsim.calibration.published.imports import ImportOptions, import_tables
+
+    link = (link_gb_s, link_latency_us)
+    options = ImportOptions(model, device, engine, tp, *link, host_ms, source, url, licence, tuple(note or ()))
+    _save_and_show(import_tables(folder, options), out, as_json)
+
+
+def _save_and_show(fit: DeviceFit, out: Path | None, as_json: bool) -> None:
+    from kvsim.cli.tables.profiles import show_fit
+    from kvsim.costs.device_profiles import own_profiles
+
+    path = out or own_profiles() / f"{fit.profile.name}.json"
+    written = fit.save(path)
+    if as_json:
+        print_json({"files": [str(each) for each in written], "profile": fit.profile.model_dump(mode="json")})
+    else:
+        show_fit(console(), fit)
+        typer.echo(f"\nSaved {', '.join(str(each) for each in written)}")
+    assert fit.profile.source is not None
+    warn(note for note in fit.profile.source.notes if "above the aim" in note)
