@@ -144,7 +144,7 @@ class MemoryAnswer(Question):
     def limits(self) -> list[str]:
         """Limits of this answer, one line each."""
         lines = [
-            "memory is that of kvsim plan: buffers are estimates; the engine itself and its libraries are not counted, "
+            "memory is that of kvsim plan: buffers are estimates; llama.cpp itself and its libraries are not counted, "
             "so leave a GiB or more free"
         ]
         if self.weights is None and not self.shape.stored:

@@ -123,6 +123,13 @@ def measured_engines(incomplete: str) -> list[str]:
     return starting(incomplete, ENGINES)
 
 
+def devices(incomplete: str) -> list[str]:
+    """GPUs that are known by name."""
+    from kvsim.costs.devices import devices
+
+    return starting(incomplete, devices())
+
+
 def planned_engines(incomplete: str) -> list[str]:
     """Engines whose memory can be planned."""
     from kvsim.costs.memory_settings import PLAN_ENGINES

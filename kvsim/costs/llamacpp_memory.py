@@ -62,6 +62,8 @@ def _buffers(shape: MemoryShape, s: PlanSettings) -> tuple[int, int]:
 
 def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
     """Why llama.cpp would refuse the settings; None if it would not."""
+    if s.tensor_parallel > 1:
+        return "--tp: the memory of llama.cpp is planned for one device"
     if s.parallel > MOST_PARALLEL["llamacpp"]:
         return f"--parallel: llama.cpp has {MOST_PARALLEL['llamacpp']} sequences at most (LLAMA_MAX_SEQ)"
     for option, kind in (("--cache-type-k", s.type_k), ("--cache-type-v", s.type_v)):

@@ -1,7 +1,8 @@
 """How much memory a model needs, part by part, as allocated by llama.cpp and vLLM, and what fits into a given memory.
 
 Sizes of K and V are exact, by the engines' own formulas. Buffers are estimates and marked as such, because their size
-depends on the device and on the layout of its graph. The engine itself, its libraries and CUDA graphs are not counted.
+depends on the device and on the layout of its graph. llama.cpp itself and its libraries are not counted; what vLLM
+takes besides tensors is a range.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from kvsim.costs import llamacpp_memory, vllm_memory
-from kvsim.costs.devices import device_named
+from kvsim.costs.devices import device_named, devices
 from kvsim.costs.memory_settings import (
     MOST_CONTEXT,
     MOST_PARALLEL,
@@ -23,18 +24,17 @@ from kvsim.costs.memory_settings import (
     check_settings,
     check_weights,
 )
+from kvsim.costs.vllm_profile import profile_run, serve_defaults
 from kvsim.errors import UserError, no_such
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
-from kvsim.model.storage_types import binary_reading, decimal_hint, is_mixture, parse_size
+from kvsim.model.storage_types import binary_reading, decimal_hint, format_size, is_mixture, parse_size
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _LLAMACPP = PRESENT["llama.cpp"]
 """Where both engines have a setting, their defaults are the same."""
-_LARGE_DEVICE, _LARGE_DEVICE_BATCH = 70 << 30, 8192
-"""Bytes from which ``vllm serve`` takes more tokens in a step, and how many (``EngineArgs.get_batch_defaults``)."""
 _LEAST_MEMORY = 1 << 20
 """Bytes below which the unit was probably forgotten."""
 
@@ -50,6 +50,8 @@ class Plan:
     """Behaviour of an engine that may be unexpected."""
     memory: int | None = None
     """Available bytes, if given."""
+    device: str | None = None
+    """The device whose memory that is, if named."""
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -92,10 +94,45 @@ class Plan:
 
     def vllm_blocks(self, memory: int) -> int:
         """Return the number of blocks vLLM allocates in a memory, null block included; 0 if the weights do not fit."""
-        left = self.budget("vllm", memory) - sum(
-            part.bytes for part in vllm_memory.parts(self.shape, self.settings) if part.kind != "kv"
-        )
+        return self._blocks(memory, lambda part: part.bytes)
+
+    def vllm_blocks_range(self, memory: int) -> tuple[int, int]:
+        """Return the fewest and the most blocks, by the ranges of the parts."""
+        fewest = self._blocks(memory, lambda part: part.bytes if part.high is None else part.high)
+        return fewest, self._blocks(memory, lambda part: part.bytes if part.low is None else part.low)
+
+    def _blocks(self, memory: int, size: Callable[[Part], int]) -> int:
+        others = sum(size(part) for part in vllm_memory.parts(self.shape, self.settings) if part.kind != "kv")
+        left = self.budget("vllm", memory) - others
         return max(0, left) // vllm_memory.BlockGroups.of(self.shape, self.settings).block_bytes
+
+    def what_would_fit(self, engine: Engine) -> str:
+        """Changes with which a model too large for its device would fit it, in words; empty if it fits or no device is
+        named, and "nothing known here" if none does."""
+        if self.device is None or self.memory is None or self._holds(engine, self.settings, self.memory):
+            return ""
+        found = []
+        if not self.shape.stored:
+            for kind in _NARROWER[engine]:
+                if self._holds(engine, replace(self.settings, weights=kind), self.memory):
+                    found.append(f"--weights {kind}")
+                    break
+        if engine == "vllm":
+            for ranks in (2, 4, 8, 16):
+                divided = replace(self.settings, tensor_parallel=ranks)
+                if not _WHY_NOT[engine](self.shape, divided) and self._holds(engine, divided, self.memory):
+                    found.append(f"--tp {ranks}")
+                    break
+        larger = [d.name for d in devices().values() if self._holds(engine, self.settings, d.memory_bytes)]
+        found += [f"--device {' or '.join(larger)}"] if larger else []
+        return ", or ".join(found) or "nothing known here"
+
+    def _holds(self, engine: Engine, settings: PlanSettings, memory: int) -> bool:
+        """Whether weights and buffers leave room for a token."""
+        other = replace(self, settings=settings)
+        if engine == "vllm":
+            return other.vllm_blocks(memory) > 1  # One is the null block.
+        return replace(other, settings=replace(settings, ctx=1)).fits(engine, memory)
 
     def largest_context(self, memory: int | str, engine: Engine = "llamacpp") -> int:
         """Return the longest context, in tokens, for each of the ``parallel`` sequences; 0 if nothing fits.
@@ -139,6 +176,9 @@ class Plan:
                 }
                 if engine == "vllm":
                     engines[engine]["blocks"] = self.vllm_blocks(self.memory)
+                    engines[engine]["blocks_range"] = list(self.vllm_blocks_range(self.memory))
+                if self.device is not None:
+                    engines[engine]["would_fit"] = self.what_would_fit(engine)
         return {
             "model": self.shape.name,
             "source": self.shape.source,
@@ -147,6 +187,7 @@ class Plan:
             "groups": [asdict(group) for group in self.shape.groups],
             "settings": asdict(self.settings),
             "memory": self.memory,
+            "device": self.device,
             "engines": engines,
             "notes": list(self.notes),
         }
@@ -161,23 +202,30 @@ def plan(
     type_v: str = "f16",
     engine: str | None = None,
     ubatch: int = _LLAMACPP.n_ubatch,
-    batch: int = _LLAMACPP.n_batch,
+    batch: int | None = None,
     kv_unified: bool = _LLAMACPP.unified,
     swa_full: bool = False,
     flash_attn: bool = _LLAMACPP.flash_attention,
     block_size: int = PRESENT["vLLM"].block_size,
-    gpu_memory_utilization: float = 0.9,
+    gpu_memory_utilization: float | None = None,
     weights: str | None = None,
     tensor_parallel: int = 1,
+    vllm_version: str = PRESENT["vLLM"].version,
+    first_start: bool = False,
     memory: int | str | None = None,
+    device: str | None = None,
 ) -> Plan:
     """Plan the memory of a model, given as a shipped name, a config.json, or a GGUF file.
 
     ``ctx``: maximum tokens of each of ``parallel`` sequences. ``engine``: ``llamacpp`` or ``vllm``; by default both.
-    ``memory``: bytes, or a text such as 8GiB. The other arguments are those of ``PlanSettings``. Raises ``UserError``.
+    ``memory``: bytes, or a text such as 8GiB; or ``device``, a name of ``devices.toml``. ``batch`` and
+    ``gpu_memory_utilization``: by default the engine's. The others are those of ``PlanSettings``. Raises ``UserError``.
     """
-    if engine is not None and engine not in PLAN_ENGINES:
-        raise UserError(f"--engine: {no_such('engine', engine, PLAN_ENGINES)}")
+    available = _available(memory, device)
+    if batch is None:
+        batch = _LLAMACPP.n_batch if device is None else serve_defaults(available, device)[0]
+    if gpu_memory_utilization is None:
+        gpu_memory_utilization = profile_run(vllm_version).utilization
     settings = PlanSettings(
         ctx,
         parallel,
@@ -192,22 +240,42 @@ def plan(
         gpu_memory_utilization,
         weights and weights.lower(),
         tensor_parallel,
+        vllm_version,
+        first_start,
     )
     check_settings(settings, ubatch)
+    shape = memory_shape(model) if isinstance(model, str) else model
+    check_weights(shape, settings.weights)
+    chosen, notes = _choose_engines(shape, settings, engine)
+    made = Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available, device)
+    return replace(made, notes=(*made.notes, *_unit_note(made, memory)))
+
+
+def _available(memory: int | str | None, device: str | None) -> int | None:
+    """The bytes that there are, given as such or by the name of a device."""
+    if device is not None:
+        if memory is not None:
+            raise UserError("--device and --memory: both say how much memory there is; give one of them")
+        return device_named(device).memory_bytes
     available = None if memory is None else _bytes(memory)
     if available is not None and available < _LEAST_MEMORY:
         raise UserError(f"--memory is {available} bytes; at least 1 MiB is expected, such as 8GB, 8GiB or 512MiB")
-    shape = memory_shape(model) if isinstance(model, str) else model
-    check_weights(shape, settings.weights)
+    return available
+
+
+def _choose_engines(
+    shape: MemoryShape, settings: PlanSettings, engine: str | None
+) -> tuple[tuple[Engine, ...], list[str]]:
+    """The engines that are planned for, and notes about those left out. Raises ``UserError`` if there are none."""
+    if engine is not None and engine not in PLAN_ENGINES:
+        raise UserError(f"--engine: {no_such('engine', engine, PLAN_ENGINES)}")
     reasons = {name: _WHY_NOT[name](shape, settings) for name in PLAN_ENGINES}
     if engine is not None and (reason := reasons[engine]):
         raise UserError(reason)
     chosen = tuple(name for name in PLAN_ENGINES if name == (engine or name) and not reasons[name])
     if not chosen:
         raise UserError("; ".join(filter(None, reasons.values())))
-    notes = [f"left out: {reason}" for name, reason in reasons.items() if reason and engine is None]
-    made = Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available)
-    return replace(made, notes=(*made.notes, *_unit_note(made, memory)))
+    return chosen, [f"left out: {reason}" for name, reason in reasons.items() if reason and engine is None]
 
 
 def _unit_note(made: Plan, memory: int | str | None) -> list[str]:
@@ -226,43 +294,49 @@ def default_cells(
     tp: int = 1,
     weights: str | None = None,
     batch: int | None = None,
-    sequences: int = 256,
+    sequences: int | None = None,
     type_k: str = "f16",
     block_size: int = PRESENT["vLLM"].block_size,
-    gpu_memory_utilization: float = 0.9,
+    gpu_memory_utilization: float | None = None,
+    vllm_version: str = PRESENT["vLLM"].version,
+    first_start: bool = False,
 ) -> int:
     """Return the tokens that the KV cache of a vLLM server holds on a device: its blocks times their size.
 
     ``model``: a shipped name, a config.json or a GGUF file; ``device``: a name of ``devices.toml``; ``tp``: GPUs over
-    which each layer is divided; ``batch``: by default vLLM's own on that device. vLLM reports the null block among its
-    blocks, and so does this count, although no request can have it. Raises ``UserError`` if the weights do not fit.
+    which each layer is divided; ``batch``, ``sequences``, ``gpu_memory_utilization``: by default what ``vllm serve``
+    takes on that device. vLLM counts the null block among its blocks, and so does this, although no request can have
+    it. Raises ``UserError``, with what would fit, if the weights do not.
     """
     memory = device_named(device).memory_bytes
     made = plan(
         model,
         ctx=block_size,
-        parallel=sequences,
+        parallel=sequences or serve_defaults(memory, device)[1],
         type_k=type_k,
         type_v=type_k,
         engine="vllm",
-        batch=batch or default_batch("vllm", memory),
+        batch=batch,
         block_size=block_size,
         gpu_memory_utilization=gpu_memory_utilization,
         weights=weights,
         tensor_parallel=tp,
-        memory=memory,
+        vllm_version=vllm_version,
+        first_start=first_start,
+        device=device,
     )
-    blocks = made.vllm_blocks(memory)
-    if blocks < 2:  # The null block and one for a request.
-        raise UserError(f"{model} does not fit on {device}")
-    return blocks * block_size
+    if fitting := made.what_would_fit("vllm"):
+        others = sum(part.bytes for part in made.parts if part.kind != "kv")
+        raise UserError(
+            f"{made.shape.name} does not fit on {device}: weights and buffers take {format_size(others)}, vLLM may use "
+            f"{format_size(made.budget('vllm', memory))} of {format_size(memory)}; what would fit: {fitting}"
+        )
+    return made.vllm_blocks(memory) * block_size
 
 
-def default_batch(engine: Engine, memory: int | None) -> int:
-    """Tokens in a step that an engine takes by default: ``vllm serve`` takes more on a device of 70 GiB or more."""
-    if engine == "vllm" and memory is not None and memory >= _LARGE_DEVICE:
-        return _LARGE_DEVICE_BATCH
-    return _LLAMACPP.n_batch if engine == "llamacpp" else PRESENT["vLLM"].n_batch
+def default_batch(engine: Engine, memory: int | None, device: str | None = None) -> int:
+    """Tokens in a step that an engine takes by default, which in vLLM depends on the device and its memory in bytes."""
+    return _LLAMACPP.n_batch if engine == "llamacpp" else serve_defaults(memory, device)[0]
 
 
 def _bytes(memory: int | str) -> int:
@@ -285,6 +359,8 @@ _PARTS: dict[Engine, Callable[[MemoryShape, PlanSettings], list[Part]]] = {
     "llamacpp": llamacpp_memory.parts,
     "vllm": vllm_memory.parts,
 }
+_NARROWER: dict[Engine, tuple[str, ...]] = {"llamacpp": ("q8_0", "q4_k_m"), "vllm": ("fp8", "mxfp4")}
+"""Types of weights in which a model that is too large is tried, widest first."""
 _WHY_NOT: dict[Engine, Callable[[MemoryShape, PlanSettings], str | None]] = {
     "llamacpp": llamacpp_memory.why_not,
     "vllm": vllm_memory.why_not,

@@ -48,12 +48,16 @@ class PlanSettings:
     """llama.cpp: use flash attention, which never stores the scores."""
     block_size: int = PRESENT["vLLM"].block_size
     """vLLM: tokens in a block."""
-    gpu_memory_utilization: float = 0.9
-    """vLLM: share of the memory that it may use."""
+    gpu_memory_utilization: float = 0.92
+    """vLLM: share of the memory that it may use; the default is its own."""
     weights: str | None = None
     """Storage type of the weights, if a config.json does not state it."""
     tensor_parallel: int = 1
     """vLLM: number of GPUs over which each layer is divided (``--tensor-parallel-size``); memory is that of one."""
+    vllm_version: str = PRESENT["vLLM"].version
+    """The version whose profile of memory is followed."""
+    first_start: bool = False
+    """vLLM: nothing is compiled yet, so that compiling counts as activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,12 @@ class Part:
     estimate: bool
     detail: str = ""
     """Its size in the engine's own terms."""
+    low: int | None = None
+    """Fewest bytes, where a range is known."""
+    high: int | None = None
+    """Most bytes, where a range is known."""
+    source: str = ""
+    """Where an estimate comes from."""
 
 
 def check_settings(s: PlanSettings, ubatch: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvsim.costs.memory_settings import Part, PlanSettings, weight_parts
+from kvsim.costs.vllm_profile import profile_parts, profile_run
 from kvsim.errors import counted
 from kvsim.model.memory_shapes import AttentionGroup, MemoryShape
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, row_bytes
@@ -38,9 +39,17 @@ class BlockGroups:
 
 
 def _page_bytes(group: AttentionGroup, s: PlanSettings) -> int:
-    """Bytes of a block in one layer (``AttentionSpec.page_size_bytes``)."""
-    ranks = 1 if group.kind == "latent" else min(s.tensor_parallel, group.k_row // group.k_head)
+    """Bytes of a block in one layer, on one GPU (``AttentionSpec.page_size_bytes``).
+
+    Each GPU has its share of the KV heads, at least one; a latent is not divided.
+    """
+    ranks = min(s.tensor_parallel, _kv_heads(group))
     return s.block_size * (row_bytes(s.type_k, group.k_row // ranks) + row_bytes(s.type_k, group.v_row // ranks))
+
+
+def _kv_heads(group: AttentionGroup) -> int:
+    """Heads of K that can be divided over GPUs."""
+    return 1 if group.kind == "latent" else group.k_row // group.k_head
 
 
 def _request_blocks(group: AttentionGroup, s: PlanSettings) -> int:
@@ -62,19 +71,7 @@ def parts(shape: MemoryShape, s: PlanSettings) -> list[Part]:
         detail = f"{n:,} blocks of {groups.block_bytes:,} bytes"
         found.append(Part("vllm", "kv", f"KV, {title}", n * groups.block_bytes, False, detail))
     found.append(Part("vllm", "kv", "KV, the null block", groups.block_bytes, False))
-    detail = f"{s.batch:,} tokens in a pass"
-    found.append(Part("vllm", "buffers", "activation peak", _peak(shape, s), True, detail))
-    return found
-
-
-def _peak(shape: MemoryShape, s: PlanSettings) -> int:
-    """Estimated bytes of activations at the peak of vLLM's profile run, with 2 bytes per number.
-
-    For each token of the largest batch: both inputs of the gate and its output, and the residual, its norm and the
-    layer's input; or, if that is more, the logits of all sequences in 2 and in 4 bytes. Llama 3.1 8B with batches of
-    20,000 and 29,000 tokens took 2.07 and 2.99 GiB (vLLM issue 10517); the estimates are 2.06 and 2.99.
-    """
-    return max(2 * s.batch * 3 * (shape.d_ff // s.tensor_parallel + shape.d_model), 6 * s.parallel * shape.vocabulary)
+    return found + profile_parts(shape, s)
 
 
 def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
@@ -84,6 +81,11 @@ def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
             return f"{option}: vLLM has no {kind} cache; it has {', '.join(VLLM_CACHE_TYPES)}"
     if s.type_k != s.type_v:
         return f"--cache-type-v: vLLM stores K and V in one type, not in {s.type_k} and {s.type_v}"
+    ranks = s.tensor_parallel
+    if shape.n_heads % ranks:
+        return f"--tp: vLLM divides heads over GPUs; {ranks} does not divide the {shape.n_heads} heads of {shape.name}"
+    if any(_kv_heads(group) % ranks and ranks % _kv_heads(group) for group in shape.groups):
+        return f"--tp: {ranks} and the {_kv_heads(shape.groups[0])} KV heads of {shape.name} do not divide each other"
     if len({_page_bytes(group, s) for group in shape.groups}) > 1:
         return f"{shape.source}: layers of different widths cannot be planned for vLLM"
     return None
@@ -91,13 +93,34 @@ def why_not(shape: MemoryShape, s: PlanSettings) -> str | None:
 
 def notes(shape: MemoryShape, s: PlanSettings) -> list[str]:
     """Behaviour of vLLM with this model that may be unexpected."""
-    if len(shape.groups) == 1:
-        return []
+    found = []
+    run, ranks = profile_run(s.vllm_version), s.tensor_parallel
+    if run.version != s.vllm_version:
+        found.append(
+            f"vLLM {s.vllm_version} is planned as {run.version}, the last version before it that is known here"
+        )
+    if ranks > 1:
+        kept = ["norms", "the rotary table"]
+        if any(_kv_heads(group) < ranks for group in shape.groups):
+            kept.append(
+                "latents" if shape.groups[0].kind == "latent" else "KV heads, of which there are fewer than GPUs"
+            )
+        found.append(
+            f"--tp {ranks}: memory is that of one of {ranks} GPUs, over which vLLM divides matrices, embeddings and KV "
+            f"heads; each keeps {', '.join(kept)}"
+        )
+    if len(shape.groups) > 1:
+        found.append(_grouping(shape, s))
+    return found
+
+
+def _grouping(shape: MemoryShape, s: PlanSettings) -> str:
+    """How the layers of a hybrid model share one pool of blocks, in words."""
     groups = BlockGroups.of(shape, s)
     size = max(1, groups.block_bytes // _page_bytes(shape.groups[0], s))
     padding = sum(groups.tables) * size - sum(group.layers for group in shape.groups)
     padded = f", with {counted(padding, 'layer')} of padding" if padding else ""
-    return [
+    return (
         f"vLLM's hybrid KV cache manager divides the layers into {sum(groups.tables)} groups of {size}{padded}; "
         "each has its own block table, and all take blocks from one pool"
-    ]
+    )

@@ -48,7 +48,11 @@ COMMANDS = {
         "recommend --scenario chat --slo ttft_p95<200ms --requests 10 --engine vllm --workers 1",
         "recommend --scenario chat --slo ttft_p95<200ms --model llama-3.1-8b",
     ],
-    "plan": ["plan --model gemma-3-1b --memory 24GB", "plan --model gemma-3-1b"],
+    "plan": [
+        "plan --model gemma-3-1b --memory 24GB",
+        "plan --model gemma-3-1b",
+        "plan --model gemma-3-1b --device l40s",
+    ],
     "prefix-cache": ["prefix-cache sessions.toml"],
     "questions": ["questions slow"],
     "policies": ["policies paged"],

@@ -37,14 +37,19 @@ def plan(
         str | None, typer.Option(help="llamacpp or vllm; by default both.", autocompletion=completion.planned_engines)
     ] = None,
     ubatch: Annotated[int, typer.Option(help="llama.cpp: tokens in a forward pass.")] = _LLAMACPP.n_ubatch,
-    batch: Annotated[int, typer.Option(help="Tokens in a batch; vLLM's --max-num-batched-tokens.")] = _LLAMACPP.n_batch,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Tokens in a batch; vLLM's --max-num-batched-tokens; by default 2048, or the device's."),
+    ] = None,
     kv_unified: Annotated[
         bool, typer.Option(help="llama.cpp: one stream of cells for all sequences.")
     ] = _LLAMACPP.unified,
     swa_full: Annotated[bool, typer.Option("--swa-full", help="llama.cpp: sliding windows keep every token.")] = False,
     flash_attn: Annotated[bool, typer.Option(help="llama.cpp: flash attention.")] = _LLAMACPP.flash_attention,
     block_size: Annotated[int, typer.Option(help="vLLM: tokens in a block.")] = PRESENT["vLLM"].block_size,
-    gpu_memory_utilization: Annotated[float, typer.Option(help="vLLM: share of the memory that it may take.")] = 0.9,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="vLLM: share of the memory that it may take; by default its own.")
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -53,6 +58,20 @@ def plan(
         ),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of the device: 8GB, 8GiB, 512MiB or bytes.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="A GPU such as rtx4090 or h100_sxm, in place of --memory.", autocompletion=completion.devices
+        ),
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", help="vLLM: GPUs over which each layer is divided.")] = 1,
+    vllm_version: Annotated[
+        str, typer.Option(help="The version of vLLM whose profile of memory is followed.")
+    ] = PRESENT["vLLM"].version,
+    first_start: Annotated[
+        bool,
+        typer.Option("--first-start", help="vLLM: nothing is compiled yet; compiling takes memory from the blocks."),
+    ] = False,
     list_models: Annotated[bool, typer.Option("--list", help="List the well-known models.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -80,7 +99,11 @@ def plan(
         block_size=block_size,
         gpu_memory_utilization=gpu_memory_utilization,
         weights=weights,
+        tensor_parallel=tp,
+        vllm_version=vllm_version,
+        first_start=first_start,
         memory=memory,
+        device=device,
     )
     if as_json:
         print_json(made.to_dict())

@@ -34,9 +34,7 @@ def show_plan(console: Console, made: Plan) -> None:
         table.add_row(name, *(f"{'≈ ' * part.estimate}{format_size(part.bytes)}" if part else "–" for part in row))
     table.add_row("total", *(f"≈ {format_size(made.total(engine))}" for engine in made.engines), style="bold")
     console.print(table)
-    console.print(
-        "≈ marks estimates; all else is exact; the engine itself and its libraries are not counted", style="dim"
-    )
+    console.print(_what_is_estimated(made), style="dim", highlight=False, soft_wrap=True)
     for engine in made.engines:
         details = dict.fromkeys(p.detail for p in made.parts if p.engine == engine and p.kind == "kv" and p.detail)
         line = f"{ENGINE_TITLES[engine]}: {_options(made, engine)}: {'; '.join(details)}"
@@ -50,10 +48,22 @@ def show_plan(console: Console, made: Plan) -> None:
             console.print(_what_fits(made, engine, made.memory), highlight=False, soft_wrap=True)
 
 
+def _what_is_estimated(made: Plan) -> str:
+    """What the mark means, and the ranges of estimates that have one."""
+    counted = "" if made.engines == ("vllm",) else "; llama.cpp itself and its libraries are not counted"
+    lines = [f"≈ marks estimates; all else is exact{counted}"]
+    for part in made.parts:
+        if part.low is not None and part.high is not None and part.low < part.high:
+            reach = f"{format_size(part.low)} to {format_size(part.high)}"
+            lines.append(f"{part.name}: {reach} ({part.source})")
+    return "\n".join(lines)
+
+
 def _options(made: Plan, engine: Engine) -> str:
     s = made.settings
     if engine == "vllm":
-        return f"--max-model-len {s.ctx} --max-num-seqs {s.parallel}"
+        ranks = f" --tensor-parallel-size {s.tensor_parallel}" if s.tensor_parallel > 1 else ""
+        return f"--max-model-len {s.ctx} --max-num-seqs {s.parallel}{ranks}"
     return f"-c {s.ctx * s.parallel} -np {s.parallel}"
 
 
@@ -65,7 +75,10 @@ def _what_fits(made: Plan, engine: Engine, memory: int) -> str:
     verb = "fits" if made.fits(engine, memory) else "does not fit"
     line = f"{ENGINE_TITLES[engine]}: {verb} in {share}"
     if engine == "vllm":
-        line += f", which makes {made.vllm_blocks(memory):,} blocks"
+        fewest, most = made.vllm_blocks_range(memory)
+        line += f", which makes {made.vllm_blocks(memory):,} blocks ({fewest:,} to {most:,})"
+    if fitting := made.what_would_fit(engine):
+        return f"{line}; what would fit: {fitting}"
     if not context:
         return f"{line}; not even one token does"
     longest = "any context" if context == MOST_CONTEXT else f"{context:,} tokens"
