@@ -67,13 +67,6 @@ def profiles(incomplete: str) -> list[str]:
     return starting(incomplete, dict.fromkeys([*shipped_names(), *device_profiles()]))
 
 
-def devices(incomplete: str) -> list[str]:
-    """Devices that kvsim knows."""
-    from kvsim.costs.devices import devices as known
-
-    return starting(incomplete, known())
-
-
 def models(incomplete: str) -> list[str]:
     """Well-known models."""
     from kvsim.model.memory_shapes import model_names

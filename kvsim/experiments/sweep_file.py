@@ -266,9 +266,10 @@ def plan_sweep(
 
     ``source`` is a built-in name, a TOML file or its table. ``model`` and ``device`` replace those of the scenario
     (``load_scenario``), as ``seed`` and ``requests`` do; ``show``, ``max_failed`` and ``policies`` replace those of the
-    sweep; policies may be callables, in a table too. Settings that are invalid only in combination, such as a slot context larger than the cache, become points with a ``fault``.
-    Raises ``UserError`` for anything that is always invalid: a misspelt key, a value that its key never accepts, an
-    unknown policy, or a base scenario that cannot be run. Raises ``WorkloadError`` for an unreadable trace.
+    sweep; policies may be callables, in a table too. Settings that are invalid only in combination, such as a slot
+    context larger than the cache, become points with a ``fault``. Raises ``UserError`` for anything that is always
+    invalid: a misspelt key, a value that its key never accepts, an unknown policy, or a base scenario that cannot be
+    run. Raises ``WorkloadError`` for an unreadable trace.
     """
     data, label, folder = _read(source)
     policies = [policies] if isinstance(policies, str) and policies != "all" else policies

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import device_named
-from kvsim.costs.memory_plan import default_batch, default_cells
+from kvsim.costs.memory_plan import default_cells
+from kvsim.costs.vllm_profile import serve_defaults
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
-
-_SLOTS = 256
-"""vLLM's ``--max-num-seqs`` unless it is told otherwise."""
 
 
 def with_device_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozenset[tuple[str, str]]]:
@@ -57,7 +55,8 @@ def _defaults(
 ) -> dict[tuple[str, str], Any]:
     """Values by section and key, of what has a value of its own on a device."""
     server, cache = sections["server"], sections["cache"]
-    slots = server.get("slots", _SLOTS)
+    usual_batch, usual_slots = serve_defaults(device_named(device).memory_bytes, device)
+    slots = server.get("slots", usual_slots)
     found: dict[tuple[str, str], Any] = {
         ("server", "scheduler"): "vllm",
         ("server", "slots"): slots,
@@ -65,12 +64,10 @@ def _defaults(
         ("cache", "type_k"): "f16",
         ("cache", "type_v"): "f16",
     }
-    if sections["machine"].get("profile") is None:
-        found["machine", "profile"] = find_profile(model, device, tp=tp, weights=weights)
     scheduler = server.get("scheduler", "vllm")
     batch = server.get("n_batch")
     if scheduler == "vllm" and batch is None:
-        batch = found["server", "n_batch"] = default_batch("vllm", device_named(device).memory_bytes)
+        batch = found["server", "n_batch"] = usual_batch
     if cache.get("cells") is None:
         block = cache.get("block_size", PRESENT["vLLM"].block_size)
         held = default_cells(
@@ -80,7 +77,7 @@ def _defaults(
             tp=tp,
             weights=weights,
             batch=batch if isinstance(batch, int) else None,
-            sequences=slots if isinstance(slots, int) else _SLOTS,
+            sequences=slots if isinstance(slots, int) else usual_slots,
             type_k=cache.get("type_k") or "f16",
         )
         # vLLM's null block is among its blocks, as it is among the cells of the policies with blocks.
@@ -88,6 +85,9 @@ def _defaults(
         context = memory_shape(model).context
         if server.get("slot_context") is None and context is not None and context < cells:
             found["server", "slot_context"] = context
+    # After the memory: times of a model that does not fit would be of no use.
+    if sections["machine"].get("profile") is None:
+        found["machine", "profile"] = find_profile(model, device, tp=tp, weights=weights)
     return found
 
 

@@ -45,7 +45,7 @@ class ImportOptions:
     """What else a reader should know, one sentence each."""
 
 
-def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) -> DeviceFit:  # noqa: B008 (immutable)
+def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) -> DeviceFit:
     """Fit the profile of a model on a device to tables of the kernels of one layer (``layer_tables``).
 
     Model, device and engine are those of the folder's ``meta.yaml`` unless ``options`` say otherwise. Raises
@@ -74,7 +74,7 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
         url=options.url,
         licence=options.licence,
         version=_version(meta),
-        notes=(*_notes(options), *_EXPERTS[: shape.n_experts], *options.notes),
+        notes=(*_notes(options), *_EXPERTS[: min(shape.n_experts, 1)], *options.notes),
     )
     return fit_device(Subject(device, shape, engine, options.tp), samples, source, _host(options))
 
