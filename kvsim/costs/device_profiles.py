@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from platformdirs import user_data_path
 
 from kvsim.costs.devices import device_named, devices
-from kvsim.costs.profile import Profile, load_profile
 from kvsim.costs.shipped import shipped_names
 from kvsim.errors import NoTimes
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
+
+if TYPE_CHECKING:
+    from kvsim.costs.profile import Profile
 
 
 def own_profiles() -> Path:
@@ -58,6 +61,8 @@ def find_profile(model: str, device: str, *, tp: int = 1, weights: str | None = 
 
 def find_device_profile(model: str, device: str, *, tp: int = 1, weights: str | None = None) -> Profile:
     """The profile of a model on a device. Raises as ``find_profile``."""
+    from kvsim.costs.profile import load_profile
+
     return load_profile(find_profile(model, device, tp=tp, weights=weights))
 
 

@@ -228,6 +228,11 @@ def is_llamacpp(engine: str) -> bool:
     return engine != NUMPY
 
 
+INFERRED_ATTENTION = "as the engine's own attention over the cells that are read"
+INFERRED_MOVES = "as copies at the data sheet's memory bandwidth"
+"""How a device's profile prices what its engine does not do."""
+
+
 class Profile(Fit):
     """A profile: the fitted costs of one model on one machine or device under one engine."""
 
@@ -272,8 +277,6 @@ class Profile(Fit):
     """Where the times of a device come from."""
     host: Host | None = None
     """What the host adds to each step; None where it is part of what was measured."""
-    inferred: tuple[str, ...] = ()
-    """What was not measured but computed, one sentence each."""
 
     @model_validator(mode="after")
     def _of_a_machine_or_a_device(self) -> Profile:
@@ -294,6 +297,16 @@ class Profile(Fit):
                 "times are held against recorded servers by kvsim validate --recorded"
             )
         return self.machine
+
+    def inferred(self, kernel: Kernel, moves: bool) -> dict[str, str]:
+        """What the profile of a device prices without a measurement, and as what, under a policy; empty of a machine.
+
+        ``kernel``: the policy's; ``moves``: whether it moves cells.
+        """
+        if self.device is None:
+            return {}
+        found = {} if self.measured_kernel(kernel) else {"attention": INFERRED_ATTENTION}
+        return found | ({"moves": INFERRED_MOVES} if moves else {})
 
     @property
     def host_s(self) -> float:

@@ -18,6 +18,7 @@ from kvsim.experiments.workers import map_ordered
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import sum_failures
+from kvsim.simulation.inferred_text import inferred_lines
 from policies import PolicyFactory, available, current_name
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ class Comparison:
         return judge(self.runs, self.forgetful, max_failed=self.max_failed, times=times)
 
     @property
+    def inferred(self) -> tuple[str, ...]:
+        """What was priced without a measurement, a line for each kind with the policies that it concerns."""
+        return inferred_lines([result.summary for result in self.results])
+
+    @property
     def assumed(self) -> tuple[str, ...]:
         """What the runs assumed of engines because the scenario does not say, a line for each engine."""
         return tuple(dict.fromkeys(line for result in self.results for line in result.summary["assumed"]))
@@ -115,6 +121,7 @@ class Comparison:
             "seed": self.scenario.seed,
             "profile": self.results[0].summary["profile"],
             "basis": self.results[0].summary["basis"],
+            "inferred": list(self.inferred),
             "wall_s": sum(result.summary["wall_s"] for result in self.results),
             "e2e_mean_over_oracle": against_oracle(self.results) or None,
             "policies": [result.summary for result in self.results],

@@ -22,6 +22,7 @@ from kvsim.reports.page import (
 )
 from kvsim.reports.parts import footer, plugin_options, plugins, read, reproduce
 from kvsim.simulation.failures import failure_lines
+from kvsim.simulation.inferred_text import inferred_lines
 from kvsim.simulation.snapshots import FILE, load_snapshots
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def comparison_page(folder: Path, saved: dict[str, Any]) -> Page:
         f"{len(runs)} policies on the same requests and arrivals, seed {saved['seed']}, with step times predicted by "
         f"the machine profile “{saved['profile']}”.",
         *dict.fromkeys(line for run in runs for line in run.get("assumed", ())),
+        *inferred_lines(runs),
     ]
     asked += plugins(saved)
     figures = [Figure.of("Latency", latency_ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]

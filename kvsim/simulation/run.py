@@ -200,6 +200,7 @@ def drive(
         "policy": policy.name,
         "seed": scenario.seed,
         "assumed": list(assumptions(served)),
+        "inferred": {} if profile is None else profile.inferred(policy.kernel, recorder.moved_cells > 0),
         **summarize(recorder, scenario.cell_bytes, prefixes),
         "profile": None if profile is None else profile.name,
         "basis": None if profile is None else profile.basis,

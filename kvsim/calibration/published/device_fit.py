@@ -109,11 +109,6 @@ def fit_device(subject: Subject, samples: Sequence[Sample], source: Source, host
         weights=subject.weights or subject.shape.default_type or None,
         source=source.model_copy(update={"notes": (*source.notes, *notes)}),
         host=host,
-        inferred=(
-            "Kernels other than the engine's own are priced as its own over the cells that they read.",
-            f"Moves and rotations are copies at the data sheet's memory bandwidth, "
-            f"{subject.device.bandwidth_gb_s:,.0f} GB/s.",
-        ),
     )
     return DeviceFit(profile, table)
 

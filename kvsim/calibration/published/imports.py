@@ -29,8 +29,7 @@ class ImportOptions:
 
     model: str | None = None
     device: str | None = None
-    engine: str | None = None
-    """With its version."""
+    vllm_version: str | None = None
     tp: int = 1
     link_gb_s: float | None = None
     """Bandwidth between the devices that share the model, in each direction, 10**9 bytes/s."""
@@ -48,7 +47,7 @@ class ImportOptions:
 def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) -> DeviceFit:
     """Fit the profile of a model on a device to tables of the kernels of one layer (``layer_tables``).
 
-    Model, device and engine are those of the folder's ``meta.yaml`` unless ``options`` say otherwise. Raises
+    Model, device and version are those of the folder's ``meta.yaml`` unless ``options`` say otherwise. Raises
     ``UserError``.
     """
     tables = read_layer_tables(folder)
@@ -58,15 +57,7 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
     )
     model = options.model or _said(tables.folder, meta, "model", "model")
     shape = memory_shape(model)
-    engine = options.engine or (f"vllm {meta['vllm_version']}" if meta.get("vllm_version") else "")
-    if not engine:
-        raise UserError(
-            f"{tables.folder}: meta.yaml does not say the version of vLLM; give --engine, such as 'vllm 0.19.0'"
-        )
-    if not engine.lower().startswith("vllm"):
-        raise UserError(
-            f"--engine: {engine!r:.40}: the tables are of vLLM's kernels; one such as 'vllm 0.19.0' is accepted"
-        )
+    version = options.vllm_version or _said(tables.folder, meta, "vllm_version", "vllm-version")
     cells = default_cells(model, device.name, tp=options.tp)
     samples = tables.samples(shape, most_cells=cells, link=_link(options))
     source = Source(
@@ -76,7 +67,7 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
         version=_version(meta),
         notes=(*_notes(options), *_EXPERTS[: min(shape.n_experts, 1)], *options.notes),
     )
-    return fit_device(Subject(device, shape, engine, options.tp), samples, source, _host(options))
+    return fit_device(Subject(device, shape, f"vllm {version}", options.tp), samples, source, _host(options))
 
 
 def _said(folder: Path, meta: dict[str, Any], key: str, option: str) -> str:

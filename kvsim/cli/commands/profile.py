@@ -57,7 +57,7 @@ def import_folder(
     folder: Annotated[Path, typer.Argument(help="attention.csv, dense.csv, per_sequence.csv, and perhaps moe.csv.")],
     model: ModelName = None,
     device: DeviceName = None,
-    engine: Annotated[str | None, typer.Option(help="The engine and its version, such as 'vllm 0.19.0'.")] = None,
+    vllm_version: Annotated[str | None, typer.Option(help="The version of vLLM that was measured.")] = None,
     tp: TensorParallel = 1,
     link_gb_s: Annotated[
         float | None, typer.Option(help="With --tp: bandwidth between the devices, GB/s in each direction.", min=1e-3)
@@ -81,7 +81,7 @@ def import_folder(
     from kvsim.calibration.published.imports import ImportOptions, import_tables
 
     link = (link_gb_s, link_latency_us)
-    options = ImportOptions(model, device, engine, tp, *link, host_ms, source, url, licence, tuple(note or ()))
+    options = ImportOptions(model, device, vllm_version, tp, *link, host_ms, source, url, licence, tuple(note or ()))
     _save_and_show(import_tables(folder, options), out, as_json)
 
 

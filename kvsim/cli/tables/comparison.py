@@ -37,7 +37,7 @@ def show_comparison(console: Console, compared: Comparison) -> None:
         f"seed {compared.scenario.seed}",
         highlight=False,
     )
-    show_assumed(console, compared.assumed)
+    show_assumed(console, (*compared.assumed, *compared.inferred))
     bound = against_oracle(compared.results)
     users = [
         [

@@ -9,7 +9,7 @@ from rich.console import Console
 from kvsim.calibration.published.device_fit import DeviceFit
 from kvsim.cli.tables.formats import new_table, seconds, share
 from kvsim.costs.device_profiles import device_profiles
-from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.profile import INFERRED_ATTENTION, INFERRED_MOVES, Profile, load_profile
 from kvsim.costs.shipped import shipped_names
 from kvsim.errors import counted
 
@@ -58,7 +58,11 @@ def show_profile(console: Console, profile: Profile) -> None:
     if p.source is not None:
         where = ", ".join(filter(None, [p.source.url, f"licence {p.source.licence}"]))
         console.print(f"Source: {p.source.title} {p.source.version} ({where}).", highlight=False, soft_wrap=True)
-        for note in (*p.source.notes, *(f"Not measured: {line}" for line in p.inferred)):
+        others = (
+            f"Not measured: attention of layouts that the engine lacks, priced {INFERRED_ATTENTION}.",
+            f"Not measured: moves of cells and rotations of keys, priced {INFERRED_MOVES}.",
+        )
+        for note in (*p.source.notes, *others):
             console.print(f"- {note}", highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"Range: {p.tokens.low:,} to {p.tokens.high:,} tokens in a pass; {p.cells.low:,} to {p.cells.high:,} cells for "

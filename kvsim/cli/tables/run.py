@@ -8,6 +8,7 @@ from kvsim.cli.tables.failures import show_failures
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, share, show_assumed, show_basis, size, whole
 from kvsim.errors import counted
 from kvsim.scenario.prefixes import UNKNOWN_PREFIXES
+from kvsim.simulation.inferred_text import inferred_lines
 from kvsim.simulation.result import Result
 
 
@@ -21,7 +22,7 @@ def show_run(console: Console, result: Result) -> None:
         f"{scenario.server.slots} slots, seed {s['seed']}",
         highlight=False,
     )
-    show_assumed(console, s["assumed"])
+    show_assumed(console, (*s["assumed"], *inferred_lines([s])))
     counts = f"{s['completed']:,} of {s['requests']:,} requests completed, {s['failed']:,} failed"
     if s["truncated"]:
         counts += f", {s['truncated']:,} cut short by a full slot"
