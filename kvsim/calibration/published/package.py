@@ -24,10 +24,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 
+from kvsim.calibration.published.package_names import ENGINES, SYSTEMS, WEIGHTS
 from kvsim.calibration.published.sampling import PASSES, PlannedPass, Reach, plan_passes
 from kvsim.costs.devices import Device, device_named
 from kvsim.costs.fitting import Sample
@@ -41,30 +43,6 @@ from policies import Kernel
 NAME = "aiconfigurator-core"
 LICENCE = "Apache-2.0"
 HOME = "https://github.com/ai-dynamo/aiconfigurator"
-
-SYSTEMS = {
-    "h100_sxm": "h100_sxm",
-    "h200_sxm": "h200_sxm",
-    "a100_sxm": "a100_sxm",
-    "b200_sxm": "b200_sxm",
-    "l40s": "l40s",
-    "rtxpro6000": "rtx_pro_6000_server",
-}
-"""The package's names of the devices that it has kernels of."""
-
-ENGINES = ("vllm", "sglang", "trtllm")
-
-WEIGHTS = {
-    "bf16": "bfloat16",
-    "f16": "bfloat16",
-    "fp8": "fp8",
-    "fp8_static": "fp8_static",
-    "fp8_block": "fp8_block",
-    "nvfp4": "nvfp4",
-    "int8": "int8",
-    "int4": "int4",
-}
-"""The package's names of types of weights; which of them it has depends on the device and the engine."""
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -302,8 +280,8 @@ def _sample(origin: int, planned: PlannedPass, seconds: float) -> Sample:
 def _unknown(what: str, error: Exception) -> UserError:
     """What the package does not know, in one line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    said = lines[0].rsplit("compile_engine: ", 1)[-1].split(" at /", 1)[0]
-    return UserError(f"{NAME} has no times for {what}: {said:.240}")
+    said = lines[0].rsplit("compile_engine: ", 1)[-1].split(" at /", 1)[0].split(": tried ", 1)[0]
+    return UserError(f"{NAME} has no times for {what}: {shorten(said, 240, placeholder=' ...')}")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def test_a_shipped_profile_is_named_after_what_it_is_of_and_says_its_source(name
     profile = load_profile(name)
     shape = memory_shape(profile.model)
     assert profile.name == name == profile_name(shape, profile.device, tp=profile.tensor_parallel)
-    assert find_device_profile(profile.model, profile.device) == profile
+    assert find_device_profile(profile.model, profile.device, tp=profile.tensor_parallel) == profile
     assert profile.source.url.startswith("https://github.com/")
     assert profile.source.licence
     assert profile.source.version
@@ -47,14 +47,15 @@ def test_a_shipped_profile_fits_passes_that_were_held_out_or_says_that_it_does_n
         fits = error.error_median <= 0.02 and error.error_p95 <= 0.1
         assert fits != (f"In {regime} passes the held-out error is" in said)
         assert error.error_median < 0.03
-        assert error.samples >= 50
+        assert error.samples >= 20
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if not memory_shape(load_profile(name).model).n_experts])
 def test_one_decode_takes_no_less_than_reading_all_weights(name):
     profile = load_profile(name)
     shape, device = memory_shape(profile.model), device_named(profile.device)
-    read = 2 * (shape.n_parameters - shape.vocabulary * shape.d_model) / (device.bandwidth_gb_s * 1e9)
+    bandwidth = profile.tensor_parallel * device.bandwidth_gb_s * 1e9
+    read = 2 * (shape.n_parameters - shape.vocabulary * shape.d_model) / bandwidth
     base = profile.kernels["gather"].base_s.value + profile.kernels["gather"].per_chunk_s.value
     assert read < base < 2 * read
 

@@ -9,23 +9,26 @@ from kvsim.costs.profile import Host, Profile
 from kvsim.errors import UserError
 from tests.kvsim.calibration.published.packages import BASE_MS
 
-HOST = Host(seconds=1e-3, source="given")
-
 
 @pytest.fixture
 def make(package, tmp_path):
     """A function that makes a profile from few passes, and says by ``len(package.asked)`` whether it asked for them."""
 
-    def profile(device="h100_sxm", model="llama-3.1-8b", host=HOST, passes=400, **given):
-        return make_profile(device, model, host=host, passes=passes, cache=tmp_path / "cache", **given)
+    def profile(device="h100_sxm", model="llama-3.1-8b", passes=400, **given):
+        return make_profile(device, model, passes=passes, cache=tmp_path / "cache", **given)
 
     return profile
 
 
 def test_a_profile_says_what_it_is_of_and_prices_passes(make, tmp_path):
-    made = make(tp=2, weights="fp8").profile
+    made = make(tp=2, weights="fp8", host_ms=1).profile
     assert (made.name, made.engine) == ("h100_sxm-llama-3.1-8b-tp2-fp8", "vllm 0.24.0")
-    assert (made.device, made.tensor_parallel, made.weights, made.host) == ("h100_sxm", 2, "fp8", HOST)
+    assert (made.device, made.tensor_parallel, made.weights, made.host) == (
+        "h100_sxm",
+        2,
+        "fp8",
+        Host(seconds=1e-3, source="given with --host-ms"),
+    )
     assert made.source.licence == "Apache-2.0"
     assert {regime: error.error_p95 < 0.01 for regime, error in made.held_out.items()} == {
         "decode": True,
@@ -51,7 +54,7 @@ def test_a_profile_is_made_once_for_the_same_inputs(make, package, monkeypatch):
         {"engine": "sglang"},
         {"engine_version": "0.27.0"},
         {"passes": 401},
-        {"host": Host(seconds=2e-3, source="given")},
+        {"host_ms": 2},
     ):
         before = len(package.asked)
         make(**given)
@@ -88,16 +91,23 @@ def test_what_was_kept_and_is_damaged_is_made_anew(make, package, tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_no_error(package, tmp_path):
     (tmp_path / "cache").write_text("a file")
-    made = make_profile("h100_sxm", "llama-3.1-8b", host=HOST, passes=400, cache=tmp_path / "cache")
+    made = make_profile("h100_sxm", "llama-3.1-8b", passes=400, cache=tmp_path / "cache")
     assert made.profile.samples == 400
 
 
 def test_without_a_folder_the_users_cache_is_used(package, tmp_path, monkeypatch):
     monkeypatch.setattr("kvsim.calibration.published.make.user_cache_path", lambda *a, **k: tmp_path / "user")
-    make_profile("h100_sxm", "llama-3.1-8b", host=HOST, passes=400)
+    make_profile("h100_sxm", "llama-3.1-8b", passes=400)
     assert {kept.suffix for kept in (tmp_path / "user" / "device-profiles").iterdir()} == {".csv", ".json"}
 
 
 def test_too_few_passes_are_refused(make):
     with pytest.raises(UserError, match="passes; at least"):
         make(passes=50)
+
+
+def test_the_host_adds_nothing_unless_it_is_said_and_the_profile_says_why(make):
+    host = make().profile.host
+    assert host.seconds == 0
+    assert "vLLM since 0.14" in host.source
+    assert make(engine="sglang").profile.host.source == "given; what sglang adds was not measured"

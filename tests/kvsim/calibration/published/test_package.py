@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsim.calibration.published.package import SYSTEMS, ask, package_passes, pricer
+from kvsim.calibration.published.package import ask, package_passes, pricer
+from kvsim.calibration.published.package_names import SYSTEMS
 from kvsim.calibration.published.sampling import PlannedPass
 from kvsim.costs.devices import devices
 from kvsim.costs.fitting import fit_regimes
@@ -139,6 +140,13 @@ def test_an_error_of_the_package_becomes_a_line_without_its_paths(package):
         "aiconfigurator-core has no times for llama-3.1-8b in int4 on h100_sxm under vllm: perf database error: GEMM "
         "perf data missing for quant 'int4_wo'"
     )
+
+
+def test_a_long_error_of_the_package_is_cut_between_words(package):
+    package.error = ValueError("compile_engine: AssertionError: " + "word " * 100)
+    with pytest.raises(UserError, match=r"AssertionError: word .* word \.\.\.$") as found:
+        priced()
+    assert len(str(found.value)) < 330
 
 
 @pytest.mark.parametrize("answer", [float("nan"), float("inf"), 0.0, -1.0])
