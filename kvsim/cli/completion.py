@@ -123,6 +123,20 @@ def devices(incomplete: str) -> list[str]:
     return starting(incomplete, devices())
 
 
+def priced_engines(incomplete: str) -> list[str]:
+    """Engines whose passes on GPUs can be priced."""
+    from kvsim.calibration.published.package_names import ENGINES
+
+    return starting(incomplete, ENGINES)
+
+
+def priced_weights(incomplete: str) -> list[str]:
+    """Types of weights whose passes on GPUs can be priced."""
+    from kvsim.calibration.published.package_names import WEIGHTS
+
+    return starting(incomplete, WEIGHTS)
+
+
 def planned_engines(incomplete: str) -> list[str]:
     """Engines whose memory can be planned."""
     from kvsim.costs.memory_settings import PLAN_ENGINES

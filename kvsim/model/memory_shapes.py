@@ -6,19 +6,16 @@ header of a GGUF file. Models whose layers cache anything other than K and V are
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvsim.errors import UserError, did_you_mean
+from kvsim.model.config_files import read_config, shipped_configs, text_part
 from kvsim.model.engine_shapes import MODEL_NAMES, SHAPES, gguf_path
 from kvsim.model.storage_types import row_bytes
 
@@ -196,14 +193,9 @@ _FAMILIES: dict[str, _Family] = {
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
-@lru_cache(maxsize=1)
-def _table() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files("kvsim.model") / "models.toml").read_text(encoding="utf-8"))
-
-
 def model_names() -> list[str]:
     """Names of the models in the shipped table."""
-    return list(_table())
+    return list(shipped_configs())
 
 
 def memory_shape(model: str) -> MemoryShape:
@@ -218,8 +210,8 @@ def memory_shape(model: str) -> MemoryShape:
         return _shape_of_gguf(model)
     if name.endswith(".json"):
         return _shape_of_file(Path(model))
-    if name in _table():
-        entry = dict(_table()[name])
+    if name in shipped_configs():
+        entry = dict(shipped_configs()[name])
         return shape_of_config(entry, name, entry.pop("source"))
     try:
         if (Path(model) / "config.json").is_file():
@@ -255,27 +247,12 @@ def _shape_of_own_model(name: str) -> MemoryShape:
 
 
 def _shape_of_file(path: Path) -> MemoryShape:
-    if not path.is_file():
-        raise UserError(f"{str(path)!r}: no such file; a config.json is expected")
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise UserError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except (ValueError, RecursionError) as e:
-        reason = "nested too deeply" if isinstance(e, RecursionError) else str(e)
-        raise UserError(f"{str(path)!r}: not a config.json: {reason:.120}") from None
-    if not isinstance(loaded, dict):
-        raise UserError(f"{path}: not a config.json: an object is expected, got {type(loaded).__name__}")
-    return shape_of_config(loaded, path.parent.name or path.name, str(path))
+    return shape_of_config(read_config(path), path.parent.name or path.name, str(path))
 
 
 def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemoryShape:
     """The shape of a model by its config.json. Raises ``UserError``, which names ``source``."""
-    text = fields.get("text_config")
-    if isinstance(text, dict):
-        # A multimodal model; only its text part is counted.
-        outer = ("torch_dtype", "dtype", "quantization_config", "model_type")
-        fields = {**{key: value for key, value in fields.items() if key in outer}, **text}
+    fields = text_part(fields)
     kind = fields.get("model_type")
     kind = {"gemma3": "gemma3_text"}.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in _FAMILIES:

@@ -10,6 +10,7 @@ import typer
 from kvsim.cli import completion
 from kvsim.cli.console import console, print_json, warn
 from kvsim.cli.options import DeviceName, Json, ModelName
+from kvsim.errors import UserError
 
 if TYPE_CHECKING:
     from kvsim.calibration.published.device_fit import DeviceFit
@@ -83,6 +84,45 @@ def import_folder(
     link = (link_gb_s, link_latency_us)
     options = ImportOptions(model, device, vllm_version, tp, *link, host_ms, source, url, licence, tuple(note or ()))
     _save_and_show(import_tables(folder, options), out, as_json)
+
+
+@app.command()
+def make(
+    device: Annotated[str, typer.Option(help="The device.", autocompletion=completion.devices)],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A model of kvsim plan --list, a config.json or FILE.gguf.", autocompletion=completion.models
+        ),
+    ],
+    engine: Annotated[
+        str, typer.Option(help="The engine whose kernels are priced.", autocompletion=completion.priced_engines)
+    ] = "vllm",
+    engine_version: Annotated[str | None, typer.Option(help="By default the newest that was measured in full.")] = None,
+    tp: TensorParallel = 1,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of the weights; by default that of its config.json.", autocompletion=completion.priced_weights
+        ),
+    ] = None,
+    host_ms: Annotated[
+        float | None, typer.Option(help="What the host adds to each step, ms; by default nothing.", min=0)
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Fit a profile to passes that NVIDIA's aiconfigurator-core prices (extra gpu); nothing is downloaded."""
+    from kvsim.calibration.published.make import make_profile
+
+    if engine != "vllm" and out is None:
+        raise UserError(
+            f"--out: needed with --engine {engine}, since scenarios look for profiles of vllm by their name"
+        )
+    fit = make_profile(
+        device, model, engine=engine, engine_version=engine_version, tp=tp, weights=weights, host_ms=host_ms
+    )
+    _save_and_show(fit, out, as_json)
 
 
 def _save_and_show(fit: DeviceFit, out: Path | None, as_json: bool) -> None:

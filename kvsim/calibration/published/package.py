@@ -1,0 +1,301 @@
+"""Passes priced by NVIDIA's ``aiconfigurator-core``, from the kernels of real engines that its makers measured.
+
+The package adds up the kernels of one forward pass (matrix products and attention from its tables, normalisation,
+rotation and activation by their bytes), so that its times have all layers, the language-model head and the exchange
+between GPUs, but neither what the host adds nor the sampler. It gets the model as a folder with a config.json: given a
+name that it does not know, it would ask the network.
+
+How it puts a pass together (``rank_latency_ms`` and ``get_mix_step_ops`` in its Rust sources, aiconfigurator 0.12.0):
+prompts count as if all were as long as their mean, decodes as if all contexts were; attention of a prompt is that of
+the whole prompt, less the share of the cached part's square; the head works for one sequence where a prompt is in the
+pass.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+
+from kvsim.calibration.published.package_names import ENGINES, SYSTEMS, WEIGHTS
+from kvsim.calibration.published.sampling import PASSES, PlannedPass, Reach, plan_passes
+from kvsim.costs.devices import Device, device_named
+from kvsim.costs.fitting import Sample
+from kvsim.costs.profile import Source
+from kvsim.errors import UserError, choices, no_such
+from kvsim.installation import install_extra
+from kvsim.model.config_fields import config_fields
+from kvsim.model.memory_shapes import MemoryShape, memory_shape
+from policies import Kernel
+
+NAME = "aiconfigurator-core"
+LICENCE = "Apache-2.0"
+HOME = "https://github.com/ai-dynamo/aiconfigurator"
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    # Without a window, their layers are those of a Llama of the same shape.
+    "mistral": "LlamaForCausalLM",
+    "phi3": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
+"""The package's names of architectures, by ``model_type``."""
+
+_LONGEST = 65_536
+"""Tokens of the longest context in the package's tables of attention."""
+_MOST_CELLS = 524_288
+"""Tokens of all sequences of a pass together in these tables."""
+_KERNEL: Kernel = "gather"
+"""The kernel of the paged policies, which are what these engines have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A model on a device as the package is asked about it; every name has been checked."""
+
+    device: Device
+    shape: MemoryShape
+    config: Mapping[str, Any]
+    """The config.json that the package gets."""
+    engine: str
+    engine_version: str
+    tp: int
+    chosen_weights: str | None
+    """The type of weights that was asked for."""
+    weights: str
+    """As in ``WEIGHTS``, or what the model's own config.json says."""
+    weight_dtype: str | None
+    """The package's name of it; None: it reads the config.json."""
+
+    @property
+    def source(self) -> Source:
+        """What answers it. Raises ``UserError`` if it is missing."""
+        return Source(
+            title=f"NVIDIA's {NAME}",
+            url=HOME,
+            licence=LICENCE,
+            version=package_version(),
+            notes=(
+                f"It adds up kernels of {self.engine} {self.engine_version} that NVIDIA measured "
+                f"({self.device.title}), and computes from their bytes what was not measured: normalisation, rotation, "
+                "activation.",
+                "It knows neither what the host adds to a step nor the sampler.",
+                "It prices decodes beside a prompt as decodes alone. Its passes take, in the median, this many times "
+                "as long as those of tables of vLLM 0.19.0 on an RTX PRO 6000 with Llama 3.1 8B (LLMServingSim): "
+                "decodes 0.98, prompts alone with at most 2,048 tokens cached 1.03, prompts beside decodes of 1,000 to "
+                "100,000 cells 0.97, of 100,000 to 300,000 cells 0.80.",
+            ),
+        )
+
+    @property
+    def reach(self) -> Reach:
+        """How far passes go: as the model, the device's memory and the package's tables do."""
+        fits = self.tp * self.device.memory_bytes // self.shape.cell_bytes("f16", "f16")
+        return Reach(min(self.shape.context or _LONGEST, _LONGEST), min(fits, _MOST_CELLS))
+
+
+def package_passes(question: Question, rng: np.random.Generator, n: int = PASSES) -> list[Sample]:
+    """Price ``n`` passes: decode-only ones, and ones with prompts (``mixed``). K and V are in 16 bits.
+
+    Raises ``UserError`` for whatever the package does not know, and if it is missing.
+    """
+    price = pricer(question)
+    return [_sample(i, planned, price(planned)) for i, planned in enumerate(plan_passes(question.reach, rng, n))]
+
+
+def ask(
+    device: str,
+    model: str,
+    *,
+    engine: str = "vllm",
+    engine_version: str | None = None,
+    tp: int = 1,
+    weights: str | None = None,
+) -> Question:
+    """Check what the package is to be asked. Raises ``UserError``.
+
+    ``model`` is a name of the shipped table, a config.json (or its folder) or a GGUF file; ``engine_version`` is the
+    newest that the package has in full for the device, unless given; ``weights`` are those of the model's config.json
+    or, if it does not say, bf16.
+    """
+    found = device_named(device)
+    if found.name not in SYSTEMS:
+        raise UserError(f"{NAME} has no kernels of {found.name}; {choices(found.name, SYSTEMS)}")
+    if engine not in ENGINES:
+        raise UserError(no_such("engine", engine, ENGINES))
+    if weights is not None and weights not in WEIGHTS:
+        raise UserError(no_such("type of weights", weights, WEIGHTS))
+    shape, fields = memory_shape(model), config_fields(model)
+    config = _config(fields, shape, drop_quantization=weights is not None)
+    heads = shape.n_heads
+    if tp < 1 or heads % tp:
+        fine = ", ".join(str(n) for n in range(1, min(heads, 64) + 1) if heads % n == 0)
+        raise UserError(f"tp is {tp}; {shape.name} has {heads} attention heads, of which {fine} are divisors")
+    stored = weights
+    if stored is None and "quantization_config" not in config:
+        stored = shape.default_type if shape.default_type in WEIGHTS else "bf16"
+    return Question(
+        device=found,
+        shape=shape,
+        config=config,
+        engine=engine,
+        engine_version=_engine_version(SYSTEMS[found.name], engine, engine_version),
+        tp=tp,
+        chosen_weights=weights,
+        weights=stored or shape.default_type,
+        weight_dtype=WEIGHTS[stored] if stored is not None else None,
+    )
+
+
+def pricer(question: Question) -> Callable[[PlannedPass], float]:
+    """A function that returns a pass's seconds. Raises ``UserError`` if the package cannot price the model."""
+    what = f"{question.shape.name} in {question.weights} on {question.device.name} under {question.engine}"
+    settings = {
+        "schema_version": 1,
+        "system_name": SYSTEMS[question.device.name],
+        "backend": question.engine,
+        "backend_version": question.engine_version,
+        "tp_size": question.tp,
+        "moe_tp_size": question.tp,
+        "pp_size": 1,
+        "kv_block_size": 16,
+        "kv_cache_dtype": "bfloat16",
+    }
+    if question.weight_dtype is not None:
+        settings |= {"weight_dtype": question.weight_dtype, "moe_dtype": question.weight_dtype}
+    package = _package()
+    with tempfile.TemporaryDirectory() as folder, _offline_and_quiet():
+        (Path(folder) / "config.json").write_text(json.dumps(dict(question.config)), encoding="utf-8")
+        try:
+            model = package.RustForwardPassPerfModel.from_native(json.dumps(settings | {"model_name": folder}))
+        except Exception as e:
+            raise _unknown(what, e) from None
+
+    def seconds(planned: PlannedPass) -> float:
+        try:
+            with _offline_and_quiet():
+                found = model.estimate_forward_pass_time_ms(json.dumps({"scheduled_requests": _scheduled(planned)}))
+        except Exception as e:
+            raise _unknown(what, e) from None
+        if found is None or not math.isfinite(found) or found <= 0:
+            raise UserError(f"{NAME} has no times for {what}: {found} ms for {planned}")
+        return float(found) / 1e3
+
+    return seconds
+
+
+def package_version() -> str:
+    """The installed version of the package. Raises ``UserError`` if it is missing."""
+    try:
+        return version(NAME)
+    except PackageNotFoundError as e:
+        raise _missing(e) from None
+
+
+def _missing(error: Exception) -> UserError:
+    return UserError(f"{NAME} cannot be imported ({error}); install it with: {install_extra('gpu')}")
+
+
+def _package(module: str = "aiconfigurator_core") -> Any:
+    try:
+        with _offline_and_quiet():
+            return import_module(module)
+    except ImportError as e:
+        raise _missing(e) from None
+
+
+def _engine_version(system: str, engine: str, wanted: str | None) -> str:
+    """The version of the engine whose kernels are asked for. Raises ``UserError``."""
+    database = _package("aiconfigurator_core.sdk.perf_database")
+    with _offline_and_quiet():
+        slots: dict[str, str] = database.get_version_slots(system, engine) or {}
+    if not slots:
+        raise UserError(f"{NAME} has no kernels of {engine} on {system}")
+    if wanted is None:
+        # The next version holds only what was measured anew, and falls back on the current one for the rest.
+        return slots["current"]
+    if wanted not in slots.values():
+        raise UserError(no_such(f"version of {engine} on {system}", wanted, slots.values()))
+    return wanted
+
+
+def _config(fields: Mapping[str, Any], shape: MemoryShape, *, drop_quantization: bool) -> dict[str, Any]:
+    """The config.json for the package. Raises ``UserError`` for a model that it cannot price."""
+    kind = fields["model_type"]
+    if kind not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise UserError(f"{shape.name}: {NAME} is not asked about model_type {kind!r:.40}; accepted: {known}")
+    if any(group.kind == "window" for group in shape.groups):
+        raise UserError(f"{shape.name}: a profile does not know layers with a sliding window apart from others")
+    config = {"max_position_embeddings": _LONGEST, **fields, "architectures": [_ARCHITECTURES[kind]]}
+    if drop_quantization:
+        config.pop("quantization_config", None)
+    return config
+
+
+def _scheduled(planned: PlannedPass) -> dict[str, int]:
+    """The pass in the package's words, which are those of Dynamo's metrics of a forward pass."""
+    return {
+        "num_prefill_requests": planned.prompts,
+        "sum_prefill_tokens": planned.prompts * planned.tokens,
+        "sum_prefill_kv_tokens": planned.prompts * planned.cached,
+        "num_decode_requests": planned.decodes,
+        "sum_decode_kv_tokens": planned.decodes * planned.context,
+    }
+
+
+def _sample(origin: int, planned: PlannedPass, seconds: float) -> Sample:
+    """The priced pass as a measurement."""
+    prompts = ((planned.tokens, planned.cached + planned.tokens),) * planned.prompts
+    # A decode's cost is linear in its cells: one scan of the sum stands for one scan each.
+    decodes = ((1, planned.decodes * planned.context),) if planned.decodes else ()
+    return Sample(
+        tokens=planned.prompts * planned.tokens + planned.decodes,
+        scans=prompts + decodes,
+        chunks=planned.prompts + planned.decodes,
+        runs=0,
+        kernel=_KERNEL,
+        seconds=seconds,
+        origin=origin,
+        mixed=planned.prompts > 0,
+    )
+
+
+def _unknown(what: str, error: Exception) -> UserError:
+    """What the package does not know, in one line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    said = lines[0].rsplit("compile_engine: ", 1)[-1].split(" at /", 1)[0].split(": tried ", 1)[0]
+    return UserError(f"{NAME} has no times for {what}: {shorten(said, 240, placeholder=' ...')}")
+
+
+@contextmanager
+def _offline_and_quiet() -> Iterator[None]:
+    """Let no library that the package may call ask the network, nor it tell on stderr which tables it reads."""
+    logger, before = logging.getLogger("aiconfigurator_core"), os.environ.get("HF_HUB_OFFLINE")
+    level = logger.level
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
