@@ -1,0 +1,144 @@
+"""The scenario that serves what a recorded server was asked, as that server would have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kvsim.costs.devices import recorded_device
+from kvsim.costs.memory_plan import plan
+from kvsim.costs.profile import Profile
+from kvsim.engines.recorded_server import RecordedServer, ServerMeta
+from kvsim.errors import UserError, counted
+from kvsim.model.memory_shapes import memory_shape
+from kvsim.model.recorded_names import recorded_model
+from kvsim.scenario.scenario import Scenario, load_scenario
+
+_ASYNCHRONOUS_SINCE = (0, 14)
+"""vLLM composes steps ahead by default (``SchedulerConfig.async_scheduling``)."""
+_WHOLE_PROMPT_SINCE = (0, 19)
+"""A request starts only where its whole prompt fits (pull request 37307, ``scheduler_reserve_full_isl``)."""
+_PLAIN_FIRST_SINCE = (0, 23)
+"""Blocks that hold nothing of use are handed out first; before, all blocks in the order of their release."""
+_UTILIZATION = 0.9
+"""Default of ``--gpu-memory-utilization``."""
+
+
+class VllmBehaviour(NamedTuple):
+    """What a version of vLLM's scheduler does unless told otherwise, as far as versions differ."""
+
+    async_scheduling: bool
+    reserve_full: bool
+    plain_first: bool
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded server's traffic on our simulator."""
+
+    scenario: Scenario
+    assumed: tuple[str, ...]
+    """What the recording does not say, one line each."""
+
+
+def vllm_behaviour(version: str) -> VllmBehaviour:
+    """What a version of vLLM does by default. Raises ``UserError`` unless it is a version such as 0.19.0."""
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    if found is None:
+        raise UserError(f"no version of vLLM is called {version!r:.40}; one such as 0.19.0 is expected")
+    number = int(found[1]), int(found[2])
+    return VllmBehaviour(
+        number >= _ASYNCHRONOUS_SINCE, number >= _WHOLE_PROMPT_SINCE, plain_first=number >= _PLAIN_FIRST_SINCE
+    )
+
+
+def replay(recording: RecordedServer, profile: Profile) -> Replay:
+    """Make the scenario of a recording. Raises ``UserError`` where the recording lacks what cannot be assumed.
+
+    The policy is ``vllm`` or, for versions with another order of free blocks, ``paged`` with that order. vLLM's number
+    of blocks includes the null block, and so do the cells of these policies.
+    """
+    meta, path = recording.meta, recording.path
+    if meta.engine.lower() != "vllm":
+        raise UserError(f"{path}: engine {meta.engine!r:.40} cannot be simulated; accepted: vllm")
+    try:
+        behaviour, model = vllm_behaviour(meta.version), recorded_model(meta.model)
+    except UserError as e:
+        raise UserError(f"{path}: {e}") from None
+    context, assumed = _context(meta, model)
+    blocks, told = _blocks(recording, model, context, profile)
+    cells = blocks * meta.block_size
+    if context > cells:
+        assumed += (f"sequences of at most {counted(cells, 'token')}, which is all that the blocks hold",)
+    order = {"policy": "vllm"} if behaviour.plain_first else {"policy": "paged", "free_order": "0.22.1"}
+    table: dict[str, Any] = {
+        "name": re.sub(r"[^\w.+=@-]", "_", recording.name).lstrip("._+=@-")[:100] or "recorded",
+        "workload": {"kind": "recorded", "path": str(path.absolute())},
+        "model": {"name": model},
+        "server": {
+            "scheduler": "vllm",
+            "slots": meta.max_num_seqs,
+            "n_batch": meta.max_num_batched_tokens,
+            "slot_context": min(context, cells),
+            "reserve_full": behaviour.reserve_full,
+            "async_scheduling": behaviour.async_scheduling,
+        },
+        "cache": {
+            **order,
+            "cells": cells,
+            "block_size": meta.block_size,
+            "prefix_cache": meta.prefix_caching,
+            "type_k": profile.type_k,
+            "type_v": profile.type_v,
+        },
+    }
+    return Replay(load_scenario(table), (_described(meta, behaviour), *assumed, *told))
+
+
+def _context(meta: ServerMeta, model: str) -> tuple[int, tuple[str, ...]]:
+    """The most tokens of a sequence, and what had to be assumed."""
+    if meta.max_model_len is not None:
+        return meta.max_model_len, ()
+    context = memory_shape(model).context
+    if context is None:
+        raise UserError(f"{model}: neither the recording nor the model says how long a sequence may be")
+    return context, (f"sequences of at most {counted(context, 'token')}, as the model was trained for",)
+
+
+def _blocks(recording: RecordedServer, model: str, context: int, profile: Profile) -> tuple[int, tuple[str, ...]]:
+    """The number of blocks, the null block included, and where it is from if not from the recording."""
+    meta = recording.meta
+    if meta.num_gpu_blocks is not None:
+        return meta.num_gpu_blocks, ()
+    memory = meta.device_memory_bytes or recorded_device(meta.device).memory_bytes
+    made = plan(
+        model,
+        ctx=context,
+        parallel=meta.max_num_seqs,
+        engine="vllm",
+        batch=meta.max_num_batched_tokens,
+        block_size=meta.block_size,
+        gpu_memory_utilization=meta.gpu_memory_utilization or _UTILIZATION,
+        type_k=profile.type_k,
+        type_v=profile.type_v,
+        tensor_parallel=meta.tensor_parallel_size,
+        memory=memory,
+    )
+    blocks = made.vllm_blocks(memory)
+    if blocks < 2:
+        raise UserError(f"{recording.path}: {model} leaves no room for blocks in the memory of {meta.device}")
+    devices = f" of {meta.tensor_parallel_size} devices" if meta.tensor_parallel_size > 1 else ""
+    return blocks, (f"{blocks:,} blocks of {meta.block_size}, as the memory plan{devices} has it: not recorded",)
+
+
+def _described(meta: ServerMeta, behaviour: VllmBehaviour) -> str:
+    """The behaviour that was assumed from the version."""
+    steps = "steps are composed one ahead" if behaviour.async_scheduling else "steps are composed one by one"
+    fits = "its whole prompt fits" if behaviour.reserve_full else "the first chunk of its prompt fits"
+    order = (
+        "blocks that hold nothing of use are handed out first"
+        if behaviour.plain_first
+        else ("blocks are handed out in the order of their release")
+    )
+    return f"defaults of vLLM {meta.version}: {steps}; a request starts where {fits}; {order}"
