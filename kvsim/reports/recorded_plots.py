@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _TITLES = {"ttft_s": "Time to first token", "tpot_s": "Time per output token", "e2e_s": "End-to-end latency"}
 _COLOURS = dict(zip(("measured", "predicted"), sns.color_palette("colorblind", 2), strict=True))
+_ON_WHITE = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
 _STYLES = {"measured": "-", "predicted": "--"}
 _ABOVE, _BELOW = 0.62, 0.38
 """Shares of the requests at which the curves are labelled, so that the labels lie on different heights."""
@@ -53,12 +54,15 @@ def _distributions(axis: Axes, run: ServerRun, measure: str, title: str) -> None
             right = side == later
             at = _BELOW if right else _ABOVE
             axis.annotate(
-                f" {side} ",
+                side,
                 (float(np.quantile(values, at)), at),
+                xytext=(9 if right else -9, 0),
+                textcoords="offset points",
                 color=_COLOURS[side],
                 ha="left" if right else "right",
                 va="center",
                 fontsize=9,
+                bbox=_ON_WHITE,
             )
     axis.set(title=title, xlabel=unit, ylim=(0, 1.02))
     axis.set_xlim(left=0)
@@ -87,10 +91,11 @@ def _label_lines(axis: Axes, table: pd.DataFrame, load: str) -> None:
         axis.annotate(
             side,
             (float(table["t"].iloc[at]), float(counts.iloc[at])),
-            xytext=(0, 10 if side == above else -10),
+            xytext=(0, 16 if side == above else -16),
             textcoords="offset points",
             color=_COLOURS[side],
             ha="center",
             va="center",
             fontsize=9,
+            bbox=_ON_WHITE,
         )

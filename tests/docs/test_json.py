@@ -69,7 +69,12 @@ COMMANDS = {
 }
 """Small runs whose output together has every key of a section."""
 
-NAMES = {"axis": r"\w+\.\w+", "load": "running|waiting", "measure": "|".join((*MEASURES, "truncated_share")), "cause": "|".join(CAUSES)}
+NAMES = {
+    "axis": r"\w+\.\w+",
+    "load": "running|waiting",
+    "measure": "|".join((*MEASURES, "truncated_share")),
+    "cause": "|".join(CAUSES),
+}
 """What names in angle brackets stand for, as far as it is known."""
 DOCUMENTED = {
     section: [(key, meaning) for cell, meaning in rows(text) for key in re.findall(r"`([^`]+)`", cell)]

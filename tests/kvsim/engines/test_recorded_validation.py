@@ -177,29 +177,6 @@ def test_a_recording_can_be_run_as_a_scenario(write, lines):
     assert json.loads(done.stdout)["requests"] == 40
 
 
-@pytest.mark.parametrize(
-    ("title", "name"),
-    [
-        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
-        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
-        ("NousResearch/Llama-2-7b-chat-hf", "llama-2-7b"),
-        ("Qwen/Qwen3-32B", "qwen3-32b"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
-        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
-        ("tiny", "tiny"),
-    ],
-)
-def test_models_are_known_by_their_publishers_names(title, name):
-    assert recorded_model(title) == name
-
-
-def test_an_unknown_model_is_answered_with_the_nearest_names():
-    with pytest.raises(UserError, match="did you mean 'qwen3-32b'"):
-        recorded_model("Qwen/Qwen3-33B")
-
-
 # Faults of a file
 
 A = {"kind": "request", "id": "a", "arrival_s": 0.0, "prompt": [["p", 0, 9]], "output_tokens": 2}
@@ -313,7 +290,7 @@ def test_another_engine_is_refused(write, lines):
 
 
 def test_a_profile_of_another_model_says_so(write, lines):
-    with pytest.raises(UserError, match="no times for llama-3.1-8b"):
+    with pytest.raises(UserError, match=r"no times for llama-3\.1-8b"):
         validate_recorded(
             write(changed(lines, 0, lambda meta: meta.update(model="meta-llama/Llama-3.1-8B"))), load_profile("default")
         )

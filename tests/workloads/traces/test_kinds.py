@@ -74,8 +74,8 @@ UNKNOWN = {
     "a table of one's own": (
         b"TIMESTAMP,x\n1,3\n",
         "begins with 'TIMESTAMP,x'; expected a trace of one of the kinds azure, burstgpt, mooncake, ragpulse, weka, "
-        "recorded, table; if it is a table of your own, name its columns with --columns arrival=NAME,prompt=NAME,output=NAME "
-        "(and session, priority, if there); found: TIMESTAMP, x",
+        "recorded, table; if it is a table of your own, name its columns with --columns "
+        "arrival=NAME,prompt=NAME,output=NAME (and session, priority, if there); found: TIMESTAMP, x",
     ),
     "objects of one's own": (
         b'{"ts": 1, "in": 3}\n',
