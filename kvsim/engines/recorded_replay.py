@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvsim.costs.devices import recorded_device
 from kvsim.costs.memory_plan import plan
 from kvsim.costs.profile import Profile
+from kvsim.costs.vllm_profile import serve_defaults
 from kvsim.engines.recorded_server import RecordedServer, ServerMeta
 from kvsim.errors import UserError, counted
 from kvsim.model.memory_shapes import memory_shape
@@ -21,8 +22,6 @@ _WHOLE_PROMPT_SINCE = (0, 19)
 """A request starts only where its whole prompt fits (pull request 37307, ``scheduler_reserve_full_isl``)."""
 _PLAIN_FIRST_SINCE = (0, 23)
 """Blocks that hold nothing of use are handed out first; before, all blocks in the order of their release."""
-_UTILIZATION = 0.9
-"""Default of ``--gpu-memory-utilization``."""
 
 
 class VllmBehaviour(NamedTuple):
@@ -31,6 +30,16 @@ class VllmBehaviour(NamedTuple):
     async_scheduling: bool
     reserve_full: bool
     plain_first: bool
+
+
+class _Limits(NamedTuple):
+    """The most that runs at once."""
+
+    sequences: int
+    tokens: int
+    """Tokens in a step."""
+    context: int
+    """Tokens of a sequence."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +75,10 @@ def replay(recording: RecordedServer, profile: Profile) -> Replay:
         behaviour, model = vllm_behaviour(meta.version), recorded_model(meta.model)
     except UserError as e:
         raise UserError(f"{path}: {e}") from None
-    context, assumed = _context(meta, model)
-    blocks, told = _blocks(recording, model, context, profile)
+    limits, assumed = _limits(meta, model)
+    blocks, told = _blocks(recording, model, limits, profile)
     cells = blocks * meta.block_size
-    if context > cells:
+    if limits.context > cells:
         assumed += (f"sequences of at most {counted(cells, 'token')}, which is all that the blocks hold",)
     order = {"policy": "vllm"} if behaviour.plain_first else {"policy": "paged", "free_order": "0.22.1"}
     table: dict[str, Any] = {
@@ -78,9 +87,9 @@ def replay(recording: RecordedServer, profile: Profile) -> Replay:
         "model": {"name": model},
         "server": {
             "scheduler": "vllm",
-            "slots": meta.max_num_seqs,
-            "n_batch": meta.max_num_batched_tokens,
-            "slot_context": min(context, cells),
+            "slots": limits.sequences,
+            "n_batch": limits.tokens,
+            "slot_context": min(limits.context, cells),
             "reserve_full": behaviour.reserve_full,
             "async_scheduling": behaviour.async_scheduling,
         },
@@ -96,34 +105,47 @@ def replay(recording: RecordedServer, profile: Profile) -> Replay:
     return Replay(load_scenario(table), (_described(meta, behaviour), *assumed, *told))
 
 
-def _context(meta: ServerMeta, model: str) -> tuple[int, tuple[str, ...]]:
-    """The most tokens of a sequence, and what had to be assumed."""
-    if meta.max_model_len is not None:
-        return meta.max_model_len, ()
-    context = memory_shape(model).context
+def _limits(meta: ServerMeta, model: str) -> tuple[_Limits, tuple[str, ...]]:
+    """The limits of the server, and what had to be assumed, one line each."""
+    sequences, tokens, context = meta.max_num_seqs, meta.max_num_batched_tokens, meta.max_model_len
+    assumed = []
+    if sequences is None or tokens is None:
+        device = recorded_device(meta.device)
+        default = serve_defaults(meta.device_memory_bytes or device.memory_bytes, device.name)
+        tokens, sequences = tokens or default[0], sequences or default[1]
+        assumed.append(
+            f"{counted(tokens, 'token')} in a step, {counted(sequences, 'sequence')}: vLLM's own, if not said"
+        )
     if context is None:
-        raise UserError(f"{model}: neither the recording nor the model says how long a sequence may be")
-    return context, (f"sequences of at most {counted(context, 'token')}, as the model was trained for",)
+        context = memory_shape(model).context
+        if context is None:
+            raise UserError(f"{model}: neither the recording nor the model says how long a sequence may be")
+        assumed.append(f"sequences of at most {counted(context, 'token')}, as the model was trained for")
+    return _Limits(sequences, tokens, context), tuple(assumed)
 
 
-def _blocks(recording: RecordedServer, model: str, context: int, profile: Profile) -> tuple[int, tuple[str, ...]]:
+def _blocks(recording: RecordedServer, model: str, limits: _Limits, profile: Profile) -> tuple[int, tuple[str, ...]]:
     """The number of blocks, the null block included, and where it is from if not from the recording."""
     meta = recording.meta
     if meta.num_gpu_blocks is not None:
         return meta.num_gpu_blocks, ()
-    memory = meta.device_memory_bytes or recorded_device(meta.device).memory_bytes
+    device = None if meta.device_memory_bytes else recorded_device(meta.device)
+    memory = meta.device_memory_bytes if device is None else device.memory_bytes
+    assert memory is not None
     made = plan(
         model,
-        ctx=context,
-        parallel=meta.max_num_seqs,
+        ctx=limits.context,
+        parallel=limits.sequences,
         engine="vllm",
-        batch=meta.max_num_batched_tokens,
+        batch=limits.tokens,
         block_size=meta.block_size,
-        gpu_memory_utilization=meta.gpu_memory_utilization or _UTILIZATION,
+        gpu_memory_utilization=meta.gpu_memory_utilization,
         type_k=profile.type_k,
         type_v=profile.type_v,
         tensor_parallel=meta.tensor_parallel_size,
-        memory=memory,
+        vllm_version=meta.version.removeprefix("v"),
+        memory=memory if device is None else None,
+        device=None if device is None else device.name,
     )
     blocks = made.vllm_blocks(memory)
     if blocks < 2:

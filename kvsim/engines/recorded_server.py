@@ -48,8 +48,10 @@ class ServerMeta(BaseModel):
     """Blocks, the null block included; None if that was not noted."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     prefix_caching: bool
-    max_num_seqs: PositiveInt
-    max_num_batched_tokens: PositiveInt
+    max_num_seqs: PositiveInt | None
+    """The most requests that run at the same time; None: vLLM's default on the device, as in the next."""
+    max_num_batched_tokens: PositiveInt | None
+    """The most tokens in a step."""
     max_model_len: PositiveInt | None = None
     """The most tokens of a sequence; None: as many as the model was trained for."""
     clock: Clock

@@ -85,7 +85,9 @@ def _over_time(axis: Axes, run: ServerRun, load: str) -> None:
 def _label_lines(axis: Axes, table: pd.DataFrame, load: str) -> None:
     """Name each line beside it, where the two lie furthest apart."""
     sides = {side: table[f"{side}_{load}"] for side in ("measured", "predicted")}
-    at = int((sides["measured"] - sides["predicted"]).abs().to_numpy().argmax())
+    apart = (sides["measured"] - sides["predicted"]).abs().to_numpy()
+    edge = len(apart) // 6  # A label at the edge would leave the panel.
+    at = edge + int(apart[edge : len(apart) - edge].argmax())
     above = max(sides, key=lambda side: int(sides[side].iloc[at]))
     for side, counts in sides.items():
         axis.annotate(

@@ -126,8 +126,10 @@ def test_by_the_engines_clock_a_request_arrives_when_it_is_taken_in(write):
 
 
 def test_without_blocks_they_are_those_of_the_memory_plan(write, lines):
+    memory = 8 << 30
+
     def unknown(meta):
-        meta.update(num_gpu_blocks=None, device_memory_bytes=64 << 20, gpu_memory_utilization=0.9)
+        meta.update(num_gpu_blocks=None, device_memory_bytes=memory, tensor_parallel_size=2)
 
     made = replay(read_recorded_server(write(changed(lines, 0, unknown))), PROFILE)
     plan = kvsim.plan(
@@ -139,10 +141,29 @@ def test_without_blocks_they_are_those_of_the_memory_plan(write, lines):
         block_size=BLOCK_SIZE,
         type_k="f32",
         type_v="f32",
-        memory=64 << 20,
+        tensor_parallel=2,
+        vllm_version="0.19.0",
+        memory=memory,
     )
-    assert made.scenario.cache.cells == plan.vllm_blocks(64 << 20) * BLOCK_SIZE
-    assert any("as the memory plan has it" in line for line in made.assumed)
+    assert made.scenario.cache.cells == plan.vllm_blocks(memory) * BLOCK_SIZE
+    assert any("as the memory plan of 2 devices has it" in line for line in made.assumed)
+
+
+def test_a_device_that_is_known_tells_its_memory(write, lines):
+    def unknown(meta):
+        meta.update(num_gpu_blocks=None, device="NVIDIA GeForce RTX 4090")
+
+    made = replay(read_recorded_server(write(changed(lines, 0, unknown))), PROFILE)
+    assert made.scenario.cache.cells > 1_000_000
+
+
+def test_limits_that_were_not_recorded_are_vllms_own_on_the_device(write, lines):
+    def unknown(meta):
+        meta.update(device="NVIDIA H100 80GB HBM3", max_num_seqs=None, max_num_batched_tokens=None)
+
+    made = replay(read_recorded_server(write(changed(lines, 0, unknown))), PROFILE)
+    assert (made.scenario.server.slots, made.scenario.server.n_batch) == (1024, 8192)
+    assert any(line.startswith("8,192 tokens in a step, 1,024 sequences") for line in made.assumed)
 
 
 def test_no_memory_for_any_block_is_one_line(write, lines):
