@@ -62,11 +62,12 @@ def vllm_behaviour(version: str) -> VllmBehaviour:
     )
 
 
-def replay(recording: RecordedServer, profile: Profile) -> Replay:
+def replay(recording: RecordedServer, profile: Profile, name: str | None = None) -> Replay:
     """Make the scenario of a recording. Raises ``UserError`` where the recording lacks what cannot be assumed.
 
     The policy is ``vllm`` or, for versions with another order of free blocks, ``paged`` with that order. vLLM's number
-    of blocks includes the null block, and so do the cells of these policies.
+    of blocks includes the null block, and so do the cells of these policies. ``name``: where the profile can be loaded
+    from, if anywhere.
     """
     meta, path = recording.meta, recording.path
     if meta.engine.lower() != "vllm":
@@ -85,6 +86,7 @@ def replay(recording: RecordedServer, profile: Profile) -> Replay:
         "name": re.sub(r"[^\w.+=@-]", "_", recording.name).lstrip("._+=@-")[:100] or "recorded",
         "workload": {"kind": "recorded", "path": str(path.absolute())},
         "model": {"name": model},
+        "machine": {} if name is None else {"profile": name},
         "server": {
             "scheduler": "vllm",
             "slots": limits.sequences,

@@ -12,8 +12,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kvsim.costs.cost_model import CostModel
+from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import recorded_device
 from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.shipped import is_shipped
 from kvsim.engines.recorded_replay import replay
 from kvsim.engines.recorded_server import RecordedServer, read_recorded_server
 from kvsim.errors import UserError
@@ -170,32 +172,36 @@ def validate_recorded(
     paths = [files] if isinstance(files, str | Path) else list(files)
     if not paths:
         raise UserError("no recording was given")
-    given = load_profile(profile) if isinstance(profile, str) else profile
+    given = (load_profile(profile), _absolute(profile)) if isinstance(profile, str) else (profile, None)
     # All files are read before anything is simulated, so that a fault in the last one does not cost a run of the first.
     recordings = [read_recorded_server(path) for path in paths]
-    profiles = [_profile_of(recording) if given is None else given for recording in recordings]
+    profiles = [_profile_of(recording) if given[0] is None else (given[0], given[1]) for recording in recordings]
     runs = []
-    for recording, costs in zip(recordings, profiles, strict=True):
+    for recording, (costs, name) in zip(recordings, profiles, strict=True):
         announce(recording.name, len(recording.requests))
-        runs.append(_run(recording, costs, progress))
+        runs.append(_run(recording, costs, name, progress))
     return RecordedValidation(tuple(runs))
 
 
-def _profile_of(recording: RecordedServer) -> Profile:
-    """The profile of a recording's model on its device. Raises ``UserError``, which says how to make one."""
-    from kvsim.costs.device_profiles import find_device_profile
+def _absolute(profile: str) -> str:
+    """The name of a shipped profile, or the absolute path of another."""
+    return profile if is_shipped(profile) else str(Path(profile).expanduser().absolute())
 
+
+def _profile_of(recording: RecordedServer) -> tuple[Profile, str]:
+    """The profile of a recording's model on its device, and what loads it. Raises ``UserError``: how to make one."""
     meta = recording.meta
     try:
         device = recorded_device(meta.device)
-        return find_device_profile(recorded_model(meta.model), device.name, tp=meta.tensor_parallel_size)
+        name = find_profile(recorded_model(meta.model), device.name, tp=meta.tensor_parallel_size)
+        return load_profile(name), name
     except UserError as e:
         raise UserError(f"{recording.path}: {e}") from None
 
 
-def _run(recording: RecordedServer, profile: Profile, progress: Progress | None) -> ServerRun:
-    """Simulate one recording and compare."""
-    made = replay(recording, profile)
+def _run(recording: RecordedServer, profile: Profile, name: str | None, progress: Progress | None) -> ServerRun:
+    """Simulate one recording and compare; ``name``: what loads the profile."""
+    made = replay(recording, profile, name)
     scenario, costs = made.scenario, CostModel(profile)
     policy = build_policy(scenario, None, costs)
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)

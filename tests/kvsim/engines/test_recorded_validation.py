@@ -190,12 +190,15 @@ def test_what_versions_of_vllm_do_by_default(write, lines, version, behaviour):
     assert cache.cells == BLOCKS * BLOCK_SIZE
 
 
-def test_a_recording_can_be_run_as_a_scenario(write, lines):
-    path = write(lines)
-    scenario = replay(read_recorded_server(path), PROFILE).scenario
-    toml = write(scenario.to_toml().encode(), "scenario.toml")
-    done = command("run", str(toml), "--json", "--detail", "requests")
-    assert json.loads(done.stdout)["requests"] == 40
+@pytest.mark.parametrize("profile", ["default", "mine.json"])
+def test_what_was_simulated_can_be_run_as_a_scenario(write, lines, tmp_path, monkeypatch, profile):
+    monkeypatch.chdir(tmp_path)
+    PROFILE.save("mine.json")
+    (server,) = validate_recorded(write(lines), profile).runs
+    toml = write(server.scenario.to_toml().encode(), "scenario.toml")
+    monkeypatch.chdir("/")
+    told = json.loads(command("run", str(toml), "--json", "--detail", "requests").stdout)
+    assert told["e2e_s"]["mean"] == pytest.approx(server.requests["measured_e2e_s"].mean())
 
 
 # Faults of a file
@@ -396,3 +399,13 @@ def test_recorded_servers_of_others_are_read(write):
         assert made.scenario.build_workload().n_requests == 300
         if found.meta.num_gpu_blocks is not None:
             assert made.scenario.cache.cells == found.meta.num_gpu_blocks * found.meta.block_size
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not RUNS, reason=f"no recordings in {REFERENCE.name}/vllm-gpu/runs beside the project")
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name.split(".jsonl")[0])
+def test_recorded_servers_of_others_are_predicted_within_five_percent(path):
+    """With the shipped profiles and no setting of its own."""
+    (server,) = validate_recorded(path).runs
+    assert server.worst <= 0.05
+    assert server.table["error"].abs().max() <= 0.05
