@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from workloads.traces.kinds import sniff as sniff
     from workloads.traces.mooncake import MooncakeTrace as MooncakeTrace
     from workloads.traces.ragpulse import RagPulseTrace as RagPulseTrace
+    from workloads.traces.recorded import RecordedTrace as RecordedTrace
     from workloads.traces.table import TableTrace as TableTrace
     from workloads.traces.table_row import Columns as Columns
     from workloads.traces.trace import Trace as Trace
@@ -84,6 +85,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "workloads.traces.kinds": ("KINDS", "open_trace", "sniff"),
     "workloads.traces.mooncake": ("MooncakeTrace",),
     "workloads.traces.ragpulse": ("RagPulseTrace",),
+    "workloads.traces.recorded": ("RecordedTrace",),
     "workloads.traces.table": ("TableTrace",),
     "workloads.traces.table_row": ("Columns",),
     "workloads.traces.trace": ("Trace",),

@@ -103,6 +103,9 @@ class ServerSection(Section):
     """vllm: the most tokens of one prompt in one step; 0: ``n_batch``."""
     reserve_full: bool = True
     """vllm: a request starts only when blocks for its whole prompt are free."""
+    async_scheduling: bool = False
+    """vllm: each step is composed when the one before it starts (``--async-scheduling``): new requests wait, and ended
+    ones hold what they have, for a step longer."""
     order: Literal["fcfs", "priority"] = "fcfs"
     """vllm: the order of admission; preemption goes in the reverse order."""
     preemption: Literal["recompute", "swap"] = "recompute"

@@ -90,6 +90,12 @@ class RagPulseWorkload(TraceWorkload):
         return {"clock_reset": self.clock_reset}
 
 
+class RecordedWorkload(TraceWorkload):
+    """What was asked of a recorded server, as in the files of ``kvsim validate --recorded``."""
+
+    kind: Literal["recorded"]
+
+
 class WekaWorkload(TraceWorkload):
     """Sessions of coding agents; ``keep`` and the time window refer to sessions, ``limit`` to requests."""
 
@@ -152,6 +158,7 @@ TRACES: dict[str, type[TraceWorkload]] = {
     "mooncake": MooncakeWorkload,
     "ragpulse": RagPulseWorkload,
     "weka": WekaWorkload,
+    "recorded": RecordedWorkload,
     "table": TableWorkload,
 }
 """Sections of traces by ``kind``."""

@@ -28,6 +28,7 @@ from kvsim.scenario.trace_sections import (
     BurstGptWorkload,
     MooncakeWorkload,
     RagPulseWorkload,
+    RecordedWorkload,
     TableWorkload,
     WekaWorkload,
 )
@@ -370,6 +371,7 @@ _Open = (
     | Annotated[MooncakeWorkload, Tag("mooncake")]
     | Annotated[RagPulseWorkload, Tag("ragpulse")]
     | Annotated[WekaWorkload, Tag("weka")]
+    | Annotated[RecordedWorkload, Tag("recorded")]
     | Annotated[TableWorkload, Tag("table")]
     | Annotated[NamedWorkload, Tag("named")]
     | Annotated[SessionsWorkload, Tag("sessions")]

@@ -12,6 +12,8 @@ from kvsim.experiments.measures import MEASURES
 from policies import plugins
 from tests.docs.pages import blocks, rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
+from tests.kvsim.engines.recorded_servers import recorded
+from tests.kvsim.engines.recorded_servers import text as text_of
 from tests.kvsim.engines.test_llamacpp_conformance import ERA_A
 from tests.worlds import command
 
@@ -60,13 +62,19 @@ COMMANDS = {
     "workload describe": ["workload describe sessions.toml", "workload describe small.toml"],
     "workload fit": ["workload fit small.toml"],
     "validate": ["validate small.toml --profile default --requests 4 -p paged -p contiguous"],
+    "validate --recorded": ["validate --recorded server.jsonl --profile default"],
     "conform": ["conform llamacpp other.jsonl"],
     "memory": ["memory --model tiny --slots 1 --context 64 --tokens 16 -r once"],
     "accuracy": ["accuracy --model tiny --tokens 40"],
 }
 """Small runs whose output together has every key of a section."""
 
-NAMES = {"axis": r"\w+\.\w+", "measure": "|".join((*MEASURES, "truncated_share")), "cause": "|".join(CAUSES)}
+NAMES = {
+    "axis": r"\w+\.\w+",
+    "load": "running|waiting",
+    "measure": "|".join((*MEASURES, "truncated_share")),
+    "cause": "|".join(CAUSES),
+}
 """What names in angle brackets stand for, as far as it is known."""
 DOCUMENTED = {
     section: [(key, meaning) for cell, meaning in rows(text) for key in re.findall(r"`([^`]+)`", cell)]
@@ -128,6 +136,7 @@ def files(tmp_path, monkeypatch):
     )
     for name, text in (("small", SMALL), ("sessions", SESSIONS), ("sweep", SWEEP)):
         (tmp_path / f"{name}.toml").write_text(text)
+    (tmp_path / "server.jsonl").write_text(text_of(recorded()))
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
     (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
 

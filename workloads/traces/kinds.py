@@ -18,6 +18,7 @@ from workloads.traces.files import not_text, not_utf8, open_bytes, shown_path
 from workloads.traces.jsonl import MAX_LINE
 from workloads.traces.mooncake import MooncakeTrace
 from workloads.traces.ragpulse import RagPulseTrace
+from workloads.traces.recorded import LINES, RecordedTrace
 from workloads.traces.table import PARQUET, TableTrace
 from workloads.traces.table_row import Columns
 from workloads.traces.trace import Trace
@@ -29,6 +30,7 @@ KINDS: dict[str, type[Trace]] = {
     "mooncake": MooncakeTrace,
     "ragpulse": RagPulseTrace,
     "weka": WekaTrace,
+    "recorded": RecordedTrace,
     "table": TableTrace,
 }
 """Readers by their ``kind`` in scenarios."""
@@ -40,6 +42,7 @@ _NAMES = 100
 """The most characters of columns' names in a message."""
 
 _JSON_SIGNS = (
+    ("recorded", r'"kind"\s*:\s*"(meta|request|second)"'),
     ("weka", r'"requests"\s*:|"hash_id_scope"|"tool_tokens"'),
     ("ragpulse", r'"hash_ids"\s*:\s*\{|"(sys_prompt|passages_ids|user_input|web_search)"|"timestamp"\s*:\s*"'),
     ("mooncake", r'"(hash_ids|input_length|output_length)"'),
@@ -188,6 +191,8 @@ def _json_names(text: str) -> list[str]:
 
 def _row_kind(row: dict[str, Any]) -> str | None:
     keys, ids = row.keys(), row.get("hash_ids")
+    if row.get("kind") in LINES:
+        return "recorded"
     plain = keys & _LENGTHS or set(Columns().named) <= keys
     if isinstance(row.get("requests"), list) or (not plain and keys & {"requests", "hash_id_scope", "tool_tokens"}):
         return "weka"

@@ -1,22 +1,22 @@
-"""``kvsim validate``: prediction against measurement."""
+"""``kvsim validate``: prediction against measurement, on a real engine here or of recorded servers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from kvsim.cli import completion
-from kvsim.cli.console import console, fail, print_json, warn
+from kvsim.cli.console import console, fail, print_json, print_saved, warn
 from kvsim.cli.options import (
     EngineName,
     Json,
     LibraryFolder,
+    Out,
     Plugins,
     Policies,
     ProfileName,
-    ScenarioName,
     Seed,
     load_plugins,
     load_with,
@@ -30,10 +30,39 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+_OF_RECORDED = {"context", "scenario", "recorded", "profile", "bound", "out", "as_json"}
+"""Parameters that mean something beside --recorded."""
+
+
+class _EngineRun(NamedTuple):
+    """The options of a run on a real engine."""
+
+    scenario: str
+    model: str | None
+    engine: str
+    policy: list[str] | None
+    seed: int | None
+    requests: int
+    repeat: int
+    profile: str | None
+    calibration_seconds: float
+    threads: int | None
+    library: Path | None
+
 
 @app.command()
 def validate(
-    scenario: ScenarioName = "chat",
+    context: typer.Context,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCENARIO]", help="A built-in scenario or a TOML file (chat).", autocompletion=completion.scenarios
+        ),
+    ] = None,
+    recorded: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE...", help="Instead, compare with recorded servers: JSONL, plain or compressed."),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Replace the scenario's model.", autocompletion=completion.engine_models)
     ] = None,
@@ -45,7 +74,11 @@ def validate(
     repeat: Annotated[int, typer.Option(help="Run every policy this many times, in turns.", min=1, max=1000)] = 1,
     bound: Annotated[
         float | None,
-        typer.Option(help="Exit with 1 if the error of end-to-end latency at P50 or P99 is larger.", min=0),
+        typer.Option(
+            help="Exit with 1 if the error of end-to-end latency at P50 or P99 is larger (of recorded servers: of any "
+            "latency at mean, P50 or P99).",
+            min=0,
+        ),
     ] = None,
     profile: ProfileName = None,
     calibration_seconds: Annotated[float, typer.Option(help="How long to calibrate.", min=1, max=86400)] = 60.0,
@@ -53,30 +86,97 @@ def validate(
         int | None, typer.Option(help="llama.cpp: threads; by default the profile's.", min=1, max=512)
     ] = None,
     library: LibraryFolder = None,
+    out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Run a scenario on a real engine and compare the prediction with what was measured.
+    """Run a scenario on a real engine, or replay recorded servers, and compare the prediction with what was measured.
 
-    Calibrates first, unless a profile of this machine is given.
+    Calibrates first, unless a profile of this machine is given; for a recorded server, the profile is that of its model
+    on its device.
     """
+    files = _recordings(context, recorded, scenario)
+    if files:
+        _against_recorded(files, profile, bound, out / "recorded-servers", as_json)
+        return
+    load_plugins(plugin)
+    name = (scenario or ["chat"])[0]
+    _on_engine(
+        _EngineRun(name, model, engine, policy, seed, requests, repeat, profile, calibration_seconds, threads, library),
+        bound,
+        as_json,
+    )
+
+
+def _recordings(context: typer.Context, recorded: list[str] | None, others: list[str] | None) -> list[str]:
+    """The recordings that were named; none without --recorded. Raises ``UserError`` for what goes with neither use.
+
+    The shell makes of ``--recorded *.jsonl`` one value of the option, and arguments.
+    """
+    given = [parameter for parameter in context.command.params if _is_typed(context, parameter.name or "")]
+    if not recorded:
+        if len(others or []) > 1:
+            raise UserError(f"{len(others or [])} scenarios; one is accepted, or recordings after --recorded")
+        if any(parameter.name == "out" for parameter in given):
+            raise UserError("--out is for the pictures of recorded servers (--recorded)")
+        return []
+    for parameter in given:
+        if parameter.name not in _OF_RECORDED:
+            raise UserError(
+                f"{parameter.opts[0]} means nothing beside --recorded; accepted: --profile, --bound, --out and --json"
+            )
+    return [*recorded, *(others or [])]
+
+
+def _is_typed(context: typer.Context, parameter: str) -> bool:
+    """Whether a parameter was given on the command line."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _against_recorded(files: list[str], profile: str | None, bound: float | None, out: Path, as_json: bool) -> None:
+    """Compare with recorded servers, and say whether all errors are within the bound."""
+    from kvsim.engines.recorded_validation import validate_recorded
+
+    with RunProgress("recorded servers", 1) as progress:
+        done = validate_recorded(files, profile, announce=progress.begin, progress=progress)
+    if as_json:
+        print_json(done.to_dict())
+    else:
+        from kvsim.cli.tables.recorded import show_recorded
+
+        show_recorded(console(), done)
+        print_saved(done.save(out), out)
+    warn(line for run in done.runs for line in run.warnings)
+    _end_by(bound, done.worst)
+
+
+def _end_by(bound: float | None, worst: float) -> None:
+    """End with 1 if the largest error is over the bound."""
+    if bound is not None and not worst <= bound:
+        raise typer.Exit(fail(f"the largest error, {worst:.1%}, is over the bound of {bound:.1%}", 1))
+
+
+def _on_engine(run: _EngineRun, bound: float | None, as_json: bool) -> None:
+    """Compare with a run on a real engine here."""
     from kvsim.engines.validation import validate as check
 
-    load_plugins(plugin)
-    loaded = _fitted_to_engine(load_with(scenario, seed), engine, model, library)
+    loaded = _fitted_to_engine(load_with(run.scenario, run.seed), run.engine, run.model, run.library)
     with RunProgress("calibrating", 100, lines=True) as progress:
-        if profile is not None:
-            fitted = _given_profile(profile, threads)
+        if run.profile is not None:
+            fitted = _given_profile(run.profile, run.threads)
         else:
-            fitted = _measured_profile(loaded, engine, calibration_seconds, threads or 1, library, progress)
-        total = min(requests, loaded.build_workload().n_requests)
+            fitted = _measured_profile(
+                loaded, run.engine, run.calibration_seconds, run.threads or 1, run.library, progress
+            )
+        total = min(run.requests, loaded.build_workload().n_requests)
         validation = check(
             loaded,
             fitted,
-            policy,
-            requests=requests,
-            repeats=repeat,
-            engine=engine,
-            library=library,
+            run.policy,
+            requests=run.requests,
+            repeats=run.repeat,
+            engine=run.engine,
+            library=run.library,
             progress=progress,
             announce=lambda name: progress.begin(f"running {name}", total),
         )
@@ -89,8 +189,7 @@ def validate(
     warn(validation.warnings)
     if validation.busy:
         warn(["the machine was busy during a real run; these figures cannot be trusted"])
-    if bound is not None and not validation.worst <= bound:
-        raise typer.Exit(fail(f"the largest error, {validation.worst:.1%}, is over the bound of {bound:.1%}", 1))
+    _end_by(bound, validation.worst)
 
 
 def _fitted_to_engine(loaded: Scenario, engine: str, model: str | None, library: Path | None) -> Scenario:

@@ -42,7 +42,8 @@ Source = Annotated[
 Kind = Annotated[
     str | None,
     typer.Option(
-        help="The kind of trace, if the file does not show it: azure, burstgpt, mooncake, ragpulse, weka, table.",
+        help="The kind of trace, if the file does not show it: azure, burstgpt, mooncake, ragpulse, weka, recorded, "
+        "table.",
         autocompletion=completion.trace_kinds,
     ),
 ]

@@ -11,13 +11,20 @@ from kvsim.simulation.schedulers.base import Scheduler
 from kvsim.simulation.schedulers.llama_server import LlamaServer
 from kvsim.simulation.schedulers.static import Static
 from kvsim.simulation.schedulers.vllm import Vllm
+from kvsim.simulation.schedulers.vllm_async import AsyncVllm
 from policies import Policy
+
+
+def _vllm(scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder) -> Vllm:
+    kind = AsyncVllm if scenario.server.async_scheduling else Vllm
+    return kind(scenario, policy, backend, recorder)
+
 
 SCHEDULERS: dict[str, Callable[[Scenario, Policy, Backend, Recorder], Scheduler]] = {
     "llama-server": LlamaServer,
-    "vllm": Vllm,
+    "vllm": _vllm,
     "static": Static,
 }
 """Schedulers by the name that the scenario key ``server.scheduler`` gives."""
 
-__all__ = ["SCHEDULERS", "LlamaServer", "Scheduler", "Static", "Vllm"]
+__all__ = ["SCHEDULERS", "AsyncVllm", "LlamaServer", "Scheduler", "Static", "Vllm"]

@@ -47,10 +47,18 @@ class RunningJobs:
         return slot
 
     def remove(self, job: Job) -> None:
-        """Take a job's slot back."""
+        """Let a job go, and take its slot back."""
+        self.stop(job)
+        self.take_back(job)
+
+    def stop(self, job: Job) -> None:
+        """Let a job go, which keeps its slot."""
         self.jobs.remove(job)
         if job in self.others:
             self.others.remove(job)
+
+    def take_back(self, job: Job) -> None:
+        """Take back the slot of a job that has gone."""
         del self.by_slot[job.slot]
         self.free_slots.append(job.slot)
 

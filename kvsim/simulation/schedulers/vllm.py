@@ -100,9 +100,11 @@ class Vllm(SchedulerBase):
         chunks: dict[int, Chunk] = {}
         if self._serve_running(chunks) and not (self._cache_full and running.jobs):
             self._admit_waiting(chunks, now)
-        if not chunks:
-            raise self._livelock(now)
-        return list(chunks.values())
+        return list(chunks.values()) if chunks else self._nothing_composed(now)
+
+    def _nothing_composed(self, now: float) -> Sequence[Chunk]:
+        """No request could be given a token. Raises ``Livelock``."""
+        raise self._livelock(now)
 
     def decode_only_steps(self, step: Sequence[Chunk]) -> int:
         """While all that run are in lockstep, and no waiting request can be admitted."""
@@ -291,7 +293,7 @@ class Vllm(SchedulerBase):
     def _finish(self, job: Job, now: float) -> None:
         """End a request that has all its output, or all that its sequence has room for."""
         job.truncated = job.generated < job.request.output_tokens
-        self._leave(job)
+        self._release(job)
         self._end(job, now)
         self._cache_full = False
 
@@ -310,6 +312,10 @@ class Vllm(SchedulerBase):
         job.status, job.computed = "preempted", 0
         job.preemptions += 1
         self.waiting.put_back(job)
+
+    def _release(self, job: Job) -> None:
+        """Take back the slot and the cells of a job that has ended."""
+        self._leave(job)
 
     def _leave(self, job: Job) -> None:
         self._running.remove(job)

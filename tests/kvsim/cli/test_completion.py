@@ -60,7 +60,7 @@ def test_every_command_is_offered(monkeypatch):
         ("kvsim plan --weights q4_k_", ["q4_k_s", "q4_k_m"]),
         ("kvsim workload show azure-", ["azure-code", "azure-conv"]),
         ("kvsim workload describe azure-co", ["azure-code", "azure-conv"]),
-        ("kvsim workload fit --kind r", ["ragpulse"]),
+        ("kvsim workload fit --kind ra", ["ragpulse"]),
         ("kvsim memory --remedy o", ["once"]),
         ("kvsim run no-such", []),
     ],

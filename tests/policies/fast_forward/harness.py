@@ -39,6 +39,7 @@ def scenarios(draw, schedulers=("llama-server", "vllm", "static")):
                 "chunked_prefill": draw(st.booleans()),
                 "long_prefill_threshold": draw(st.sampled_from([0, 0, 10])),
                 "reserve_full": draw(st.booleans()),
+                "async_scheduling": draw(st.booleans()),
                 "order": draw(st.sampled_from(["fcfs", "fcfs", "priority"])),
                 "preemption": "swap" if swap else "recompute",
             },

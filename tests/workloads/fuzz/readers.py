@@ -26,6 +26,10 @@ WEKA = (
     b' "hash_ids": [1], "api_time": 1.5}, {"t": 2.5, "type": "subagent", "requests": [{"t": 0, "in": 9, "out": 1,'
     b' "hash_ids": []}]}, {"t": 9, "in": 130, "out": 1, "hash_ids": [1, 2], "think_time": 1}]}\n'
 )
+RECORDED = (
+    b'{"kind": "meta", "engine": "vllm", "requests": 1}\n{"kind": "request", "arrival_s": 0.5, "prompt": [["p", 0, 9]],'
+    b' "output_tokens": 3}\n{"kind": "second", "t": 1.0}\n'
+)
 TABLE = b"arrival,prompt,output,who,rank\n0.5,3,4,a,0\n0.75,3,4,a,-1\n1,3,4,,0\n"
 OBJECTS = b'{"arrival": 0.5, "prompt": 3, "output": 4, "who": "a", "rank": 0}\n'
 NAMED = workloads.Columns(session="who", priority="rank")
@@ -57,6 +61,7 @@ GROUPS = {
         (workloads.MooncakeTrace, {}, MOONCAKE),
         (workloads.RagPulseTrace, {"clock_reset": "continue"}, RAGPULSE),
         (workloads.WekaTrace, {}, WEKA),
+        (workloads.RecordedTrace, {}, RECORDED),
         (workloads.TableTrace, {"format": "jsonl", "columns": NAMED}, OBJECTS),
     ),
     "packed": (

@@ -1,0 +1,103 @@
+"""The figure of recorded servers, predicted beside measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from kvsim.engines.recorded_validation import RecordedValidation, ServerRun
+
+_TITLES = {"ttft_s": "Time to first token", "tpot_s": "Time per output token", "e2e_s": "End-to-end latency"}
+_COLOURS = dict(zip(("measured", "predicted"), sns.color_palette("colorblind", 2), strict=True))
+_ON_WHITE = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
+_STYLES = {"measured": "-", "predicted": "--"}
+_ABOVE, _BELOW = 0.62, 0.38
+"""Shares of the requests at which the curves are labelled, so that the labels lie on different heights."""
+
+
+def recorded_figure(validation: RecordedValidation) -> Figure:
+    """Draw a row for each recording: distributions of the latencies, and running and waiting requests over time."""
+    rows = len(validation.runs)
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("paper")}):
+        figure = Figure(figsize=(17, 3.4 * rows + 0.5), layout="constrained")
+        panels = figure.subplots(rows, 5, squeeze=False)
+        for axes, run in zip(panels, validation.runs, strict=True):
+            for axis, (measure, title) in zip(axes, _TITLES.items(), strict=False):
+                _distributions(axis, run, measure, title)
+            for axis, load in zip(axes[3:], ("running", "waiting"), strict=True):
+                _over_time(axis, run, load)
+            axes[0].set_ylabel(f"{run.name}\n\nshare of requests")
+        figure.suptitle("Recorded servers: measured (solid) and predicted (dashed)", fontsize=12)
+    return figure
+
+
+def _distributions(axis: Axes, run: ServerRun, measure: str, title: str) -> None:
+    """The share of requests up to each latency."""
+    scale, unit = (1e3, "ms") if run.requests[f"measured_{measure}"].median() < 1 else (1.0, "s")
+    values_of = {side: run.requests[f"{side}_{measure}"].dropna().to_numpy() for side in _STYLES}
+    curves = {side: np.sort(values) * scale for side, values in values_of.items()}
+    for side, values in curves.items():
+        if len(values):
+            shares = np.arange(1, len(values) + 1) / len(values)
+            axis.step(values, shares, where="post", color=_COLOURS[side], linestyle=_STYLES[side], linewidth=1.6)
+    if all(map(len, curves.values())):
+        # The later curve is labelled to its right, the earlier one to its left.
+        later = max(curves, key=lambda side: float(np.median(curves[side])))
+        for side, values in curves.items():
+            right = side == later
+            at = _BELOW if right else _ABOVE
+            axis.annotate(
+                side,
+                (float(np.quantile(values, at)), at),
+                xytext=(9 if right else -9, 0),
+                textcoords="offset points",
+                color=_COLOURS[side],
+                ha="left" if right else "right",
+                va="center",
+                fontsize=9,
+                bbox=_ON_WHITE,
+            )
+    axis.set(title=title, xlabel=unit, ylim=(0, 1.02))
+    axis.set_xlim(left=0)
+
+
+def _over_time(axis: Axes, run: ServerRun, load: str) -> None:
+    """The number of requests over time; a note where it was not recorded."""
+    axis.set(title=f"Requests {load}", xlabel="seconds since the first arrival")
+    if run.load.empty:
+        axis.text(0.5, 0.5, "not recorded", transform=axis.transAxes, ha="center", va="center", color="0.4")
+        return
+    for side in ("measured", "predicted"):
+        counts = run.load[f"{side}_{load}"]
+        axis.plot(run.load["t"], counts, color=_COLOURS[side], linestyle=_STYLES[side], linewidth=1.4)
+    axis.set_ylim(bottom=0)
+    axis.set_xlim(left=0)
+    _label_lines(axis, run.load, load)
+
+
+def _label_lines(axis: Axes, table: pd.DataFrame, load: str) -> None:
+    """Name each line beside it, where the two lie furthest apart."""
+    sides = {side: table[f"{side}_{load}"] for side in ("measured", "predicted")}
+    apart = (sides["measured"] - sides["predicted"]).abs().to_numpy()
+    edge = len(apart) // 6  # A label at the edge would leave the panel.
+    at = edge + int(apart[edge : len(apart) - edge].argmax())
+    above = max(sides, key=lambda side: int(sides[side].iloc[at]))
+    for side, counts in sides.items():
+        axis.annotate(
+            side,
+            (float(table["t"].iloc[at]), float(counts.iloc[at])),
+            xytext=(0, 16 if side == above else -16),
+            textcoords="offset points",
+            color=_COLOURS[side],
+            ha="center",
+            va="center",
+            fontsize=9,
+            bbox=_ON_WHITE,
+        )
