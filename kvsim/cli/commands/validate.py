@@ -89,7 +89,7 @@ def validate(
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Run a scenario on a real engine, or replay recorded servers, and compare the prediction with what was measured.
+    """Compare predicted times with those of a real engine here, or of recorded servers.
 
     Calibrates first, unless a profile of this machine is given; for a recorded server, the profile is that of its model
     on its device.
