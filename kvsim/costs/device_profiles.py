@@ -53,10 +53,13 @@ def find_profile(model: str, device: str, *, tp: int = 1, weights: str | None = 
     options = "".join([f" --tp {tp}" if tp > 1 else "", f" --weights {weights}" if weights else ""])
     on = sorted(known.removeprefix(f"{device}-") for known in device_profiles() if known.startswith(f"{device}-"))
     have = f"; there are times on {device} for {', '.join(on)}" if on else ""
-    raise NoTimes(
-        f"no times for {shape.name} on {device}{options}: make its profile with: kvsim profile make "
-        f"--device {device} --model {model}{options}{have}"
-    )
+    how = f"make its profile with: kvsim profile make --device {device} --model {model}{options}"
+    if device_named(device).package is None:
+        options = f" --tp {tp} --link-gb-s N --link-latency-us N" if tp > 1 else ""
+        how = (
+            f"import tables of its kernels with: kvsim profile import FOLDER --device {device} --model {model}{options}"
+        )
+    raise NoTimes(f"no times for {shape.name} on {device}{options}: {how}{have}")
 
 
 def find_device_profile(model: str, device: str, *, tp: int = 1, weights: str | None = None) -> Profile:

@@ -27,6 +27,8 @@ class Device:
     """Memory bandwidth by the data sheet, 10**9 bytes/s."""
     titles: tuple[str, ...]
     """Parts of the names that recordings give it, in lower case, letters and digits only."""
+    package: str | None = None
+    """The name that aiconfigurator-core has for it; None if it has no kernels of it."""
 
 
 @cache

@@ -65,6 +65,8 @@ def _defaults(
         ("cache", "type_v"): "f16",
     }
     scheduler = server.get("scheduler", "vllm")
+    if scheduler == "vllm":
+        found["server", "async_scheduling"] = True  # Since 0.14.
     batch = server.get("n_batch")
     if scheduler == "vllm" and batch is None:
         batch = found["server", "n_batch"] = usual_batch

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-SYSTEMS = {
-    "h100_sxm": "h100_sxm",
-    "h200_sxm": "h200_sxm",
-    "a100_sxm": "a100_sxm",
-    "b200_sxm": "b200_sxm",
-    "l40s": "l40s",
-    "rtxpro6000": "rtx_pro_6000_server",
-}
+from kvsim.costs.devices import devices
+
+SYSTEMS = {name: device.package for name, device in devices().items() if device.package is not None}
 """The package's names of the devices that it has kernels of."""
 
 ENGINES = ("vllm", "sglang", "trtllm")
