@@ -11,7 +11,7 @@ PASSES = 4_500
 """Passes that are priced for a profile; a package takes some 50 µs for each."""
 _DECODE_SHARE = 0.4
 _USUAL_SHARE = 0.7
-"""Share of the decode passes with at most 256 sequences and 128 to 8,192 tokens of context each."""
+"""Share of passes with at most 256 decodes and, if they are decode-only, 128 to 8,192 tokens of context each."""
 _FULL_SHARE = 0.4
 """Share of the mixed passes that use up a usual limit of tokens in a pass."""
 _LIMITS = (512, 1_024, 2_048, 4_096, 8_192)
@@ -20,7 +20,8 @@ _LEAST_TOKENS = 16
 """Tokens of the shortest piece of a prompt: a package that prices a piece by its share of the whole prompt leaves out
 that all cached tokens are read, which counts most for the shortest ones."""
 _MOST_TOKENS = 8_192
-_MOST_SEQUENCES = 512
+_MOST_SEQUENCES = 1_024
+"""What vLLM lets run at a time on the largest devices unless it is told otherwise (``max_num_seqs``)."""
 _USUAL_SEQUENCES = 256
 _MOST_CACHED = 32_768
 _PROMPTS = (1, 1, 1, 1, 2, 2, 3, 4, 8)
@@ -71,6 +72,11 @@ def _between(rng: np.random.Generator, low: int, high: int) -> int:
     return int(np.clip(np.rint(np.exp(rng.uniform(np.log(low), np.log(high)))), low, high))
 
 
+def _sequences(rng: np.random.Generator) -> int:
+    """Sequences that decode beside prompts."""
+    return _between(rng, 1, _USUAL_SEQUENCES if rng.random() < _USUAL_SHARE else _MOST_SEQUENCES)
+
+
 def _decode_pass(reach: Reach, rng: np.random.Generator) -> PlannedPass:
     usual = rng.random() < _USUAL_SHARE
     low, high = (128, 8_192) if usual else (16, reach.context)
@@ -81,7 +87,7 @@ def _decode_pass(reach: Reach, rng: np.random.Generator) -> PlannedPass:
 
 def _mixed_pass(reach: Reach, rng: np.random.Generator) -> PlannedPass:
     prompts = int(rng.choice(_PROMPTS))
-    decodes = 0 if rng.random() < 0.3 else _between(rng, 1, _USUAL_SEQUENCES)
+    decodes = 0 if rng.random() < 0.3 else _sequences(rng)
     if rng.random() < _FULL_SHARE:
         tokens = (int(rng.choice(_LIMITS)) - decodes) // prompts
     else:

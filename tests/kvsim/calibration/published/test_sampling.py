@@ -18,7 +18,7 @@ def test_no_pass_goes_further_than_it_may(reach, seed):
         assert (each.tokens >= 16) == (each.prompts > 0)
         assert (each.context >= 1) == (each.decodes > 0)
         assert max(each.context, each.cached + each.tokens) <= reach.context
-        assert each.prompts * each.tokens + each.decodes <= 8_192 + 256
+        assert each.prompts * each.tokens + each.decodes <= 8_192 + 1_024
 
 
 @given(REACHES)
@@ -42,4 +42,4 @@ def test_most_passes_are_those_of_servers():
 @pytest.mark.parametrize("cells", [20_000, 500_000])
 def test_batches_reach_as_far_as_the_cells_let_them(cells):
     decode = [each for each in plan_passes(Reach(65_536, cells), np.random.default_rng(0), 2_000) if not each.prompts]
-    assert max(each.decodes for each in decode) > 400
+    assert max(each.decodes for each in decode) > 800
