@@ -77,6 +77,8 @@ class MemoryShape:
     n_experts: int = 0
     """Experts in a layer, of which each token uses some; 0 without."""
     experts_per_token: int = 0
+    qk_norm: bool = False
+    """Whether queries and keys have norms of their own."""
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -297,6 +299,7 @@ def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemorySha
         default_type=default,
         n_experts=_experts(config),
         experts_per_token=(config.num_experts_per_tok or 1) if _experts(config) else 0,
+        qk_norm=family.qk_norm,
     )
 
 
@@ -478,6 +481,7 @@ def _shape_of_gguf(model: str) -> MemoryShape:
         default_type="",
         n_experts=keys.number("expert_count") if keys.has("expert_count") else 0,
         experts_per_token=keys.number("expert_used_count", 1) if keys.has("expert_count") else 0,
+        qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
     )
 
 

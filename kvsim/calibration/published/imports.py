@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.calibration.published.device_fit import DeviceFit, Subject, fit_device
-from kvsim.calibration.published.layer_tables import Link, read_layer_tables
+from kvsim.calibration.published.layer_tables import LayerTables, Link, read_layer_tables
 from kvsim.costs.devices import device_named, recorded_device
 from kvsim.costs.memory_plan import default_cells
 from kvsim.costs.profile import Host, Source
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape
+from kvsim.model.recorded_names import recorded_model
 
 NO_HOST = (
     "given, because vLLM since 0.14 prepares a step while the device computes the one before, and two recorded servers "
@@ -55,7 +56,7 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
     device = (
         device_named(options.device) if options.device else recorded_device(_said(tables.folder, meta, "gpu", "device"))
     )
-    model = options.model or _said(tables.folder, meta, "model", "model")
+    tables, model, inferred = _tables_of(tables, options.model)
     shape = memory_shape(model)
     version = options.vllm_version or _said(tables.folder, meta, "vllm_version", "vllm-version")
     cells = default_cells(model, device.name, tp=options.tp)
@@ -65,9 +66,21 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
         url=options.url,
         licence=options.licence,
         version=_version(meta),
-        notes=(*_notes(options), *_EXPERTS[: min(shape.n_experts, 1)], *options.notes),
+        notes=(*_notes(options), *inferred, *_EXPERTS[: min(shape.n_experts, 1)], *options.notes),
     )
     return fit_device(Subject(device, shape, f"vllm {version}", options.tp), samples, source, _host(options))
+
+
+def _tables_of(tables: LayerTables, model: str | None) -> tuple[LayerTables, str, tuple[str, ...]]:
+    """The tables of a model, by default of the measured one; its name, and what had to be inferred."""
+    if model is not None and "model" not in tables.meta:
+        return tables, model, ()
+    measured = recorded_model(_said(tables.folder, tables.meta, "model", "model"))
+    shape, own = memory_shape(model or measured), memory_shape(measured)
+    if shape.name == own.name:
+        return tables, model or measured, ()
+    adapted, inferred = tables.adapted(own, shape)
+    return adapted, model or measured, inferred
 
 
 def _said(folder: Path, meta: dict[str, Any], key: str, option: str) -> str:

@@ -9,7 +9,7 @@ projections, attention, and the feed-forward network or the experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +112,33 @@ class LayerTables:
             for i, (prompt, cached, decodes, context, s) in enumerate(zip(*columns, seconds, strict=True))
         ]
 
+    def adapted(self, measured: MemoryShape, shape: MemoryShape) -> tuple[LayerTables, tuple[str, ...]]:
+        """The tables of a model whose attention has the same shape as the measured one's, and what was inferred.
+
+        Attention and its projections are the same kernels then. The feed-forward network is scaled by its width, the
+        head by the vocabulary; norms of queries and keys, if only the other model has them, take as long as their
+        rotation. Raises ``UserError`` if attention differs, or either model has experts.
+        """
+        if _attention_of(shape) != _attention_of(measured) or shape.n_experts or measured.n_experts:
+            raise UserError(
+                f"{self.folder}: the tables are of {measured.name}; those of {shape.name} cannot be inferred from "
+                "them, since heads or width differ or there are experts"
+            )
+        dense, head = self.dense.copy(), self.head.copy()
+        wider, larger = shape.d_ff / measured.d_ff, shape.vocabulary / measured.vocabulary
+        dense[list(_FEED_FORWARD)] *= wider
+        head *= larger
+        said = [
+            f"The tables are of {measured.name}, whose attention has the same shape. The feed-forward network is "
+            f"scaled by {wider:.3f}, the head and the sampler by {larger:.3f}."
+        ]
+        if shape.qk_norm and "qk_norm" not in dense.columns:
+            dense["qk_norm"] = dense["rotary_emb"]
+            said.append("Norms of queries and keys were not measured: they are taken to cost what their rotation does.")
+        elif "qk_norm" in dense.columns and not shape.qk_norm:
+            dense = dense.drop(columns="qk_norm")
+        return replace(self, dense=dense, head=head), tuple(said)
+
     def _dense(self, layers: Sequence[str], tokens: FloatArray) -> FloatArray:
         """Seconds of some layers together, by tokens; shape (len(tokens),)."""
         table = self.dense[[name for name in layers if name in self.dense.columns]].sum(axis=1)
@@ -134,6 +161,12 @@ class LayerTables:
         inside = LinearNDInterpolator(points, self.moe["seconds"].to_numpy())(asked)
         nearest = NearestNDInterpolator(points, self.moe["seconds"].to_numpy())(asked)
         return np.where(np.isnan(inside), nearest, inside)
+
+
+def _attention_of(shape: MemoryShape) -> tuple[object, ...]:
+    """What the kernels of attention and of its projections depend on; the number of layers is none of it."""
+    rows = {(group.kind, group.k_row, group.v_row, group.k_head, group.v_head, group.window) for group in shape.groups}
+    return shape.d_model, shape.n_heads, rows
 
 
 def read_layer_tables(folder: str | Path) -> LayerTables:

@@ -1,0 +1,185 @@
+"""Tables of the kernels of one layer: how passes are put together, what a fit finds in them, and what is refused."""
+
+import pandas as pd
+import pytest
+
+from kvsim.calibration.published.imports import ImportOptions, import_tables
+from kvsim.calibration.published.layer_tables import Link, read_layer_tables
+from kvsim.costs.pass_price import PassPrice
+from kvsim.costs.profile import load_profile
+from kvsim.errors import UserError
+from kvsim.model.memory_shapes import memory_shape
+from policies import Group
+from tests.kvsim.calibration.published.layer_table_files import LAYERS, dense_us, write_tables
+from tests.paths import SHARED
+
+LLAMA = "llama-3.1-8b"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tables(tmp_path_factory.mktemp("tables") / "small")
+
+
+@pytest.fixture(scope="module")
+def fitted(folder):
+    return import_tables(folder)
+
+
+def test_a_pass_is_the_sum_of_its_kernels(folder):
+    tables = read_layer_tables(folder)
+    samples = tables.samples(memory_shape(LLAMA), most_cells=40_000, graphs=False)
+    sample = next(s for s in samples if s.tokens == s.chunks == 8 and s.scans == ((1, 8 * 512),))
+    layer = dense_us(8) * (len(LAYERS) + 1) / len(LAYERS) + 8 + 8 * 512 * 0.004  # Two norms in a layer.
+    once = 2 * (5 + 8 * 0.001) + 700 + 8 * 2 + 20 + 8 * 0.5
+    assert sample.seconds == pytest.approx((32 * layer + once) * 1e-6)
+
+
+def test_small_passes_are_padded_to_the_next_cuda_graph(folder):
+    tables, shape = read_layer_tables(folder), memory_shape(LLAMA)
+    plain = {s.origin: s.seconds for s in tables.samples(shape, most_cells=40_000, graphs=False)}
+    padded = tables.samples(shape, most_cells=40_000)
+    beside = next(s for s in padded if s.tokens == 64 + 4)  # Run as 72 tokens.
+    assert beside.seconds > plain[beside.origin]
+    full = next(s for s in padded if s.tokens == 1024)
+    assert full.seconds == plain[full.origin]
+
+
+def test_what_the_device_cannot_hold_is_left_out(folder):
+    samples = read_layer_tables(folder).samples(memory_shape(LLAMA), most_cells=5_000)
+    assert max(sum(cells for _, cells in s.scans) for s in samples) <= 5_000
+
+
+def test_an_all_reduce_is_added_where_devices_share_the_model(folder):
+    tables, shape = read_layer_tables(folder), memory_shape(LLAMA)
+    alone = tables.samples(shape, most_cells=40_000, graphs=False)
+    shared = tables.samples(shape, most_cells=40_000, graphs=False, link=Link(2, gb_s=16, latency_us=20))
+    one, two = alone[0], shared[0]
+    message = 2 * shape.d_model * one.tokens
+    assert two.seconds - one.seconds == pytest.approx(65 * 2 * (message / 2 / 16e9 + 20e-6))
+
+
+def test_the_fit_finds_what_a_cell_costs_in_each_regime(fitted):
+    profile = fitted.profile
+    price = PassPrice(profile, "gather", (Group(0),))
+    alone, beside = price.regime(32, 32), price.regime(32 + 256, 33)
+    assert alone.cell_s(32) == pytest.approx(32 * 0.004e-6, rel=0.02)
+    assert beside.cell_s(33) == pytest.approx(32 * 0.01e-6, rel=0.02)
+    for errors in profile.held_out.values():
+        assert errors.error_median < 0.02
+        assert errors.error_p95 < 0.1
+
+
+def test_the_profile_says_what_it_is_of(fitted):
+    profile = fitted.profile
+    assert (profile.name, profile.device, profile.model) == ("rtx4090-llama-3.1-8b", "rtx4090", LLAMA)
+    assert (profile.engine, profile.type_k, profile.machine) == ("vllm 0.19.0", "f16", None)
+    assert profile.host.seconds == 0
+    assert "given" in profile.basis
+    with pytest.raises(UserError, match="not of a machine that kvsim can measure"):
+        profile.measured_on  # noqa: B018
+
+
+def test_a_profile_survives_its_file(fitted, tmp_path):
+    written = fitted.save(tmp_path / "mine.json")
+    assert [path.name for path in written] == ["mine.json", "mine.png"]
+    assert load_profile(str(written[0])) == fitted.profile
+
+
+def test_the_same_tables_give_the_same_profile(folder, fitted):
+    again = import_tables(folder).profile
+    assert again.model_copy(update={"measured": fitted.profile.measured}) == fitted.profile
+
+
+def test_the_host_is_given(folder):
+    profile = import_tables(folder, ImportOptions(host_ms=1.5)).profile
+    assert profile.host_s == 0.0015
+    assert "The host adds 1.50 ms to a step: given with --host-ms" in profile.basis
+
+
+def test_another_model_with_the_same_attention_is_inferred(folder, fitted):
+    profile = import_tables(folder, ImportOptions(model="qwen3-8b")).profile
+    assert profile.name == "rtx4090-qwen3-8b"
+    said = " ".join(profile.source.notes)
+    assert "The tables are of llama-3.1-8b" in said
+    assert "scaled by 0.857, the head and the sampler by 1.185" in said
+    ours, theirs = (PassPrice(p, "gather", (Group(0),)).regime(32, 32) for p in (profile, fitted.profile))
+    assert ours.cell_s(32) == pytest.approx(36 / 32 * theirs.cell_s(32), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (ImportOptions(model="qwen3-14b"), "those of qwen3-14b cannot be inferred from them"),
+        (ImportOptions(model="llama-3.1-8"), "no model called 'llama-3.1-8'"),
+        (ImportOptions(device="h100"), "no device called 'h100'; did you mean 'h100_sxm'"),
+        (ImportOptions(tp=2), "the tables say nothing of the link between the devices; give --link-gb-s"),
+        (ImportOptions(link_gb_s=16.0), "only with --tp 2 or more"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense(folder, options, said):
+    with pytest.raises(UserError, match=said):
+        import_tables(folder, options)
+
+
+def _edit(folder, tmp_path, name, change):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    change(copy / name)
+    return copy
+
+
+def _negative_time(path):
+    table = pd.read_csv(path)
+    table.loc[3, "time_us"] = -1.0
+    table.to_csv(path, index=False)
+
+
+def _no_column(path):
+    pd.read_csv(path).drop(columns="tokens").to_csv(path, index=False)
+
+
+def _no_layer(path):
+    table = pd.read_csv(path)
+    table[table["layer"] != "o_proj"].to_csv(path, index=False)
+
+
+def _half_a_token(path):
+    table = pd.read_csv(path).astype({"kv_decode": float})
+    table.loc[0, "kv_decode"] = 0.5
+    table.to_csv(path, index=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("dense.csv", _negative_time, r"dense.csv: row 5: time_us is -1.0; a time above 0, in microseconds, is expected"),
+        ("dense.csv", _no_column, r"dense.csv: no column 'tokens'; needed are layer, tokens, time_us"),
+        ("dense.csv", _no_layer, r"dense.csv: no rows of the layer o_proj"),
+        ("attention.csv.gz", _half_a_token, r"attention.csv.gz: row 2: kv_decode is 0.5; a whole number from 0"),
+        ("dense.csv", lambda path: path.write_text(""), r"dense.csv: cannot be read as CSV"),
+        ("attention.csv.gz", lambda path: path.write_bytes(path.read_bytes()[:200]), r"attention.csv.gz: cannot be read"),
+        ("attention.csv.gz", lambda path: path.unlink(), r"no attention.csv or attention.csv.gz in it"),
+        ("meta.yaml", lambda path: path.write_text("a: [1"), r"meta.yaml: not YAML"),
+        ("meta.yaml", lambda path: path.unlink(), r"meta.yaml does not say gpu; give --device"),
+    ],
+    ids=["negative time", "no column", "no layer", "half a token", "empty", "cut", "missing", "no yaml", "no meta"],
+)
+def test_tables_that_cannot_be_read_take_one_line(folder, tmp_path, name, change, said):
+    with pytest.raises(UserError, match=said) as caught:
+        import_tables(_edit(folder, tmp_path, name, change))
+    assert "\n" not in str(caught.value)
+
+
+PUBLISHED = SHARED / "reference" / "vllm-gpu" / "profiles"
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published tables are not here")
+@pytest.mark.parametrize("name", ["rtx4090-llama-3.1-8b", "rtxpro6000-qwen3-32b"])
+def test_published_tables_are_fitted_within_the_aim(name):
+    for errors in import_tables(PUBLISHED / name).profile.held_out.values():
+        assert errors.error_median <= 0.02
+        assert errors.error_p95 <= 0.10
