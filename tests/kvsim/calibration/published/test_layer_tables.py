@@ -156,12 +156,20 @@ def _half_a_token(path):
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("dense.csv", _negative_time, r"dense.csv: row 5: time_us is -1.0; a time above 0, in microseconds, is expected"),
+        (
+            "dense.csv",
+            _negative_time,
+            r"dense.csv: row 5: time_us is -1.0; a time above 0, in microseconds, is expected",
+        ),
         ("dense.csv", _no_column, r"dense.csv: no column 'tokens'; needed are layer, tokens, time_us"),
         ("dense.csv", _no_layer, r"dense.csv: no rows of the layer o_proj"),
         ("attention.csv.gz", _half_a_token, r"attention.csv.gz: row 2: kv_decode is 0.5; a whole number from 0"),
         ("dense.csv", lambda path: path.write_text(""), r"dense.csv: cannot be read as CSV"),
-        ("attention.csv.gz", lambda path: path.write_bytes(path.read_bytes()[:200]), r"attention.csv.gz: cannot be read"),
+        (
+            "attention.csv.gz",
+            lambda path: path.write_bytes(path.read_bytes()[:200]),
+            r"attention.csv.gz: cannot be read",
+        ),
         ("attention.csv.gz", lambda path: path.unlink(), r"no attention.csv or attention.csv.gz in it"),
         ("meta.yaml", lambda path: path.write_text("a: [1"), r"meta.yaml: not YAML"),
         ("meta.yaml", lambda path: path.unlink(), r"meta.yaml does not say gpu; give --device"),

@@ -1,0 +1,88 @@
+"""What a scenario on a device takes where it says nothing, and what it leaves behind when it is moved there."""
+
+import pytest
+
+from kvsim.costs.memory_plan import default_cells
+from kvsim.errors import NoTimes, UserError
+from kvsim.scenario.scenario import load_scenario
+
+ON_4090 = {"model": {"name": "llama-3.1-8b"}, "machine": {"device": "rtx4090"}}
+
+
+def test_a_model_and_a_device_are_enough():
+    scenario = load_scenario(ON_4090)
+    assert scenario.machine.profile == "rtx4090-llama-3.1-8b"
+    assert scenario.cache.cells == default_cells("llama-3.1-8b", "rtx4090", batch=2048, sequences=256)
+    assert (scenario.server.scheduler, scenario.server.slots, scenario.n_batch) == ("vllm", 256, 2048)
+    assert (scenario.cache.policy, scenario.cache.type_k) == ("vllm", "f16")
+    assert scenario.server.async_scheduling
+
+
+def test_what_a_scenario_says_comes_first():
+    scenario = load_scenario({**ON_4090, "server": {"slots": 8, "n_batch": 512}, "cache": {"cells": 4096}})
+    assert (scenario.server.slots, scenario.n_batch, scenario.cache.cells) == (8, 512, 4096)
+
+
+def test_what_follows_from_a_device_follows_another_device_too():
+    scenario = load_scenario(ON_4090)
+    moved = load_scenario(scenario, machine__device="h100_sxm")
+    assert moved.machine.profile == "h100_sxm-llama-3.1-8b"
+    assert moved.cache.cells > 5 * scenario.cache.cells
+    assert moved.n_batch == 8192
+
+
+def test_a_written_scenario_is_read_as_it_was(tmp_path):
+    scenario = load_scenario(ON_4090)
+    (tmp_path / "again.toml").write_text(scenario.to_toml())
+    again = load_scenario(tmp_path / "again.toml")
+    assert again.cache == scenario.cache
+    assert again.server == scenario.server
+    assert again.machine == scenario.machine
+
+
+def test_a_scenario_of_a_machine_leaves_its_sizes_behind():
+    chat = load_scenario("chat")
+    moved = load_scenario("chat", model="llama-3.1-8b", device="rtx4090")
+    assert moved.workload == chat.workload
+    assert (moved.server.slots, moved.cache.type_k) == (256, "f16")
+    assert moved.cache.cells == load_scenario(ON_4090).cache.cells
+
+
+def test_a_scenario_of_a_device_keeps_what_it_says_on_another_one():
+    moved = load_scenario("gpu-chat", device="h100_sxm")
+    assert moved.cache.cells == 41408
+    assert moved.machine.profile == "h100_sxm-llama-3.1-8b"
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "said"),
+    [
+        ("llama-3.1-8b", "h100", "no device called 'h100'; did you mean 'h100_sxm'"),
+        ("llama-3.1-8c", "rtx4090", "no model called 'llama-3.1-8c'; did you mean 'llama-3.1-8b'"),
+        (None, "rtx4090", "say which model it serves, model.name"),
+        ("llama-3-70b", "rtx4090", "llama-3-70b does not fit on rtx4090.*what would fit"),
+        ("llama-2-7b", "rtx4090", "no times for llama-2-7b on rtx4090: import tables of its kernels"),
+        ("qwen3-8b", "h100_sxm", "no times for qwen3-8b on h100_sxm: make its profile with: kvsim profile make"),
+    ],
+)
+def test_what_is_wrong_takes_one_line(model, device, said):
+    with pytest.raises(UserError, match=said) as caught:
+        load_scenario("chat", model=model, device=device)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_profile_of_one_s_own_is_found_by_its_name(tmp_path, monkeypatch):
+    from kvsim.costs.profile import load_profile
+
+    monkeypatch.setenv("KVSIM_PROFILES", str(tmp_path))
+    own = load_profile("h100_sxm-llama-3.1-8b").model_copy(update={"name": "h100_sxm-qwen3-8b", "model": "qwen3-8b"})
+    own.save(tmp_path / "h100_sxm-qwen3-8b.json")
+    scenario = load_scenario("chat", model="qwen3-8b", device="h100_sxm")
+    assert scenario.machine.profile == str(tmp_path / "h100_sxm-qwen3-8b.json")
+
+
+def test_types_that_were_not_measured_have_no_times():
+    from kvsim import run
+
+    with pytest.raises(NoTimes, match="leave cache.type_k and cache.type_v out"):
+        run(load_scenario({**ON_4090, "cache": {"type_k": "f32", "type_v": "f32"}}))

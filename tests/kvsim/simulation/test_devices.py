@@ -1,0 +1,65 @@
+"""Runs on devices: two regimes of passes, what is inferred, and fast-forward under both."""
+
+import pytest
+
+from kvsim import run
+from kvsim.costs.profile import INFERRED_ATTENTION, INFERRED_MOVES
+from kvsim.scenario.scenario import load_scenario
+
+EXACT = {"rel": 1e-12, "abs": 1e-12}
+
+
+def crowded(**changes):
+    """Conversations on a device whose cells are too few, so that requests are preempted and cells moved."""
+    few = {"cache__cells": 9600, "server__slot_context": 4096, "workload__requests": 40}
+    return load_scenario("gpu-chat", **few | changes)
+
+
+@pytest.mark.parametrize("scheduler", ["vllm", "llama-server", "static"])
+@pytest.mark.parametrize("policy", ["vllm", "ring", "growing", "full-compaction", "contiguous", "chunked"])
+def test_fast_forward_changes_nothing_on_a_device(policy, scheduler):
+    scenario = crowded(server__scheduler=scheduler, server__slots=16, server__async_scheduling=False)
+    fast, slow = (run(scenario, policy, detail="requests", fast_forward=on).summary for on in (True, False))
+    assert fast["preemptions"] == slow["preemptions"]
+    assert fast["completed"] == slow["completed"] > 0
+    for measure in ("ttft_s", "tpot_s", "e2e_s"):
+        assert fast[measure]["mean"] == pytest.approx(slow[measure]["mean"], **EXACT)
+
+
+def test_fast_forward_changes_nothing_where_steps_are_composed_ahead():
+    fast, slow = (run(crowded(), "vllm", detail="requests", fast_forward=on).summary for on in (True, False))
+    assert fast["preemptions"] == slow["preemptions"] > 0
+    assert fast["e2e_s"]["mean"] == pytest.approx(slow["e2e_s"]["mean"], **EXACT)
+
+
+def test_every_second_still_has_one_cause():
+    result = run(crowded(workload__requests=20), "full-compaction", detail="tables")
+    causes = result.causes
+    spent = causes.drop(columns=["id", "arrival_s", "e2e_s"]).sum(axis=1)
+    assert spent.to_numpy() == pytest.approx(causes["e2e_s"].to_numpy(), rel=1e-9)
+
+
+def test_the_engines_own_layout_is_measured_and_others_are_inferred():
+    assert run(crowded(), "vllm", detail="requests").summary["inferred"] == {}
+    moved = run(crowded(workload__requests=20), "full-compaction", detail="requests").summary["inferred"]
+    assert moved == {"attention": INFERRED_ATTENTION, "moves": INFERRED_MOVES}
+    assert run("chat", "full-compaction", detail="requests").summary["inferred"] == {}
+
+
+def test_a_compaction_costs_what_copies_at_the_memory_bandwidth_do():
+    from kvsim.costs.cost_model import CostModel
+    from kvsim.costs.device_profiles import find_device_profile
+
+    cell_bytes = 32 * 2 * 1024 * 2  # Layers, K and V, numbers, bytes.
+    costs = CostModel(find_device_profile("llama-3.1-8b", "rtx4090"))
+    assert costs.move_runs(3, 1000) == pytest.approx(1000 * 2 * cell_bytes / 1008e9)
+
+
+def test_a_prompt_beside_decodes_makes_their_cells_dearer():
+    from kvsim.costs.device_profiles import find_device_profile
+    from kvsim.costs.pass_price import PassPrice
+    from policies import Group
+
+    price = PassPrice(find_device_profile("llama-3.1-8b", "rtx4090"), "gather", (Group(0),))
+    alone, beside = price.regime(32, 32).cell_s(32), price.regime(32 + 512, 33).cell_s(33)
+    assert beside > 1.5 * alone
