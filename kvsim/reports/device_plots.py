@@ -47,6 +47,8 @@ def device_figure(profile: Profile, held_out: pd.DataFrame) -> Figure:
             )
             axis.legend(loc="upper left", frameon=True)
             for each in (axis.xaxis, axis.yaxis):
+                each.set_major_locator(mpl.ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
                 each.set_major_formatter(mpl.ticker.FuncFormatter(lambda ms, _: f"{ms:g}"))
+                each.set_minor_locator(mpl.ticker.NullLocator())
         figure.suptitle(f"{profile.model} on {profile.device} under {profile.engine}")
     return figure
