@@ -19,6 +19,7 @@ from kvsim.costs.tables import (
     CHUNK_KNOTS,
     DEVICE_KNOTS,
     KNOTS,
+    LONG_CONTEXT,
     SEQUENCE_KNOTS,
     FloatArray,
     knots_within,
@@ -257,8 +258,8 @@ class _Layout:
 
     @property
     def _of_kernel(self) -> int:
-        """Coefficients of one kernel: base, cell, further tokens, cell by chunks, chunk, run."""
-        return len(self.attention_knots) + 3 + len(self.chunk_knots)
+        """Coefficients of one kernel: base, cell, further tokens, cell and long cell by chunks, chunk, run."""
+        return len(self.attention_knots) + 3 + 2 * len(self.chunk_knots)
 
     def design(self, samples: Sequence[Sample]) -> FloatArray:
         """How often each sample is charged each coefficient; shape (n_samples, n_coefficients)."""
@@ -293,12 +294,19 @@ class _Layout:
         np.add.at(attention[..., 2:further], (row, kernel), cells[:, None] * segments(together, self.attention_knots))
         if self.chunk_knots:
             charged = shares(chunks, self.chunk_knots) * np.where(single, cells, 0.0)[:, None]
-            np.add.at(attention[..., further:-2], (row, kernel), charged)
+            np.add.at(attention[..., further : further + len(self.chunk_knots)], (row, kernel), charged)
+            for i, k, work in works:
+                prompts = sum(n > 1 for n, _ in work.scans)
+                beyond = sum(c for n, c in work.scans if n == 1) - LONG_CONTEXT * (work.chunks - prompts)
+                if beyond > 0:
+                    charged = shares([work.chunks], self.chunk_knots)[0] * beyond
+                    attention[i, k, further + len(self.chunk_knots) : -2] += charged
 
     def costs(self, coefficients: Sequence[Coefficient]) -> PassCosts:
         """The coefficients by name."""
         slopes, width = len(self.matmul_knots) - 1, self._of_kernel
         head, by_chunks = slopes + self._head, len(self.attention_knots) - 1
+        long = by_chunks + len(self.chunk_knots)
         kernels = {}
         for i, kernel in enumerate(self.kernels):
             base, per_cell, *tables, per_chunk, per_run = coefficients[head + i * width : head + (i + 1) * width]
@@ -306,7 +314,8 @@ class _Layout:
                 base_s=base,
                 per_cell_s=per_cell,
                 further_token_s=tuple(tables[:by_chunks]),
-                cell_by_chunks_s=tuple(tables[by_chunks:]),
+                cell_by_chunks_s=tuple(tables[by_chunks:long]),
+                long_cell_by_chunks_s=tuple(tables[long:]),
                 per_chunk_s=per_chunk,
                 per_run_s=per_run,
                 skips=kernel in self.skipping,
@@ -319,6 +328,7 @@ class _Layout:
             sequence_knots=self.sequence_knots,
             sequence_slopes_s=tuple(coefficients[slopes:head]),
             chunk_knots=self.chunk_knots,
+            long_context=LONG_CONTEXT if self.chunk_knots else 1,
             kernels=kernels,
         )
 

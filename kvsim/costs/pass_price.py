@@ -61,9 +61,11 @@ class RegimePrice:
             self._head = SecondsTable(0.0, slopes, costs.sequence_knots)
         further = [slope.value for slope in rates.further_token_s]
         self._cell = SecondsTable(rates.per_cell_s.value, further, costs.attention_knots)
-        self._cell_by_chunks = [each.value for each in rates.cell_by_chunks_s]
         self._chunk_knots = costs.chunk_knots
-        self._cell_of_one: dict[int, float] = {}
+        self._by_chunks = [[c.value for c in each] for each in (rates.cell_by_chunks_s, rates.long_cell_by_chunks_s)]
+        self._long_context = costs.long_context
+        self._cells_of_one: dict[int, tuple[float, float]] = {}
+        """By number of chunks: a cell that a chunk of one token scans, and what it costs more in a long context."""
         self._base, self._chunk, self._run = rates.base_s.value, rates.per_chunk_s.value, rates.per_run_s.value
         self._skips, self._causal = rates.skips, rates.causal
         self._host = profile.host_s
@@ -98,19 +100,28 @@ class RegimePrice:
 
     def cell_s(self, chunks: int) -> float:
         """One cell that a chunk of one token scans in a pass of ``chunks`` chunks, for a group of share 1."""
-        if not self._cell_by_chunks:
-            return self._cell[1]
-        if chunks not in self._cell_of_one:
-            self._cell_of_one[chunks] = float(shares(chunks, self._chunk_knots) @ self._cell_by_chunks)
-        return self._cell_of_one[chunks]
+        return self._cell_costs(chunks)[0] if self._chunk_knots else self._cell[1]
 
-    def chunk_attention_s(self, tokens: int, cells: Any, chunks: int) -> Any:
-        """Attention of one chunk of ``tokens`` tokens over ``cells`` cells, for a group of share 1.
+    def _cell_costs(self, chunks: int) -> tuple[float, float]:
+        found = self._cells_of_one.get(chunks)
+        if found is None:
+            weights = shares(chunks, self._chunk_knots)
+            cell, more = (float(weights @ costs) if costs else 0.0 for costs in self._by_chunks)
+            found = self._cells_of_one[chunks] = cell, more
+        return found
+
+    def singles_s(self, count: int, cells: Any, chunks: int) -> Any:
+        """Attention of ``count`` chunks of one token over ``cells`` cells together, for a group of share 1.
 
         ``chunks``: all chunks of the pass.
         """
-        if tokens == 1:
-            return self.cell_s(chunks) * cells
+        if not self._chunk_knots:
+            return self._cell[1] * cells
+        cell, more = self._cell_costs(chunks)
+        return cell * cells + more * max(cells - self._long_context * count, 0)
+
+    def longer_s(self, tokens: int, cells: Any) -> Any:
+        """Attention of one chunk of two tokens or more over ``cells`` cells, for a group of share 1."""
         if self._causal:
             # Tokens do not read the cells of those behind them in the chunk: half of its square.
             cells = cells - (tokens - 1) / 2
@@ -120,16 +131,24 @@ class RegimePrice:
         """Seconds over all cells that are scanned in one pass, for one group of share 1."""
         if together:
             return float(self._cell[tokens] * reads.span)
-        cells = (reads.useful if self._skips else reads.scanned).tolist()
-        if self._causal:
-            chunks = len(cells)
-            return float(
-                sum(
-                    self.chunk_attention_s(n, seen, chunks)
-                    for n, seen in zip(reads.tokens.tolist(), cells, strict=True)
-                )
-            )
-        return float(sum(map(operator.mul, map(self._cell.__getitem__, reads.tokens.tolist()), cells)))
+        return self.attention_over(reads.tokens.tolist(), self.scanned(reads).tolist())
+
+    def scanned(self, reads: Reads) -> NDArray[np.int64]:
+        """Cells that each chunk is charged for; int64 of shape (chunks,)."""
+        return reads.useful if self._skips else reads.scanned
+
+    def attention_over(self, tokens: Sequence[int], cells: Sequence[int]) -> float:
+        """Seconds over the cells that the chunks of a pass scan, each its own; tokens and cells by chunk."""
+        if not (self._causal or self._chunk_knots):
+            return float(sum(map(operator.mul, map(self._cell.__getitem__, tokens), cells)))
+        seconds, count, single = 0.0, 0, 0
+        for n, seen in zip(tokens, cells, strict=True):
+            if n == 1:
+                count += 1
+                single += seen
+            else:
+                seconds += self.longer_s(n, seen)
+        return float(seconds + self.singles_s(count, single, len(tokens)))
 
     def attention_of_steps(self, tokens: int, sums: StepReads, together: bool) -> NDArray[np.floating[Any]]:
         """``attention`` in each of some decode steps; shape (steps,)."""
@@ -191,12 +210,18 @@ class PassPrice:
         """
         n, k = tokens + chunks.tokens, tokens + len(chunks.chunk_reads)
         price = self.regime(n, k)
-        attention, runs, longest = price.cell_s(k) * reads.scanned, reads.runs, reads.max_scanned_per_token
+        attention, runs, longest = 0.0, reads.runs, reads.max_scanned_per_token
+        count, single = tokens, reads.scanned
         for each, scanned, pieces in chunks.chunk_reads:
-            attention += price.chunk_attention_s(each, scanned, k)
+            if each == 1:
+                count += 1
+                single += scanned
+            else:
+                attention += price.longer_s(each, scanned)
             runs += pieces
             if scanned > longest:
                 longest = scanned
+        attention += price.singles_s(count, single, k)
         if n > self.most_tokens:
             self.most_tokens = n
         if longest > self.most_cells:
@@ -231,13 +256,11 @@ class PassPrice:
             if together:
                 scores = int(reads.tokens @ reads.scanned)
                 # Behind a window, a chunk's tokens together can see more cells than are still held for them.
-                seen = int(reads.tokens @ np.minimum(reads.useful, reads.scanned))
-                useful = whole * (seen / scores) if scores else whole
+                visible = int(reads.tokens @ np.minimum(reads.useful, reads.scanned))
+                useful = whole * (visible / scores) if scores else whole
             else:
-                scans = reads.useful if self._skips else reads.scanned
-                rows = zip(reads.tokens.tolist(), scans.tolist(), reads.useful.tolist(), strict=True)
-                each = [price.chunk_attention_s(n, min(seen, scanned), len(scans)) for n, scanned, seen in rows]
-                useful = sum(each)
+                seen = np.minimum(reads.useful, price.scanned(reads))
+                useful = price.attention_over(reads.tokens.tolist(), seen.tolist())
             runs, chunks = int(reads.runs.sum()), len(reads.tokens)
             further = runs - chunks if runs_are_holes else 0
             share = group.share

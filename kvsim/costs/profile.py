@@ -45,6 +45,8 @@ class Attention(Record):
     knots."""
     cell_by_chunks_s: tuple[Coefficient, ...] = ()
     """Instead of ``per_cell_s``, where a chunk of one token scans the cell: one for each of ``chunk_knots``."""
+    long_cell_by_chunks_s: tuple[Coefficient, ...] = ()
+    """What cells cost more beyond ``long_context`` of them for each such chunk; one for each of ``chunk_knots``."""
     per_chunk_s: Coefficient
     per_run_s: Coefficient
     """Each contiguous run of cells that is read; 0 for kernels that read one run for each chunk."""
@@ -158,6 +160,8 @@ class PassCosts(Record):
     chunk_knots: tuple[int, ...] = ()
     """Numbers of chunks for which ``cell_by_chunks_s`` are given, linear in their logarithm between: a few sequences
     cannot keep a device busy. None where the cost of a cell does not depend on it."""
+    long_context: Annotated[int, Field(ge=1)] = 1
+    """Cells of a chunk of one token, on the mean of all such chunks of a pass, beyond which cells may cost more."""
     kernels: dict[Kernel, Attention]
 
     @model_validator(mode="after")
@@ -178,6 +182,8 @@ class PassCosts(Record):
             slopes.append((name, attention.further_token_s, "attention_knots", self.attention_knots))
             if len(attention.cell_by_chunks_s) != len(self.chunk_knots):
                 raise ValueError(f"kernels.{kernel}.cell_by_chunks_s must be {len(self.chunk_knots)}, as chunk_knots")
+            if len(attention.long_cell_by_chunks_s) not in (0, len(self.chunk_knots)):
+                raise ValueError(f"kernels.{kernel}.long_cell_by_chunks_s must be as many as chunk_knots, or none")
         for name, values, of_knots, knots in slopes:
             if len(values) != len(knots) - 1:
                 raise ValueError(f"{name} must be {len(knots) - 1}, one between each two of {of_knots}")

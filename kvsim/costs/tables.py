@@ -27,6 +27,9 @@ SEQUENCE_KNOTS = (1, 16, 64, 128, 256, 512, 1024)
 CHUNK_KNOTS = (2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)
 """Numbers of chunks in a mixed pass, a prompt and some decodes, for which the cost of a decode's cell is given."""
 
+LONG_CONTEXT = 2048
+"""Cells of a decode, on the mean of a mixed pass, beyond which a cell may cost more."""
+
 ATTENTION_KNOTS = (1, 2, 4, 8, 16, 64, 512, 2048, 8192)
 """Numbers of tokens that scan the same cells together, between which the cost of a cell is linear."""
 

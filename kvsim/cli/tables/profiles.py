@@ -90,7 +90,7 @@ def _prices(profile: Profile) -> Any:
         for context in (512, 4096):
             if context <= profile.cells.high and sequences <= profile.tokens.high:
                 regime = price.regime(sequences, sequences)
-                attention = sequences * regime.chunk_attention_s(1, context, sequences)
+                attention = regime.singles_s(sequences, sequences * context, sequences)
                 table.add_row(
                     f"{counted(sequences, 'decode')} at {context:,} cells",
                     seconds(regime.total(sequences, sequences, ((1.0, attention, 0),))),
@@ -98,7 +98,7 @@ def _prices(profile: Profile) -> Any:
     for prompt in (512, 2048, 8192):
         if prompt <= profile.tokens.high:
             regime = price.regime(prompt, 1)
-            attention = regime.chunk_attention_s(prompt, prompt, 1)
+            attention = regime.longer_s(prompt, prompt)
             table.add_row(f"a prompt of {prompt:,} tokens", seconds(regime.total(prompt, 1, ((1.0, attention, 0),))))
     return table
 

@@ -88,7 +88,7 @@ def test_what_is_inferred_stands_before_the_table(own):
     line = (
         "inferred, not measured: attention of ring, contiguous, as the engine's own attention over the cells that are"
     )
-    head, table = printed.stdout.split("policy  ", 1)
+    head = printed.stdout.split("policy  ", 1)[0]
     assert line in head
     assert "assumed on NVIDIA GeForce RTX 4090: " in head
 

@@ -84,5 +84,5 @@ def test_a_profile_of_one_s_own_is_found_by_its_name(tmp_path, monkeypatch):
 def test_types_that_were_not_measured_have_no_times():
     from kvsim import run
 
-    with pytest.raises(NoTimes, match="leave cache.type_k and cache.type_v out"):
+    with pytest.raises(NoTimes, match=r"leave cache\.type_k and cache\.type_v out"):
         run(load_scenario({**ON_4090, "cache": {"type_k": "f32", "type_v": "f32"}}))

@@ -34,6 +34,7 @@ def write_tables(folder, *, model="meta-llama/Llama-3.1-8B", cell_us=0.004, mixe
     columns = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
     pd.DataFrame(attention, columns=columns).to_csv(folder / "attention.csv.gz", index=False)
     (folder / "meta.yaml").write_text(
-        f"gpu: NVIDIA GeForce RTX 4090\nvllm_version: 0.19.0\nmodel: {model}\nprofiled_at: '2026-08-17T19:43:32+00:00'\n"
+        "gpu: NVIDIA GeForce RTX 4090\nvllm_version: 0.19.0\n"
+        f"model: {model}\nprofiled_at: '2026-08-17T19:43:32+00:00'\n"
     )
     return folder
