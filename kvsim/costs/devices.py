@@ -31,6 +31,12 @@ class Device:
     """The name that aiconfigurator-core has for it; None if it has no kernels of it."""
 
 
+    @property
+    def is_sxm(self) -> bool:
+        """Whether there are slower forms of it, on cards of their own."""
+        return self.name.endswith("_sxm")
+
+
 @cache
 def devices() -> dict[str, Device]:
     """All devices by name."""
@@ -53,6 +59,6 @@ def recorded_device(title: str) -> Device:
     """The device that a recording names in its own way, such as "NVIDIA GeForce RTX 4090". Raises ``UserError``."""
     plain = re.sub(r"[^a-z0-9]", "", title.lower())
     for device in devices().values():
-        if any(part in plain for part in device.titles):
+        if any(part in plain for part in device.titles) and not (device.is_sxm and re.search("pcie|nvl", plain)):
             return device
     raise UserError(no_such("device", title, devices()))

@@ -25,6 +25,12 @@ def test_a_recorded_name_is_recognized(title, name):
     assert recorded_device(title).name == name
 
 
+@pytest.mark.parametrize("title", ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA A100-PCIE-40GB", "Tesla T4"])
+def test_slower_cards_are_not_taken_for_it(title):
+    with pytest.raises(UserError, match="no device called"):
+        recorded_device(title)
+
+
 def test_each_device_is_known_by_its_own_names():
     for device in devices().values():
         assert recorded_device(device.name) is device
