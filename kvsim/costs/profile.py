@@ -11,6 +11,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from kvsim.costs.shipped import is_shipped, shipped_file, shipped_names
 from kvsim.errors import UserError, choices, no_such
 from kvsim.model.engine_shapes import SHAPES, Storage, is_engine_model
+from kvsim.model.memory_shapes import shape_name
 from policies import Kernel, engine_of
 
 FORMAT = 3
@@ -370,7 +371,8 @@ class Profile(Fit):
 
         ``policy``: whose engine is to be measured, where it stands for one.
         """
-        if not same_model(model, self.model):
+        same = same_model(model, self.model) if self.device is None else shape_name(model) == self.model
+        if not same:
             return (
                 f"no times for {model}: profile {self.name} was measured on {self.model}; "
                 f"{how_to_get_times(model, self, policy)}"

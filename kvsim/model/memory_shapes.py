@@ -227,6 +227,22 @@ def memory_shape(model: str) -> MemoryShape:
     )
 
 
+def shape_name(model: str) -> str:
+    """The name of the shape that ``memory_shape`` finds for a model, without reading its file.
+
+    Of a config.json that is its folder's name, of other files their own without the ending, of a name with a publisher
+    the part after it, in lower case.
+    """
+    path = Path(model)
+    if path.name == "config.json":
+        return path.resolve().parent.name or path.name
+    if path.suffix in (".json", ".gguf"):
+        return path.stem
+    if path.name.lower() in shipped_configs():
+        return path.name.lower()
+    return path.resolve().name if path.is_dir() else model
+
+
 def _shape_of_own_model(name: str) -> MemoryShape:
     s = SHAPES[name]
     heads, kv_heads = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
@@ -249,7 +265,7 @@ def _shape_of_own_model(name: str) -> MemoryShape:
 
 
 def _shape_of_file(path: Path) -> MemoryShape:
-    return shape_of_config(read_config(path), path.parent.name or path.name, str(path))
+    return shape_of_config(read_config(path), shape_name(str(path)), str(path))
 
 
 def shape_of_config(fields: dict[str, Any], name: str, source: str) -> MemoryShape:

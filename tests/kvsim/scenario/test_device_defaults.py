@@ -1,5 +1,7 @@
 """What a scenario on a device takes where it says nothing, and what it leaves behind when it is moved there."""
 
+import json
+
 import pytest
 
 from kvsim.costs.memory_plan import default_cells
@@ -86,3 +88,41 @@ def test_types_that_were_not_measured_have_no_times():
 
     with pytest.raises(NoTimes, match=r"leave cache\.type_k and cache\.type_v out"):
         run(load_scenario({**ON_4090, "cache": {"type_k": "f32", "type_v": "f32"}}))
+
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32}
+CONFIG |= {"intermediate_size": 8192, "vocab_size": 32000, "max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize("model", ["mine", "./mine/", "mine/config.json", "other.json"])
+def test_a_model_of_a_file_is_served_by_its_profile_however_it_is_written(model, tmp_path, monkeypatch):
+    from kvsim import run
+    from kvsim.costs.profile import load_profile
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVSIM_PROFILES", str(tmp_path / "profiles"))
+    (tmp_path / "mine").mkdir()
+    for file in ("mine/config.json", "other.json"):
+        (tmp_path / file).write_text(json.dumps(CONFIG))
+    for name in ("mine", "other"):
+        named = {"name": f"h100_sxm-{name}", "model": name}
+        own = load_profile("h100_sxm-llama-3.1-8b").model_copy(update=named)
+        own.save(tmp_path / "profiles" / f"{own.name}.json")
+    scenario = load_scenario("chat", model=model, device="h100_sxm", workload__requests=5)
+    assert run(scenario).summary["completed"] == 5
+
+
+def test_a_model_may_be_written_with_its_publisher():
+    from kvsim import run
+
+    scenario = load_scenario("chat", model="meta-llama/Llama-3.1-8B", device="h100_sxm", workload__requests=5)
+    assert run(scenario).summary["profile"] == "h100_sxm-llama-3.1-8b"
+
+
+def test_a_config_json_in_the_folder_of_work_is_named_after_the_folder(tmp_path, monkeypatch):
+    from kvsim.model.memory_shapes import memory_shape
+
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(CONFIG))
+    assert memory_shape("./config.json").name == memory_shape(".").name == "mine"
