@@ -428,11 +428,13 @@ def load_profile(name: str, folder: Path = Path()) -> Profile:
 
 def how_to_get_times(model: str, profile: Profile, policy: str = "") -> str:
     """What to do where a profile says nothing about a model, in words and commands."""
+    if profile.device is not None:
+        return f"let --device {profile.device} --model {model} find its own"
     if not is_engine_model(model):
         return (
-            "to get those of llama.cpp, measure its GGUF file on the machine that will serve it (kvsim calibrate "
-            "--engine llamacpp --model FILE.gguf --out mine.json) and give --model FILE.gguf --profile mine.json; "
-            "there are none of vLLM on a GPU yet"
+            "to get those of vLLM on a GPU, name it with --device (kvsim profile list says which there are); to get "
+            "those of llama.cpp, measure its GGUF file on the machine that will serve it (kvsim calibrate --engine "
+            "llamacpp --model FILE.gguf --out mine.json) and give --model FILE.gguf --profile mine.json"
         )
     if model in SHAPES and profile.engine != NUMPY:
         return f"name the model in the scenario: model.name = '{profile.model}'"
