@@ -123,8 +123,9 @@ class RegimePrice:
     def longer_s(self, tokens: int, cells: Any) -> Any:
         """Attention of one chunk of two tokens or more over ``cells`` cells, for a group of share 1."""
         if self._causal:
-            # Tokens do not read the cells of those behind them in the chunk: half of its square.
-            cells = cells - (tokens - 1) / 2
+            # Tokens do not read the cells of those behind them in the chunk: half of its square. Behind a window, a
+            # chunk may read fewer cells than it has tokens.
+            cells = max(cells - (tokens - 1) / 2, cells / 2)
         return self._cell[tokens] * cells
 
     def attention(self, tokens: int, reads: Reads, together: bool) -> float:

@@ -1,0 +1,162 @@
+"""Costs by regime: which coefficients a pass is priced with, and that single, mixed and lockstep prices are one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.costs.cost_model import CostModel
+from kvsim.costs.fitting import CHUNK_KNOTS, LONG_CONTEXT, Sample, fit_regimes
+from kvsim.costs.pass_price import PassPrice
+from kvsim.costs.profile import Profile, load_profile
+from policies import Chunk, Group, MicroBatch, Place, Reads
+from policies.fast_forward.lockstep import NO_READS, NextStepReads, PassSummary
+
+ON_4090 = load_profile("rtx4090-llama-3.1-8b")
+
+PASSES = st.lists(st.tuples(st.one_of(st.just(1), st.integers(2, 300)), st.integers(0, 6000)), min_size=1, max_size=12)
+"""Chunks: tokens, and cells cached before them."""
+
+
+def batch_of(chunks):
+    """A pass of chunks that scan just their own cells."""
+    tokens = np.array([n for n, _ in chunks])
+    seen = np.array([n + before for n, before in chunks])
+    runs = -(-seen // 16)
+    reads = Reads(tokens, seen, seen, runs, int(seen.sum()))
+    parts = tuple(Chunk(i, before, n) for i, (n, before) in enumerate(chunks))
+    return MicroBatch(parts, (Place(np.arange(tokens.sum()), reads),))
+
+
+def by_hand(chunks, profile):
+    """The formula of kvsim/costs/pass_price.py, written out."""
+    costs = profile if all(n == 1 for n, _ in chunks) else profile.mixed
+    kernel = costs.kernels["gather"]
+    n, k = sum(n for n, _ in chunks), len(chunks)
+
+    def table(slopes, knots, at):
+        ends = [*knots[1:-1], np.inf]
+        return sum(s.value * (min(at, e) - b) for s, b, e in zip(slopes, knots[:-1], ends, strict=True) if at > b)
+
+    seconds = table(costs.matmul_slopes_s, costs.matmul_knots, n) + table(
+        costs.sequence_slopes_s, costs.sequence_knots, k
+    )
+    seconds += profile.host.seconds + kernel.base_s.value + kernel.per_chunk_s.value * k
+    seconds += kernel.per_run_s.value * sum(-(-(n + before) // 16) for n, before in chunks)
+    single = [1 + before for n, before in chunks if n == 1]
+    for n, before in chunks:
+        if n > 1:
+            cell = kernel.per_cell_s.value + table(kernel.further_token_s, costs.attention_knots, n)
+            seconds += cell * (before + n - (n - 1) / 2)
+    if costs.chunk_knots:
+        place = np.interp(np.log2(k), np.log2(costs.chunk_knots), np.arange(len(costs.chunk_knots)))
+        cell, more = (
+            np.interp(place, np.arange(len(costs.chunk_knots)), [c.value for c in each])
+            for each in (kernel.cell_by_chunks_s, kernel.long_cell_by_chunks_s)
+        )
+        seconds += cell * sum(single) + more * max(sum(single) - costs.long_context * len(single), 0)
+    else:
+        seconds += kernel.per_cell_s.value * sum(single)
+    return seconds
+
+
+@given(PASSES)
+def test_a_pass_costs_what_the_formula_says(chunks):
+    price = PassPrice(ON_4090, "gather", (Group(0),))
+    assert price.of_batch(batch_of(chunks)) == pytest.approx(by_hand(chunks, ON_4090), rel=1e-9)
+
+
+@given(PASSES, st.integers(0, 12))
+def test_a_lockstep_batch_costs_what_its_chunks_would(chunks, lockstep):
+    price = PassPrice(ON_4090, "gather", (Group(0),))
+    ones = sorted(chunks)[: min(lockstep, sum(n == 1 for n, _ in chunks))]
+    others = sorted(chunks)[len(ones) :]
+    reads = NO_READS
+    if ones:
+        seen = [n + before for n, before in ones]
+        reads = NextStepReads(sum(seen), sum(-(-s // 16) for s in seen), max(seen))
+    rows = [(n, n + before, -(-(n + before) // 16)) for n, before in others]
+    together = price.of_mixed_step(len(ones), reads, PassSummary(sum(n for n, _ in others), rows))
+    assert together == pytest.approx(price.of_batch(batch_of(chunks)), rel=1e-12)
+
+
+@given(PASSES)
+def test_attention_is_split_without_a_rest(chunks):
+    price, batch = PassPrice(ON_4090, "gather", (Group(0),)), batch_of(chunks)
+    n, k = batch.n_tokens, len(chunks)
+    regime = price.regime(n, k)
+    useful, holes = price.attention_of_batch(batch, runs_are_holes=False)
+    whole = regime.base_s + regime.matrix_s(n) + regime.chunks_s(k) + useful + holes
+    assert whole == pytest.approx(price.of_batch(batch), rel=1e-9)
+    assert holes == pytest.approx(0, abs=1e-12)
+
+
+def test_a_window_never_makes_a_pass_negative():
+    reads = Reads(np.array([2048]), np.array([64]), np.array([64]), np.array([4]), 64)
+    batch = MicroBatch((Chunk(0, 0, 2048),), (Place(np.arange(2048), reads),))
+    assert PassPrice(ON_4090, "gather", (Group(0),)).of_batch(batch) > 0
+
+
+def test_profiles_of_machines_have_one_regime():
+    profile = load_profile("default")
+    assert profile.mixed is None
+    price = CostModel(profile).pass_price("gather")
+    assert price.regime(8, 8) is price.regime(9, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device": None}, "machine"),
+        ({"source": None}, "source"),
+        ({"chunk_knots": (2, 3)}, "cell_by_chunks_s must be 2"),
+        ({"sequence_knots": (4, 2)}, "sequence_knots must be two or more numbers, rising"),
+    ],
+    ids=str,
+)
+def test_profiles_that_do_not_fit_together_are_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        Profile.model_validate(ON_4090.model_dump() | change)
+
+
+def known_passes(rng, n=3000):
+    """Passes of a device on which a cell costs more beside a prompt, and still more in long contexts."""
+    samples = []
+    for origin in range(n):
+        decodes = int(2 ** rng.uniform(0, 7))
+        context = int(2 ** rng.uniform(4, 12.5))
+        prompt = int(2 ** rng.uniform(1, 10)) if origin % 2 else 0
+        cells = decodes * context
+        seconds = 5e-3 + 1e-5 * (decodes + prompt) + 2e-5 * decodes
+        seconds += cells * (3e-7 if prompt else 1e-7)
+        if prompt:
+            seconds += prompt * (prompt + 1) / 2 * 2e-9 + 2e-7 * max(cells - LONG_CONTEXT * decodes, 0)
+        scans = ((prompt, prompt),) if prompt else ()
+        samples.append(
+            Sample(
+                kernel="gather",
+                tokens=prompt + decodes,
+                scans=(*scans, (1, cells)),
+                chunks=decodes + bool(prompt),
+                runs=0,
+                seconds=seconds,
+                origin=origin,
+            )
+        )
+    return samples
+
+
+def test_a_fit_by_regime_recovers_what_made_the_passes():
+    fitted = fit_regimes(known_passes(np.random.default_rng(3)), np.random.default_rng(4))
+    for errors in fitted.errors.values():
+        assert errors.error_median < 0.01
+    decode, mixed = fitted.costs["decode"].kernels["gather"], fitted.costs["mixed"]
+    assert decode.per_cell_s.value == pytest.approx(1e-7, rel=0.02)
+    cells = dict(zip(mixed.chunk_knots, mixed.kernels["gather"].cell_by_chunks_s, strict=True))
+    assert cells[33].value == pytest.approx(3e-7, rel=0.05)
+    assert mixed.chunk_knots == CHUNK_KNOTS[: len(mixed.chunk_knots)]
+
+
+def test_too_few_passes_make_no_fit():
+    with pytest.raises(ValueError, match="decode passes; at least"):
+        fit_regimes(known_passes(np.random.default_rng(3), n=20), np.random.default_rng(4))
