@@ -30,7 +30,6 @@ class Device:
     package: str | None = None
     """The name that aiconfigurator-core has for it; None if it has no kernels of it."""
 
-
     @property
     def is_sxm(self) -> bool:
         """Whether there are slower forms of it, on cards of their own."""

@@ -506,7 +506,8 @@ def _points(
     own: Scenario,
 ) -> Iterator[Point]:
     for number, row in enumerate(settings):
-        table = copy.deepcopy(base)
+        device = row.get("machine.device")
+        table = table_on(copy.deepcopy(base), None, device if isinstance(device, str) else None)
         for key, value in row.items():
             set_key(f"{name}: axes", table, key.split("."), value)
         fault, scenario = "", None

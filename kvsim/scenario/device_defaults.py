@@ -100,15 +100,15 @@ _SIZES = {"server": ("slots", "n_batch", "n_ubatch", "slot_context"), "cache": (
 def table_on(data: dict[str, Any], model: str | None, device: str | None) -> dict[str, Any]:
     """The table of a scenario with another model or on another device; shape and rules as in a scenario file.
 
-    A scenario of a machine that is moved to a device leaves its sizes behind: slots, batches, cells and types of K and
-    V are then what follows from the device. Its workload and everything else stay.
+    A scenario that is moved to a device leaves the sizes of its own machine behind: slots, batches, cells and types of
+    K and V are then what follows from the device. Its workload and everything else stay.
     """
     data = {name: dict(section) if isinstance(section, dict) else section for name, section in data.items()}
     machine = data.setdefault("machine", {})
     if model is not None:
         data.setdefault("model", {})["name"] = model
     if device is not None:
-        if machine.get("device") is None:
+        if machine.get("device") != device:
             for section, keys in _SIZES.items():
                 for key in keys:
                     data.get(section, {}).pop(key, None)

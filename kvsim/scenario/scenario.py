@@ -360,7 +360,8 @@ def load_scenario(
     """Load a scenario from a built-in name, a TOML file or a table.
 
     ``model``, ``device``: serve this model, or on this device, instead of the scenario's (``table_on``). ``changes``
-    are keys to replace, with double underscores for dots (``workload__requests=10``). Raises ``UserError`` with one
+    are keys to replace, with double underscores for dots (``workload__requests=10``); ``machine__device`` is the same
+    as ``device``. Raises ``UserError`` with one
     line for each fault.
     """
     if isinstance(source, Scenario):
@@ -369,7 +370,7 @@ def load_scenario(
         data, label, folder = source, str(source.get("name", "scenario")), Path()
     else:
         data, label, folder = read(source)
-    data = table_on(copy.deepcopy(data), model, device)
+    data = table_on(copy.deepcopy(data), model, changes.pop("machine__device", device))
     for key, value in changes.items():
         set_key(label, data, key.split("__"), value)
     return validated(data, label, folder)

@@ -50,9 +50,11 @@ def test_a_scenario_of_a_machine_leaves_its_sizes_behind():
     assert moved.cache.cells == load_scenario(ON_4090).cache.cells
 
 
-def test_a_scenario_of_a_device_keeps_what_it_says_on_another_one():
-    moved = load_scenario("gpu-chat", device="h100_sxm")
-    assert moved.cache.cells == 41408
+@pytest.mark.parametrize("how", ["device", "machine__device"])
+def test_a_scenario_of_a_device_leaves_its_cells_there(how):
+    moved = load_scenario("gpu-chat", **{how: "h100_sxm"})
+    assert moved.cache.cells == load_scenario(ON_4090, device="h100_sxm").cache.cells
+    assert load_scenario("gpu-chat", **{how: "rtx4090"}).cache.cells == 41408
     assert moved.machine.profile == "h100_sxm-llama-3.1-8b"
 
 
@@ -126,3 +128,13 @@ def test_a_config_json_in_the_folder_of_work_is_named_after_the_folder(tmp_path,
     monkeypatch.chdir(tmp_path / "mine")
     (tmp_path / "mine" / "config.json").write_text(json.dumps(CONFIG))
     assert memory_shape("./config.json").name == memory_shape(".").name == "mine"
+
+
+def test_a_sweep_over_devices_has_the_cells_of_each():
+    from kvsim.experiments.sweep_file import plan_sweep
+
+    axes = {"machine.device": ["rtx4090", "h100_sxm"]}
+    plan = plan_sweep({"scenario": "gpu-chat", "policies": ["vllm"], "axes": axes})
+    cells = {point.settings["machine.device"]: point.scenario.cache.cells for point in plan.points}
+    assert cells["rtx4090"] == 41408
+    assert cells["h100_sxm"] > 5 * 41408
