@@ -11,8 +11,8 @@ import pytest
 from kvsim import Recommendation, UserError, load_scenario, recommend, run
 from kvsim.advice.candidates import REASONS, build_search_space
 from kvsim.advice.engine_flags import command_line, flags_dict
-from kvsim.advice.recommend import SearchBudget
 from kvsim.advice.recommendation import Finalist, rank
+from kvsim.advice.search import SearchBudget
 from kvsim.advice.slo import read_slo
 from kvsim.advice.trials import FindLargestLoad, TrialOutcome, TrialRun, run_trial
 from kvsim.costs.profile import load_profile
@@ -422,7 +422,7 @@ def test_an_interrupt_before_the_first_result_is_an_interrupt(monkeypatch):
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("kvsim.advice.recommend.map_unordered", interrupted)
+    monkeypatch.setattr("kvsim.advice.search.map_unordered", interrupted)
     with pytest.raises(KeyboardInterrupt):
         recommend(load_scenario(BUSY), slo="ttft_p95<250ms", engine="llamacpp", budget=SMALL, workers=1)
 
