@@ -14,6 +14,7 @@ from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import InMemoryScenario, Traffic
 from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.inferred_text import inferred_lines
 from workloads import WorkloadError
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class TrialOutcome:
     """The result of a trial run."""
 
     measures: dict[str, float | None]
-    """Latencies in seconds, ``failed_share``, ``truncated_share``, ``throughput_tokens_per_s``, ``prefix_hit_rate``."""
+    """Latencies in seconds, ``failed_share``, ``truncated_share``, ``throughput_tokens_per_s``, ``requests_per_s``,
+    ``prefix_hit_rate``."""
     settled: bool
     """False if arrivals outpace service, so that the latencies depend on the length of the run."""
     warnings: tuple[str, ...] = ()
@@ -158,8 +160,9 @@ def _outcome(result: Result, warnings: tuple[str, ...], *, open_loop: bool) -> T
         "failed_share": summary["failed"] / total,
         "truncated_share": summary["truncated"] / total,
         "throughput_tokens_per_s": summary["throughput_tokens_per_s"],
+        "requests_per_s": summary["completed"] / summary["makespan_s"] if summary["makespan_s"] else None,
         "prefix_hit_rate": summary["prefix"]["hit_rate"],
     }
     # If hardly any request was served before the last one arrived, there is no sign that the server keeps up.
     unknown = open_loop and total >= _FEWEST_REQUESTS and queue["growth_per_arrival"] is None
-    return TrialOutcome(measures, not (queue["unstable"] or unknown), warnings)
+    return TrialOutcome(measures, not (queue["unstable"] or unknown), (*inferred_lines([summary]), *warnings))

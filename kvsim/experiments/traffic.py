@@ -40,6 +40,15 @@ class TrafficSummary:
 
 
 @dataclass(frozen=True)
+class OfferedLoad:
+    """What arrives per second in the long run, however it is served."""
+
+    requests_per_s: float
+    output_tokens_per_s: float
+    """Tokens that these requests ask for."""
+
+
+@dataclass(frozen=True)
 class InMemoryRequests:
     """A workload of requests that are in memory."""
 
@@ -102,6 +111,8 @@ class Traffic:
     A higher load of conversations is one in which they begin closer together. Once all of them are open at the same
     time, it does not rise any further. In a closed loop there are as many users as requests at most.
     """
+    offered: OfferedLoad | None = None
+    """At the load asked about; None in a closed loop, where requests come as others end, and where all come at once."""
 
     @property
     def users(self) -> int | None:
@@ -127,12 +138,14 @@ class Traffic:
         return load_scenario(scenario, workload=table, seed=(self.scenario.seed + replication) % 2**63), None
 
 
-def read_traffic(scenario: Scenario, replications: int, requests: int | None, factor: float) -> Traffic:
+def read_traffic(
+    scenario: Scenario, replications: int, requests: int | None, factor: float, most: int = DEFAULT_REQUESTS
+) -> Traffic:
     """Prepare replications of a scenario's workload at ``factor`` times its load.
 
     Each replication of a trace is a window of it; windows are evenly spread, begin with a request or session, and share
-    no request if the trace is long enough. Replications of any other workload differ by seed. Raises ``UserError`` and
-    ``WorkloadError``.
+    no request if the trace is long enough. Replications of any other workload differ by seed. ``requests``: in each;
+    None: as many as there are, but at most ``most``. Raises ``UserError`` and ``WorkloadError``.
     """
     scenario = _with_named_workloads_resolved(scenario)
     scalable = True
@@ -144,10 +157,10 @@ def read_traffic(scenario: Scenario, replications: int, requests: int | None, fa
         scalable, table = False, scenario.workload.model_dump()
     scenario = load_scenario(scenario, workload=table)
     if isinstance(scenario.workload, TraceWorkload):
-        return _of_trace(scenario, replications, requests)
+        return _of_trace(scenario, replications, requests, most)
     own = getattr(scenario.workload, scenario.workload.count_key)
     if requests is None:
-        requests = DEFAULT_REQUESTS if own is None else min(own, DEFAULT_REQUESTS)
+        requests = most if own is None else min(own, most)
     changes: dict[str, Any] = {f"workload__{scenario.workload.count_key}": requests}
     scenario = load_scenario(scenario, **changes)
     search = tuple(range(replications, replications + _SEARCH_REPLICATIONS))
@@ -161,7 +174,10 @@ def read_traffic(scenario: Scenario, replications: int, requests: int | None, fa
     )
     largest = min(_largest_factor(stream, stream.users) for stream in streams)
     summary = _summarise(streams)
-    return Traffic(scenario, requests, (), replications, search, summary, scalable, note, largest_factor=largest)
+    offered = _offered(streams) if scalable else None
+    return Traffic(
+        scenario, requests, (), replications, search, summary, scalable, note, largest_factor=largest, offered=offered
+    )
 
 
 def _seeds(first: int, last: int) -> str:
@@ -182,10 +198,10 @@ def _resolved(table: dict[str, Any]) -> dict[str, Any]:
     return named_section(table["name"], table["requests"], table["rate"]) if table["kind"] == "named" else table
 
 
-def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Traffic:
+def _of_trace(scenario: Scenario, replications: int, requests: int | None, most: int) -> Traffic:
     stream = scenario.build_workload()
     total = stream.n_requests
-    size = min(total, requests or DEFAULT_REQUESTS)
+    size = min(total, requests or most)
     disjoint = total // replications
     if requests is None and size > disjoint >= _SHORTEST_WINDOW:
         size = disjoint
@@ -227,7 +243,27 @@ def _of_trace(scenario: Scenario, replications: int, requests: int | None) -> Tr
         note,
         remarks,
         min(_largest_factor(window.requests, None) for window in windows),
+        _offered(windows),
     )
+
+
+def _offered(streams: Iterable[Workload]) -> OfferedLoad | None:
+    """What arrives per second: requests over the time in which requests without a session, and sessions, begin."""
+    requests = tokens = seconds = 0.0
+    for stream in streams:
+        if stream.users is not None:
+            return None
+        starts: dict[int | tuple[int], float] = {}
+        n, asked = 0, 0
+        for request in stream:
+            n, asked = n + 1, asked + request.output_tokens
+            # Requests without a session are told from sessions by a key of another type.
+            starts.setdefault((request.id,) if request.session is None else request.session, request.arrival_s)
+        # Between the first and the last of k starts lie k - 1 intervals.
+        share = (len(starts) - 1) / len(starts)
+        requests, tokens = requests + share * n, tokens + share * asked
+        seconds += max(starts.values()) - min(starts.values())
+    return OfferedLoad(requests / seconds, tokens / seconds) if seconds > 0 else None
 
 
 def _largest_factor(requests: Iterable[Request], users: int | None) -> float:

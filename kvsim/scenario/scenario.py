@@ -361,19 +361,25 @@ def load_scenario(
 
     ``model``, ``device``: serve this model, or on this device, instead of the scenario's (``table_on``). ``changes``
     are keys to replace, with double underscores for dots (``workload__requests=10``); ``machine__device`` is the same
-    as ``device``. Raises ``UserError`` with one
-    line for each fault.
+    as ``device``. Raises ``UserError`` with one line for each fault.
     """
+    data, label, folder = table_of(source)
+    data = table_on(data, model, changes.pop("machine__device", device))
+    for key, value in changes.items():
+        set_key(label, data, key.split("__"), value)
+    return validated(data, label, folder)
+
+
+def table_of(source: str | Path | Scenario | dict[str, Any]) -> tuple[dict[str, Any], str, Path]:
+    """The table of what ``load_scenario`` takes: a copy with the keys that are set, its name for messages, and the
+    folder at which relative paths start. Raises ``UserError``."""
     if isinstance(source, Scenario):
         data, label, folder = source.model_dump(exclude_unset=True), source.name, source.folder
     elif isinstance(source, dict):
         data, label, folder = source, str(source.get("name", "scenario")), Path()
     else:
         data, label, folder = read(source)
-    data = table_on(copy.deepcopy(data), model, changes.pop("machine__device", device))
-    for key, value in changes.items():
-        set_key(label, data, key.split("__"), value)
-    return validated(data, label, folder)
+    return copy.deepcopy(data), label, folder
 
 
 def validated(data: dict[str, Any], label: str, folder: Path) -> Scenario:

@@ -36,3 +36,27 @@ def test_conversations_make_no_more_load_than_all_of_them_at_once(tmp_path, gap_
 def test_a_closed_loop_has_no_more_users_than_requests():
     loop = load_scenario({"workload": {"kind": "closed-loop", "users": 4, "requests": 60}})
     assert read_traffic(loop, 1, 60, 1.0).largest_factor == 15.0
+
+
+def test_what_is_offered_is_requests_over_the_time_in_which_they_come(tmp_path):
+    """Nine chats of five turns begin 10 s apart: half a request per second, whatever lies between turns."""
+    for gap_s in (1.0, 100.0):
+        offered = read_traffic(table(tmp_path, gap_s), 1, None, 1.0).offered
+        assert offered.requests_per_s == pytest.approx(0.5)
+        assert offered.output_tokens_per_s == pytest.approx(2.5)
+    once, twice = (read_traffic(load_scenario("chat"), 2, 200, factor).offered for factor in (1.0, 2.0))
+    assert once.requests_per_s == pytest.approx(load_scenario("chat").workload.rate, rel=0.2)
+    assert twice.requests_per_s == pytest.approx(2 * once.requests_per_s)
+
+
+@pytest.mark.parametrize("kind", ["closed-loop", "batch"])
+def test_nothing_is_offered_where_the_service_decides_or_all_come_at_once(kind):
+    users = {"users": 4} if kind == "closed-loop" else {}
+    assert (
+        read_traffic(load_scenario({"workload": {"kind": kind, "requests": 60, **users}}), 1, 60, 1.0).offered is None
+    )
+
+
+def test_fewer_or_more_requests_than_usual_can_be_the_default():
+    assert read_traffic(load_scenario({"workload": {"requests": 900}}), 1, None, 1.0).requests == 400
+    assert read_traffic(load_scenario({"workload": {"requests": 900}}), 1, None, 1.0, most=700).requests == 700
