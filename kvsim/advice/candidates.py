@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from kvsim.advice.engine_flags import COMMANDS, OLD_NOTE, Flags, llamacpp_flags, vllm_flags
+from kvsim.advice.engine_flags import COMMANDS, OLD_NOTE, Flags, llamacpp_flags, model_argument, vllm_flags
 from kvsim.advice.scenario_memory import plan_scenario
+from kvsim.costs.memory_plan import default_cells
 from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, Engine
 from kvsim.costs.profile import Profile
+from kvsim.costs.vllm_profile import profile_run
 from kvsim.errors import UserError, no_such
 from kvsim.experiments.traffic import TrafficSummary
-from kvsim.model.engine_versions import LLAMACPP_B4666
+from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
 from kvsim.scenario.scenario import Scenario, engine_version, load_scenario
@@ -54,10 +56,16 @@ _THRESHOLDS = (0.1, 0.3)
 _LLAMA_BATCHES = ((64, 64), (256, 128), (512, 512), (2048, 512))
 """``--batch-size`` and ``--ubatch-size``; the last is llama.cpp's default."""
 _VLLM_BATCHES = (64, 128, 256, 512, 2048)
+_DEVICE_SLOTS = (32, 64, 128, 256, 512, 1024)
+_DEVICE_BATCHES = (512, 1024, 2048, 4096, 8192, 16384)
+"""``--max-num-seqs`` and ``--max-num-batched-tokens`` on a device, as far as its profile was measured."""
 _BLOCKS = (16, 32)
 _MOST_CELLS = 2**24
 _REUSE_FACTOR = 4
 """Size of a cache that also keeps prefixes for reuse, as a multiple of what all slots need at once."""
+
+_MOVING = ("contiguous", "fill-holes", "full-compaction", "adaptive", "idle-compaction", "prompt-decode-regions")
+"""Layouts that no engine has, on which llama.cpp's scheduler can work."""
 
 _NOT_AN_OPTION = ("ring", "paged-window", "oracle")
 
@@ -123,8 +131,11 @@ class Candidate:
 
     @property
     def command(self) -> str:
-        """Command that takes the options."""
-        return "kvsim run" if self.engine == "research" else COMMANDS[self.engine]
+        """Command that takes the options, on a device with the model that it serves."""
+        if self.engine == "research":
+            return "kvsim run"
+        on_device = self.engine == "vllm" and self.scenario.machine.device is not None
+        return COMMANDS[self.engine] + (f" {model_argument(self.scenario.model.name)}" if on_device else "")
 
     @property
     def label(self) -> str:
@@ -141,6 +152,9 @@ class Candidate:
             return [OLD_NOTE]
         if self.engine == "research":
             return ["no engine has this layout; it shows what an engine could gain from it"]
+        machine = self.scenario.machine
+        if machine.device is not None:
+            return [f"serve a checkpoint whose weights are in {machine.weights}"] if machine.weights else []
         if self.engine == "vllm":
             return [
                 f"vLLM keeps K and V in the model's own type; memory is calculated for {self.scenario.cache.type_k}"
@@ -218,13 +232,21 @@ def build_search_space(
 ) -> SearchSpace:
     """Lay out all settings for the given traffic.
 
-    ``memory``: bytes, or None for no bound. ``tolerant``: some requests may fail or be cut short, so contexts that hold
-    only 99 % of them are tried too. Raises ``UserError``.
+    ``base``: on a device, settings are those of the profile's engine, and each has the cells that the device's memory
+    leaves. ``memory``: bytes, or None for no bound. ``tolerant``: some requests may fail or be cut short, so contexts
+    that hold only 99 % of them are tried too. Raises ``UserError``.
     """
     known_engine(engine)
     window = next((g.window for g in shape.groups if g.kind == "window"), None) if shape.llamacpp_windows else None
-    families = tuple(f for f in _families(summary, window, tolerant) if f.engine in _TARGETS[engine])
+    targets = _TARGETS[engine]
+    every: Iterable[SettingsFamily] = _families(summary, window, tolerant)
     builder = _CandidateBuilder(base, summary, profile, shape, memory, weights, window)
+    if base.machine.device is not None:
+        targets = _targets_on_device(engine, profile)
+        if profile_target(profile) == "vllm":
+            every = _device_families(summary, tolerant, profile)
+            builder = _DeviceCandidateBuilder(base, summary, profile, shape, memory, weights, window)
+    families = tuple(f for f in every if f.engine in targets)
     candidates: list[Candidate] = []
     for family in families:
         for index in itertools.product(*(range(len(values)) for values in family.axes.values())):
@@ -236,7 +258,35 @@ def build_search_space(
             f"no settings to try: a request of {summary.longest:,} tokens exceeds the largest cache of {_MOST_CELLS:,}"
         )
     searched = {family.keys["cache__policy"] for family in families}
-    return SearchSpace(families, tuple(candidates), _policies_left_out(searched, engine, window, shape.name))
+    left_out = _policies_left_out(searched, engine, window, shape.name)
+    if base.machine.device is not None:
+        left_out = {name: (why, _untimed(name, profile) or detail) for name, (why, detail) in left_out.items()}
+    return SearchSpace(families, tuple(candidates), left_out)
+
+
+def profile_target(profile: Profile) -> TargetEngine:
+    """The engine whose times a profile has."""
+    return "llamacpp" if profile.engine.startswith("llama.cpp") else "vllm"
+
+
+def _targets_on_device(engine: str, profile: Profile) -> tuple[TargetEngine, ...]:
+    """The engines asked for of which a device's profile has times. Raises ``UserError`` if it has none."""
+    own = profile_target(profile)
+    if own not in _TARGETS[engine]:
+        raise UserError(
+            f"--engine {engine}: profile {profile.name} has times of {profile.engine} alone; --engine {own}, both or "
+            "any is accepted"
+        )
+    return tuple(target for target in _TARGETS[engine] if target in (own, "research"))
+
+
+def _untimed(policy: str, profile: Profile) -> str:
+    """Why a policy of an engine is not tried where a device's profile is of another; empty for any other policy."""
+    version = engine_version(policy)
+    own = "llama.cpp" if profile_target(profile) == "llamacpp" else "vLLM"
+    if version is None or version.engine == own:
+        return ""
+    return f"profile {profile.name} has times of {profile.engine} alone"
 
 
 def _policies_left_out(searched: set[str], engine: str, window: int | None, model: str) -> dict[str, tuple[str, str]]:
@@ -280,7 +330,7 @@ def _families(summary: TrafficSummary, window: int | None, tolerant: bool) -> It
         plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False, "cache__unified": True}
         # Without a prefix cache a larger cache has nothing more to keep.
         yield SettingsFamily("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")})
-    for name in ("contiguous", "fill-holes", "full-compaction", "adaptive", "idle-compaction", "prompt-decode-regions"):
+    for name in _MOVING:
         keys = {"server__scheduler": "llama-server", "cache__policy": name, "cache__unified": True}
         yield SettingsFamily(name, "research", keys, {**llama, "room": rooms})
     keys = {"server__scheduler": "llama-server", "cache__policy": "threshold-compaction", "cache__unified": True}
@@ -288,6 +338,31 @@ def _families(summary: TrafficSummary, window: int | None, tolerant: bool) -> It
     for name in ("hf-reserved", "growing", "chunked"):
         keys = {**server, "cache__policy": name, "cache__unified": True}
         yield SettingsFamily(name, "research", keys, {**vllm, "room": ("shared", "full")})
+
+
+def _device_families(summary: TrafficSummary, tolerant: bool, profile: Profile) -> Iterator[SettingsFamily]:
+    """Families on a device with vLLM's times: larger batches and more sequences, as far as both were measured."""
+    contexts = ("longest", "p99") if tolerant and _padded(summary.p99) < _padded(summary.longest) else ("longest",)
+    most_slots, most_tokens = measured_range(profile)
+    axes: dict[str, tuple[Any, ...]] = {
+        "context": contexts,
+        "slots": tuple(n for n in _DEVICE_SLOTS if n <= most_slots) or (most_slots,),
+        "batch": tuple(n for n in _DEVICE_BATCHES if n <= most_tokens) or (most_tokens,),
+        "chunked": (True, False),
+    }
+    server = {"server__scheduler": "vllm", "cache__unified": True}
+    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm"}, axes)
+    if summary.reuse:  # Otherwise a prefix cache makes no difference.
+        plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False}
+        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, axes)
+    for name in ("hf-reserved", "growing", "chunked", *_MOVING, "threshold-compaction"):
+        yield SettingsFamily(name, "research", {**server, "cache__policy": name}, axes)
+
+
+def measured_range(profile: Profile) -> tuple[int, int]:
+    """The most sequences and the most tokens in a pass for which a device's profile has times."""
+    knots = profile.decode.sequence_knots
+    return (knots[-1] if knots else profile.tokens.high), profile.tokens.high
 
 
 @dataclass(frozen=True)
@@ -368,6 +443,62 @@ class _CandidateBuilder:
             return total, "", ""
         budget = format_size(planned.budget(engine, self.memory))
         return total, "memory", f"needs {format_size(total)}, {budget} available"
+
+
+class _DeviceCandidateBuilder(_CandidateBuilder):
+    """Builds candidates on a device, whose cache is what vLLM finds left of the memory."""
+
+    def build(self, number: int, family: SettingsFamily, index: tuple[int, ...]) -> Candidate | None:
+        """Return the candidate at a position; None if it is impossible."""
+        at = {axis: values[i] for (axis, values), i in zip(family.axes.items(), index, strict=True)}
+        slots, n_batch, chunked = at["slots"], at["batch"], at["chunked"]
+        tokens = self.summary.longest if at["context"] == "longest" else self.summary.p99
+        context = _padded(tokens)
+        if self.shape.context is not None:
+            context = min(context, self.shape.context)
+        if n_batch < slots or (not chunked and n_batch < context):
+            return None
+        try:
+            held = self._held(slots, n_batch)
+            fault = "" if held >= min(tokens, context) else f"holds {held:,} tokens; a request has {tokens:,}"
+        except UserError as e:
+            held, fault = 0, str(e)
+        scenario = load_scenario(
+            self.base,
+            **family.keys,
+            # By default what follows from the device; where that is too little, what one request takes.
+            cache__cells=context + self.base.cache.block_size if fault else None,
+            cache__type_k=self.profile.type_k,
+            cache__type_v=self.profile.type_v,
+            cache__host_cells=0,
+            cache__eviction="lru",
+            server__slots=slots,
+            server__n_batch=n_batch,
+            server__n_ubatch=None,
+            server__slot_context=context if fault else min(context, held),
+            server__chunked_prefill=chunked,
+            server__preemption="recompute",
+            server__prefetch="none",
+        )
+        total = int((self.memory or 0) * profile_run(PRESENT["vLLM"].version).utilization)
+        reason = "memory" if fault else ""
+        return Candidate(number, family.name, family.engine, index, scenario, total, False, reason, fault)
+
+    def _held(self, slots: int, n_batch: int) -> int:
+        """Tokens that a request can have in the cache: all but those of the null block. Raises ``UserError``."""
+        machine, block = self.base.machine, self.base.cache.block_size
+        assert machine.device is not None
+        cells = default_cells(
+            self.base.model.name,
+            machine.device,
+            tp=machine.tensor_parallel,
+            weights=machine.weights,
+            batch=n_batch,
+            sequences=slots,
+            type_k=self.profile.type_k,
+            block_size=block,
+        )
+        return cells - block
 
 
 def _padded(tokens: int) -> int:

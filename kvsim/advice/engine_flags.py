@@ -7,10 +7,14 @@ the context although all shared one cache); vLLM 0.33, ``vllm serve --help``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from kvsim.costs.memory_settings import Engine, PlanSettings
+from kvsim.costs.vllm_profile import profile_run
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
+from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario.scenario import Scenario
 
 OLD_NOTE = (
@@ -59,18 +63,27 @@ def flash_attention(scenario: Scenario) -> bool:
 
 
 def vllm_flags(scenario: Scenario) -> Flags:
-    """Return the options of ``vllm serve``.
+    """Return the options of ``vllm serve``; K and V keep the model's own type.
 
-    They include the number of blocks, so that the cache has exactly the size that was simulated; K and V keep the
-    model's own type.
+    On a device they include its share that vLLM may use, of which the cache is what is left. Elsewhere they include the
+    number of blocks, so that the cache has exactly the size that was simulated.
     """
     server, cache = scenario.server, scenario.cache
+    if scenario.machine.device is None:
+        memory = (
+            ("--block-size", str(cache.block_size)),
+            ("--num-gpu-blocks-override", str(cache.cells // cache.block_size)),
+        )
+    else:
+        memory = (
+            ("--gpu-memory-utilization", f"{profile_run(PRESENT['vLLM'].version).utilization:g}"),
+            ("--tensor-parallel-size", str(scenario.machine.tensor_parallel)),
+        )
     return (
         ("--max-model-len", str(scenario.slot_context)),
         ("--max-num-seqs", str(server.slots)),
         ("--max-num-batched-tokens", str(scenario.n_batch)),
-        ("--block-size", str(cache.block_size)),
-        ("--num-gpu-blocks-override", str(cache.cells // cache.block_size)),
+        *memory,
         ("--enable-prefix-caching" if cache.prefix_cache else "--no-enable-prefix-caching", ""),
         ("--enable-chunked-prefill" if server.chunked_prefill else "--no-enable-chunked-prefill", ""),
     )
@@ -80,11 +93,13 @@ def largest_fit_flags(engine: Engine, settings: PlanSettings) -> Flags:
     """Return the options of ``llama-server`` or ``vllm serve`` with which memory was planned."""
     if engine == "vllm":
         kind = (("--kv-cache-dtype", settings.type_k),) if settings.type_k == "fp8" else ()
+        ranks = (("--tensor-parallel-size", str(settings.tensor_parallel)),) if settings.tensor_parallel > 1 else ()
         return (
             ("--max-model-len", str(settings.ctx)),
             ("--max-num-seqs", str(settings.parallel)),
             ("--max-num-batched-tokens", str(settings.batch)),
             ("--gpu-memory-utilization", f"{settings.gpu_memory_utilization:g}"),
+            *ranks,
             *kind,
         )
     return (
@@ -93,6 +108,15 @@ def largest_fit_flags(engine: Engine, settings: PlanSettings) -> Flags:
         ("--cache-type-k", settings.type_k),
         ("--cache-type-v", settings.type_v),
     )
+
+
+def model_argument(model: str) -> str:
+    """What ``vllm serve`` takes for a model: the repository that states its shape, or the folder of its config.json."""
+    shape = memory_shape(model)
+    known = re.match(r"https://huggingface\.co/([^/]+/[^/]+)/", shape.source)
+    if known:
+        return known[1]
+    return str(Path(model).parent) if model.endswith(".json") else model
 
 
 def command_line(flags: Flags) -> str:
