@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBLIC.
+    from kvsim.advice.device_comparison import DeviceComparison as DeviceComparison
     from kvsim.advice.memory import MemoryReport as MemoryReport
     from kvsim.advice.memory import memory as memory
     from kvsim.advice.recommend import recommend as recommend
@@ -60,6 +61,7 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
 __version__ = "0.1.0"
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
+    "kvsim.advice.device_comparison": ("DeviceComparison",),
     "kvsim.advice.memory": ("MemoryReport", "memory"),
     "kvsim.costs.memory_plan": ("Plan", "plan"),
     "kvsim.advice.recommend": ("recommend",),

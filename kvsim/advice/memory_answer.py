@@ -88,8 +88,9 @@ class MemoryAnswer(Question):
                     type_k=type_k,
                     type_v=type_v,
                     engine=engine,
-                    batch=default_batch(engine, self.memory),
+                    batch=default_batch(engine, self.memory, self.device),
                     weights=self.weights,
+                    tensor_parallel=self.tensor_parallel,
                 )
             except UserError:
                 return []  # The engine has no such cache for this model.
@@ -117,21 +118,28 @@ class MemoryAnswer(Question):
     @property
     def conclusion(self) -> str:
         """What memory says of the model and the traffic, in a sentence or two."""
-        unknown = f"Whether {self.slo.text} can be met is unknown."
+        return f"Whether {self.slo.text} can be met is unknown. {self.held}"
+
+    @property
+    def held(self) -> str:
+        """How many requests the memory holds at once or, without a memory, what some of them need, in a sentence."""
         longest = f"the longest requests ({self.traffic.summary.longest:,} tokens)"
         widest: dict[Engine, MemoryFit] = {}
         for fit in self.fits:
             widest.setdefault(fit.engine, fit)
         if not widest:
-            return f"{unknown} No engine asked about can hold {self.model}."
+            return f"No engine asked about can hold {self.model}."
         if self.memory is None:
             first = [fit for fit in self.fits if fit.engine == self.fits[0].engine]
             needs = ", ".join(f"{format_size(fit.memory_bytes)} for {fit.longest}" for fit in first)
-            return f"{unknown} {ENGINE_TITLES[first[0].engine]} needs {needs} of {longest} at once."
+            return f"{ENGINE_TITLES[first[0].engine]} needs {needs} of {longest} at once."
         held = [f"{fit.longest:,} under {ENGINE_TITLES[engine]}" for engine, fit in widest.items()]
         kind = next(iter(widest.values())).type_k
-        of = f"Of {longest}, {format_size(self.memory)} holds"
-        return f"{unknown} {of} {' and '.join(held)} at once, with K and V in {kind}."
+        kept = format_size(self.memory) if self.device is None else f"{self.device} ({format_size(self.memory)})"
+        if self.tensor_parallel > 1:
+            kept = f"{self.tensor_parallel} x {kept}"
+        of = f"Of {longest}, {kept} holds"
+        return f"{of} {' and '.join(held)} at once, with K and V in {kind}."
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.advice.slo import Bound, Slo
+from kvsim.costs.devices import devices
 from kvsim.costs.profile import Profile
 from kvsim.experiments.traffic import Traffic
 from kvsim.scenario.scenario import Scenario
@@ -28,14 +29,21 @@ class Question:
     """The model that is served."""
     named_model: bool
     """Whether the user or the scenario named the model; a trace names none, so the profile's is assumed."""
-    profile: Profile
+    profile: Profile | None
+    """Whose times are predicted; None where a device has none for the model."""
     traffic: Traffic
     command: str
     """The command that asks the same again."""
+    device: str | None = None
+    """Name of the device; None for a machine."""
+    tensor_parallel: int = 1
+    """Devices that share the model."""
 
     @property
     def basis(self) -> str:
         """What the times rest on: whose model, engine and machine, and how well the profile fits."""
+        if self.profile is None:
+            return ""
         assumed = "" if self.named_model else f"A trace names no model, so {self.model} is assumed (--model). "
         return f"{assumed}{self.profile.basis} The intervals do not include this error."
 
@@ -51,7 +59,9 @@ class Question:
             "slo": {"text": self.slo.text, "bounds": [_bound(bound) for bound in self.slo.bounds]},
             "memory_bytes": self.memory,
             "model": self.model,
-            "profile": {"name": self.profile.name, "model": self.profile.model, "described": self.profile.describe()},
+            "device": self.device,
+            "tensor_parallel": self.tensor_parallel,
+            "profile": None if self.profile is None else _profile(self.profile),
             "traffic": {
                 "requests": self.traffic.requests,
                 "replications": self.traffic.replications,
@@ -64,6 +74,10 @@ class Question:
                 "scalable": self.traffic.scalable,
             },
         }
+
+
+def _profile(profile: Profile) -> dict[str, str]:
+    return {"name": profile.name, "model": profile.model, "described": profile.describe()}
 
 
 def _bound(bound: Bound) -> dict[str, Any]:
@@ -82,5 +96,11 @@ def remove_earlier(folder: Path) -> None:
     Raises ``OSError``.
     """
     if (folder / "recommendation.json").is_file():
-        for file in (folder / "candidates.csv", folder / "recommendation.png", *folder.glob("best-[0-9]*.toml")):
+        for file in (folder / "candidates.csv", folder / "recommendation.png", *_best(folder)):
             file.unlink(missing_ok=True)
+
+
+def _best(folder: Path) -> list[Path]:
+    """The scenarios of settings by place, or by device."""
+    of_devices = [folder / f"best-{device}.toml" for device in devices()]
+    return [*folder.glob("best-[0-9]*.toml"), *of_devices]

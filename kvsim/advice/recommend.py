@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvsim.advice.candidates import known_engine
+from kvsim.advice.device_comparison import DeviceComparison
 from kvsim.advice.memory_answer import MemoryAnswer
+from kvsim.advice.on_devices import (
+    Asked,
+    own_device,
+    place_of,
+    read_devices,
+    read_prices,
+    recommend_on_devices,
+    without_machine,
+)
 from kvsim.advice.recommendation import Recommendation
 from kvsim.advice.search import Effort, RecommendProgress, SearchBudget, find_settings
 from kvsim.advice.slo import read_slo
@@ -19,10 +29,12 @@ from kvsim.errors import UserError
 from kvsim.experiments.traffic import read_traffic
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.storage_types import parse_size
-from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.scenario.scenario import Scenario, load_scenario, table_of, validated
 from kvsim.scenario.trace_files import trace_scenario
 from workloads.traces.table_row import Time
 
+_GIVEN = ("--time", "--seed", "--requests", "--memory", "--model", "--weights", "--profile")
+"""Options that are typed again as they were given."""
 _FLAGS = {"skip_bad_rows": "--skip-bad-rows", "failed": "--drop-failed", "clock_reset": "--continue-clock"}
 """The option for each key of a trace."""
 
@@ -44,9 +56,12 @@ def recommend(
     seed: int | None = None,
     requests: int | None = None,
     workers: int | None = None,
+    device: str | Sequence[str] | None = None,
+    tp: int | None = None,
+    price: str | Mapping[str, float] | None = None,
     progress: RecommendProgress | None = None,
     budget: SearchBudget = SearchBudget(),  # noqa: B008  (immutable)
-) -> Recommendation | MemoryAnswer:
+) -> Recommendation | MemoryAnswer | DeviceComparison:
     """Recommend settings for a scenario's workload or for a trace file.
 
     ``columns``, ``time``: which column of a table is what, and the unit of its arrivals (``trace_scenario``).
@@ -56,68 +71,83 @@ def recommend(
     served, by default the scenario's, or for a trace the profile's; if the profile was measured on another one, the
     answer is a ``MemoryAnswer``, without any times. ``engine``: ``llamacpp``,
     ``vllm``, ``both``, or ``any``, which includes layouts that no engine has. ``load``: a multiple of the workload's
-    own. ``requests``: number in the longest runs (for sessions, of conversations), by default at most 400. ``workers``:
-    number of processes, by default one per processor; it does not change the result. Raises ``UserError`` and
-    ``WorkloadError``.
+    own. ``requests``: number in the longest runs (for sessions, of conversations), by default at most 400, on a device
+    2,000. ``workers``: number of processes, by default one per processor; it does not change the result. ``device``:
+    the GPU that serves, whose profile of the model and whose memory are taken; for several, or with a ``price``, the
+    answer is a ``DeviceComparison``. ``tp``: GPUs that share the model. ``price``: of an hour by device, or a text such
+    as ``rtx4090=0.4,a100_sxm=1.8``. Raises ``UserError`` and ``WorkloadError``.
     """
     _check_arguments(source, trace, load, requests, workers)
-    service_level = read_slo(slo)
-    memory_bytes = parse_size(memory) if isinstance(memory, str) else memory
+    devices = read_devices(device)
+    _check_options_of_devices(devices, tp, price, memory, profile)
+    prices = read_prices(price, devices)
+    what = ("--scenario", getattr(source, "name", source)) if trace is None else ("--trace", trace)
+    columns_typed = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items()) if columns else None
+    typed = [what, ("--columns", columns_typed), ("--slo", slo), ("--engine", engine), ("--load", f"{load:g}")]
+    typed += zip(_GIVEN, (time, seed, requests, memory, model, weights, profile), strict=True)
+    typed += [("--device", name) for name in devices]
+    typed += [("--tp", tp), ("--price", ",".join(f"{name}={each:g}" for name, each in prices.items()) or None)]
+    asked = Asked(
+        read_slo(slo),
+        known_engine(engine),
+        load,
+        requests,
+        _command(typed, trace_keys),
+        Effort(budget, workers, progress),
+        prices,
+        compared=len(devices) > 1 or bool(prices),
+    )
     if trace is not None:
         source = trace_scenario(trace, columns=columns, time=time, **(trace_keys or {}))
-    base = _base_scenario(source, profile, seed)
+    table = table_of(source)  # type: ignore[arg-type]
+    if seed is not None:
+        table[0]["seed"] = seed
+    profile = None if profile is None else _profile_name(profile)
+    if devices or own_device(table) is not None:
+        if memory is not None:
+            raise UserError(f"--memory: {own_device(table)}, which the scenario names, has its own; leave it out")
+        place = place_of(table, devices, model, tp, weights, profile)
+        return recommend_on_devices(without_machine(table), place, asked)
+    base = validated(*table)
+    if profile is not None:
+        base = load_scenario(base, machine__profile=profile)
+    return _on_machine(base, asked, memory, model, weights, of_trace=trace is not None)
+
+
+def _on_machine(
+    base: Scenario, asked: Asked, memory: int | str | None, model: str | None, weights: str | None, *, of_trace: bool
+) -> Recommendation | MemoryAnswer:
+    """The answer for the machine of the base scenario's profile."""
+    memory_bytes = parse_size(memory) if isinstance(memory, str) else memory
     measured = load_profile(base.machine.profile, base.folder)
     if weights is not None and model is None:
         raise UserError("--weights: name the model whose weights these are (--model)")
-    named = model or (base.model.name if trace is None else None)
+    named = model or (None if of_trace else base.model.name)
     served = named or measured.model
     shape = memory_shape(served)
     plan(shape, weights=weights, memory=memory)  # Raises ``UserError`` for what it does not know.
-    traffic = read_traffic(base, budget.replications, requests, load)
-    asked: dict[str, Any] = {
-        "slo": service_level,
-        "engine": known_engine(engine),
-        "load": load,
+    traffic = read_traffic(base, asked.effort.budget.replications, asked.requests, asked.load)
+    fields: dict[str, Any] = {
+        "slo": asked.slo,
+        "engine": asked.engine,
+        "load": asked.load,
         "memory": memory_bytes,
         "model": shape.name,
         "named_model": named is not None,
         "profile": measured,
         "scenario": traffic.scenario,
         "traffic": traffic,
-        "command": _command(
-            source, trace, columns, trace_keys, slo, engine, load, time, seed, requests, memory, model, weights, profile
-        ),
+        "command": asked.command,
     }
     if no_times := measured.why_no_times(served, measured.type_k, measured.type_v):
-        return MemoryAnswer(**asked, shape=shape, weights=weights, no_times=no_times)
-    return find_settings(asked, shape, weights, Effort(budget, workers, progress))
+        return MemoryAnswer(**fields, shape=shape, weights=weights, no_times=no_times)
+    return find_settings(fields, shape, weights, asked.effort)
 
 
-def _command(
-    source: object,
-    trace: object,
-    columns: Mapping[str, str] | None,
-    trace_keys: Mapping[str, Any] | None,
-    slo: str,
-    engine: str,
-    load: float,
-    *given: object,
-) -> str:
+def _command(pairs: Iterable[tuple[str, object]], trace_keys: Mapping[str, Any] | None) -> str:
     """The command line of these arguments; a scenario that was given as an object is called by its name."""
-    what = ("--scenario", getattr(source, "name", source)) if trace is None else ("--trace", trace)
-    flags = [_FLAGS[key] for key in trace_keys or ()]
-    mapping = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items()) if columns else None
-    names = ("--time", "--seed", "--requests", "--memory", "--model", "--weights", "--profile")
-    pairs = [
-        what,
-        ("--columns", mapping),
-        ("--slo", slo),
-        ("--engine", engine),
-        ("--load", f"{load:g}"),
-        *zip(names, given, strict=True),
-    ]
     typed = [str(text) for name, value in pairs if value is not None for text in (name, value)]
-    return shlex.join(["kvsim", "recommend", *typed, *flags])
+    return shlex.join(["kvsim", "recommend", *typed, *(_FLAGS[key] for key in trace_keys or ())])
 
 
 def _check_arguments(source: object, trace: object, load: float, requests: int | None, workers: int | None) -> None:
@@ -130,11 +160,21 @@ def _check_arguments(source: object, trace: object, load: float, requests: int |
             raise UserError(f"{name} is {value}; at least 1 is accepted")
 
 
-def _base_scenario(source: str | Path | Scenario | None, profile: str | None, seed: int | None) -> Scenario:
-    """The scenario asked about, with the profile and the seed that were given."""
-    base = load_scenario(source)  # type: ignore[arg-type]
-    changes: dict[str, Any] = {} if seed is None else {"seed": seed}
-    if profile is not None:
-        is_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
-        changes["machine__profile"] = str(Path(profile).resolve()) if is_file else profile
-    return load_scenario(base, **changes)
+def _check_options_of_devices(
+    devices: Sequence[str], tp: int | None, price: object, memory: object, profile: object
+) -> None:
+    """Refuse options that need a device, or that say what a device says itself."""
+    if not devices:
+        for name, value, what in (("--price", price, "prices are of devices"), ("--tp", tp, "GPUs that share a model")):
+            if value is not None:
+                raise UserError(f"{name}: {what}; name them with --device")
+    elif memory is not None:
+        raise UserError("--memory and --device: both say how much memory there is; give one of them")
+    elif profile is not None:
+        raise UserError("--profile and --device: both say whose times are predicted; give one of them")
+
+
+def _profile_name(profile: str) -> str:
+    """What a scenario takes for a profile that was given on the command line, relative to the current folder."""
+    is_file = not is_shipped(profile) and "\0" not in profile and Path(profile).is_file()
+    return str(Path(profile).resolve()) if is_file else profile

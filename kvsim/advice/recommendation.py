@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from kvsim.advice.candidates import REASONS, Candidate, SearchSpace
+from kvsim.advice.candidates import REASONS, Candidate, SearchSpace, measured_range, profile_target
 from kvsim.advice.engine_flags import command_line, flags_dict
 from kvsim.advice.question import Question, remove_earlier
 from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
 from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome, most_doublings
+from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.errors import UserError, counted
 from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
 from kvsim.experiments.interval_text import with_ends
@@ -301,6 +302,7 @@ class Recommendation(Question):
         lines = []
         if self.memory is None:
             lines.append("no memory was given, so no setting was ruled out by it")
+        lines += self._limits_of_device
         size = f"{self.traffic.requests:,} {self.scenario.workload.count_key.replace('limit', 'requests')}"
         lines.append(
             f"{self.traffic.note}; 95 % intervals are over the replications; runs of {size} start with an empty "
@@ -318,6 +320,28 @@ class Recommendation(Question):
         if not self.traffic.scalable:
             lines.append("all requests arrive at once, so there is no load to change")
         return lines + self._warnings
+
+    @property
+    def _limits_of_device(self) -> list[str]:
+        """What a device's profile and memory do not say."""
+        profile = self.profile
+        if profile is None or profile.device is None or self.device is None:
+            return []
+        target, lines = profile_target(profile), []
+        if self.engine in ("both", "any"):
+            other = ENGINE_TITLES["llamacpp" if target == "vllm" else "vllm"]
+            own = ENGINE_TITLES.get(target, target)
+            lines.append(f"{other} was not tried: the times are those of {own} alone")
+        if target == "vllm":
+            slots, tokens = measured_range(profile)
+            lines.append(
+                f"no more than {slots:,} sequences and {tokens:,} tokens in a step were tried: the profile goes no "
+                "further"
+            )
+            lines.append("cells are what vLLM leaves for blocks; kvsim plan --device says how far that is sure")
+        if profile.source is not None:
+            lines += profile.source.notes
+        return lines
 
     @property
     def _warnings(self) -> list[str]:
@@ -402,9 +426,9 @@ class Recommendation(Question):
             "typed": command_line(c.flags),
             "notes": c.notes,
             "memory_bytes": c.memory_bytes,
-            "measures": {m: {**_ends(i), "limit": limits.get(m)} for m, i in f.measures.items()},
+            "measures": {m: {**interval_ends(i), "limit": limits.get(m)} for m, i in f.measures.items()},
             "worst": {"measure": bound.measure, "factor": _finite(factor)},
-            "sustained_load": None if f.sustained is None else {**_ends(f.sustained), "at_least": f.at_least},
+            "sustained_load": None if f.sustained is None else {**interval_ends(f.sustained), "at_least": f.at_least},
             "loads": list(f.loads),
             "scenario": f"best-{place}.toml",
         }
@@ -467,7 +491,7 @@ def _ratio(one: Any, two: Any) -> Interval:
 
 
 def _lead_dict(lead: TopTwo) -> dict[str, Any]:
-    return {"measure": lead.measure, "distinguishable": lead.distinguishable, **_ends(lead.ratio)}
+    return {"measure": lead.measure, "distinguishable": lead.distinguishable, **interval_ends(lead.ratio)}
 
 
 def _by_place(lines: Iterable[tuple[int, Sequence[str]]]) -> list[str]:
@@ -480,5 +504,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _ends(interval: Interval) -> dict[str, float | None]:
+def interval_ends(interval: Interval) -> dict[str, float | None]:
+    """The estimate and the ends of its interval, as JSON has them: None if infinite."""
     return {"value": _finite(interval.value), "low": _finite(interval.low), "high": _finite(interval.high)}

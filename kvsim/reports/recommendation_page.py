@@ -18,6 +18,8 @@ def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
     """Make the page of a folder; ``saved`` is the content of its ``recommendation.json``."""
     if "fits" in saved:
         return _memory_page(saved)
+    if "devices" in saved:
+        return _devices_page(folder, saved)
     traffic, searched, slo = saved["traffic"], saved["searched"], saved["slo"]["text"]
     memory = "" if saved["memory_bytes"] is None else f" in {saved['memory_bytes'] / 1e9:.3g} GB"
     load = "its load" if saved["load"] == 1 else f"{saved['load']:g} times its load"
@@ -68,6 +70,45 @@ def _memory_page(saved: dict[str, Any]) -> Page:
     ]
     conclusion = [str(saved["no_times"]), str(saved["conclusion"])]
     return Page(f"Memory for {saved['scenario']}", asked, conclusion, sections, footer())
+
+
+def _devices_page(folder: Path, saved: dict[str, Any]) -> Page:
+    """The page of an answer that compares devices."""
+    traffic, slo, devices = saved["traffic"], saved["slo"]["text"], saved["devices"]
+    asked = [
+        f"Which of {', '.join(each['device'] for each in devices)} serves “{saved['scenario']}” with {saved['model']}, "
+        f"so that {slo}?",
+        f"Runs of up to {traffic['requests']:,} requests. {traffic['note']}.",
+    ]
+    bounds = [bound["measure"] for bound in saved["slo"]["bounds"] if bound["asked"]]
+    heads = ["device", "SLO met", *(_head(m) for m in bounds), "largest load in every run", "on average"]
+    heads += ["requests/s there", "price per hour", "1M output tokens", "1M at the largest load"]
+    rows = []
+    for each in devices:
+        first = next(iter((each["answer"] or {}).get("best", ())), None)
+        measures = [_interval(m, first["measures"][m]) if first else words("") for m in bounds]
+        loads = [number(each["load"]), _interval("load", each["mean_load"] or {})]
+        rate = number((each["served_at_largest"] or {}).get("requests_per_s"))
+        prices = [number(each[key]) for key in ("price_per_hour", "cost_per_million", "cost_per_million_at_largest")]
+        verdict = words(each["verdict"] or "no verdict")
+        rows.append([words(each["device"]), verdict, *measures, *loads, rate, *prices])
+    figures = []
+    if (folder / "recommendation.png").is_file():
+        title = "Largest load of each device, and what a million output tokens cost"
+        figures.append(Figure.of_png(title, (folder / "recommendation.png").read_bytes(), title, wide=True))
+    note = "Loads are multiples of the load asked about."
+    unknown = [f"{each['device']}: {each['no_verdict']}." for each in devices if each["no_verdict"]]
+    typed = [(each["device"], f"{each['command']} {each['typed']}") for each in devices if each["command"]]
+    chosen = [each for each in devices if each["scenario"]]
+    files = [(f"Scenario for {each['device']}", read(folder / each["scenario"])) for each in chosen]
+    sections = [
+        Section("The devices", unknown, [Table("By device, with intervals", heads, rows, note)], figures),
+        Section("Commands", listings=typed),
+        Section("Limits of these predictions", [str(line) for line in saved["limits"]]),
+        reproduce(str(saved["command"]), files),
+    ]
+    conclusion = [*(str(line) for line in saved["bases"]), str(saved["conclusion"])]
+    return Page(f"Devices for {saved['scenario']}", asked, conclusion, sections, footer())
 
 
 def _best_table(saved: dict[str, Any]) -> Table:

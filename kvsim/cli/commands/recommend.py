@@ -29,6 +29,7 @@ from kvsim.model.storage_types import decimal_hint
 from kvsim.results import writable
 
 if TYPE_CHECKING:
+    from kvsim.advice.device_comparison import DeviceComparison
     from kvsim.advice.memory_answer import MemoryAnswer
     from kvsim.advice.recommendation import Recommendation
 
@@ -63,11 +64,24 @@ def recommend(
     engine: Annotated[
         str, typer.Option(help="llamacpp, vllm, both, or any.", autocompletion=completion.recommended_engines)
     ] = "both",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The GPU that serves, such as rtx4090, in place of --memory; several are compared.",
+            autocompletion=completion.devices,
+        ),
+    ] = None,
+    tp: Annotated[int | None, typer.Option("--tp", help="GPUs over which each layer is divided.", min=1)] = None,
+    price: Annotated[
+        str | None, typer.Option(metavar="DEVICE=PRICE,...", help="Price of an hour of each device.")
+    ] = None,
     load: Annotated[float, typer.Option(help="Multiply the workload's arrival rate by this.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Replace the scenario's seed.", min=0)] = None,
     requests: Annotated[
         int | None,
-        typer.Option(help="Requests (or conversations) in the longest runs; by default at most 400."),
+        typer.Option(
+            help="Requests (or conversations) in the longest runs; by default at most 400, on a device 2,000."
+        ),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.")] = None,
     plugin: Plugins = None,
@@ -77,7 +91,8 @@ def recommend(
     """Recommend a policy and its settings for your traffic, service level and memory, and what to type.
 
     With --json, files are written only if --out is given. The exit code is 0 even if nothing meets the service level;
-    the output says so. For a model that the machine profile was not measured on, only memory is told. An interrupt
+    the output says so. For a model that the machine profile was not measured on, only memory is told. Of several
+    devices it says which meets the service level, up to which load and, with --price, at what cost. An interrupt
     (Ctrl-C) ends the search with what is known by then, and exit code 130.
     """
     from kvsim.advice.recommend import recommend as search
@@ -111,6 +126,9 @@ def recommend(
             seed=seed,
             requests=requests,
             workers=workers,
+            device=device,
+            tp=tp,
+            price=price,
             progress=bar,
         )
     _show_and_save(found, out, as_json)
@@ -120,16 +138,20 @@ def recommend(
         raise typer.Exit(130)
 
 
-def _show_and_save(found: Recommendation | MemoryAnswer, out: Path | None, as_json: bool) -> None:
+def _show_and_save(found: Recommendation | MemoryAnswer | DeviceComparison, out: Path | None, as_json: bool) -> None:
     target = out or Path("results") / f"recommend-{found.scenario.name}"
     if as_json:
         print_json(found.to_dict())
     else:
+        from kvsim.advice.device_comparison import DeviceComparison
         from kvsim.advice.memory_answer import MemoryAnswer
+        from kvsim.cli.tables.device_comparison import show_device_comparison
         from kvsim.cli.tables.recommendation import show_memory_answer, show_recommendation
 
         if isinstance(found, MemoryAnswer):
             show_memory_answer(console(), found)
+        elif isinstance(found, DeviceComparison):
+            show_device_comparison(console(), found, target)
         else:
             show_recommendation(console(), found, target)
     if out is not None or not as_json:

@@ -98,7 +98,7 @@ def _best(found: Recommendation) -> Table:
         c, server, cache = f.candidate, f.candidate.scenario.server, f.candidate.scenario.cache
         batch = str(c.scenario.n_batch) if c.engine == "vllm" else f"{c.scenario.n_batch}/{c.scenario.n_ubatch}"
         types = cache.type_k if cache.type_k == cache.type_v else f"{cache.type_k}/{cache.type_v}"
-        figures = [_short(f.measures.get(bound.measure), bound.is_share) for bound in bounds]
+        figures = [short(f.measures.get(bound.measure), bound.is_share) for bound in bounds]
         sustains = "–"
         if f.sustained is not None:
             sustains = f"{'≥ ' * f.at_least}{plus_minus(f.sustained, unit=' x')}"
@@ -107,7 +107,8 @@ def _best(found: Recommendation) -> Table:
     return table
 
 
-def _short(interval: Interval | None, share: bool) -> str:
+def short(interval: Interval | None, share: bool) -> str:
+    """A measure with its interval, as short as it goes."""
     if interval is None or share:
         return spoken(interval, share)
     unit, scale = ("s", 1.0) if interval.value >= 1 else ("ms", 1000.0)

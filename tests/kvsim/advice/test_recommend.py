@@ -376,7 +376,8 @@ def test_the_command_prints_and_saves(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     found = json.loads(printed.stdout)
     assert list(found) == [
-        *("command", "scenario", "seed", "engine", "load", "slo", "memory_bytes", "model", "profile", "traffic"),
+        *("command", "scenario", "seed", "engine", "load", "slo", "memory_bytes", "model", "device", "tensor_parallel"),
+        *("profile", "traffic"),
         *("basis", "interrupted", "met", "conclusion", "compared", "lead", "rule", "best", "searched", "limits"),
     ]
     shown = command("recommend", *asked)
