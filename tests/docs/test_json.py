@@ -12,6 +12,7 @@ from kvsim.experiments.measures import MEASURES
 from policies import plugins
 from tests.docs.pages import blocks, rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
+from tests.kvsim.calibration.published.layer_table_files import write_tables
 from tests.kvsim.engines.recorded_servers import recorded
 from tests.kvsim.engines.recorded_servers import text as text_of
 from tests.kvsim.engines.test_llamacpp_conformance import ERA_A
@@ -24,6 +25,16 @@ rate = 8.0
 requests = 60
 [cache]
 cells = 2048
+"""
+DEVICE = """
+[workload]
+rate = 20.0
+[cache]
+cells = 1024
+[model]
+name = "llama-3.1-8b"
+[machine]
+device = "rtx4090"
 """
 SESSIONS = """
 [workload]
@@ -39,10 +50,15 @@ replications = 2
 """
 
 COMMANDS = {
-    "run": ["run chat --requests 20", "run chat --requests 60 -p streams"],
+    "run": [
+        "run chat --requests 20",
+        "run chat --requests 60 -p streams",
+        "run device.toml --requests 20 -p adaptive",
+    ],
     "compare": [
         "compare chat --requests 60 -p paged -p vllm -p streams -p oracle --replications 2 "
-        "-p lowest-cell --plugin mine.py"
+        "-p lowest-cell --plugin mine.py",
+        "compare chat --requests 5 -p ring --model llama-3.1-8b --device rtx4090",
     ],
     "sweep": ["sweep sweep.toml --requests 60 --out sweep.sqlite --workers 1 --plugin mine.py"],
     "why": ["why chat -p streams"],
@@ -63,6 +79,8 @@ COMMANDS = {
     "scenario show": ["scenario show chat"],
     "workload describe": ["workload describe sessions.toml", "workload describe small.toml"],
     "workload fit": ["workload fit small.toml"],
+    "profile list": ["profile list"],
+    "profile import": ["profile import tables --out mine.json"],
     "validate": ["validate small.toml --profile default --requests 4 -p paged -p contiguous"],
     "validate --recorded": ["validate --recorded server.jsonl --profile default"],
     "conform": ["conform llamacpp other.jsonl"],
@@ -74,6 +92,7 @@ COMMANDS = {
 NAMES = {
     "axis": r"\w+\.\w+",
     "load": "running|waiting",
+    "regime": "decode|mixed",
     "measure": "|".join((*MEASURES, "truncated_share")),
     "cause": "|".join(CAUSES),
 }
@@ -136,9 +155,10 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block)
     )
-    for name, text in (("small", SMALL), ("sessions", SESSIONS), ("sweep", SWEEP)):
+    for name, text in (("small", SMALL), ("device", DEVICE), ("sessions", SESSIONS), ("sweep", SWEEP)):
         (tmp_path / f"{name}.toml").write_text(text)
     (tmp_path / "server.jsonl").write_text(text_of(recorded()))
+    write_tables(tmp_path / "tables")
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
     (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
 
@@ -156,9 +176,10 @@ def test_the_page_has_the_keys_of_the_output(section, files):
 
 
 def test_a_profile_has_the_keys_of_the_page():
-    """What calibrating prints is the profile that it saves; the shipped one was made so."""
-    told = load_profile("default").model_dump(mode="json")
-    assert compare([key for key, _ in DOCUMENTED["calibrate"]], set(paths(told))) == (set(), set())
+    """What calibrating prints is the profile that it saves; the shipped ones were made so."""
+    told = [load_profile(name).model_dump(mode="json") for name in ("default", "h100_sxm-llama-3.1-8b")]
+    found = {path for profile in told for path in paths(profile)}
+    assert compare([key for key, _ in DOCUMENTED["calibrate"]], found) == (set(), set())
 
 
 @pytest.mark.slow

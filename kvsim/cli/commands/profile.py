@@ -33,7 +33,7 @@ def list_profiles(as_json: Json = False) -> None:
 
     found = known_profiles()
     if as_json:
-        print_json(found)
+        print_json({each.pop("name"): each for each in found})
     else:
         show_profiles(console(), found)
 

@@ -73,7 +73,7 @@ def share(value: Any) -> str:
 
 def size(value: float) -> str:
     """Bytes in decimal units (1 kB is 1000 bytes)."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
     return f"{value} B"

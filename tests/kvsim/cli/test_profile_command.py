@@ -26,7 +26,7 @@ def complaint(finished):
 
 
 def test_profiles_are_listed_and_shown(own):
-    listed = {each["name"]: each for each in json.loads(command("profile", "list", "--json").stdout)}
+    listed = json.loads(command("profile", "list", "--json").stdout)
     assert {"default", "rtx4090-llama-3.1-8b", "h100_sxm-qwen3-14b", "rtxpro6000-qwen3-32b-tp2"} <= set(listed)
     shown = command("profile", "show", "rtxpro6000-qwen3-32b-tp2").stdout
     assert "licence MIT" in shown
