@@ -12,7 +12,7 @@ LLAMA_EARLY := $(VENV)/llama-$(EARLY)
 # How long "make fuzz" looks at each group of readers.
 SECONDS ?= 60
 
-.PHONY: help setup run check test test-llama lint types fast unit fuzz bench lock clean
+.PHONY: help setup run check test test-llama test-gpu lint types fast unit fuzz bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -83,6 +83,17 @@ test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed  ## compile two 
 	@$(LOADED) $(LLAMA_EARLY)
 	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(BIN)/python -m pytest tests/real_engine/llamacpp
 
+# The package that prices passes on GPUs, 82 MB; Linux on x86-64.
+GPU := $(VENV)/.gpu
+
+$(GPU): $(STAMP) constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gpu]'
+	@touch $@
+
+test-gpu: setup $(GPU)  ## install the package that prices passes on GPUs, and test profiles with it
+	@$(BIN)/python -c "import aiconfigurator_core"
+	$(BIN)/python -m pytest tests/kvsim/calibration/published
+
 bench: setup  ## run the benchmarks
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
@@ -111,6 +122,16 @@ PROFILES := kvsim/costs/profiles
 profiles: setup $(SMOLLM2) $(LLAMA)  ## measure the shipped profiles anew
 	$(BIN)/kvsim calibrate --model tiny --seconds 300 --out $(PROFILES)/default.json
 	$(BIN)/kvsim calibrate --engine llamacpp --seconds 600 --out $(PROFILES)/llamacpp-smollm2.json
+	rm -f $(PROFILES)/*.png
+
+# Those of devices that a package prices; docs/gpus.md has the commands for the others, which published tables make.
+MADE := h100_sxm/llama-3.1-8b a100_sxm/llama-3.1-8b l40s/llama-3.1-8b h200_sxm/llama-3.1-8b b200_sxm/llama-3.1-8b \
+  h100_sxm/qwen3-14b h100_sxm/llama-2-7b rtxpro6000/qwen3-8b
+.PHONY: device-profiles
+device-profiles: setup $(GPU)  ## make the shipped profiles of devices anew
+	@for pair in $(MADE); do \
+	  $(BIN)/kvsim profile make --device $${pair%/*} --model $${pair#*/} --out $(PROFILES)/$${pair%/*}-$${pair#*/}.json || exit 1; \
+	done
 	rm -f $(PROFILES)/*.png
 
 .PHONY: docs pictures

@@ -164,7 +164,6 @@ class DeviceComparison(Question):
     @property
     def conclusion(self) -> str:
         """Which devices meet the service level, up to which load, and what a million output tokens cost there."""
-        provisional = f"Interrupted, {self.interrupted}. What is known so far: " if self.interrupted else ""
         costs = [(answer.cost_at_largest, answer) for answer in self.ranked]
         known = sorted(((cost, answer) for cost, answer in costs if cost is not None), key=lambda pair: pair[0])
         listed = ", ".join(f"{answer.device} {'at most ' * answer.at_least}{plain(cost, 3)}" for cost, answer in known)
