@@ -19,7 +19,8 @@ def profile_rows():
     for name in sorted(filter(is_shipped, device_profiles())):
         profile = load_profile(name)
         source = re.match(r"(LLMServingSim|NVIDIA)'s", profile.source.title)[1]
-        errors = [f"{e:.1%}" for r in ("decode", "mixed") for e in (held(profile, r).error_median, held(profile, r).error_p95)]
+        both = [held(profile, regime) for regime in ("decode", "mixed")]
+        errors = [f"{e:.1%}" for one in both for e in (one.error_median, one.error_p95)]
         rows.append(f"| `{name}` | {profile.engine} | {source} | {' | '.join(errors).replace('%', ' %')} |")
     return rows
 
