@@ -120,6 +120,11 @@ def _on_machine(
     """The answer for the machine of the base scenario's profile."""
     memory_bytes = parse_size(memory) if isinstance(memory, str) else memory
     measured = load_profile(base.machine.profile, base.folder)
+    if measured.device is not None:
+        raise UserError(
+            f"--profile: {measured.name} is of {measured.device}: give --device {measured.device} --model "
+            f"{measured.model} too, so that memory and settings are those of the device"
+        )
     if weights is not None and model is None:
         raise UserError("--weights: name the model whose weights these are (--model)")
     named = model or (None if of_trace else base.model.name)

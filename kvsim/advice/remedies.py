@@ -134,10 +134,13 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         Remedy(
             "limit the length of prompts and outputs: the slow requests are longer",
             "workload.output_tokens, workload.prompt_tokens",
-            (_llama("--n-predict N"), _vllm("max_tokens in the request")),
+            (_llama("--n-predict N"),),
+            other="max_tokens in each request",
         ),
         Remedy(
-            "use a faster machine or a smaller model", "kvsim compare {scenario} --profile FILE", other="more threads"
+            "use a faster machine or a smaller model",
+            "kvsim compare {scenario} --profile FILE, or with --device and --model",
+            (_llama("--threads N"),),
         ),
     ),
     "batch": (

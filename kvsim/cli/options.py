@@ -40,6 +40,13 @@ DeviceName = Annotated[
     str | None,
     typer.Option("--device", help="The GPU that serves it, such as rtx4090.", autocompletion=completion.devices),
 ]
+TensorParallel = Annotated[
+    int | None, typer.Option("--tp", help="Devices that share the model (tensor parallelism).", min=1, max=64)
+]
+DeviceWeights = Annotated[
+    str | None,
+    typer.Option("--weights", help="Storage type of the weights on the device, unless it is the model's own."),
+]
 Policy = Annotated[
     str | None,
     typer.Option("--policy", "-p", help="Replace the scenario's policy.", autocompletion=completion.policies),
@@ -63,12 +70,11 @@ DropFailed = Annotated[bool, typer.Option("--drop-failed", help="BurstGPT: leave
 ContinueClock = Annotated[
     bool, typer.Option("--continue-clock", help="RAGPulse: where the clock jumps back by days, continue a week later.")
 ]
-MaxFailed = Annotated[
-    str,
-    typer.Option(
-        metavar="SHARE", help="Also rank policies that failed at most this share of their requests, such as 5%."
-    ),
-]
+_MAX_FAILED = typer.Option(
+    metavar="SHARE", help="Also rank policies that failed at most this share of their requests, such as 5%."
+)
+MaxFailed = Annotated[str, _MAX_FAILED]
+MaxFailedOrOwn = Annotated[str | None, _MAX_FAILED]
 Columns = Annotated[
     str | None,
     typer.Option(
@@ -123,6 +129,8 @@ def load_with(
     *,
     model: str | None = None,
     device: str | None = None,
+    tp: int | None = None,
+    weights: str | None = None,
 ) -> Scenario:
     """Load a scenario and replace what options say. Raises ``UserError``."""
     from kvsim.costs.shipped import is_shipped
@@ -130,7 +138,9 @@ def load_with(
     from kvsim.scenario.trace_sections import TRACES, TraceWorkload
 
     changes: dict[str, Any] = {}
-    loaded = load_scenario(scenario, model=model, device=device)
+    shared = {"machine__tensor_parallel": tp, "machine__weights": weights}
+    given = {key: value for key, value in shared.items() if value is not None}
+    loaded = load_scenario(scenario, model=model, device=device, **given)
     if seed is not None:
         changes["seed"] = seed
     if requests is not None:

@@ -24,7 +24,7 @@ def own_profiles() -> Path:
     The environment's ``KVSIM_PROFILES`` or, without it, the platform's folder for data of this user.
     """
     chosen = os.environ.get("KVSIM_PROFILES")
-    return Path(chosen).expanduser() if chosen else user_data_path("kvsim", appauthor=False) / "profiles"
+    return Path(chosen).expanduser().absolute() if chosen else user_data_path("kvsim", appauthor=False) / "profiles"
 
 
 def profile_name(shape: MemoryShape, device: str, *, tp: int = 1, weights: str | None = None) -> str:

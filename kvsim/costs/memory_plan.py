@@ -70,7 +70,8 @@ class Plan:
                 "batch": (s.batch, s.ubatch) == (version.n_batch, version.n_ubatch),
             }
         words = [version.defaults[setting] for setting, holds in at_default.items() if holds]
-        return f"defaults of {version}: {', '.join(words)}" if words else ""
+        name = f"vLLM {s.vllm_version}" if engine == "vllm" else str(version)
+        return f"defaults of {name}: {', '.join(words)}" if words else ""
 
     def total(self, engine: Engine) -> int:
         """Return the total bytes of an engine's parts."""

@@ -117,6 +117,7 @@ def read_recorded_server(path: str | Path) -> RecordedServer:
     path = Path(path)
     meta: ServerMeta | None = None
     requests: list[ServedRequest] = []
+    seen: set[str] = set()
     states: list[ServerSecond] = []
     for number, line in _lines(path):
         try:
@@ -128,6 +129,9 @@ def read_recorded_server(path: str | Path) -> RecordedServer:
                 meta = _meta(row)
             elif kind == "request":
                 requests.append(_request(row))
+                if requests[-1].id in seen:
+                    raise FlawError(f"a second request {requests[-1].id!r:.60}")
+                seen.add(requests[-1].id)
             else:
                 states.append(_second(row, states[-1].t if states else 0.0))
         except FlawError as flaw:

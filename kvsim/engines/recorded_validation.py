@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import recorded_device
-from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.profile import Profile, load_profile, same_model
 from kvsim.costs.shipped import is_shipped
 from kvsim.engines.recorded_replay import replay
 from kvsim.engines.recorded_server import RecordedServer, read_recorded_server
@@ -175,12 +175,31 @@ def validate_recorded(
     given = (load_profile(profile), _absolute(profile)) if isinstance(profile, str) else (profile, None)
     # All files are read before anything is simulated, so that a fault in the last one does not cost a run of the first.
     recordings = [read_recorded_server(path) for path in paths]
-    profiles = [_profile_of(recording) if given[0] is None else (given[0], given[1]) for recording in recordings]
+    profiles = [_profile_of(each) if given[0] is None else (_fitting(given[0], each), given[1]) for each in recordings]
     runs = []
     for recording, (costs, name) in zip(recordings, profiles, strict=True):
         announce(recording.name, len(recording.requests))
         runs.append(_run(recording, costs, name, progress))
     return RecordedValidation(tuple(runs))
+
+
+_SIXTEEN_BITS = ("bfloat16", "float16", "half", "auto")
+"""Types of weights and activations that the profiles of devices have, unless they say otherwise."""
+
+
+def _fitting(profile: Profile, recording: RecordedServer) -> Profile:
+    """The profile, if it is of the recorded model on the recorded device. Raises ``UserError`` otherwise."""
+    meta = recording.meta
+    model = recorded_model(meta.model)
+    if not same_model(profile.model, model):
+        raise UserError(f"{recording.path}: the model is {model}; profile {profile.name} is of {profile.model}")
+    if profile.device is not None:
+        device = recorded_device(meta.device).name
+        recorded, given = (device, meta.tensor_parallel_size), (profile.device, profile.tensor_parallel)
+        if recorded != given:
+            of = f"{given[1]} x {given[0]}, not of {recorded[1]} x {recorded[0]}"
+            raise UserError(f"{recording.path}: profile {profile.name} is of {of}")
+    return profile
 
 
 def _absolute(profile: str) -> str:
@@ -191,6 +210,10 @@ def _absolute(profile: str) -> str:
 def _profile_of(recording: RecordedServer) -> tuple[Profile, str]:
     """The profile of a recording's model on its device, and what loads it. Raises ``UserError``: how to make one."""
     meta = recording.meta
+    if meta.dtype is not None and meta.dtype.lower().removeprefix("torch.") not in _SIXTEEN_BITS:
+        raise UserError(
+            f"{recording.path}: dtype {meta.dtype!r:.40}; there are times of {', '.join(_SIXTEEN_BITS)} only"
+        )
     try:
         device = recorded_device(meta.device)
         name = find_profile(recorded_model(meta.model), device.name, tp=meta.tensor_parallel_size)

@@ -106,7 +106,10 @@ def table_on(data: dict[str, Any], model: str | None, device: str | None) -> dic
     data = {name: dict(section) if isinstance(section, dict) else section for name, section in data.items()}
     machine = data.setdefault("machine", {})
     if model is not None:
-        data.setdefault("model", {})["name"] = model
+        section = data.setdefault("model", {})
+        if machine.get("device") is not None and section.get("name") != model:
+            data.get("cache", {}).pop("cells", None)  # What another model leaves of the device.
+        section["name"] = model
     if device is not None:
         if machine.get("device") != device:
             for section, keys in _SIZES.items():
@@ -135,3 +138,25 @@ def described(scenario: Scenario) -> str | None:
     }
     words = [text for assumed, text in items.values() if assumed]
     return f"assumed on {device.title}: {', '.join(words)}" if words else None
+
+
+def beyond_memory(scenario: Scenario) -> list[str]:
+    """A warning if a scenario says more cells than its device holds beside the model."""
+    machine, cache = scenario.machine, scenario.cache
+    if machine.device is None or "cells" not in cache.model_fields_set:
+        return []
+    held = default_cells(
+        scenario.model.name,
+        machine.device,
+        tp=machine.tensor_parallel,
+        weights=machine.weights,
+        batch=scenario.n_batch,
+        sequences=scenario.server.slots,
+        type_k=cache.type_k,
+    )
+    if cache.cells <= held:
+        return []
+    return [
+        f"cache.cells: {cache.cells:,} cells are more than the {held:,} that {scenario.model.name} leaves on "
+        f"{machine.device} by the memory plan"
+    ]

@@ -15,6 +15,7 @@ from kvsim.costs.cost_model import CostModel, HostLink
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import Divergence, NoTimes, UserError, no_such
 from kvsim.scenario.assumptions import assumptions
+from kvsim.scenario.device_defaults import beyond_memory
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
@@ -78,7 +79,16 @@ def profile_of(scenario: Scenario) -> Profile:
 
     Raises ``UserError`` if it cannot be read, and ``NoTimes`` if it was measured with another model or cache.
     """
-    profile = load_profile(scenario.machine.profile, scenario.folder)
+    profile, machine = load_profile(scenario.machine.profile, scenario.folder), scenario.machine
+    if machine.device is not None and (profile.device, profile.tensor_parallel) != (
+        machine.device,
+        machine.tensor_parallel,
+    ):
+        of = f"{profile.tensor_parallel} x {profile.device}" if profile.device else "a machine"
+        raise UserError(
+            f"{scenario.name}: machine.profile: {profile.name} is of {of}, and machine.device is "
+            f"{machine.tensor_parallel} x {machine.device}; leave one of them out"
+        )
     if reason := profile.why_no_times(
         scenario.model.name, scenario.cache.type_k, scenario.cache.type_v, scenario.cache.policy
     ):
@@ -131,7 +141,7 @@ def run(
         costs.profile,
         fast_forward=fast_forward,
     )
-    return replace(result, warnings=(*costs.warnings(), *result.warnings))
+    return replace(result, warnings=(*costs.warnings(), *beyond_memory(scenario), *result.warnings))
 
 
 @contextmanager

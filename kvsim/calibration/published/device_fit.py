@@ -43,6 +43,14 @@ class Subject:
     """Storage type of the weights, unless it is the model's own."""
 
 
+def profile_file(path: str | Path) -> Path:
+    """The path of a profile to be written. Raises ``UserError`` unless it can name one."""
+    path = Path(path)
+    if path.suffix != ".json" or path.is_dir():
+        raise UserError(f"{path}: a file whose name ends in .json is expected")
+    return path
+
+
 @dataclass(frozen=True)
 class DeviceFit:
     """A fitted profile, and the passes that were held out of the fit."""
@@ -59,13 +67,14 @@ class DeviceFit:
 
     def save(self, path: str | Path) -> list[Path]:
         """Write the profile and, beside it, its picture; return the files. Raises ``UserError``."""
-        path = Path(path)
-        if path.suffix != ".json":
-            raise UserError(f"{path}: a file whose name ends in .json is expected")
+        path = profile_file(path)
         writable(path.parent)
         picture = path.with_suffix(".png")
-        self.plot().savefig(picture, dpi=120)
-        self.profile.save(path)
+        try:
+            self.plot().savefig(picture, dpi=120)
+            self.profile.save(path)
+        except OSError as e:
+            raise UserError(f"{path}: cannot be written: {e.strerror or e}") from None
         return [path, picture]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvsim.calibration.published.device_fit import DeviceFit, Subject, fit_device
 from kvsim.calibration.published.layer_tables import LayerTables, Link, read_layer_tables
-from kvsim.costs.devices import device_named, recorded_device
+from kvsim.costs.devices import Device, device_named, recorded_device
 from kvsim.costs.memory_plan import default_cells
 from kvsim.costs.profile import Host, Source
 from kvsim.errors import UserError
@@ -53,12 +54,14 @@ def import_tables(folder: str | Path, options: ImportOptions = ImportOptions()) 
     """
     tables = read_layer_tables(folder)
     meta = tables.meta
-    device = (
-        device_named(options.device) if options.device else recorded_device(_said(tables.folder, meta, "gpu", "device"))
-    )
+    device = _device(tables.folder, meta, options.device)
     tables, model, inferred = _tables_of(tables, options.model)
     shape = memory_shape(model)
     version = options.vllm_version or _said(tables.folder, meta, "vllm_version", "vllm-version")
+    if not re.fullmatch(r"v?\d+\.\d+(\.\w+)*", version):
+        raise UserError(
+            f"{tables.folder}: no version of vLLM is called {version!r:.40}; one such as 0.19.0 is expected"
+        )
     cells = default_cells(model, device.name, tp=options.tp)
     samples = tables.samples(shape, most_cells=cells, link=_link(options))
     source = Source(
@@ -83,6 +86,16 @@ def _tables_of(tables: LayerTables, model: str | None) -> tuple[LayerTables, str
     return adapted, model or measured, inferred
 
 
+def _device(folder: Path, meta: dict[str, Any], name: str | None) -> Device:
+    """The device that was asked for, which must be the measured one, or that one. Raises ``UserError``."""
+    if name is None:
+        return recorded_device(_said(folder, meta, "gpu", "device"))
+    device, title = device_named(name), meta.get("gpu")
+    if isinstance(title, str) and recorded_device(title) != device:
+        raise UserError(f"--device {name}: the tables of {folder} are of another one, {title}")
+    return device
+
+
 def _said(folder: Path, meta: dict[str, Any], key: str, option: str) -> str:
     value = meta.get(key)
     if not isinstance(value, str):
@@ -92,7 +105,7 @@ def _said(folder: Path, meta: dict[str, Any], key: str, option: str) -> str:
 
 def _version(meta: dict[str, Any]) -> str:
     day = str(meta.get("profiled_at", "")).split("T")[0]
-    return f"of {day}" if day else "of an unknown date"
+    return f"of {day}" if re.fullmatch(r"\d{4}-\d\d-\d\d", day) else "of an unknown date"
 
 
 def _host(options: ImportOptions) -> Host:

@@ -39,6 +39,8 @@ _COLUMNS = {
     "per_sequence": ("layer", "sequences", "time_us"),
     "moe": ("tokens", "activated_experts", "time_us"),
 }
+_LONGEST_US = 1e8
+"""The longest time that a kernel of one layer can plausibly take."""
 _GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Tokens of the passes for which vLLM captures CUDA graphs by default (``VllmConfig._set_cudagraph_sizes``): smaller
 passes are padded to the next one."""
@@ -216,10 +218,11 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
             continue
         numbers = pd.to_numeric(table[column], errors="coerce")
         time = column == "time_us"
-        bad = ~(np.isfinite(numbers) & ((numbers > 0) if time else (numbers >= 0) & (numbers % 1 == 0)))
+        least = (numbers > 0) & (numbers <= _LONGEST_US) if time else (numbers >= 0) & (numbers % 1 == 0)
+        bad = ~(np.isfinite(numbers) & least)
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            kind = "a time above 0, in microseconds," if time else "a whole number from 0"
+            kind = f"a time above 0 and up to {_LONGEST_US:g}, in microseconds," if time else "a whole number from 0"
             raise UserError(f"{path}: row {row + 2}: {column} is {table[column].iloc[row]!s:.40}; {kind} is expected")
         table[column] = numbers * 1e-6 if time else numbers.astype(int)
     return table

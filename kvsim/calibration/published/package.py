@@ -92,12 +92,12 @@ class Question:
             licence=LICENCE,
             version=package_version(),
             notes=(
-                f"It adds up kernels of {self.engine} {self.engine_version} that NVIDIA measured "
+                f"{NAME} adds up kernels of {self.engine} {self.engine_version} that NVIDIA measured "
                 f"({self.device.title}), and computes from their bytes what was not measured: normalisation, rotation, "
                 "activation.",
-                "It knows neither what the host adds to a step nor the sampler.",
-                "It prices decodes beside a prompt as decodes alone. Its passes take, in the median, this many times "
-                "as long as those of tables of vLLM 0.19.0 on an RTX PRO 6000 with Llama 3.1 8B (LLMServingSim): "
+                f"{NAME} knows neither what the host adds to a step nor the sampler.",
+                f"{NAME} prices decodes beside a prompt as decodes alone. Its passes for Llama 3.1 8B on an RTX PRO "
+                "6000 take, in the median, this many times as long as those of LLMServingSim's tables of vLLM 0.19.0: "
                 "decodes 0.98, prompts alone with at most 2,048 tokens cached 1.03, prompts beside decodes of 1,000 to "
                 "100,000 cells 0.97, of 100,000 to 300,000 cells 0.80.",
             ),

@@ -10,6 +10,7 @@ import typer
 from kvsim.cli.console import console, point_to_questions, print_json, warn
 from kvsim.cli.options import (
     DeviceName,
+    DeviceWeights,
     Json,
     MaxFailed,
     ModelName,
@@ -23,6 +24,7 @@ from kvsim.cli.options import (
     ScenarioName,
     Seed,
     SkipBadRows,
+    TensorParallel,
     load_plugins,
     load_with,
 )
@@ -40,6 +42,8 @@ def compare(
     requests: Requests = None,
     model: ModelName = None,
     device: DeviceName = None,
+    tp: TensorParallel = None,
+    weights: DeviceWeights = None,
     profile: ProfileName = None,
     plugin: Plugins = None,
     out: Out = Path("results"),
@@ -60,7 +64,9 @@ def compare(
 
     ranked_up_to = share_of_requests("--max-failed", max_failed)
     load_plugins(plugin)
-    loaded = load_with(scenario, seed, requests, profile, skip_bad_rows, model=model, device=device)
+    loaded = load_with(
+        scenario, seed, requests, profile, skip_bad_rows, model=model, device=device, tp=tp, weights=weights
+    )
     total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # Raises before a folder is made.
     if not as_json:

@@ -67,7 +67,7 @@ def import_folder(
         float | None, typer.Option(help="With --tp: latency of a message between them, µs.", min=0)
     ] = None,
     host_ms: Annotated[
-        float | None, typer.Option(help="What the host adds to each step, ms; by default nothing.", min=0)
+        float | None, typer.Option(help="What the host adds to each step, ms; by default nothing.", min=0, max=1000)
     ] = None,
     source: Annotated[str | None, typer.Option(help="Who measured the tables.")] = None,
     url: Annotated[str, typer.Option(help="Where they were published.")] = "",
@@ -81,6 +81,7 @@ def import_folder(
     """Fit a profile to published tables of the kernels of one layer, in the format of LLMServingSim's profiler."""
     from kvsim.calibration.published.imports import ImportOptions, import_tables
 
+    _check(out)
     link = (link_gb_s, link_latency_us)
     options = ImportOptions(model, device, vllm_version, tp, *link, host_ms, source, url, licence, tuple(note or ()))
     _save_and_show(import_tables(folder, options), out, as_json)
@@ -107,7 +108,7 @@ def make(
         ),
     ] = None,
     host_ms: Annotated[
-        float | None, typer.Option(help="What the host adds to each step, ms; by default nothing.", min=0)
+        float | None, typer.Option(help="What the host adds to each step, ms; by default nothing.", min=0, max=1000)
     ] = None,
     out: Out = None,
     as_json: Json = False,
@@ -119,10 +120,19 @@ def make(
         raise UserError(
             f"--out: needed with --engine {engine}, since scenarios look for profiles of vllm by their name"
         )
+    _check(out)
     fit = make_profile(
         device, model, engine=engine, engine_version=engine_version, tp=tp, weights=weights, host_ms=host_ms
     )
     _save_and_show(fit, out, as_json)
+
+
+def _check(out: Path | None) -> None:
+    """Refuse a name that no profile can have before any time is spent."""
+    from kvsim.calibration.published.device_fit import profile_file
+
+    if out is not None:
+        profile_file(out)
 
 
 def _save_and_show(fit: DeviceFit, out: Path | None, as_json: bool) -> None:

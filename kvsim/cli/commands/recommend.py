@@ -73,7 +73,8 @@ def recommend(
     ] = None,
     tp: Annotated[int | None, typer.Option("--tp", help="GPUs over which each layer is divided.", min=1)] = None,
     price: Annotated[
-        str | None, typer.Option(metavar="DEVICE=PRICE,...", help="Price of an hour of each device.")
+        list[str] | None,
+        typer.Option(metavar="DEVICE=PRICE,...", help="Price of an hour of each device; can be given several times."),
     ] = None,
     load: Annotated[float, typer.Option(help="Multiply the workload's arrival rate by this.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Replace the scenario's seed.", min=0)] = None,
@@ -128,7 +129,7 @@ def recommend(
             workers=workers,
             device=device,
             tp=tp,
-            price=price,
+            price=",".join(price) if price else None,
             progress=bar,
         )
     _show_and_save(found, out, as_json)

@@ -10,6 +10,7 @@ import typer
 from kvsim.cli.console import console, point_to_questions, print_json, warn
 from kvsim.cli.options import (
     DeviceName,
+    DeviceWeights,
     Json,
     ModelName,
     NoFastForward,
@@ -21,6 +22,7 @@ from kvsim.cli.options import (
     ScenarioName,
     Seed,
     SkipBadRows,
+    TensorParallel,
     load_plugins,
     load_with,
 )
@@ -44,6 +46,8 @@ def run(
     requests: Requests = None,
     model: ModelName = None,
     device: DeviceName = None,
+    tp: TensorParallel = None,
+    weights: DeviceWeights = None,
     profile: ProfileName = None,
     plugin: Plugins = None,
     detail: Annotated[
@@ -59,7 +63,9 @@ def run(
     from kvsim.simulation.run import run as run_scenario
 
     load_plugins(plugin)
-    loaded = load_with(scenario, seed, requests, profile, skip_bad_rows, model=model, device=device)
+    loaded = load_with(
+        scenario, seed, requests, profile, skip_bad_rows, model=model, device=device, tp=tp, weights=weights
+    )
     fast_forward = not (no_fast_forward or no_leap)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
         result = run_scenario(loaded, policy, progress=progress, detail=detail.value, fast_forward=fast_forward)

@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, fail, print_json, print_saved, warn
-from kvsim.cli.options import DeviceName, Json, MaxFailed, ModelName, Plugins, Requests, Seed, load_plugins
+from kvsim.cli.options import DeviceName, Json, MaxFailedOrOwn, ModelName, Plugins, Requests, Seed, load_plugins
 from kvsim.cli.progress import SweepBar
 
 if TYPE_CHECKING:
@@ -40,9 +40,11 @@ def sweep(
     requests: Requests = None,
     show: Annotated[
         str | None,
-        typer.Option(metavar="MEASURES", help="Measures to print and draw: ttft_p99,tpot_p99,goodput (needs [slo])."),
+        typer.Option(
+            metavar="MEASURES", help="Measures to print and draw: ttft_p99,tpot_p99,goodput (needs a table slo)."
+        ),
     ] = None,
-    max_failed: MaxFailed | None = None,
+    max_failed: MaxFailedOrOwn = None,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
