@@ -47,7 +47,7 @@ def test_a_command_on_a_page_exists_with_its_options(line, monkeypatch):
     for part in line.split("&&"):
         _, first, *rest = [word.strip("[]") for word in part.split()]
         for name in first.split("|"):
-            group = name in ("scenario", "workload")
+            group = name in ("scenario", "workload", "profile")
             for inner in rest[0].split("|") if group else [None]:
                 accepted = options_of(*filter(None, (name, inner)))
                 asked = {word.split("=")[0] for word in rest if re.match(r"--?[a-z]", word)}
