@@ -192,7 +192,7 @@ def _fitting(profile: Profile, recording: RecordedServer) -> Profile:
     meta = recording.meta
     model = recorded_model(meta.model)
     if not same_model(profile.model, model):
-        raise UserError(f"{recording.path}: the model is {model}; profile {profile.name} is of {profile.model}")
+        raise UserError(f"{recording.path}: no times for {model}: profile {profile.name} is of {profile.model}")
     if profile.device is not None:
         device = recorded_device(meta.device).name
         recorded, given = (device, meta.tensor_parallel_size), (profile.device, profile.tensor_parallel)

@@ -280,7 +280,7 @@ def test_a_file_that_is_cut_is_refused(write, lines):
     for content, name, what in (
         (whole[: len(whole) // 3], "a.jsonl", "not JSON"),
         (text(lines[:20]).encode(), "b.jsonl", "19 requests, and meta says 40; is the file cut?"),
-        (text([*lines, lines[1]]).encode(), "c.jsonl", "41 requests, and meta says 40"),
+        (text([*lines, lines[1]]).encode(), "c.jsonl", "a second request 'r-0'"),
         (packed[: len(packed) // 2], "d.jsonl.gz", "damaged gzip data"),
         (b"", "e.jsonl", "empty; a recorded server is expected"),
         (b"\xff\xfe\x00", "f.jsonl", "not UTF-8"),
@@ -409,3 +409,16 @@ def test_recorded_servers_of_others_are_predicted_within_five_percent(path):
     (server,) = validate_recorded(path).runs
     assert server.worst <= 0.05
     assert server.table["error"].abs().max() <= 0.05
+
+
+def test_a_profile_of_another_device_is_refused(write, lines):
+    def on_a_4090(meta):
+        meta.update(model="meta-llama/Llama-3.1-8B", device="NVIDIA GeForce RTX 4090", tensor_parallel_size=1)
+
+    with pytest.raises(UserError, match="is of 1 x h100_sxm, not of 1 x rtx4090"):
+        validate_recorded(write(changed(lines, 0, on_a_4090)), "h100_sxm-llama-3.1-8b")
+
+
+def test_a_type_without_times_is_refused(write, lines):
+    with pytest.raises(UserError, match="dtype 'fp8'; there are times of bfloat16"):
+        validate_recorded(write(changed(lines, 0, lambda meta: meta.update(dtype="fp8"))))

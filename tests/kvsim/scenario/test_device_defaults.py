@@ -138,3 +138,26 @@ def test_a_sweep_over_devices_has_the_cells_of_each():
     cells = {point.settings["machine.device"]: point.scenario.cache.cells for point in plan.points}
     assert cells["rtx4090"] == 41408
     assert cells["h100_sxm"] > 5 * 41408
+
+
+def test_a_profile_of_another_device_is_refused():
+    from kvsim import run
+
+    both = {**ON_4090, "machine": {"device": "rtx4090", "profile": "h100_sxm-llama-3.1-8b"}}
+    with pytest.raises(UserError, match=r"is of 1 x h100_sxm, and machine\.device is 1 x rtx4090; leave one of them out"):
+        run(load_scenario(both))
+
+
+def test_more_cells_than_the_device_holds_are_warned_of():
+    from kvsim import run
+
+    few = {"workload": {"requests": 5}}
+    (warning,) = run(load_scenario({**ON_4090, **few, "cache": {"cells": 400_000}}), detail="requests").warnings
+    assert "400,000 cells are more than the " in warning
+    assert run(load_scenario({**ON_4090, **few}), detail="requests").warnings == ()
+
+
+def test_another_model_leaves_other_cells():
+    assert load_scenario("gpu-chat", model="qwen3-8b").cache.cells == default_cells(
+        "qwen3-8b", "rtx4090", batch=2048, sequences=256
+    )

@@ -115,6 +115,11 @@ def test_another_model_with_the_same_attention_is_inferred(folder, fitted):
         (ImportOptions(device="h100"), "no device called 'h100'; did you mean 'h100_sxm'"),
         (ImportOptions(tp=2), "the tables say nothing of the link between the devices; give --link-gb-s"),
         (ImportOptions(link_gb_s=16.0), "only with --tp 2 or more"),
+        (
+            ImportOptions(device="h100_sxm"),
+            "--device h100_sxm: the tables of .* are of another one, NVIDIA GeForce RTX",
+        ),
+        (ImportOptions(vllm_version="banana"), "no version of vLLM is called 'banana'"),
     ],
     ids=str,
 )
