@@ -249,7 +249,18 @@ def plan(
     check_weights(shape, settings.weights)
     chosen, notes = _choose_engines(shape, settings, engine)
     made = Plan(shape, settings, chosen, (*notes, *_notes(shape, settings, chosen)), available, device)
-    return replace(made, notes=(*made.notes, *_unit_note(made, memory)))
+    return replace(made, notes=(*made.notes, *_sequences_note(made), *_unit_note(made, memory)))
+
+
+def _sequences_note(made: Plan) -> list[str]:
+    """How many blocks a vLLM server has that is not told the number of sequences, which the plan is."""
+    if made.device is None or made.memory is None or "vllm" not in made.engines:
+        return []
+    usual = serve_defaults(made.memory, made.device)[1]
+    if made.settings.parallel == usual:
+        return []
+    blocks = replace(made, settings=replace(made.settings, parallel=usual)).vllm_blocks(made.memory)
+    return [f"vLLM: without --max-num-seqs it takes {usual:,} sequences at once, which leaves {blocks:,} blocks"]
 
 
 def _available(memory: int | str | None, device: str | None) -> int | None:

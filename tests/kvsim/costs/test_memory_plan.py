@@ -581,3 +581,11 @@ def test_gigabytes_are_explained_where_they_decide():
 
 def test_the_command_explains_gigabytes():
     assert "a card sold as 16 GB usually has 16GiB" in command("plan", "--model", "phi-4", "--memory", "16GB").stdout
+
+
+def test_a_plan_for_a_device_says_what_a_server_left_to_itself_has():
+    one = kvsim.plan(model="llama-3.1-8b", device="h100_sxm", engine="vllm")
+    (note,) = (note for note in one.notes if "without --max-num-seqs" in note)
+    usual = kvsim.plan(model="llama-3.1-8b", device="h100_sxm", engine="vllm", parallel=1024)
+    assert f"1,024 sequences at once, which leaves {usual.vllm_blocks(usual.memory):,} blocks" in note
+    assert not any("without --max-num-seqs" in note for note in usual.notes)
