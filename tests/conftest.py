@@ -5,6 +5,7 @@ import os
 import pytest
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for the commands that tests start
+os.environ["KVSIM_PROFILES"] = os.path.join(os.path.dirname(__file__), "no-profiles")  # none of this user's own
 
 import hypothesis
 import numpy as np
