@@ -45,7 +45,11 @@ TensorParallel = Annotated[
 ]
 DeviceWeights = Annotated[
     str | None,
-    typer.Option("--weights", help="Storage type of the weights on the device, unless it is the model's own."),
+    typer.Option(
+        "--weights",
+        help="Storage type of the weights on the device, unless it is the model's own.",
+        autocompletion=completion.weight_types,
+    ),
 ]
 Policy = Annotated[
     str | None,
