@@ -22,6 +22,8 @@ from kvsim.experiments.traffic import TrafficSummary
 from kvsim.model.memory_shapes import memory_shape
 from tests.worlds import command
 
+pytestmark = pytest.mark.slow
+
 SMALL = SearchBudget(4, 1, 2, 1, 2, 1, fewest=20)
 MODEL = "llama-3.1-8b"
 SLO = "ttft_p95<250ms,e2e_p95<4s"

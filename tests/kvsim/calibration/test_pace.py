@@ -20,6 +20,8 @@ from kvsim.simulation.run import build_policy, drive
 from tests.kvsim.calibration.drifting import TRUTH, DriftingClock, DriftingSubject, at_pace
 from tests.worlds import GivenTimes
 
+pytestmark = pytest.mark.slow
+
 WINDOWS = Windows(0.1, 10.0)
 
 

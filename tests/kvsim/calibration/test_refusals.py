@@ -14,6 +14,8 @@ from kvsim.costs.profile import Pace
 from tests.kvsim.calibration.drifting import TRUTH, DriftingClock, DriftingSubject
 from tests.worlds import command
 
+pytestmark = pytest.mark.slow
+
 SLOW, STEADY = Pace(p5=0.7, p50=1.0, p95=1.4, window_s=0.2), Pace(p5=0.98, p50=1.0, p95=1.02, window_s=1e6)
 
 

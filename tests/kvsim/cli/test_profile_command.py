@@ -7,6 +7,8 @@ import pytest
 from tests.kvsim.calibration.published.layer_table_files import write_tables
 from tests.worlds import command
 
+pytestmark = pytest.mark.slow
+
 ON_4090 = ("--model", "llama-3.1-8b", "--device", "rtx4090")
 
 

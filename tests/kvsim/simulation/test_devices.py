@@ -6,6 +6,8 @@ from kvsim import run
 from kvsim.costs.profile import INFERRED_ATTENTION, INFERRED_MOVES
 from kvsim.scenario.scenario import load_scenario
 
+pytestmark = pytest.mark.slow
+
 EXACT = {"rel": 1e-12, "abs": 1e-12}
 
 

@@ -80,6 +80,7 @@ def test_the_profile_says_what_it_is_of(fitted):
         profile.measured_on  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_profile_survives_its_file(fitted, tmp_path):
     written = fitted.save(tmp_path / "mine.json")
     assert [path.name for path in written] == ["mine.json", "mine.png"]
@@ -190,6 +191,7 @@ def test_tables_that_cannot_be_read_take_one_line(folder, tmp_path, name, change
 PUBLISHED = SHARED / "reference" / "vllm-gpu" / "profiles"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published tables are not here")
 @pytest.mark.parametrize("name", ["rtx4090-llama-3.1-8b", "rtxpro6000-qwen3-32b"])
 def test_published_tables_are_fitted_within_the_aim(name):

@@ -9,6 +9,8 @@ from kvsim.costs.profile import Host, Profile
 from kvsim.errors import UserError
 from tests.kvsim.calibration.published.packages import BASE_MS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def make(package, tmp_path):

@@ -9,6 +9,8 @@ from kvsim.costs.profile import load_profile
 from tests.kvsim.cli.test_cli import complaint, succeeded
 from tests.worlds import command
 
+pytestmark = pytest.mark.slow
+
 H100 = ("profile", "make", "--device", "h100_sxm", "--model", "llama-3.1-8b")
 
 
