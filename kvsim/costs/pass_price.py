@@ -51,9 +51,6 @@ class RegimePrice:
 
     def __init__(self, profile: Profile, costs: PassCosts, kernel: Kernel, groups: Sequence[Group]):
         rates = profile.kernel_costs(costs, kernel)
-        measured = kernel in costs.kernels
-        self._groups = tuple(groups)
-        self._together = tuple(measured and scans_together(kernel, group) for group in groups)
         self._matrix = SecondsTable(0.0, [slope.value for slope in costs.matmul_slopes_s], costs.matmul_knots)
         self._head: SecondsTable | None = None
         if costs.sequence_knots:

@@ -153,6 +153,7 @@ def beyond_memory(scenario: Scenario) -> list[str]:
         batch=scenario.n_batch,
         sequences=scenario.server.slots,
         type_k=cache.type_k,
+        block_size=cache.block_size,
     )
     if cache.cells <= held:
         return []
