@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -13,15 +12,13 @@ import numpy as np
 
 from kvsim.advice.engine_flags import command_line, flags_dict
 from kvsim.advice.memory_answer import MemoryAnswer
-from kvsim.advice.question import Question, remove_earlier
+from kvsim.advice.question import Question, write_answer
 from kvsim.advice.recommendation import Finalist, Recommendation, Verdict, interval_ends
 from kvsim.advice.trials import TrialOutcome
 from kvsim.costs.devices import device_named
-from kvsim.errors import UserError
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plain
 from kvsim.experiments.traffic import OfferedLoad
-from kvsim.results import writable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -271,23 +268,12 @@ class DeviceComparison(Question):
         ``recommendation.png``, and the best scenario of each device, ``best-rtx4090.toml`` and so on. Raises
         ``UserError``.
         """
-        target = writable(folder)
-        names = ["recommendation.json", "recommendation.csv", "candidates.csv", "recommendation.png"]
-        written = [target / name for name in names]
-        try:
-            text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-            remove_earlier(target)
-            written[0].write_text(text + "\n", encoding="utf-8")
-            self.table.to_csv(written[1], index=False)
-            self.candidates.to_csv(written[2], index=False)
-            self.plot().savefig(written[3], dpi=130)
-            for answer, found in self._with_times:
-                if answer.best is not None:
-                    written.append(target / _scenario_file(answer))
-                    written[-1].write_text(found.scenario_of(answer.best).to_toml(), encoding="utf-8")
-        except OSError as e:
-            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return written
+        scenarios = (
+            (_scenario_file(answer), found.scenario_of(answer.best))
+            for answer, found in self._with_times
+            if answer.best is not None
+        )
+        return write_answer(self, folder, scenarios)
 
     def _device(self, answer: DeviceAnswer) -> dict[str, Any]:
         best, served, largest = answer.best, answer.served, answer.largest

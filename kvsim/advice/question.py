@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvsim.advice.slo import Bound, Slo
 from kvsim.costs.devices import devices
 from kvsim.costs.profile import Profile
+from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic
+from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +96,51 @@ def _bound(bound: Bound) -> dict[str, Any]:
         "text": bound.text or None,
         "asked": bool(bound.text),
     }
+
+
+class Searched(Protocol):
+    """An answer for which settings were searched."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The answer, one row for each setting or device."""
+        ...
+
+    @property
+    def candidates(self) -> pd.DataFrame:
+        """All settings, and what became of each."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        ...
+
+    def plot(self) -> Figure:
+        """Draw the answer."""
+        ...
+
+
+def write_answer(answer: Searched, folder: str | Path, scenarios: Iterable[tuple[str, Scenario]]) -> list[Path]:
+    """Write an answer and its best scenarios, each under its own name, to a folder; return the files.
+
+    Raises ``UserError`` if they cannot be written.
+    """
+    target = writable(folder)
+    names = ["recommendation.json", "recommendation.csv", "candidates.csv", "recommendation.png"]
+    written = [target / name for name in names]
+    try:
+        text = json.dumps(answer.to_dict(), indent=1, allow_nan=False)
+        remove_earlier(target)
+        written[0].write_text(text + "\n", encoding="utf-8")
+        answer.table.to_csv(written[1], index=False)
+        answer.candidates.to_csv(written[2], index=False)
+        answer.plot().savefig(written[3], dpi=130)
+        for name, scenario in scenarios:
+            written.append(target / name)
+            written[-1].write_text(scenario.to_toml(), encoding="utf-8")
+    except OSError as e:
+        raise UserError(f"{target}: cannot write results: {e.strerror}") from None
+    return written
 
 
 def remove_earlier(folder: Path) -> None:

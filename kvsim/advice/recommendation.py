@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,15 +14,14 @@ import numpy as np
 
 from kvsim.advice.candidates import REASONS, Candidate, SearchSpace, measured_range, profile_target
 from kvsim.advice.engine_flags import command_line, flags_dict
-from kvsim.advice.question import Question, remove_earlier
+from kvsim.advice.question import Question, write_answer
 from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
 from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome, most_doublings
 from kvsim.costs.memory_settings import ENGINE_TITLES
-from kvsim.errors import UserError, counted
+from kvsim.errors import counted
 from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
 from kvsim.experiments.interval_text import with_ends
 from kvsim.experiments.shared_warnings import share_warnings
-from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -391,22 +389,8 @@ class Recommendation(Question):
         They are ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``,
         ``recommendation.png``, and a scenario for each finalist, ``best-1.toml`` and so on. Raises ``UserError``.
         """
-        target = writable(folder)
-        names = ["recommendation.json", "recommendation.csv", "candidates.csv", "recommendation.png"]
-        written = [target / name for name in names]
-        try:
-            text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-            remove_earlier(target)
-            written[0].write_text(text + "\n", encoding="utf-8")
-            self.table.to_csv(written[1], index=False)
-            self.candidates.to_csv(written[2], index=False)
-            self.plot().savefig(written[3], dpi=130)
-            for place, f in enumerate(self.best, 1):
-                written.append(target / f"best-{place}.toml")
-                written[-1].write_text(self.scenario_of(f).to_toml(), encoding="utf-8")
-        except OSError as e:
-            raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return written
+        scenarios = ((f"best-{place}.toml", self.scenario_of(f)) for place, f in enumerate(self.best, 1))
+        return write_answer(self, folder, scenarios)
 
     def scenario_of(self, finalist: Finalist) -> Scenario:
         """Return a scenario that reproduces the finalist's first replication at the load asked about."""
