@@ -353,17 +353,20 @@ class Scenario(Section):
 def load_scenario(
     source: str | Path | Scenario | dict[str, Any],
     *,
-    model: str | None = None,
+    model: str | dict[str, Any] | None = None,
     device: str | None = None,
     **changes: Any,
 ) -> Scenario:
     """Load a scenario from a built-in name, a TOML file or a table.
 
-    ``model``, ``device``: serve this model, or on this device, instead of the scenario's (``table_on``). ``changes``
-    are keys to replace, with double underscores for dots (``workload__requests=10``); ``machine__device`` is the same
-    as ``device``. Raises ``UserError`` with one line for each fault.
+    ``model``, ``device``: serve this model, or on this device, instead of the scenario's (``table_on``); a table is the
+    section ``model`` as it stands. ``changes`` are keys to replace, with double underscores for dots
+    (``workload__requests=10``); ``machine__device`` is the same as ``device``. Raises ``UserError`` with one line for
+    each fault.
     """
     data, label, folder = table_of(source)
+    if isinstance(model, dict):
+        changes["model"], model = model, None
     data = table_on(data, model, changes.pop("machine__device", device))
     for key, value in changes.items():
         set_key(label, data, key.split("__"), value)

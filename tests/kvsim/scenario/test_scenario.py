@@ -84,6 +84,11 @@ def test_changes_replace_keys_and_nothing_else():
     assert load_scenario(changed, **back) == chat == load_scenario("chat")
 
 
+def test_a_change_may_be_a_section_or_name_the_model():
+    assert load_scenario({}, model={"name": "small"}).model.name == "small"
+    assert load_scenario({}, model="small").model.name == "small"
+
+
 def test_a_table_is_left_as_it_was():
     table = {"cache": {"cells": 2048}}
     assert load_scenario(table, cache__cells=4096, seed=3).cache.cells == 4096
