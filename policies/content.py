@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 TextSegment = tuple[int, int, int]
 """``(source, start, n)``: ``n`` tokens of the text numbered ``source``, from its token ``start`` on. Equal segments are
 equal tokens; unequal ones differ."""
@@ -86,6 +89,15 @@ class Content:
             a = (a[0], a[1] + n, a[2] - n) if a[2] > n else next(mine, None)
             b = (b[0], b[1] + n, b[2] - n) if b[2] > n else next(theirs, None)
         return same
+
+    def tokens(self) -> NDArray[np.int64]:
+        """Shape (n, 2): the source and the place in it of each token; equal rows are equal tokens."""
+        if not self._segments:
+            return np.zeros((0, 2), dtype=np.int64)
+        sources, starts, lengths = np.array(self._segments, dtype=np.int64).T
+        begins = np.cumsum(lengths) - lengths
+        places = np.arange(self.n) - np.repeat(begins - starts, lengths)
+        return np.stack((np.repeat(sources, lengths), places), axis=1)
 
     def keys(self, block_size: int, n: int) -> list[Key]:
         """The keys of the first ``n`` blocks, or of all full blocks if there are fewer. The list is not to be changed.

@@ -17,6 +17,7 @@ from policies.vocabulary import (
     CellMap,
     Chunk,
     Group,
+    HostCopy,
     IntArray,
     MicroBatch,
     Moves,
@@ -121,6 +122,9 @@ class Policy(ABC):
     can_reserve: bool = False
     """Whether ``reserve`` sets room aside chunk by chunk; otherwise it says yes, and ``allocate`` may still refuse."""
 
+    can_copy_out: bool = False
+    """Whether ``copy_out`` and ``copy_in`` work: a whole sequence may be copied to the host and back."""
+
     contiguous: bool = False
     """Whether a micro-batch needs one free extent, so that the largest one limits it; otherwise any free cells do."""
 
@@ -204,6 +208,21 @@ class Policy(ABC):
                 self.free(other)
 
     # The host tier
+
+    def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+        """The copies, one for each group, that put a sequence into cells of the host tier; it stays where it is.
+
+        ``host``: shape (tokens of the sequence,), the host cell of each position. Only for policies that declare
+        ``can_copy_out``.
+        """
+        raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
+
+    def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+        """Give a sequence cells for all that was copied out to ``host``, instead of those that it has; and the copies.
+
+        Raises ``NoSlot`` where there is no room; the sequence then holds nothing.
+        """
+        raise Unsupported(f"{self.name}: a sequence cannot be copied to the host")
 
     def swap_out(self, seq: int) -> int | None:
         """Move a sequence to the host tier; a ticket, or None where there is no such tier or no room in it."""

@@ -181,6 +181,16 @@ class Place(NamedTuple):
     """Copies to and from the host tier, in order, before everything else."""
 
 
+class HostCopy(NamedTuple):
+    """Copies between one cache group and the host tier, and what an engine still owes that group and must do first."""
+
+    transfers: tuple[Transfer, ...]
+    moves: Moves = NO_MOVES
+    """Cells to copy before."""
+    shift: Shift = NO_SHIFT
+    """Keys to rotate after the moves, before the copies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """One of several caches side by side; each layer of the model uses one of them."""

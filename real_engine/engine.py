@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvsim.model.engine_shapes import Storage
-from policies import Chunk, Group, Kernel, MicroBatch, Moves, Shift, Transfer, View
+from policies import Chunk, Group, HostCopy, Kernel, MicroBatch, Moves, Shift, Transfer, View
 from policies.cells.reads import TILE
 from real_engine import kernels
 from real_engine.arrays import FloatArray, IntArray
@@ -43,6 +43,7 @@ class Engine(SequenceTokens):
         self.kernel = kernel
         self.groups = tuple(groups)
         self._copies = copies
+        self._types = (type_k, type_v)
         s = model.shape
         self.group_of = layer_groups(s.n_layers, groups)
         """Cache group of each layer."""
@@ -94,6 +95,16 @@ class Engine(SequenceTokens):
         self._transfer(transfers, 0)
         return time.perf_counter() - began
 
+    def copy(self, copies: Sequence[HostCopy]) -> float:
+        """Copy a whole sequence between its cells and the host tier, which grows as needed; return the seconds."""
+        began = time.perf_counter()
+        for group, copy in enumerate(copies):
+            self._apply(copy.moves, group)
+            self._rotate(copy.shift, group)
+            self._extend_host(group, max((host + n for _, _, host, n in copy.transfers), default=0))
+            self._transfer(copy.transfers, group)
+        return time.perf_counter() - began
+
     def rotate(self, shift: Shift) -> float:
         """Rotate keys in the first group and return the seconds."""
         began = time.perf_counter()
@@ -118,6 +129,16 @@ class Engine(SequenceTokens):
             return kernels.attend(q, keys.read, values.read, k.shape[1], selections[group])
 
         return self.model.forward(tokens, positions, outputs, attend)
+
+    def _extend_host(self, group: int, cells: int) -> None:
+        """Give a group's host tier room for at least that many cells."""
+        for kept, kind in zip((self.host_keys, self.host_values), self._types, strict=True):
+            for layer, own in enumerate(self.group_of):
+                has = kept[layer].arrays[0].shape[1]
+                if own == group and has < cells:
+                    old, kept[layer] = kept[layer], store(kind, self.model.shape, max(cells, 2 * has))
+                    for before, after in zip(old.arrays, kept[layer].arrays, strict=True):
+                        after[:, :has] = before
 
     def _transfer(self, transfers: Sequence[Transfer], group: int) -> None:
         for to_host, cell, host, n in transfers:

@@ -13,9 +13,10 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.errors import Divergence, UserError
-from policies import Chunk, MicroBatch, Moves, NoSlot, Policy, Transfer
+from policies import Chunk, HostCopy, MicroBatch, Moves, NoSlot, Policy, Transfer
 from policies.cells.arena import Arena
 from policies.delegating import DelegatingPolicy
 from policies.layouts.multi_stream import MultiStreamPolicy, Rejected
@@ -91,6 +92,10 @@ class MirroredPolicy(DelegatingPolicy):
         """What ``llama_decode`` should return for the last step."""
         self.before: dict[tuple[int, int], StreamState] = {}
         """Era B with ``show_cells``: state before the last step, by cache and stream."""
+        self.copying_s = 0.0
+        """Seconds that llama.cpp spent on copies of sequences since ``LlamaCpp.copy`` was last asked."""
+        self._saved: dict[bytes, NDArray[np.uint8]] = {}
+        """llama.cpp's states of the sequences that were copied out, by their host cells."""
 
     def states(self) -> dict[tuple[int, int], StreamState]:
         """The policy's present state, by cache and stream."""
@@ -135,6 +140,32 @@ class MirroredPolicy(DelegatingPolicy):
         """Shift positions in the policy and in llama.cpp."""
         self.inner.shift(seq, start, stop, delta)
         self.context.shift(*self._notify("seq_add", self._llama_seq(seq), start, _end(stop), delta))
+
+    def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+        """Copy a sequence out of the policy, and have llama.cpp do so (``llama_state_seq_get_data``)."""
+        began = perf_counter()
+        self._saved[host.tobytes()] = self.context.state_of(self._llama_seq(seq))
+        self.copying_s += perf_counter() - began
+        return self.inner.copy_out(seq, host)
+
+    def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+        """Copy a sequence back in the policy and in llama.cpp (``llama_state_seq_set_data``). Raises ``Divergence``."""
+        state = self._saved[host.tobytes()]
+        began = perf_counter()
+        found = self.context.put(self._llama_seq(seq), state)
+        self.copying_s += perf_counter() - began
+        if self.context.era == "B":
+            self.context.cells()  # What it printed while it searched: not of the next batch.
+        try:
+            copies = self.inner.copy_in(seq, host)
+        except NoSlot:
+            if found:
+                raise Divergence(f"llama.cpp found {len(host)} cells for a saved sequence, {self.name} none") from None
+            self.context.remove(self._llama_seq(seq), 0, -1)
+            raise
+        if not found:
+            raise Divergence(f"{self.name} found {len(host)} cells for a saved sequence, llama.cpp none")
+        return copies
 
     def compact(self) -> Moves:
         """One pass of defragmentation in the policy and in llama.cpp; era A."""
@@ -216,8 +247,13 @@ class LlamaCpp(SequenceTokens):
         raise Divergence(f"{self.policy.name} moves {moves.n_cells} cells, which llama.cpp does not do")
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """Raise ``Divergence``: llama.cpp has no host tier."""
-        raise Divergence(f"{self.policy.name} copies to or from a host tier, which llama.cpp does not have")
+        """Raise ``Divergence``: llama.cpp has no host tier for single cells."""
+        raise Divergence(f"{self.policy.name} copies cells to or from a host tier, which llama.cpp does not have")
+
+    def copy(self, copies: Sequence[HostCopy]) -> float:
+        """The seconds that llama.cpp spent when the policy was asked for the copies."""
+        seconds, self.policy.copying_s = self.policy.copying_s, 0.0
+        return seconds
 
     def _append_best_tokens(self, batches: Sequence[MicroBatch], last: dict[tuple[int, int], int]) -> float:
         """Append the next token to each sequence that has one; return the seconds spent finding them."""

@@ -24,7 +24,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
-from policies import MicroBatch, Moves, Policy, Transfer
+from policies import HostCopy, MicroBatch, Moves, Policy, Transfer
 from workloads import Prefixes, Request, Workload
 
 
@@ -50,6 +50,9 @@ class GivenTimes(PassByPass):
         return 0.0
 
     def transfer(self, transfers: Sequence[Transfer]) -> float:
+        return 0.0
+
+    def copy(self, copies: Sequence[HostCopy]) -> float:
         return 0.0
 
 

@@ -46,6 +46,12 @@ class Request(NamedTuple):
     answer to the previous one."""
     priority: int = 0
     """Smaller values are more urgent, under schedulers that have priorities."""
+    n_keep: int | None = None
+    """First tokens that context shifts keep, -1 for the whole prompt; None: as the server has it."""
+    n_discard: int | None = None
+    """Tokens that a context shift discards, 0 for half of the rest; None: as the server has it."""
+    cache_prompt: bool | None = None
+    """Whether it begins with what its slot holds of its prompt; None: as the server has it."""
 
     @property
     def answer(self) -> Segment:

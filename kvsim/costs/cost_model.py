@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvsim.costs.host_copies import host_copies_basis, host_copies_s
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import Profile
 from kvsim.errors import NoTimes, UserError
@@ -38,9 +39,11 @@ class CostModel:
     Without a ``link``, a copy to or from the host tier costs what the profile measured for one inside the cache.
     """
 
-    def __init__(self, profile: Profile, link: HostLink | None = None):
+    def __init__(self, profile: Profile, link: HostLink | None = None, cell_bytes: float = 0.0):
+        """``cell_bytes``: bytes of K and V of one token in all layers, for copies that the profile has not measured."""
         self.profile = profile
         self._link = link
+        self._cell_bytes = cell_bytes
         self._prices: dict[tuple[Kernel, tuple[Group, ...]], PassPrice] = {}
 
     def pass_price(self, kernel: Kernel, groups: Sequence[Group] = (Group(0),)) -> PassPrice:
@@ -87,6 +90,17 @@ class CostModel:
         if self._link is not None:
             return self._link.latency_s * len(transfers) + cells * self._link.cell_bytes / self._link.bytes_per_s
         return self.move_runs(len(transfers), cells)
+
+    def host_copies(self, transfers: Sequence[Transfer]) -> float:
+        """Seconds to copy a whole sequence between the cache and host memory."""
+        if self._link is not None:
+            return self.transfers(transfers)
+        return host_copies_s(self.profile, transfers, self._cell_bytes)
+
+    @property
+    def host_copies_basis(self) -> str | None:
+        """On what that rests, in words; None where it was measured or stated by the scenario."""
+        return None if self._link is not None else host_copies_basis(self.profile)
 
     def move_runs(self, runs: int, cells: int) -> float:
         """Seconds to copy ``cells`` cells in ``runs`` runs. Raises ``UserError`` if the profile has no such cost."""

@@ -74,6 +74,17 @@ class CopyCost(Record):
     per_cell_s: Coefficient
 
 
+class HostCopyCost(Record):
+    """The costs of copying the state of a whole sequence to host memory and back."""
+
+    out_per_copy_s: Coefficient = NOTHING_S
+    """Each copy to the host, whatever its size."""
+    out_per_cell_s: Coefficient
+    in_per_copy_s: Coefficient = NOTHING_S
+    """Each copy back."""
+    in_per_cell_s: Coefficient
+
+
 class MachineInfo(Record):
     """The machine on which a profile was measured, and how busy it was."""
 
@@ -284,6 +295,8 @@ class Profile(Fit):
     """Where the times of a device come from."""
     host: Host | None = None
     """What the host adds to each step; None where it is part of what was measured."""
+    host_copies: HostCopyCost | None = None
+    """What it costs to copy sequences to host memory and back; None where that was not measured."""
 
     @model_validator(mode="after")
     def _of_a_machine_or_a_device(self) -> Profile:

@@ -37,7 +37,7 @@ from kvsim.simulation.backend import Backend, DelegatingBackend, SimulatedBacken
 from kvsim.simulation.recorder import Progress, Recorder
 from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
-from policies import Chunk, MicroBatch, Moves, Policy, PolicyFactory, Transfer, available
+from policies import Chunk, HostCopy, MicroBatch, Moves, Policy, PolicyFactory, Transfer, available
 from real_engine import Engine, load_model
 from real_engine.llamacpp import LlamaCpp
 
@@ -452,6 +452,10 @@ class _PacedBackend(DelegatingBackend):
     def transfer(self, transfers: Sequence[Transfer]) -> float:
         """Predicted seconds."""
         return self._between_steps(super().transfer(transfers))
+
+    def copy(self, copies: Sequence[HostCopy]) -> float:
+        """Predicted seconds."""
+        return self._between_steps(super().copy(copies))
 
     def _between_steps(self, seconds: float) -> float:
         (scaled,) = self._pace.scale(self._steps, [1], [seconds])

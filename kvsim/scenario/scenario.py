@@ -34,11 +34,18 @@ from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
 from kvsim.scenario.device_defaults import table_on, with_device_defaults
 from kvsim.scenario.section import Section
+from kvsim.scenario.server_defaults import present_name, with_present_names, with_server_defaults
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts, current_name, engine_of
 
-_SCHEDULER_ENGINES: dict[str, EngineVersion] = {"llama-server": PRESENT["llama.cpp"], "vllm": PRESENT["vLLM"]}
+_SCHEDULER_ENGINES: dict[str, EngineVersion] = {
+    "llama-server": PRESENT["llama.cpp"],
+    "llama-server-b4880": LLAMACPP_B4666,
+    "vllm": PRESENT["vLLM"],
+}
 _STATIC_BATCH, _STATIC_UBATCH = 256, 128
+_CONTEXT_UNIT = 256
+"""llama.cpp rounds contexts up to a multiple of this many cells (``llama_context``, ``GGML_PAD``)."""
 
 
 def engine_version(policy: str) -> EngineVersion | None:
@@ -68,6 +75,8 @@ class ModelSection(Section):
     name: Annotated[str, AfterValidator(_known_model)] = "tiny"
     """A model that an engine here can run (``shape_of``), or one of which only the memory is known
     (``memory_shape``)."""
+    add_bos_token: bool = False
+    """Whether it begins each text with a token of its own, which context shifts of llama-server keep as well."""
 
     @property
     def shape(self) -> ModelShape | MemoryShape:
@@ -78,9 +87,11 @@ class ModelSection(Section):
 class ServerSection(Section):
     """How requests are batched."""
 
-    scheduler: Literal["llama-server", "vllm", "static"] = "llama-server"
+    scheduler: Literal["llama-server", "llama-server-b4880", "vllm", "static"] = "llama-server"
+    """Whose decisions: today's llama-server, that of early 2025, vLLM's, or batches that are filled once."""
     slots: Annotated[int, Field(ge=1, le=2**14)] = 8
-    """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``)."""
+    """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``). "auto", the default
+    under ``llama-server``: 4 that share one cache."""
     n_batch: PositiveInt | None = None
     """The most tokens in one step (``--batch-size``, ``--max-num-batched-tokens``); by default as in the engine
     whose scheduler it is."""
@@ -90,13 +101,30 @@ class ServerSection(Section):
     slot_context: Annotated[int, Field(ge=2)] | None = None
     """The most tokens in one slot; by default all cells of a unified cache, or an equal share of a divided one."""
     context_shift: bool = False
-    """Context shift: a full slot drops half of the tokens after its first ``n_keep`` and goes on, instead of ending."""
-    n_keep: NonNegativeInt = 0
-    """First tokens of a slot that context shifts keep."""
+    """llama-server: a full slot discards tokens and goes on, instead of ending (``--context-shift``)."""
+    n_keep: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    """llama-server: first tokens of a slot that context shifts keep (``--keep``); -1: the whole prompt. A request may
+    have its own."""
+    n_discard: NonNegativeInt = 0
+    """llama-server: tokens that a context shift discards behind those; 0: half of the rest. A request may have its
+    own."""
+    cache_prompt: bool = True
+    """llama-server: a prompt begins with what its slot already holds of it (``--cache-prompt``). A request may have its
+    own."""
+    cache_ram: Annotated[int, Field(ge=-1, lt=2**31)] = 8192
+    """llama-server: MiB of host memory for what slots held (``--cache-ram``); 0: none, -1: as many tokens as the
+    context has."""
+    cache_idle_slots: bool = True
+    """llama-server: whenever a request starts, what idle slots hold is saved to host memory, and with one cache for all
+    they are emptied (``--cache-idle-slots``)."""
+    cache_reuse: NonNegativeInt = 0
+    """llama-server: the shortest run of tokens behind the common prefix that is moved and used again
+    (``--cache-reuse``); 0: none is."""
+    slot_prompt_similarity: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """llama-server: an idle slot is chosen for a prompt if more than this share of the prompt is the beginning of what
+    it holds (``--slot-prompt-similarity``); 0: slots are chosen by age alone."""
     keep_idle_slots: bool = True
-    """A finished slot keeps its cells until it is reused or purged, as in the prompt cache of llama-server."""
-    slot_similarity: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of a prompt that must match an idle slot's tokens to choose that slot (``--slot-prompt-similarity``)."""
+    """llama-server: a slot keeps what it holds when its request has ended. No flag: the server always does."""
     chunked_prefill: bool = True
     """vllm: chunked prefill, which computes a prompt in several steps."""
     long_prefill_threshold: NonNegativeInt = 0
@@ -204,23 +232,20 @@ class Scenario(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _with_device_defaults(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """On a device, fill in what follows from it; it counts as not set, so that it follows another device too."""
+        """Fill in what follows from the device, or from the server; it counts as not set, so that it follows others."""
         if not isinstance(data, dict):
             return validate(data)
-        data, filled = with_device_defaults(data)
+        data, of_device = with_device_defaults(with_present_names(data))
+        data, of_server = with_server_defaults(data)
         scenario = validate(data)
-        for section, key in filled:
+        for section, key in of_device | of_server:
             getattr(scenario, section).model_fields_set.discard(key)
         return scenario
 
     @model_validator(mode="after")
     def _fits(self) -> Scenario:
-        if self.slot_context > self.cache.cells:
+        if self.slot_context > self.context_cells:
             raise ValueError(f"server.slot_context ({self.slot_context}) exceeds cache.cells ({self.cache.cells})")
-        if self.server.context_shift and self.server.n_keep > self.slot_context - 2:
-            raise ValueError(
-                f"server.n_keep ({self.server.n_keep}) leaves nothing to forget of {self.slot_context} tokens in a slot"
-            )
         if self.server.scheduler != "vllm" and self.server.preemption == "swap":
             raise ValueError(f"server.preemption: only the scheduler vllm swaps, not {self.server.scheduler}")
         if self.server.preemption == "swap" and not self.cache.host_cells:
@@ -255,9 +280,21 @@ class Scenario(Section):
         return _SCHEDULER_ENGINES.get(self.server.scheduler)
 
     @property
+    def context_cells(self) -> int:
+        """The cells that the cache has: ``cache.cells``, rounded up as today's llama.cpp does under its server."""
+        if self.server.scheduler != "llama-server" or self.engine is not PRESENT["llama.cpp"]:
+            return self.cache.cells
+        if self.unified:
+            return -(-self.cache.cells // _CONTEXT_UNIT) * _CONTEXT_UNIT
+        return self.server.slots * self.equal_share
+
+    @property
     def equal_share(self) -> int:
         """The cells of one slot if all have equally many."""
-        return self.cache.cells // self.server.slots
+        share = self.cache.cells // self.server.slots
+        if self.server.scheduler == "llama-server" and self.engine is PRESENT["llama.cpp"]:
+            share = -(-share // _CONTEXT_UNIT) * _CONTEXT_UNIT
+        return share
 
     @property
     def unified(self) -> bool:
@@ -275,18 +312,19 @@ class Scenario(Section):
         if self.server.slot_context is not None:
             return self.server.slot_context
         equal = not self.unified or (self.engine is not None and self.engine.equal_shares)
-        return self.equal_share if equal else self.cache.cells
+        return self.equal_share if equal else self.context_cells
 
     @property
     def n_batch(self) -> int:
         """The most tokens in one step; by default as the scheduler's engine limits it, by what the cache can take."""
-        if self.server.n_batch is not None:
-            return self.server.n_batch
-        engine = self.scheduler_engine
+        engine, stated = self.scheduler_engine, self.server.n_batch
+        if engine is not None and engine.engine == "llama.cpp":
+            # As the context was asked for, not as it was rounded.
+            return min(stated or engine.n_batch, self.cache.cells)
+        if stated is not None:
+            return stated
         if engine is None:
             return _STATIC_BATCH
-        if engine.engine == "llama.cpp":
-            return min(engine.n_batch, self.cache.cells)
         # vLLM's own rule; without chunked prefill a prompt has to fit into one step.
         tokens = engine.n_batch if self.server.chunked_prefill else max(engine.n_batch, self.slot_context)
         return min(tokens, self.server.slots * self.slot_context)
@@ -310,7 +348,8 @@ class Scenario(Section):
             n_layers=self.model.shape.n_layers,
             future=self._future,
             unified=self.unified,
-            **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v"}),
+            cells=self.context_cells,
+            **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v", "cells"}),
         )
         return config if costs is None else replace(config, costs=costs)
 
@@ -449,7 +488,7 @@ def read_toml(source: str | Path, if_missing: str) -> dict[str, Any]:
 
 def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     """Set a value in nested tables. Raises ``UserError`` if a key on the path is not a table."""
-    *parents, last = keys
+    *parents, last = present_name(keys)
     for depth, key in enumerate(parents, 1):
         data = data.setdefault(key, {})
         if not isinstance(data, dict):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.tables import FloatArray
-from policies import NO_MOVES, NO_SHIFT, Chunk, FastForward, Group, Kernel, MicroBatch, Moves, Transfer
+from policies import NO_MOVES, NO_SHIFT, Chunk, FastForward, Group, HostCopy, Kernel, MicroBatch, Moves, Transfer
 from policies.fast_forward.lockstep import NextStepReads, PassSummary, ReadForecast
 from workloads import Request
 
@@ -73,6 +73,10 @@ class Backend(Protocol):
         """Seconds that copies to and from the host tier take."""
         ...
 
+    def copy(self, copies: Sequence[HostCopy]) -> float:
+        """Seconds that it takes to copy a whole sequence to or from the host tier; one copy for each cache group."""
+        ...
+
 
 class PassByPass(ABC):
     """A backend that runs a step as one micro-batch after another."""
@@ -123,6 +127,10 @@ class DelegatingBackend:
     def transfer(self, transfers: Sequence[Transfer]) -> float:
         """Hand the call on."""
         return self._inner.transfer(transfers)
+
+    def copy(self, copies: Sequence[HostCopy]) -> float:
+        """Hand the call on."""
+        return self._inner.copy(copies)
 
 
 class SimulatedBackend(PassByPass):
@@ -190,3 +198,11 @@ class SimulatedBackend(PassByPass):
     def transfer(self, transfers: Sequence[Transfer]) -> float:
         """Predicted seconds."""
         return self._costs.transfers(transfers)
+
+    def copy(self, copies: Sequence[HostCopy]) -> float:
+        """Predicted seconds, with what is to be done before."""
+        costs, seconds = self._costs, 0.0
+        for copy, group in zip(copies, self._groups, strict=True):
+            seconds += group.share * (costs.moves(copy.moves) + costs.shift(copy.shift, group))
+            seconds += group.share * costs.host_copies(copy.transfers)
+        return seconds

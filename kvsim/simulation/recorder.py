@@ -15,7 +15,7 @@ from kvsim.simulation.latency_stats import LatencyStats, QueueMonitor
 from kvsim.simulation.run_tables import PassLog, Tables, requests_table
 from kvsim.simulation.snapshots import SnapshotTaker
 from kvsim.simulation.time_breakdown import TimeBreakdown
-from policies import NO_MOVES, FastForward, MicroBatch, Moves, Policy, Transfer, Usage, Usages
+from policies import NO_MOVES, FastForward, HostCopy, MicroBatch, Moves, Policy, Transfer, Usage, Usages
 from policies.fast_forward.lockstep import NextStepReads, PassSummary
 
 FloatArray = NDArray[np.float64]
@@ -74,6 +74,12 @@ class Recorder:
         """Tokens among them that were in the cache already."""
         self.to_host_cells = 0
         self.from_host_cells = 0
+        self.host_saves = 0
+        """Whole sequences that were copied to the host."""
+        self.host_loads = 0
+        """Whole sequences that were copied back."""
+        self.host_copy_s = 0.0
+        """Seconds that the server spent on these copies."""
         self.prefetched_cells = 0
         self.prefetch_wait_s = 0.0
         """Seconds that steps waited for prefetches under way."""
@@ -196,6 +202,23 @@ class Recorder:
                 self.to_host_cells += transfer.n
             else:
                 self.from_host_cells += transfer.n
+
+    def copied(self, copies: Sequence[HostCopy]) -> None:
+        """A whole sequence was copied to or from the host tier; one copy for each cache group."""
+        to_host = any(transfer.to_host for copy in copies for transfer in copy.transfers)
+        self.host_saves += to_host
+        self.host_loads += not to_host
+        for copy in copies:
+            self.moved(copy.moves)
+        self.transferred(copies[0].transfers)
+        if self._digest is not None:
+            self._digest.update(repr([copy.transfers for copy in copies]).encode())
+
+    def copying(self, seconds: float) -> None:
+        """The server spent seconds on copies of whole sequences, before a step."""
+        self.host_copy_s += seconds
+        if self._time_breakdown is not None:
+            self._time_breakdown.waited(seconds)
 
     def split(self, tokens: int) -> None:
         """A batch found no room and will be tried in parts; ``tokens`` of it are still to be run."""

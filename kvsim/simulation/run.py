@@ -99,10 +99,10 @@ def profile_of(scenario: Scenario) -> Profile:
 def cost_model(scenario: Scenario, profile: Profile) -> CostModel:
     """The cost model of the scenario's machine."""
     machine = scenario.machine
-    if machine.host_gb_s is None:
-        return CostModel(profile)
-    link = HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, scenario.cell_bytes)
-    return CostModel(profile, link)
+    link = None
+    if machine.host_gb_s is not None:
+        link = HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, scenario.cell_bytes)
+    return CostModel(profile, link, scenario.cell_bytes)
 
 
 def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> TimeBreakdown:
@@ -142,6 +142,15 @@ def run(
         fast_forward=fast_forward,
     )
     return replace(result, warnings=(*costs.warnings(), *beyond_memory(scenario), *result.warnings))
+
+
+def _inferred(scenario: Scenario, profile: Profile, policy: Policy, recorder: Recorder) -> dict[str, str]:
+    """What the run's times price without a measurement, and as what."""
+    found = profile.inferred(policy.kernel, recorder.moved_cells > 0)
+    basis = cost_model(scenario, profile).host_copies_basis
+    if recorder.host_saves and basis is not None:
+        found |= {"copies to host memory": basis}
+    return found
 
 
 @contextmanager
@@ -210,7 +219,7 @@ def drive(
         "policy": policy.name,
         "seed": scenario.seed,
         "assumed": list(assumptions(served)),
-        "inferred": {} if profile is None else profile.inferred(policy.kernel, recorder.moved_cells > 0),
+        "inferred": {} if profile is None else _inferred(scenario, profile, policy, recorder),
         **summarize(recorder, scenario.cell_bytes, prefixes),
         "profile": None if profile is None else profile.name,
         "basis": None if profile is None else profile.basis,

@@ -56,7 +56,7 @@ class Server:
                 self._see_off()
 
             step = scheduler.compose(now)
-            busy, began = bool(step) or scheduler.lockstep_batch is not None, now
+            busy, began = bool(step) or scheduler.lockstep_batch is not None or scheduler.has_copies, now
             if busy:
                 steps, seconds, refusal = self._stepper.advance(step, now)
                 if seconds > 0:

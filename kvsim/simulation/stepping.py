@@ -55,6 +55,9 @@ class Stepper:
         """Place the composed step, or it and the decode-only steps that follow, and price them."""
         batch = self._scheduler.lockstep_batch
         if batch is None:
+            copies_s = self._scheduler.settle_copies()
+            if copies_s:
+                return self._step_after_copies(step, now, copies_s)
             return self._planned_steps(step, now) or self._single_step(step, now)
         if step:
             return self._mixed_step(step, batch)
@@ -113,6 +116,14 @@ class Stepper:
         recorder.fast_forward(times[:steps], [seconds[:steps] for seconds in each], taken, usages)
         predictor.took(taken)
         return steps, float(times[steps]) - now, None
+
+    def _step_after_copies(self, step: Sequence[Chunk], now: float, copies_s: float) -> Advance:
+        """Let copies to and from the host be made first; there may be nothing to run behind them."""
+        self._recorder.copying(copies_s)
+        if not step:
+            return 0, copies_s, None
+        steps, seconds, refusal = self._single_step(step, now + copies_s)
+        return steps, seconds + copies_s, refusal
 
     def _single_step(self, step: Sequence[Chunk], now: float) -> Advance:
         """Place one step through the policy, and let the backend run or price it."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import FOREVER, Arena
+from policies.cells.host_copies import transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
@@ -26,6 +27,7 @@ from policies.vocabulary import (
     CellMap,
     Chunk,
     Group,
+    HostCopy,
     IntArray,
     MicroBatch,
     Moves,
@@ -46,6 +48,7 @@ class MultiStreamPolicy(Policy):
     """
 
     can_shift = True
+    can_copy_out = True
     can_fast_forward = True
 
     def __init__(
@@ -192,6 +195,39 @@ class MultiStreamPolicy(Policy):
         self._forget_tiles()
         for _, arena in self._streams.of(-1):
             arena.clear()
+
+    # The host tier
+
+    def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+        """All that attention may still see of a sequence (``llama_kv_cache::state_write``)."""
+        copies = []
+        for group, spec in enumerate(self.caches):
+            cells, positions = self._streams.cells_of(group, seq)
+            if spec.window is not None:
+                seen = positions > positions.max(initial=-1) - spec.window
+                cells, positions = cells[seen], positions[seen]
+            cells = cells + self.stream_of(seq) * spec.size
+            transfers = transfers_of(cells, host[positions], to_host=True)
+            copies.append(HostCopy(transfers, *self._streams.settle(group)))
+        return tuple(copies)
+
+    def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+        """Find cells for all of it at once, in every group or in none (``llama_kv_cache::state_read``)."""
+        self.free(seq)
+        n, found = len(host), []
+        for group, spec in enumerate(self.caches):
+            first = 0 if spec.window is None else max(n - spec.window, 0)
+            slots = self._planner.find_one(group, Chunk(seq, first, n - first))
+            if slots is None:
+                free = self.arenas[group][self.stream_of(seq)].free.total
+                self.free(seq)
+                raise NoSlot(f"no room for {n - first} tokens from the host: {free} cells are free")
+            self._planner.take(group, slots)
+            found.append((first, cells_array(slots[2]) + self.stream_of(seq) * spec.size))
+        return tuple(
+            HostCopy(transfers_of(cells, host[first:], to_host=False), *self._streams.settle(group))
+            for group, (first, cells) in enumerate(found)
+        )
 
     # Sharing and shifting
 

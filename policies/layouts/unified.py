@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.cells.arena import FOREVER, Arena
+from policies.cells.host_copies import transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import Cells, cells_array, find_contiguous, start_of_search
 from policies.compaction.compactors import Compactor
@@ -19,6 +20,7 @@ from policies.vocabulary import (
     CellMap,
     Chunk,
     Group,
+    HostCopy,
     IntArray,
     MicroBatch,
     Moves,
@@ -40,6 +42,7 @@ class UnifiedPolicy(Policy):
     """
 
     can_shift = True
+    can_copy_out = True
     can_fast_forward = True
     contiguous = True
 
@@ -147,6 +150,31 @@ class UnifiedPolicy(Policy):
             return
         gone = self.arena.remove(seq, start, FOREVER if stop is None else stop)
         self._lower_head(int(gone[0]) if len(gone) else None)
+
+    def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+        """All of a sequence's cells."""
+        cells, positions = self.arena.cells_of(seq)
+        settled = self.arena.pending.settle(self.arena.owner)
+        return (HostCopy(transfers_of(cells, host[positions], to_host=True), *settled),)
+
+    def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
+        """Placed like a prompt, micro-batch by micro-batch, with a compaction where a failure asks for one."""
+        self.free(seq)
+        arena = self.arena
+        for chunks in split_batch([Chunk(seq, 0, len(host))], self._n_ubatch):
+            self._compaction.forget_plans()
+            cells = self._find_cells(chunks)
+            if cells is None and self.trigger.on_failure and self.compact().n_runs:
+                cells = self._find_cells(chunks)
+            if cells is None:
+                self.free(seq)
+                raise NoSlot(f"no room for {len(host)} tokens from the host: {arena.free.total} cells are free")
+            self._take(chunks, cells)
+        self._compaction.forget_plans()
+        # A compaction in between may have moved what was placed first.
+        taken, positions = arena.cells_of(seq)
+        settled = arena.pending.settle(arena.owner)
+        return (HostCopy(transfers_of(taken, host[positions], to_host=False), *settled),)
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
         """Share the cells; the next search begins at 0."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvsim.engines.conformance.llama_server import LlamaServerReplay
 from kvsim.engines.conformance.llamacpp import LlamaCppReplay
 from kvsim.engines.conformance.recordings import Agreement, Disagreement, conform
 from kvsim.engines.conformance.vllm import vllm_replay
 
-__all__ = ["ENGINES", "Agreement", "Disagreement", "conform_llamacpp", "conform_vllm"]
+__all__ = ["ENGINES", "Agreement", "Disagreement", "conform_llama_server", "conform_llamacpp", "conform_vllm"]
 
 
 def conform_llamacpp(path: str | Path) -> Agreement:
@@ -16,10 +17,15 @@ def conform_llamacpp(path: str | Path) -> Agreement:
     return conform(path, LlamaCppReplay)
 
 
+def conform_llama_server(path: str | Path) -> Agreement:
+    """Replay one recording of llama-server. Raises ``UserError`` if the file is not one."""
+    return conform(path, LlamaServerReplay)
+
+
 def conform_vllm(path: str | Path) -> Agreement:
     """Replay one recording of vLLM's cache manager or scheduler. Raises ``UserError`` if the file is not one."""
     return conform(path, vllm_replay)
 
 
-ENGINES = {"llamacpp": conform_llamacpp, "vllm": conform_vllm}
+ENGINES = {"llamacpp": conform_llamacpp, "llama-server": conform_llama_server, "vllm": conform_vllm}
 """Functions that replay a recording, by engine."""

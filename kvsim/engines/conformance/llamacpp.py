@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ LlamaPolicy = UnifiedPolicy | MultiStreamPolicy
 
 class LlamaCppReplay:
     """Performs the operations of a llama.cpp context (decode, seq_rm, ...) on the preset of its era."""
+
+    excused: Sequence[str] = ()
 
     def __init__(self, header: Record):
         if "era" not in header:

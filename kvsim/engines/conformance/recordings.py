@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,10 +43,14 @@ class Agreement:
     total: int
     """Records with at least one field to compare."""
     first: Disagreement | None
+    excused: tuple[str, ...] = ()
+    """What was decided by the recording because its clock cannot tell, in words."""
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
         found: dict[str, Any] = {"file": self.file, "era": self.era, "agree": self.agree, "total": self.total}
+        if self.excused:
+            found["excused"] = list(self.excused)
         if self.first is not None:
             found["first_disagreement"] = {
                 "record": self.first.record,
@@ -62,6 +66,11 @@ class Replay(Protocol):
     """Performs a recording's operations on one of our policies."""
 
     era: str
+
+    @property
+    def excused(self) -> Sequence[str]:
+        """What was decided by the recording because its clock cannot tell, in words."""
+        ...
 
     def perform(self, record: Record) -> tuple[State, State]:
         """Perform one operation; return the recorded state after it and ours, in the same fields."""
@@ -114,7 +123,7 @@ def conform(path: str | Path, start: Callable[[Record], Replay]) -> Agreement:
         raise UserError(f"{source}: line {number}: {str(e).splitlines()[0]}") from None
     if number_of_record >= 0 and not total:
         raise UserError(f"{source}: nothing that can be compared: no record says what it found, or shows a cell")
-    return Agreement(source.name, replay.era, agree, total, first)
+    return Agreement(source.name, replay.era, agree, total, first, tuple(replay.excused))
 
 
 def whole_number(header: Record, key: str, default: int | None = None) -> int:

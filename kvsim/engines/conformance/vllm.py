@@ -10,12 +10,13 @@ from hashlib import blake2b
 from typing import Any, Generic, TypeVar
 
 from kvsim.engines.conformance.recordings import Record, Replay, State, whole_number
+from kvsim.engines.conformance.zero_time import ZeroTimeBackend
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.vllm import Vllm
-from policies import CacheConfig, Chunk, Content, MicroBatch, Moves, SequencePlan, Transfer
+from policies import CacheConfig, Chunk, Content, SequencePlan
 from policies.content import Key, TextSegment
 from policies.layouts.paged import PagedPolicy
 from policies.paging.eviction import free_blocks
@@ -115,6 +116,8 @@ def recorded_state(record: Record, fields: tuple[str, ...]) -> State:
 
 class ManagerReplay:
     """Performs calls of ``KVCacheManager`` on the paged policy."""
+
+    excused: Sequence[str] = ()
 
     def __init__(self, header: Record):
         self.era = f"{header['vllm']}, manager"
@@ -246,31 +249,6 @@ class OutcomeRecorder(Recorder):
         self._policy.calls.append(["P", self._policy.name_of[job.content]])
 
 
-class ZeroTimeBackend:
-    """A backend on which everything takes zero time."""
-
-    wants_views = False
-    predictor = None
-
-    def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
-        """Do nothing."""
-
-    def discard(self, seq: int, start: int, stop: int) -> None:
-        """Do nothing."""
-
-    def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
-        """Return zero seconds."""
-        return [0.0] * len(batches)
-
-    def move(self, moves: Moves) -> float:
-        """Return zero seconds."""
-        return 0.0
-
-    def transfer(self, transfers: Sequence[Transfer]) -> float:
-        """Return zero seconds."""
-        return 0.0
-
-
 class UncheckedVllm(Vllm):
     """vLLM's scheduler without our checks: like the original, it refuses no request."""
 
@@ -287,6 +265,8 @@ class UncheckedVllm(Vllm):
 
 class SchedulerReplay:
     """Performs steps of ``Scheduler`` on our own scheduler over the paged policy."""
+
+    excused: Sequence[str] = ()
 
     def __init__(self, header: Record):
         effective = header["effective"]

@@ -10,7 +10,7 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job, Status
 from kvsim.simulation.recorder import Recorder
-from policies import Chunk, NoSlot, Policy, SequencePlan
+from policies import Chunk, HostCopy, NoSlot, Policy, SequencePlan
 from policies.fast_forward.lockstep import LockstepBatch
 
 
@@ -27,6 +27,11 @@ class Scheduler(Protocol):
     @property
     def waiting(self) -> Iterable[Job]:
         """Jobs without a slot, the next to be admitted first."""
+        ...
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether ``settle_copies`` has any seconds to give."""
         ...
 
     def submit(self, job: Job, now: float) -> None:
@@ -52,6 +57,10 @@ class Scheduler(Protocol):
         """The policy had no room for the composed step: make room. Raises ``Livelock`` if that is impossible."""
         ...
 
+    def settle_copies(self) -> float:
+        """Seconds of copies to and from the host that composing took, before its step; asked for once."""
+        ...
+
     def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:
         """Let sequences that only decode go in lockstep from now on, in the policy's ``batch`` where it has one."""
         ...
@@ -71,6 +80,22 @@ class SchedulerBase(ABC):
         """The most tokens in a sequence."""
         self.started: list[Job] = []
         self.ended: list[Job] = []
+        self._copies_s = 0.0
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether the backend has made copies whose seconds are still to pass."""
+        return self._copies_s > 0
+
+    def settle_copies(self) -> float:
+        """Seconds of the copies that the backend has made since this was last asked."""
+        seconds, self._copies_s = self._copies_s, 0.0
+        return seconds
+
+    def _copied(self, copies: Sequence[HostCopy]) -> None:
+        """Have the backend copy a sequence to or from the host."""
+        self._copies_s += self._backend.copy(copies)
+        self._recorder.copied(copies)
 
     def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:  # noqa: B027  (a scheduler may decline)
         """Decline: every sequence stays in the chunks."""

@@ -11,7 +11,7 @@ from workloads import answer_of
 
 def slots(n=2, **keys):
     """llama-server with slots that are chosen for a prompt of which they hold more than half."""
-    return scenario(**{"server__slots": n, "server__slot_similarity": 0.5, "cache__cells": 64, **keys})
+    return scenario(**{"server__slots": n, "server__slot_prompt_similarity": 0.5, "cache__cells": 64, **keys})
 
 
 def slots_of(story):
@@ -68,7 +68,9 @@ def test_a_busy_slot_is_not_chosen_however_much_it_holds():
 
 def test_a_context_shift_changes_what_a_slot_can_be_matched_by():
     """Full at 16 tokens, it keeps 4 and forgets the next 6; what is left are 4, 4 and 4 said since."""
-    world = slots(1, server__slot_context=16, server__context_shift=True, server__n_keep=4, server__slot_similarity=0.0)
+    world = slots(
+        1, server__slot_context=16, server__context_shift=True, server__n_keep=4, server__slot_prompt_similarity=0.0
+    )
     first = says(0, 0.0, (1, 0, 14), output=5)
     story = tell(world, [first, says(1, 30.0, (1, 0, 14))])
     assert story.steps[:5] == [[(0, 0, 14)], [(0, 14, 1)], [(0, 15, 1)], [(0, 10, 1)], [(0, 11, 1)]]
@@ -90,7 +92,7 @@ def test_a_window_that_has_moved_on_cannot_be_gone_back_to(said, begins):
     """A window of 8 in a cache of 16: after 20 tokens what the sixth one would see is overwritten."""
     caches = [CacheSpec(64, 1, share=0.5), CacheSpec(16, 1, window=8, share=0.5)]
     policy = MultiStreamPolicy("two", CacheConfig(64, n_ubatch=8, sequences=1), caches)
-    world = slots(1, server__n_batch=8, server__slot_similarity=0.0)
+    world = slots(1, server__n_batch=8, server__slot_prompt_similarity=0.0)
     story = tell(world, [says(0, 0.0, (1, 0, said)), says(1, 30.0, (1, 0, 5), (2, 0, 2))], policy)
     assert story.steps[-1] == [(1, begins, 7 - begins)]
 
@@ -103,7 +105,7 @@ def test_blocks_that_another_slot_holds_are_found_as_well():
 
 def test_the_kept_slots_make_room_one_after_another():
     """16 cells. The third prompt needs 10 in a row: slot 0's are not enough, then slot 1's go as well."""
-    world = slots(3, cache__cells=16, server__n_batch=16, server__slot_similarity=0.0)
+    world = slots(3, cache__cells=16, server__n_batch=16, server__slot_prompt_similarity=0.0)
     story = tell(world, [says(0, 0.0, (1, 0, 6)), says(1, 10.0, (2, 0, 6)), says(2, 20.0, (3, 0, 10), output=2)])
     assert story.jobs[2].status == "completed"
     assert sum(n for step in story.steps[2:] for _, _, n in step) == 11

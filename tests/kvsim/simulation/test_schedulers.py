@@ -50,7 +50,7 @@ server = st.fixed_dictionaries(
         "n_ubatch": st.sampled_from([1, 4, 16]),
         "slot_context": st.sampled_from([None, None, 18]),
         "keep_idle_slots": st.booleans(),
-        "slot_similarity": st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+        "slot_prompt_similarity": st.sampled_from([0.0, 0.1, 0.5, 1.0]),
         "chunked_prefill": st.booleans(),
         "long_prefill_threshold": st.sampled_from([0, 0, 2, 5]),
         "reserve_full": st.booleans(),

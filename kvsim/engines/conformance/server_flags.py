@@ -1,0 +1,83 @@
+"""The scenario of a recorded llama-server: what its flags say, and what it said of itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from kvsim.engines.conformance.recordings import Record
+from kvsim.errors import UserError
+from kvsim.model.engine_versions import PRESENT
+from kvsim.model.recorded_names import recorded_model
+from kvsim.scenario.scenario import Scenario, load_scenario
+
+_NUMBERS = {
+    ("-np", "--parallel"): "slots",
+    ("-b", "--batch-size"): "n_batch",
+    ("-ub", "--ubatch-size"): "n_ubatch",
+    ("-cram", "--cache-ram"): "cache_ram",
+    ("--cache-reuse",): "cache_reuse",
+    ("--keep",): "n_keep",
+    ("-sps", "--slot-prompt-similarity"): "slot_prompt_similarity",
+}
+_SWITCHES = {
+    ("--context-shift",): ("context_shift", True),
+    ("--no-context-shift",): ("context_shift", False),
+    ("--cache-idle-slots",): ("cache_idle_slots", True),
+    ("--no-cache-idle-slots",): ("cache_idle_slots", False),
+    ("--cache-prompt",): ("cache_prompt", True),
+    ("--no-cache-prompt",): ("cache_prompt", False),
+}
+_TYPES = {("-ctk", "--cache-type-k"): "type_k", ("-ctv", "--cache-type-v"): "type_v"}
+_QUANTIZATION = re.compile(r"[.-](i?q\d\w*|b?f16|f32|mxfp4)$", re.IGNORECASE)
+"""The end of a GGUF file's name that says how its weights are stored."""
+
+
+def scenario_of(header: Record) -> tuple[Scenario, bool]:
+    """The scenario of a recording, and whether its model is known, so that bytes can be compared.
+
+    Flags that decide nothing (threads, say) are passed over. Raises ``ValueError`` and ``UserError``.
+    """
+    said, flags = header["server"], [str(flag) for flag in header["flags"]]
+    server: dict[str, Any] = {}
+    for names, key in _NUMBERS.items():
+        value = _value(flags, names)
+        if value is not None:
+            server[key] = float(value) if key == "slot_prompt_similarity" else int(value)
+    for names, (key, on) in _SWITCHES.items():
+        if any(name in flags for name in names):
+            server[key] = on
+    if server.get("slots", 0) < 1:
+        server.pop("slots", None)  # -1: auto.
+    cache: dict[str, Any] = {"type_k": "f16", "type_v": "f16", "policy": f"llama.cpp-{PRESENT['llama.cpp'].version}"}
+    for names, key in _TYPES.items():
+        value = _value(flags, names)
+        if value is not None:
+            cache[key] = value
+    cells = int(_value(flags, ("-c", "--ctx-size")) or 0)
+    cache["cells"] = cells or int(said["n_ctx"])
+    if any(flag in flags for flag in ("-kvu", "--kv-unified")):
+        cache["unified"] = True
+    elif any(flag in flags for flag in ("-no-kvu", "--no-kv-unified")):
+        cache["unified"] = False
+    model = _model(str(header.get("model", {}).get("file", "")))
+    table = {"server": server, "cache": cache, "model": {} if model is None else {"name": model}}
+    return load_scenario(table), model is not None
+
+
+def _model(file: str) -> str | None:
+    """The name here of a model file's model; None if it is not known."""
+    try:
+        return recorded_model(_QUANTIZATION.sub("", file.removesuffix(".gguf")))
+    except UserError:
+        return None
+
+
+def _value(flags: Sequence[str], names: Sequence[str]) -> str | None:
+    """The value of the last of these flags; None if none is there."""
+    found = None
+    for flag, value in zip(flags, [*flags[1:], ""], strict=True):
+        if flag in names:
+            found = value
+    return found

@@ -1,0 +1,69 @@
+"""Names and defaults of the keys that llama-server's flags give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+AUTO = "auto"
+AUTO_SLOTS = 4
+"""llama-server's slots where their number is left to it; they share one cache (llama.cpp, pull request 16736)."""
+
+_NAMES = {
+    ("server", "slot_similarity"): ("server", "slot_prompt_similarity"),
+    ("server", "parallel"): ("server", "slots"),
+    ("server", "kv_unified"): ("cache", "unified"),
+    ("server", "batch_size"): ("server", "n_batch"),
+    ("server", "ubatch_size"): ("server", "n_ubatch"),
+    ("server", "ctx_size"): ("cache", "cells"),
+    ("server", "cache_type_k"): ("cache", "type_k"),
+    ("server", "cache_type_v"): ("cache", "type_v"),
+    ("server", "keep"): ("server", "n_keep"),
+}
+"""Names of llama-server's flags, and former names, for keys that stand elsewhere or have another name."""
+
+
+def present_name(keys: Sequence[str]) -> Sequence[str]:
+    """The path of a key, with a flag's name or a former name replaced by the key's own."""
+    return _NAMES.get((keys[0], keys[1]), keys) if len(keys) == 2 else keys
+
+
+def with_present_names(data: dict[str, Any]) -> dict[str, Any]:
+    """The table of a scenario with flags' names and former names replaced by the keys' own.
+
+    Raises ``ValueError`` where both names are there.
+    """
+    for (section, name), (owner, key) in _NAMES.items():
+        given = data.get(section)
+        if not isinstance(given, dict) or name not in given:
+            continue
+        target = data.get(owner, {})
+        if not isinstance(target, dict):
+            continue
+        if key in target:
+            raise ValueError(f"{section}.{name} is another name of {owner}.{key}, which is there too; leave one out")
+        data = {**data, section: {k: v for k, v in given.items() if k != name}}
+        data[owner] = {**data.get(owner, {}), key: given[name]}
+    return data
+
+
+def with_server_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozenset[tuple[str, str]]]:
+    """The table of a scenario with the slots that ``llama-server`` has by itself, and the keys that were filled in.
+
+    Raises ``ValueError`` if another scheduler is asked for "auto".
+    """
+    server, cache = data.get("server", {}), data.get("cache", {})
+    if not isinstance(server, dict) or not isinstance(cache, dict) or server.get("slots", AUTO) != AUTO:
+        return data, frozenset()
+    scheduler = server.get("scheduler", "llama-server")
+    if scheduler != "llama-server":
+        if "slots" in server:
+            raise ValueError(f'server.slots = "auto" is of the scheduler llama-server; say how many under {scheduler}')
+        return data, frozenset()
+    found = {("server", "slots"): AUTO_SLOTS}
+    if cache.get("unified") is None:
+        found["cache", "unified"] = True
+    filled = {"server": server, "cache": cache}
+    for (section, key), value in found.items():
+        filled[section] = {**filled[section], key: value}
+    return {**data, **filled}, frozenset(found)

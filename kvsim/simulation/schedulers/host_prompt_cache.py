@@ -1,0 +1,188 @@
+"""llama-server's host cache: what slots held, kept in host memory as long as there is room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.schedulers.decision_log import DecisionLog, no_log
+from policies import Content, Group, Policy
+from policies.cells.free_extents import FreeExtents
+from policies.vocabulary import IntArray
+
+MIB = 1 << 20
+_KEPT_AT_LEAST = np.float32(0.25)
+"""Share of an entry that a prompt must begin with for the entry to be brought back."""
+_PER_TOKEN, _PER_LAYER, _PER_STREAM = 12, 24, 4
+"""Bytes of a saved state beside K and V: position and sequence of each token, types and sizes of each layer, a count
+for each stream (llama.cpp, ``llama_kv_cache::state_write``)."""
+STATE_HEADER = 28
+"""Further bytes of a saved state: by the sizes that llama-server 0.6.0-dev prints. In 0.5.0-dev they are 20."""
+
+
+def ratio(part: int, whole: int) -> np.float32:
+    """``part / whole`` as the server has it, in single precision; not a number for 0 / 0."""
+    return np.float32(part) / np.float32(whole) if whole else np.float32(np.nan)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """The state of a text in host memory."""
+
+    content: Content
+    bytes: int
+    cells: IntArray
+    """Shape (tokens,): cells of the host tier, by position."""
+
+
+class StateSize:
+    """Bytes of the saved state of a sequence."""
+
+    def __init__(self, scenario: Scenario, groups: tuple[Group, ...], header: int = STATE_HEADER):
+        """``header``: bytes of each group's header."""
+        self._header = header
+        self._cell_bytes = scenario.cell_bytes
+        self._layers = scenario.model.shape.n_layers
+        self._groups = groups
+
+    def of(self, tokens: int) -> int:
+        """Bytes of a sequence of that many tokens: of each cache group, what attention may still see of it."""
+        total = 0.0
+        for group in self._groups:
+            held = tokens if group.window is None else min(tokens, group.window)
+            total += held * (self._cell_bytes * group.share + _PER_TOKEN)
+            total += _PER_STREAM * group.streams + self._header
+        return round(total) + _PER_LAYER * self._layers
+
+
+class HostPromptCache:
+    """Entries, the oldest first (llama.cpp, ``server_prompt_cache`` in ``tools/server/server-task.cpp``; pull request
+    16391)."""
+
+    def __init__(self, scenario: Scenario, policy: Policy, log: DecisionLog = no_log):
+        limit = scenario.server.cache_ram
+        self.limit_bytes = max(limit, 0) * MIB
+        """0: no limit."""
+        self._limit_tokens = scenario.context_cells
+        self.size = StateSize(scenario, policy.groups)
+        self._log = log
+        self._logs = log is not no_log
+        self.bytes = 0
+        """Bytes of all entries."""
+        self.tokens = 0
+        """Tokens of all entries."""
+        self._entries: dict[Entry, None] = {}
+        """The oldest first."""
+        self._by_first: dict[tuple[int, int], dict[Entry, None]] = {}
+        """The same, by their first token: only those that begin alike can be of use to each other."""
+        # Without a limit in bytes that in tokens holds, which is enforced after each save.
+        cells = 2 * self._limit_tokens if limit < 0 else int(self.limit_bytes // max(scenario.cell_bytes, 1.0))
+        self._free = FreeExtents(max(cells, 1))
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries, the oldest first."""
+        return list(self._entries)
+
+    def save(self, content: Content) -> Entry | None:
+        """Make an entry for what a slot holds, and room for it; None if it is there already or too large.
+
+        The caller copies the state to the entry's cells.
+        """
+        n = content.n
+        if n == 0:
+            return None
+        size = self.size.of(n)
+        self._log("save", tokens=n, mib=size / MIB)
+        alike = [(entry, entry.content.common_prefix(content)) for entry in self._beginning_like(content)]
+        if any(same == n for _, same in alike):
+            self._log("already_saved")
+            return None
+        if self.limit_bytes and size > self.limit_bytes:
+            self._log("too_large", mib=size / MIB, limit=self.limit_bytes / MIB)
+            return None
+        for entry, same in alike:
+            if same == entry.content.n:
+                self._log("obsolete", tokens=same)
+                self.remove(entry)
+        while self.limit_bytes and self._entries and self.bytes + size > self.limit_bytes:
+            self._drop_oldest("make_room")
+        made = Entry(content, size, self._take(n))
+        self._entries[made] = None
+        self._by_first.setdefault(_first(content), {})[made] = None
+        self.bytes, self.tokens = self.bytes + size, self.tokens + n
+        return made
+
+    def find(self, held: Content, prompt: Content) -> Entry | None:
+        """The entry to bring back for a prompt, better than what the slot holds and than all others; None if none is.
+
+        Better is what is kept of it in a larger share, and of what the prompt gets a larger share.
+        """
+        n, prefix = prompt.n, held.common_prefix(prompt)
+        keep = ratio(prefix, held.n) if held.n else np.float32(-1)  # Whatever there is beats an empty slot.
+        similarity = ratio(prefix, n)
+        self._log("look", keep=keep, sim=similarity)
+        best = None
+        for entry in self._entries if self._logs else self._beginning_like(prompt):
+            prefix = entry.content.common_prefix(prompt)
+            kept, similar = ratio(prefix, entry.content.n), ratio(prefix, n)
+            self._log("candidate", tokens=entry.content.n, lcp=prefix, keep=kept, sim=similar)
+            if kept >= _KEPT_AT_LEAST and keep < kept and similarity < similar:
+                keep, similarity, best = kept, similar, entry
+        if best is not None:
+            self._log("found", keep=keep, sim=similarity)
+        return best
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out: it was brought back, or there is no more room for it."""
+        first = _first(entry.content)
+        del self._entries[entry], self._by_first[first][entry]
+        if not self._by_first[first]:
+            del self._by_first[first]
+        self.bytes, self.tokens = self.bytes - entry.bytes, self.tokens - entry.content.n
+        self._free.release(entry.cells)
+
+    def enforce_limits(self) -> None:
+        """Drop the oldest entries while there are too many bytes or tokens."""
+        while self.limit_bytes and self.bytes > self.limit_bytes:
+            self._drop_oldest("size_limit")
+        limit = self._limit_tokens
+        if self.limit_bytes:
+            each = max(np.float32(1), ratio(self.bytes, max(1, self.tokens)))
+            limit = max(limit, int(np.float32(self.limit_bytes) / each))
+        while self._entries and self.tokens > limit:
+            self._drop_oldest("token_limit")
+        self._log("host_cache", prompts=len(self._entries), mib=self.bytes / MIB)
+        if self._logs:
+            for entry in self._entries:
+                self._log("host_entry", tokens=entry.content.n, mib=entry.bytes / MIB)
+
+    def _beginning_like(self, content: Content) -> list[Entry]:
+        """The entries whose first token is that of a text, the oldest first."""
+        return list(self._by_first.get(_first(content), ())) if content.n else []
+
+    def _drop_oldest(self, reason: str) -> None:
+        oldest = next(iter(self._entries))
+        self._log(reason, mib=oldest.bytes / MIB)
+        self.remove(oldest)
+
+    def _take(self, n: int) -> IntArray:
+        """Cells of the host tier for that many tokens, the lowest free ones; shape (n,)."""
+        parts, missing = [], n
+        for start, end in list(self._free):
+            taken = min(end - start, missing)
+            self._free.take(start, taken)
+            parts.append(np.arange(start, start + taken))
+            missing -= taken
+            if not missing:
+                break
+        assert not missing, "the limits leave room for all tokens"
+        return np.concatenate(parts)
+
+
+def _first(content: Content) -> tuple[int, int]:
+    """The source and the place in it of a text's first token."""
+    source, start, _ = next(iter(content))
+    return source, start

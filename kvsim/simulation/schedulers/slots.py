@@ -1,0 +1,56 @@
+"""llama-server's slots, and what of a slot's tokens a prompt can use again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.simulation.job import Job
+from policies import NOTHING, Content
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One of the server's slots; its number is the sequence id."""
+
+    id: int
+    job: Job | None = None
+    begun: bool = False
+    """Whether the server has begun with the job's prompt."""
+    prompt: Content = NOTHING
+    """The job's prompt, without its answer."""
+    truncated: bool = False
+    """Whether the job's context was shifted, or its slot was full."""
+    content: Content = NOTHING
+    """What the slot holds: while it is idle, or its job has not begun, what was left there."""
+    last_used: int = -1
+    """Value of a counter when the slot was last released; -1 before."""
+
+    def vacate(self, turn: int) -> None:
+        """Let the job go."""
+        self.job, self.begun, self.prompt, self.truncated, self.last_used = None, False, NOTHING, False, turn
+
+
+def reused_runs(held: Content, prompt: Content, prefix: int, shortest: int) -> Iterator[tuple[int, int]]:
+    """Runs of at least ``shortest`` tokens that a prompt has behind the first ``prefix``, which are held elsewhere.
+
+    Each is (its first token's index in ``held``, its tokens); its place in the prompt is behind all before it
+    (llama.cpp's ``--cache-reuse``). What is held is gone through once, and so is the prompt, which goes on only behind
+    a run that was found.
+    """
+    ours, theirs = held.tokens(), prompt.tokens()
+    at, place = prefix, prefix
+    while at < len(ours) and len(theirs) - place >= shortest:
+        starts = at + np.flatnonzero((ours[at : len(ours) - shortest + 1] == theirs[place]).all(axis=1))
+        for start in starts.tolist():
+            n = min(len(ours) - start, len(theirs) - place)
+            same = (ours[start : start + n] == theirs[place : place + n]).all(axis=1)
+            n = n if same.all() else int(same.argmin())
+            if n >= shortest:
+                yield start, n
+                at, place = start + n, place + n
+                break
+        else:
+            return
