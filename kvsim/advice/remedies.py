@@ -227,7 +227,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         ),
         Remedy(
             "let idle slots keep their cells, and choose slots by their common prefix with the prompt",
-            "server.keep_idle_slots = true; server.slot_similarity, halved",
+            "server.keep_idle_slots = true; server.slot_prompt_similarity, halved",
             (_llama("--slot-prompt-similarity X --cache-reuse N"),),
         ),
     ),

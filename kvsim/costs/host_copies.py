@@ -34,11 +34,10 @@ def host_copies_s(profile: Profile, transfers: Sequence[Transfer], cell_bytes: f
 
 
 def host_copies_basis(profile: Profile) -> str | None:
-    """On what the price of copies to and from host memory rests, in words; None where the profile measured them."""
-    if profile.host_copies is not None:
+    """On what the price of copies to and from host memory rests, in words; None where the profile measured them, or at
+    least copies inside the cache on the same machine."""
+    if profile.host_copies is not None or _has_own_moves(profile):
         return None
-    if _has_own_moves(profile):
-        return "as copies inside the cache"
     rates = _stated(profile)
     if profile.device is not None:
         return f"at {rates[True] / 1e9:g} GB/s, about what PCIe 4.0 x16 carries"

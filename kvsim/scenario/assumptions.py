@@ -30,6 +30,8 @@ def _batches(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:
         return
     if scenario.machine.device is not None and "n_batch" not in scenario.server.model_fields_set:
         return  # The device's own line has it.
+    if scenario.auto_slots:
+        yield f"{scenario.server.slots} slots that share one cache (no --parallel)"
     left = [key for key in ("n_batch", "n_ubatch") if getattr(scenario.server, key) is None]
     if engine.engine == "vLLM":  # Each step is one pass.
         left = [key for key in left if key == "n_batch"]
@@ -44,6 +46,8 @@ def _cache(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:
     given = scenario.cache.model_fields_set | ({"slot_context"} if scenario.server.slot_context is not None else set())
     if scenario.cache.kernel is not None:
         given |= {"flash_attention"}
+    if scenario.auto_slots and scenario.unified:
+        given |= {"unified"}  # The server's own line has it.
     for setting, words in engine.defaults.items():
         if setting not in given and (setting in preset.parameters or setting in ("flash_attention", "slot_context")):
             if setting == "unified" and scenario.unified != engine.unified:

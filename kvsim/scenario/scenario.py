@@ -34,7 +34,7 @@ from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
 from kvsim.scenario.device_defaults import table_on, with_device_defaults
 from kvsim.scenario.section import Section
-from kvsim.scenario.server_defaults import present_name, with_present_names, with_server_defaults
+from kvsim.scenario.server_defaults import AUTO, present_name, with_present_names, with_server_defaults
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts, current_name, engine_of
 
@@ -297,11 +297,18 @@ class Scenario(Section):
         return share
 
     @property
+    def auto_slots(self) -> bool:
+        """Whether the number of slots is left to llama-server."""
+        return self.server.scheduler == "llama-server" and "slots" not in self.server.model_fields_set
+
+    @property
     def unified(self) -> bool:
         """Whether all slots share one cache."""
         if self.cache.unified is not None:
             return self.cache.unified
         if self.engine is None or self.engine.unified:
+            return True
+        if self.auto_slots and self.cache.policy != "streams":  # Whose name says that each slot has its own.
             return True
         # What the scenario says of its slots comes before what an engine assumes: own caches could not hold that much.
         return self.server.slot_context is not None and self.server.slot_context > self.equal_share
@@ -384,6 +391,8 @@ class Scenario(Section):
             # Absolute paths, so that the scenario can be run from any folder.
             if key in section and not is_shipped(section[key]) and self._file(section[key]):
                 section[key] = str((self.folder / section[key]).resolve())
+        if self.auto_slots:
+            table["server"]["slots"] = AUTO
         unset = list(_unset(table))
         text = tomli_w.dumps(_without_none(table))
         return text + (f"\n# not set: {', '.join(unset)}\n" if unset else "")

@@ -52,18 +52,12 @@ def with_server_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
 
     Raises ``ValueError`` if another scheduler is asked for "auto".
     """
-    server, cache = data.get("server", {}), data.get("cache", {})
-    if not isinstance(server, dict) or not isinstance(cache, dict) or server.get("slots", AUTO) != AUTO:
+    server = data.get("server", {})
+    if not isinstance(server, dict) or server.get("slots", AUTO) != AUTO:
         return data, frozenset()
     scheduler = server.get("scheduler", "llama-server")
     if scheduler != "llama-server":
         if "slots" in server:
             raise ValueError(f'server.slots = "auto" is of the scheduler llama-server; say how many under {scheduler}')
         return data, frozenset()
-    found = {("server", "slots"): AUTO_SLOTS}
-    if cache.get("unified") is None:
-        found["cache", "unified"] = True
-    filled = {"server": server, "cache": cache}
-    for (section, key), value in found.items():
-        filled[section] = {**filled[section], key: value}
-    return {**data, **filled}, frozenset(found)
+    return {**data, "server": {**server, "slots": AUTO_SLOTS}}, frozenset({("server", "slots")})

@@ -19,7 +19,8 @@ def conform(
     engine: Annotated[
         str,
         typer.Argument(
-            help="The engine that was recorded: llamacpp or vllm.", autocompletion=completion.conforming_engines
+            help="The engine that was recorded: llamacpp (its cache), llama-server or vllm.",
+            autocompletion=completion.conforming_engines,
         ),
     ],
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Recordings, JSONL, plain or gzip.")],

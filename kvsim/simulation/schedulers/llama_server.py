@@ -49,6 +49,9 @@ class LlamaServer(SchedulerBase):
         self.deferred: deque[Job] = deque()
         """Requests that found no idle slot, in the order in which they asked."""
         self.host_cache = HostPromptCache(scenario, policy, log) if server.cache_ram and policy.can_copy_out else None
+        self._opens_early = not policy.can_copy_out
+        """Whether a sequence is opened when its request gets a slot, as layouts with admission need it, rather than
+        when the server begins with its prompt, as in llama.cpp."""
         self._log = log
         self._threshold = np.float32(server.slot_prompt_similarity)
         self._unified = scenario.unified
@@ -139,8 +142,9 @@ class LlamaServer(SchedulerBase):
                     self.queue.appendleft(job)
                     return
                 continue
-            slot.job, slot.prompt, slot.begun = job, prompt, False
-            job.slot = slot.id
+            slot.take(job, prompt)
+            if self._opens_early and 0 < prompt.n < self._context:
+                slot.held = self._open(slot, job)
             self._log("launch", slot=slot.id, job=job)
             if self.host_cache is not None and self._scenario.server.cache_idle_slots:
                 self._save_idle_slots(self.host_cache)
@@ -265,15 +269,20 @@ class LlamaServer(SchedulerBase):
             self._log("error", job=job)
             self._release(slot)
             return False
+        held = slot.held if self._opens_early else self._open(slot, job)
+        slot.begun = True
+        self._start(slot.id, job, held, now)
+        return True
+
+    def _open(self, slot: Slot, job: Job) -> int:
+        """Open the job's sequence on what its slot holds of the prompt; return how many tokens that are."""
         held = self._held(slot, job)
         if not held:
             held = self._policy.match(slot.id, job.content, job.tokens)
         self._policy.open(slot.id, self._plan(job))
         if held and not self._policy.reserve(Chunk(slot.id, held, 0)):
             held = 0
-        slot.begun = True
-        self._start(slot.id, job, held, now)
-        return True
+        return held
 
     def _held(self, slot: Slot, job: Job) -> int:
         """How much of its prompt the slot holds; all that it holds behind that is freed."""

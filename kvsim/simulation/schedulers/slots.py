@@ -21,12 +21,19 @@ class Slot:
     """Whether the server has begun with the job's prompt."""
     prompt: Content = NOTHING
     """The job's prompt, without its answer."""
+    held: int = 0
+    """Tokens of the prompt that were there when the sequence was opened ahead of its prompt."""
     truncated: bool = False
     """Whether the job's context was shifted, or its slot was full."""
     content: Content = NOTHING
     """What the slot holds: while it is idle, or its job has not begun, what was left there."""
     last_used: int = -1
     """Value of a counter when the slot was last released; -1 before."""
+
+    def take(self, job: Job, prompt: Content) -> None:
+        """Give the slot to a job, whose prompt the server has not begun with."""
+        self.job, self.prompt, self.begun, self.held = job, prompt, False, 0
+        job.slot = self.id
 
     def vacate(self, turn: int) -> None:
         """Let the job go."""

@@ -101,7 +101,7 @@ def test_every_command_says_what_memory_says_and_nothing_of_times(line, tmp_path
     assert (printed.returncode, printed.stdout) == (2, "")
     why, memory = printed.stderr.splitlines()
     assert "no times for llama-3.1-8b: profile default was measured on tiny; " in why
-    assert "memory of llama-3.1-8b, 16,384 cells for 8 slots" in memory
+    assert "memory of llama-3.1-8b, 16,384 cells for 4 slots" in memory
     assert "weights 14.96 GiB" in memory
     assert not (tmp_path / "results").exists()
 

@@ -186,7 +186,7 @@ def test_flags_agree_with_the_scenario():
             expected = {
                 "--ctx-size": str(cache.cells),
                 "--parallel": str(server.slots),
-                "--batch-size": str(server.n_batch),
+                "--batch-size": str(min(server.n_batch, cache.cells)),
                 "--ubatch-size": str(server.n_ubatch),
                 "--cache-type-k": "f32",
                 "--cache-type-v": "f32",

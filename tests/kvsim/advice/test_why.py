@@ -213,7 +213,7 @@ def test_shares_of_a_difference_to_which_nothing_is_given_back():
 
 def test_holes_alone():
     """Idle slots keep their cells, and a masked kernel reads them all, so each request reads more of them."""
-    found = why(one_after_another(requests=40, slots=40, keep_idle_slots=True), "contiguous")
+    found = why(one_after_another(requests=40, slots=40, keep_idle_slots=True, cache_ram=0), "contiguous")
     assert found.over_time.dominant == "holes"
     assert found.over_time.table["share"]["holes"] > 0.99
     assert (found.requests["queueing_s"] == 0).all()
@@ -222,7 +222,7 @@ def test_holes_alone():
 
 def test_a_policy_with_block_tables_has_no_holes():
     """Control: a policy that reads only a sequence's own cells."""
-    found = why(one_after_another(requests=40, slots=40, keep_idle_slots=True), "paged")
+    found = why(one_after_another(requests=40, slots=40, keep_idle_slots=True, cache_ram=0), "paged")
     assert (found.requests["holes_s"] == 0).all()
     assert found.main is None
     assert found.remedies == ()
@@ -265,7 +265,7 @@ def test_requests_that_arrive_during_an_idle_compaction_wait(slow_copies):
 
 def test_batch_splits_are_charged_for_further_passes():
     """Passes that only a batch split made necessary are charged their base cost; without splits there is none."""
-    tight = load_scenario(FEW, cache__cells=1024, workload__rate=20.0)
+    tight = load_scenario(FEW, cache__cells=1536, workload__rate=20.0)
     causes, result = breakdown(tight, "contiguous")
     assert result.summary["cache"]["batch_splits"] > 0
     assert 0 < result.passes["cut"].sum() < result.summary["forward_passes"]
@@ -426,7 +426,7 @@ def test_an_engine_is_not_told_to_become_what_it_is(policy):
 
 def test_what_is_printed_names_the_options_of_the_policys_version():
     """The same holes under two versions; the new one has no defragmentation."""
-    world = load_scenario("chat", workload__requests=100, cache__kernel="masked")
+    world = load_scenario("chat", workload__requests=100, cache__kernel="masked", server__cache_ram=0)
     for policy, has, lacks in (
         ("llama.cpp-b4666", "--defrag-thold X, lower", "--kv-unified"),
         ("llama.cpp-b6975", "without --kv-unified", "--defrag-thold"),

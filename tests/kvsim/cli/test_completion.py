@@ -50,7 +50,7 @@ def test_every_command_is_offered(monkeypatch):
         ("kvsim plan --engine ", ["llamacpp", "vllm"]),
         ("kvsim recommend --engine ", ["llamacpp", "vllm", "both", "any"]),
         ("kvsim calibrate --engine ", ["numpy", "llamacpp"]),
-        ("kvsim conform ", ["llamacpp", "vllm"]),
+        ("kvsim conform ", ["llamacpp", "llama-server", "vllm"]),
         ("kvsim record ", ["llamacpp"]),
         ("kvsim plan --model phi-3-", ["phi-3-mini-4k", "phi-3-mini-128k"]),
         ("kvsim calibrate --model s", ["small", "smollm2"]),

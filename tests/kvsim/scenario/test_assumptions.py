@@ -1,6 +1,7 @@
 """What is assumed of an engine where a scenario says nothing, and that what it says comes first."""
 
 import json
+import tomllib
 
 import pytest
 
@@ -26,7 +27,7 @@ def succeeded(done):
 
 
 def said(policy="contiguous", **keys):
-    return load_scenario(NOTHING, cache__policy=policy, **keys)
+    return load_scenario(NOTHING, cache__policy=policy, **{"server__slots": 8, **keys})
 
 
 def test_presets_agree_with_the_versions_that_they_name():
@@ -93,6 +94,46 @@ def test_slots_share_a_cache_as_in_the_policys_engine_unless_stated(policy, keys
             assert build_policy(world).groups[0].streams == (1 if unified else 8)
 
 
+def test_slots_left_to_the_server_are_four_that_share_one_cache():
+    for keys in ({}, {"server": {"slots": "auto"}}, {"server": {"parallel": "auto"}}):
+        world = load_scenario({**NOTHING, **keys}, cache__policy="llama.cpp-b6975")
+        assert (world.server.slots, world.unified, world.slot_context) == (4, True, 16384)
+        first, second = assumptions(world)
+        assert first == BATCH.replace("batch 2,048", "4 slots that share one cache (no --parallel), batch 2,048")
+        assert second.endswith("flash attention auto (on)")
+        assert load_scenario(tomllib.loads(world.to_toml())) == load_scenario(world)
+    divided = load_scenario(NOTHING, cache__policy="streams")
+    assert (divided.server.slots, divided.unified, divided.slot_context) == (4, False, 4096)
+    assert load_scenario(NOTHING, server__scheduler="vllm").server.slots == 8
+    with pytest.raises(kvsim.UserError, match=r'server.slots = "auto" is of the scheduler'):
+        load_scenario(NOTHING, server__scheduler="vllm", server__slots="auto")
+
+
+@pytest.mark.parametrize(
+    ("asked", "slots", "unified", "cells", "slot_context"),
+    [(1000, 3, False, 3 * 512, 512), (1000, 3, True, 1024, 1024), (300, 4, True, 512, 512), (512, 2, False, 512, 256)],
+)
+def test_todays_llamacpp_rounds_a_context_up_to_256_cells(asked, slots, unified, cells, slot_context):
+    keys = {"server__slots": slots, "cache__cells": asked, "cache__unified": unified}
+    world = said("llama.cpp-b6975", **keys)
+    assert (world.context_cells, world.slot_context, world.n_batch) == (cells, slot_context, min(asked, 2048))
+    assert build_policy(world).capacity == cells
+    for policy, scheduler in (("contiguous", "llama-server"), ("llama.cpp-b6975", "static")):
+        assert said(policy, server__scheduler=scheduler, **keys).context_cells == asked
+
+
+def test_a_servers_flags_name_the_keys_of_a_scenario():
+    flags = {"parallel": 3, "ctx_size": 3072, "kv_unified": False, "batch_size": 64, "ubatch_size": 32, "keep": 5}
+    flags |= {"slot_similarity": 0.5, "cache_type_k": "q8_0"}
+    world = load_scenario({"server": flags})
+    server, cache = world.server, world.cache
+    assert (server.slots, server.n_batch, server.n_ubatch, server.n_keep) == (3, 64, 32, 5)
+    assert (cache.cells, cache.unified, cache.type_k, server.slot_prompt_similarity) == (3072, False, "q8_0", 0.5)
+    assert load_scenario(world, server__parallel=2).server.slots == 2
+    with pytest.raises(kvsim.UserError, match=r"server.parallel is another name of server.slots, which is there too"):
+        load_scenario({"server": {"slots": 2, "parallel": 2}})
+
+
 def test_a_stated_kernel_comes_first():
     assert build_policy(said("llama.cpp-b6975", cache__kernel="masked")).kernel == "masked"
     assert build_policy(said("llama.cpp-b4666", cache__kernel="tiled")).kernel == "tiled"
@@ -102,18 +143,18 @@ def test_too_many_slots_for_a_cache_each_are_refused_in_one_line():
     world = said(server__slots=64, cache__cells=64)
     assert build_policy(world).name == "contiguous"
     with pytest.raises(kvsim.UserError, match=r"cache.cells \(64\) shared out over server.slots \(64\)") as refused:
-        kvsim.run(world, "llama.cpp-b6975")
+        kvsim.run(world, "llama.cpp-b4666")
     assert "\n" not in str(refused.value)
 
 
 def test_a_run_under_another_policy_takes_that_policys_engine():
     """Whichever policy the scenario names, what is left open follows from the one that runs."""
-    asked = {"workload__prompt_tokens": {"kind": "fixed", "value": 30}, "cache__cells": 512}
+    asked = {"workload__prompt_tokens": {"kind": "fixed", "value": 230}, "cache__cells": 2048}
     stated = said(
         "llama.cpp-b6975",
         server__n_batch=512,
         server__n_ubatch=512,
-        server__slot_context=64,
+        server__slot_context=256,
         cache__unified=False,
         cache__kernel="tiled",
         **asked,
@@ -188,7 +229,7 @@ def test_what_is_assumed_is_said_and_what_is_stated_is_not(policy, keys, lines):
 
 def test_tables_and_reports_are_headed_by_what_was_assumed(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text("[workload]\nrequests = 12\n")
+    file.write_text("[workload]\nrequests = 12\n[server]\nslots = 8\n")
     lines = [BATCH, *assumptions(said("llama.cpp-b6975"))[1:], *assumptions(said("vllm"))[1:]]
     printed = succeeded(command("run", str(file), "-p", "llama.cpp-today"))
     assert printed.splitlines()[2:4] == lines[:2]

@@ -52,6 +52,7 @@ def test_the_written_file_names_every_key_even_those_not_set():
     sections = tomllib.loads(text)
     assert set(sections) == {"name", "seed", "workload", "model", "server", "cache", "machine"}
     assert "max" not in sections["workload"]["prompt_tokens"]
+    assert sections["server"]["slots"] == "auto"
     left_to_the_engine = "server.n_batch, server.n_ubatch, server.slot_context, cache.unified, cache.kernel"
     assert text.endswith(f"# not set: {left_to_the_engine}, machine.device, machine.weights, machine.host_gb_s\n")
 

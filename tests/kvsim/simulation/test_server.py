@@ -14,7 +14,7 @@ def log_of(backend):
 def test_a_request_takes_one_prefill_and_a_decode_for_each_further_token():
     backend = GivenTimes()
     _, jobs = serve(scenario(), Listed([(0.0, 5, 3)]), backend)
-    assert log_of(backend) == [[(0, 0, 5)], [(0, 5, 1)], [(0, 6, 1)]]
+    assert log_of(backend) == [[(3, 0, 5)], [(3, 5, 1)], [(3, 6, 1)]]
     job = jobs[0]
     assert (job.started_s, job.first_token_s, job.finished_s) == (0.0, 1.0, 3.0)
     assert job.computed == 7, "the last token is never run"
@@ -24,14 +24,14 @@ def test_a_long_prompt_is_cut_to_the_batch_and_the_batch_to_micro_batches():
     backend = GivenTimes()
     world = scenario(server__n_batch=8, server__n_ubatch=4)
     _, jobs = serve(world, Listed([(0.0, 10, 1)]), backend)
-    assert log_of(backend) == [[(0, 0, 4)], [(0, 4, 4)], [(0, 8, 2)]]
+    assert log_of(backend) == [[(3, 0, 4)], [(3, 4, 4)], [(3, 8, 2)]]
     assert jobs[0].first_token_s == 3.0
 
 
 def test_generating_slots_come_before_prompts():
     backend = GivenTimes()
     serve(scenario(), Listed([(0.0, 2, 3), (0.5, 4, 1)]), backend)
-    assert log_of(backend) == [[(0, 0, 2)], [(0, 2, 1), (1, 0, 4)], [(0, 3, 1)]]
+    assert log_of(backend) == [[(3, 0, 2)], [(3, 2, 1), (2, 0, 4)], [(3, 3, 1)]]
 
 
 def test_a_request_that_arrives_during_a_step_waits_for_its_end():
@@ -62,32 +62,61 @@ def test_a_prompt_that_fills_a_slot_is_refused_with_the_sizes():
 def test_generation_ends_when_the_slot_is_full():
     _, jobs = serve(scenario(server__slot_context=16), Listed([(0.0, 14, 99)]))
     assert jobs[0].truncated
-    assert jobs[0].generated == 3, "positions 14 and 15 hold the first two; the third is never run"
+    assert jobs[0].generated == 2, "position 14 holds the first; the second ends it, one cell early"
 
 
 def test_no_slot_halves_the_batch_until_it_fits():
-    """A hole of 8 and one of 4: ten prompt tokens go in as 5 and 4, then none is left for the last."""
-    world = scenario(cache__cells=16, server__slots=2, server__slot_context=16)
+    """Holes of 8 and 4 cells: of ten prompt tokens, in batches of up to 16, 8 go in at once, then the other 2."""
+    world = scenario(cache__cells=16, server__slots=1, server__slot_context=16)
     policy = build_policy(world)
     policy.allocate([Chunk(8, 0, 16)])
     policy.free(8, 0, 8)
     policy.free(8, 12, 16)
     backend = GivenTimes()
     recorder, jobs = serve(world, Listed([(0.0, 10, 1)]), backend, policy)
-    assert log_of(backend) == [[(0, 0, 5)], [(0, 5, 2)], [(0, 7, 3)]]
-    assert [batch.cells.tolist() for batch in backend.passes] == [[0, 1, 2, 3, 4], [5, 6], [12, 13, 14]]
-    assert recorder.batch_splits == recorder.failed_allocations == 2
+    assert log_of(backend) == [[(0, 0, 8)], [(0, 8, 2)]]
+    assert [batch.cells.tolist() for batch in backend.passes] == [[0, 1, 2, 3, 4, 5, 6, 7], [12, 13]]
+    assert recorder.batch_splits == recorder.failed_allocations == 1
     assert jobs[0].status == "completed"
 
 
-def test_a_single_token_without_room_purges_idle_slots_then_fails_everyone():
+def test_n_batch_itself_is_halved_so_that_a_small_piece_is_tried_unchanged():
+    """One cell is free for three tokens: tried at 16, 8 and 4 alike, then as 2, then as 1, which fits; then nothing."""
+    world = scenario(cache__cells=16, server__slots=1, server__slot_context=16)
+    policy = build_policy(world)
+    policy.allocate([Chunk(8, 0, 15)])
+    backend = GivenTimes()
+    recorder, jobs = serve(world, Listed([(0.0, 3, 1)]), backend, policy)
+    assert log_of(backend) == [[(0, 0, 1)]]
+    assert recorder.failed_allocations == 4 + 5, "16, 8, 4, 2 before the one that fits; 16, 8, 4, 2, 1 behind it"
+    assert recorder.batch_splits == 2 + 1
+    assert jobs[0].error == "Context size has been exceeded."
+    assert policy.sequences() == [8], "the slot of a request that failed is emptied"
+
+
+def test_an_idle_slot_is_purged_before_anything_is_halved():
+    world = scenario(cache__cells=16, server__slots=2, server__slot_context=16, server__cache_ram=0)
+    recorder, jobs = serve(world, Listed([(0.0, 6, 1), (2.0, 12, 3)]))
+    assert [job.status for job in jobs.values()] == ["completed"] * 2
+    assert (recorder.failed_allocations, recorder.batch_splits) == (1, 0)
+
+
+def test_a_single_token_without_room_fails_every_request_in_a_slot():
     world = scenario(cache__cells=16, server__slots=2, server__slot_context=16)
-    recorder, jobs = serve(world, Listed([(0.0, 6, 1), (2.0, 12, 99)]))
-    assert jobs[0].status == "completed"
-    assert jobs[1].truncated, "slot 0's six cells were purged, so slot 1 grew to its limit"
-    assert recorder.failed_allocations > 0
     _, jobs = serve(world, Listed([(0.0, 6, 99), (0.0, 6, 99)]))
     assert {job.error for job in jobs.values()} == {"Context size has been exceeded."}
+
+
+def test_slots_with_caches_of_their_own_are_not_purged():
+    """Room that a policy withholds in a divided cache cannot come from another slot."""
+    world = scenario(
+        cache__cells=32, server__slots=2, server__slot_context=16, server__cache_ram=0, cache__unified=False
+    )
+    policy = build_policy(world)
+    policy.allocate([Chunk(8, 0, 18)])
+    recorder, jobs = serve(world, Listed([(0.0, 6, 1), (2.0, 12, 3)]), policy=policy)
+    assert [job.status for job in jobs.values()] == ["completed", "failed"]
+    assert recorder.failed_allocations > 3
 
 
 def test_finished_slots_keep_their_cells_only_if_told():
@@ -130,15 +159,15 @@ def test_allocate_raises_no_slot_and_changes_nothing():
 
 
 def test_a_full_slot_forgets_half_of_what_follows_the_tokens_it_keeps():
-    """Slot of 16: full at position 16; keeps 4, forgets 6 of the other 12, and goes on from position 10."""
+    """Slot of 16: full with 15 tokens; keeps 4, forgets 5 of the other 11, and goes on from position 10."""
     world = scenario(cache__cells=32, server__slots=2, server__slot_context=16, server__context_shift=True)
     world = world.model_copy(update={"server": world.server.model_copy(update={"n_keep": 4})})
     backend = GivenTimes()
     recorder, jobs = serve(world, Listed([(0.0, 14, 9)]), backend, build_policy(world, "contiguous"))
-    assert log_of(backend)[:4] == [[(0, 0, 14)], [(0, 14, 1)], [(0, 15, 1)], [(0, 10, 1)]]
-    shift = backend.passes[3].places[0].shift
-    assert shift.deltas.tolist() == [-6] * 6, "positions 10 to 15 became 4 to 9"
-    assert (jobs[0].generated, jobs[0].truncated, recorder.context_shifts) == (9, False, 1)
+    assert log_of(backend)[:4] == [[(1, 0, 14)], [(1, 14, 1)], [(1, 10, 1)], [(1, 11, 1)]]
+    shift = backend.passes[2].places[0].shift
+    assert shift.deltas.tolist() == [-5] * 6, "positions 9 to 14 became 4 to 9"
+    assert (jobs[0].generated, jobs[0].truncated, recorder.context_shifts) == (9, False, 2)
 
 
 def test_a_ring_never_fills():

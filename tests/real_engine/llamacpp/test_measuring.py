@@ -181,7 +181,7 @@ def test_a_batch_has_no_more_tokens_than_the_cache_has_cells(world, calibrated):
     """As in llama-server; more would abort the process."""
     wide = load_scenario(world, server__n_batch=8192, cache__cells=1024)
     validation = kvsim.validate(wide, calibrated.profile, engine="llamacpp", library=FOLDER, requests=8)
-    assert validation.scenario.server.n_batch == 1024
+    assert validation.scenario.n_batch == 1024
 
 
 def test_more_threads_than_cores_are_refused(world):

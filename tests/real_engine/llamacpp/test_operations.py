@@ -223,6 +223,7 @@ def spoiled(change):
 def chat(library):
     """A scenario in which cells are freed and taken again."""
     keys = {"workload__requests": 30, "cache__cells": 512, "server__slot_context": 256, "server__slots": 4}
+    keys |= {"cache__unified": True, "server__cache_ram": 0}  # Idle slots keep their cells.
     return load_scenario("chat", **keys, cache__kernel="masked"), POLICIES[library.era][0]
 
 

@@ -94,7 +94,7 @@ REFUSED = {
     "an engine": ({"engine": "vllm"}, (), "no recordable engine called 'vllm'; there is llamacpp"),
     "a policy that does not describe it": ({}, ("--policy", "paged"), "llama.cpp hands out its cells itself"),
     "a policy of no era": ({}, ("--policy", "nothing"), "no policy called 'nothing'"),
-    "cells": ({"cells": 1000}, (), "it makes multiples of"),
+    "cells": ({"cells": 1000, "server": 'scheduler = "static"'}, (), "it makes multiples of"),
     "V": ({"cache": 'kernel = "masked"\ntype_v = "q8_0"'}, (), "V in q8_0 needs flash attention"),
     "a model that is not there": ({"model": "nowhere.gguf"}, (), "nowhere.gguf"),
     "a kernel": ({"cache": 'kernel = "gather"'}, (), "llama.cpp has no kernel 'gather'"),

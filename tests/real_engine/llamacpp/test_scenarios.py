@@ -49,7 +49,7 @@ def test_cells_agree_after_every_step_of_a_built_in_scenario(model, only, name, 
     backend = backend_of(model, builtin(name, era, kernel, unified=policy != "streams"), policy)
     seen = run(backend)
     assert backend.compared.steps > 350
-    assert len(backend.texts) > 100
+    assert len(backend.texts) > 90
     if policy == "streams":
         # Each slot has its own cells, and no request is admitted that does not fit into them.
         assert backend.compared.streams > 1.2 * backend.compared.steps
@@ -73,7 +73,7 @@ def test_cells_of_both_caches_agree_where_half_of_the_layers_have_a_window(windo
     assert window.window == WINDOW
     assert window.size < backend.policy.inner.caches[0].size
     # llama.cpp does not search the second cache if the first has no slot.
-    assert backend.compared.streams > 1.7 * backend.compared.steps
+    assert backend.compared.streams > 1.6 * backend.compared.steps
     if unified:
         assert seen.failed_allocations > 2
 
