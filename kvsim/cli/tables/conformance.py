@@ -35,6 +35,9 @@ def show_agreements(console: Console, found: Sequence[Agreement]) -> None:
         table.add_row("in all", "", f"{agree}/{total}")
     console.print(table)
     for a in found:
+        for line in a.excused:
+            console.print(f"{a.file}: {line}", highlight=False)
+    for a in found:
         if a.first is not None:
             _show_disagreement(console, a.file, a.first)
 
