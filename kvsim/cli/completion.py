@@ -52,6 +52,13 @@ def policies(incomplete: str) -> list[str]:
     return starting(incomplete, available())
 
 
+def policies_and_schedulers(incomplete: str) -> list[str]:
+    """Installed policies, and schedulers."""
+    from kvsim.model.engine_versions import SCHEDULERS
+
+    return list(dict.fromkeys([*policies(incomplete), *starting(incomplete, SCHEDULERS)]))
+
+
 def evictions(incomplete: str) -> list[str]:
     """Orders of eviction."""
     from policies import EVICTIONS

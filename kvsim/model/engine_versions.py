@@ -83,3 +83,14 @@ PRESENT: dict[EngineName, EngineVersion] = {"llama.cpp": LLAMACPP_B6975, "vLLM":
 
 ENGINE_VERSIONS = {str(version): version for version in (LLAMACPP_B4666, LLAMACPP_B6975, VLLM_0_33_0)}
 """By engine and version, as presets name them."""
+
+LLAMA_SERVER = "llama-server 0.6.0-dev (llama.cpp, November 2026)"
+"""The server whose recorded runs today's scheduler repeats decision for decision."""
+
+SCHEDULERS = {
+    "llama-server": f"{LLAMA_SERVER}: slots that keep what they held, a host cache, batches in order of slots",
+    "llama-server-b4880": "llama-server b4880 (llama.cpp, March 2025): no host cache, contexts shift by default",
+    "vllm": f"vLLM {VLLM_0_33_0.version}: running requests first, preemption when the cache is full",
+    "static": "batches that are filled once and run to their end, as before continuous batching (Orca, OSDI 2022)",
+}
+"""What each scheduler stands for, by the name that the scenario key ``server.scheduler`` gives."""

@@ -17,13 +17,15 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def policies(
     name: Annotated[
-        str | None, typer.Argument(help="The policy to explain.", autocompletion=completion.policies)
+        str | None,
+        typer.Argument(help="The policy or scheduler to explain.", autocompletion=completion.policies_and_schedulers),
     ] = None,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """List the installed policies, or explain one."""
-    from kvsim.cli.tables.policies import show_policies, show_preset
+    """List the installed policies and the schedulers, with the versions that they stand for, or explain one."""
+    from kvsim.cli.tables.policies import show_policies, show_preset, show_scheduler
+    from kvsim.model.engine_versions import SCHEDULERS
     from policies import available, current_name, why_left_out
 
     load_plugins(plugin)
@@ -35,9 +37,15 @@ def policies(
         else:
             show_policies(console(), known.values())
         return
+    if name in SCHEDULERS and name not in known:
+        if as_json:
+            print_json({"name": name, "summary": SCHEDULERS[name]})
+        else:
+            show_scheduler(console(), name)
+        return
     name = current_name(name)
     if name not in known:
-        raise UserError(why_left_out(name) or no_such("policy", name, known))
+        raise UserError(why_left_out(name) or no_such("policy or scheduler", name, [*known, *SCHEDULERS]))
     preset = known[name]
     if as_json:
         fields = ("name", "summary", "layout", "compactor", "trigger", "kernel", "parameters", "source", "engine")

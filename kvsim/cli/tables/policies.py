@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvsim.model.engine_versions import ENGINE_VERSIONS
+from kvsim.model.engine_versions import ENGINE_VERSIONS, SCHEDULERS
 from policies import Preset
 
 
-def show_policies(console: Console, presets: Iterable[Preset]) -> None:
-    """Print names with a line for each; plug-ins with the package or file that they come from, and its version."""
+def show_policies(console: Console, presets: Collection[Preset]) -> None:
+    """Print a line for each, and the schedulers; of plug-ins where they come from, and its version."""
     described = {p.name: p.summary if p.origin is None else f"{p.summary} ({p.origin})" for p in presets}
+    described |= {p.name: f"{p.summary} ({p.engine})" for p in presets if p.engine and p.engine not in p.summary}
     console.print(_pairs(described))
+    console.print("\nschedulers (server.scheduler):", highlight=False)
+    console.print(_pairs(SCHEDULERS))
+
+
+def show_scheduler(console: Console, name: str) -> None:
+    """Print one scheduler."""
+    console.print(f"[bold]{name}[/] (server.scheduler): {SCHEDULERS[name]}", highlight=False)
 
 
 def show_preset(console: Console, p: Preset) -> None:

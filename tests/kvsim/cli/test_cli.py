@@ -567,7 +567,11 @@ def test_a_trace_may_have_a_name_that_no_folder_can_have(within, tmp_path):
 def test_a_scenario_that_is_shown_loads_again(within, tmp_path):
     shown = succeeded(within("scenario", "show", "chat"))
     (tmp_path / "shown.toml").write_text(shown)
-    assert load_scenario(tmp_path / "shown.toml").to_toml() == shown == load_scenario("chat").to_toml()
+    assert load_scenario(tmp_path / "shown.toml").to_toml() == load_scenario("chat").to_toml()
+    said, text = shown.splitlines()[:2], "".join(shown.splitlines(keepends=True)[2:])
+    assert text == load_scenario("chat").to_toml()
+    assert said[0].startswith("# scheduler llama-server: llama-server 0.6.0-dev")
+    assert said[1] == "# policy contiguous: a layout of no engine"
 
 
 def test_scenarios_and_policies_are_listed(within):
