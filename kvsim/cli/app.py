@@ -26,7 +26,7 @@ COMMANDS = {
     "plan": "Show how much memory a model takes under llama.cpp and vLLM, part by part, and what fits.",
     "report": "Write one self-contained HTML page about saved results; it needs no network and opens from disk.",
     "questions": "Answer common questions, each with a command to try.",
-    "policies": "List the installed policies and the schedulers, with the versions that they stand for, or explain one.",
+    "policies": "List the installed policies and the schedulers with their versions, or explain one.",
     "scenario": "List the built-in scenarios, or show one with every default filled in.",
     "workload": "Describe request streams, and fit generators to them.",
     "prefix-cache": "Show how often a prefix cache would hit, by its size and eviction order.",

@@ -23,7 +23,7 @@ def policies(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """List the installed policies and the schedulers, with the versions that they stand for, or explain one."""
+    """List the installed policies and the schedulers with their versions, or explain one."""
     from kvsim.cli.tables.policies import show_policies, show_preset, show_scheduler
     from kvsim.model.engine_versions import SCHEDULERS
     from policies import available, current_name, why_left_out
