@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from kvsim.engines.conformance import conform_llama_server
+
 pytestmark = [pytest.mark.llama, pytest.mark.slow]
 
 
@@ -73,6 +75,12 @@ def test_each_batch_is_computed_or_fails(run):
         placed = sum(step["n"] for step in of_batch if step["ok"])
         size = sum(count for *_, count in of_batch[0]["tokens"])
         assert placed == size or not of_batch[-1]["ok"]
+
+
+def test_every_decision_is_ours(run):
+    agreement = conform_llama_server(run.path)
+    assert agreement.first is None
+    assert agreement.agree == agreement.total >= len(run.scenario.phases)
 
 
 def test_the_file_holds_the_recording(run):
