@@ -103,7 +103,7 @@ def burst() -> Scenario:
 
 
 def overflow() -> Scenario:
-    """A small shared pool without host cache: batches are halved until all requests fail; then idle slots are purged."""
+    """A small shared pool, no host cache: batches are halved until all requests fail; then idle slots are purged."""
     flags = ["-np", "4", "-c", "256", "--kv-unified", "--cache-ram", "0"]
     scenario = Scenario("overflow", flags, {"no_room", "failed", "error", "purge"})
     scenario.burst(*((text(f"text {i}", 70 + 5 * i), 8) for i in range(4)))
