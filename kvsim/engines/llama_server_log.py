@@ -8,7 +8,7 @@ and ``server-queue.cpp`` of the llama.cpp in llama-cpp-python 0.3.36.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,11 @@ _MARKS = (
     ("nothing", "no tokens to decode"),
     ("decoded", "done yielding to queue"),
     ("draft", "generate_draft: id="),
+    ("sampling", "sampler params:"),
 )
-"""Messages that steps are made of."""
+"""Messages that are no events: steps and marks are made of them."""
 
+_MARK = re.compile(r"\bmirostat_ent = (\d{1,9}(?:\.\d{1,9})?)")
 _NOT_KEPT = frozenset({"checkpoints"})
 _KINDS = [(kind, template.split("{")[0], _pattern(template)) for kind, template in (*_MARKS, *_EVENTS)]
 _MARK_KINDS = frozenset(kind for kind, _ in _MARKS)
@@ -146,6 +148,9 @@ class ServerLog:
     corrections."""
     records: tuple[Record, ...]
     """Lines of type ``step`` and ``event``, in the log's order."""
+    marks: Mapping[int, float] = field(default_factory=dict)
+    """By task, the ``mirostat_tau`` of its request: without mirostat it changes nothing, so it can tell which request
+    a task is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +162,21 @@ class _Line:
     t: float
     level: str
     text: str
+    """Up to the end of the line."""
+    rest: str
+    """Further lines."""
 
 
 def _lines(text: str) -> Iterator[_Line]:
-    """The stamped messages, each up to the end of its line or to the next stamp."""
+    """The stamped messages, each up to the next stamp."""
     stamps = _STAMP.finditer(text)
     stamp = next(stamps, None)
     while stamp is not None:
         following = next(stamps, None)
-        end = text.find("\n", stamp.end())
-        end = len(text) if end < 0 else end
-        if following is not None:
-            end = min(end, following.start())
+        said, _, rest = text[stamp.end() : len(text) if following is None else following.start()].partition("\n")
         minutes, seconds, ms, us, level = stamp.groups()
         t = int(minutes) * 60 + int(seconds) + int(ms) / 1e3 + int(us) / 1e6
-        yield _Line(stamp.start(), t, level, text[stamp.end() : end])
+        yield _Line(stamp.start(), t, level, said, rest)
         stamp = following
 
 
@@ -202,10 +207,11 @@ class _Step:
 
 @dataclass
 class _Steps:
-    """Makes steps of the lines about single tokens and pieces of prompts."""
+    """Makes steps of the lines about single tokens and pieces of prompts, and notes the marks of tasks."""
 
     n_batch: int
     steps: list[_Step] = field(default_factory=list)
+    marks: dict[int, float] = field(default_factory=dict)
     _batch: list[_Piece] = field(default_factory=list)
     _number: int = -1
     _composing: bool = False
@@ -213,9 +219,13 @@ class _Steps:
     """Tokens of the prompt of each slot."""
     _open: dict[int, _Piece] = field(default_factory=dict)
     """The last piece of each slot's prompt, where its end is not known."""
+    _marked: dict[int, float] = field(default_factory=dict)
+    """The marks of slots that are about to be given their tasks."""
 
     def event(self, record: Record) -> None:
-        """Note what an event says of the last step, or of a prompt."""
+        """Note what an event says of the last step, of a prompt, or of a mark."""
+        if record["kind"] == "launch" and record.get("slot") in self._marked:
+            self.marks[record.get("task", -1)] = self._marked.pop(record["slot"])
         if record["kind"] == "prompt" and "slot" in record:
             self._prompts[record["slot"]] = record["tokens"]
             self._open.pop(record["slot"], None)
@@ -231,6 +241,8 @@ class _Steps:
             piece.count = found["total"] - piece.start
         elif kind == "decode":
             return self._decode(line, found)
+        elif kind == "sampling" and (mark := _MARK.search(line.rest)):
+            self._marked[slot] = float(mark[1])
         elif kind == "nothing" and self.steps:
             self.steps.pop().record["n"] = 0
         elif kind == "decoded" and self.steps and "s" not in self.steps[-1].record:
@@ -310,7 +322,7 @@ def read_log(path: str | Path) -> ServerLog:
         raise UserError(f"{source}: shows no request that got a slot")
     # A step is left out if it was empty, or if the log ends before it.
     kept = [r for r in records if r["type"] == "event" or (r["n"] > 0 and "s" in r)]
-    return ServerLog(source, about, tuple(kept))
+    return ServerLog(source, about, tuple(kept), steps.marks)
 
 
 def _about(source: Path, text: str) -> Record:

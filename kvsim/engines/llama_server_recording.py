@@ -30,6 +30,8 @@ class SentRequest:
     params: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the body that matter to the server's decisions, such as ``n_keep``."""
     group: str = ""
+    mark: float | None = None
+    """The ``mirostat_tau`` that it was sent with, if no other had the same: the log says it of the task."""
     send_s: float = 0.0
     headers_s: float = 0.0
     """When the status line came."""
@@ -56,6 +58,7 @@ class _Task:
     prompt: int | None = None
     prompt_ms: float | None = None
     answer_ms: float | None = None
+    mark: float | None = None
 
 
 def recording(log: ServerLog, requests: Sequence[SentRequest], meta: Mapping[str, Any]) -> list[Record]:
@@ -127,7 +130,7 @@ def _tasks(log: ServerLog) -> list[_Task]:
     tasks: dict[int, _Task] = {}
     for record in log.records:
         if record.get("kind") == "post":
-            tasks[record["task"]] = _Task(record["task"], record["t"])
+            tasks[record["task"]] = _Task(record["task"], record["t"], mark=log.marks.get(record["task"]))
         task = tasks.get(record.get("task", -1))
         if task is None:
             continue
@@ -142,21 +145,20 @@ def _tasks(log: ServerLog) -> list[_Task]:
 
 
 def _match(log: ServerLog, requests: Sequence[SentRequest], tasks: Sequence[_Task]) -> dict[int, int]:
-    """The task of each request: by slot and times where the answer has them, else the first of such a length."""
-    left = [task for task in tasks if task.prompt is not None]
+    """The task of each request: by its mark, else by slot and times if the answer has them, else by its length."""
+    left = list(tasks)
     found: dict[int, int] = {}
-    ordered = sorted(requests, key=lambda r: r.send_s)
-    for exact in (True, False):
-        for request in ordered:
-            timed = request.result is not None and "prompt_ms" in request.result
-            if timed is not exact or _is_empty_list(request):  # Refused before it becomes a task.
+    for fits in (_is_marked, _is_answered, _is_as_long):
+        for request in sorted(requests, key=lambda r: r.send_s):
+            if request.id in found or _is_empty_list(request):  # Such a list is refused before it becomes a task.
                 continue
-            same = [t for t in left if t.prompt == len(request.prompt) and (not exact or _is_answer_of(request, t))]
-            if same:
-                found[request.id] = same[0].id
-                left.remove(same[0])
-            elif request.result is not None:
-                raise UserError(f"{log.path}: no task is that of request {request.id}; is it the log of another run?")
+            task = next((task for task in left if fits(request, task)), None)
+            if task is not None:
+                found[request.id] = task.id
+                left.remove(task)
+    for request in requests:
+        if request.result is not None and request.id not in found:
+            raise UserError(f"{log.path}: no task is that of request {request.id}; is it the log of another run?")
     return found
 
 
@@ -164,13 +166,27 @@ def _is_empty_list(request: SentRequest) -> bool:
     return not isinstance(request.prompt, str) and not len(request.prompt)
 
 
-def _is_answer_of(request: SentRequest, task: _Task) -> bool:
+def _is_marked(request: SentRequest, task: _Task) -> bool:
+    return request.mark is not None and request.mark == task.mark
+
+
+def _is_answered(request: SentRequest, task: _Task) -> bool:
     """Whether slot and times in an answer are those that the log gives for a task."""
-    result = request.result or {}
-    if task.prompt_ms is None or task.answer_ms is None:  # Of an empty prompt the log gives no times.
-        return task.slot == result.get("id_slot") and not len(request.prompt)
+    result = request.result
+    if result is None or "prompt_ms" not in result or task.prompt_ms is None or task.answer_ms is None:
+        return False
     return (
-        task.slot == result.get("id_slot")
+        task.prompt == len(request.prompt)
+        and task.slot == result.get("id_slot")
         and abs(task.prompt_ms - result["prompt_ms"]) < _SAME_MS
         and abs(task.answer_ms - result["predicted_ms"]) < _SAME_MS
+    )
+
+
+def _is_as_long(request: SentRequest, task: _Task) -> bool:
+    """Whether an unanswered request, or an empty prompt, of which the log gives no times, can be that of a task."""
+    return (
+        task.prompt == len(request.prompt)
+        and task.mark in (None, request.mark)
+        and not (request.result and len(request.prompt))
     )

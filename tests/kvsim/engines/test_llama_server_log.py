@@ -417,6 +417,36 @@ def test_what_has_no_times_is_joined_by_its_length(log):
     assert [request["prompt_tokens"] for request in requests] == [0, 0, 300, 3]
 
 
+def test_requests_that_fail_before_they_begin_are_joined_by_their_marks(log):
+    def launched(task, number, mark):
+        params = (
+            f"sampler params: \n\trepeat_last_n = 64\n\tmirostat = 0, mirostat_ent = {mark:.3f}, adaptive_decay = 0.9"
+        )
+        return [
+            queue(f"new task, id = {task}/1, front = 0"),
+            slot(number, -1, params),
+            slot(number, task, "processing task, is_child = 0"),
+        ]
+
+    lines = [
+        *launched(4, 1, 101),
+        *launched(7, 0, 100),
+        slot(0, 7, "new prompt, n_ctx_slot = 256, n_keep = 0, task.n_tokens = 3"),
+        *piece(0, 7, 0, 3),
+        decode(),
+        DECODED,
+        server("task id = 7, error: Context size has been exceeded.", "E"),
+        server("task id = 4, error: Context size has been exceeded.", "E"),
+    ]
+    assert read_log(log(*lines)).marks == {4: 101.0, 7: 100.0}
+    sent = [
+        SentRequest(i, [1, 2, 3], 5, 253, mark=mark, send_s=send_s, status=500, error={"code": 500})
+        for i, mark, send_s in ((0, 100.0, 0.2), (1, 101.0, 0.1), (2, 102.0, 0.0))
+    ]
+    requests = of_type(recording(read_log(log(*lines)), sent, {}), "request")
+    assert [request.get("task") for request in requests] == [7, 4, None]
+
+
 def test_an_answer_of_other_tokens_is_kept(log):
     sent = answered(0, [5, 6, 7], 1, 12.5, 30.25, 0.0)
     sent.tokens = [253, 9]

@@ -34,6 +34,7 @@ def _body(request: SentRequest) -> bytes:
         "ignore_eos": True,
         "stream": True,
         "logit_bias": [[request.answer, 1000.0]],
+        "mirostat_tau": request.mark,  # Not used without mirostat, but shown in the log.
         **request.params,
     }
     return json.dumps(fields).encode()
@@ -43,6 +44,7 @@ async def _complete(port: int, request: SentRequest, start: float) -> None:
     def now() -> float:
         return round(time.monotonic() - start, 6)
 
+    request.mark = 100.0 + request.id  # The default, which other requests may have, is 5.
     body = _body(request)
     request.send_s = now()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
