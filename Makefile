@@ -5,6 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SMOLLM2 := $(VENV)/.smollm2
 LLAMA := $(VENV)/.llama
+# Today's llama.cpp: its source, the tools that compile it, and what was compiled, from which llama-server is built too.
+LLAMA_NOW := $(shell sed -n 's/^llama_cpp_python==//p' constraints.txt)
+LLAMA_BUILD := $(VENV)/llama-server
+LLAMA_SOURCE := $(LLAMA_BUILD)/llama_cpp_python-$(LLAMA_NOW)
+LLAMA_SERVER := $(LLAMA_BUILD)/build/bin/llama-server
 # The last llama.cpp with defragmentation that can be driven; a process holds one version, so it has a folder of its own.
 EARLY := 0.3.8
 LLAMA_EARLY := $(VENV)/llama-$(EARLY)
@@ -34,9 +39,34 @@ $(SMOLLM2): $(STAMP)
 COMPILE := CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 FAILED = { echo "llama-cpp-python $(1) could not be had: it is compiled from source, which takes the network, a C and a C++ compiler; pip says above what failed"; exit 1; }
 
-$(LLAMA): $(STAMP) constraints.txt
+# CMake and Ninja come as packages, so that none need be on the machine; they stay, since what they compile is added to.
+TOOLS := $(abspath $(LLAMA_BUILD))/tools/bin
+TOOLS_PIP := $(TOOLS)/pip --quiet --disable-pip-version-check
+LEAN := -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF
+
+$(LLAMA_SOURCE)/.unpacked: | $(STAMP)
+	@rm -rf $(LLAMA_BUILD)
+	@$(BIN)/python -m venv $(LLAMA_BUILD)/tools
+	@$(TOOLS_PIP) install scikit-build-core cmake ninja || $(call FAILED,of constraints.txt)
+	@$(TOOLS_PIP) download --no-deps --no-build-isolation --no-binary :all: --dest $(LLAMA_BUILD) llama-cpp-python==$(LLAMA_NOW) || $(call FAILED,of constraints.txt)
+	@$(BIN)/python -m tarfile --extract $(LLAMA_SOURCE).tar.gz $(LLAMA_BUILD)
+	@rm $(LLAMA_SOURCE).tar.gz
+	@touch $@
+
+$(LLAMA): $(STAMP) constraints.txt | $(LLAMA_SOURCE)/.unpacked
 	@echo "compiling the llama-cpp-python of constraints.txt, some minutes"
-	@$(COMPILE) --constraint constraints.txt diskcache llama-cpp-python || $(call FAILED,of constraints.txt)
+	@PATH="$(TOOLS):$$PATH" CMAKE_ARGS="$(LEAN) $$CMAKE_ARGS" $(TOOLS_PIP) wheel --no-deps --no-build-isolation --config-settings build-dir=$(abspath $(LLAMA_BUILD))/build --wheel-dir $(LLAMA_BUILD) $(LLAMA_SOURCE) || $(call FAILED,of constraints.txt)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt --find-links $(LLAMA_BUILD) --only-binary llama-cpp-python diskcache llama-cpp-python || $(call FAILED,of constraints.txt)
+	@touch $@
+
+# A minute more where the library was compiled here before, else four.
+$(LLAMA_BUILD)/.server-$(LLAMA_NOW): | $(LLAMA) $(LLAMA_SOURCE)/.unpacked
+	@echo "compiling llama-server, a minute or more"
+	@export PATH="$(TOOLS):$$PATH" && { \
+	  cmake -S $(LLAMA_SOURCE) -B $(LLAMA_BUILD)/build -G Ninja -DCMAKE_BUILD_TYPE=Release $(LEAN) $$CMAKE_ARGS \
+	    -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF && \
+	  cmake --build $(LLAMA_BUILD)/build --target llama-server; \
+	} >$(LLAMA_BUILD)/build.log 2>&1 || { tail -n 20 $(LLAMA_BUILD)/build.log; echo "llama-server could not be compiled; $(LLAMA_BUILD)/build.log says why"; exit 1; }
 	@touch $@
 
 $(LLAMA_EARLY)/.installed: | $(LLAMA)
@@ -77,11 +107,12 @@ fuzz: setup  ## feed the trace readers with random bytes, SECONDS=60 for each of
 # Where llama.cpp cannot be loaded, the tests would skip: this is to fail then.
 LOADED = $(BIN)/python -c "import sys; from real_engine.llama_library import Library; print('testing against', Library(*sys.argv[1:]).name)"
 
-test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed  ## compile two versions of llama.cpp, and test against both
+test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.server-$(LLAMA_NOW)  ## compile two versions of llama.cpp and llama-server, and test against them
 	@$(LOADED)
 	env -u KVSIM_LLAMA_CPP $(BIN)/python -m pytest tests/real_engine/llamacpp
 	@$(LOADED) $(LLAMA_EARLY)
 	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(BIN)/python -m pytest tests/real_engine/llamacpp
+	KVSIM_LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest tests/real_engine/llama_server
 
 # The package that prices passes on GPUs, 82 MB; Linux on x86-64.
 GPU := $(VENV)/.gpu

@@ -1,0 +1,60 @@
+"""Fixtures of the tests with a real llama-server: each scenario is run once, and its recording read by all tests."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvsim.engines.llama_server_log import Record, read_log
+from kvsim.engines.llama_server_recording import recording, write_recording
+from kvsim.model.engine_shapes import gguf_path
+from tests.real_engine.llama_server.client import send
+from tests.real_engine.llama_server.server import NAMED, running, version
+from tests.real_engine.llama_server.traffic import SCENARIOS, Scenario
+
+SERVER = Path(named).resolve() if (named := os.environ.get(NAMED)) else None
+LIMIT_S = 150.0
+"""How long a server may take to load the model, and again to answer; a few seconds are usual."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a server did under a scenario."""
+
+    scenario: Scenario
+    path: Path
+    records: list[Record]
+
+
+def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    for item in items:
+        if SERVER is None and here in item.path.parents:
+            item.add_marker(
+                pytest.mark.skip(
+                    reason=f"{NAMED} names no llama-server; make test-llama builds one, and runs these tests"
+                )
+            )
+
+
+@pytest.fixture(scope="session", params=SCENARIOS, ids=lambda make: make.__name__)
+def run(request, tmp_path_factory):
+    """A scenario that was just run, and its recording. Where a server was named, one that is missing is an error."""
+    assert SERVER.is_file(), f"{NAMED}: there is no {SERVER}"
+    scenario = request.param()
+    folder = tmp_path_factory.mktemp(scenario.name)
+    log, flags = folder / "server.log", ["-t", "1", *scenario.flags]
+    model = Path(gguf_path("smollm2"))
+    with running(SERVER, model, flags, log, LIMIT_S) as port:
+        send(port, scenario.phases, LIMIT_S)
+    meta = {
+        "name": scenario.name,
+        "flags": flags,
+        "server": {"version": version(SERVER)},
+        "model": {"file": model.name, "bytes": model.stat().st_size},
+    }
+    records = recording(read_log(log), scenario.requests, meta)
+    path = folder / f"{scenario.name}.jsonl.gz"
+    write_recording(path, records)
+    return Run(scenario, path, records)
