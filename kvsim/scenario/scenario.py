@@ -40,7 +40,7 @@ from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, Relative
 
 _SCHEDULER_ENGINES: dict[str, EngineVersion] = {
     "llama-server": PRESENT["llama.cpp"],
-    "llama-server-b4880": LLAMACPP_B4666,
+    "llama-server-b4875": LLAMACPP_B4666,
     "vllm": PRESENT["vLLM"],
 }
 _STATIC_BATCH, _STATIC_UBATCH = 256, 128
@@ -87,7 +87,7 @@ class ModelSection(Section):
 class ServerSection(Section):
     """How requests are batched."""
 
-    scheduler: Literal["llama-server", "llama-server-b4880", "vllm", "static"] = "llama-server"
+    scheduler: Literal["llama-server", "llama-server-b4875", "vllm", "static"] = "llama-server"
     """Whose decisions: today's llama-server, that of early 2025, vLLM's, or batches that are filled once."""
     slots: Annotated[int, Field(ge=1, le=2**14)] = 8
     """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``). "auto", the default
