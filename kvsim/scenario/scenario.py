@@ -44,8 +44,11 @@ _SCHEDULER_ENGINES: dict[str, EngineVersion] = {
     "vllm": PRESENT["vLLM"],
 }
 _STATIC_BATCH, _STATIC_UBATCH = 256, 128
-_CONTEXT_UNIT = 256
-"""llama.cpp rounds contexts up to a multiple of this many cells (``llama_context``, ``GGML_PAD``)."""
+_CONTEXT_UNIT, _EARLY_CONTEXT_UNIT = 256, 32
+"""llama.cpp rounds contexts up to a multiple of this many cells (``llama_context``, ``GGML_PAD``): that of early 2025
+unless flash attention is on."""
+_EARLY_LEAST_BATCH = 64
+"""llama.cpp of early 2025 raises ``--batch-size`` to this (``GGML_KQ_MASK_PAD``)."""
 
 
 def engine_version(policy: str) -> EngineVersion | None:
@@ -280,21 +283,27 @@ class Scenario(Section):
         return _SCHEDULER_ENGINES.get(self.server.scheduler)
 
     @property
+    def _context_unit(self) -> int:
+        """What a context is rounded up to a multiple of: cells, where scheduler and cache are of one llama.cpp."""
+        if not self.server.scheduler.startswith("llama-server") or self.engine is not self.scheduler_engine:
+            return 1
+        early = self.engine is LLAMACPP_B4666 and self.cache.kernel != "tiled"
+        return _EARLY_CONTEXT_UNIT if early else _CONTEXT_UNIT
+
+    @property
     def context_cells(self) -> int:
-        """The cells that the cache has: ``cache.cells``, rounded up as today's llama.cpp does under its server."""
-        if self.server.scheduler != "llama-server" or self.engine is not PRESENT["llama.cpp"]:
-            return self.cache.cells
-        if self.unified:
-            return -(-self.cache.cells // _CONTEXT_UNIT) * _CONTEXT_UNIT
-        return self.server.slots * self.equal_share
+        """The cells that the cache has: ``cache.cells``, rounded up as llama.cpp does under its server."""
+        if self.unified or self.engine is LLAMACPP_B4666:
+            return -(-self.cache.cells // self._context_unit) * self._context_unit
+        return self.cache.cells if self._context_unit == 1 else self.server.slots * self.equal_share
 
     @property
     def equal_share(self) -> int:
-        """The cells of one slot if all have equally many."""
+        """The cells of one slot if all have equally many; caches of their own are rounded up one by one."""
+        if self.engine is LLAMACPP_B4666:
+            return self.context_cells // self.server.slots
         share = self.cache.cells // self.server.slots
-        if self.server.scheduler == "llama-server" and self.engine is PRESENT["llama.cpp"]:
-            share = -(-share // _CONTEXT_UNIT) * _CONTEXT_UNIT
-        return share
+        return -(-share // self._context_unit) * self._context_unit
 
     @property
     def auto_slots(self) -> bool:
@@ -325,6 +334,8 @@ class Scenario(Section):
     def n_batch(self) -> int:
         """The most tokens in one step; by default as the scheduler's engine limits it, by what the cache can take."""
         engine, stated = self.scheduler_engine, self.server.n_batch
+        if engine is LLAMACPP_B4666 and self.engine is engine:
+            return max(min(stated or engine.n_batch, self.context_cells), _EARLY_LEAST_BATCH)
         if engine is not None and engine.engine == "llama.cpp":
             # As the context was asked for, not as it was rounded.
             return min(stated or engine.n_batch, self.cache.cells)

@@ -1,9 +1,14 @@
 """The slots of llama-server of early 2025 step by step in small worlds."""
 
+from dataclasses import dataclass, field
+
 import pytest
 
+from kvsim.errors import UserError
+from policies import CacheConfig
+from policies.layouts.llamacpp import early_2025
 from tests.kvsim.simulation.stories import each, says, tell
-from tests.worlds import scenario
+from tests.worlds import Given, GivenTimes, scenario, serve
 from workloads import answer_of
 
 
@@ -12,8 +17,6 @@ def slots(n=2, **keys):
     defaults = {
         "server__scheduler": "llama-server-b4875",
         "server__slots": n,
-        "server__slot_similarity": 0.5,
-        "server__context_shift": True,
         "cache__cells": 64,
     }
     return scenario(**{**defaults, **keys})
@@ -57,9 +60,9 @@ def test_the_share_is_of_what_the_slot_holds_and_not_of_the_prompt():
     # Half is not more than half, be it the whole prompt.
     four_of_eight = tell(slots(), [*held, says(2, 20.0, (2, 0, 4))])
     assert (slots_of(four_of_eight)[2], four_of_eight.jobs[2].cached) == (0, 0)
-    never = tell(slots(server__slot_similarity=1.0), [*held, says(2, 20.0, (2, 0, 8), (3, 0, 1))])
+    never = tell(slots(server__slot_prompt_similarity=1.0), [*held, says(2, 20.0, (2, 0, 8), (3, 0, 1))])
     assert slots_of(never)[2] == 0
-    by_age_alone = tell(slots(server__slot_similarity=0.0), [*held, says(2, 20.0, (2, 0, 8), (3, 0, 1))])
+    by_age_alone = tell(slots(server__slot_prompt_similarity=0.0), [*held, says(2, 20.0, (2, 0, 8), (3, 0, 1))])
     assert slots_of(by_age_alone)[2] == 0
 
 
@@ -89,10 +92,10 @@ def test_a_slot_goes_on_behind_the_common_prefix_and_computes_at_least_one_token
 def test_who_came_during_the_step_goes_before_the_deferred_who_is_deferred_again_behind_all_others():
     """One slot. 1 and 2 wait when 3 comes in the last step of 0: 3 takes the slot, and 1 goes behind 2."""
     requests = [(0.0, 3, 4), (0.5, 3, 2), (0.6, 3, 2), (3.5, 3, 2)]
-    story = tell(slots(1, server__slot_similarity=0.0), requests)
+    story = tell(slots(1, server__slot_prompt_similarity=0.0), requests)
     assert started(story) == [0, 3, 2, 1]
     # Had it come a step earlier, it would have been deferred too.
-    story = tell(slots(1, server__slot_similarity=0.0), [*requests[:3], (2.5, 3, 2)])
+    story = tell(slots(1, server__slot_prompt_similarity=0.0), [*requests[:3], (2.5, 3, 2)])
     assert started(story) == [0, 1, 2, 3]
 
 
@@ -110,6 +113,43 @@ def test_slots_are_released_in_order_of_their_numbers():
     assert story.jobs[3].slot == 0
 
 
+def test_who_comes_because_a_request_has_ended_goes_behind_the_one_that_its_slot_has_called():
+    """A batch of 8 goes in two pieces. 2 ends with the first; 5 is called, and 3 comes at once, before the second."""
+    requests = [
+        says(0, 0.0, (1, 0, 10)),
+        says(1, 10.0, (2, 0, 2)),
+        says(2, 20.0, (1, 0, 6), output=2)._replace(session=7),  # 4 cells in a row are free then, and 5 others
+        says(3, 20.0, (6, 0, 3))._replace(session=7),
+        says(4, 20.5, (2, 0, 2), (4, 0, 7), output=5),
+        says(5, 20.6, (5, 0, 3)),
+    ]
+    story = tell(slots(2, cache__cells=17, server__n_batch=8), requests)
+    assert story.steps[4:6] == [[(2, 6, 1), (4, 2, 3)], [(4, 5, 4)]]
+    assert started(story) == [0, 1, 2, 4, 5, 3]
+
+
+def test_an_empty_prompt_is_answered_with_nothing_and_was_the_last_use_of_its_slot():
+    requests = [says(0, 0.0, (1, 0, 8)), says(1, 10.0, (2, 0, 8)), says(2, 20.0), says(3, 30.0, (3, 0, 3))]
+    story = tell(slots(2), requests)
+    assert (story.jobs[2].status, story.jobs[2].generated, story.jobs[2].finished_s) == ("completed", 0, 20.0)
+    assert each(story, "slot") == [0, 1, 0, 1]
+
+
+def test_a_request_that_does_not_cache_finds_nothing_and_leaves_nothing_to_be_found():
+    """Its cells stay all the same, and are given back when its slot is used again."""
+    plain = says(0, 0.0, (1, 0, 8))._replace(cache_prompt=False)
+    requests = [
+        plain,
+        says(1, 10.0, (1, 0, 8), (2, 0, 1)),  # not drawn to slot 0
+        says(2, 20.0, (3, 0, 20)),  # slot 0 was used longest ago: its 8 cells are needed
+        says(3, 30.0, (1, 0, 8), (4, 0, 1))._replace(cache_prompt=False),
+    ]
+    story = tell(slots(2, cache__cells=29, server__n_batch=29), requests)
+    assert each(story, "slot") == [0, 1, 0, 1]
+    assert each(story, "cached") == [0, 0, 0, 0]
+    assert each(story, "status") == ["completed"] * 4
+
+
 # Prompts that are too long
 
 
@@ -119,18 +159,43 @@ def test_a_prompt_that_no_slot_can_hold_loses_halves_of_a_slot_behind_what_is_ke
     story = tell(world, [says(0, 0.0, (1, 0, 40)), says(1, 10.0, (1, 0, 4), (1, 34, 6), (2, 0, 2))])
     assert story.steps == [[(0, 0, 10)], [(1, 10, 2)]]
     assert each(story, "status") == ["completed", "completed"]
-    assert each(story, "truncated") == [True, False]
-    assert story.jobs[0].discarded == 30
+    assert each(story, "discarded") == [30, 0]
     for prompt, left in ((15, 15), (16, 10), (21, 15), (22, 10)):
         story = tell(world, [says(0, 0.0, (1, 0, prompt))])
         assert story.steps == [[(0, 0, left)]]
-        assert story.jobs[0].truncated == (left < prompt)
+        assert (story.jobs[0].status, story.jobs[0].generated) == ("completed", 1)
+
+
+@dataclass
+class Forgetful(GivenTimes):
+    """Notes what it was told to begin with and to forget."""
+
+    told: list = field(default_factory=list)
+
+    def begin(self, seq, request, *, again=False):
+        self.told.append(("begin", seq, request.id))
+
+    def discard(self, seq, start, stop):
+        self.told.append(("discard", seq, start, stop))
+
+
+def test_an_engine_is_told_what_is_left_out_of_a_prompt():
+    backend = Forgetful()
+    serve(slots(1, server__slot_context=16, server__n_keep=4), Given([says(0, 0.0, (1, 0, 40))]), backend)
+    assert backend.told == [("begin", 0, 0), ("discard", 0, 4, 34)]
 
 
 def test_at_most_all_but_four_tokens_of_a_slot_are_kept():
     story = tell(slots(1, server__slot_context=16, server__n_keep=14), [says(0, 0.0, (1, 0, 21))])
     assert story.steps == [[(0, 0, 15)]]
     assert list(story.jobs[0].content.head(15)) == [(1, 0, 12), (1, 18, 3)]
+
+
+@pytest.mark.parametrize(("own", "left"), [(None, 15), (0, 13), (-1, 15), (4, 15)])
+def test_a_request_may_say_how_much_of_its_prompt_is_kept(own, left):
+    world = slots(1, server__slot_context=16, server__n_keep=14)
+    story = tell(world, [says(0, 0.0, (1, 0, 21))._replace(n_keep=own)])
+    assert story.steps == [[(0, 0, left)]]
 
 
 def test_without_context_shift_it_is_refused_and_the_slot_keeps_what_it_had_but_was_used():
@@ -161,13 +226,45 @@ def test_a_refused_prompt_calls_a_deferred_request():
 
 def test_a_full_slot_drops_half_of_what_is_behind_the_tokens_that_are_kept():
     """With 15 of 16 tokens in it there would be no room for one more after the next: 5 of 11 go."""
-    world = slots(1, server__slot_context=16, server__n_keep=4, server__slot_similarity=0.0)
+    world = slots(1, server__slot_context=16, server__n_keep=4, server__slot_prompt_similarity=0.0)
     first = says(0, 0.0, (1, 0, 14), output=5)
     story = tell(world, [first, says(1, 30.0, (1, 0, 4), (1, 9, 5), answer_of(0, 5))])
     assert story.steps[:5] == [[(0, 0, 14)], [(0, 14, 1)], [(0, 10, 1)], [(0, 11, 1)], [(0, 12, 1)]]
     assert story.steps[5:] == [[(1, 13, 1)]]
-    assert (story.jobs[0].status, story.jobs[0].truncated) == ("completed", True)
+    assert (story.jobs[0].status, story.jobs[0].generated) == ("completed", 5)
     assert story.recorder.context_shifts == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "bos", "goes_on_at"),
+    [
+        ({}, False, 10),  # 15 - (15 - 4) // 2
+        ({"n_keep": 1}, False, 8),  # 15 - (15 - 1) // 2
+        ({"n_keep": 1}, True, 9),  # 15 - (15 - 2) // 2
+        ({"n_keep": -1}, False, 14),  # at most 12 are kept
+        ({"n_keep": -1}, True, 14),  # and the model's own token besides
+        ({"n_keep": 2, "n_discard": 5}, True, 10),
+        ({"n_keep": 4, "n_discard": 11}, False, 4),  # all that is behind them
+        ({"n_keep": 4, "n_discard": 30}, False, 4),
+    ],
+)
+def test_a_request_may_say_what_a_context_shift_keeps_and_discards(own, bos, goes_on_at):
+    world = slots(1, server__slot_context=16, server__n_keep=4, model__add_bos_token=bos)
+    story = tell(world, [says(0, 0.0, (1, 0, 14), output=3)._replace(**own)])
+    assert story.steps == [[(0, 0, 14)], [(0, 14, 1)], [(0, goes_on_at, 1)]]
+
+
+def test_a_full_slot_that_has_next_to_no_room_ends_its_request():
+    """Of 2 tokens half of what is behind none is none: nothing can be discarded."""
+    story = tell(slots(1, server__slot_context=2), [(0.0, 1, 5)])
+    assert (story.jobs[0].status, story.jobs[0].generated, story.jobs[0].truncated) == ("completed", 2, True)
+
+
+def test_a_cache_whose_positions_cannot_be_shifted_is_served_without_context_shift():
+    story = tell(slots(1, server__slot_context=16, cache__policy="paged", cache__block_size=4), [(0.0, 14, 5)])
+    assert (story.jobs[0].failure, story.jobs[0].generated) == ("full", 2)
+    with pytest.raises(UserError, match="context_shift: policy 'paged' cannot shift positions"):
+        tell(slots(1, cache__policy="paged", server__context_shift=True), [(0.0, 14, 5)])
 
 
 def test_a_full_slot_fails_its_request_without_context_shift():
@@ -175,7 +272,7 @@ def test_a_full_slot_fails_its_request_without_context_shift():
     story = tell(world, [says(0, 0.0, (1, 0, 13), output=9), says(1, 30.0, (1, 0, 13), answer_of(0, 9))])
     assert story.steps == [[(0, 0, 13)], [(0, 13, 1)], [(0, 14, 1)]]
     assert (story.jobs[0].status, story.jobs[0].failure, story.jobs[0].generated) == ("failed", "full", 3)
-    assert story.jobs[0].error == "context shift is disabled: all 16 tokens of the slot are used"
+    assert (story.jobs[0].error, story.jobs[0].exceeded) == ("context shift is disabled", 16)
     # The second is refused: 22 tokens. Shorter, it finds what the slot held when it was full.
     story = tell(world, [says(0, 0.0, (1, 0, 12), output=9), says(1, 30.0, (1, 0, 12), answer_of(0, 3))])
     assert story.jobs[1].cached == 14
@@ -223,14 +320,8 @@ def test_n_batch_stays_halved_until_the_end_of_the_batch():
 def test_what_was_placed_before_a_micro_batch_found_no_room_is_placed_again():
     """Passes of 4 tokens; 9 cells in a row are free, and 3 others: 12 tokens would fit, if the first 8 that found room
     were not begun anew."""
-    world = slots(
-        3,
-        cache__cells=22,
-        cache__policy="llama.cpp-b4666",
-        server__slot_context=22,
-        server__n_batch=16,
-        server__n_ubatch=4,
-    )
+    world = slots(3, cache__cells=22, server__n_batch=16)
+    policy = early_2025("b4666", CacheConfig(22, n_ubatch=4, sequences=3), threshold=0.1)
     requests = [
         says(0, 0.0, (1, 0, 9)),
         says(1, 10.0, (2, 0, 4)),
@@ -240,7 +331,7 @@ def test_what_was_placed_before_a_micro_batch_found_no_room_is_placed_again():
         says(5, 50.0, (6, 0, 2)),
         says(6, 60.0, (4, 0, 12)),
     ]
-    story = tell(world, requests)
+    story = tell(world, requests, policy)
     n = story.steps.index([(2, 5, 1)]) + 1
     assert story.steps[n : n + 5] == [[(3, 0, 4)], [(3, 4, 4)], [(3, 0, 2)], [(3, 2, 1)], [(3, 3, 1)]]
     assert story.jobs[3].status == "failed"
@@ -277,3 +368,47 @@ def test_a_policy_whose_sequences_have_no_gaps_finds_only_what_was_computed():
     story = tell(world, requests)
     assert story.jobs[3].cached == 6
     assert story.steps[-1] == [(3, 6, 2)]
+
+
+@pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875"])
+def test_a_request_that_the_policy_does_not_admit_waits(scheduler):
+    """64 cells, of which each request reserves 40: of two that come at once, one begins when the other has ended."""
+    keys = {"server__scheduler": scheduler, "cache__policy": "hf-reserved", "server__slot_context": 40}
+    story = tell(slots(2, **keys), [(0.0, 8, 3), (0.0, 8, 3)])
+    assert each(story, "status") == ["completed", "completed"]
+    assert sorted(each(story, "started_s")) == [0.0, 3.0]
+
+
+# Defaults
+
+
+def test_its_flags_have_their_defaults_of_then_unless_they_are_given():
+    world = scenario(server__scheduler="llama-server-b4875")
+    assert (world.server.slots, world.server.context_shift, world.server.slot_prompt_similarity) == (1, True, 0.5)
+    keys = {"server__slots": 3, "server__context_shift": False, "server__slot_prompt_similarity": 0.2}
+    world = scenario(server__scheduler="llama-server-b4875", **keys)
+    assert (world.server.slots, world.server.context_shift, world.server.slot_prompt_similarity) == (3, False, 0.2)
+    today = scenario(server__scheduler="llama-server")
+    assert (today.server.slots, today.server.context_shift, today.server.slot_prompt_similarity) == (4, False, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("cells", "keys", "found"),
+    [
+        (1000, {"server__slots": 3}, (1024, 341, 1024)),  # rounded up to a multiple of 32, all slots together
+        (1000, {"server__slots": 3, "cache__kernel": "tiled"}, (1024, 341, 1024)),
+        (1030, {"server__slots": 2, "cache__kernel": "tiled"}, (1280, 640, 1280)),  # of 256 with flash attention
+        (4096, {"server__slots": 2}, (4096, 2048, 2048)),
+        (1000, {"server__n_batch": 8}, (1024, 1024, 64)),  # the least batch of that llama.cpp
+    ],
+)
+def test_a_context_is_rounded_and_bounds_the_batch(cells, keys, found):
+    keys = {"server__scheduler": "llama-server-b4875", "cache__policy": "llama.cpp-b4666", **keys}
+    world = scenario(cache__cells=cells, **keys)
+    assert (world.context_cells, world.slot_context, world.n_batch) == found
+    assert world.cache_config().cells == found[0]
+
+
+def test_under_another_cache_nothing_is_rounded():
+    world = scenario(server__scheduler="llama-server-b4875", cache__cells=1000, server__n_batch=8)
+    assert (world.context_cells, world.slot_context, world.n_batch) == (1000, 1000, 8)
