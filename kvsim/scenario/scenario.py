@@ -283,9 +283,13 @@ class Scenario(Section):
         return _SCHEDULER_ENGINES.get(self.server.scheduler)
 
     @property
+    def _is_llama_server(self) -> bool:
+        return self.server.scheduler.startswith("llama-server")
+
+    @property
     def _context_unit(self) -> int:
         """What a context is rounded up to a multiple of: cells, where scheduler and cache are of one llama.cpp."""
-        if not self.server.scheduler.startswith("llama-server") or self.engine is not self.scheduler_engine:
+        if not self._is_llama_server or self.engine is not self.scheduler_engine:
             return 1
         early = self.engine is LLAMACPP_B4666 and self.cache.kernel != "tiled"
         return _EARLY_CONTEXT_UNIT if early else _CONTEXT_UNIT
@@ -327,7 +331,9 @@ class Scenario(Section):
         """The most tokens in one slot."""
         if self.server.slot_context is not None:
             return self.server.slot_context
-        equal = not self.unified or (self.engine is not None and self.engine.equal_shares)
+        # The server of early 2025 divides what it has, whatever the cache would allow.
+        engines = (self.engine, self.scheduler_engine) if self._is_llama_server else (self.engine,)
+        equal = not self.unified or any(engine is not None and engine.equal_shares for engine in engines)
         return self.equal_share if equal else self.context_cells
 
     @property

@@ -12,14 +12,10 @@ from tests.worlds import Given, GivenTimes, scenario, serve
 from workloads import answer_of
 
 
-def slots(n=2, **keys):
-    """That server with its own defaults, in a cache of 64 cells."""
-    defaults = {
-        "server__scheduler": "llama-server-b4875",
-        "server__slots": n,
-        "cache__cells": 64,
-    }
-    return scenario(**{**defaults, **keys})
+def slots(n=2, cells=64, **keys):
+    """That server with its own defaults, but slots of which each may fill the cache."""
+    shape = {"server__slots": n, "cache__cells": cells, "server__slot_context": cells}
+    return scenario(server__scheduler="llama-server-b4875", **{**shape, **keys})
 
 
 def slots_of(story):
@@ -123,7 +119,7 @@ def test_who_comes_because_a_request_has_ended_goes_behind_the_one_that_its_slot
         says(4, 20.5, (2, 0, 2), (4, 0, 7), output=5),
         says(5, 20.6, (5, 0, 3)),
     ]
-    story = tell(slots(2, cache__cells=17, server__n_batch=8), requests)
+    story = tell(slots(2, cells=17, server__n_batch=8), requests)
     assert story.steps[4:6] == [[(2, 6, 1), (4, 2, 3)], [(4, 5, 4)]]
     assert started(story) == [0, 1, 2, 4, 5, 3]
 
@@ -144,7 +140,7 @@ def test_a_request_that_does_not_cache_finds_nothing_and_leaves_nothing_to_be_fo
         says(2, 20.0, (3, 0, 20)),  # slot 0 was used longest ago: its 8 cells are needed
         says(3, 30.0, (1, 0, 8), (4, 0, 1))._replace(cache_prompt=False),
     ]
-    story = tell(slots(2, cache__cells=29, server__n_batch=29), requests)
+    story = tell(slots(2, cells=29, server__n_batch=29), requests)
     assert each(story, "slot") == [0, 1, 0, 1]
     assert each(story, "cached") == [0, 0, 0, 0]
     assert each(story, "status") == ["completed"] * 4
@@ -290,7 +286,7 @@ def test_a_prompt_one_short_of_a_slot_gets_one_token(output, status):
 
 def test_idle_slots_keep_their_cells_when_a_step_finds_no_room():
     """16 cells, 12 of them kept by two idle slots: the third finds 4 and fails, and the first can go on."""
-    world = slots(3, cache__cells=16, server__n_batch=16)
+    world = slots(3, cells=16, server__n_batch=16)
     requests = [
         says(0, 0.0, (1, 0, 6)),
         says(1, 10.0, (2, 0, 6)),
@@ -307,7 +303,7 @@ def test_idle_slots_keep_their_cells_when_a_step_finds_no_room():
 def test_n_batch_stays_halved_until_the_end_of_the_batch():
     """36 cells with three holes of 4: 12 tokens go in pieces of 4, after two attempts in vain. The next batch is tried
     whole again."""
-    world = slots(4, cache__cells=36, server__n_batch=16)
+    world = slots(4, cells=36, server__n_batch=16)
     requests = [says(i, 10.0 * i, (i, 0, 12)) for i in range(3)]
     requests += [says(i, 10.0 * i, (5 - i, 0, 7), (i, 0, 1)) for i in range(3, 6)]
     requests += [says(6, 60.0, (6, 0, 12)), says(7, 70.0, (7, 0, 8))]
@@ -320,7 +316,7 @@ def test_n_batch_stays_halved_until_the_end_of_the_batch():
 def test_what_was_placed_before_a_micro_batch_found_no_room_is_placed_again():
     """Passes of 4 tokens; 9 cells in a row are free, and 3 others: 12 tokens would fit, if the first 8 that found room
     were not begun anew."""
-    world = slots(3, cache__cells=22, server__n_batch=16)
+    world = slots(3, cells=22, server__n_batch=16)
     policy = early_2025("b4666", CacheConfig(22, n_ubatch=4, sequences=3), threshold=0.1)
     requests = [
         says(0, 0.0, (1, 0, 9)),
@@ -341,7 +337,7 @@ def test_what_was_placed_before_a_micro_batch_found_no_room_is_placed_again():
 
 def test_when_one_token_finds_no_room_all_requests_fail_and_their_slots_keep_tokens_and_cells():
     """13 cells: two requests say 4 and generate until one cell is left for both, which slot 0 gets."""
-    world = slots(2, cache__cells=13, server__n_batch=8)
+    world = slots(2, cells=13, server__n_batch=8)
     requests = [
         says(0, 0.0, (1, 0, 4), output=8),
         says(1, 0.0, (2, 0, 4), output=8),
@@ -358,7 +354,7 @@ def test_when_one_token_finds_no_room_all_requests_fail_and_their_slots_keep_tok
 
 
 def test_a_policy_whose_sequences_have_no_gaps_finds_only_what_was_computed():
-    world = slots(2, cache__cells=13, server__n_batch=8, cache__policy="llama.cpp-b6975", cache__unified=True)
+    world = slots(2, cells=13, server__n_batch=8, cache__policy="llama.cpp-b6975", cache__unified=True)
     requests = [
         says(0, 0.0, (1, 0, 4), output=8),
         says(1, 0.0, (2, 0, 4), output=8),
@@ -373,8 +369,9 @@ def test_a_policy_whose_sequences_have_no_gaps_finds_only_what_was_computed():
 @pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875"])
 def test_a_request_that_the_policy_does_not_admit_waits(scheduler):
     """64 cells, of which each request reserves 40: of two that come at once, one begins when the other has ended."""
-    keys = {"server__scheduler": scheduler, "cache__policy": "hf-reserved", "server__slot_context": 40}
-    story = tell(slots(2, **keys), [(0.0, 8, 3), (0.0, 8, 3)])
+    shape = {"server__slots": 2, "server__slot_context": 40, "cache__cells": 64}
+    world = scenario(server__scheduler=scheduler, cache__policy="hf-reserved", **shape)
+    story = tell(world, [(0.0, 8, 3), (0.0, 8, 3)])
     assert each(story, "status") == ["completed", "completed"]
     assert sorted(each(story, "started_s")) == [0.0, 3.0]
 
@@ -409,6 +406,7 @@ def test_a_context_is_rounded_and_bounds_the_batch(cells, keys, found):
     assert world.cache_config().cells == found[0]
 
 
-def test_under_another_cache_nothing_is_rounded():
-    world = scenario(server__scheduler="llama-server-b4875", cache__cells=1000, server__n_batch=8)
-    assert (world.context_cells, world.slot_context, world.n_batch) == (1000, 1000, 8)
+def test_under_another_cache_nothing_is_rounded_but_slots_share_all_the_same():
+    world = scenario(server__scheduler="llama-server-b4875", cache__cells=1000, server__n_batch=8, server__slots=3)
+    assert (world.context_cells, world.slot_context, world.n_batch) == (1000, 333, 8)
+    assert scenario(server__scheduler="llama-server", cache__cells=1000, server__slots=3).slot_context == 1000
