@@ -9,8 +9,14 @@ AUTO = "auto"
 AUTO_SLOTS = 4
 """llama-server's slots where their number is left to it; they share one cache (llama.cpp, pull request 16736)."""
 
-_EARLY_DEFAULTS = {"slots": 1, "context_shift": True, "slot_prompt_similarity": 0.5}
-"""What llama-server of early 2025 does otherwise than today's where no flag says (``common/common.h`` of b4875)."""
+EARLY_SERVER = "llama-server-b4875"
+EARLY_DEFAULTS: dict[str, tuple[Any, str]] = {
+    "slots": (1, "1 slot (no --parallel)"),
+    "context_shift": (True, "context shift (no --no-context-shift)"),
+    "slot_prompt_similarity": (0.5, "slots chosen for half of what they hold (--slot-prompt-similarity)"),
+}
+"""What llama-server of early 2025 does otherwise than today's where no flag says (``common/common.h`` of b4875): keys
+of the section ``server``, their values, and these in words."""
 
 _NAMES = {
     ("server", "slot_similarity"): ("server", "slot_prompt_similarity"),
@@ -64,6 +70,6 @@ def with_server_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
             found = {"slots": AUTO_SLOTS}
     elif server.get("slots") == AUTO:
         raise ValueError(f'server.slots = "auto" is of the scheduler llama-server; say how many under {scheduler}')
-    elif scheduler == "llama-server-b4875":
-        found = {key: value for key, value in _EARLY_DEFAULTS.items() if key not in server}
+    elif scheduler == EARLY_SERVER:
+        found = {key: value for key, (value, _) in EARLY_DEFAULTS.items() if key not in server}
     return {**data, "server": {**server, **found}} if found else data, frozenset(("server", key) for key in found)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvsim.errors import UserError
+from kvsim.scenario.assumptions import assumptions
+from kvsim.simulation.result import summarize
 from policies import CacheConfig
 from policies.layouts.llamacpp import early_2025
 from tests.kvsim.simulation.stories import each, says, tell
@@ -269,6 +271,8 @@ def test_a_full_slot_fails_its_request_without_context_shift():
     assert story.steps == [[(0, 0, 13)], [(0, 13, 1)], [(0, 14, 1)]]
     assert (story.jobs[0].status, story.jobs[0].failure, story.jobs[0].generated) == ("failed", "full", 3)
     assert (story.jobs[0].error, story.jobs[0].exceeded) == ("context shift is disabled", 16)
+    reasons = {group["kind"]: group["reason"] for group in summarize(story.recorder, 1.0, "tokens")["failures"]}
+    assert reasons["full"] == "the answer filled the slot, which is an error without context shift (a slot has 16)"
     # The second is refused: 22 tokens. Shorter, it finds what the slot held when it was full.
     story = tell(world, [says(0, 0.0, (1, 0, 12), output=9), says(1, 30.0, (1, 0, 12), answer_of(0, 3))])
     assert story.jobs[1].cached == 14
@@ -385,8 +389,20 @@ def test_its_flags_have_their_defaults_of_then_unless_they_are_given():
     keys = {"server__slots": 3, "server__context_shift": False, "server__slot_prompt_similarity": 0.2}
     world = scenario(server__scheduler="llama-server-b4875", **keys)
     assert (world.server.slots, world.server.context_shift, world.server.slot_prompt_similarity) == (3, False, 0.2)
-    today = scenario(server__scheduler="llama-server")
+    today = scenario(server__scheduler="llama-server", server__slots="auto")
     assert (today.server.slots, today.server.context_shift, today.server.slot_prompt_similarity) == (4, False, 0.1)
+
+
+def test_what_is_assumed_of_it_is_said():
+    said = "assumed of the server, as in llama.cpp b4666: "
+    world = scenario(server__scheduler="llama-server-b4875", server__n_batch=64, server__n_ubatch=64)
+    assert assumptions(world)[0] == (
+        f"{said}1 slot (no --parallel), context shift (no --no-context-shift), "
+        "slots chosen for half of what they hold (--slot-prompt-similarity)"
+    )
+    world = scenario(server__scheduler="llama-server-b4875", server__slots=2, server__slot_prompt_similarity=0.1)
+    batch = "batch 2,048/512 (--batch-size/--ubatch-size)"
+    assert assumptions(world)[0] == f"{said}context shift (no --no-context-shift), {batch}"
 
 
 @pytest.mark.parametrize(
