@@ -99,6 +99,31 @@ class Content:
         places = np.arange(self.n) - np.repeat(begins - starts, lengths)
         return np.stack((np.repeat(sources, lengths), places), axis=1)
 
+    def longest_common_run(self, other: Content) -> int:
+        """Length of the longest run of tokens that both texts hold, wherever it begins in each."""
+        theirs: dict[int, list[tuple[int, int, int]]] = {}
+        at = 0
+        for source, start, n in other._segments:
+            theirs.setdefault(source, []).append((at, start, n))
+            at += n
+        # Runs that begin equally far apart in both texts and adjoin are one.
+        runs: list[tuple[int, int, int]] = []
+        at = 0
+        for source, start, n in self._segments:
+            for other_at, other_start, other_n in theirs.get(source, ()):
+                first = max(start, other_start)
+                length = min(start + n, other_start + other_n) - first
+                if length > 0:
+                    mine = at + first - start
+                    runs.append((mine - (other_at + first - other_start), mine, length))
+            at += n
+        longest, length, end = 0, 0, (0, -1)
+        for apart, begin, n in sorted(runs):
+            length = length + n if (apart, begin) == end else n
+            end = (apart, begin + n)
+            longest = max(longest, length)
+        return longest
+
     def keys(self, block_size: int, n: int) -> list[Key]:
         """The keys of the first ``n`` blocks, or of all full blocks if there are fewer. The list is not to be changed.
 

@@ -119,6 +119,9 @@ class Policy(ABC):
     can_shift: bool = False
     """Whether ``shift`` works: positions of a sequence may be renumbered in place."""
 
+    can_skip_positions: bool = False
+    """Whether a chunk may begin behind the end of its sequence, as llama.cpp let it until mid-2025."""
+
     can_reserve: bool = False
     """Whether ``reserve`` sets room aside chunk by chunk; otherwise it says yes, and ``allocate`` may still refuse."""
 

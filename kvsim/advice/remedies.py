@@ -287,6 +287,18 @@ FAILURES: dict[FailureKind, tuple[Remedy, ...]] = {
             parameter="unified",
         ),
     ),
+    FailureKind.FULL: (
+        Remedy(
+            "let a full slot shift its context",
+            "server.context_shift = true",
+            (_llama("--context-shift", since=6206),),
+        ),
+        Remedy(
+            "raise the context limit of a slot: answers did not fit",
+            "server.slot_context, doubled; cache.cells, twice as many",
+            (_llama("--ctx-size N"),),
+        ),
+    ),
     FailureKind.BATCH: (
         Remedy(
             "use chunked prefill, or a larger batch",

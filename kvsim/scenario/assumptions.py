@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from kvsim.model.engine_versions import EngineVersion
 from kvsim.scenario.device_defaults import described
 from kvsim.scenario.scenario import Scenario
+from kvsim.scenario.server_defaults import EARLY_DEFAULTS, EARLY_SERVER
 from policies import Preset, available
 
 
@@ -32,6 +33,8 @@ def _batches(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:
         return  # The device's own line has it.
     if scenario.auto_slots:
         yield f"{scenario.server.slots} slots that share one cache (no --parallel)"
+    if scenario.server.scheduler == EARLY_SERVER:
+        yield from (words for key, (_, words) in EARLY_DEFAULTS.items() if key not in scenario.server.model_fields_set)
     left = [key for key in ("n_batch", "n_ubatch") if getattr(scenario.server, key) is None]
     if engine.engine == "vLLM":  # Each step is one pass.
         left = [key for key in left if key == "n_batch"]

@@ -40,12 +40,15 @@ from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, Relative
 
 _SCHEDULER_ENGINES: dict[str, EngineVersion] = {
     "llama-server": PRESENT["llama.cpp"],
-    "llama-server-b4880": LLAMACPP_B4666,
+    "llama-server-b4875": LLAMACPP_B4666,
     "vllm": PRESENT["vLLM"],
 }
 _STATIC_BATCH, _STATIC_UBATCH = 256, 128
-_CONTEXT_UNIT = 256
-"""llama.cpp rounds contexts up to a multiple of this many cells (``llama_context``, ``GGML_PAD``)."""
+_CONTEXT_UNIT, _EARLY_CONTEXT_UNIT = 256, 32
+"""llama.cpp rounds contexts up to a multiple of this many cells (``llama_context``, ``GGML_PAD``): that of early 2025
+unless flash attention is on."""
+_EARLY_LEAST_BATCH = 64
+"""llama.cpp of early 2025 raises ``--batch-size`` to this (``GGML_KQ_MASK_PAD``)."""
 
 
 def engine_version(policy: str) -> EngineVersion | None:
@@ -87,7 +90,7 @@ class ModelSection(Section):
 class ServerSection(Section):
     """How requests are batched."""
 
-    scheduler: Literal["llama-server", "llama-server-b4880", "vllm", "static"] = "llama-server"
+    scheduler: Literal["llama-server", "llama-server-b4875", "vllm", "static"] = "llama-server"
     """Whose decisions: today's llama-server, that of early 2025, vLLM's, or batches that are filled once."""
     slots: Annotated[int, Field(ge=1, le=2**14)] = 8
     """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``). "auto", the default
@@ -280,21 +283,31 @@ class Scenario(Section):
         return _SCHEDULER_ENGINES.get(self.server.scheduler)
 
     @property
+    def _is_llama_server(self) -> bool:
+        return self.server.scheduler.startswith("llama-server")
+
+    @property
+    def _context_unit(self) -> int:
+        """What a context is rounded up to a multiple of: cells, where scheduler and cache are of one llama.cpp."""
+        if not self._is_llama_server or self.engine is not self.scheduler_engine:
+            return 1
+        early = self.engine is LLAMACPP_B4666 and self.cache.kernel != "tiled"
+        return _EARLY_CONTEXT_UNIT if early else _CONTEXT_UNIT
+
+    @property
     def context_cells(self) -> int:
-        """The cells that the cache has: ``cache.cells``, rounded up as today's llama.cpp does under its server."""
-        if self.server.scheduler != "llama-server" or self.engine is not PRESENT["llama.cpp"]:
-            return self.cache.cells
-        if self.unified:
-            return -(-self.cache.cells // _CONTEXT_UNIT) * _CONTEXT_UNIT
-        return self.server.slots * self.equal_share
+        """The cells that the cache has: ``cache.cells``, rounded up as llama.cpp does under its server."""
+        if self.unified or self.engine is LLAMACPP_B4666:
+            return -(-self.cache.cells // self._context_unit) * self._context_unit
+        return self.cache.cells if self._context_unit == 1 else self.server.slots * self.equal_share
 
     @property
     def equal_share(self) -> int:
-        """The cells of one slot if all have equally many."""
+        """The cells of one slot if all have equally many; caches of their own are rounded up one by one."""
+        if self.engine is LLAMACPP_B4666:
+            return self.context_cells // self.server.slots
         share = self.cache.cells // self.server.slots
-        if self.server.scheduler == "llama-server" and self.engine is PRESENT["llama.cpp"]:
-            share = -(-share // _CONTEXT_UNIT) * _CONTEXT_UNIT
-        return share
+        return -(-share // self._context_unit) * self._context_unit
 
     @property
     def auto_slots(self) -> bool:
@@ -318,13 +331,17 @@ class Scenario(Section):
         """The most tokens in one slot."""
         if self.server.slot_context is not None:
             return self.server.slot_context
-        equal = not self.unified or (self.engine is not None and self.engine.equal_shares)
+        # The server of early 2025 divides what it has, whatever the cache would allow.
+        engines = (self.engine, self.scheduler_engine) if self._is_llama_server else (self.engine,)
+        equal = not self.unified or any(engine is not None and engine.equal_shares for engine in engines)
         return self.equal_share if equal else self.context_cells
 
     @property
     def n_batch(self) -> int:
         """The most tokens in one step; by default as the scheduler's engine limits it, by what the cache can take."""
         engine, stated = self.scheduler_engine, self.server.n_batch
+        if engine is LLAMACPP_B4666 and self.engine is engine:
+            return max(min(stated or engine.n_batch, self.context_cells), _EARLY_LEAST_BATCH)
         if engine is not None and engine.engine == "llama.cpp":
             # As the context was asked for, not as it was rounded.
             return min(stated or engine.n_batch, self.cache.cells)

@@ -9,6 +9,15 @@ AUTO = "auto"
 AUTO_SLOTS = 4
 """llama-server's slots where their number is left to it; they share one cache (llama.cpp, pull request 16736)."""
 
+EARLY_SERVER = "llama-server-b4875"
+EARLY_DEFAULTS: dict[str, tuple[Any, str]] = {
+    "slots": (1, "1 slot (no --parallel)"),
+    "context_shift": (True, "context shift (no --no-context-shift)"),
+    "slot_prompt_similarity": (0.5, "slots chosen for half of what they hold (--slot-prompt-similarity)"),
+}
+"""What llama-server of early 2025 does otherwise than today's where no flag says (``common/common.h`` of b4875): keys
+of the section ``server``, their values, and these in words."""
+
 _NAMES = {
     ("server", "slot_similarity"): ("server", "slot_prompt_similarity"),
     ("server", "parallel"): ("server", "slots"),
@@ -48,16 +57,19 @@ def with_present_names(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_server_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozenset[tuple[str, str]]]:
-    """The table of a scenario with the slots that ``llama-server`` has by itself, and the keys that were filled in.
+    """The table of a scenario with what a version of llama-server does by itself, and the keys that were filled in.
 
-    Raises ``ValueError`` if another scheduler is asked for "auto".
+    Raises ``ValueError`` if another scheduler than today's is asked for "auto" slots.
     """
     server = data.get("server", {})
-    if not isinstance(server, dict) or server.get("slots", AUTO) != AUTO:
+    if not isinstance(server, dict):
         return data, frozenset()
-    scheduler = server.get("scheduler", "llama-server")
-    if scheduler != "llama-server":
-        if "slots" in server:
-            raise ValueError(f'server.slots = "auto" is of the scheduler llama-server; say how many under {scheduler}')
-        return data, frozenset()
-    return {**data, "server": {**server, "slots": AUTO_SLOTS}}, frozenset({("server", "slots")})
+    scheduler, found = server.get("scheduler", "llama-server"), dict[str, Any]()
+    if scheduler == "llama-server":
+        if server.get("slots", AUTO) == AUTO:
+            found = {"slots": AUTO_SLOTS}
+    elif server.get("slots") == AUTO:
+        raise ValueError(f'server.slots = "auto" is of the scheduler llama-server; say how many under {scheduler}')
+    elif scheduler == EARLY_SERVER:
+        found = {key: value for key, (value, _) in EARLY_DEFAULTS.items() if key not in server}
+    return {**data, "server": {**server, **found}} if found else data, frozenset(("server", key) for key in found)

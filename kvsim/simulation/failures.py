@@ -37,6 +37,10 @@ class FailureGroup:
                 return f"the prompt is longer than a step, and prefill is not chunked ({sizes})"
             case FailureKind.CACHE:
                 return f"the whole cache is too small for the request{example}"
+            case FailureKind.FULL:
+                return (
+                    f"the answer filled the slot, which is an error without context shift (a slot has {self.limit:,})"
+                )
             case FailureKind.NO_SLOT:
                 return f"a step found no room in the cache{example}"
         return "the client has gone"

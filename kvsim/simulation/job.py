@@ -26,6 +26,8 @@ class FailureKind(StrEnum):
     """Its prompt is longer than a step, and prefill is not chunked."""
     CACHE = "cache"
     """It would not fit even if it had the cache to itself."""
+    FULL = "full"
+    """Its answer filled its slot, and the server neither shifts the context nor ends the answer."""
     NO_SLOT = "no slot"
     """A step found no free cells for it, and there was nothing left to give up."""
     CANCELLED = "cancelled"

@@ -65,7 +65,8 @@ def build_policy(
         raise UserError(str(e)) from e
     except ValueError as e:
         raise UserError(f"{scenario.name}: cache: {e}") from None
-    if scenario.server.context_shift and not built.unbounded and not built.can_shift:
+    shifts = scenario.server.context_shift and "context_shift" in scenario.server.model_fields_set
+    if shifts and not built.unbounded and not built.can_shift:
         raise UserError(f"{scenario.name}: server.context_shift: policy {built.name!r} cannot shift positions")
     if costs is not None:
         costs.check(scenario.model.name, built.kernel, scenario.cache.type_k, scenario.cache.type_v)

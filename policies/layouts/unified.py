@@ -43,6 +43,7 @@ class UnifiedPolicy(Policy):
 
     can_shift = True
     can_copy_out = True
+    can_skip_positions = True
     can_fast_forward = True
     contiguous = True
 

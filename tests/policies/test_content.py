@@ -156,3 +156,24 @@ def test_the_empty_content_has_no_tokens_and_no_keys():
 
 def as_segments(text):
     return [(source, at, 1) for source, at in text]
+
+
+def longest_run(one, other):
+    """By going through all pairs of tokens (``common_lcs`` of llama.cpp)."""
+    longest, before = 0, [0] * (len(other) + 1)
+    for token in one:
+        now = [0] + [before[i] + 1 if token == each else 0 for i, each in enumerate(other)]
+        longest, before = max(longest, *now), now
+    return longest
+
+
+@DERANDOMIZED
+@given(SEGMENTS, SEGMENTS)
+def test_the_longest_common_run_may_begin_anywhere_and_go_through_segments(one, other):
+    assert Content(one).longest_common_run(Content(other)) == longest_run(tokens(one), tokens(other))
+
+
+def test_the_longest_common_run_is_no_prefix():
+    one = Content([(1, 0, 4), (2, 0, 3), (3, 0, 2)])
+    assert one.longest_common_run(Content([(4, 0, 9), (1, 2, 2), (2, 0, 3), (3, 1, 1)])) == 5
+    assert one.longest_common_run(NOTHING) == NOTHING.longest_common_run(one) == 0

@@ -148,7 +148,7 @@ def test_it_keeps_every_invariant(best_fit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
+@pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875", "vllm", "static"])
 def test_fast_forwarding_changes_nothing(scheduler, best_fit):
     @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(scenario=scenarios(schedulers=(scheduler,)))

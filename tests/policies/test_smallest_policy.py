@@ -69,7 +69,7 @@ def test_it_has_the_required_methods_alone():
     assert len(own) <= 10
 
 
-@pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
+@pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875", "vllm", "static"])
 def test_every_scheduler_serves_all_requests_with_it(scheduler, monkeypatch):
     mine = FakeEntryPoint(LowestFree.name, LowestFree)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [mine] if group == plugins.ENTRY_POINT_GROUP else [])

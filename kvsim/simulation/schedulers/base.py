@@ -120,7 +120,7 @@ class SchedulerBase(ABC):
         plan = job.plan
         if plan is None or plan.content is not job.content:
             request, context = job.request, self._context
-            prompt = request.prompt_tokens
+            prompt = request.prompt_tokens - job.discarded
             final = min(prompt + request.output_tokens - 1, context)
             plan = job.plan = SequencePlan(prompt, context, final, job.content, request.id)
         return plan

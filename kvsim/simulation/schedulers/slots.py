@@ -27,6 +27,10 @@ class Slot:
     """Whether the job's context was shifted, or its slot was full."""
     content: Content = NOTHING
     """What the slot holds: while it is idle, or its job has not begun, what was left there."""
+    kept: bool = False
+    """Whether it may have cells, which it may without any content."""
+    uncomputed: int = 0
+    """Tokens at the end of the content that were to be run when their request failed, and have no cells."""
     last_used: int = -1
     """Value of a counter when the slot was last released; -1 before."""
 

@@ -44,7 +44,7 @@ sessions = st.fixed_dictionaries(
 )
 server = st.fixed_dictionaries(
     {
-        "scheduler": st.sampled_from(["vllm", "llama-server", "static"]),
+        "scheduler": st.sampled_from(["vllm", "llama-server", "llama-server-b4875", "static"]),
         "slots": st.sampled_from([5, 3, 2, 1]),
         "n_batch": st.sampled_from([64, 8, 3]),
         "n_ubatch": st.sampled_from([1, 4, 16]),
@@ -115,7 +115,7 @@ def attempt(world, requests):
             assert job.status == "failed"
             assert job.error
     kept = policy.sequences()
-    if world.server.scheduler != "llama-server" or not world.server.keep_idle_slots:
+    if not world.server.scheduler.startswith("llama-server") or not world.server.keep_idle_slots:
         assert kept == []
     for seq in kept:
         policy.free(seq)
@@ -173,7 +173,7 @@ def test_every_request_ends_once_where_blocks_come_and_go(seed, workload, server
     check(seed, workload, server, cache | {"host_cells": cache["host_cells"] or 64})
 
 
-@pytest.mark.parametrize("scheduler", ["llama-server", "vllm", "static"])
+@pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875", "vllm", "static"])
 def test_two_runs_give_the_same_figures(scheduler):
     world = load_scenario(
         "chat", workload__requests=25, server__scheduler=scheduler, cache__policy="paged", cache__cells=1024
@@ -182,4 +182,5 @@ def test_two_runs_give_the_same_figures(scheduler):
     assert one.pop("wall_s") > 0
     two.pop("wall_s")
     assert one == two
-    assert one["completed"] == 25
+    # In March 2025 a slot that is full was an error where positions cannot be shifted.
+    assert one["completed"] == 25 - (one["failed"] if scheduler == "llama-server-b4875" else 0)

@@ -17,7 +17,7 @@ COUNTS = [name for name, value in vars(Recorder()).items() if isinstance(value, 
 
 
 @st.composite
-def scenarios(draw, schedulers=("llama-server", "vllm", "static")):
+def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "static")):
     """Small caches and short contexts, so that requests wait, are preempted, shifted and refused."""
     scheduler = draw(st.sampled_from(schedulers))
     host = draw(st.sampled_from([0, 0, 400])) if scheduler == "vllm" else 0
@@ -33,7 +33,7 @@ def scenarios(draw, schedulers=("llama-server", "vllm", "static")):
                 "n_batch": draw(st.sampled_from([4, 8, 24, 64, 400])),
                 "n_ubatch": draw(st.sampled_from([4, 32])),
                 "slot_context": draw(st.sampled_from([64, 160])),
-                "context_shift": draw(st.booleans()) and scheduler == "llama-server",
+                "context_shift": draw(st.booleans()) and scheduler.startswith("llama-server"),
                 "keep_idle_slots": draw(st.booleans()),
                 "n_keep": 4,
                 "chunked_prefill": draw(st.booleans()),

@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ PLANNING = (
     "prompt-decode-regions",
 )
 """Policies that plan decode steps ahead."""
-SCHEDULERS = ("llama-server", "vllm", "static")
+SCHEDULERS = ("llama-server", "llama-server-b4875", "vllm", "static")
 
 
 @pytest.mark.slow
@@ -93,7 +94,7 @@ def test_a_search_of_ones_own_is_taken_step_by_step(scheduler):
         assert_alike(wrong, right)
 
 
-@pytest.mark.parametrize(("name", "scheduler"), list(zip(PLANNING, SCHEDULERS * 6, strict=True)))
+@pytest.mark.parametrize(("name", "scheduler"), list(zip(PLANNING, cycle(SCHEDULERS), strict=False)))
 def test_most_steps_are_planned_ahead(name, scheduler):
     """The control: there are fast-forwards at all, and nearly all decode steps are in one."""
     scenario = load_scenario("chat", workload__requests=20, server__scheduler=scheduler, cache__cells=8192)
@@ -164,7 +165,7 @@ WAYS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", ["llama-server", "vllm"])
+@pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875", "vllm"])
 @pytest.mark.parametrize("way", WAYS)
 def test_fast_forwards_along_every_kind_of_cells(way, scheduler):
     """Long answers in a cache that is well used: cells, counts and tables as step by step, and there are

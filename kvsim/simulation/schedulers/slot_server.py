@@ -1,0 +1,376 @@
+"""What the schedulers of llama-server have in common: tasks, slots, and a batch that is run in pieces."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+
+from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.backend import Backend
+from kvsim.simulation.job import FailureKind, Job
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.schedulers.base import SchedulerBase
+from kvsim.simulation.schedulers.decision_log import DecisionLog, no_log
+from kvsim.simulation.schedulers.slots import Slot, reused_runs
+from policies import NOTHING, Chunk, Content, NoSlot, Policy
+
+
+class SlotServer(SchedulerBase):
+    """llama-server's loop: take all tasks, compose a batch of the slots, run it piece by piece.
+
+    A version of the server says which slot a request gets, when a deferred one is called, what becomes of prompts that
+    are too long and of slots that are full, and what is done when a piece finds no room.
+    """
+
+    def __init__(
+        self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder, log: DecisionLog = no_log
+    ):
+        super().__init__(scenario, policy, backend, recorder)
+        # It refuses no request for the output that it may ask for: what happens when a slot is full, is seen then.
+        self._context = min(scenario.slot_context, policy.max_sequence_tokens)
+        self.slots = [Slot(i) for i in range(scenario.server.slots)]
+        self.queue: deque[Job] = deque()
+        """Requests that have come, or whose turn has come, since tasks were last taken."""
+        self.deferred: deque[Job] = deque()
+        """Requests that found no idle slot, in the order in which they asked."""
+        self._opens_early = not policy.can_copy_out
+        """Whether a sequence is opened when its request gets a slot, as layouts with admission need it, rather than
+        when the server begins with its prompt, as in llama.cpp."""
+        self._log = log
+        self._threshold = np.float32(scenario.server.slot_prompt_similarity)
+        self._pending: deque[Chunk] = deque()
+        """The part of the batch that has not been run yet."""
+        self._n_batch = scenario.n_batch
+        self._limit = self._n_batch
+        """The most tokens of the next piece."""
+        self._turn = 0
+
+    @property
+    def context(self) -> int:
+        """The most tokens in a slot."""
+        return self._context
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether a part of the batch is still to be run."""
+        return bool(self._pending)
+
+    @property
+    def waiting(self) -> Iterable[Job]:
+        """Requests without a slot."""
+        return chain(self.queue, self.deferred)
+
+    def submit(self, job: Job, now: float) -> None:
+        """Queue a request. Even one that no slot can hold gets a slot first."""
+        self.queue.append(job)
+
+    def compose(self, now: float) -> Sequence[Chunk]:
+        """Compose the next piece of the batch, or of a new batch."""
+        while not self._pending:
+            self._limit = self._n_batch
+            self._take_tasks(now)
+            self._shift_contexts(now)
+            self._pending.extend(self._new_batch(now))
+            if self._pending:
+                self._log("batch", chunks=tuple(self._pending))
+            elif not self.queue:
+                return ()
+        piece: list[Chunk] = []
+        room = self._limit
+        for chunk in self._pending:
+            if room == 0:
+                break
+            piece.append(chunk._replace(n=min(chunk.n, room)))
+            room -= piece[-1].n
+        return piece
+
+    def decode_only_steps(self, step: Sequence[Chunk]) -> int:
+        """While every job in a slot decodes, and no request waits or all slots are taken."""
+        jobs = [slot.job for slot in self.slots if slot.job is not None]
+        if len(step) != len(jobs) or len(self._pending) != len(step) or self._limit != self._n_batch:
+            return 0
+        if self.queue or not all(job.prefilled for job in jobs):
+            return 0
+        return 1 + min(self._steps_left(job, self._context - 1) for job in jobs)
+
+    # Taking tasks
+
+    def _take_tasks(self, now: float) -> None:
+        """Give requests idle slots, until none is in the queue."""
+        while self.queue:
+            job = self.queue.popleft()
+            idle = [slot for slot in self.slots if slot.job is None]
+            if not idle:
+                self._log("defer", job=job)
+                self.deferred.append(job)
+                continue
+            prompt = job.content.head(job.request.prompt_tokens)
+            slot = self._choose(prompt, idle)
+            if not self._admits(slot, job, now):
+                if not job.ended:
+                    self.queue.appendleft(job)
+                    return
+                continue
+            slot.take(job, prompt)
+            if self._opens_early and prompt.n and (prompt.n < self._context or self._shorten(slot, job)):
+                slot.held = self._open(slot, job)
+            self._log("launch", slot=slot.id, job=job)
+            self._launched()
+
+    @abstractmethod
+    def _choose(self, prompt: Content, idle: Sequence[Slot]) -> Slot:
+        """Which of the idle slots a prompt gets."""
+
+    def _launched(self) -> None:
+        """A request was given a slot; nothing follows from that by itself."""
+
+    def _admits(self, slot: Slot, job: Job, now: float) -> bool:
+        """Whether the policy lets the request start in this slot; if it never will, the request fails.
+
+        Only layouts that reserve room for whole sequences say no, of which llama.cpp has none: what idle slots keep
+        gives way, and then the request waits for others to end.
+        """
+        plan = self._plan(job)
+        if self._policy.admits(plan):
+            return True
+        self._clear(slot)
+        while not self._policy.admits(plan):
+            kept = next((other for other in self.slots if other.job is None and other.kept), None)
+            if kept is not None:
+                self._clear(kept)
+                continue
+            if all(other.job is None for other in self.slots):
+                sizes = f"{plan.prompt_tokens} prompt tokens, up to {plan.max_tokens} in all"
+                empty = f"an empty cache of {self._policy.capacity} cells"
+                why = f"{self._policy.name} can never place the request ({sizes}) in {empty}"
+                self._fail(job, now, FailureKind.CACHE, why, refusal=why)
+            return False
+        return True
+
+    @abstractmethod
+    def _call_deferred(self, now: float) -> None:
+        """A slot was released: move the first deferred request to the queue, if there is one."""
+
+    # The batch
+
+    def _shift_contexts(self, now: float) -> None:
+        """Make room in each generating slot that is full."""
+        for slot in self.slots:
+            job = slot.job
+            if job is not None and job.prefilled and job.tokens >= self._context and not self._policy.unbounded:
+                self._make_room(slot, job, now)
+
+    def _make_room(self, slot: Slot, job: Job, now: float) -> None:
+        """Discard ``n_discard`` tokens, or half of them, behind the first ``n_keep`` (``--context-shift``)."""
+        request = job.request
+        keep = self._shift_keeps(job)
+        left = job.computed - keep
+        asked = self._scenario.server.n_discard if request.n_discard is None else request.n_discard
+        discard = self._shift_discards(asked or left // 2, left)
+        self._log("shift", slot=slot.id, job=job, n_keep=keep, n_left=left, n_discard=discard)
+        slot.truncated = True
+        if discard == 0:
+            return
+        self._policy.free(slot.id, keep, keep + discard)
+        self._policy.shift(slot.id, keep + discard, None, -discard)
+        self._backend.discard(slot.id, keep, keep + discard)
+        job.content = job.content.without(keep, keep + discard)
+        job.computed -= discard
+        job.discarded += discard
+        self._recorder.context_shifts += 1
+
+    def _n_keep(self, job: Job) -> int:
+        """Tokens at the beginning of its slot that a request wants to be kept."""
+        own = job.request.n_keep
+        keep = self._scenario.server.n_keep if own is None else own
+        return job.request.prompt_tokens if keep < 0 else keep
+
+    @abstractmethod
+    def _shift_keeps(self, job: Job) -> int:
+        """Tokens at the beginning of a slot that a context shift keeps."""
+
+    @abstractmethod
+    def _shift_discards(self, discard: int, left: int) -> int:
+        """How many of the ``left`` tokens behind those a context shift discards where ``discard`` are asked for."""
+
+    def _new_batch(self, now: float) -> list[Chunk]:
+        """One token for each generating slot, then prompts in order of slots."""
+        busy = [slot for slot in self.slots if slot.job is not None]
+        batch = [Chunk(slot.id, slot.job.computed, 1) for slot in busy if slot.job is not None and slot.job.prefilled]
+        room = self._n_batch - len(batch)
+        for slot in busy:
+            job = slot.job
+            if room <= 0:
+                break
+            if job is None or job.prefilled or not (slot.begun or self._begin(slot, job, now)):
+                continue
+            batch.append(Chunk(slot.id, job.computed, min(job.tokens - job.computed, room)))
+            room -= batch[-1].n
+        return batch
+
+    # The beginning of a prompt
+
+    def _begin(self, slot: Slot, job: Job, now: float) -> bool:
+        """Begin with a prompt in its slot; False if it is refused, or is empty."""
+        n = job.request.prompt_tokens
+        self._log("prompt", slot=slot.id, job=job, context=self._context, tokens=n)
+        if n == 0:
+            self._log("empty", slot=slot.id, job=job)
+            self._log("answered", slot=slot.id, job=job)
+            self._end(job, now)
+            self._release(slot, now)
+            return False
+        if n >= self._context and not self._shorten(slot, job):
+            sizes = f"{n} prompt tokens, {self._context} in a slot"
+            reason = f"the request exceeds the available context size: {sizes}"
+            self._fail(job, now, FailureKind.CONTEXT, reason, exceeded=self._context)
+            self._log("error", job=job)
+            self._release(slot, now)
+            return False
+        held = slot.held if self._opens_early else self._open(slot, job)
+        slot.begun = True
+        self._start(slot.id, job, held, now)
+        return True
+
+    def _open(self, slot: Slot, job: Job) -> int:
+        """Open the job's sequence on what its slot holds of the prompt; return how many tokens that are."""
+        held = self._held(slot, job)
+        if not held:
+            held = self._policy.match(slot.id, job.content, job.tokens)
+        self._policy.open(slot.id, self._plan(job))
+        slot.kept = True
+        if held and not self._policy.reserve(Chunk(slot.id, held, 0)):
+            held = 0
+        return held
+
+    def _shorten(self, slot: Slot, job: Job) -> bool:
+        """Make a prompt fit into a slot; False if it is to be refused."""
+        return False
+
+    def _held(self, slot: Slot, job: Job) -> int:
+        """How much of its prompt the slot holds; all that it holds behind that is freed."""
+        held = 0
+        if not self._policy.can_skip_positions and slot.uncomputed:
+            slot.content, slot.uncomputed = slot.content.head(slot.content.n - slot.uncomputed), 0
+        if self._caches(job):
+            held = slot.content.common_prefix(slot.prompt)
+            if self._scenario.server.cache_reuse and self._policy.can_shift and slot.content.n:
+                held = self._reuse(slot, held)
+        if held == slot.prompt.n:
+            self._log("one_at_least", slot=slot.id, job=job)
+            held -= 1
+        held = self._policy.can_truncate(slot.id, held) if held else 0
+        if slot.kept:
+            self._policy.free(slot.id, held)
+        slot.content, slot.kept = slot.prompt.head(held), held > 0
+        return held
+
+    def _caches(self, job: Job) -> bool:
+        """Whether a request uses what its slot holds."""
+        own = job.request.cache_prompt
+        return self._scenario.server.cache_prompt if own is None else own
+
+    def _reuse(self, slot: Slot, held: int) -> int:
+        """Move runs of tokens that the prompt has elsewhere to their places in it; return what is held then."""
+        for source, n in reused_runs(slot.content, slot.prompt, held, self._scenario.server.cache_reuse):
+            self._log("reuse", slot=slot.id, job=slot.job, tokens=n, source=source, to=held)
+            self._policy.free(slot.id, held, source)
+            self._policy.shift(slot.id, source, source + n, held - source)
+            held += n
+        return held
+
+    # After a step
+
+    def _complete(self, step: Sequence[Chunk], now: float) -> None:
+        """Count the tokens, emit one where a prompt or the last answer's token is done, end requests, slot by slot."""
+        ready = []
+        for chunk in step:
+            self._advance(chunk.n)
+            slot = self.slots[chunk.seq]
+            assert slot.job is not None, "a chunk ran for an empty slot"
+            slot.job.computed += chunk.n
+            if slot.job.computed == slot.job.tokens:
+                ready.append(slot)
+        for slot in sorted(ready, key=lambda slot: slot.id):
+            if slot.job is not None:
+                self._emit(slot, slot.job, now)
+
+    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
+        """Count the tokens."""
+        self._pending = deque(chunk._replace(start=chunk.start + steps) for chunk in step)
+        for chunk in step:
+            job = self.slots[chunk.seq].job
+            assert job is not None, "a chunk ran for an empty slot"
+            job.computed += steps
+            job.generated += steps
+
+    def _advance(self, n: int) -> None:
+        """Take ``n`` tokens off the first pending chunk."""
+        first = self._pending.popleft()
+        if n < first.n:
+            self._pending.appendleft(Chunk(first.seq, first.start + n, first.n - n))
+
+    def _emit(self, slot: Slot, job: Job, now: float) -> None:
+        """Count an output token; end the request if its slot is full, or if it has all that it asked for."""
+        self._emit_token(job, now)
+        full = self._ends_as_full(job)
+        if full:
+            slot.truncated = True
+            self._log("full", slot=slot.id, job=job, tokens=job.computed)
+        if full or job.generated >= job.request.output_tokens:
+            job.truncated = job.generated < job.request.output_tokens
+            self._log("answered", slot=slot.id, job=job)
+            self._end(job, now)
+            self._release(slot, now, keep=self._scenario.server.keep_idle_slots)
+
+    @abstractmethod
+    def _ends_as_full(self, job: Job) -> bool:
+        """Whether an answer ends with its latest token because its slot is full."""
+
+    def _release(self, slot: Slot, now: float, *, in_batch: int = 0, keep: bool = True) -> None:
+        """Let a request go from its slot, which keeps what it holds; the first deferred request is next.
+
+        ``in_batch``: tokens of it that were to be run when it failed.
+        """
+        job = slot.job
+        assert job is not None, "an empty slot is released"
+        if slot.begun:
+            slot.content, slot.kept, slot.uncomputed = job.content.head(job.computed + in_batch), True, in_batch
+        self._log("stop", slot=slot.id, job=job, tokens=slot.content.n, truncated=slot.truncated)
+        self._turn += 1
+        slot.vacate(self._turn)
+        if self.deferred:
+            self._log("pop", job=self.deferred[0])
+            self._call_deferred(now)
+        if not keep:
+            self._clear(slot)
+
+    def _halve(self, tried: int, run: int = 0) -> None:
+        """Halve ``n_batch``: a piece of ``tried`` tokens found no room, though ``run`` of them were run."""
+        self._limit //= 2
+        if self._limit < tried:
+            self._recorder.split(tried - run)
+
+    def _fail_all(self, reason: NoSlot, now: float, error: str, *, empties: bool) -> None:
+        """Fail every request in a slot; ``empties``: and empty the slots."""
+        in_batch = {chunk.seq: chunk.n for chunk in self._pending}
+        self._pending.clear()
+        self._log("failed", n_batch=1)
+        for slot in self.slots:
+            if slot.job is not None:
+                self._log("error", job=slot.job)
+                self._fail(slot.job, now, FailureKind.NO_SLOT, error, refusal=str(reason))
+                self._release(slot, now, in_batch=in_batch.get(slot.id, 0))
+                if empties:
+                    self._clear(slot)
+
+    def _clear(self, slot: Slot) -> None:
+        """Empty a slot."""
+        self._log("clear", slot=slot.id, tokens=slot.content.n)
+        if slot.kept:
+            self._policy.free(slot.id)
+        slot.content, slot.kept, slot.uncomputed = NOTHING, False, 0
