@@ -47,12 +47,20 @@ def _show_disagreement(console: Console, file: str, d: Disagreement) -> None:
     table = new_table("field", "recorded", "ours")
     for name in d.fields:
         if not name.endswith("map"):
-            table.add_row(name, str(d.recorded[name]), str(d.ours.get(name)))
+            table.add_row(name, _shown(d.recorded[name]), _shown(d.ours.get(name)))
     if table.row_count:
         console.print(table)
     for name in d.fields:
         if name.endswith("map"):
             _show_both_maps(console, name, _cells(d.recorded[name]), _cells(d.ours.get(name) or []))
+
+
+def _shown(value: Any) -> str:
+    """A field's value; decisions and answers of a server as words rather than as JSON."""
+    if not isinstance(value, dict):
+        return "nothing" if value is None else str(value)
+    parts = [f"{key} {part}" for key, part in value.items() if key != "decision"]
+    return ", ".join([*([value["decision"]] if "decision" in value else []), *parts])
 
 
 def _show_both_maps(console: Console, name: str, recorded: dict[int, _Held], ours: dict[int, _Held]) -> None:
