@@ -22,6 +22,7 @@ _EDGE_S = 0.002
 """Times in the log agree to 1 or 2 ms: a task that came so long before a step ended may have come after it."""
 _EARLIER_STATE_HEADER = 20
 """Bytes of a saved state's header in llama-server 0.5.0-dev."""
+_WARM_UP_TOKEN, _WARM_UP_ANSWER = 999, 8
 _SHARES = ("sim", "keep", "threshold", "mib")
 """Fields that the log rounds to three digits."""
 _BYTES = ("mib", "limit", "est")
@@ -65,6 +66,7 @@ class LlamaServerReplay:
         self._ended_s = -math.inf
         """When the last recorded step ended."""
         self._loaded = _loaded(header["server"], self)
+        self._warm_up(int(header.get("warm_up_tokens", 0)))
 
     def perform(self, record: Record) -> tuple[State, State]:
         """Take in a record; at a step, or when all slots are idle, return what was decided since the last."""
@@ -89,6 +91,18 @@ class LlamaServerReplay:
     def operation(self, record: Record) -> dict[str, Any]:
         """Which step it is."""
         return {key: record[key] for key in ("type", "kind", "t", "batch") if key in record}
+
+    def _warm_up(self, tokens: int) -> None:
+        """Serve what the server served before the recording began: one prompt of equal tokens, answered by eight."""
+        if not tokens:
+            return
+        job = Job(Request(-1, 0.0, tokens, _WARM_UP_ANSWER), 0.0)
+        job.content = Content([(_WARM_UP_TOKEN, 0, 1)] * tokens + [(-1, at, 1) for at in range(_WARM_UP_ANSWER)])
+        self._scheduler.submit(job, 0.0)
+        while piece := self._scheduler.compose(0.0):
+            self._place(piece)
+            self._finish_step()
+        self._decided.clear()
 
     def _compare(self, step: Record | None) -> tuple[State, State]:
         """What was recorded since the last step, and what our scheduler has done meanwhile, this step included."""

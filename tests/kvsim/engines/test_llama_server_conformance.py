@@ -214,6 +214,35 @@ def late(came_s):
     ]
 
 
+def test_a_warm_up_before_the_recording_has_used_a_slot(tmp_path):
+    """40 tokens and an answer of 8 lie in slot 1 when the first request comes."""
+    tokens = ended(0, 4, 20, 2, 21)
+    records = [
+        meta("--cache-ram", "0") | {"warm_up_tokens": 40},
+        *SOURCES,
+        request(0, 4, [["a", 0, 20]], 2, **answered(0, 0, 20, 2, 21)),
+        request(1, 6, [["#999", 0, 48]], 1, **answered(1, 40, 8, 1, 48)),
+        event("post", 0.0, task=4),
+        event("check", slot=1, sim=0.0, lcp=0, of=20),
+        event("by_lru", slot=0, t_last=-1),
+        *started(0, 4, 20),
+        step(0, [[0, "p", 0, 20]], 0.01),
+        step(1, [[0, "g", 20, 1]], 0.12),
+        *tokens,
+        event("idle", 0.23),
+        event("post", 0.30, task=6),
+        event("check", slot=0, sim=0.0, lcp=0, of=48),
+        event("check", slot=1, sim=0.833, lcp=40, of=48),
+        event("by_similarity", slot=1, sim=0.833, threshold=0.1, keep=0.851),
+        *started(1, 6, 48),
+        step(2, [[1, "p", 40, 8]], 0.31),
+        *ended(1, 6, 8, 1, 48),
+        event("idle", 0.42),
+    ]
+    assert conformed(tmp_path, records).first is None
+    assert conformed(tmp_path, [records[0] | {"warm_up_tokens": 0}, *records[1:]]).first is not None
+
+
 def test_a_task_at_the_very_edge_of_a_step_is_excused_and_named(tmp_path):
     found = conformed(tmp_path, late(0.0098))
     assert found.first is None
