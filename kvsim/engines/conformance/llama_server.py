@@ -22,6 +22,7 @@ _EDGE_S = 0.002
 """Times in the log agree to 1 or 2 ms: a task that came so long before a step ended may have come after it."""
 _EARLIER_STATE_HEADER = 20
 """Bytes of a saved state's header in llama-server 0.5.0-dev."""
+_REFUSED_BY_HTTP = 400
 _WARM_UP_TOKEN, _WARM_UP_ANSWER = 999, 8
 _SHARES = ("sim", "keep", "threshold", "mib")
 """Fields that the log rounds to three digits."""
@@ -50,6 +51,8 @@ class LlamaServerReplay:
         self._sources: dict[str, list[int]] = {}
         self._requests: dict[int, Record] = {}
         """By task."""
+        self._without_task: list[Record] = []
+        """Requests that failed before the log told them from others."""
         self._posted: dict[int, float] = {}
         """Tasks that our scheduler has not been given yet, in the order in which they came, and when that was."""
         self._events: list[Record] = []
@@ -76,6 +79,8 @@ class LlamaServerReplay:
         elif kind == "request":
             if "task" in record:
                 self._requests[record["task"]] = record
+            elif record.get("status") != _REFUSED_BY_HTTP:
+                self._without_task.append(record)
         elif kind == "step":
             return self._compare(record)
         elif kind != "event":
@@ -157,6 +162,9 @@ class LlamaServerReplay:
         """Queue what has come, but for tasks that came while a step was being composed and were taken after it."""
         taken = {event["task"] for event in self._events if event["kind"] in ("launch", "defer")}
         for task, came_s in list(self._posted.items()):
+            if task in taken and task not in self._requests and self._without_task:
+                # The log does not say which: they came in the order in which they were sent.
+                self._requests[task] = self._without_task.pop(0)
             if task not in self._requests:
                 del self._posted[task]  # A question about the server's health, say.
             elif task in taken or came_s < self._ended_s - _EDGE_S:
@@ -223,7 +231,8 @@ class LlamaServerReplay:
         if kind in ("no_room", "failed"):
             shown["off"] = self._offset
         if kind == "prompt" and job is not None:
-            shown["n_keep"] = job.request.n_keep or 0
+            own = job.request.n_keep
+            shown["n_keep"] = self.scenario.server.n_keep if own is None else own
         if "source" in shown:
             shown["from"] = shown.pop("source")
         for key in _SHARES:
