@@ -73,6 +73,8 @@ class HostPromptCache:
         """Bytes of all entries."""
         self.tokens = 0
         """Tokens of all entries."""
+        self.most_bytes = 0
+        """The most bytes that there were of all entries."""
         self._entries: dict[Entry, None] = {}
         """The oldest first."""
         self._by_first: dict[tuple[int, int], dict[Entry, None]] = {}
@@ -80,6 +82,11 @@ class HostPromptCache:
         # Without a limit in bytes that in tokens holds, which is enforced after each save.
         cells = 2 * self._limit_tokens if limit < 0 else int(self.limit_bytes // max(scenario.cell_bytes, 1.0))
         self._free = FreeExtents(max(cells, 1))
+
+    @property
+    def prompts(self) -> int:
+        """Number of entries."""
+        return len(self._entries)
 
     @property
     def entries(self) -> list[Entry]:
@@ -113,6 +120,7 @@ class HostPromptCache:
         self._entries[made] = None
         self._by_first.setdefault(_first(content), {})[made] = None
         self.bytes, self.tokens = self.bytes + size, self.tokens + n
+        self.most_bytes = max(self.most_bytes, self.bytes)
         return made
 
     def find(self, held: Content, prompt: Content) -> Entry | None:

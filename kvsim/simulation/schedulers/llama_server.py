@@ -49,6 +49,7 @@ class LlamaServer(SchedulerBase):
         self.deferred: deque[Job] = deque()
         """Requests that found no idle slot, in the order in which they asked."""
         self.host_cache = HostPromptCache(scenario, policy, log) if server.cache_ram and policy.can_copy_out else None
+        recorder.host_prompts = self.host_cache
         self._opens_early = not policy.can_copy_out
         """Whether a sequence is opened when its request gets a slot, as layouts with admission need it, rather than
         when the server begins with its prompt, as in llama.cpp."""
