@@ -37,6 +37,23 @@ name = "llama-3.1-8b"
 [machine]
 device = "rtx4090"
 """
+COPIES = """
+[workload]
+kind = "closed-loop"
+users = 8
+requests = 20
+[model]
+name = "smollm2"
+[server]
+slots = 2
+[cache]
+policy = "streams"
+cells = 4096
+type_k = "f16"
+type_v = "f16"
+[machine]
+profile = "llamacpp-smollm2"
+"""
 SESSIONS = """
 [workload]
 kind = "sessions"
@@ -55,7 +72,7 @@ COMMANDS = {
         "run chat --requests 20",
         "run chat --requests 60 -p streams",
         "run device.toml --requests 20 -p adaptive",
-        "run chat --requests 20 -p contiguous",
+        "run copies.toml --requests 20",
     ],
     "compare": [
         "compare chat --requests 60 -p paged -p vllm -p streams -p oracle --replications 2 "
@@ -157,7 +174,8 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block)
     )
-    for name, text in (("small", SMALL), ("device", DEVICE), ("sessions", SESSIONS), ("sweep", SWEEP)):
+    texts = {"small": SMALL, "device": DEVICE, "copies": COPIES, "sessions": SESSIONS, "sweep": SWEEP}
+    for name, text in texts.items():
         (tmp_path / f"{name}.toml").write_text(text)
     (tmp_path / "server.jsonl").write_text(text_of(recorded()))
     write_tables(tmp_path / "tables")
