@@ -28,10 +28,10 @@ def cell_map(result: Any, until_s: float) -> NDArray[np.float64]:
 
     White cells are free; each slot's sequences have one colour; grey is the time after the run has ended.
     """
-    times = np.array([time for time, _ in result.frames])
+    times = np.array([frame.time_s for frame in result.frames])
     at = (np.arange(COLUMNS) + 0.5) * until_s / COLUMNS
     index = np.searchsorted(times, at, side="right") - 1
-    owners = np.stack([owner for _, owner in result.frames])[np.maximum(index, 0)]
+    owners = np.stack([frame.owners for frame in result.frames])[np.maximum(index, 0)]
     owners[index < 0] = -1
     shown = np.linspace(0, owners.shape[1] - 1, min(ROWS, owners.shape[1])).astype(int)
     palette = np.array([FREE, *sns.color_palette("husl", 16)])

@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -364,9 +364,10 @@ class Context(Closeable):
         if not self._api.llama_state_set_data(self.handle, pointer, len(state)):
             raise RuntimeError("llama.cpp did not take back its own state")
 
-    def state_of(self, seq: int) -> NDArray[np.uint8]:
-        """The contents of a sequence, for ``put``."""
-        data = np.zeros(int(self._api.llama_state_seq_get_size(self.handle, seq)), np.uint8)
+    def state_of(self, seq: int, memory: Callable[[int], NDArray[np.uint8]] | None = None) -> NDArray[np.uint8]:
+        """The contents of a sequence, for ``put``; ``memory`` gives as many bytes as it is asked for."""
+        size = int(self._api.llama_state_seq_get_size(self.handle, seq))
+        data = np.zeros(size, np.uint8) if memory is None else memory(size)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         n = self._api.llama_state_seq_get_data(self.handle, pointer, len(data), seq)
         return data[: int(n)]

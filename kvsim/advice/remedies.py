@@ -1,7 +1,8 @@
 """Remedies for each cause of slow requests, and for requests that fail.
 
 Builds of llama.cpp: ``--defrag-thold`` up to b6244 (pull request 15473), ``--kv-unified`` since b5913 (14363),
-``--context-shift`` since b6206 (before, ``--no-context-shift``), a value for ``--flash-attn`` since pull request 15434.
+``--context-shift`` since b6206 (before, ``--no-context-shift``), a value for ``--flash-attn`` since pull request 15434,
+``--cache-ram`` since 16391 (October 2025), ``--no-cache-idle-slots`` since 2026 (20993, first as ``--no-clear-idle``).
 """
 
 from __future__ import annotations
@@ -30,11 +31,20 @@ class Option(NamedTuple):
     text: str
     since: int = 0
     until: int | None = None
+    year: int = 0
+    """The year of the first builds that have them, where these are newer than the version that presets stand for."""
+
+    @property
+    def printed(self) -> str:
+        """The options, and which builds have them where that must be said."""
+        return f"{self.text} (builds since {self.year})" if self.year else self.text
 
     def exists_in(self, version: EngineVersion) -> bool:
-        """Whether the version has these options."""
+        """Whether the version, or a newer one that is simulated in its name, has these options."""
         if self.engine != version.engine:
             return False
+        if self.year:
+            return version == PRESENT[self.engine]
         return self.since <= version.build and (self.until is None or version.build <= self.until)
 
 
@@ -51,9 +61,16 @@ class Remedy(NamedTuple):
     """What to do outside of kvsim, whatever the engine."""
     parameter: str = ""
     """The key of ``[cache]`` that the policy must use for the remedy to have an effect."""
+    host_cache: bool | None = None
+    """Whether it is one for llama-server's host cache, or for a layout's host tier; None where it is for neither."""
 
-    def suits(self, policy: str) -> bool:
-        """Whether it can change anything for a policy: the policy lacks it, and uses the key that it sets."""
+    def suits(self, policy: str, host_cache: bool | None = None) -> bool:
+        """Whether it can change anything for a policy: the policy lacks it, and uses the key that it sets.
+
+        ``host_cache``: whether the server used a host cache; None if that is not known.
+        """
+        if self.host_cache is not None and host_cache is not None and self.host_cache != host_cache:
+            return False
         preset = available().get(policy)
         if self.parameter and not (isinstance(preset, Preset) and self.parameter in preset.parameters):
             return False
@@ -67,7 +84,7 @@ class Remedy(NamedTuple):
         own = engine_version(policy)
         versions = PRESENT.values() if own is None else (own,)
         texts = [
-            f"{_COMMANDS[option.engine]} {option.text}"
+            f"{_COMMANDS[option.engine]} {option.printed}"
             for version in versions
             for option in self.options
             if option.exists_in(version)
@@ -79,8 +96,8 @@ class Remedy(NamedTuple):
 _COMMANDS = {ENGINE_TITLES[engine]: command for engine, command in COMMANDS.items()}
 
 
-def _llama(text: str, *, since: int = 0, until: int | None = None) -> Option:
-    return Option("llama.cpp", text, since, until)
+def _llama(text: str, *, since: int = 0, until: int | None = None, year: int = 0) -> Option:
+    return Option("llama.cpp", text, since, until, year)
 
 
 def _vllm(text: str) -> Option:
@@ -233,9 +250,28 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
     ),
     "transfers": (
         Remedy(
+            "use no host cache, if computing prompts again takes less time than copying",
+            "server.cache_ram = 0",
+            (_llama("--cache-ram 0", since=6975),),
+            host_cache=True,
+        ),
+        Remedy(
+            "do not copy what idle slots hold whenever another request starts",
+            "server.cache_idle_slots = false",
+            (_llama("--no-cache-idle-slots", year=2026),),
+            host_cache=True,
+        ),
+        Remedy(
+            "ask for more similarity, so that a shared system prompt does not draw all users into one slot",
+            "server.slot_prompt_similarity = 0.5",
+            (_llama("--slot-prompt-similarity X, higher"),),
+            host_cache=True,
+        ),
+        Remedy(
             "prefetch blocks from the host tier before they are needed, or keep more of them in the cache",
             'server.prefetch = "on-resume"; cache.cells, twice as many',
             (_llama("--ctx-size N"), _vllm("--gpu-memory-utilization X")),
+            host_cache=False,
         ),
     ),
     "machine": (

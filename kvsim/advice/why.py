@@ -163,6 +163,8 @@ class Diagnosis:
     """Why they failed, as in a run's summary: an entry for each kind, most frequent first."""
     basis: str | None = None
     """What predicted times rest on (``Profile.basis``)."""
+    host_cache: bool | None = None
+    """Whether the server used a host cache; None if that is not known."""
     note: str = ""
     """Why this policy was chosen, if it is neither the scenario's own nor the one asked for."""
 
@@ -189,7 +191,7 @@ class Diagnosis:
         """
         remedies = [remedy for each in self.failures for remedy in FAILURES.get(FailureKind(each["kind"]), ())]
         remedies += [remedy for cause in self._causes_to_remedy() for remedy in REMEDIES[cause]]
-        suitable = (remedy for remedy in remedies if remedy.suits(self.policy))
+        suitable = (remedy for remedy in remedies if remedy.suits(self.policy, self.host_cache))
         return tuple(dict.fromkeys(r._replace(kvsim=r.kvsim.format(scenario=self.source)) for r in suitable))
 
     def _causes_to_remedy(self) -> list[str]:
@@ -299,7 +301,8 @@ def diagnose(result: Result, source: str) -> Diagnosis:
         rows = _waits_as_queueing(rows)
     failures = result.summary["failures"]
     diagnosis = _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, failures)
-    return replace(diagnosis, basis=result.summary["basis"])
+    saves = result.summary["host"]["saves"]
+    return replace(diagnosis, basis=result.summary["basis"], host_cache=saves > 0)
 
 
 def _waits_as_queueing(causes: pd.DataFrame) -> pd.DataFrame:
@@ -433,14 +436,16 @@ def _server_work(requests: pd.DataFrame, passes: pd.DataFrame) -> pd.Series[floa
     waited = (requests["queueing_s"] + requests["cells_s"]).to_numpy(dtype=float)
     if not waited.sum() > 0 or not len(passes):
         return pd.Series(dtype=float)
-    starts = passes["start_s"].to_numpy(dtype=float)
-    edges = np.stack([starts, starts + passes["seconds"].to_numpy(dtype=float)], axis=1).ravel()
+    starts, before = passes["start_s"].to_numpy(dtype=float), passes["waited_s"].to_numpy(dtype=float)
+    edges = np.stack([starts - before, starts, starts + passes["seconds"].to_numpy(dtype=float)], axis=1).ravel()
     begun = requests["arrival_s"].to_numpy(dtype=float)
     ended = begun + waited
     spent = {}
     for term in _SERVER_WORK:
-        after = passes[term].to_numpy(dtype=float).cumsum()
-        known = np.stack([np.concatenate([[0.0], after[:-1]]), after], axis=1).ravel()
+        # What is copied for whole sequences, or waited for, comes before the pass and is no part of its seconds.
+        beside = before if term == "transfers_s" else np.zeros(len(starts))
+        parts = np.stack([np.zeros(len(starts)), beside, passes[term].to_numpy(dtype=float)], axis=1)
+        known = parts.ravel().cumsum()
         spent[term] = float((np.interp(ended, edges, known) - np.interp(begun, edges, known)).sum())
     total = sum(spent.values())
     return pd.Series({term: seconds / total for term, seconds in spent.items()} if total > 0 else {}, dtype=float)

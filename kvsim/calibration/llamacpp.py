@@ -1,4 +1,5 @@
-"""Measure the real llama.cpp: prompts by batch size, decodes by batch and attended span, defragmentation, K-shift.
+"""Measure the real llama.cpp: prompts by batch size, decodes by batch and attended span, defragmentation, K-shift, and
+copies of sequences to the host and back.
 
 Without flash attention a pass costs the same whatever its sequences hold: every token is scored against all cells up to
 the padded span. A pass of any shape is therefore measured on a cache that one long sequence fills up to some cell: each
@@ -8,11 +9,13 @@ are scored.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.calibration.llamacpp_session import LlamaCppSession, absolute_model_path
 from kvsim.calibration.pace import DECODE_TOKENS, PROMPT_TOKENS
@@ -20,7 +23,7 @@ from kvsim.calibration.pieces import PieceRecorder
 from kvsim.calibration.reference_passes import ReferencePasses
 from kvsim.calibration.serving import USERS, SamplingBackend
 from kvsim.calibration.subject import passes_in, runs_in
-from kvsim.calibration.trials import Trial, Trials, random_lengths
+from kvsim.calibration.trials import HostCopyWork, Trial, Trials, host_copy_sizes, random_lengths
 from kvsim.model.engine_shapes import Storage
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.recorder import Recorder
@@ -40,6 +43,8 @@ _COMPUTED = 256
 """Tokens of the long sequence that are computed; the other cells get copies of them, since what is in a cell does not
 change the time."""
 _MOVES = 24
+_HOST_COPIES = 6
+"""Copies of sequences out to the host, and as many back."""
 _SHIFTED = (512, 1024, 2048, CELLS)
 """Cells of the caches in which keys are rotated."""
 _REFERENCE_CELLS = 960
@@ -114,6 +119,11 @@ class LlamaSubject:
             context = self._context(next(iter(self._prefilled)), cells)
             self._others.append(context)
             trials.shifts.append((cells, Trial(_timed_shift(context, cells))))
+        # With flash attention, as the server has it by default; without, V is transposed, and copied row by row.
+        prefilled = self._prefilled["tiled"]
+        for n in host_copy_sizes(rng, _HOST_COPIES):
+            for out in (True, False):
+                trials.host_copies.append((HostCopyWork(out, 1, n), prefilled.host_copy(n, out=out)))
         return trials
 
     def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator, recorder: PieceRecorder) -> None:
@@ -326,6 +336,34 @@ class PrefilledContext:
 
         return Trial(ready(run), None if before is None else ready(before))
 
+    def host_copy(self, filled: int, *, out: bool) -> Trial:
+        """A copy of a sequence of ``filled`` tokens to memory that is newly allocated, as the server does, or back.
+
+        A decode before it takes the processor's caches, as the requests of a server do.
+        """
+        decode = self.timed([1], filled)
+        saved: list[NDArray[np.uint8]] = []
+
+        def save() -> float:
+            began = perf_counter()
+            saved[:] = [self.context.state_of(0, _new_memory)]
+            return perf_counter() - began
+
+        def load() -> float:
+            began = perf_counter()
+            found = self.context.put(1, saved[0])
+            seconds = perf_counter() - began
+            assert found, "there was no room behind the filled cells"
+            self.context.remove(1, -1, -1)
+            saved.clear()
+            return seconds
+
+        def prepare_load() -> float:
+            save()
+            return decode()
+
+        return self.trial(save, decode, filled) if out else self.trial(load, prepare_load, filled)
+
     def reference_passes(self) -> ReferencePasses:
         """Reference passes on the cells filled at present."""
         decode, prompt = self.timed([1] * DECODE_TOKENS, self._filled), self.timed([PROMPT_TOKENS], self._filled)
@@ -356,6 +394,13 @@ class PrefilledContext:
             return seconds
 
         return moves, Trial(run, before=lambda: 0.0)
+
+
+def _new_memory(size: int) -> NDArray[np.uint8]:
+    """Memory of so many bytes that was never used, filled with zeros as a ``std::vector`` is; shape (bytes,)."""
+    memory = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+    memory[:] = 0
+    return memory
 
 
 def _timed_shift(context: Context, cells: int) -> Callable[[], float]:

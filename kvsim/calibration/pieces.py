@@ -12,7 +12,7 @@ from kvsim.calibration.journal import MeasuredPiece, ServedPass, TrialMeasuremen
 from kvsim.calibration.pace import PaceCurve, Windows, choose_windows, median_seconds
 from kvsim.calibration.reference_passes import PaceKeeper
 from kvsim.calibration.trials import Trial, Trials, half_width, scatter
-from kvsim.costs.fitting import MoveSample, Sample, ShiftSample
+from kvsim.costs.fitting import HostCopySample, MoveSample, Sample, ShiftSample
 from kvsim.costs.profile import Pace
 
 _LONG_S = 0.03
@@ -79,6 +79,7 @@ class AtOnePace:
     """Seconds of the samples as they were measured."""
     moves: list[MoveSample]
     shifts: list[ShiftSample]
+    host_copies: list[HostCopySample]
     reference_s: tuple[float, float]
     """Seconds of the reference passes at pace 1: their medians."""
     pace: Pace
@@ -99,15 +100,15 @@ def at_one_pace(trials: Trials, pieces: Sequence[MeasuredPiece]) -> AtOnePace:
         pace = curve.at([served.at_s for served in piece.mixed], sizes).tolist()
         for (_, sample), each in zip(piece.mixed, pace, strict=True):
             mixed.append(sample.model_copy(update={"seconds": sample.seconds / each}))
-    samples, moves, shifts = trials.samples(paced)
-    unpaced, _, _ = trials.samples(measured)
+    alone, unpaced = trials.samples(paced), trials.samples(measured).passes
     low, middle, high = np.quantile(np.concatenate([curve.levels() for curve in curves]), [0.05, 0.5, 0.95]).tolist()
     known = [each for each in paced if len(each) >= _SPREAD]
     return AtOnePace(
-        samples=samples + mixed,
+        samples=alone.passes + mixed,
         unpaced_s=[s.seconds for s in unpaced] + [served.sample.seconds for piece in pieces for served in piece.mixed],
-        moves=moves,
-        shifts=shifts,
+        moves=alone.moves,
+        shifts=alone.shifts,
+        host_copies=alone.host_copies,
         reference_s=reference_s,
         pace=Pace(p5=low, p50=middle, p95=high, window_s=windows.level_s),
         half_width=_half_width(paced),

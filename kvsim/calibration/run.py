@@ -49,7 +49,8 @@ _LEAST = 3
 _MOST_LEFT_OUT = 0.5
 """Share of the measurements that other work may disturb."""
 _FEWEST = 8
-"""Passes of each kernel without which nothing is fitted, however little time there was; and half as many moves."""
+"""Passes of each kernel without which nothing is fitted, however little time there was; and half as many moves, and
+copies to the host and back."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,13 @@ def _enough(trials: Trials, pieces: Sequence[MeasuredPiece]) -> bool:
         if len(own & found) < min(_FEWEST, len(own)):
             return False
     first, last = len(kernels), len(kernels) + len(trials.moves)
-    moves, shifts = sum(first <= number < last for number in found), sum(number >= last for number in found)
+    moves = sum(first <= number < last for number in found)
+    shifts = sum(last <= number < last + len(trials.shifts) for number in found)
+    behind = last + len(trials.shifts)
+    for out in (True, False):
+        own = {behind + i for i, (work, _) in enumerate(trials.host_copies) if work.out == out}
+        if len(own & found) < min(_FEWEST // 2, len(own)):
+            return False
     return moves >= min(_FEWEST // 2, len(trials.moves)) and shifts >= min(1, len(trials.shifts))
 
 
@@ -319,7 +326,16 @@ def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_
     header, subject, trials, done = measurement.header, measurement.subject, measurement.trials, measurement.done
     paced = at_one_pace(trials, done)
     rng = named_rng(0, "calibration fit")
-    fitted = fit(paced.samples, paced.moves, paced.shifts, rng, trials.skipping, paced.unpaced_s)
+    fitted = fit(
+        paced.samples,
+        paced.moves,
+        paced.shifts,
+        rng,
+        trials.skipping,
+        paced.unpaced_s,
+        paced.host_copies,
+    )
+    measurements = paced.samples, paced.moves, paced.shifts, paced.host_copies
     works = [work for sample in paced.samples for work in (sample, *sample.further)]
     scanned = [cells for work in works for _, cells in work.scans]
     wall_s, cpu_s = sum(piece.wall_s for piece in done), sum(piece.cpu_s for piece in done)
@@ -347,8 +363,8 @@ def _build_calibration(name: str, measurement: _Measurement, resumed: int, load_
         pace=paced.pace,
         tokens=Range(low=min(work.tokens for work in works), high=max(work.tokens for work in works)),
         cells=Range(low=min(scanned), high=max(scanned)),
-        samples=len(paced.samples) + len(paced.moves) + len(paced.shifts),
-        digest=digest(paced.samples, paced.moves, paced.shifts),
+        samples=sum(len(kind) for kind in measurements),
+        digest=digest(*measurements),
         **dict(fitted.fit),
     )
     return Calibration(

@@ -49,7 +49,7 @@ class Subject(Protocol):
         ...
 
     def draw(self, each: int, rng: np.random.Generator) -> Trials:
-        """Draw ``each`` forward passes for every kernel, moves and rotations; equal for equal generators."""
+        """Draw ``each`` passes for every kernel, moves, rotations and host copies; equal for equal generators."""
         ...
 
     def serve(self, kind: int, turn: int, origin: int, rng: np.random.Generator, recorder: PieceRecorder) -> None:

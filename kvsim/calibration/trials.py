@@ -1,14 +1,16 @@
-"""Each cost alone: forward passes of random sizes, compactions and key rotations, timed repeatedly."""
+"""Each cost alone: passes of random sizes, compactions, key rotations and copies to the host, timed repeatedly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.costs.fitting import MoveSample, Sample, ShiftSample, sample_of
-from policies import Chunk, Group, Kernel, MicroBatch, Moves, Place, Shift, View
+from kvsim.costs.fitting import HostCopySample, MoveSample, Sample, ShiftSample, sample_of
+from policies import Chunk, Group, HostCopy, Kernel, MicroBatch, Moves, Place, Shift, View
+from policies.cells.host_copies import transfers_of
 from policies.cells.reads import reads_of
 from real_engine import Engine
 
@@ -30,6 +32,8 @@ _LARGE_SHARE = 24
 """One in so many passes is a large one."""
 _MOVES = 40
 _SHIFTS = 12
+_HOST_COPIES = 10
+"""Copies of sequences out to the host, and as many back."""
 _WARM_S = 0.004
 """Warm-up of a decode: in a server it follows other decodes, but not always equal ones."""
 
@@ -64,6 +68,23 @@ def scatter(seconds: Sequence[float]) -> float:
     return float(1.4826 * np.median(np.abs(np.array(seconds) - middle)) / middle)
 
 
+class HostCopyWork(NamedTuple):
+    """A copy of a sequence to host memory, or back."""
+
+    out: bool
+    runs: int
+    cells: int
+
+
+class MeasuredTrials(NamedTuple):
+    """What was measured of all trials."""
+
+    passes: list[Sample]
+    moves: list[MoveSample]
+    shifts: list[ShiftSample]
+    host_copies: list[HostCopySample]
+
+
 @dataclass(slots=True)
 class Trials:
     """All trials of a calibration; equal generators draw equal trials."""
@@ -71,6 +92,7 @@ class Trials:
     passes: list[tuple[Kernel, MicroBatch, Trial]] = field(default_factory=list)
     moves: list[tuple[Moves, Trial]] = field(default_factory=list)
     shifts: list[tuple[int, Trial]] = field(default_factory=list)
+    host_copies: list[tuple[HostCopyWork, Trial]] = field(default_factory=list)
     groups: dict[Kernel, Group] = field(default_factory=dict)
     """Cache group on which each kernel was measured."""
     skipping: tuple[Kernel, ...] = ()
@@ -78,21 +100,24 @@ class Trials:
 
     def all(self) -> list[Trial]:
         """All trials in the order in which they were drawn."""
-        return [t for *_, t in self.passes] + [t for _, t in self.moves] + [t for _, t in self.shifts]
+        others = (*self.moves, *self.shifts, *self.host_copies)
+        return [t for *_, t in self.passes] + [t for _, t in others]
 
     def tokens(self) -> list[int]:
-        """Tokens of each trial's pass, in the same order; 1 for moves and rotations, which are bound by memory."""
-        return [batch.n_tokens for _, batch, _ in self.passes] + [1] * (len(self.moves) + len(self.shifts))
+        """Tokens of each trial's pass, in the same order; 1 for all others, which are bound by memory."""
+        others = len(self.moves) + len(self.shifts) + len(self.host_copies)
+        return [batch.n_tokens for _, batch, _ in self.passes] + [1] * others
 
-    def samples(self, seconds: Sequence[Sequence[float]]) -> tuple[list[Sample], list[MoveSample], list[ShiftSample]]:
+    def samples(self, seconds: Sequence[Sequence[float]]) -> MeasuredTrials:
         """Median of each trial's ``seconds``, in the same order, where there are any.
 
         Each pass is its own origin, counted from 0.
         """
         medians = [float(np.median(each)) if len(each) else None for each in seconds]
         passes, rest = medians[: len(self.passes)], medians[len(self.passes) :]
-        moves, shifts = rest[: len(self.moves)], rest[len(self.moves) :]
-        return (
+        moves, rest = rest[: len(self.moves)], rest[len(self.moves) :]
+        shifts, copies = rest[: len(self.shifts)], rest[len(self.shifts) :]
+        return MeasuredTrials(
             [
                 sample_of(kernel, [batch], self.groups[kernel], took, origin, False, kernel in self.skipping)
                 for origin, ((kernel, batch, _), took) in enumerate(zip(self.passes, passes, strict=True))
@@ -108,11 +133,16 @@ class Trials:
                 for (n, _), took in zip(self.shifts, shifts, strict=True)
                 if took is not None
             ],
+            [
+                HostCopySample(**work._asdict(), seconds=took)
+                for (work, _), took in zip(self.host_copies, copies, strict=True)
+                if took is not None
+            ],
         )
 
 
 def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generator) -> Trials:
-    """Draw ``each`` forward passes for every kernel's engine, and moves and rotations on the last engine."""
+    """Draw ``each`` forward passes for every kernel's engine; moves, rotations and host copies on the last engine."""
     trials = Trials(groups={kernel: engine.groups[0] for kernel, engine in engines.items()})
     for kernel, engine in engines.items():
         large = [[_large(rng, i)] for i in range(max(each // _LARGE_SHARE - 1, 1 if each < _FEW else len(_LARGE)))]
@@ -129,7 +159,19 @@ def draw_trials(engines: dict[Kernel, Engine], each: int, rng: np.random.Generat
         trials.moves.append((moves, Trial(_timed_moves(engine, moves))))
     for n in np.unique((2 ** rng.uniform(0, 11, _SHIFTS)).astype(int)).tolist():
         trials.shifts.append((n, Trial(_timed_shift(engine, n))))
+    for n in host_copy_sizes(rng, _HOST_COPIES):
+        for out in (True, False):
+            copy = _random_host_copy(rng, n, out=out)
+            work = HostCopyWork(out, len(copy.transfers), n)
+            trials.host_copies.append((work, Trial(_timed_host_copy(engine, copy))))
     return trials
+
+
+def host_copy_sizes(rng: np.random.Generator, many: int) -> list[int]:
+    """Tokens of the sequences that are copied to the host and back, from 16 to half of the cells."""
+    most = int(np.log2(CELLS)) - 1
+    sizes: list[int] = np.unique((2 ** rng.uniform(4, most, many)).astype(int)).tolist()
+    return sizes
 
 
 def random_pass(kernel: Kernel, rng: np.random.Generator, lengths: list[int] | None = None) -> MicroBatch:
@@ -199,6 +241,12 @@ def _random_moves(rng: np.random.Generator) -> Moves:
     return Moves(src, np.arange(runs) * length, np.full(runs, length))
 
 
+def _random_host_copy(rng: np.random.Generator, n: int, *, out: bool) -> HostCopy:
+    """A copy of a sequence of ``n`` tokens, whose cells lie together or in blocks here and there."""
+    block = int(rng.choice([*_RUN_LENGTHS, CELLS]))
+    return HostCopy(transfers_of(_blockwise(rng, CELLS, block)[:n], np.arange(n), to_host=out))
+
+
 def timed_pass(engine: Engine, batch: MicroBatch) -> Callable[[], float]:
     """A function that runs the pass on the engine, repeatably, and returns its seconds."""
     # One token beyond the chunk, so that nothing is appended and every repetition is equal.
@@ -217,3 +265,7 @@ def _timed_moves(engine: Engine, moves: Moves) -> Callable[[], float]:
 
 def _timed_shift(engine: Engine, n: int) -> Callable[[], float]:
     return lambda: engine.rotate(Shift(np.arange(n), np.ones(n, dtype=np.int64)))
+
+
+def _timed_host_copy(engine: Engine, copy: HostCopy) -> Callable[[], float]:
+    return lambda: engine.copy((copy,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from kvsim.costs.pass_price import scans_together
-from kvsim.costs.profile import Attention, Coefficient, CopyCost, Fit, HeldOut, PassCosts, Record, Regime
+from kvsim.costs.profile import Attention, Coefficient, CopyCost, Fit, HeldOut, HostCopyCost, PassCosts, Record, Regime
 from kvsim.costs.tables import (
     ATTENTION_KNOTS,
     CHUNK_KNOTS,
@@ -80,6 +80,15 @@ class ShiftSample(Record):
     seconds: float
 
 
+class HostCopySample(Record):
+    """One measured copy of a sequence to host memory, or back."""
+
+    out: bool
+    runs: int
+    cells: int
+    seconds: float
+
+
 def work_of(kernel: Kernel, batch: MicroBatch, group: Group, skips: bool = False) -> Work:
     """The work of a pass over a single cache group; ``skips`` as in ``Attention``."""
     reads = batch.reads
@@ -124,6 +133,7 @@ def fit(
     rng: np.random.Generator,
     skipping: Collection[Kernel] = (),
     unpaced_s: Sequence[float] | None = None,
+    host_copies: Sequence[HostCopySample] = (),
 ) -> Fitted:
     """Fit all coefficients with non-negative least squares on relative errors.
 
@@ -162,12 +172,34 @@ def fit(
         **dict(layout.costs(coefficients)),
         moves=copies,
         shift_per_cell_s=per_key,
+        host_copies=_host_copies(host_copies, rng),
         held_out_samples=int(held.sum()),
         held_out_error_median=float(error.median()),
         held_out_error_p95=float(error.quantile(0.95)),
         held_out_error_median_without_pace=without_pace,
     )
     return Fitted(fitted, held_out)
+
+
+def _host_copies(samples: Sequence[HostCopySample], rng: np.random.Generator) -> HostCopyCost | None:
+    """The costs of copies to host memory and back; None unless both were measured."""
+    ways = [sample for sample in samples if sample.out], [sample for sample in samples if not sample.out]
+    if not all(ways):
+        return None
+    costs = []
+    for way in ways:
+        several = any(sample.runs > 1 for sample in way)
+        design = [[1, sample.runs, sample.cells] if several else [1, 0, sample.cells] for sample in way]
+        costs.append(_simple(design, [sample.seconds for sample in way], rng))
+    (out, out_run, out_cell), (back, back_run, back_cell) = costs
+    return HostCopyCost(
+        out_per_copy_s=out,
+        out_per_run_s=out_run,
+        out_per_cell_s=out_cell,
+        in_per_copy_s=back,
+        in_per_run_s=back_run,
+        in_per_cell_s=back_cell,
+    )
 
 
 @dataclass(frozen=True)
@@ -333,9 +365,9 @@ class _Layout:
         )
 
 
-def digest(samples: Sequence[Sample], moves: Sequence[MoveSample], shifts: Sequence[ShiftSample]) -> str:
-    """SHA-256 of the raw measurements."""
-    raw = json.dumps([s.model_dump() for s in (*samples, *moves, *shifts)], sort_keys=True)
+def digest(*measurements: Iterable[Record]) -> str:
+    """SHA-256 of the raw measurements of all kinds."""
+    raw = json.dumps([each.model_dump() for kind in measurements for each in kind], sort_keys=True)
     return hashlib.sha256(raw.encode()).hexdigest()
 
 

@@ -25,8 +25,7 @@ def host_copies_s(profile: Profile, transfers: Sequence[Transfer], cell_bytes: f
         return 0.0
     out, cost = transfers[0].to_host, profile.host_copies
     if cost is not None:
-        each, per_cell = (cost.out_per_copy_s, cost.out_per_cell_s) if out else (cost.in_per_copy_s, cost.in_per_cell_s)
-        return each.value + cells * per_cell.value
+        return cost.seconds(len(transfers), cells, out=out)
     if _has_own_moves(profile):
         assert profile.moves is not None
         return profile.moves.per_run_s.value * len(transfers) + profile.moves.per_cell_s.value * cells

@@ -79,10 +79,21 @@ class HostCopyCost(Record):
 
     out_per_copy_s: Coefficient = NOTHING_S
     """Each copy to the host, whatever its size."""
+    out_per_run_s: Coefficient = NOTHING_S
+    """Each run of cells that rises with the positions; 0 where runs were not told apart."""
     out_per_cell_s: Coefficient
     in_per_copy_s: Coefficient = NOTHING_S
     """Each copy back."""
+    in_per_run_s: Coefficient = NOTHING_S
     in_per_cell_s: Coefficient
+
+    def seconds(self, runs: int, cells: int, *, out: bool) -> float:
+        """What a copy of ``cells`` cells in ``runs`` runs takes, out to the host or back."""
+        if out:
+            each, per_run, per_cell = self.out_per_copy_s, self.out_per_run_s, self.out_per_cell_s
+        else:
+            each, per_run, per_cell = self.in_per_copy_s, self.in_per_run_s, self.in_per_cell_s
+        return each.value + runs * per_run.value + cells * per_cell.value
 
 
 class MachineInfo(Record):
@@ -214,6 +225,8 @@ class Fit(PassCosts):
     """None: the engine never moves a cell."""
     shift_per_cell_s: Coefficient
     """To rotate the key of one cell in all layers (K-shift)."""
+    host_copies: HostCopyCost | None = None
+    """To copy sequences to host memory and back; None where that was not measured."""
     held_out_samples: int
     held_out_error_median: float
     """Median relative error over the passes that were not used in the fit."""
@@ -295,8 +308,6 @@ class Profile(Fit):
     """Where the times of a device come from."""
     host: Host | None = None
     """What the host adds to each step; None where it is part of what was measured."""
-    host_copies: HostCopyCost | None = None
-    """What it costs to copy sequences to host memory and back; None where that was not measured."""
 
     @model_validator(mode="after")
     def _of_a_machine_or_a_device(self) -> Profile:

@@ -150,11 +150,25 @@ def _cache_tables(runs: list[dict[str, Any]]) -> list[Table]:
         "MB moved": lambda run: number(run["cache"]["moved_bytes"] / 1e6),
         "preemptions": lambda run: number(run["preemptions"]),
     }
+    if any(run.get("host", {}).get("saves") for run in runs):
+        done |= {
+            "host saves": lambda run: number(_host(run, "saves")),
+            "host loads": lambda run: number(_host(run, "loads")),
+            "MB to the host": lambda run: number(_host(run, "bytes_out") / 1e6),
+            "MB back": lambda run: number(_host(run, "bytes_in") / 1e6),
+            "host cache, MB at most": lambda run: number(_host(run, "most_bytes") / 1e6),
+            "s of copying": lambda run: number(_host(run, "copy_s")),
+        }
     tables = {"How the cache was used": (full, "Shares are means over time."), "What the policies did": (done, "")}
     return [
         Table(title, list(columns), [[column(run) for column in columns.values()] for run in runs], note)
         for title, (columns, note) in tables.items()
     ]
+
+
+def _host(run: dict[str, Any], key: str) -> float:
+    """A figure of a run's host cache; 0 where there was none."""
+    return float(run["host"].get(key) or 0)
 
 
 def _hit_rate(rate: float | None) -> Cell:

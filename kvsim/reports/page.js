@@ -73,7 +73,7 @@ function snapshotStrip(figure) {
       image.data.set([...table[frames[at * data.cells + cell]], 255], 4 * cell);
     }
     context.putImageData(image, 0, 0);
-    output.textContent = data.times[at].toPrecision(4) + " s";
+    output.textContent = [data.times[at].toPrecision(4) + " s", ...data.said.slice(at, at + 1)].join("; ");
   };
   const stop = () => {
     clearInterval(timer);

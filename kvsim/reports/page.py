@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from kvsim.errors import counted
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import with_ends
 from kvsim.simulation.snapshots import Snapshots
@@ -83,12 +84,14 @@ class SnapshotStrip:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The data that the page's script draws."""
+        """The data that the page's script draws and says."""
+        held = self.snapshots.host
         return {
             "columns": _GRID,
             "cells": int(self.snapshots.cells.shape[1]),
             "times": [round(float(t), 6) for t in self.snapshots.times_s],
             "frames": base64.b64encode(self.snapshots.cells.tobytes()).decode(),
+            "said": [] if held is None else [_held(prompts, size) for prompts, size in held.tolist()],
         }
 
 
@@ -151,6 +154,11 @@ def interval(value: float | None, low: float | None, high: float | None, scale: 
 def words(text: str) -> Cell:
     """Make a cell of a text, sorted without regard to case."""
     return Cell(text, text.lower())
+
+
+def _held(prompts: int, size: int) -> str:
+    """What the host cache holds, in words."""
+    return f"host cache: {counted(prompts, 'prompt')}, {size / 1e6:,.1f} MB"
 
 
 @cache

@@ -125,12 +125,16 @@ def cell_maps_figure(results: Sequence[Result]) -> Figure:
             axis.set_visible(False)
         for axis, result in zip(axes.flat, results, strict=False):
             picture, end = _picture(result)
-            axis.imshow(picture, aspect="auto", interpolation="nearest", extent=(0, result.frames[0][1].size, end, 0))
+            axis.imshow(
+                picture, aspect="auto", interpolation="nearest", extent=(0, result.frames[0].owners.size, end, 0)
+            )
             summary = result.summary["cache"]
             fragmented = summary["external_fragmentation_mean"]
             note = (
                 "" if fragmented is None else f"fragmentation {fragmented:.0%}, moved {summary['moved_cells']:,} cells"
             )
+            if result.summary["host"]["most_bytes"]:
+                note += f"\nhost cache at most {result.summary['host']['most_bytes'] / 1e6:,.1f} MB"
             axis.set_title(f"{result.policy}\n{note}", fontsize=9 if len(results) > 1 else 12)
             axis.tick_params(labelsize=7 if len(results) > 1 else 10)
         figure.supxlabel("cell", fontsize=10)
@@ -145,10 +149,10 @@ def _picture(result: Result, rows: int = 500, columns: int = 1024) -> tuple[NDAr
 
     A row shows the state at its time; if several cells share a pixel, one of them is shown.
     """
-    times = np.array([time for time, _ in result.frames])
+    times = np.array([frame.time_s for frame in result.frames])
     end = float(result.cache["time_s"].iloc[-1]) or 1.0
     shown = np.searchsorted(times, (np.arange(rows) + 0.5) * end / rows, side="right") - 1
-    frames = np.stack([owner for _, owner in result.frames])[np.maximum(shown, 0)]
+    frames = np.stack([frame.owners for frame in result.frames])[np.maximum(shown, 0)]
     frames[shown < 0] = -1
     picked = np.linspace(0, frames.shape[1] - 1, min(columns, frames.shape[1])).astype(int)
     owners = frames[:, picked]

@@ -13,7 +13,7 @@ from kvsim.simulation.cache_states import CacheStates
 from kvsim.simulation.job import Job
 from kvsim.simulation.latency_stats import LatencyStats, QueueMonitor
 from kvsim.simulation.run_tables import PassLog, Tables, requests_table
-from kvsim.simulation.snapshots import SnapshotTaker
+from kvsim.simulation.snapshots import HostPrompts, SnapshotTaker
 from kvsim.simulation.time_breakdown import TimeBreakdown
 from policies import NO_MOVES, FastForward, HostCopy, MicroBatch, Moves, Policy, Transfer, Usage, Usages
 from policies.fast_forward.lockstep import NextStepReads, PassSummary
@@ -74,6 +74,8 @@ class Recorder:
         """Tokens among them that were in the cache already."""
         self.to_host_cells = 0
         self.from_host_cells = 0
+        self.host_prompts: HostPrompts | None = None
+        """What host memory holds of whole sequences; None where there is no place for them."""
         self.host_saves = 0
         """Whole sequences that were copied to the host."""
         self.host_loads = 0
@@ -203,14 +205,22 @@ class Recorder:
             else:
                 self.from_host_cells += transfer.n
 
-    def copied(self, copies: Sequence[HostCopy]) -> None:
-        """A whole sequence was copied to or from the host tier; one copy for each cache group."""
+    def copied(self, copies: Sequence[HostCopy], shares: Sequence[float]) -> None:
+        """A whole sequence was copied to or from the host tier; a copy for each cache group, and its share of a cell.
+
+        With several groups what is counted is as many whole cells as have the same bytes.
+        """
         to_host = any(transfer.to_host for copy in copies for transfer in copy.transfers)
         self.host_saves += to_host
         self.host_loads += not to_host
         for copy in copies:
             self.moved(copy.moves)
-        self.transferred(copies[0].transfers)
+        parts = zip(copies, shares, strict=True)
+        cells = round(sum(share * transfer.n for copy, share in parts for transfer in copy.transfers))
+        if to_host:
+            self.to_host_cells += cells
+        else:
+            self.from_host_cells += cells
         if self._digest is not None:
             self._digest.update(repr([copy.transfers for copy in copies]).encode())
 
@@ -244,7 +254,7 @@ class Recorder:
     def snapshot(self, now: float, policy: Policy) -> None:
         """A step has been placed: take a snapshot of the cells if one is due."""
         if self.snapshots is not None:
-            self.snapshots.step(now, policy)
+            self.snapshots.step(now, policy, self.host_prompts)
 
     @property
     def schedule_digest(self) -> str:

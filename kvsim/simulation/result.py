@@ -72,6 +72,7 @@ def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict
     ``cell_bytes``: bytes of K and V in one cell, all layers. ``prefixes``: what the workload says about prompts that
     begin alike; if nothing, there is no hit rate.
     """
+    held = recorder.host_prompts
     return {
         **recorder.latencies.summary(),
         "queue": recorder.queue.summary(),
@@ -98,6 +99,11 @@ def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict
             "bytes_in": int(recorder.from_host_cells * cell_bytes),
             "bytes_prefetched": int(recorder.prefetched_cells * cell_bytes),
             "prefetch_wait_s": recorder.prefetch_wait_s,
+            "saves": recorder.host_saves,
+            "loads": recorder.host_loads,
+            "copy_s": recorder.host_copy_s,
+            "most_bytes": None if held is None else held.most_bytes,
+            "limit_bytes": None if held is None else held.limit_bytes or None,
         },
         "forward_passes": recorder.forward_passes,
     }

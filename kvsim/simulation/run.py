@@ -150,7 +150,7 @@ def _inferred(scenario: Scenario, profile: Profile, policy: Policy, recorder: Re
     found = profile.inferred(policy.kernel, recorder.moved_cells > 0)
     basis = cost_model(scenario, profile).host_copies_basis
     if recorder.host_saves and basis is not None:
-        found |= {"copies to host memory": basis}
+        found["host_copies"] = basis
     return found
 
 

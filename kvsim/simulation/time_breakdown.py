@@ -93,9 +93,11 @@ class TimeBreakdown:
         """Account of each request that is preempted."""
         self._cut = self._allowed = 0
         """Tokens left of a batch that was cut, and the number of passes that they would have taken in any case."""
+        self._waited_s = 0.0
+        """Seconds of copies, and of waiting for them, since the last pass."""
         self._idle_until = 0.0
         self._beside_idle: dict[int, float] = {}
-        self._terms = Rows({**dict.fromkeys(TERMS, float), "cut": int})
+        self._terms = Rows({**dict.fromkeys(TERMS, float), "cut": int, "waited_s": float})
         self._rows: list[tuple[float, ...]] = []
 
     def forward(self, batch: MicroBatch) -> None:
@@ -110,7 +112,8 @@ class TimeBreakdown:
             moves += before.shift_s
             transfers += before.transfers_s
         matrix, pieces, first_s = price.matrix_s(n), price.chunks_s(chunks), price.chunks_s(1)
-        self._terms.add((price.base_s + pieces, matrix, useful, holes, moves, transfers, extra))
+        waited_s, self._waited_s = self._waited_s, 0.0
+        self._terms.add((price.base_s + pieces, matrix, useful, holes, moves, transfers, extra, waited_s))
         if self._slot_is_free(n) and not any(self._unfinished(chunk) for chunk in batch.chunks):
             self._short_s += price.base_s + pieces + matrix + useful + holes + moves + transfers
         base = 0.0 if extra else price.base_s
@@ -137,9 +140,10 @@ class TimeBreakdown:
         own = price.base_s + price.matrix_s(1) + price.chunks_s(1)
         for each, (useful, other), cut in zip(fast_forward.passes, split, extra, strict=True):
             matrix, fixed = price.matrix_s(each.tokens), price.base_s + price.chunks_s(each.tokens)
-            nothing, flags = np.zeros(steps), np.zeros(steps, dtype=np.int64)
-            flags[0] = cut
-            columns.append((np.full(steps, fixed), np.full(steps, matrix), useful, other, nothing, nothing, flags))
+            nothing, flags, waits = np.zeros(steps), np.zeros(steps, dtype=np.int64), np.zeros(steps)
+            flags[0], waits[0], self._waited_s = cut, self._waited_s, 0.0
+            fixed_s, matrix_s = np.full(steps, fixed), np.full(steps, matrix)
+            columns.append((fixed_s, matrix_s, useful, other, nothing, nothing, flags, waits))
             useful_s, other_s = float(useful.sum()), float(other.sum())
             batch += fixed + matrix
             context += useful_s
@@ -152,8 +156,9 @@ class TimeBreakdown:
         self._spent += (steps * own - mine, others, context, holes, 0.0, failures, 0.0, 0.0)
 
     def waited(self, seconds: float) -> None:
-        """A step waited for copies that were on their way."""
+        """A step waited for copies, or for copies that were on their way."""
         self._spent[:, _TRANSFERS] += seconds
+        self._waited_s += seconds
         if self._slot_is_free(0):
             self._short_s += seconds
 
@@ -268,5 +273,6 @@ class TimeBreakdown:
         return table.sort_values("id", ignore_index=True)
 
     def terms(self) -> pd.DataFrame:
-        """One row for each forward pass: ``TERMS``, and whether it was run only because a batch was cut (0 or 1)."""
+        """One row for each forward pass: ``TERMS``, ``cut``, whether it was run only because a batch was cut (0 or 1),
+        and ``waited_s``, seconds of copies, and of waiting for them, before it."""
         return self._terms.table()

@@ -8,6 +8,7 @@ import pytest
 
 from kvsim import Recording, load_profile
 from kvsim.advice.why import CAUSES
+from kvsim.costs.profile import Coefficient, HostCopyCost
 from kvsim.experiments.measures import MEASURES
 from policies import plugins
 from tests.docs.pages import blocks, rows, sections
@@ -36,6 +37,23 @@ name = "llama-3.1-8b"
 [machine]
 device = "rtx4090"
 """
+COPIES = """
+[workload]
+kind = "closed-loop"
+users = 8
+requests = 20
+[model]
+name = "smollm2"
+[server]
+slots = 2
+[cache]
+policy = "streams"
+cells = 4096
+type_k = "f16"
+type_v = "f16"
+[machine]
+profile = "llamacpp-smollm2"
+"""
 SESSIONS = """
 [workload]
 kind = "sessions"
@@ -54,6 +72,7 @@ COMMANDS = {
         "run chat --requests 20",
         "run chat --requests 60 -p streams",
         "run device.toml --requests 20 -p adaptive",
+        "run copies.toml --requests 20",
     ],
     "compare": [
         "compare chat --requests 60 -p paged -p vllm -p streams -p oracle --replications 2 "
@@ -155,7 +174,8 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block)
     )
-    for name, text in (("small", SMALL), ("device", DEVICE), ("sessions", SESSIONS), ("sweep", SWEEP)):
+    texts = {"small": SMALL, "device": DEVICE, "copies": COPIES, "sessions": SESSIONS, "sweep": SWEEP}
+    for name, text in texts.items():
         (tmp_path / f"{name}.toml").write_text(text)
     (tmp_path / "server.jsonl").write_text(text_of(recorded()))
     write_tables(tmp_path / "tables")
@@ -177,7 +197,11 @@ def test_the_page_has_the_keys_of_the_output(section, files):
 
 def test_a_profile_has_the_keys_of_the_page():
     """What calibrating prints is the profile that it saves; the shipped ones were made so."""
-    told = [load_profile(name).model_dump(mode="json") for name in ("default", "h100_sxm-llama-3.1-8b")]
+    profiles = [load_profile(name) for name in ("default", "h100_sxm-llama-3.1-8b")]
+    a_second = Coefficient(value=1.0, low=1.0, high=1.0)
+    copies = HostCopyCost(out_per_cell_s=a_second, in_per_cell_s=a_second)
+    profiles.append(profiles[0].model_copy(update={"host_copies": copies}))
+    told = [profile.model_dump(mode="json") for profile in profiles]
     found = {path for profile in told for path in paths(profile)}
     assert compare([key for key, _ in DOCUMENTED["calibrate"]], found) == (set(), set())
 

@@ -31,6 +31,13 @@ def show_calibration(console: Console, c: Calibration) -> None:
         row("moves, each compaction", p.moves.per_pass_s)
         row("moves, per run of cells", p.moves.per_run_s)
         row("moves, per cell", p.moves.per_cell_s)
+    if p.host_copies is not None:
+        row("a sequence to the host", p.host_copies.out_per_copy_s)
+        row("a sequence to the host, per run of cells", p.host_copies.out_per_run_s)
+        row("a sequence to the host, per cell", p.host_copies.out_per_cell_s)
+        row("a sequence back from the host", p.host_copies.in_per_copy_s)
+        row("a sequence back from the host, per run of cells", p.host_copies.in_per_run_s)
+        row("a sequence back from the host, per cell", p.host_copies.in_per_cell_s)
     console.print(table)
     console.print("\n".join(_how_well(c)), highlight=False)
     console.print(p.describe(), style="dim", highlight=False)

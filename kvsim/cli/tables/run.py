@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 
 from kvsim.cli.tables.failures import show_failures
@@ -54,10 +56,23 @@ def show_run(console: Console, result: Result) -> None:
             highlight=False,
         )
     host = s["host"]
-    if host["bytes_out"] or host["bytes_in"]:
+    if host["saves"]:
+        console.print(_host_cache(host), highlight=False)
+    elif host["bytes_out"] or host["bytes_in"]:
         console.print(
             f"host tier: {size(host['bytes_out'])} out, {size(host['bytes_in'])} back, "
             f"{size(host['bytes_prefetched'])} of that ahead of use; steps waited "
             f"{seconds(host['prefetch_wait_s'])} for copies to arrive",
             highlight=False,
         )
+
+
+def _host_cache(host: dict[str, Any]) -> str:
+    """What was copied to and from the host cache, and how full it was."""
+    limit = host["limit_bytes"]
+    room = "without a limit" if limit is None else f"of {limit / (1 << 20):,.0f} MiB"
+    return (
+        f"host cache: {counted(host['saves'], 'save')} ({size(host['bytes_out'])}), "
+        f"{counted(host['loads'], 'load')} ({size(host['bytes_in'])}), {seconds(host['copy_s'])} of copying; "
+        f"at most {size(host['most_bytes'])} held {room}"
+    )

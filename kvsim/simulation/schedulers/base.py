@@ -95,7 +95,7 @@ class SchedulerBase(ABC):
     def _copied(self, copies: Sequence[HostCopy]) -> None:
         """Have the backend copy a sequence to or from the host."""
         self._copies_s += self._backend.copy(copies)
-        self._recorder.copied(copies)
+        self._recorder.copied(copies, [group.share for group in self._policy.groups])
 
     def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:  # noqa: B027  (a scheduler may decline)
         """Decline: every sequence stays in the chunks."""

@@ -13,6 +13,9 @@ from policies.cells.free_extents import FreeExtents
 from policies.vocabulary import IntArray
 
 MIB = 1 << 20
+_CELLS = 1 << 40
+"""Cells of the host tier, more than are ever used: what there is room for is said in bytes. Where layers have a window,
+these are fewer than the tokens of a text would take."""
 _KEPT_AT_LEAST = np.float32(0.25)
 """Share of an entry that a prompt must begin with for the entry to be brought back."""
 _PER_TOKEN, _PER_LAYER, _PER_STREAM = 12, 24, 4
@@ -73,13 +76,18 @@ class HostPromptCache:
         """Bytes of all entries."""
         self.tokens = 0
         """Tokens of all entries."""
+        self.most_bytes = 0
+        """The most bytes that there were of all entries."""
         self._entries: dict[Entry, None] = {}
         """The oldest first."""
         self._by_first: dict[tuple[int, int], dict[Entry, None]] = {}
         """The same, by their first token: only those that begin alike can be of use to each other."""
-        # Without a limit in bytes that in tokens holds, which is enforced after each save.
-        cells = 2 * self._limit_tokens if limit < 0 else int(self.limit_bytes // max(scenario.cell_bytes, 1.0))
-        self._free = FreeExtents(max(cells, 1))
+        self._free = FreeExtents(_CELLS)
+
+    @property
+    def prompts(self) -> int:
+        """Number of entries."""
+        return len(self._entries)
 
     @property
     def entries(self) -> list[Entry]:
@@ -113,6 +121,7 @@ class HostPromptCache:
         self._entries[made] = None
         self._by_first.setdefault(_first(content), {})[made] = None
         self.bytes, self.tokens = self.bytes + size, self.tokens + n
+        self.most_bytes = max(self.most_bytes, self.bytes)
         return made
 
     def find(self, held: Content, prompt: Content) -> Entry | None:
@@ -178,7 +187,7 @@ class HostPromptCache:
             missing -= taken
             if not missing:
                 break
-        assert not missing, "the limits leave room for all tokens"
+        assert not missing, "there are more cells than any limit lets be used"
         return np.concatenate(parts)
 
 

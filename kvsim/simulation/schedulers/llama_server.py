@@ -40,6 +40,7 @@ class LlamaServer(SlotServer):
         super().__init__(scenario, policy, backend, recorder, log)
         kept = scenario.server.cache_ram and policy.can_copy_out
         self.host_cache = HostPromptCache(scenario, policy, log) if kept else None
+        recorder.host_prompts = self.host_cache
         self._unified = scenario.unified
 
     def no_slot(self, reason: NoSlot, now: float) -> None:

@@ -395,7 +395,8 @@ OPTIONS = {
     "llama.cpp-b4666": "--threads --parallel --ctx-size --n-predict --batch-size --ubatch-size --flash-attn "
     "--defrag-thold --cache-type-k --cache-type-v --slot-prompt-similarity --cache-reuse",
     "llama.cpp-b6975": "--threads --parallel --ctx-size --n-predict --batch-size --ubatch-size --flash-attn "
-    "--kv-unified --context-shift --cache-type-k --cache-type-v --slot-prompt-similarity --cache-reuse",
+    "--kv-unified --context-shift --cache-type-k --cache-type-v --slot-prompt-similarity --cache-reuse --cache-ram "
+    "--no-cache-idle-slots",
     "vllm": "--max-num-seqs --max-num-batched-tokens --long-prefill-token-threshold --max-model-len --kv-cache-dtype "
     "--gpu-memory-utilization --num-gpu-blocks-override --enable-prefix-caching --enable-chunked-prefill",
 }

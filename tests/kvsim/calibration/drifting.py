@@ -70,6 +70,9 @@ class PretendedEngine(PassByPass):
     def rotate(self, shift):
         return self._clock.work(self._costs.shift(shift, self.groups[0]))
 
+    def copy(self, copies):
+        return self._clock.work(sum(self._costs.host_copies(copy.transfers) for copy in copies))
+
     def transfer(self, transfers):
         return self._clock.work(self._costs.transfers(transfers))
 

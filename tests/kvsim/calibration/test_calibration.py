@@ -199,7 +199,7 @@ def test_equal_generators_draw_equal_trials():
     drawn = [draw_trials({"sliced": engine()}, 10, named_rng(3, "test")) for _ in range(2)]
     tokens = [[batch.n_tokens for _, batch, _ in trials.passes] for trials in drawn]
     assert tokens[0] == tokens[1]
-    assert len(drawn[0].all()) == 10 + len(drawn[0].moves) + len(drawn[0].shifts)
+    assert len(drawn[0].all()) == 10 + len(drawn[0].moves) + len(drawn[0].shifts) + len(drawn[0].host_copies)
 
 
 @pytest.mark.parametrize("decodes", [1, 5])

@@ -21,7 +21,7 @@ from kvsim.reports.page import (
     share,
     words,
 )
-from kvsim.simulation.snapshots import FILE, Snapshots, load_snapshots
+from kvsim.simulation.snapshots import FILE, Frame, Snapshots, load_snapshots
 from policies.presets import PRESETS
 from tests.worlds import command
 
@@ -146,7 +146,7 @@ def test_snapshots_are_complete_and_small(results):
 
 
 def test_snapshots_of_many_cells_show_some_of_them():
-    frames = tuple((float(i), np.arange(10_000, dtype=np.int16) % 300 - 1) for i in range(200))
+    frames = tuple(Frame(float(i), np.arange(10_000, dtype=np.int16) % 300 - 1) for i in range(200))
     snapshots = Snapshots.of("paged", frames)
     assert snapshots.every == 3
     assert snapshots.cells.shape == (80, 3334)

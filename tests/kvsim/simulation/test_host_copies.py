@@ -1,0 +1,174 @@
+"""Copies of whole sequences to and from host memory: counted, priced, and in every second's account."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import kvsim
+from kvsim.cli.tables.comparison import show_comparison
+from kvsim.cli.tables.run import show_run
+from kvsim.costs.host_copies import host_copies_basis, host_copies_s
+from kvsim.costs.profile import Coefficient, HostCopyCost, load_profile
+from kvsim.reports.comparison_page import _cache_tables
+from kvsim.reports.page import SnapshotStrip
+from kvsim.simulation.run import run
+from kvsim.simulation.snapshots import Snapshots, load_snapshots, save_snapshots
+from kvsim.simulation.time_breakdown import SECONDS
+from policies import Transfer
+from tests.chats import chats
+from tests.worlds import command
+
+POLICIES = ("contiguous", "streams", "llama.cpp-b4666", "sliding-window")
+
+
+def printed(show, what):
+    """What is printed of a result."""
+    text = io.StringIO()
+    show(Console(file=text, width=240), what)
+    return " ".join(text.getvalue().split())
+
+
+def seconds(value):
+    return Coefficient(value=value, low=value, high=value)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_copy_is_counted_and_priced(name):
+    """By the bytes that the link carries; of layers with a window, only what is in it."""
+    found = run(chats(), name).summary["host"]
+    assert found["saves"] > 20
+    assert found["loads"] > 10
+    assert found["copy_s"] == pytest.approx((found["bytes_out"] + found["bytes_in"]) / 0.05e9, rel=1e-3)
+    assert 0 < found["most_bytes"] <= found["limit_bytes"] == 8192 << 20
+
+
+def test_sequences_with_a_window_are_smaller():
+    """In layers with a window, copies take what the window holds."""
+    whole, windowed = (run(chats(cache__window=16), name).summary["host"] for name in ("streams", "sliding-window"))
+    assert 0 < windowed["bytes_out"] / windowed["saves"] < 0.8 * whole["bytes_out"] / whole["saves"]
+
+
+def test_without_a_host_cache_there_is_nothing_to_count():
+    found = run(chats(server__cache_ram=0)).summary["host"]
+    assert (found["saves"], found["loads"], found["copy_s"]) == (0, 0, 0)
+    assert found["most_bytes"] is None
+    assert found["limit_bytes"] is None
+    assert run(chats(), "paged").summary["host"]["most_bytes"] is None, "blocks are not copied out"
+
+
+def test_a_host_cache_may_be_without_a_limit():
+    found = run(chats(server__cache_ram=-1)).summary["host"]
+    assert found["most_bytes"] > 0
+    assert found["limit_bytes"] is None
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_seconds_of_copies_are_in_the_account_of_each_request(name):
+    """All requests in a slot wait for a copy, those that are being given theirs included."""
+    result = run(chats(), name, detail="tables")
+    causes = result.causes
+    np.testing.assert_allclose(causes[SECONDS].sum(axis=1), causes["e2e_s"], rtol=1e-9)
+    copy_s = result.summary["host"]["copy_s"]
+    assert copy_s <= causes["transfers_s"].sum() * (1 + 1e-9)
+    assert causes["transfers_s"].sum() <= 2 * copy_s * (1 + 1e-9), "there are two slots"
+    assert result.passes["waited_s"].sum() == pytest.approx(copy_s)
+    assert (result.passes["start_s"].diff().dropna() >= result.passes["seconds"].iloc[:-1].to_numpy() - 1e-9).all()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_fast_forward_changes_no_copy(name):
+    worlds = [run(chats(), name, detail="tables", fast_forward=ahead) for ahead in (True, False)]
+    one, other = ({k: v for k, v in r.summary.items() if k != "wall_s"} for r in worlds)
+    assert one["host"] == pytest.approx(other["host"], rel=1e-12)
+    np.testing.assert_allclose(worlds[0].causes[SECONDS], worlds[1].causes[SECONDS], rtol=1e-9, atol=1e-12)
+
+
+def test_a_price_comes_from_calibration_else_from_copies_inside_the_cache_else_from_what_is_stated():
+    """A machine's profile may have measured copies; a device's has a stated link."""
+    profile, transfers = load_profile("default"), (Transfer(True, 0, 0, 30), Transfer(True, 50, 30, 10))
+    own = profile.moves.per_run_s.value * 2 + profile.moves.per_cell_s.value * 40
+    inside = profile.model_copy(update={"host_copies": None})
+    assert host_copies_s(inside, transfers, 1000.0) == pytest.approx(own)
+    assert host_copies_basis(inside) is None
+    measured = HostCopyCost(
+        out_per_copy_s=seconds(1.0),
+        out_per_cell_s=seconds(0.1),
+        in_per_copy_s=seconds(2.0),
+        in_per_cell_s=seconds(0.2),
+    )
+    calibrated = profile.model_copy(update={"host_copies": measured})
+    assert host_copies_s(calibrated, transfers, 1000.0) == pytest.approx(1 + 4)
+    assert host_copies_s(calibrated, [t._replace(to_host=False) for t in transfers], 1000.0) == pytest.approx(2 + 8)
+    assert host_copies_basis(calibrated) is None
+    stated = load_profile("h100_sxm-llama-3.1-8b")
+    assert host_copies_s(stated, transfers, 1e6) == pytest.approx(40e6 / 20e9)
+    assert "20 GB/s" in host_copies_basis(stated)
+    still = inside.model_copy(update={"moves": None})
+    assert host_copies_s(still, transfers, 1e6) == pytest.approx(40e6 / 1.5e9)
+    assert host_copies_s(still, [t._replace(to_host=False) for t in transfers], 1e6) == pytest.approx(40e6 / 6e9)
+    assert [host_copies_s(each, (), 1e6) for each in (still, stated, calibrated)] == [0, 0, 0]
+
+
+# What is said of it
+
+
+def test_a_run_says_what_the_host_cache_did():
+    told = printed(show_run, run(chats()))
+    found = run(chats()).summary["host"]
+    assert f"host cache: {found['saves']} saves (" in told
+    assert f", {found['loads']} loads (" in told
+    assert "of copying; at most" in told
+    assert "held of 8,192 MiB" in told
+    assert "ahead of use" not in told
+    assert "held without a limit" in printed(show_run, run(chats(server__cache_ram=-1)))
+    assert "host cache" not in printed(show_run, run(chats(server__cache_ram=0)))
+
+
+def test_a_comparison_has_columns_only_where_a_policy_copies():
+    both = kvsim.compare(chats(), ["contiguous", "paged"], snapshots=False)
+    saves, loads = (both.results[0].summary["host"][key] for key in ("saves", "loads"))
+    told = printed(show_comparison, both)
+    assert "host host bytes" in told
+    assert f" {saves} {loads} " in told
+    assert "host host" not in printed(show_comparison, kvsim.compare(chats(), ["paged"], snapshots=False))
+
+
+def test_films_say_what_the_host_cache_holds(tmp_path):
+    """At their moment, and at no other: nothing at first, and never more than the most."""
+    result = run(chats(), snapshots=True)
+    save_snapshots(
+        tmp_path / "films", [("contiguous", result.frames), ("none", [f._replace(host=None) for f in result.frames])]
+    )
+    kept, none = load_snapshots(tmp_path / "films")
+    prompts, held = kept.host.T
+    assert kept.host.shape == (len(kept.times_s), 2)
+    assert (prompts[0], held[0]) == (0, 0)
+    assert held.max() <= result.summary["host"]["most_bytes"]
+    assert len({*held.tolist()}) > 10
+    assert ((prompts == 0) == (held == 0)).all()
+    assert none.host is None
+
+
+def test_a_report_has_columns_only_where_a_policy_copies():
+    """And its films say at each moment what is held."""
+    copying, paged = (run(chats(), name, snapshots=True) for name in ("contiguous", "paged"))
+    _, done = _cache_tables([copying.summary, paged.summary])
+    saves = done.heads.index("host saves")
+    assert [row[saves].value for row in done.rows] == [copying.summary["host"]["saves"], 0]
+    assert "MB to the host" in done.heads
+    _, done = _cache_tables([paged.summary])
+    assert not any("host" in head for head in done.heads)
+    said = [SnapshotStrip(Snapshots.of(r.policy, r.frames)).data["said"] for r in (copying, paged)]
+    assert said[0][0] == "host cache: 0 prompts, 0.0 MB"
+    assert any(words.startswith("host cache: 2 prompts, ") for words in said[0])
+    assert said[1] == []
+
+
+@pytest.mark.slow
+def test_the_command_says_it(tmp_path):
+    (tmp_path / "chats.toml").write_text(chats().to_toml())
+    done = command("run", str(tmp_path / "chats.toml"), "--json")
+    assert json.loads(done.stdout)["host"]["saves"] > 20
