@@ -89,6 +89,7 @@ LLAMA_SERVER = "llama-server 0.6.0-dev (llama.cpp, November 2026)"
 
 SCHEDULERS = {
     "llama-server": f"{LLAMA_SERVER}: slots that keep what they held, a host cache, batches in order of slots",
+    "llama-server-fair": "llama-server with four rules of our own: slots by gain, prompts in order of arrival",
     "llama-server-b4875": "llama-server b4875 (llama.cpp, March 2025): no host cache, contexts shift by default",
     "vllm": f"vLLM {VLLM_0_33_0.version}: running requests first, preemption when the cache is full",
     "static": "batches that are filled once and run to their end, as before continuous batching (Orca, OSDI 2022)",

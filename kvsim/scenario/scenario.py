@@ -34,12 +34,12 @@ from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
 from kvsim.scenario.device_defaults import table_on, with_device_defaults
 from kvsim.scenario.section import Section
-from kvsim.scenario.server_defaults import AUTO, present_name, with_present_names, with_server_defaults
+from kvsim.scenario.server_defaults import AUTO, TODAYS_SERVERS, present_name, with_present_names, with_server_defaults
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts, current_name, engine_of
 
 _SCHEDULER_ENGINES: dict[str, EngineVersion] = {
-    "llama-server": PRESENT["llama.cpp"],
+    **dict.fromkeys(TODAYS_SERVERS, PRESENT["llama.cpp"]),
     "llama-server-b4875": LLAMACPP_B4666,
     "vllm": PRESENT["vLLM"],
 }
@@ -90,8 +90,9 @@ class ModelSection(Section):
 class ServerSection(Section):
     """How requests are batched."""
 
-    scheduler: Literal["llama-server", "llama-server-b4875", "vllm", "static"] = "llama-server"
-    """Whose decisions: today's llama-server, that of early 2025, vLLM's, or batches that are filled once."""
+    scheduler: Literal["llama-server", "llama-server-fair", "llama-server-b4875", "vllm", "static"] = "llama-server"
+    """Whose decisions: today's llama-server, that with fairer rules, that of early 2025, vLLM's, or batches that are
+    filled once."""
     slots: Annotated[int, Field(ge=1, le=2**14)] = 8
     """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``). "auto", the default
     under ``llama-server``: 4 that share one cache."""
@@ -312,7 +313,7 @@ class Scenario(Section):
     @property
     def auto_slots(self) -> bool:
         """Whether the number of slots is left to llama-server."""
-        return self.server.scheduler == "llama-server" and "slots" not in self.server.model_fields_set
+        return self.server.scheduler in TODAYS_SERVERS and "slots" not in self.server.model_fields_set
 
     @property
     def unified(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+TODAYS_SERVERS = ("llama-server", "llama-server-fair")
+"""Schedulers with the flags of today's llama-server, and their defaults."""
 AUTO = "auto"
 AUTO_SLOTS = 4
 """llama-server's slots where their number is left to it; they share one cache (llama.cpp, pull request 16736)."""
@@ -65,7 +67,7 @@ def with_server_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozense
     if not isinstance(server, dict):
         return data, frozenset()
     scheduler, found = server.get("scheduler", "llama-server"), dict[str, Any]()
-    if scheduler == "llama-server":
+    if scheduler in TODAYS_SERVERS:
         if server.get("slots", AUTO) == AUTO:
             found = {"slots": AUTO_SLOTS}
     elif server.get("slots") == AUTO:

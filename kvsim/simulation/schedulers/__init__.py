@@ -9,6 +9,7 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import Scheduler
 from kvsim.simulation.schedulers.early_llama_server import EarlyLlamaServer
+from kvsim.simulation.schedulers.fair_llama_server import FairLlamaServer
 from kvsim.simulation.schedulers.llama_server import LlamaServer
 from kvsim.simulation.schedulers.static import Static
 from kvsim.simulation.schedulers.vllm import Vllm
@@ -23,10 +24,20 @@ def _vllm(scenario: Scenario, policy: Policy, backend: Backend, recorder: Record
 
 SCHEDULERS: dict[str, Callable[[Scenario, Policy, Backend, Recorder], Scheduler]] = {
     "llama-server": LlamaServer,
+    "llama-server-fair": FairLlamaServer,
     "llama-server-b4875": EarlyLlamaServer,
     "vllm": _vllm,
     "static": Static,
 }
 """Schedulers by the name that the scenario key ``server.scheduler`` gives."""
 
-__all__ = ["SCHEDULERS", "AsyncVllm", "EarlyLlamaServer", "LlamaServer", "Scheduler", "Static", "Vllm"]
+__all__ = [
+    "SCHEDULERS",
+    "AsyncVllm",
+    "EarlyLlamaServer",
+    "FairLlamaServer",
+    "LlamaServer",
+    "Scheduler",
+    "Static",
+    "Vllm",
+]

@@ -11,7 +11,7 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.decision_log import DecisionLog, no_log
-from kvsim.simulation.schedulers.host_prompt_cache import HostPromptCache, ratio
+from kvsim.simulation.schedulers.host_prompt_cache import Entry, HostPromptCache, ratio
 from kvsim.simulation.schedulers.slot_server import SlotServer
 from kvsim.simulation.schedulers.slots import Slot
 from policies import NOTHING, Chunk, Content, NoSlot, Policy
@@ -61,6 +61,15 @@ class LlamaServer(SlotServer):
 
     def _choose(self, prompt: Content, idle: Sequence[Slot]) -> Slot:
         """The idle slot for a prompt, with the state that it is to begin with."""
+        chosen, loses_much = self._pick(prompt, idle)
+        if loses_much and self.host_cache is not None:
+            self._save(chosen, self.host_cache)
+            self._bring_back(chosen, prompt, self.host_cache)
+            self.host_cache.enforce_limits()
+        return chosen
+
+    def _pick(self, prompt: Content, idle: Sequence[Slot]) -> tuple[Slot, bool]:
+        """The idle slot for a prompt, and whether much is lost of what it holds: by similarity, else by age."""
         best, best_similarity = None, np.float32(0)
         if self._threshold:
             for slot in idle:
@@ -70,19 +79,19 @@ class LlamaServer(SlotServer):
                     self._log("check", slot=slot.id, sim=similarity, lcp=prefix, of=prompt.n)
                     if similarity > best_similarity and similarity > self._threshold:
                         best, best_similarity = slot, similarity
-        if best is not None:
-            # As the server computes it: from the share, not from the tokens.
-            kept = best_similarity * np.float32(prompt.n) / np.float32(best.content.n)
-            self._log("by_similarity", slot=best.id, sim=best_similarity, threshold=self._threshold, keep=kept)
-            loses_much = bool(kept < _KEPT_AT_LEAST)
-        else:
-            best, loses_much = min(reversed(idle), key=lambda slot: slot.last_used), True
-            self._log("by_lru", slot=best.id, t_last=best.last_used)
-        if loses_much and self.host_cache is not None:
-            self._save(best, self.host_cache)
-            self._bring_back(best, prompt, self.host_cache)
-            self.host_cache.enforce_limits()
-        return best
+        if best is None:
+            oldest = self._oldest(idle)
+            self._log("by_lru", slot=oldest.id, t_last=oldest.last_used)
+            return oldest, True
+        # As the server computes it: from the share, not from the tokens.
+        kept = best_similarity * np.float32(prompt.n) / np.float32(best.content.n)
+        self._log("by_similarity", slot=best.id, sim=best_similarity, threshold=self._threshold, keep=kept)
+        return best, bool(kept < _KEPT_AT_LEAST)
+
+    @staticmethod
+    def _oldest(idle: Sequence[Slot]) -> Slot:
+        """The slot that was released longest ago; of those never used the last."""
+        return min(reversed(idle), key=lambda slot: slot.last_used)
 
     def _save(self, slot: Slot, cache: HostPromptCache) -> bool:
         """Save what an idle slot holds to the host cache; False if it holds nothing, or nothing new."""
@@ -105,7 +114,12 @@ class LlamaServer(SlotServer):
             return
         self._copied(copies)
         slot.content, slot.kept = entry.content, True
-        cache.remove(entry)
+        if self._leaves(entry, prompt):
+            cache.remove(entry)
+
+    def _leaves(self, entry: Entry, prompt: Content) -> bool:
+        """Whether a state that was brought back for a prompt leaves the host cache: always."""
+        return True
 
     def _save_idle_slots(self, cache: HostPromptCache) -> None:
         """Save what idle slots hold; with one cache for all, empty them."""

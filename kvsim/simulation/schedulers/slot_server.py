@@ -202,7 +202,7 @@ class SlotServer(SchedulerBase):
         busy = [slot for slot in self.slots if slot.job is not None]
         batch = [Chunk(slot.id, slot.job.computed, 1) for slot in busy if slot.job is not None and slot.job.prefilled]
         room = self._n_batch - len(batch)
-        for slot in busy:
+        for slot in self._prompts_in_order(busy):
             job = slot.job
             if room <= 0:
                 break
@@ -211,6 +211,10 @@ class SlotServer(SchedulerBase):
             batch.append(Chunk(slot.id, job.computed, min(job.tokens - job.computed, room)))
             room -= batch[-1].n
         return batch
+
+    def _prompts_in_order(self, busy: Sequence[Slot]) -> Sequence[Slot]:
+        """Slots in the order in which their prompts are computed, from busy ones by number."""
+        return busy
 
     # The beginning of a prompt
 

@@ -197,7 +197,7 @@ SERVER_MISTAKES = {
     ),
     "unknown scheduler": (
         'scheduler = "orca"',
-        "server.scheduler: input should be 'llama-server', 'llama-server-b4875', 'vllm' or 'static'",
+        "server.scheduler: input should be 'llama-server', 'llama-server-fair', 'llama-server-b4875'",
     ),
     "unknown order": ('order = "fair"', "server.order: input should be 'fcfs' or 'priority', got 'fair'"),
     "unknown preemption": ('preemption = "kill"', "server.preemption: input should be 'recompute' or 'swap'"),

@@ -165,7 +165,7 @@ MISTAKES = {
     ),
     "missing scenario": (
         {"scenario": "nope"},
-        "sweep: scenario: nope: no such file, and not a built-in scenario; there are assis",
+        "sweep: scenario: nope: no such file, and not a built-in scenario; there are agent",
     ),
     "two scenarios": ({"base": {}}, "sweep: a sweep needs either scenario, a name or a file, or a table [base]"),
     "misspelt base": (

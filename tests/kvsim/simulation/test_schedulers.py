@@ -44,7 +44,7 @@ sessions = st.fixed_dictionaries(
 )
 server = st.fixed_dictionaries(
     {
-        "scheduler": st.sampled_from(["vllm", "llama-server", "llama-server-b4875", "static"]),
+        "scheduler": st.sampled_from(["vllm", "llama-server", "llama-server-fair", "llama-server-b4875", "static"]),
         "slots": st.sampled_from([5, 3, 2, 1]),
         "n_batch": st.sampled_from([64, 8, 3]),
         "n_ubatch": st.sampled_from([1, 4, 16]),
@@ -173,7 +173,7 @@ def test_every_request_ends_once_where_blocks_come_and_go(seed, workload, server
     check(seed, workload, server, cache | {"host_cells": cache["host_cells"] or 64})
 
 
-@pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875", "vllm", "static"])
+@pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-fair", "llama-server-b4875", "vllm", "static"])
 def test_two_runs_give_the_same_figures(scheduler):
     world = load_scenario(
         "chat", workload__requests=25, server__scheduler=scheduler, cache__policy="paged", cache__cells=1024
