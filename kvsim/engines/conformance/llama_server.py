@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvsim.engines.conformance.recordings import Record, State
@@ -28,7 +28,19 @@ _SHARES = ("sim", "keep", "threshold", "mib")
 """Fields that the log rounds to three digits."""
 _BYTES = ("mib", "limit", "est")
 """Fields that depend on the model."""
+_TAKEN_IN = ("check", "by_similarity", "by_lru", "defer", "launch")
+"""Decisions on tasks that are taken from the queue; in each round of the server's loop they come before all prompts."""
 _NOT_COMPARED = ("type", "kind", "t", "ms", "message", "ret", "limit_mib")
+
+
+class _ReplayedServer(LlamaServer):
+    """Our server, whose queue gets the tasks of each round of its loop as the round begins."""
+
+    give_tasks: Callable[[], None]
+
+    def _take_tasks(self, now: float) -> None:
+        self.give_tasks()
+        super()._take_tasks(now)
 
 
 class LlamaServerReplay:
@@ -44,9 +56,10 @@ class LlamaServerReplay:
         self.excused: list[str] = []
         """Tasks that came at the very edge of a step and were taken after it, in words."""
         self._policy = build_policy(self.scenario)
-        self._scheduler = LlamaServer(self.scenario, self._policy, ZeroTimeBackend(), Recorder(), log=self._note)
+        self._scheduler = _ReplayedServer(self.scenario, self._policy, ZeroTimeBackend(), Recorder(), log=self._note)
         if self._scheduler.host_cache is not None and self.era.startswith("0.5"):
             self._scheduler.host_cache.size = StateSize(self.scenario, self._policy.groups, _EARLIER_STATE_HEADER)
+        self._scheduler.give_tasks = self._give_tasks
         self._defaults = header.get("body", {})
         self._sources: dict[str, list[int]] = {}
         self._requests: dict[int, Record] = {}
@@ -64,6 +77,8 @@ class LlamaServerReplay:
         self._batch: list[list[Any]] = []
         self._placed: tuple[Sequence[Chunk], NoSlot | None] = ((), None)
         """The last step, and why it found no room, if it found none."""
+        self._rounds: list[set[int]] = []
+        """Tasks that were taken in each round of the server's loop that is still to come before the next step."""
         self._offset = 0
         """Tokens of the batch before the next step."""
         self._ended_s = -math.inf
@@ -113,9 +128,13 @@ class LlamaServerReplay:
         """What was recorded since the last step, and what our scheduler has done meanwhile, this step included."""
         scheduler = self._scheduler
         self._finish_step()
-        if not scheduler.has_batch:
-            self._give_tasks(step)
+        begins = not scheduler.has_batch
+        self._rounds = _rounds(self._events) if begins else []
         piece = scheduler.compose(0.0)
+        while not piece and self._rounds:
+            piece = scheduler.compose(0.0)
+        if begins and step is not None:
+            self._excuse(step)
         recorded, ours = self._loaded
         self._loaded = {}, {}
         events, self._events = [self._as_decision(event) for event in self._events], []
@@ -158,9 +177,9 @@ class LlamaServerReplay:
         self._scheduler.ended.clear()
         self._scheduler.started.clear()
 
-    def _give_tasks(self, step: Record | None) -> None:
-        """Queue what has come, but for tasks that came while a step was being composed and were taken after it."""
-        taken = {event["task"] for event in self._events if event["kind"] in ("launch", "defer")}
+    def _give_tasks(self) -> None:
+        """Queue what was taken in the next round of the server's loop, and what had come before the last step ended."""
+        taken = self._rounds.pop(0) if self._rounds else set()
         for task, came_s in list(self._posted.items()):
             if task in taken and task not in self._requests and self._without_task:
                 # The log does not say which: they came in the order in which they were sent.
@@ -170,11 +189,12 @@ class LlamaServerReplay:
             elif task in taken or came_s < self._ended_s - _EDGE_S:
                 del self._posted[task]
                 self._scheduler.submit(self._job(task, came_s), came_s)
-            elif step is not None:
-                late = (step["t"] - came_s) * 1e3
-                self.excused.append(
-                    f"task {task} came {late:.1f} ms before step {step['batch']} and was taken after it"
-                )
+
+    def _excuse(self, step: Record) -> None:
+        """Note tasks that came while a step was being composed and were taken after it."""
+        for task, came_s in self._posted.items():
+            late = (step["t"] - came_s) * 1e3
+            self.excused.append(f"task {task} came {late:.1f} ms before step {step['batch']} and was taken after it")
 
     def _job(self, task: int, came_s: float) -> Job:
         """A request, with its tokens as text."""
@@ -243,6 +263,21 @@ class LlamaServerReplay:
         if "truncated" in shown:
             shown["truncated"] = int(shown["truncated"])
         return shown if self._knows_bytes else {key: value for key, value in shown.items() if key not in _BYTES}
+
+
+def _rounds(events: Sequence[Record]) -> list[set[int]]:
+    """The tasks taken in each round of the server's loop since a step: a round without anything to compute has none."""
+    rounds: list[set[int]] = [set()]
+    began = False
+    for event in events:
+        if event["kind"] == "prompt":
+            began = True
+        elif began and event["kind"] in _TAKEN_IN:
+            rounds.append(set())
+            began = False
+        if event["kind"] in ("launch", "defer"):
+            rounds[-1].add(event["task"])
+    return rounds
 
 
 def _answer(request: Record) -> dict[str, Any]:

@@ -302,3 +302,27 @@ def test_what_is_no_recording_is_answered_in_one_line(tmp_path, text, answer):
     assert answer in str(refused.value)
     assert str(refused.value).startswith(str(path))
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_rounds_of_the_loop_without_a_step_are_gone_through_one_by_one(tmp_path):
+    """An empty text is answered with nothing to compute; only then is the next task taken."""
+    records = [
+        meta("--cache-ram", "0"),
+        *SOURCES,
+        request(0, 0, [], 2, raw_prompt="", **answered(1, 0, 0, 0, 0)),
+        request(1, 1, [["a", 0, 20]], 1, **answered(0, 0, 20, 1, 20)),
+        event("post", 0.0, task=0),
+        event("by_lru", slot=1, t_last=-1),
+        event("post", 0.001, task=1),
+        event("launch", slot=1, task=0),
+        event("prompt", slot=1, task=0, context=256, n_keep=0, tokens=0),
+        event("empty", slot=1, task=0),
+        *ended(1, 0, 0, 0, 0),
+        event("by_lru", slot=0, t_last=-1),
+        *started(0, 1, 20),
+        step(0, [[0, "p", 0, 20]], 0.01),
+        *ended(0, 1, 20, 1, 20),
+        event("idle", 0.12),
+    ]
+    found = conformed(tmp_path, records)
+    assert (found.agree, found.total, found.first) == (2, 2, None)

@@ -140,6 +140,22 @@ def full_slots() -> Scenario:
     return scenario
 
 
+def refusals() -> Scenario:
+    """Empty texts and prompts that are too long among others: rounds of the server's loop with nothing to compute."""
+    scenario = Scenario("refusals", ["-np", "3", "-c", "700", "--cache-ram", "0"], {"empty", "error"})
+    for i in range(4):
+        asked = [
+            ("", 3),
+            (text("long", 790), 3),
+            (text("a", 12), 2),
+            ("", 2),
+            (text("long", 800), 3),
+            (text("b", 9), 1),
+        ]
+        scenario.burst(*random.Random(i).sample(asked, len(asked)))
+    return scenario
+
+
 def context_shift() -> Scenario:
     """Slots that run full and go on, each with another ``n_keep`` and ``n_discard``; two at once at the end."""
     flags = ["-np", "2", "-c", "512", "--context-shift", "--cache-ram", "0"]
@@ -173,6 +189,7 @@ SCENARIOS: tuple[Callable[[], Scenario], ...] = (
     overflow,
     pool,
     full_slots,
+    refusals,
     context_shift,
     reuse,
 )
