@@ -52,10 +52,10 @@ class Server:
             now = env.now
             for job in jobs:
                 self._take_in(job, now)
-            if scheduler.ended:
-                self._see_off()
 
             step = scheduler.compose(now)
+            if scheduler.ended:  # Refused, when they came or when they got a slot.
+                self._see_off()
             busy, began = bool(step) or scheduler.lockstep_batch is not None or scheduler.has_copies, now
             if busy:
                 steps, seconds, refusal = self._stepper.advance(step, now)

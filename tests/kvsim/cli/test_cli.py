@@ -69,7 +69,8 @@ def check_summary(summary):
     assert all(list(summary[latency]) == ["mean", "p50", "p95", "p99"] for latency in LATENCIES)
     assert summary["completed"] + summary["failed"] == summary["requests"]
     assert list(summary["prefix"]) == ["tokens", "found", "hit_rate"]
-    assert list(summary["host"]) == ["bytes_out", "bytes_in", "bytes_prefetched", "prefetch_wait_s"]
+    copies = ["saves", "loads", "copy_s", "most_bytes", "limit_bytes"]
+    assert list(summary["host"]) == ["bytes_out", "bytes_in", "bytes_prefetched", "prefetch_wait_s", *copies]
 
 
 @pytest.mark.slow
