@@ -183,6 +183,23 @@ class Policy(ABC):
         """
         return True
 
+    def reserve_ahead(self, chunk: Chunk, in_flight: int, known: int) -> bool:
+        """``reserve`` for a sequence of which something is still being computed; by default the same.
+
+        ``in_flight``: tokens before the chunk that are being computed, and need what they see. ``known``: of only that
+        many first tokens it is known what they say, so that a block with others cannot be found yet.
+        """
+        return self.reserve(chunk)
+
+    def compose_ahead(self, steps: int) -> None:  # noqa: B027  (most policies look at no tokens)
+        """Be told that up to ``steps`` steps are in flight at once, so that what decode steps place is known later.
+
+        That holds for the steps of ``plan_decode_steps`` and ``lockstep_batch``; by default nothing changes.
+        """
+
+    def note_known(self, seq: int, tokens: int) -> None:  # noqa: B027  (most policies look at no tokens)
+        """Be told that it is now known what the first ``tokens`` tokens of a sequence say; by default no effect."""
+
     @abstractmethod
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Give every token of the step a cell, micro-batch by micro-batch.

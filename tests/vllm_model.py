@@ -118,12 +118,15 @@ class Manager:
                 return [0] * at + found[at : at + need]
         return found[:run]
 
-    def allocate(self, request, computed, new, hit, *, look=0, whole=False, others=False, running=False, most=10**9):
-        """The new blocks, or None if they do not fit; ``hit``: blocks that the look-up before it found."""
+    def allocate(
+        self, request, computed, new, hit, *, look=0, whole=False, others=False, running=False, most=10**9, flying=0
+    ):
+        """The new blocks, or None if they do not fit; ``hit``: blocks that the look-up before it found; ``flying``: of
+        the computed tokens, those that are still being computed."""
         table = self.tables.setdefault(request, [])
         if self.window is not None:
             # The next token to compute sees no further back than this.
-            past = min(max(computed + self.size * len(hit) - self.window + 1, 0) // self.size, len(table))
+            past = min(max(computed + self.size * len(hit) - flying - self.window + 1, 0) // self.size, len(table))
             out = [block for block in table[:past] if block]
             table[:past] = [0] * past
             self.pool.release(out[::-1])
@@ -146,15 +149,19 @@ class Manager:
             self.named[request] = len(hit)
         taken = self.pool.take(fresh)
         table += [*hit, *taken]
+        self.cache(request, start + new)
+        return taken
+
+    def cache(self, request, tokens):
+        """Give those blocks their ids that the first tokens fill and whose tokens are known."""
         if self.caching:
-            full = min(start + new, len(self.tokens[request])) // self.size
+            table, full = self.tables[request], min(tokens, len(self.tokens[request])) // self.size
             names = self.names(request, full)
             for at in range(self.named.get(request, 0), full):
                 if table[at] and self.pool.ids[table[at]] is None:
                     self.pool.ids[table[at]] = names[at]
                     self.pool.cached.append(table[at])
             self.named[request] = max(full, self.named.get(request, 0))
-        return taken
 
     def free(self, request):
         self.pool.release([block for block in self.tables.pop(request, [])[::-1] if block])
@@ -270,7 +277,9 @@ class ModelRequest:
     def __init__(self, name, segments, output, priority, arrival):
         self.name, self.output, self.priority, self.arrival = name, output, priority, arrival
         self.number = int(name[1:])
-        self.computed = self.generated = 0
+        self.computed = self.generated = self.preemptions = 0
+        self.flying = self.stale = self.placeholders = 0
+        """Tokens in steps that are under way, those of them from before a preemption, and outputs to come of them."""
         self.urgency = (priority, arrival)
 
 
@@ -307,6 +316,9 @@ class Scheduler:
         self.manager.free(request.name)
         self.calls.append(["F", request.name])
 
+    def outstanding(self, request):
+        return self.known(request) - request.computed
+
     def most_tokens(self):
         """Most tokens of one request in a step: limited if there are other requests."""
         alone = len(self.running) + len(self.waiting) <= 1
@@ -317,12 +329,13 @@ class Scheduler:
         budget, limit, at, preempted, step = self.budget, self.most_tokens(), 0, False, {}
         while at < len(self.running) and budget:
             request = self.running[at]
-            n = min(self.known(request) - request.computed, limit, budget, self.most - 1 - request.computed)
-            out = None
+            n = min(self.outstanding(request), limit, budget, self.most - 1 - request.computed)
+            if n <= 0:
+                at += 1
+                continue
+            out, keys = None, {"running": True, "most": self.most, "flying": request.flying}
             while out is None:
-                out = self.manager.allocate(
-                    request.name, request.computed, n, [], others=len(self.running) > 1, running=True, most=self.most
-                )
+                out = self.manager.allocate(request.name, request.computed, n, [], others=len(self.running) > 1, **keys)
                 self.calls.append(["A", request.name, request.computed, n, 0, out])
                 if out is None:
                     preempted = True
@@ -335,7 +348,8 @@ class Scheduler:
                         self.forget_uncomputed_blocks(victim)
                     self.manager.free(victim.name)
                     self.calls.append(["P", victim.name])
-                    victim.computed = 0
+                    victim.computed, victim.stale, victim.placeholders = 0, victim.flying, 0
+                    victim.preemptions += 1
                     self.waiting.insert(0, victim)
                     self.sort()
                     if victim is request:
@@ -344,8 +358,10 @@ class Scheduler:
                 step[request] = n
                 budget -= n
                 at += 1
-        while not preempted and self.waiting and budget and len(self.running) < self.slots:
-            request = self.waiting[0]
+        while not preempted and budget and len(self.running) < self.slots:
+            request = next((request for request in self.waiting if not request.stale), None)
+            if request is None:
+                break
             hit = self.manager.lookup(request.name)
             self.calls.append(["L", request.name, len(hit) * self.manager.size, hit])
             held = len(hit) * self.manager.size
@@ -359,7 +375,8 @@ class Scheduler:
             self.calls.append(["A", request.name, 0, n, held, out])
             if out is None:
                 break
-            self.running.append(self.waiting.pop(0))
+            self.waiting.remove(request)
+            self.running.append(request)
             request.computed = held
             step[request] = n
             budget -= n
@@ -388,13 +405,17 @@ class Scheduler:
                     ended.append(request.name)
         return emitted, ended
 
+    def take(self, step):
+        """Let a step run; names of the requests that generate a token, and of those that have ended by then."""
+        return self.finish_step(step)
 
-def record_scheduler(seed, steps=250, blocks=16, size=4, **keys):
+
+def record_scheduler(seed, steps=250, blocks=16, size=4, build=Scheduler, **keys):
     """A recording of ``steps`` scheduler steps with random arrivals and a few cancellations."""
     rng = random.Random(seed)
     own = {key: keys.pop(key) for key in ("caching", "watermark", "window") if key in keys}
     keys = {"budget": 24, "slots": 5, "most": 10**6, **keys}
-    scheduler = Scheduler(Manager(blocks, size, **own), **keys)
+    scheduler = build(Manager(blocks, size, **own), **keys)
     header = {"type": "header", "kind": "scheduler", "vllm": "a model", "num_blocks": blocks, "block_size": size}
     header |= {"caching": own.get("caching", True), "watermark": own.get("watermark", 0.0)}
     header |= {"budget": keys["budget"], "max_seqs": keys["slots"], "max_model_len": keys["most"]}
@@ -424,7 +445,7 @@ def record_scheduler(seed, steps=250, blocks=16, size=4, **keys):
         step = scheduler.schedule()
         record["nst"] = [[request.name, n] for request, n in step.items()]
         tables = [[request.name, list(scheduler.manager.tables[request.name])] for request in step]
-        record["emit"], record["fin"] = scheduler.finish_step(step)
+        record["emit"], record["fin"] = scheduler.take(step)
         record["tables"] = [[name, table if rng.random() < 0.5 else crc(table)] for name, table in tables]
         record["run"] = [request.name for request in scheduler.running]
         record["wait"] = [request.name for request in scheduler.waiting]

@@ -4,7 +4,8 @@ Sources. llama.cpp: ``common/common.h`` and ``common/arg.cpp`` of each version. 
 request 15434 and then on wherever the device supports it, CPUs included; slots have caches of their own since pull
 request 14363, unless their number is left to the server (pull request 16736), which a scenario never does. vLLM:
 ``EngineArgs.get_batch_defaults``: ``vllm serve`` takes 2,048 tokens in a step on CPUs and on GPUs below 70 GiB, and
-8,192 on larger ones other than the A100.
+8,192 on larger ones other than the A100; ``CpuPlatform`` turns asynchronous scheduling off, elsewhere it is on since
+0.14.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class EngineVersion:
         if self.engine == "vLLM":
             return {
                 "n_batch": f"{self.n_batch:,} tokens in a step (--max-num-batched-tokens)",
+                "async_scheduling": "each step composed when the one before it has ended, as on CPUs",
                 "block_size": f"blocks of {self.block_size} (--block-size)",
             }
         own = "a cache for each slot" + (" (no --kv-unified)" if self.build >= KV_UNIFIED_SINCE else "")

@@ -29,6 +29,13 @@ def _batches(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:
     """The defaults of the scheduler's engine that hold for the batches."""
     if engine is None:
         return
+    yield from _sizes_of_batches(scenario, engine)
+    assumed = "async_scheduling" not in scenario.server.model_fields_set
+    if engine.engine == "vLLM" and scenario.machine.device is None and assumed:
+        yield engine.defaults["async_scheduling"]
+
+
+def _sizes_of_batches(scenario: Scenario, engine: EngineVersion) -> Iterator[str]:
     if scenario.machine.device is not None and "n_batch" not in scenario.server.model_fields_set:
         return  # The device's own line has it.
     if scenario.auto_slots:

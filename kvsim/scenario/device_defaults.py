@@ -134,6 +134,10 @@ def described(scenario: Scenario) -> str | None:
             "n_batch" not in server.model_fields_set and server.n_batch is not None,
             f"{scenario.n_batch:,} tokens in a step (--max-num-batched-tokens)",
         ),
+        "async_scheduling": (
+            "async_scheduling" not in server.model_fields_set and server.async_scheduling,
+            "each step composed while the one before it runs (--async-scheduling)",
+        ),
         "type_k": ("type_k" not in cache.model_fields_set, f"K and V in {cache.type_k}"),
     }
     words = [text for assumed, text in items.values() if assumed]

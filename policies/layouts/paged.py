@@ -109,6 +109,8 @@ class PagedPolicy(Policy):
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
         self._future = future
+        self._ahead: tuple[int, int] | None = None
+        """Tokens in flight and known tokens of the chunk that is being reserved ahead."""
         batch = PagedLockstepBatch if window is None else WindowLockstepBatch
         self._lockstep_batch = batch(self.blocks, self._place_beside_lockstep, config.n_ubatch)
 
@@ -151,7 +153,29 @@ class PagedPolicy(Policy):
         ``lookahead``: drafted tokens behind the chunk that get blocks too. ``in_flight``: tokens before it that are
         still being computed.
         """
-        return self._admission.reserve(chunk, whole, waits, lookahead, in_flight)
+        known = None
+        if self._ahead is not None:
+            in_flight, known = self._ahead
+        return self._admission.reserve(chunk, whole, waits, lookahead, in_flight, known)
+
+    def reserve_ahead(self, chunk: Chunk, in_flight: int, known: int) -> bool:
+        """Reserve, and keep what the tokens in flight see; cache only blocks of which all tokens are known."""
+        self._ahead = in_flight, known
+        try:
+            return self.reserve(chunk)
+        finally:
+            self._ahead = None
+
+    def compose_ahead(self, steps: int) -> None:
+        """Cache the blocks that decode steps fill a step later; of a window, keep what each step in flight sees."""
+        self.blocks.lag = 1
+        if self.window is not None:
+            most = most_blocks_in_window(self.window, steps * self._n_ubatch, self.block_size)
+            self._most_blocks = self._admission.most_blocks = most
+
+    def note_known(self, seq: int, tokens: int) -> None:
+        """Cache the blocks that these tokens fill: vLLM's ``cache_blocks``."""
+        self.blocks.cache_full_blocks(self.tables[seq], tokens)
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Append blocks to the tables where the new tokens need them: all of them, or none."""

@@ -36,7 +36,7 @@ class Admission:
         self._host = host
         self._watermark = watermark
         self._max_tokens = max_tokens
-        self._most_blocks = most_blocks
+        self.most_blocks = most_blocks
         self._in_sight = None if blocks.window is None else blocks_in_sight(blocks.window, blocks.block_size)
         """Blocks in a row that must be found for a window."""
         self._found: dict[int, list[int]] = {}
@@ -60,11 +60,14 @@ class Admission:
         """The blocks that ``match`` found last for the sequence; ``~slot`` for those in the host tier."""
         return self._found.get(seq, [])
 
-    def reserve(self, chunk: Chunk, whole: int, waits: bool, lookahead: int, in_flight: int) -> bool:
+    def reserve(
+        self, chunk: Chunk, whole: int, waits: bool, lookahead: int, in_flight: int, known: int | None = None
+    ) -> bool:
         """Take the blocks that a chunk needs, and cache those that it fills; False where there are too few.
 
         ``whole``, ``waits``: as in ``Policy.reserve``. ``lookahead``: drafted tokens behind the chunk that get blocks
         but no keys. ``in_flight``: tokens before the chunk that are still being computed and need their whole window.
+        ``known``: only blocks within that many tokens can be cached.
         """
         seq, start, n, _ = chunk
         blocks, size = self._blocks, self._blocks.block_size
@@ -88,7 +91,7 @@ class Admission:
                 return False
         else:
             more, extra = self._missing(table, found, start, min(start + n + lookahead, self._max_tokens))
-            if whole and min(blocks_for(whole, size), self._most_blocks) - len(held) - len(found) + extra > free:
+            if whole and min(blocks_for(whole, size), self.most_blocks) - len(held) - len(found) + extra > free:
                 return False
         if more + extra > free:
             return False
@@ -100,7 +103,7 @@ class Admission:
         if more:
             held += self._pool.take(more)
         if blocks.prefix_cache:
-            blocks.cache_full_blocks(table, start + n)
+            blocks.cache_full_blocks(table, start + n if known is None else min(start + n, known))
         table.reserved = start + n
         return True
 

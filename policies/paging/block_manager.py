@@ -41,6 +41,11 @@ class BlockManager:
         self.copies = PendingCopies(block_size)
         self.bring_in: Callable[[Sequence[int], Sequence[Key]], list[int]] | None = None
         """Replaces found blocks that are in the host tier, ``~slot``, by blocks that they are copied to."""
+        self.lag = 0
+        """Decode steps after which it is known what a token says that a decode step has placed: 1 where steps are
+        composed ahead, otherwise 0, and blocks are cached when they are taken."""
+        self.forgets_uncomputed = True
+        """Whether blocks that are given up before they were written are no longer cached; in vLLM they still are."""
         self._tail_only = tail_only
 
     def open(self, seq: int, content: Content, prompt_tokens: int) -> None:
@@ -153,7 +158,8 @@ class BlockManager:
         Blocks that were cached when they were scheduled, but never written, are no longer cached.
         """
         gone = table.blocks[max(keep, table.skipped) :]
-        for at in range(max(table.length // self.block_size, table.skipped), table.n_keyed):
+        first = max(table.length // self.block_size, table.skipped)
+        for at in range(first, table.n_keyed if self.forgets_uncomputed else first):
             if self.holders(table.blocks[at]) == 1:
                 self.pool.forget(table.blocks[at], evicted=False)
         del table.blocks[keep:]

@@ -43,21 +43,21 @@ def _take_decode_steps(blocks: BlockManager, tables: Sequence[BlockTable], k: in
     Blocks are taken and cached in the order in which single steps would do it. Blocks that are written to must not be
     shared, and enough must be free.
     """
-    size, occupancy = blocks.block_size, blocks.counted_occupancy() if look else blocks.occupancy
+    size, lag, occupancy = blocks.block_size, blocks.lag, blocks.counted_occupancy() if look else blocks.occupancy
     starts = [s.length for s in tables]
     stored, top = occupancy.stored + len(tables) * np.arange(1, k + 1), occupancy.top
     events = []
     for i, s in enumerate(tables):
         first = next_block_step(s.length, len(s.blocks), size)
         events += [(step, i, False) for step in range(first, k, size)]
-        events += [(step, i, True) for step in range((first - 1) % size, k, size)]
+        events += [(step, i, True) for step in range((first - 1 + lag) % size, k, size)]
     events.sort()
     changes = [(0, blocks.usage())] if look else []
     for step, together in groupby(events, key=itemgetter(0)):
         took = False
         for _, i, full in together:
             if full:
-                blocks.cache_full_blocks(tables[i], starts[i] + step + 1)
+                blocks.cache_full_blocks(tables[i], starts[i] + step + 1 - lag)
             else:
                 tables[i].blocks += blocks.pool.take(1)
                 took = True

@@ -78,7 +78,7 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         table = self._drop(seq)
         length = table.length
         if self._cache_blocks is not None:
-            self._cache_blocks(table, length)
+            self._cache_blocks(table, length - self._blocks.lag)
         group = self._begins[table.begins_at]
         del group[seq]
         if not group:
@@ -175,7 +175,8 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
     def _begin(self, step: int) -> None:
         """In the order of joining, take the blocks that are begun in this step and cache those that will be full."""
         pool, size = self._pool, self._size
-        begins, fills = self._begins.get(step % size), self._begins.get((step + 1) % size)
+        lag = self._blocks.lag
+        begins, fills = self._begins.get(step % size), self._begins.get((step + 1 - lag) % size)
         if begins is None and fills is None:
             return
         begins, fills = begins or {}, fills or {}
@@ -185,4 +186,4 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
             if seq in begins:
                 table.blocks += pool.take(1)
             if seq in fills:
-                self._cache_blocks(table, table.length + step - self.steps + 1)
+                self._cache_blocks(table, table.length + step - self.steps + 1 - lag)

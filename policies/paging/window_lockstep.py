@@ -41,11 +41,11 @@ class WindowLockstepBatch(PagedLockstepBatch):
         table, size, window = self._blocks.tables.get(seq), self._size, self._window
         if table is None:
             return False
-        length = table.length
-        if table.skipped != blocks_behind(length - 1, window, size) or not super().join(seq):
+        seen = table.length - self._blocks.lag
+        if table.skipped != blocks_behind(seen - 1, window, size) or not super().join(seq):
             return False
-        step = self.steps + first_block_behind_step(length, window, size)
-        if length < window:
+        step = self.steps + first_block_behind_step(seen, window, size)
+        if seen < window:
             heapq.heappush(self._first_gives, (step, table.join_index, seq))
         else:
             self._add_giver(step % size, seq, table)
@@ -56,7 +56,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
     def leave(self, seq: int) -> None:
         """Leave, keeping the blocks that the window still sees."""
         table, size = self._members[seq], self._size
-        remainder = (self.steps + first_block_behind_step(table.length, self._window, size)) % size
+        remainder = (self.steps + first_block_behind_step(table.length - self._blocks.lag, self._window, size)) % size
         group = self._gives.get(remainder)
         if group is not None and group.pop(seq, None) is not None and not group:
             del self._gives[remainder]
@@ -86,12 +86,13 @@ class WindowLockstepBatch(PagedLockstepBatch):
 
     def max_scanned_per_token(self, n: int) -> int:
         """All tokens of the longest sequence, or what is left just before it gives up a block."""
-        most, size = self._window + self._size - 1, self._size
+        size, held = self._size, self._window + self._blocks.lag
+        most = held + size - 1
         tokens = self._most_tokens() + n
         if tokens <= most:
             return tokens
         self._add_due_givers(self.steps)
-        found = max(((self.steps - at) % size for at in self._gives), default=-size) + self._window + n - 1
+        found = max(((self.steps - at) % size for at in self._gives), default=-size) + held + n - 1
         while self._first_gives and not self._is_member(self._first_gives[0][2], self._first_gives[0][1]):
             heapq.heappop(self._first_gives)
         if self._first_gives:
@@ -115,7 +116,9 @@ class WindowLockstepBatch(PagedLockstepBatch):
             for _, group in takes:
                 self._runs += len(group)
             if self._in_order:
-                fills = [(step - 1, group) for step, group in self._due(self._begins, start + 1, end + 1)]
+                ahead = 1 - self._blocks.lag
+                due = self._due(self._begins, start + ahead, end + ahead)
+                fills = [(step - ahead, group) for step, group in due]
                 self._one_by_one(gives, takes, fills)
             elif not gives:
                 self._take_all(takes)
@@ -149,7 +152,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
         for table in givers:
             at = table.skipped
             if table.n_keyed <= at:
-                cache_blocks(table, max(table.length + start - self.steps, (at + 1) * size))
+                cache_blocks(table, max(table.length + start - self.steps - self._blocks.lag, (at + 1) * size))
         gone = [table.blocks[table.skipped] for table in givers]
         if any(keys[block] is None for block in gone):
             return False
@@ -181,7 +184,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
                 give_up((block,))
             else:
                 assert cache_blocks is not None
-                cache_blocks(table, table.length + step - self.steps + 1)
+                cache_blocks(table, table.length + step - self.steps + 1 - self._blocks.lag)
 
     def _given_up_next(self) -> int:
         """Number of blocks given up in the next step."""

@@ -27,6 +27,13 @@ class LockstepJobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def __contains__(self, job: Job) -> bool:
+        return self._jobs.get(job.slot) is job
+
+    def jobs(self) -> list[Job]:
+        """The jobs, in the order in which they joined."""
+        return list(self._jobs.values())
+
     def join(self, job: Job, steps_left: int) -> bool:
         """Add a decoding job that will not end for ``steps_left`` steps; return False if its sequence cannot join."""
         if self.batch is not None and not self.batch.join(job.slot):

@@ -49,29 +49,27 @@ class RunningJobs:
     def remove(self, job: Job) -> None:
         """Let a job go, and take its slot back."""
         self.stop(job)
-        self.take_back(job)
-
-    def stop(self, job: Job) -> None:
-        """Let a job go, which keeps its slot."""
         self.jobs.remove(job)
-        if job in self.others:
-            self.others.remove(job)
-
-    def take_back(self, job: Job) -> None:
-        """Take back the slot of a job that has gone."""
         del self.by_slot[job.slot]
         self.free_slots.append(job.slot)
 
-    def join_ready(self, steps_left: Callable[[Job], int]) -> None:
+    def stop(self, job: Job) -> None:
+        """Compose no more chunks of a job, which keeps its slot."""
+        if job in self.others:
+            self.others.remove(job)
+
+    def join_ready(self, steps_left: Callable[[Job], int], may_join: Callable[[Job], bool] | None = None) -> None:
         """Let jobs join the lockstep that only decode, in order of admission, up to the first that cannot.
 
-        ``steps_left``: steps that a job goes on for without ending.
+        ``steps_left``: steps that a job goes on for without ending. ``may_join``: what else decides it.
         """
         lockstep, others = self.lockstep, self.others
         if lockstep is None or not others:
             return
         for at, job in enumerate(others):
             ready = job.generated and job.computed == job.tokens - 1 and job.computed >= job.furthest
+            if ready and may_join is not None:
+                ready = may_join(job)
             if not ready or not lockstep.join(job, steps_left(job)):
                 del others[:at]
                 return
@@ -87,4 +85,4 @@ class RunningJobs:
         """Take all jobs out of the lockstep."""
         if self.lockstep is not None:
             self.lockstep.leave_all()
-            self.others = list(self.jobs)
+            self.others = [job for job in self.jobs if not job.ended]

@@ -85,7 +85,11 @@ class Vllm(SchedulerBase):
         self._fail(job, now, FailureKind.CANCELLED, "cancelled")
 
     def compose(self, now: float) -> Sequence[Chunk]:
-        """Compose chunks for running requests, then for waiting ones."""
+        """Compose the next step. Raises ``Livelock``."""
+        return self.schedule(now)
+
+    def schedule(self, now: float) -> Sequence[Chunk]:
+        """Compose chunks for running requests, then for waiting ones: vLLM's ``schedule``. Raises ``Livelock``."""
         self._in_lockstep, self._admission_blocked, self.lockstep_batch = False, False, None
         running = self._running
         if not running.jobs and not self.waiting:
@@ -156,7 +160,7 @@ class Vllm(SchedulerBase):
         step: dict[int, Chunk] = {}
         if batch is None:
             step = {chunk.seq: chunk for chunk in lockstep.chunks()}
-            if self._policy.can_reserve and not all(map(self._policy.reserve, step.values())):
+            if self._policy.can_reserve and not all(map(self._reserve_member, step.values())):
                 return None
         self._listed = len(step)
         may_admit = bool(self.waiting and self._running.free_slots and left > 0 and not self._cache_full)
@@ -179,10 +183,10 @@ class Vllm(SchedulerBase):
         """Add chunks for the jobs beside the lockstep; the tokens left, or None if one finds no room."""
         threshold = self._most_of_one()
         for job in self._running.others:
-            n = min(job.tokens - job.computed, threshold, left, self._limit - job.computed)
+            n = min(self._outstanding(job), threshold, left, self._limit - job.computed)
             if n > 0:
                 chunk = Chunk(job.slot, job.computed, n)
-                if not self._policy.reserve(chunk):
+                if not self._reserve(job, chunk):
                     return None
                 step[job.slot] = chunk
                 left -= n
@@ -191,15 +195,15 @@ class Vllm(SchedulerBase):
     def _serve_running(self, step: dict[int, Chunk]) -> bool:
         """Add a chunk for each running request; False if one had to be preempted."""
         budget, at, preempted, threshold = self._budget, 0, False, self._most_of_one()
-        reserve, running = self._policy.reserve, self._running.jobs
+        running = self._running.jobs
         while at < len(running) and budget > 0:
             job = running[at]
-            n = min(job.tokens - job.computed, threshold, budget, self._limit - job.computed)
+            n = min(self._outstanding(job), threshold, budget, self._limit - job.computed)
             if n <= 0:
                 at += 1
                 continue
             chunk = Chunk(job.slot, job.computed, n)
-            while not reserve(chunk):
+            while not self._reserve(job, chunk):
                 victim = self._victim()
                 if victim.slot in step:
                     budget += step.pop(victim.slot).n
@@ -218,8 +222,8 @@ class Vllm(SchedulerBase):
     def _admit_waiting(self, step: dict[int, Chunk], now: float) -> None:
         """Add chunks for waiting requests, in order, until one finds no room."""
         budget, threshold, policy, running = self._left, self._most_of_one(), self._policy, self._running
-        while self.waiting and budget > 0 and running.free_slots:
-            job, slot, others_run = self.waiting.first(), running.free_slots[-1], bool(running.jobs)
+        while budget > 0 and running.free_slots and (job := self._next_waiting()) is not None:
+            slot, others_run = running.free_slots[-1], bool(running.jobs)
             plan, swapped, tokens = self._plan(job), job.ticket is not None, job.tokens
             if job.ticket is not None:
                 held = policy.swap_in(slot, job.ticket, tokens, waits=others_run)
@@ -247,6 +251,22 @@ class Vllm(SchedulerBase):
             step[slot] = chunk
             budget -= n
 
+    def _outstanding(self, job: Job) -> int:
+        """Tokens of a running job that are still to be composed."""
+        return job.tokens - job.computed
+
+    def _reserve(self, job: Job, chunk: Chunk) -> bool:
+        """Set room aside for a chunk of a running job."""
+        return self._policy.reserve(chunk)
+
+    def _reserve_member(self, chunk: Chunk) -> bool:
+        """Set room aside for the chunk of a job in lockstep."""
+        return self._policy.reserve(chunk)
+
+    def _next_waiting(self) -> Job | None:
+        """The waiting request to be admitted next."""
+        return self.waiting.first() if self.waiting else None
+
     def _most_of_one(self) -> int:
         """Tokens that one prompt may have of a step: a long one gives way to others, if there are any."""
         if not self._threshold or len(self._running.jobs) + len(self.waiting) == 1:
@@ -268,12 +288,16 @@ class Vllm(SchedulerBase):
             job.computed += chunk.n
             if job.computed > job.furthest:
                 job.furthest, progressed = job.computed, True
-            if job.computed == job.tokens:
+            if job.computed == job.tokens and not job.ended:
                 self._emit(job, now)
         if self._progress.count_step(progressed):
             self._check_progress(now)
         if running.others:
-            running.join_ready(self._steps_to_end)
+            self._join_ready()
+
+    def _join_ready(self) -> None:
+        """Let requests join the lockstep that now only decode."""
+        self._running.join_ready(self._steps_to_end)
 
     def _steps_to_end(self, job: Job) -> int:
         return self._steps_left(job, self._context - 1)
@@ -314,6 +338,10 @@ class Vllm(SchedulerBase):
         self.waiting.put_back(job)
 
     def _release(self, job: Job) -> None:
+        """A job has ended: see to it that its slot and its cells are taken back."""
+        self._let_go(job)
+
+    def _let_go(self, job: Job) -> None:
         """Take back the slot and the cells of a job that has ended."""
         self._leave(job)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
@@ -11,30 +14,68 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.vllm import Vllm
 from policies import Chunk, NoSlot, Policy
 
+BATCHES = 2
+"""Steps in flight at once, the one that is being composed included (``max_concurrent_batches``)."""
+
+
+class _Part(NamedTuple):
+    """A job's part of a step in flight."""
+
+    job: Job
+    tokens: int
+    samples: bool
+    """Whether an output token comes out of it."""
+    ends: bool
+    """Whether that is the job's last one."""
+    preemptions: int
+    """Times that the job had been preempted when the step was composed."""
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What is in flight of a job."""
+
+    tokens: int = 0
+    """Tokens of its chunks."""
+    outputs: int = 0
+    """Output tokens that come out of them (vLLM's ``num_output_placeholders``)."""
+    beyond: int = 0
+    """Those of the outputs that come after the job's last one, and will be dropped."""
+
 
 class AsyncVllm(Vllm):
-    """``AsyncScheduler`` of vLLM 0.19.0 under ``EngineCore.step_with_batch_queue``: one step is composed ahead.
+    """``AsyncScheduler`` of vLLM 0.33.0 under ``EngineCore.step_with_batch_queue``: one step is composed ahead.
 
     When a step ends, the next one starts at once, and the one after it is composed, with all requests that have arrived
-    and all cells that are free by then. So a request that arrives during a step has its first chunk in the second step
-    after it, and what an ended request held is given out in the second step after its last one. That a request will
-    end, by its number of tokens, is known ahead. Where nothing could be composed ahead, the next step is composed when
-    the one that runs has ended.
+    and all cells that are free by then, but without the tokens of the step that has just started:
 
-    Here a step is composed when it starts, with what was known one step earlier; that the tokens of the step between
-    are not known yet is of no consequence, but for a block that could have been found one step earlier.
+    - a request that arrives during a step has its first chunk in the second step after it;
+    - what an ended request held is given out in the second step after its last one. Until then it holds its slot, and
+      may be the one that is preempted. That it will end, by its number of tokens, is known ahead;
+    - a block can be found by others one step later, when it is known what its tokens say;
+    - a window moves on one step later, since the step that runs still reads what is behind it;
+    - where nothing could be composed ahead, the next step is composed when the one that runs has ended.
+
+    Here a step is composed when it starts, with what was known one step earlier; all decisions are the same, in the
+    same order. ``schedule`` composes a step with what is known, ``collect`` is vLLM's ``update_from_output``.
     """
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
         super().__init__(scenario, policy, backend, recorder)
+        policy.compose_ahead(BATCHES)
+        self.flights: deque[list[_Part]] = deque()
+        """Steps that have been composed and whose outcome the scheduler has not seen, the oldest first."""
+        self._in_flight: dict[Job, _InFlight] = {}
+        self._stale: dict[Job, int] = {}
+        """Number of parts in flight, by job, that were composed before its last preemption."""
+        self._tokens_in_step: dict[Job, int] = {}
+        """Tokens of each job in the chunks of the step that was completed last."""
+        self._ending: dict[Job, None] = {}
+        """Jobs that have ended in a step that is in flight."""
         self._arrived: list[Job] = []
         """Jobs that have arrived since the last step was composed."""
         self._unseen: list[Job] = []
         """Jobs that had not arrived when the present step was composed, ahead."""
-        self._ended: list[Job] = []
-        """Jobs that have ended since the last step was composed."""
-        self._unfreed: list[Job] = []
-        """Jobs that had not ended when the present step was composed."""
 
     def submit(self, job: Job, now: float) -> None:
         """Fail what could never be served; queue all other requests, to be seen a step later."""
@@ -51,16 +92,44 @@ class AsyncVllm(Vllm):
                 unseen.remove(job)
                 self._fail(job, now, FailureKind.CANCELLED, "cancelled")
                 return
-        super().cancel(job, now)
+        self._end_lockstep()
+        self._in_flight.pop(job, None)
+        self._stale.pop(job, None)
+        if job in self._ending:
+            del self._ending[job]
+            self._let_go(job)
+        else:
+            super().cancel(job, now)
 
     def compose(self, now: float) -> Sequence[Chunk]:
         """Compose the step as it would have been composed a step earlier, or with all that is known if that is none."""
-        self._catch_up()
-        step = super().compose(now)
+        self._catch_up(BATCHES - 1)
+        step = self.schedule(now)
         if step or self.lockstep_batch is not None or not self._behind:
             return step
-        self._catch_up()
-        return super().compose(now)
+        self._catch_up(0)
+        return self.schedule(now)
+
+    def collect(self) -> None:
+        """See the outcome of the oldest step in flight: let ended requests go, and let new blocks be found."""
+        in_flight, lockstep = self._in_flight, self._running.lockstep
+        for job, tokens, samples, ends, preemptions in self.flights.popleft():
+            if preemptions != job.preemptions:
+                self._land_stale(job, ends)
+                continue
+            flown = in_flight.get(job)
+            if flown is None:  # The request has gone.
+                continue
+            flown.tokens -= tokens
+            flown.outputs -= samples
+            if not flown.tokens:
+                del in_flight[job]
+            if samples and (lockstep is None or job not in lockstep):
+                self._policy.note_known(job.slot, job.computed - flown.outputs)
+            if ends:
+                in_flight.pop(job, None)
+                del self._ending[job]
+                self._let_go(job)
 
     def decode_only_steps(self, step: Sequence[Chunk]) -> int:
         """At most one while there is something that the next step will see."""
@@ -69,35 +138,147 @@ class AsyncVllm(Vllm):
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """Wait for what ended requests hold; else preempt."""
-        if self._unfreed and not reason.done:
+        if self._ending and not reason.done:
             self._recorder.failed_allocations += 1
             self._end_lockstep()
-            self._catch_up()
+            self._catch_up(0)
         else:
             super().no_slot(reason, now)
 
     @property
     def _behind(self) -> bool:
         """Whether there is something that the present step does not see."""
-        return bool(self._unseen or self._unfreed)
+        return bool(self._unseen or self._ending)
 
-    def _catch_up(self) -> None:
-        """See what has happened up to one step later."""
-        for job in self._unfreed:
-            self._running.take_back(job)
-            self._policy.free(job.slot)
-        if self._unfreed:
-            self._cache_full = False
+    def _catch_up(self, in_flight: int) -> None:
+        """See what has happened up to one step later; afterwards, so many steps are in flight."""
+        while len(self.flights) > in_flight:
+            self.collect()
         for job in self._unseen:
             self.waiting.add(job)
-        self._unfreed, self._ended = self._ended, []
         self._unseen, self._arrived = self._arrived, []
+
+    def _land_stale(self, job: Job, ends: bool) -> None:
+        """See the outcome of a step for a job that has been preempted since; its last token may be among it."""
+        if job not in self._stale:  # The request has gone.
+            return
+        self._stale[job] -= 1
+        if not self._stale[job]:
+            del self._stale[job]
+        if ends:
+            self._stale.pop(job, None)
+            del self._ending[job]
+            self._let_go(job)
 
     def _nothing_composed(self, now: float) -> Sequence[Chunk]:
         """Compose with all that is known. Raises ``Livelock`` if that is no more."""
         return () if self._behind else super()._nothing_composed(now)
 
+    def _outstanding(self, job: Job) -> int:
+        """Tokens still to be composed, as if each output in flight were there; none if it ends with the next output.
+
+        With three steps in flight that is one too many: of two outputs in flight, the first may be the last.
+        """
+        flown = self._in_flight.get(job)
+        if flown is None:
+            return job.tokens - job.computed
+        known, request = self._known(job, flown), job.request
+        if flown.outputs and known + 1 >= request.prompt_tokens + request.output_tokens:
+            return 0
+        return known + flown.outputs - job.computed
+
+    def _known(self, job: Job, flown: _InFlight) -> int:
+        """Tokens of a job of which it is known what they say."""
+        return job.tokens + flown.beyond - flown.outputs
+
+    def _reserve(self, job: Job, chunk: Chunk) -> bool:
+        flown = self._in_flight.get(job)
+        if flown is None:
+            return self._policy.reserve(chunk)
+        return self._policy.reserve_ahead(chunk, flown.tokens, self._known(job, flown))
+
+    def _reserve_member(self, chunk: Chunk) -> bool:
+        return self._policy.reserve_ahead(chunk, 1, chunk.start)
+
+    def _next_waiting(self) -> Job | None:
+        """The first waiting request of which nothing is in flight any more."""
+        if not self._stale:
+            return super()._next_waiting()
+        return next((job for job in self.waiting if job not in self._stale), None)
+
+    def _complete(self, step: Sequence[Chunk], now: float) -> None:
+        """Count the tokens and emit output tokens, as is known of this step when it has ended."""
+        parts = []
+        for chunk in step[self._listed :] if self._in_lockstep else step:
+            job = self._running.by_slot[chunk.seq]
+            samples, beyond = job.computed + chunk.n >= job.tokens, job.ended
+            self._launch(job, chunk.n, samples, beyond)
+            parts.append((job, chunk.n, samples, beyond))
+        self._tokens_in_step = {job: n for job, n, _, _ in parts}
+        ended_before = len(self._ending)
+        super()._complete(step, now)
+        ended = list(self._ending)[ended_before:]
+        flight = [_Part(job, n, samples, job in ended and not b, job.preemptions) for job, n, samples, b in parts]
+        own = {part.job for part in flight}
+        from_lockstep = [job for job in ended if job not in own]
+        for job in from_lockstep:
+            self._launch(job, 1, True, False)
+        self.flights.append([_Part(job, 1, True, True, job.preemptions) for job in from_lockstep] + flight)
+
+    def _launch(self, job: Job, tokens: int, samples: bool, beyond: bool) -> None:
+        """Count a job's part of a step that is in flight from now on."""
+        flown = self._in_flight.setdefault(job, _InFlight())
+        flown.tokens += tokens
+        flown.outputs += samples
+        flown.beyond += beyond
+
+    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
+        """Count the tokens of the jobs in lockstep; what was in flight before has been seen."""
+        super()._skip(step, steps)
+        while self.flights:
+            self.collect()
+
+    def _join_ready(self) -> None:
+        self._running.join_ready(self._steps_to_end, self._may_join)
+
+    def _may_join(self, job: Job) -> bool:
+        """Whether the job had just one token in the step that has ended, as those in lockstep have in every step."""
+        return self._tokens_in_step.get(job) == 1
+
+    def _end_lockstep(self) -> None:
+        """Take all jobs out of the lockstep, each of which has a token in flight."""
+        lockstep = self._running.lockstep
+        if lockstep is not None and len(lockstep) and self.flights:
+            flight = self.flights[-1]
+            listed = {part.job for part in flight}
+            for job in lockstep.jobs():
+                if job not in listed:
+                    self._launch(job, 1, True, False)
+                    flight.append(_Part(job, 1, True, False, job.preemptions))
+            flight.sort(key=lambda part: part.job.admission)
+        super()._end_lockstep()
+
+    def _preempt(self, job: Job) -> None:
+        """Take the job's cells; what is in flight of it is stale. It may even have ended by then."""
+        if self._in_flight.pop(job, None) is not None:
+            self._stale[job] = sum(part.job is job for flight in self.flights for part in flight)
+        if not job.ended:
+            super()._preempt(job)
+            return
+        self._leave(job)
+        self._recorder.preemptions += 1
+        job.preemptions += 1
+        self.waiting.put_back(job)
+
     def _release(self, job: Job) -> None:
-        """Let the job go, which holds its slot and its cells for a step longer."""
+        """Let the job go on holding its slot and its cells until the step's outcome is seen."""
         self._running.stop(job)
-        self._ended.append(job)
+        self._ending[job] = None
+
+    def _let_go(self, job: Job) -> None:
+        """Take back what the job holds, or take it out of the queue that it was put back into."""
+        if self._running.by_slot.get(job.slot) is job:
+            self._leave(job)
+        else:
+            self.waiting.remove(job)
+        self._cache_full = False

@@ -172,7 +172,9 @@ def test_a_run_under_another_policy_takes_that_policys_engine():
 
 
 BATCH = "assumed of the server, as in llama.cpp b6975: batch 2,048/512 (--batch-size/--ubatch-size)"
-STEP = "assumed of the server, as in vLLM 0.33.0: 2,048 tokens in a step (--max-num-batched-tokens)"
+VLLM = "assumed of the server, as in vLLM 0.33.0: "
+STEP = "2,048 tokens in a step (--max-num-batched-tokens)"
+NOT_AHEAD = "each step composed when the one before it has ended, as on CPUs"
 
 
 @pytest.mark.parametrize(
@@ -183,8 +185,10 @@ STEP = "assumed of the server, as in vLLM 0.33.0: 2,048 tokens in a step (--max-
         ("contiguous", {"server__n_ubatch": 9}, [f"{BATCH[:45]} batch 2,048 (--batch-size)"]),
         ("contiguous", {"server__n_ubatch": 9, "server__n_batch": 9}, []),
         ("contiguous", {"server__scheduler": "static"}, []),
-        ("paged", {"server__scheduler": "vllm"}, [STEP]),
-        ("paged", {"server__scheduler": "vllm", "server__n_batch": 64}, []),
+        ("paged", {"server__scheduler": "vllm"}, [f"{VLLM}{STEP}, {NOT_AHEAD}"]),
+        ("paged", {"server__scheduler": "vllm", "server__async_scheduling": False}, [VLLM + STEP]),
+        ("paged", {"server__scheduler": "vllm", "server__n_batch": 64}, [VLLM + NOT_AHEAD]),
+        ("paged", {"server__scheduler": "vllm", "server__n_batch": 64, "server__async_scheduling": True}, []),
         ("vllm", {}, [BATCH, "assumed under vllm, as in vLLM 0.33.0: blocks of 16 (--block-size)"]),
         ("vllm", {"cache__block_size": 16}, [BATCH]),
         (

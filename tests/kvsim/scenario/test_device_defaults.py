@@ -6,6 +6,7 @@ import pytest
 
 from kvsim.costs.memory_plan import default_cells
 from kvsim.errors import NoTimes, UserError
+from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.scenario import load_scenario
 
 ON_4090 = {"model": {"name": "llama-3.1-8b"}, "machine": {"device": "rtx4090"}}
@@ -18,6 +19,25 @@ def test_a_model_and_a_device_are_enough():
     assert (scenario.server.scheduler, scenario.server.slots, scenario.n_batch) == ("vllm", 256, 2048)
     assert (scenario.cache.policy, scenario.cache.type_k) == ("vllm", "f16")
     assert scenario.server.async_scheduling
+
+
+AHEAD = "each step composed while the one before it runs (--async-scheduling)"
+
+
+def test_steps_are_composed_ahead_on_gpus_and_that_is_said():
+    """vLLM's default: on, except on CPUs."""
+    for scenario in (load_scenario(ON_4090), load_scenario("chat", model="llama-3.1-8b", device="h100_sxm")):
+        assert scenario.server.async_scheduling
+        assert AHEAD in assumptions(scenario)[0]
+        assert "async_scheduling = true" in scenario.to_toml()
+    for stated in (True, False):
+        scenario = load_scenario({**ON_4090, "server": {"async_scheduling": stated}})
+        assert scenario.server.async_scheduling == stated
+        assert AHEAD not in assumptions(scenario)[0]
+    on_a_cpu = load_scenario("chat", server__scheduler="vllm")
+    assert not on_a_cpu.server.async_scheduling
+    assert "each step composed when the one before it has ended, as on CPUs" in assumptions(on_a_cpu)[0]
+    assert "async_scheduling = false" in on_a_cpu.to_toml()
 
 
 def test_what_a_scenario_says_comes_first():

@@ -2,8 +2,17 @@
 
 import pytest
 
-from tests.kvsim.simulation.stories import closed, each, livelock, tell
+from kvsim.engines.conformance.zero_time import ZeroTimeBackend
+from kvsim.scenario.scenario import load_scenario
+from kvsim.simulation.backend import SimulatedBackend
+from kvsim.simulation.job import Job
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import build_policy, cost_model, drive
+from kvsim.simulation.schedulers import AsyncVllm
+from tests.kvsim.simulation.stories import closed, each, livelock, says, tell
 from tests.kvsim.simulation.test_vllm import vllm
+from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome
+from workloads import Request
 
 
 def ahead(blocks=100, **keys):
@@ -65,3 +74,86 @@ def test_layouts_that_place_whole_steps_are_served_too(policy):
 
 def test_a_run_without_progress_ends():
     assert livelock(ahead(), [(0.0, 4, 1)], closed(ahead().cache_config()))
+
+
+ANSWER = 1 << 48
+"""The number of the text that request 0 answers with."""
+
+
+@pytest.mark.parametrize(("at", "after", "found"), [(0.5, 4, 4), (1.5, 8, 8)])
+def test_a_block_with_a_token_of_the_running_step_is_found_a_step_later(at, after, found):
+    """The second block of request 0 ends with its second output token, which step 3 places and step 2 gives."""
+    rows = [says(0, 0.0, (1, 0, 6), output=8), says(1, at, (1, 0, 6), (ANSWER, 0, 2), (2, 0, 4))]
+    assert each(tell(vllm(cache__prefix_cache=True), rows), "cached") == [0, after]
+    story = tell(ahead(cache__prefix_cache=True), rows)
+    assert each(story, "cached") == [0, found]
+    assert next(at for at, step in enumerate(story.steps, 1) if len(step) > 1) == (3 if found == 4 else 4)
+
+
+def test_a_request_that_has_ended_but_holds_its_blocks_is_preempted_first():
+    """Request 0 wants a third block in step 2; request 1 was admitted last, and has ended."""
+    story = tell(ahead(4), [(0.0, 8, 4), (0.0, 8, 1)])
+    assert story.steps == [[(0, 0, 8), (1, 0, 8)], [(0, 8, 1)], [(0, 9, 1)], [(0, 10, 1)]]
+    assert each(story, "preemptions") == [0, 1]
+    assert story.recorder.preemptions == 1
+    assert each(story, "finished_s") == [4.0, 1.0]
+    assert [job.status for job in story.jobs.values()] == ["completed"] * 2
+
+
+def test_a_token_in_flight_is_not_lost_by_a_preemption():
+    """Request 1 gives way in step 2, while the token that step 1 gives is not known; it computes it again, with it."""
+    story = tell(ahead(4), [(0.0, 8, 3), (0.0, 8, 3)])
+    assert story.steps == [[(0, 0, 8), (1, 0, 8)], [(0, 8, 1)], [(0, 9, 1)], [(1, 0, 9)], [(1, 9, 1)]]
+    assert each(story, "first_token_s") == [1.0, 1.0]
+    assert each(story, "finished_s") == [3.0, 5.0]
+
+
+def test_nothing_waits_for_a_request_that_is_cancelled():
+    """Whether it has not been seen, waits, runs, or has ended and holds its blocks."""
+    policy = build_policy(world := ahead(4), "paged")
+    scheduler = AsyncVllm(world, policy, ZeroTimeBackend(), Recorder())
+    jobs = [Job(Request(number, 0.0, 8, output), 0.0) for number, output in enumerate((1, 5, 5, 5))]
+    for job in jobs[:3]:
+        scheduler.submit(job, 0.0)
+    step = scheduler.compose(0.0)
+    assert [(chunk.start, chunk.n) for chunk in step] == [(0, 8), (0, 8)]
+    policy.allocate(step)
+    scheduler.commit(step, 1, 1.0)
+    scheduler.submit(jobs[3], 1.0)
+    for job in jobs:
+        scheduler.cancel(job, 1.0)
+    assert [job.status for job in jobs] == ["completed", "failed", "failed", "failed"]
+    assert (len(policy.pool.free), list(scheduler.waiting), scheduler.running) == (4, [], [])
+    assert scheduler.compose(1.0) == ()
+
+
+@pytest.mark.parametrize("name", ["vllm", "paged-window", "contiguous"])
+@pytest.mark.parametrize("eviction", ["lru", "sieve"])
+def test_steps_taken_together_are_those_taken_one_by_one(name, eviction):
+    world = load_scenario(
+        "chat",
+        workload__requests=40,
+        workload__rate=40.0,
+        server__scheduler="vllm",
+        server__async_scheduling=True,
+        server__slots=12,
+        cache__cells=1200,
+        cache__window=64,
+        cache__eviction=eviction,
+    )
+    together, stepped = (outcome(world, name, fast_forward=forward, detail="requests") for forward in (True, False))
+    assert together[0] == stepped[0]
+    assert_alike(together[1], stepped[1])
+    assert (together[0][0]["preemptions"] > 0) == (name != "paged-window")
+
+
+def test_most_steps_are_taken_together():
+    """The control of the test above."""
+    world = load_scenario("chat", workload__requests=20, server__scheduler="vllm", server__async_scheduling=True)
+    policy, recorder, costs = build_policy(world, "vllm"), Recorder(detail="requests"), cost_model(world, PROFILE)
+    batch, taken = policy.lockstep_batch(), []
+    take_steps = batch.take_steps
+    batch.take_steps = lambda forecast, n: (taken.append(n), take_steps(forecast, n))[1]
+    drive(world, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, PROFILE)
+    assert sum(taken) > 0.9 * recorder.forward_passes
+    assert len(taken) < recorder.forward_passes / 10
