@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from kvsim.experiments.sweep_file import plan_sweep
 from kvsim.scenario.named_workloads import NAMED
 from kvsim.scenario.scenario import Scenario, builtin_names
 from policies.presets import PRESETS
@@ -83,6 +84,17 @@ def test_a_scenario_on_a_page_is_one(page):
     for text in blocks(page, "toml"):
         found = tomllib.loads(text)
         Scenario.model_validate(found if "workload" in found else {"workload": found})
+
+
+def test_the_files_on_the_page_about_llama_server_can_be_run():
+    text = (DOCS / "llama-server.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r'^```toml title="(.+?)"\n(.*?)^```', text, flags=re.MULTILINE | re.DOTALL))
+    assert set(files) == {"chats.toml", "flags.toml"}
+    chats = Scenario.model_validate(tomllib.loads(files["chats.toml"]))
+    assert (chats.server.slots, chats.unified, chats.slot_context) == (4, False, 2048)
+    points = plan_sweep(tomllib.loads(files["flags.toml"])).points
+    assert len(points) == 12
+    assert not any(point.fault for point in points)
 
 
 @pytest.mark.slow
