@@ -243,9 +243,9 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
             (_llama("--ctx-size N"), _vllm("--gpu-memory-utilization X")),
         ),
         Remedy(
-            "let idle slots keep their cells, and choose slots by their common prefix with the prompt",
-            "server.keep_idle_slots = true; server.slot_prompt_similarity, halved",
-            (_llama("--slot-prompt-similarity X --cache-reuse N"),),
+            "let idle slots keep what they hold, and give a slot away only for a prompt that goes on from it",
+            "server.keep_idle_slots = true; server.slot_prompt_similarity = 0.9",
+            (_llama("--slot-prompt-similarity X, higher"),),
         ),
     ),
     "transfers": (
