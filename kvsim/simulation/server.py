@@ -56,6 +56,9 @@ class Server:
                 self._see_off()
 
             step = scheduler.compose(now)
+            if scheduler.ended:
+                # Refused, or answered without a step: before whoever waited for the answer comes again.
+                self._see_off()
             busy, began = bool(step) or scheduler.lockstep_batch is not None or scheduler.has_copies, now
             if busy:
                 steps, seconds, refusal = self._stepper.advance(step, now)
