@@ -50,6 +50,28 @@ def llamacpp_flags(scenario: Scenario, *, windows: bool = False) -> Flags:
         flags.append(("--swa-full", ""))
     if old:
         flags.append(("--defrag-thold", f"{cache.threshold:g}"))
+    return (*flags, *_slot_flags(scenario))
+
+
+def _slot_flags(scenario: Scenario) -> Flags:
+    """What of today's server's slots and host cache the scenario has otherwise than the server by itself."""
+    server = scenario.server
+    if server.scheduler != "llama-server":
+        return ()
+    usual = type(server)()
+    values = {
+        "--cache-ram": (server.cache_ram, usual.cache_ram),
+        "--cache-reuse": (server.cache_reuse, usual.cache_reuse),
+        "--slot-prompt-similarity": (server.slot_prompt_similarity, usual.slot_prompt_similarity),
+        "--keep": (server.n_keep, usual.n_keep),
+    }
+    flags = [(flag, f"{value:g}") for flag, (value, by_itself) in values.items() if value != by_itself]
+    if not server.cache_idle_slots:
+        flags.append(("--no-cache-idle-slots", ""))
+    if not server.cache_prompt:
+        flags.append(("--no-cache-prompt", ""))
+    if server.context_shift:
+        flags.append(("--context-shift", ""))
     return tuple(flags)
 
 

@@ -137,7 +137,7 @@ class ServerSection(Section):
     """vllm: a request starts only when blocks for its whole prompt are free."""
     async_scheduling: bool = False
     """vllm: each step is composed when the one before it starts (``--async-scheduling``): new requests wait, and ended
-    ones hold what they have, for a step longer."""
+    ones hold what they have, for a step longer. As in vLLM on by default on a device, off on CPUs."""
     order: Literal["fcfs", "priority"] = "fcfs"
     """vllm: the order of admission; preemption goes in the reverse order."""
     preemption: Literal["recompute", "swap"] = "recompute"

@@ -54,7 +54,7 @@ class Server:
                 self._take_in(job, now)
 
             step = scheduler.compose(now)
-            if scheduler.ended:  # Refused, when they came or when they got a slot.
+            if scheduler.ended:  # Refused, or answered without a step: before their clients come again.
                 self._see_off()
             busy, began = bool(step) or scheduler.lockstep_batch is not None or scheduler.has_copies, now
             if busy:

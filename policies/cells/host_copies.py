@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.vocabulary import IntArray, Transfer
+from policies.vocabulary import Chunk, IntArray, Transfer
 
 
 def transfers_of(cells: IntArray, host: IntArray, *, to_host: bool) -> tuple[Transfer, ...]:
@@ -18,3 +18,10 @@ def transfers_of(cells: IntArray, host: IntArray, *, to_host: bool) -> tuple[Tra
         Transfer(to_host, cell, at, n)
         for cell, at, n in zip(cells[firsts].tolist(), host[firsts].tolist(), lengths.tolist(), strict=True)
     )
+
+
+def chunks_of(seq: int, positions: IntArray) -> tuple[Chunk, ...]:
+    """The tokens of a sequence at ``positions``, in that order, as the fewest chunks."""
+    firsts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+    lengths = np.diff(firsts, append=len(positions))
+    return tuple(Chunk(seq, start, n) for start, n in zip(positions[firsts].tolist(), lengths.tolist(), strict=True))

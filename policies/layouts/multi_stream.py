@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import FOREVER, Arena
-from policies.cells.host_copies import transfers_of
+from policies.cells.host_copies import chunks_of, transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
@@ -77,6 +77,8 @@ class MultiStreamPolicy(Policy):
         self.moves_cells = compactor is not None
         self._n_ubatch = config.n_ubatch
         self.contiguous = contiguous
+        self._saved: dict[int, list[IntArray]] = {}
+        """What was copied to the host, by its first host cell: positions in order of cells, for each group."""
         self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
 
     @property
@@ -200,33 +202,37 @@ class MultiStreamPolicy(Policy):
 
     def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
         """All that attention may still see of a sequence (``llama_kv_cache::state_write``)."""
-        copies = []
+        copies, saved = [], []
         for group, spec in enumerate(self.caches):
             cells, positions = self._streams.cells_of(group, seq)
             if spec.window is not None:
                 seen = positions > positions.max(initial=-1) - spec.window
                 cells, positions = cells[seen], positions[seen]
+            saved.append(positions[np.argsort(cells)])
             cells = cells + self.stream_of(seq) * spec.size
             transfers = transfers_of(cells, host[positions], to_host=True)
             copies.append(HostCopy(transfers, *self._streams.settle(group)))
+        self._saved[int(host[0])] = saved
         return tuple(copies)
 
     def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
-        """Find cells for all of it at once, in every group or in none (``llama_kv_cache::state_read``)."""
+        """Find cells for all of it at once, in every group or in none (``llama_kv_cache::state_read``).
+
+        The tokens take them in the order of the cells that they were copied out of.
+        """
         self.free(seq)
-        n, found = len(host), []
-        for group, spec in enumerate(self.caches):
-            first = 0 if spec.window is None else max(n - spec.window, 0)
-            slots = self._planner.find_one(group, Chunk(seq, first, n - first))
+        found = []
+        for group, (spec, positions) in enumerate(zip(self.caches, self._saved[int(host[0])], strict=True)):
+            slots = self._planner.find_one(group, chunks_of(seq, positions))
             if slots is None:
                 free = self.arenas[group][self.stream_of(seq)].free.total
                 self.free(seq)
-                raise NoSlot(f"no room for {n - first} tokens from the host: {free} cells are free")
+                raise NoSlot(f"no room for {len(positions)} tokens from the host: {free} cells are free")
             self._planner.take(group, slots)
-            found.append((first, cells_array(slots[2]) + self.stream_of(seq) * spec.size))
+            found.append((host[positions], cells_array(slots[2]) + self.stream_of(seq) * spec.size))
         return tuple(
-            HostCopy(transfers_of(cells, host[first:], to_host=False), *self._streams.settle(group))
-            for group, (first, cells) in enumerate(found)
+            HostCopy(transfers_of(cells, own, to_host=False), *self._streams.settle(group))
+            for group, (own, cells) in enumerate(found)
         )
 
     # Sharing and shifting

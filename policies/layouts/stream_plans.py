@@ -96,9 +96,9 @@ class StepPlanner:
             by_group = [self._find(group, batch) for group in range(len(self._streams.specs))]
             yield batch, [slots for slots in by_group if slots is not None]
 
-    def find_one(self, group: int, chunk: Chunk) -> Slot | None:
-        """Cells for a chunk of any length in one group; None if there are too few."""
-        slots = self._find(group, (chunk,))
+    def find_one(self, group: int, chunks: Sequence[Chunk]) -> Slot | None:
+        """Cells for any number of tokens of one sequence in one group; None if there are too few."""
+        slots = self._find(group, chunks)
         return None if slots is None else slots[0]
 
     def plan(self, step: Sequence[Chunk]) -> list[Planned] | None:

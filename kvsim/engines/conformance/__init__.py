@@ -23,7 +23,7 @@ def conform_llama_server(path: str | Path) -> Agreement:
 
 
 def conform_vllm(path: str | Path) -> Agreement:
-    """Replay one recording of vLLM's cache manager or scheduler. Raises ``UserError`` if the file is not one."""
+    """Replay one recording of vLLM (its cache manager, scheduler or server). Raises ``UserError`` if it is not one."""
     return conform(path, vllm_replay)
 
 

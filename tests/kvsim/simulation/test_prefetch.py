@@ -3,9 +3,11 @@
 import pytest
 import simpy
 
+from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import Job
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.run import run
 from policies import Transfer
 from tests.worlds import Diary, Given, scenario, serve
 from workloads import Request, Segment, answer_of
@@ -355,3 +357,36 @@ def test_a_turn_that_is_refused_has_ended_at_once():
     ]
     _, _, jobs = tell("predictive", requests)
     assert [job.status for job in jobs] == ["completed", "failed", "failed", "completed"]
+
+
+def test_a_request_that_is_refused_while_a_step_is_composed_has_ended_by_then(monkeypatch):
+    """Not only when the step has run: the next turn of its session may have come by then."""
+    late, tell = [], Prefetcher.ended
+    monkeypatch.setattr(
+        Prefetcher,
+        "ended",
+        lambda self, job: (late.append(self._env.now - job.finished_s), tell(self, job)),
+    )
+    lengths = {"kind": "lognormal", "mu": 1.5, "sigma": 0.8, "min": 1, "max": 20}
+    world = load_scenario(
+        {
+            "seed": 247,
+            "workload": {
+                "kind": "sessions",
+                "sessions": 6,
+                "rate": 10.0,
+                "turns": {"kind": "fixed", "value": 5},
+                "system_prompts": 1,
+                "system_tokens": {"kind": "fixed", "value": 5},
+                "user_tokens": lengths,
+                "output_tokens": lengths,
+                "think_s": 0.0,
+            },
+            "server": {"slots": 5, "n_batch": 64, "n_ubatch": 4, "keep_idle_slots": False, "prefetch": "predictive"},
+            "cache": {"policy": "paged", "cells": 40, "block_size": 4, "prefix_cache": True, "host_cells": 128},
+        }
+    )
+    summary = run(world).summary
+    assert summary["failed"] > 0
+    assert summary["completed"] > 0
+    assert max(late) == pytest.approx(0, abs=1e-9)

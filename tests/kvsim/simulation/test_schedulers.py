@@ -51,6 +51,9 @@ server = st.fixed_dictionaries(
         "slot_context": st.sampled_from([None, None, 18]),
         "keep_idle_slots": st.booleans(),
         "slot_prompt_similarity": st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+        "cache_ram": st.sampled_from([8192, 0, -1]),
+        "cache_idle_slots": st.booleans(),
+        "cache_reuse": st.sampled_from([0, 2, 5]),
         "chunked_prefill": st.booleans(),
         "long_prefill_threshold": st.sampled_from([0, 0, 2, 5]),
         "reserve_full": st.booleans(),
@@ -85,6 +88,9 @@ class Slow(GivenTimes):
 
     def transfer(self, transfers):
         return sum(0.05 + 0.01 * transfer.n for transfer in transfers)
+
+    def copy(self, copies):
+        return sum(self.transfer(copy.transfers) for copy in copies)
 
     def forward(self, batch):
         return 0.5 + 0.1 * batch.n_tokens + self.transfer(batch.places[0].transfers)
@@ -152,6 +158,7 @@ def check(seed, workload, server, cache):
         event(f"preemptions: {found['preemptions'] > 0}")
         event(f"from the host tier: {found['host']['bytes_in'] > 0}")
         event(f"ahead: {found['host']['bytes_prefetched'] > 0}")
+        event(f"whole sequences from the host: {found['host']['loads'] > 0}")
     assert attempt(world, requests) == found
 
 

@@ -16,6 +16,17 @@ PROFILE = load_profile("default")
 COUNTS = [name for name, value in vars(Recorder()).items() if isinstance(value, int) and not name.startswith("_")]
 
 
+HOST_CACHES = st.fixed_dictionaries(
+    {
+        "cache_ram": st.sampled_from([8192, 1, 0, -1]),
+        "cache_idle_slots": st.booleans(),
+        "cache_reuse": st.sampled_from([0, 0, 3]),
+        "slot_prompt_similarity": st.sampled_from([0.1, 0.0, 0.5]),
+    }
+)
+"""Keys of llama-server's host cache, and of what it finds in slots; 1 MiB is 255 tokens of the model."""
+
+
 @st.composite
 def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "static")):
     """Small caches and short contexts, so that requests wait, are preempted, shifted and refused."""
@@ -36,6 +47,7 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "context_shift": draw(st.booleans()) and scheduler.startswith("llama-server"),
                 "keep_idle_slots": draw(st.booleans()),
                 "n_keep": 4,
+                **(draw(HOST_CACHES) if scheduler == "llama-server" else {}),
                 "chunked_prefill": draw(st.booleans()),
                 "long_prefill_threshold": draw(st.sampled_from([0, 0, 10])),
                 "reserve_full": draw(st.booleans()),
