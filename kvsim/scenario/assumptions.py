@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvsim.model.engine_versions import EngineVersion
 from kvsim.scenario.device_defaults import described
 from kvsim.scenario.scenario import Scenario
-from kvsim.scenario.server_defaults import EARLY_DEFAULTS, EARLY_SERVER
+from kvsim.scenario.server_defaults import EARLY_DEFAULTS, EARLY_SERVER, unused_keys
 from policies import Preset, available
 
 
@@ -22,6 +22,13 @@ def assumptions(scenario: Scenario) -> tuple[str, ...]:
         )
         if items
     )
+    server, usual = scenario.server, type(scenario.server)()
+    # A file that was written by kvsim states every key.
+    stated = {key for key in server.model_fields_set if getattr(server, key) != getattr(usual, key)}
+    unused = unused_keys(server.scheduler, stated)
+    if unused:
+        names = ", ".join(f"server.{key}" for key in unused)
+        of_engines = (*of_engines, f"not looked at by the scheduler {server.scheduler}: {names}")
     return of_engines if of_device is None else (of_device, *of_engines)
 
 
@@ -39,7 +46,8 @@ def _sizes_of_batches(scenario: Scenario, engine: EngineVersion) -> Iterator[str
     if scenario.machine.device is not None and "n_batch" not in scenario.server.model_fields_set:
         return  # The device's own line has it.
     if scenario.auto_slots:
-        yield f"{scenario.server.slots} slots that share one cache (no --parallel)"
+        share = "that share one cache" if scenario.unified else "with caches of their own"
+        yield f"{scenario.server.slots} slots {share} (no --parallel)"
     if scenario.server.scheduler == EARLY_SERVER:
         yield from (words for key, (_, words) in EARLY_DEFAULTS.items() if key not in scenario.server.model_fields_set)
     left = [key for key in ("n_batch", "n_ubatch") if getattr(scenario.server, key) is None]
@@ -58,6 +66,8 @@ def _cache(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:
         given |= {"flash_attention"}
     if scenario.auto_slots and scenario.unified:
         given |= {"unified"}  # The server's own line has it.
+    if scenario.context_cells != scenario.cache.cells:
+        yield f"{scenario.cache.cells:,} cells rounded up to {scenario.context_cells:,}"
     for setting, words in engine.defaults.items():
         if setting not in given and (setting in preset.parameters or setting in ("flash_attention", "slot_context")):
             if setting == "unified" and scenario.unified != engine.unified:

@@ -34,7 +34,15 @@ from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
 from kvsim.scenario.device_defaults import table_on, with_device_defaults
 from kvsim.scenario.section import Section
-from kvsim.scenario.server_defaults import AUTO, TODAYS_SERVERS, present_name, with_present_names, with_server_defaults
+from kvsim.scenario.server_defaults import (
+    AUTO,
+    TODAYS_SERVERS,
+    other_names,
+    present_name,
+    with_present_names,
+    with_server_defaults,
+    without_other_names,
+)
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, Eviction, FreeOrder, Kernel, RelativeCosts, current_name, engine_of
 
@@ -318,11 +326,13 @@ class Scenario(Section):
     @property
     def unified(self) -> bool:
         """Whether all slots share one cache."""
+        if self.cache.policy == "streams":  # Whose name says that each slot has its own.
+            return False
         if self.cache.unified is not None:
             return self.cache.unified
         if self.engine is None or self.engine.unified:
             return True
-        if self.auto_slots and self.cache.policy != "streams":  # Whose name says that each slot has its own.
+        if self.auto_slots:
             return True
         # What the scenario says of its slots comes before what an engine assumes: own caches could not hold that much.
         return self.server.slot_context is not None and self.server.slot_context > self.equal_share
@@ -515,7 +525,9 @@ def read_toml(source: str | Path, if_missing: str) -> dict[str, Any]:
 
 def set_key(label: str, data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     """Set a value in nested tables. Raises ``UserError`` if a key on the path is not a table."""
-    *parents, last = present_name(keys)
+    keys = present_name(keys)
+    without_other_names(data, keys)
+    *parents, last = keys
     for depth, key in enumerate(parents, 1):
         data = data.setdefault(key, {})
         if not isinstance(data, dict):
@@ -546,6 +558,8 @@ def _explain(label: str, error: ErrorDetails) -> str:
     given = error.get("input")
     if error["type"] == "extra_forbidden":
         known = [name for name in section.model_fields if name != "folder"]
+        if section is ServerSection:
+            known += other_names("server")
         return f"{label}: {key}: {unknown('key', location[-1], known)}"
     if error["type"] == "union_tag_invalid":
         tags = _quoted(error["ctx"]["expected_tags"])

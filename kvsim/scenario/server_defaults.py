@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 TODAYS_SERVERS = ("llama-server", "llama-server-fair")
 """Schedulers with the flags of today's llama-server, and their defaults."""
 AUTO = "auto"
+_AUTO_FLAG = -1
+"""The same as a value of ``--parallel``."""
 AUTO_SLOTS = 4
 """llama-server's slots where their number is left to it; they share one cache (llama.cpp, pull request 16736)."""
 
@@ -19,6 +21,30 @@ EARLY_DEFAULTS: dict[str, tuple[Any, str]] = {
 }
 """What llama-server of early 2025 does otherwise than today's where no flag says (``common/common.h`` of b4875): keys
 of the section ``server``, their values, and these in words."""
+
+_SERVER_KEYS = {
+    "context_shift": (*TODAYS_SERVERS, EARLY_SERVER),
+    "n_keep": (*TODAYS_SERVERS, EARLY_SERVER),
+    "n_discard": (*TODAYS_SERVERS, EARLY_SERVER),
+    "cache_prompt": (*TODAYS_SERVERS, EARLY_SERVER),
+    "slot_prompt_similarity": (*TODAYS_SERVERS, EARLY_SERVER),
+    "keep_idle_slots": (*TODAYS_SERVERS, EARLY_SERVER),
+    "cache_ram": TODAYS_SERVERS,
+    "cache_idle_slots": TODAYS_SERVERS,
+    "cache_reuse": (*TODAYS_SERVERS, EARLY_SERVER),
+    "chunked_prefill": ("vllm",),
+    "long_prefill_threshold": ("vllm",),
+    "reserve_full": ("vllm",),
+    "async_scheduling": ("vllm",),
+    "order": ("vllm",),
+}
+"""Keys of the section ``server`` that only some schedulers look at."""
+
+
+def unused_keys(scheduler: str, stated: Iterable[str]) -> list[str]:
+    """Stated keys of the section ``server`` that a scheduler does not look at."""
+    return [key for key, schedulers in _SERVER_KEYS.items() if key in stated and scheduler not in schedulers]
+
 
 _NAMES = {
     ("server", "slot_similarity"): ("server", "slot_prompt_similarity"),
@@ -37,6 +63,18 @@ _NAMES = {
 def present_name(keys: Sequence[str]) -> Sequence[str]:
     """The path of a key, with a flag's name or a former name replaced by the key's own."""
     return _NAMES.get((keys[0], keys[1]), keys) if len(keys) == 2 else keys
+
+
+def other_names(section: str) -> list[str]:
+    """Names that a section accepts beside those of its keys: of flags, and former ones."""
+    return [name for owner, name in _NAMES if owner == section]
+
+
+def without_other_names(data: dict[str, Any], keys: Sequence[str]) -> None:
+    """Remove from a scenario's table other names of a key that is about to be set."""
+    for (section, name), target in _NAMES.items():
+        if target == tuple(keys) and isinstance(data.get(section), dict):
+            data[section].pop(name, None)
 
 
 def with_present_names(data: dict[str, Any]) -> dict[str, Any]:
@@ -61,14 +99,17 @@ def with_present_names(data: dict[str, Any]) -> dict[str, Any]:
 def with_server_defaults(data: dict[str, Any]) -> tuple[dict[str, Any], frozenset[tuple[str, str]]]:
     """The table of a scenario with what a version of llama-server does by itself, and the keys that were filled in.
 
-    Raises ``ValueError`` if another scheduler than today's is asked for "auto" slots.
+    Raises ``ValueError`` if another scheduler than today's is asked for "auto" slots, and for other words.
     """
     server = data.get("server", {})
     if not isinstance(server, dict):
         return data, frozenset()
     scheduler, found = server.get("scheduler", "llama-server"), dict[str, Any]()
+    slots = server.get("slots", AUTO)
+    if isinstance(slots, str) and slots != AUTO:
+        raise ValueError(f'server.slots: a whole number or "auto" is expected, got {slots!r:.40}')
     if scheduler in TODAYS_SERVERS:
-        if server.get("slots", AUTO) == AUTO:
+        if slots in (AUTO, _AUTO_FLAG):
             found = {"slots": AUTO_SLOTS}
     elif server.get("slots") == AUTO:
         raise ValueError(f'server.slots = "auto" is of the scheduler llama-server; say how many under {scheduler}')

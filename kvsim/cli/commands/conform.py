@@ -31,13 +31,22 @@ def conform(
 
     if engine not in ENGINES:
         raise UserError(no_such("recorded engine", engine, ENGINES))
-    found = [ENGINES[engine](file) for file in files]
+    found, refused = [], []
+    for file in files:
+        try:
+            found.append(ENGINES[engine](file))
+        except UserError as e:
+            refused.append(str(e))
     agreed = all(a.first is None for a in found)
+    if refused and not found:
+        raise UserError("\n".join(refused))
     if as_json:
         print_json({"engine": engine, "agree": agreed, "files": [a.to_dict() for a in found]})
     else:
         from kvsim.cli.tables.conformance import show_agreements
 
         show_agreements(console(), found)
+    if refused:  # What the others say is not lost.
+        raise UserError("\n".join(refused))
     if not agreed:
         raise typer.Exit(1)

@@ -21,7 +21,7 @@ def show_run(console: Console, result: Result) -> None:
     scenario = result.scenario
     console.print(
         f"[bold]{s['scenario']}[/] under [bold]{s['policy']}[/], {scenario.cache.cells:,} cells, "
-        f"{scenario.server.slots} slots, seed {s['seed']}",
+        f"{counted(scenario.server.slots, 'slot')}, seed {s['seed']}",
         highlight=False,
     )
     show_assumed(console, (*s["assumed"], *inferred_lines([s])))

@@ -121,7 +121,9 @@ def conform(path: str | Path, start: Callable[[Record], Replay]) -> Agreement:
         if isinstance(e, UserError) and str(e).startswith(f"{source}: "):
             raise
         raise UserError(f"{source}: line {number}: {str(e).splitlines()[0]}") from None
-    if number_of_record >= 0 and not total:
+    if number_of_record < 0:
+        raise UserError(f"{source}: no record behind its header")
+    if not total:
         raise UserError(f"{source}: nothing that can be compared: no record says what it found, or shows a cell")
     return Agreement(source.name, replay.era, agree, total, first, tuple(replay.excused))
 

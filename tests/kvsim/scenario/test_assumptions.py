@@ -104,6 +104,11 @@ def test_slots_left_to_the_server_are_four_that_share_one_cache():
         assert load_scenario(tomllib.loads(world.to_toml())) == load_scenario(world)
     divided = load_scenario(NOTHING, cache__policy="streams")
     assert (divided.server.slots, divided.unified, divided.slot_context) == (4, False, 4096)
+    assert "4 slots with caches of their own (no --parallel)" in assumptions(divided)[0]
+    assert not load_scenario(divided, cache__unified=True).unified
+    assert load_scenario({**NOTHING, "server": {"parallel": -1}}).server.slots == 4
+    with pytest.raises(kvsim.UserError, match=r'a whole number or "auto" is expected, got .autp.'):
+        load_scenario(NOTHING, server__slots="autp")
     assert load_scenario(NOTHING, server__scheduler="vllm").server.slots == 8
     with pytest.raises(kvsim.UserError, match=r'server.slots = "auto" is of the scheduler'):
         load_scenario(NOTHING, server__scheduler="vllm", server__slots="auto")
@@ -132,6 +137,36 @@ def test_a_servers_flags_name_the_keys_of_a_scenario():
     assert load_scenario(world, server__parallel=2).server.slots == 2
     with pytest.raises(kvsim.UserError, match=r"server.parallel is another name of server.slots, which is there too"):
         load_scenario({"server": {"slots": 2, "parallel": 2}})
+
+
+def test_a_flag_s_name_in_a_file_gives_way_to_an_axis_or_an_option():
+    table = {**NOTHING, "server": {"parallel": 2, "ctx_size": 3072, "kv_unified": True}}
+    changed = load_scenario(table, server__ctx_size=4096, server__slots=3, cache__unified=False)
+    assert (changed.cache.cells, changed.server.slots, changed.unified) == (4096, 3, False)
+
+
+def test_cells_that_are_rounded_up_are_said():
+    assert (
+        "1,000 cells rounded up to 1,024"
+        in assumptions(said("llama.cpp-b6975", cache__cells=1000, cache__unified=True))[1]
+    )
+    assert not any("rounded" in line for line in assumptions(said("contiguous", cache__cells=1000)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ({"server__scheduler": "vllm", "server__cache_ram": 0, "server__n_keep": 3}, "server.n_keep, server.cache_ram"),
+        ({"server__scheduler": "llama-server-b4875", "server__cache_ram": 0}, "server.cache_ram"),
+        ({"server__async_scheduling": True}, "server.async_scheduling"),
+        ({"server__async_scheduling": False, "server__cache_ram": 4}, ""),
+        ({"server__scheduler": "vllm", "server__cache_ram": 8192}, ""),
+    ],
+)
+def test_settings_that_a_scheduler_does_not_look_at_are_said(keys, names):
+    lines = [line for line in assumptions(said(**keys)) if line.startswith("not looked at by the scheduler")]
+    scheduler = keys.get("server__scheduler", "llama-server")
+    assert lines == ([f"not looked at by the scheduler {scheduler}: {names}"] if names else [])
 
 
 def test_a_stated_kernel_comes_first():
