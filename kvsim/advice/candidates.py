@@ -23,6 +23,7 @@ from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
 from kvsim.scenario.scenario import Scenario, engine_version, load_scenario
+from kvsim.scenario.server_defaults import EARLY_SERVER
 from policies import available
 from workloads import named_rng
 
@@ -321,7 +322,7 @@ def _families(summary: TrafficSummary, window: int | None, tolerant: bool) -> It
     if window is not None:
         keys = {**server, "cache__policy": "sliding-window", "cache__window": window}
         yield SettingsFamily("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**llama, "room": rooms})
-    old = {**server, "cache__policy": "llama.cpp-b4666", "cache__unified": True}
+    old = {"server__scheduler": EARLY_SERVER, "cache__policy": "llama.cpp-b4666", "cache__unified": True}
     yield SettingsFamily("llama.cpp-b4666", "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
     server = {"server__scheduler": "vllm"}
     paged = {**vllm, "block": _BLOCKS, "chunked": (True, False)}

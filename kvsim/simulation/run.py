@@ -17,6 +17,7 @@ from kvsim.errors import Divergence, NoTimes, UserError, no_such
 from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.device_defaults import beyond_memory
 from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.scenario.server_defaults import TODAYS_SERVERS
 from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
 from kvsim.simulation.latency_stats import QueueMonitor
@@ -154,6 +155,15 @@ def _inferred(scenario: Scenario, profile: Profile, policy: Policy, recorder: Re
     return found
 
 
+def _without_host_cache(scenario: Scenario, policy: Policy) -> tuple[str, ...]:
+    """A warning where the scenario asks for a host cache that the policy cannot have."""
+    server = scenario.server
+    asked = server.scheduler in TODAYS_SERVERS and server.cache_ram and "cache_ram" in server.model_fields_set
+    if policy.can_copy_out or not asked or server.cache_ram == type(server)().cache_ram:
+        return ()
+    return (f"server.cache_ram: no host cache under {policy.name}, which copies no whole sequences",)
+
+
 @contextmanager
 def _seldom_collecting() -> Iterator[None]:
     """Let Python look for unreachable cycles less often: a run makes many objects, but hardly any cycles."""
@@ -226,7 +236,7 @@ def drive(
         "basis": None if profile is None else profile.basis,
         "wall_s": time.perf_counter() - began,
     }
-    warnings = (*notes, *recorder.queue.warnings())
+    warnings = (*notes, *_without_host_cache(scenario, policy), *recorder.queue.warnings())
     frames = () if recorder.snapshots is None else tuple(recorder.snapshots.frames)
     result = Result(scenario, policy.name, summary, env.now, recorder.tables(), frames, warnings, notes)
     return result, inbox.script if script is None else script

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.scenario.scenario import load_scenario
-from kvsim.simulation.run import build_policy
+from kvsim.simulation.run import build_policy, run
 from kvsim.simulation.schedulers.slots import reused_runs
 from policies import CacheConfig, Content
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
@@ -350,3 +350,11 @@ def test_a_state_that_finds_no_room_stays_in_the_host_cache_and_empties_its_slot
     story = tell(world, [*first, says(2, 31.0, (1, 0, 20), (9, 0, 1)), says(3, 80.0, (1, 0, 20), (8, 0, 1))])
     assert story.recorder.host_loads == 1
     assert each(story, "cached")[3] == 20
+
+
+def test_a_host_cache_that_a_policy_cannot_have_is_named():
+    asked = {"workload": {"requests": 5}, "server": {"slots": 2, "cache_ram": 64}}
+    said = run(load_scenario(asked), "paged").warnings
+    assert said == ("server.cache_ram: no host cache under paged, which copies no whole sequences",)
+    assert run(load_scenario(asked), "contiguous").warnings == ()
+    assert run(load_scenario({**asked, "server": {"slots": 2}}), "paged").warnings == ()
