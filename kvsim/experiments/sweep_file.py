@@ -31,8 +31,9 @@ from kvsim.costs.profile import load_profile
 from kvsim.errors import UserError, choices, no_such, unknown
 from kvsim.experiments.measures import NEED_OBJECTIVES, Objectives, measure_called, share_of_requests
 from kvsim.scenario.device_defaults import table_on
-from kvsim.scenario.scenario import PolicyName, Scenario, check_name, name_of, read, read_toml, set_key, validated
+from kvsim.scenario.scenario import Scenario, check_name, name_of, read, read_toml, set_key, validated
 from kvsim.scenario.section import Section
+from kvsim.scenario.serving_sections import PolicyName
 from policies import PolicyFactory, available, current_name, why_left_out
 
 MOST_RUNS = 100_000

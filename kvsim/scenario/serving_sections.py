@@ -1,0 +1,161 @@
+"""The sections of a scenario that say what is served, and on what: model, server, cache, machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shape_of
+from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
+from kvsim.model.memory_shapes import MemoryShape, memory_shape
+from kvsim.scenario.section import Section
+from policies import Eviction, FreeOrder, Kernel, current_name
+
+
+def _shape(name: str) -> ModelShape | MemoryShape:
+    return shape_of(name) if is_engine_model(name) else memory_shape(name)
+
+
+def _known_model(name: str) -> str:
+    _shape(name)
+    return name
+
+
+class ModelSection(Section):
+    """The model that is served."""
+
+    name: Annotated[str, AfterValidator(_known_model)] = "tiny"
+    """A model that an engine here can run (``shape_of``), or one of which only the memory is known
+    (``memory_shape``)."""
+    add_bos_token: bool = False
+    """Whether it begins each text with a token of its own, which context shifts of llama-server keep as well."""
+
+    @property
+    def shape(self) -> ModelShape | MemoryShape:
+        """The shape of the model."""
+        return _shape(self.name)
+
+
+class ServerSection(Section):
+    """How requests are batched."""
+
+    scheduler: Literal["llama-server", "llama-server-fair", "llama-server-b4875", "vllm", "static"] = "llama-server"
+    """Whose decisions: today's llama-server, that with fairer rules, that of early 2025, vLLM's, or batches that are
+    filled once."""
+    slots: Annotated[int, Field(ge=1, le=2**14)] = 8
+    """Sequences served at the same time (llama-server's ``--parallel``, vLLM's ``--max-num-seqs``). "auto", the default
+    under ``llama-server``: 4 that share one cache."""
+    n_batch: PositiveInt | None = None
+    """The most tokens in one step (``--batch-size``, ``--max-num-batched-tokens``); by default as in the engine
+    whose scheduler it is."""
+    n_ubatch: PositiveInt | None = None
+    """The most tokens in one forward pass (``--ubatch-size``), by default as in that engine. Under ``vllm`` each step
+    is one pass."""
+    slot_context: Annotated[int, Field(ge=2)] | None = None
+    """The most tokens in one slot; by default all cells of a unified cache, or an equal share of a divided one."""
+    context_shift: bool = False
+    """llama-server: a full slot discards tokens and goes on, instead of ending (``--context-shift``)."""
+    n_keep: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    """llama-server: first tokens of a slot that context shifts keep (``--keep``); -1: the whole prompt. A request may
+    have its own."""
+    n_discard: NonNegativeInt = 0
+    """llama-server: tokens that a context shift discards behind those; 0: half of the rest. A request may have its
+    own."""
+    cache_prompt: bool = True
+    """llama-server: a prompt begins with what its slot already holds of it (``--cache-prompt``). A request may have its
+    own."""
+    cache_ram: Annotated[int, Field(ge=-1, lt=2**31)] = 8192
+    """llama-server: MiB of host memory for what slots held (``--cache-ram``); 0: none, -1: as many tokens as the
+    context has."""
+    cache_idle_slots: bool = True
+    """llama-server: whenever a request starts, what idle slots hold is saved to host memory, and with one cache for all
+    they are emptied (``--cache-idle-slots``)."""
+    cache_reuse: NonNegativeInt = 0
+    """llama-server: the shortest run of tokens behind the common prefix that is moved and used again
+    (``--cache-reuse``); 0: none is."""
+    slot_prompt_similarity: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """llama-server: an idle slot is chosen for a prompt if more than this share of the prompt is the beginning of what
+    it holds (``--slot-prompt-similarity``); 0: slots are chosen by age alone."""
+    keep_idle_slots: bool = True
+    """llama-server: a slot keeps what it holds when its request has ended. No flag: the server always does."""
+    chunked_prefill: bool = True
+    """vllm: chunked prefill, which computes a prompt in several steps."""
+    long_prefill_threshold: NonNegativeInt = 0
+    """vllm: the most tokens of one prompt in one step; 0: ``n_batch``."""
+    reserve_full: bool = True
+    """vllm: a request starts only when blocks for its whole prompt are free."""
+    async_scheduling: bool = False
+    """vllm: each step is composed when the one before it starts (``--async-scheduling``): new requests wait, and ended
+    ones hold what they have, for a step longer. As in vLLM on by default on a device, off on CPUs."""
+    order: Literal["fcfs", "priority"] = "fcfs"
+    """vllm: the order of admission; preemption goes in the reverse order."""
+    preemption: Literal["recompute", "swap"] = "recompute"
+    """vllm: a preempted request is recomputed, or is swapped to the host tier (``cache.host_cells``)."""
+    prefetch: Literal["none", "on-resume", "predictive"] = "none"
+    """What is copied back from the host tier ahead of its use: nothing; prefixes of waiting requests; or also those of
+    the next turns of sessions, at the time when they are expected."""
+
+
+PolicyName = Annotated[str, AfterValidator(current_name)]
+"""The name of a policy; an alias becomes the current name."""
+
+
+class CacheSection(Section):
+    """The KV cache and its allocation policy."""
+
+    policy: PolicyName = "contiguous"
+    """A preset or a plug-in, by name; see ``kvsim policies``."""
+    cells: Annotated[int, Field(ge=2, le=2**24)] = 16384
+    """Cells of the cache, one for each token (``--ctx-size``)."""
+    block_size: PositiveInt = PRESENT["vLLM"].block_size
+    """Cells in a block, for paged layouts."""
+    chunk_size: PositiveInt = 64
+    """Cells in a chunk, for the chunked layout."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = LLAMACPP_B4666.threshold
+    """Fragmentation ratio above which the threshold trigger starts compaction (``--defrag-thold``)."""
+    window: Annotated[int, Field(ge=2)] = 256
+    """Tokens that a ring or a sliding window keeps for each sequence."""
+    sinks: NonNegativeInt = 4
+    """First tokens of each sequence that a ring never overwrites."""
+    unified: bool | None = None
+    """One cache for all slots (``--kv-unified``), or an equal share for each, under policies that support both; by
+    default as in the engine that the policy stands for, but one where ``server.slot_context`` is more than a share."""
+    sort_batch: bool = False
+    """Prompt/decode regions: place the longest sequences of a batch first."""
+    pad: PositiveInt = 32
+    """The masked kernel reads a multiple of this many cells."""
+    kernel: Kernel | None = None
+    """How attention reads the cache; by default the kernel of the policy."""
+    type_k: Storage = "f32"
+    """Storage type of keys (``--cache-type-k``)."""
+    type_v: Storage = "f32"
+    """Storage type of values (``--cache-type-v``)."""
+    prefix_cache: bool = True
+    """Paged: full blocks are reused by their content (``--enable-prefix-caching``)."""
+    eviction: Eviction = "lru"
+    """Paged: the order in which cached blocks are evicted."""
+    free_order: FreeOrder = "0.33.0"
+    """Paged: the version of vLLM whose order of free blocks is followed."""
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Paged: share of the blocks that a waiting request must leave free while others run."""
+    host_cells: Annotated[int, Field(ge=0, le=2**26)] = 0
+    """Paged: cells in host memory, for blocks that are evicted or swapped out."""
+
+
+class MachineSection(Section):
+    """The machine whose speed is predicted."""
+
+    profile: str = "default"
+    """The name of a shipped profile, or the path of one that ``kvsim calibrate`` or ``kvsim profile`` wrote."""
+    device: str | None = None
+    """A GPU by name; it picks the profile of ``model.name`` on it, and by default the cells that its memory leaves,
+    and vLLM's scheduler, policy and settings."""
+    tensor_parallel: PositiveInt = 1
+    """Devices that share the model (``--tensor-parallel-size``)."""
+    weights: str | None = None
+    """Storage type of the weights on a device, unless it is the model's own."""
+    host_gb_s: PositiveFloat | None = None
+    """Bandwidth to the host tier, 10**9 bytes/s; by default that of copies inside the cache, by the profile."""
+    host_latency_s: NonNegativeFloat = 0.0
+    """Seconds before each run of cells on the way to or from the host tier; only with ``host_gb_s``."""
