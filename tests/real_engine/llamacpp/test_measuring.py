@@ -163,8 +163,8 @@ def test_a_profile_is_for_its_own_engine(world, calibrated):
 
 def test_a_policy_that_this_llamacpp_cannot_serve_is_left_out_or_refused(world, calibrated, only):
     only("B")
-    # Three slots: no whole multiple of 256 cells for each, where they do not share one cache.
-    odd = load_scenario(world, server__slots=3, cache__unified=True)
+    # Three slots: no whole multiple of 256 cells for each, where they do not share one cache, and no server rounds up.
+    odd = load_scenario(world, server__slots=3, cache__unified=True, server__scheduler="static")
     validation = kvsim.validate(odd, calibrated.profile, engine="llamacpp", library=FOLDER, requests=3)
     assert list(validation.schedules) == ["llama.cpp-b6975"]
     assert (
