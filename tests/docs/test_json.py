@@ -16,6 +16,8 @@ from tests.gguf_files import SMOLLM2_MISSING
 from tests.kvsim.calibration.published.layer_table_files import write_tables
 from tests.kvsim.engines.recorded_servers import recorded
 from tests.kvsim.engines.recorded_servers import text as text_of
+from tests.kvsim.engines.recordings import write
+from tests.kvsim.engines.test_llama_server_conformance import late
 from tests.kvsim.engines.test_llamacpp_conformance import ERA_A
 from tests.worlds import command
 
@@ -102,7 +104,7 @@ COMMANDS = {
     "profile import": ["profile import tables --out mine.json"],
     "validate": ["validate small.toml --profile default --requests 4 -p paged -p contiguous"],
     "validate --recorded": ["validate --recorded server.jsonl --profile default"],
-    "conform": ["conform llamacpp other.jsonl"],
+    "conform": ["conform llamacpp other.jsonl", "conform llama-server late.jsonl"],
     "memory": ["memory --model tiny --slots 1 --context 64 --tokens 16 -r once"],
     "accuracy": ["accuracy --model tiny --tokens 40"],
 }
@@ -181,6 +183,7 @@ def files(tmp_path, monkeypatch):
     write_tables(tmp_path / "tables")
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
     (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
+    write(tmp_path / "late.jsonl", late(0.0098))
 
 
 @pytest.mark.slow
