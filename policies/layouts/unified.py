@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from policies.cells.arena import FOREVER, Arena
-from policies.cells.host_copies import transfers_of
+from policies.cells.host_copies import chunks_of, transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import Cells, cells_array, find_contiguous, start_of_search
 from policies.compaction.compactors import Compactor
@@ -71,6 +73,8 @@ class UnifiedPolicy(Policy):
         self._compaction = CompactionPlanner(self.arena, compactor, self.trigger, config.pad)
         self._tiles = TileMap(self.arena) if self.kernel == "tiled" else None
         self._keeps_partial = keeps_partial
+        self._saved: dict[int, IntArray] = {}
+        """Positions of sequences that were copied out, in the order of their cells, by the first cell of the host."""
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
 
@@ -155,27 +159,31 @@ class UnifiedPolicy(Policy):
     def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
         """All of a sequence's cells."""
         cells, positions = self.arena.cells_of(seq)
+        self._saved[int(host[0])] = positions[np.argsort(cells)]
         settled = self.arena.pending.settle(self.arena.owner)
         return (HostCopy(transfers_of(cells, host[positions], to_host=True), *settled),)
 
     def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
-        """Placed like a prompt, micro-batch by micro-batch, with a compaction where a failure asks for one."""
+        """Placed as one micro-batch of any size, with a compaction where a failure asks for one.
+
+        The tokens take their cells in the order of those that they were copied out of, and the next search begins at
+        the first of them (``read_kv_cache_meta`` of b4875).
+        """
         self.free(seq)
-        arena = self.arena
-        for chunks in split_batch([Chunk(seq, 0, len(host))], self._n_ubatch):
-            self._compaction.forget_plans()
-            cells = self._find_cells(chunks)
-            if cells is None and self.trigger.on_failure and self.compact().n_runs:
-                cells = self._find_cells(chunks)
-            if cells is None:
-                self.free(seq)
-                raise NoSlot(f"no room for {len(host)} tokens from the host: {arena.free.total} cells are free")
-            self._take(chunks, cells)
+        arena, positions = self.arena, self._saved[int(host[0])]
+        chunks = chunks_of(seq, positions)
         self._compaction.forget_plans()
-        # A compaction in between may have moved what was placed first.
-        taken, positions = arena.cells_of(seq)
+        found = self._find_cells(chunks)
+        if found is None and self.trigger.on_failure and self.compact().n_runs:
+            found = self._find_cells(chunks)
+        if found is None:
+            raise NoSlot(f"no room for {len(host)} tokens from the host: {arena.free.total} cells are free")
+        self._take(chunks, found)
+        self._compaction.forget_plans()
+        cells = cells_array(found)
+        arena.head = int(cells[0])
         settled = arena.pending.settle(arena.owner)
-        return (HostCopy(transfers_of(taken, host[positions], to_host=False), *settled),)
+        return (HostCopy(transfers_of(cells, host[positions], to_host=False), *settled),)
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
         """Share the cells; the next search begins at 0."""
