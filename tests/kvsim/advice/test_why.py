@@ -48,7 +48,7 @@ def one_after_another(requests=40, **server):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
+@settings(max_examples=45, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
 @given(scenarios(), st.sampled_from(sorted(available())))
 def test_seconds_add_up_and_fast_forwards_change_none(world, name):
     try:
