@@ -25,7 +25,7 @@ from tests.policies.invariants.subjects import KEEP_WHAT_WAS_PLACED, MUST_BE_SEE
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_keeps_its_word(name):
     CacheMachine.seen.clear()
-    examples = 150 if name in MUST_BE_SEEN else 35
+    examples = 150 if name in MUST_BE_SEEN else 25
     run_state_machine_as_test(partial(CacheMachine, POLICIES[name]), settings=settings(SETTINGS, max_examples=examples))
     assert MUST_BE_SEEN.get(name, set()) <= CacheMachine.seen
 

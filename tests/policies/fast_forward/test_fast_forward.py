@@ -46,7 +46,7 @@ SCHEDULERS = ("llama-server", "llama-server-b4875", "vllm", "static")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(available()))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios())
 def test_fast_forwarding_changes_nothing(name, scenario):
     together, a = outcome(scenario, name, fast_forward=True)

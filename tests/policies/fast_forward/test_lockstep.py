@@ -17,7 +17,7 @@ from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(available()))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios(schedulers=("vllm", "vllm", "vllm", "llama-server", "llama-server-b4875", "static")))
 def test_lockstep_changes_nothing(name, scenario):
     together, a = outcome(scenario, name, fast_forward=True, detail="requests")
