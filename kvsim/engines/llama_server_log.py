@@ -24,7 +24,7 @@ _STAMP = re.compile(r"(\d{1,9})\.(\d\d)\.(\d{3})\.(\d{3}) ([A-Z]) ")
 """Minutes, seconds, milliseconds and microseconds since the start, and the level. Some messages do not end their line,
 so a stamp may stand anywhere in one."""
 _SPEAKER = re.compile(r"(slot|srv|que) [^:]*: (?:id +(\d{1,9}) \| task (-?\d{1,18}) \| )?")
-"""Who says it; of a slot its number and its task, -1 if it has none."""
+"""The part of the server that speaks; for a slot, its number and its task, -1 if it has none."""
 
 _NUMBER = r" *(?P<{}>-?\d{{1,18}}(?:\.\d{{1,18}})?|-?nan|-?inf)"
 _TEXT = r"(?P<{}>.+)"

@@ -9,7 +9,7 @@ TODAYS_SERVERS = ("llama-server", "llama-server-fair")
 """Schedulers with the flags of today's llama-server, and their defaults."""
 AUTO = "auto"
 _AUTO_FLAG = -1
-"""The same as a value of ``--parallel``."""
+"""How ``--parallel`` says "auto"."""
 AUTO_SLOTS = 4
 """llama-server's slots where their number is left to it; they share one cache (llama.cpp, pull request 16736)."""
 

@@ -109,8 +109,8 @@ class LlamaServer(SlotServer):
         try:
             copies = self._policy.copy_in(slot.id, entry.cells)
         except NoSlot:
+            self._log("clear", slot=slot.id, tokens=slot.content.n)
             slot.content, slot.kept = NOTHING, False
-            self._log("clear", slot=slot.id, tokens=0)
             return
         self._copied(copies)
         slot.content, slot.kept = entry.content, True

@@ -7,12 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.scenario.scenario import load_scenario
+from kvsim.simulation.job import Job
+from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, run
+from kvsim.simulation.schedulers.llama_server import LlamaServer
 from kvsim.simulation.schedulers.slots import reused_runs
 from policies import CacheConfig, Content
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from tests.kvsim.simulation.stories import each, says, tell
-from tests.worlds import Diary, Given, scenario, serve
+from tests.worlds import Diary, Given, GivenTimes, scenario, serve
 from workloads import answer_of
 
 
@@ -358,3 +361,29 @@ def test_a_host_cache_that_a_policy_cannot_have_is_named():
     assert said == ("server.cache_ram: no host cache under paged, which copies no whole sequences",)
     assert run(load_scenario(asked), "contiguous").warnings == ()
     assert run(load_scenario({**asked, "server": {"slots": 2}}), "paged").warnings == ()
+
+
+def test_a_slot_whose_state_finds_no_room_is_cleared_of_what_it_held():
+    """48 cells for all: 20 saved tokens find no room beside a long answer, and the 8 of their slot are gone."""
+    keys = {"cache__unified": True, "server__cache_idle_slots": False, "server__slot_prompt_similarity": 0.0}
+    world = hosted(2, cache__cells=48, **keys)
+    policy, log = build_policy(world), []
+    note = lambda kind, **fields: log.append((kind, fields.get("slot"), fields.get("tokens")))  # noqa: E731
+    scheduler = LlamaServer(world, policy, GivenTimes(), Recorder(), log=note)
+
+    def serve_steps(*requests, steps):
+        for request in requests:
+            scheduler.submit(Job(request, 0.0), 0.0)
+        for _ in range(steps):
+            step = scheduler.compose(0.0)
+            policy.allocate(step)
+            scheduler.commit(step, 1, 0.0)
+
+    serve_steps(says(0, 0.0, (1, 0, 20)), steps=1)
+    serve_steps(says(1, 0.0, (2, 0, 10), output=40), steps=2)
+    serve_steps(says(2, 0.0, (3, 0, 8)), steps=20)
+    log.clear()
+    scheduler.submit(Job(says(3, 0.0, (1, 0, 20), (9, 0, 1)), 0.0), 0.0)
+    scheduler.compose(0.0)
+    assert ("clear", 1, 8) in log
+    assert len(scheduler.host_cache.entries) == 2

@@ -98,7 +98,7 @@ class Driven(Vllm):
 
 
 class DrivenAsync(Driven, AsyncVllm):
-    """The same of the asynchronous scheduler; ``collect`` is called from outside."""
+    """The asynchronous scheduler without our checks; the replay calls ``collect``."""
 
 
 def build_scheduler(
