@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvsim.calibration.pace import Tick
-from kvsim.costs.fitting import Sample
+from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import NUMPY
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage

@@ -12,7 +12,8 @@ from kvsim.calibration.journal import MeasuredPiece, ServedPass, TrialMeasuremen
 from kvsim.calibration.pace import PaceCurve, Windows, choose_windows, median_seconds
 from kvsim.calibration.reference_passes import PaceKeeper
 from kvsim.calibration.trials import Trial, Trials, half_width, scatter
-from kvsim.costs.fitting import HostCopySample, MoveSample, Sample, ShiftSample
+from kvsim.costs.fitting import HostCopySample, MoveSample, ShiftSample
+from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import Pace
 
 _LONG_S = 0.03

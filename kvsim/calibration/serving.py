@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.calibration.pieces import PieceRecorder
 from kvsim.calibration.reference_passes import PaceMeasuringBackend
 from kvsim.calibration.trials import CELLS
-from kvsim.costs.fitting import sample_of
+from kvsim.costs.pass_layout import sample_of
 from kvsim.model.engine_shapes import Storage
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.backend import Backend

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.costs.fitting import HostCopySample, MoveSample, Sample, ShiftSample, sample_of
+from kvsim.costs.fitting import HostCopySample, MoveSample, ShiftSample
+from kvsim.costs.pass_layout import Sample, sample_of
 from policies import Chunk, Group, HostCopy, Kernel, MicroBatch, Moves, Place, Shift, View
 from policies.cells.host_copies import transfers_of
 from policies.cells.reads import reads_of

@@ -14,7 +14,8 @@ import numpy as np
 
 from kvsim.costs.device_profiles import profile_name
 from kvsim.costs.devices import Device
-from kvsim.costs.fitting import Sample, fit_regimes
+from kvsim.costs.fitting import fit_regimes
+from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import Coefficient, CopyCost, Host, Profile, Range, Source
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import MemoryShape

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.costs.fitting import Sample
+from kvsim.costs.pass_layout import Sample
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import MemoryShape

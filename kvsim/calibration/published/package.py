@@ -32,7 +32,7 @@ import numpy as np
 from kvsim.calibration.published.package_names import ENGINES, SYSTEMS, WEIGHTS
 from kvsim.calibration.published.sampling import PASSES, PlannedPass, Reach, plan_passes
 from kvsim.costs.devices import Device, device_named
-from kvsim.costs.fitting import Sample
+from kvsim.costs.pass_layout import Sample
 from kvsim.costs.profile import Source
 from kvsim.errors import UserError, choices, no_such
 from kvsim.installation import install_extra

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from kvsim.costs.fitting import MoveSample, Sample, ShiftSample, digest, fit, sample_of
+from kvsim.costs.fitting import MoveSample, ShiftSample, digest, fit
+from kvsim.costs.pass_layout import Sample, sample_of
 from kvsim.costs.tables import ATTENTION_KNOTS
 from policies import Chunk, Group, MicroBatch, Place
 from policies.cells.reads import reads_of

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.costs.cost_model import CostModel
-from kvsim.costs.fitting import CHUNK_KNOTS, LONG_CONTEXT, Sample, fit_regimes
+from kvsim.costs.fitting import fit_regimes
+from kvsim.costs.pass_layout import Sample
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import Profile, load_profile
+from kvsim.costs.tables import CHUNK_KNOTS, LONG_CONTEXT
 from policies import Chunk, Group, MicroBatch, Place, Reads
 from policies.fast_forward.lockstep import NO_READS, NextStepReads, PassSummary
 

@@ -1,0 +1,171 @@
+"""Measured passes, and which coefficients each of them is charged, how often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvsim.costs.pass_price import scans_together
+from kvsim.costs.profile import Attention, Coefficient, PassCosts, Record, Regime
+from kvsim.costs.tables import LONG_CONTEXT, FloatArray, segments, shares
+from policies import Group, Kernel, MicroBatch
+
+
+class Work(Record):
+    """The work of a forward pass, as counts."""
+
+    tokens: int
+    scans: tuple[tuple[int, int], ...]
+    """Pairs: number of tokens that scan the same cells together, and number of these cells."""
+    chunks: int
+    runs: int
+
+
+class Sample(Work):
+    """A measured forward pass: its work and its seconds."""
+
+    kernel: Kernel
+    further: tuple[Work, ...] = ()
+    """Passes that were timed together with it, where an engine takes a step as a whole."""
+    seconds: float
+    origin: int
+    """Number of the server run or trial that the pass was measured in; passes of one origin are held out together."""
+    mixed: bool = False
+    """Whether it was measured once, in a running server; otherwise it is the median of several passes run alone."""
+
+
+REGIMES: tuple[Regime, ...] = ("decode", "mixed")
+"""The regimes of passes."""
+
+
+def regime_of(work: Work) -> Regime:
+    """The regime of a pass: decode-only if each of its chunks is one token."""
+    return "decode" if work.tokens == work.chunks else "mixed"
+
+
+def work_of(kernel: Kernel, batch: MicroBatch, group: Group, skips: bool = False) -> Work:
+    """The work of a pass over a single cache group; ``skips`` as in ``Attention``."""
+    reads = batch.reads
+    together = ((batch.n_tokens, reads.span),)
+    each = reads.useful if skips else reads.scanned
+    apart = tuple(zip(reads.tokens.tolist(), each.tolist(), strict=True))
+    return Work(
+        tokens=batch.n_tokens,
+        scans=together if scans_together(kernel, group) else apart,
+        chunks=len(batch.chunks),
+        runs=int(reads.runs.sum()),
+    )
+
+
+def sample_of(
+    kernel: Kernel,
+    batches: Sequence[MicroBatch],
+    group: Group,
+    seconds: float,
+    origin: int,
+    mixed: bool,
+    skips: bool = False,
+) -> Sample:
+    """A measurement of one pass, or of several that were timed together, over one cache group."""
+    first, *further = (work_of(kernel, batch, group, skips) for batch in batches)
+    return Sample(**dict(first), kernel=kernel, further=tuple(further), seconds=seconds, origin=origin, mixed=mixed)
+
+
+@dataclass(frozen=True)
+class PassLayout:
+    """Which coefficients a fit has, in which order: matrix work by segment, the head by segment, then each kernel's."""
+
+    kernels: tuple[Kernel, ...]
+    matmul_knots: tuple[int, ...]
+    attention_knots: tuple[int, ...]
+    sequence_knots: tuple[int, ...] = ()
+    chunk_knots: tuple[int, ...] = ()
+    skipping: frozenset[Kernel] = frozenset()
+    causal: bool = False
+
+    @property
+    def width(self) -> int:
+        """Number of coefficients."""
+        return len(self.matmul_knots) - 1 + self._head + len(self.kernels) * self._of_kernel
+
+    @property
+    def _head(self) -> int:
+        return max(len(self.sequence_knots) - 1, 0)
+
+    @property
+    def _of_kernel(self) -> int:
+        """Coefficients of one kernel: base, cell, further tokens, cell and long cell by chunks, chunk, run."""
+        return len(self.attention_knots) + 3 + 2 * len(self.chunk_knots)
+
+    def design(self, samples: Sequence[Sample]) -> FloatArray:
+        """How often each sample is charged each coefficient; shape (n_samples, n_coefficients)."""
+        works = [(i, self.kernels.index(s.kernel), work) for i, s in enumerate(samples) for work in (s, *s.further)]
+        row, kernel = np.array([(i, k) for i, k, _ in works]).T
+        tokens, chunks, runs = np.array([(work.tokens, work.chunks, work.runs) for *_, work in works]).T
+        matmul = np.zeros((len(samples), len(self.matmul_knots) - 1))
+        np.add.at(matmul, row, segments(tokens, self.matmul_knots))
+        head = np.zeros((len(samples), self._head))
+        if self.sequence_knots:
+            np.add.at(head, row, segments(chunks, self.sequence_knots))
+        attention = np.zeros((len(samples), len(self.kernels), self._of_kernel))
+        np.add.at(attention[..., 0], (row, kernel), 1)
+        np.add.at(attention[..., -2], (row, kernel), chunks)
+        np.add.at(attention[..., -1], (row, kernel), runs)
+        self._charge_scans(attention, works)
+        chunks, runs = attention[..., -2], attention[..., -1]
+        # Where each chunk is one run, the two cannot be told apart.
+        runs[:, (chunks == runs).all(axis=0)] = 0
+        return np.hstack([matmul, head, attention.reshape(len(samples), -1)])
+
+    def _charge_scans(self, attention: FloatArray, works: Sequence[tuple[int, int, Work]]) -> None:
+        """Add the cells that are scanned to the columns of attention; shape (n_samples, n_kernels, coefficients)."""
+        scans = np.array([(i, k, work.chunks, n, cells) for i, k, work in works for n, cells in work.scans])
+        row, kernel, chunks, together = scans[:, :4].T
+        cells = scans[:, 4].astype(float)
+        if self.causal:
+            cells -= (together - 1) / 2
+        single = (together == 1) & bool(self.chunk_knots)
+        further = len(self.attention_knots) + 1
+        np.add.at(attention[..., 1], (row, kernel), np.where(single, 0.0, cells))
+        np.add.at(attention[..., 2:further], (row, kernel), cells[:, None] * segments(together, self.attention_knots))
+        if self.chunk_knots:
+            charged = shares(chunks, self.chunk_knots) * np.where(single, cells, 0.0)[:, None]
+            np.add.at(attention[..., further : further + len(self.chunk_knots)], (row, kernel), charged)
+            for i, k, work in works:
+                prompts = sum(n > 1 for n, _ in work.scans)
+                beyond = sum(c for n, c in work.scans if n == 1) - LONG_CONTEXT * (work.chunks - prompts)
+                if beyond > 0:
+                    charged = shares([work.chunks], self.chunk_knots)[0] * beyond
+                    attention[i, k, further + len(self.chunk_knots) : -2] += charged
+
+    def costs(self, coefficients: Sequence[Coefficient]) -> PassCosts:
+        """The coefficients by name."""
+        slopes, width = len(self.matmul_knots) - 1, self._of_kernel
+        head, by_chunks = slopes + self._head, len(self.attention_knots) - 1
+        long = by_chunks + len(self.chunk_knots)
+        kernels = {}
+        for i, kernel in enumerate(self.kernels):
+            base, per_cell, *tables, per_chunk, per_run = coefficients[head + i * width : head + (i + 1) * width]
+            kernels[kernel] = Attention(
+                base_s=base,
+                per_cell_s=per_cell,
+                further_token_s=tuple(tables[:by_chunks]),
+                cell_by_chunks_s=tuple(tables[by_chunks:long]),
+                long_cell_by_chunks_s=tuple(tables[long:]),
+                per_chunk_s=per_chunk,
+                per_run_s=per_run,
+                skips=kernel in self.skipping,
+                causal=self.causal,
+            )
+        return PassCosts(
+            matmul_knots=self.matmul_knots,
+            attention_knots=self.attention_knots,
+            matmul_slopes_s=tuple(coefficients[:slopes]),
+            sequence_knots=self.sequence_knots,
+            sequence_slopes_s=tuple(coefficients[slopes:head]),
+            chunk_knots=self.chunk_knots,
+            long_context=LONG_CONTEXT if self.chunk_knots else 1,
+            kernels=kernels,
+        )
