@@ -88,7 +88,7 @@ def fit(
     seconds = np.array([s.seconds for s in samples])
     origins, member = np.unique([s.origin for s in samples], return_inverse=True)
     held = np.isin(member, rng.permutation(len(origins))[: len(origins) // 3])
-    held_out = _held_out(samples, seconds, predict_held_out(design, seconds, held), held)
+    held_out = held_out_table(samples, seconds, predict_held_out(design, seconds, held), held)
     error = (held_out["predicted_s"] / held_out["measured_s"] - 1).abs()
     without_pace = None
     if unpaced_s is not None:
@@ -169,7 +169,7 @@ def fit_regimes(samples: Sequence[Sample], rng: np.random.Generator) -> FittedRe
         design, seconds = layout.design(own), np.array([s.seconds for s in own])
         held = rng.permutation(len(own)) < len(own) // 3
         predicted = predict_held_out(design, seconds, held)
-        table = _held_out(own, seconds, predicted, held)
+        table = held_out_table(own, seconds, predicted, held)
         table.insert(0, "regime", regime)
         tables.append(table)
         off = np.abs(predicted / seconds[held] - 1)
@@ -183,9 +183,10 @@ def fit_regimes(samples: Sequence[Sample], rng: np.random.Generator) -> FittedRe
     return FittedRegimes(costs, errors, pd.concat(tables, ignore_index=True))
 
 
-def _held_out(
+def held_out_table(
     samples: Sequence[Sample], seconds: FloatArray, predicted: FloatArray, held: NDArray[np.bool_]
 ) -> pd.DataFrame:
+    """One row for each pass that is held out: what it was, measured_s and predicted_s."""
     out = [s for s, is_held in zip(samples, held, strict=True) if is_held]
     return pd.DataFrame(
         {

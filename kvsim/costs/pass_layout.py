@@ -99,9 +99,17 @@ class PassLayout:
         """Coefficients of one kernel: base, cell, further tokens, cell and long cell by chunks, chunk, run."""
         return len(self.attention_knots) + 3 + 2 * len(self.chunk_knots)
 
-    def design(self, samples: Sequence[Sample]) -> FloatArray:
-        """How often each sample is charged each coefficient; shape (n_samples, n_coefficients)."""
-        works = [(i, self.kernels.index(s.kernel), work) for i, s in enumerate(samples) for work in (s, *s.further)]
+    def design(self, samples: Sequence[Sample], regime: Regime | None = None) -> FloatArray:
+        """How often each sample is charged each coefficient; shape (n_samples, n_coefficients).
+
+        ``regime``: only by its passes of this regime.
+        """
+        works = [
+            (i, self.kernels.index(s.kernel), work)
+            for i, s in enumerate(samples)
+            for work in (s, *s.further)
+            if regime is None or regime_of(work) == regime
+        ]
         row, kernel = np.array([(i, k) for i, k, _ in works]).T
         tokens, chunks, runs = np.array([(work.tokens, work.chunks, work.runs) for *_, work in works]).T
         matmul = np.zeros((len(samples), len(self.matmul_knots) - 1))

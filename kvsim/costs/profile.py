@@ -308,6 +308,10 @@ class Profile(Fit):
     """Where the times of a device come from."""
     host: Host | None = None
     """What the host adds to each step; None where it is part of what was measured."""
+    front_end_s: Coefficient | None = None
+    """What the network, HTTP and the server's front end add to a request, of a server that was asked over HTTP."""
+    assumed: tuple[str, ...] = ()
+    """What a server that was asked over HTTP did not say of itself and had to be assumed, one line each."""
 
     @model_validator(mode="after")
     def _of_a_machine_or_a_device(self) -> Profile:

@@ -1,0 +1,105 @@
+"""Fits the costs of a server's passes to the steps that it was seen to take.
+
+A step of a server may be several passes of both kinds: llama.cpp computes a prompt beside sequences that generate in
+one pass of a token each and one of the rest of the prompt. All coefficients are therefore fitted together, those of
+decode-only passes and those of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pandas as pd
+
+from kvsim.costs.fitting import FittedRegimes, held_out_table
+from kvsim.costs.least_squares import predict_held_out, with_intervals
+from kvsim.costs.pass_layout import REGIMES, PassLayout, Sample, Work, regime_of
+from kvsim.costs.profile import HeldOut, Kernel, Regime
+from kvsim.costs.tables import KNOTS, FloatArray
+
+_MIXED_KNOTS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Tokens in a pass with a prompt between which the cost of matrix work is linear: such passes are fewer."""
+_TOGETHER_KNOTS = (1, 2)
+"""A cell costs a chunk the same for each of its tokens after the first."""
+_FEWEST = 4
+"""Passes that a segment between knots must have; one with fewer is joined to the next."""
+LEAST_STEPS = 20
+"""Steps of each kind without which nothing is fitted."""
+
+
+def fit_steps(samples: Sequence[Sample], rng: np.random.Generator, skipping: Collection[Kernel] = ()) -> FittedRegimes:
+    """Fit the costs of decode-only and of other passes to the seconds of steps, under one kernel.
+
+    ``skipping``: as for ``fitting.fit``. A third of the origins is held out to report the errors; the coefficients
+    then come from all steps, and their intervals from bootstrap resamples of the origins. A step counts as mixed if
+    one of its passes is. Raises ``ValueError`` if there are fewer than ``LEAST_STEPS`` of either kind.
+    """
+    kinds = np.array([_kind(sample) for sample in samples])
+    for regime in REGIMES:
+        if (seen := int((kinds == regime).sum())) < LEAST_STEPS:
+            raise ValueError(f"{seen} {regime} steps; at least {LEAST_STEPS} are needed for a fit")
+    layouts = {regime: _layout(regime, samples, frozenset(skipping)) for regime in REGIMES}
+    design: FloatArray = np.hstack([layouts[regime].design(samples, regime) for regime in REGIMES])
+    seconds = np.array([s.seconds for s in samples])
+    origins, member = np.unique([s.origin for s in samples], return_inverse=True)
+    held = np.isin(member, rng.permutation(len(origins))[: max(1, len(origins) // 3)])
+    predicted = predict_held_out(design, seconds, held)
+    table = held_out_table(samples, seconds, predicted, held)
+    table.insert(0, "regime", kinds[held])
+    coefficients = with_intervals(design, seconds, member, rng)
+    split = layouts["decode"].width
+    return FittedRegimes(
+        {
+            "decode": layouts["decode"].costs(coefficients[:split]),
+            "mixed": layouts["mixed"].costs(coefficients[split:]),
+        },
+        {regime: error for regime in REGIMES if (error := _error(table[table["regime"] == regime])) is not None},
+        table,
+    )
+
+
+def _works(sample: Sample) -> tuple[Work, ...]:
+    return (sample, *sample.further)
+
+
+def _kind(sample: Sample) -> Regime:
+    """The regime of a step: that of a mixed pass if it has one."""
+    return "mixed" if any(regime_of(work) == "mixed" for work in _works(sample)) else "decode"
+
+
+def _layout(regime: Regime, samples: Sequence[Sample], skipping: frozenset[Kernel]) -> PassLayout:
+    tokens = [work.tokens for sample in samples for work in _works(sample) if regime_of(work) == regime]
+    return PassLayout(
+        kernels=tuple(sorted({sample.kernel for sample in samples})),
+        matmul_knots=supported_knots(KNOTS if regime == "decode" else _MIXED_KNOTS, tokens),
+        attention_knots=_TOGETHER_KNOTS,
+        skipping=skipping,
+        causal=True,
+    )
+
+
+def supported_knots(knots: Sequence[int], tokens: Sequence[int]) -> tuple[int, ...]:
+    """The knots between which there are passes enough to tell a slope; ``tokens``: of each pass.
+
+    Always two at least. Nothing is known of what lies behind the last one: its slope goes on.
+    """
+    kept, counts = [knots[0]], np.asarray(tokens)
+    for knot in knots[1:]:
+        inside = int(((counts > kept[-1]) & (counts <= knot)).sum())
+        if inside >= _FEWEST:
+            kept.append(knot)
+    return tuple(kept) if len(kept) > 1 else (knots[0], knots[1])
+
+
+def _error(held_out: pd.DataFrame) -> HeldOut | None:
+    """The errors of the steps of a table; None if it has none."""
+    off = (held_out["predicted_s"] / held_out["measured_s"] - 1).abs()
+    if off.empty:
+        return None
+    return HeldOut(
+        samples=len(off),
+        error_median=float(off.median()),
+        error_p95=float(off.quantile(0.95)),
+        error_most=float(off.max()),
+    )
