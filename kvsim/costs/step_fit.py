@@ -15,8 +15,9 @@ import pandas as pd
 from kvsim.costs.fitting import FittedRegimes, held_out_table
 from kvsim.costs.least_squares import predict_held_out, with_intervals
 from kvsim.costs.pass_layout import REGIMES, PassLayout, Sample, Work, regime_of
-from kvsim.costs.profile import HeldOut, Kernel, Regime
+from kvsim.costs.profile import HeldOut, Regime
 from kvsim.costs.tables import KNOTS, FloatArray
+from policies import Kernel
 
 _MIXED_KNOTS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens in a pass with a prompt between which the cost of matrix work is linear: such passes are fewer."""
