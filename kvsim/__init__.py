@@ -34,8 +34,8 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from kvsim.engines.llama_study_results import Defragmentation as Defragmentation
     from kvsim.engines.llama_study_results import Holes as Holes
     from kvsim.engines.llama_study_results import KShift as KShift
-    from kvsim.engines.recorded_validation import RecordedValidation as RecordedValidation
-    from kvsim.engines.recorded_validation import validate_recorded as validate_recorded
+    from kvsim.engines.recorded.validation import RecordedValidation as RecordedValidation
+    from kvsim.engines.recorded.validation import validate_recorded as validate_recorded
     from kvsim.engines.recording import Recording as Recording
     from kvsim.engines.recording import record as record
     from kvsim.engines.validation import Validation as Validation
@@ -77,7 +77,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "measure_shift",
     ),
     "kvsim.engines.llama_study_results": ("Defragmentation", "Holes", "KShift"),
-    "kvsim.engines.recorded_validation": ("RecordedValidation", "validate_recorded"),
+    "kvsim.engines.recorded.validation": ("RecordedValidation", "validate_recorded"),
     "kvsim.engines.recording": ("Recording", "record"),
     "kvsim.engines.validation": ("Validation", "validate"),
     "kvsim.errors": ("Livelock", "UserError"),

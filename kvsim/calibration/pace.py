@@ -21,9 +21,9 @@ from kvsim.costs.tables import FloatArray
 DECODE_TOKENS, PROMPT_TOKENS = 2, 32
 """Tokens of the two reference passes."""
 
-_WINDOWS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 1e6)
+WINDOWS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 1e6)
 """Standard deviations of the windows to choose from; the last is the mean over all."""
-_AS_GOOD = 1.03
+AS_GOOD = 1.03
 """Error over that of the best window at which another one is as good."""
 _NEIGHBOURS = 2
 """Neighbours on each side by which an outlier is recognised."""
@@ -58,14 +58,14 @@ class PaceCurve:
     def at(self, at_s: ArrayLike, tokens: ArrayLike) -> FloatArray:
         """Pace of passes of ``tokens`` tokens at these moments; both of shape (n,), float64 of shape (n,)."""
         moments = np.atleast_1d(np.asarray(at_s, dtype=float))
-        level = _smoothed(moments, self._at, self._level, self._windows.level_s)
-        ratio = _smoothed(moments, self._at, self._ratio, self._windows.ratio_s)
+        level = smoothed(moments, self._at, self._level, self._windows.level_s)
+        ratio = smoothed(moments, self._at, self._ratio, self._windows.ratio_s)
         pace: FloatArray = np.exp(level + ratio * (_prompt_share(tokens) - 0.5))
         return pace
 
     def levels(self) -> FloatArray:
         """The smoothed level at each tick; shape (n_ticks,)."""
-        level: FloatArray = np.exp(_smoothed(self._at, self._at, self._level, self._windows.level_s))
+        level: FloatArray = np.exp(smoothed(self._at, self._at, self._level, self._windows.level_s))
         return level
 
 
@@ -74,9 +74,9 @@ def choose_windows(stretches: Sequence[Sequence[Tick]], known_s: Sequence[float]
     found = [_logarithms(ticks, known_s) for ticks in stretches if len(ticks) > _NEIGHBOURS]
 
     def best(values: int) -> float:
-        errors = [sum(_left_out_error(each[0], each[values], window) for each in found) for window in _WINDOWS_S]
+        errors = [sum(left_out_error(each[0], each[values], window) for each in found) for window in WINDOWS_S]
         # Of windows that predict about as well, the widest adds least noise.
-        good = [window for window, error in zip(_WINDOWS_S, errors, strict=True) if error <= _AS_GOOD * min(errors)]
+        good = [window for window, error in zip(WINDOWS_S, errors, strict=True) if error <= AS_GOOD * min(errors)]
         return good[-1]
 
     return Windows(level_s=best(1), ratio_s=best(2))
@@ -98,11 +98,11 @@ def _prompt_share(tokens: ArrayLike) -> FloatArray:
 def _logarithms(ticks: Sequence[Tick], known_s: Sequence[float]) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Moments, and logarithms of level and ratio; each of shape (n_ticks,)."""
     at = np.array([tick.at_s for tick in ticks])
-    decode, prompt = (_clipped(each) for each in np.log(np.array([tick.seconds for tick in ticks]) / known_s).T)
+    decode, prompt = (clipped(each) for each in np.log(np.array([tick.seconds for tick in ticks]) / known_s).T)
     return at, (decode + prompt) / 2, prompt - decode
 
 
-def _clipped(values: FloatArray) -> FloatArray:
+def clipped(values: FloatArray) -> FloatArray:
     """Values no further than an outlier's bound from the median of their neighbourhood."""
     padded = np.pad(values, _NEIGHBOURS, mode="edge")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
@@ -110,12 +110,12 @@ def _clipped(values: FloatArray) -> FloatArray:
     return clipped
 
 
-def _smoothed(moments: FloatArray, at: FloatArray, values: FloatArray, window_s: float) -> FloatArray:
+def smoothed(moments: FloatArray, at: FloatArray, values: FloatArray, window_s: float) -> FloatArray:
     """Mean of the values weighted by a normal window around each moment; the nearest one where none is in reach."""
     return _weights(-0.5 * ((moments[:, None] - at) / window_s) ** 2) @ values
 
 
-def _left_out_error(at: FloatArray, values: FloatArray, window_s: float) -> float:
+def left_out_error(at: FloatArray, values: FloatArray, window_s: float) -> float:
     """Sum of the absolute errors of predicting each value from the others."""
     exponent = -0.5 * ((at[:, None] - at) / window_s) ** 2
     np.fill_diagonal(exponent, -np.inf)

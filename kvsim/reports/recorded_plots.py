@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from kvsim.engines.recorded_validation import RecordedValidation, ServerRun
+    from kvsim.engines.recorded.validation import RecordedValidation, ServerRun
 
 _TITLES = {"ttft_s": "Time to first token", "tpot_s": "Time per output token", "e2e_s": "End-to-end latency"}
 _COLOURS = dict(zip(("measured", "predicted"), sns.color_palette("colorblind", 2), strict=True))

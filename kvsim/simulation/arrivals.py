@@ -148,6 +148,10 @@ class Script:
         return jobs
 
 
+Clients = Callable[[simpy.Environment, Inbox, Workload], Process]
+"""Sends the requests of a workload, and closes the inbox behind the last one."""
+
+
 def send(env: simpy.Environment, inbox: Inbox, workload: Workload) -> Process:
     """Clients: every request at its arrival time, or in a closed loop whenever one of the users is ready.
 

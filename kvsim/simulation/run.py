@@ -18,7 +18,7 @@ from kvsim.scenario.assumptions import assumptions
 from kvsim.scenario.device_defaults import beyond_memory
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.scenario.server_defaults import TODAYS_SERVERS
-from kvsim.simulation.arrivals import Arrivals, Inbox, Script, Turn, send
+from kvsim.simulation.arrivals import Arrivals, Clients, Inbox, Script, Turn, send
 from kvsim.simulation.backend import Backend, SimulatedBackend
 from kvsim.simulation.latency_stats import QueueMonitor
 from kvsim.simulation.prefetch import Prefetcher
@@ -37,7 +37,7 @@ from policies import (
     fault_in_plugin,
     why_left_out,
 )
-from workloads import Prefixes, WorkloadError
+from workloads import Prefixes, Workload, WorkloadError
 
 
 def build_policy(
@@ -199,22 +199,26 @@ def drive(
     script: Sequence[Turn] | None = None,
     *,
     fast_forward: bool = True,
+    workload: Workload | None = None,
+    clients: Clients = send,
+    env: simpy.Environment | None = None,
 ) -> tuple[Result, Sequence[Turn]]:
     """Run the scenario on any backend to the end; return the result, and the script of what each turn took in.
 
-    With a ``script``, its requests come instead of the scenario's workload (see ``arrivals.Script``).
+    Instead of the scenario's workload, a ``script`` (see ``arrivals.Script``) or another ``workload`` may be given.
+    ``clients`` send it; ``env``: the clock, for a backend that looks at it.
     """
     began = time.perf_counter()
-    env = simpy.Environment()
+    env = env or simpy.Environment()
     inbox = Inbox(env, keeps_script=backend.predictor is None)
     arrivals: Arrivals = inbox
     notes: tuple[str, ...] = ()
     prefixes: Prefixes = "tokens"
     if script is None:
-        workload = scenario.build_workload()
+        workload = workload or scenario.build_workload()
         notes, prefixes = tuple(workload.notes), workload.prefixes
         recorder.queue = QueueMonitor(workload.n_requests)
-        env.process(send(env, inbox, workload))
+        env.process(clients(env, inbox, workload))
     else:
         arrivals = Script(env, script)
     served = scenario.under(policy.name)

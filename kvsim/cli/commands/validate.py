@@ -135,7 +135,7 @@ def _is_typed(context: typer.Context, parameter: str) -> bool:
 
 def _against_recorded(files: list[str], profile: str | None, bound: float | None, out: Path, as_json: bool) -> None:
     """Compare with recorded servers, and say whether all errors are within the bound."""
-    from kvsim.engines.recorded_validation import validate_recorded
+    from kvsim.engines.recorded.validation import validate_recorded
 
     with RunProgress("recorded servers", 1) as progress:
         done = validate_recorded(files, profile, announce=progress.begin, progress=progress)
@@ -146,7 +146,7 @@ def _against_recorded(files: list[str], profile: str | None, bound: float | None
 
         show_recorded(console(), done)
         print_saved(done.save(out), out)
-    warn(line for run in done.runs for line in run.warnings)
+    warn([*done.left_out, *(line for run in done.runs for line in run.warnings)])
     _end_by(bound, done.worst)
 
 

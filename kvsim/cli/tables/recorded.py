@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.table import Table
 
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, show_assumed, show_basis, whole
-from kvsim.engines.recorded_validation import RecordedValidation, ServerRun
+from kvsim.engines.recorded.validation import WITHIN, RecordedValidation, ServerRun
+from kvsim.errors import counted
 
 _RATES = {"output_tokens_per_s": "output tokens/s", "requests_per_s": "requests/s"}
 
@@ -17,24 +19,17 @@ def show_recorded(console: Console, validation: RecordedValidation) -> None:
 
 
 def _show_run(console: Console, run: ServerRun) -> None:
-    meta, fitted = run.recording.meta, run.network_s is not None
+    meta = run.recording.meta
     cards = f"{meta.tensor_parallel_size} x " if meta.tensor_parallel_size > 1 else ""
     console.print(
         f"{run.name}: {meta.engine} {meta.version}, {meta.model} on {cards}{meta.device}, "
-        f"{len(run.requests):,} requests, times by the {meta.clock}",
+        f"{counted(len(run.requests), 'request')}, times by the {meta.clock}",
         style="bold",
         highlight=False,
     )
-    table = new_table("", "measured", "predicted", "error", *(["error without the constant"] if fitted else []))
-    rows = run.table.to_dict("records")
-    for row, following in zip(rows, [*rows[1:], None], strict=True):
-        latency = row["measure"] in LATENCIES
-        show = seconds if latency else _rate
-        name = f"{LATENCIES[row['measure']]} {row['statistic']}" if latency else _RATES[row["measure"]]
-        cells = [name, *(show(_known(row[side])) for side in ("measured", "predicted")), _error(row["error"])]
-        ends = following is None or following["measure"] != row["measure"]
-        table.add_row(*cells, *([_error(row["unfitted"])] if fitted else []), end_section=ends and latency)
-    console.print(table)
+    console.print(_latencies(run))
+    if not run.steps.empty:
+        _show_steps(console, run)
     _show_counts(console, run)
     if run.network_s is not None:
         console.print(
@@ -44,9 +39,67 @@ def _show_run(console: Console, run: ServerRun) -> None:
         )
     worst = "–" if run.worst != run.worst else f"{run.worst:.1%}"
     console.print(f"Largest error of a latency at mean, P50 or P99: {worst}", highlight=False)
+    _show_verdict(console, run)
     show_assumed(console, run.assumed)
+    if run.fitted_to is not None:
+        console.print(f"The profile is fitted to {run.fitted_to}.", highlight=False)
     show_basis(console, run.profile.basis)
     console.print()
+
+
+def _latencies(run: ServerRun) -> Table:
+    """Latencies and rates, measured beside predicted."""
+    errors = {"unfitted": "error without the constant", "unpaced": "at the profile's pace", "spread": "run to run"}
+    shown = {key: name for key, name in errors.items() if run.table[key].notna().any()}
+    table = new_table("", "measured", "predicted", "error", *shown.values())
+    rows = run.table.to_dict("records")
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        latency = row["measure"] in LATENCIES
+        show = seconds if latency else _rate
+        name = f"{LATENCIES[row['measure']]} {row['statistic']}" if latency else _RATES[row["measure"]]
+        cells = [name, *(show(_known(row[side])) for side in ("measured", "predicted")), _error(row["error"])]
+        cells += [f"±{row[key]:.1%}" if key == "spread" and row[key] == row[key] else _error(row[key]) for key in shown]
+        ends = following is None or following["measure"] != row["measure"]
+        table.add_row(*cells, end_section=ends and latency)
+    return table
+
+
+def _show_steps(console: Console, run: ServerRun) -> None:
+    """How well single steps are predicted."""
+    table = new_table("steps", "compared", "median error", "at the profile's pace", "median size of an error")
+    for row in run.steps.to_dict("records"):
+        table.add_row(
+            str(row["kind"]),
+            whole(row["steps"]),
+            _error(row["at_pace"]),
+            _error(row["error"]),
+            f"{row['spread_at_pace']:.1%}",
+        )
+    console.print(table)
+    if run.pace is not None:
+        low, high = run.pace
+        console.print(
+            f"Every other step tells the machine's pace: they take {low:.2f} to {high:.2f} times what the profile "
+            "says. The steps between are compared, and requests are predicted at this pace",
+            highlight=False,
+        )
+
+
+def _show_verdict(console: Console, run: ServerRun) -> None:
+    """Whether the errors are within their bounds."""
+    if run.within is None:
+        if not run.steps.empty:
+            console.print("No verdict: its steps are much larger than those that the profile was fitted to")
+        return
+    bounds = " and ".join(f"{bound:.0%} at {statistic.upper()}" for statistic, bound in WITHIN.items())
+    if run.spread is None:
+        wider = "no requests were sent twice, so how much the server itself strays is not known"
+    else:
+        wider = f"or within what {' and '.join(run.spread.runs)}, the same requests again, differ by"
+    outside = run.table[run.table["within"].eq(False)]
+    named = ", ".join(f"{LATENCIES[m]} {s}" for m, s in zip(outside["measure"], outside["statistic"], strict=True))
+    found = "all are" if run.within else f"not {named}"
+    console.print(f"Within {bounds} ({wider}): {found}", highlight=False)
 
 
 def _show_counts(console: Console, run: ServerRun) -> None:

@@ -15,7 +15,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers.host_prompt_cache import StateSize
 from kvsim.simulation.schedulers.llama_server import LlamaServer
-from policies import Chunk, Content, NoSlot
+from policies import Chunk, Content, MicroBatch, NoSlot
 from workloads import Request
 
 _EDGE_S = 0.002
@@ -77,6 +77,8 @@ class LlamaServerReplay:
         self._batch: list[list[Any]] = []
         self._placed: tuple[Sequence[Chunk], NoSlot | None] = ((), None)
         """The last step, and why it found no room, if it found none."""
+        self.placed: tuple[tuple[Chunk, ...], tuple[MicroBatch, ...]] = ((), ())
+        """The last step and its micro-batches; none if it found no room."""
         self._rounds: list[set[int]] = []
         """Tasks that were taken in each round of the server's loop that is still to come before the next step."""
         self._offset = 0
@@ -160,8 +162,9 @@ class LlamaServerReplay:
 
     def _place(self, piece: Sequence[Chunk]) -> None:
         refusal = None
+        self.placed = (), ()
         try:
-            self._policy.allocate(piece)
+            self.placed = tuple(piece), tuple(self._policy.allocate(piece))
         except NoSlot as reason:
             refusal = reason
         self._placed = piece, refusal

@@ -8,9 +8,9 @@ import pytest
 
 import kvsim
 from kvsim.costs.profile import load_profile
-from kvsim.engines.recorded_replay import replay, vllm_behaviour
-from kvsim.engines.recorded_server import read_recorded_server
-from kvsim.engines.recorded_validation import validate_recorded
+from kvsim.engines.recorded.replay import replay, vllm_behaviour
+from kvsim.engines.recorded.server import read_recorded_server
+from kvsim.engines.recorded.validation import validate_recorded
 from kvsim.errors import UserError
 from kvsim.model.recorded_names import recorded_model
 from kvsim.simulation.run import run

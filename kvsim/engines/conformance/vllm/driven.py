@@ -11,7 +11,7 @@ from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.vllm import Vllm
 from kvsim.simulation.schedulers.vllm_async import AsyncVllm
-from policies import Chunk, Content
+from policies import Chunk, Content, MicroBatch
 from policies.layouts.paged import PagedPolicy
 
 
@@ -51,6 +51,8 @@ class Driven(Vllm):
         """Jobs whose blocks were freed at their end, since the list was last cleared."""
         self.preempted: list[Job] = []
         """Jobs that were preempted, since the list was last cleared."""
+        self.placed: tuple[tuple[Chunk, ...], tuple[MicroBatch, ...]] = ((), ())
+        """The last step and its micro-batches."""
         self._gone: set[Job] = set()
 
     def submit(self, job: Job, now: float) -> None:
@@ -72,7 +74,7 @@ class Driven(Vllm):
 
     def take_step(self, step: list[Chunk]) -> None:
         """Place a composed step and run it, so that its outcome can be seen."""
-        self._policy.allocate(step)
+        self.placed = tuple(step), tuple(self._policy.allocate(step))
         self.commit(step, 1, 0.0)
 
     def _preempt(self, job: Job) -> None:

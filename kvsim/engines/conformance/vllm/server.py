@@ -11,7 +11,7 @@ from kvsim.engines.conformance.vllm.driven import CallLoggingPolicy, build_sched
 from kvsim.engines.conformance.vllm.recorded import build_policy
 from kvsim.simulation.job import Job
 from kvsim.simulation.schedulers.vllm_async import BATCHES, AsyncVllm
-from policies import Content
+from policies import Chunk, Content, MicroBatch
 from workloads import Request, Segment
 
 MODES = {"server": "server", "inproc": "in process"}
@@ -67,6 +67,11 @@ class ServerReplay:
         if record["type"] not in kinds:
             raise ValueError(f"type {record['type']!r} is unknown; accepted: {', '.join(kinds)}")
         return kinds[record["type"]](record)
+
+    @property
+    def placed(self) -> tuple[tuple[Chunk, ...], tuple[MicroBatch, ...]]:
+        """The last step and its micro-batches."""
+        return self._scheduler.placed
 
     def operation(self, record: Record) -> dict[str, Any]:
         """The step's number and time in milliseconds."""

@@ -10,7 +10,7 @@ from kvsim.costs.devices import recorded_device
 from kvsim.costs.memory_plan import plan
 from kvsim.costs.profile import Profile
 from kvsim.costs.vllm_profile import serve_defaults
-from kvsim.engines.recorded_server import RecordedServer, ServerMeta
+from kvsim.engines.recorded.server import RecordedServer, ServerMeta
 from kvsim.errors import UserError, counted
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.model.recorded_names import recorded_model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,12 @@ from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import recorded_device
 from kvsim.costs.profile import Profile, load_profile, same_model
 from kvsim.costs.shipped import is_shipped
-from kvsim.engines.recorded_replay import replay
-from kvsim.engines.recorded_server import RecordedServer, read_recorded_server
+from kvsim.engines.recorded.reading import UntimedError, read_recording
+from kvsim.engines.recorded.replay import replay
+from kvsim.engines.recorded.server import RecordedServer
+from kvsim.engines.recorded.spread import Spread, Statistics, spread_of
+from kvsim.engines.recorded.stepped import Fitted, predict, profile_for
+from kvsim.engines.recorded.steps import SteppedServer
 from kvsim.errors import UserError
 from kvsim.model.recorded_names import recorded_model
 from kvsim.results import writable
@@ -40,6 +44,8 @@ BOUNDED = ("mean", "p50", "p99")
 """Statistics that a bound is on."""
 RATES = ("output_tokens_per_s", "requests_per_s")
 LOADS = ("running", "waiting")
+WITHIN = {"p50": 0.05, "p99": 0.10}
+"""Bounds of errors, where each step of a server is known."""
 
 _UNQUEUED_SHARE, _UNQUEUED_LEAST = 4, 10
 """What of a client's times is not the engine's is fitted to a quarter of the requests, and no fewer than 10."""
@@ -54,8 +60,10 @@ class ServerRun:
     """What was simulated."""
     profile: Profile
     table: pd.DataFrame
-    """Columns measure, statistic, measured, predicted, error (relative: predicted / measured - 1), and unfitted: the
-    error of predictions without ``network_s``."""
+    """Columns measure, statistic, measured, predicted, error (relative: predicted / measured - 1), unfitted: the error
+    of predictions without ``network_s``, unpaced: that of predictions at the profile's own pace, spread: how much the
+    same statistic differs between runs of the server with the same requests, and within: whether the error is in its
+    bound, or in the spread where that is wider. NaN and None where there is none."""
     requests: pd.DataFrame
     """One row for each request: id, arrival_s, and each latency as ``measured_*`` and ``predicted_*``; NaN where there
     is none."""
@@ -69,6 +77,14 @@ class ServerRun:
     assumed: tuple[str, ...]
     """What the recording does not say, one line each."""
     warnings: tuple[str, ...]
+    steps: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """How well single steps are predicted (see ``pace.step_errors``); empty if none were recorded."""
+    pace: tuple[float, float] | None = None
+    """Lowest and highest pace of the machine during the run; None if it is not known."""
+    spread: Spread | None = None
+    """How much the server's times differ from run to run; None if no requests were sent twice."""
+    fitted_to: str | None = None
+    """What the profile is fitted to, in words; None for one that was given or found."""
 
     @property
     def name(self) -> str:
@@ -80,6 +96,12 @@ class ServerRun:
         """Largest absolute error of any latency at mean, P50 or P99; NaN if there is none."""
         t = self.table
         return float(t[t["measure"].isin(MEASURES) & t["statistic"].isin(BOUNDED)]["error"].abs().max())
+
+    @property
+    def within(self) -> bool | None:
+        """Whether all errors that have a bound are within it, or within the spread; None if none has one."""
+        told = self.table["within"].dropna()
+        return None if told.empty else bool(told.all())
 
     @property
     def loads(self) -> dict[str, dict[str, float]]:
@@ -110,6 +132,11 @@ class ServerRun:
             "assumed": list(self.assumed),
             "warnings": list(self.warnings),
             "network_s": self.network_s,
+            "fitted_to": self.fitted_to,
+            "pace": None if self.pace is None else list(self.pace),
+            "spread_of": None if self.spread is None else list(self.spread.runs),
+            "steps": self.steps.to_dict("records"),
+            "within": self.within,
             "worst_error": None if self.worst != self.worst else self.worst,
             "preemptions": {"measured": self.recording.preemptions, "predicted": self.preemptions},
             "loads": self.loads,
@@ -122,6 +149,8 @@ class RecordedValidation:
     """Recorded servers, predicted beside measured."""
 
     runs: tuple[ServerRun, ...]
+    left_out: tuple[str, ...] = ()
+    """Why recordings were left out, one line each."""
 
     @property
     def table(self) -> pd.DataFrame:
@@ -136,7 +165,8 @@ class RecordedValidation:
     def to_dict(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
         worst = self.worst
-        return {"worst_error": None if worst != worst else worst, "runs": [run.to_dict() for run in self.runs]}
+        runs = [run.to_dict() for run in self.runs]
+        return {"worst_error": None if worst != worst else worst, "left_out": list(self.left_out), "runs": runs}
 
     def plot(self) -> Figure:
         """Draw a row for each run: distributions of the latencies, and running and waiting requests over time."""
@@ -174,13 +204,84 @@ def validate_recorded(
         raise UserError("no recording was given")
     given = (load_profile(profile), _absolute(profile)) if isinstance(profile, str) else (profile, None)
     # All files are read before anything is simulated, so that a fault in the last one does not cost a run of the first.
-    recordings = [read_recorded_server(path) for path in paths]
-    profiles = [_profile_of(each) if given[0] is None else (_fitting(given[0], each), given[1]) for each in recordings]
+    recordings, untimed = _read_all(paths)
+    stepped = [each for each in recordings if isinstance(each, SteppedServer)]
+    named: dict[Path, tuple[Profile, str | None]] = {}
+    fitted: dict[Path, Fitted] = {}
+    for each in recordings:
+        if isinstance(each, SteppedServer):
+            fitted[each.path] = profile_for(each, given[0], stepped)
+        else:
+            named[each.path] = _profile_of(each) if given[0] is None else (_fitting(given[0], each), given[1])
     runs = []
-    for recording, (costs, name) in zip(recordings, profiles, strict=True):
+    for recording in recordings:
         announce(recording.name, len(recording.requests))
-        runs.append(_run(recording, costs, name, progress))
-    return RecordedValidation(tuple(runs))
+        if isinstance(recording, SteppedServer):
+            runs.append(_stepped_run(recording, fitted[recording.path], stepped, progress))
+        else:
+            runs.append(_run(recording, *named[recording.path], progress))
+    return RecordedValidation(tuple(runs), untimed)
+
+
+def _read_all(paths: Sequence[str | Path]) -> tuple[list[RecordedServer], tuple[str, ...]]:
+    """The recordings, and a line for each that says its times mean nothing. Raises ``UserError`` if that is all."""
+    recordings, untimed = [], []
+    for path in paths:
+        try:
+            recordings.append(read_recording(path))
+        except UntimedError as e:
+            untimed.append(str(e))
+    if not recordings:
+        raise UserError("\n".join(untimed))
+    return recordings, tuple(untimed)
+
+
+def _stepped_run(
+    recording: SteppedServer, fitted: Fitted, others: Sequence[SteppedServer], progress: Progress | None
+) -> ServerRun:
+    """Simulate a recording with steps and compare."""
+    found = predict(recording, fitted.profile, progress)
+    spread = spread_of(recording, others, Statistics(STATISTICS))
+    failed = int((found.result.requests["status"] != "completed").sum()) - (
+        recording.workload.n_requests - len(recording.requests)
+    )
+    return ServerRun(
+        recording,
+        recording.scenario,
+        fitted.profile,
+        _bounded(_errors(found.requests, recording, found.result, 0.0), found.requests, spread, verdict=found.in_range),
+        found.requests,
+        _load(recording, found.result),
+        None,
+        found.result.summary["preemptions"],
+        recording.assumed,
+        (
+            *recording.notes,
+            *((f"{recording.name}: {failed} more requests failed in the simulation",) if failed > 0 else ()),
+            *(f"{recording.name}: {line}" for line in found.warnings),
+        ),
+        steps=found.steps,
+        pace=found.pace,
+        spread=spread,
+        fitted_to=fitted.to,
+    )
+
+
+def _bounded(table: pd.DataFrame, requests: pd.DataFrame, spread: Spread | None, *, verdict: bool) -> pd.DataFrame:
+    """The table of errors with the columns unpaced, spread and, for a ``verdict``, within."""
+    unpaced, spreads, within = [], [], []
+    for row in table.to_dict("records"):
+        measure, statistic = row["measure"], row["statistic"]
+        known = None if spread is None else spread.of.get((measure, statistic))
+        spreads.append(np.nan if known is None else known)
+        if measure in MEASURES:
+            q, values = STATISTICS[statistic], requests[f"unpaced_{measure}"].dropna()
+            unpaced.append(float(values.mean() if q is None else values.quantile(q)) / row["measured"] - 1)
+        else:
+            unpaced.append(np.nan)
+        bounded = verdict and measure in MEASURES and statistic in WITHIN
+        within.append(bool(abs(row["error"]) <= max(WITHIN[statistic], known or 0.0)) if bounded else None)
+    return table.assign(unfitted=np.nan, unpaced=unpaced, spread=spreads, within=pd.Series(within, dtype=object))
 
 
 _SIXTEEN_BITS = ("bfloat16", "float16", "half", "auto")
@@ -327,7 +428,9 @@ def _errors(requests: pd.DataFrame, recording: RecordedServer, result: Result, n
     # Nothing against nothing agrees; something against nothing has no relative error.
     table.loc[(table["predicted"] == 0) & (table["measured"] == 0), ["error", "unfitted"]] = 0.0
     table = table.replace([np.inf, -np.inf], np.nan)
-    return table[["measure", "statistic", "measured", "predicted", "error", "unfitted"]]
+    table["unpaced"], table["spread"], table["within"] = np.nan, np.nan, None
+    columns = ["measure", "statistic", "measured", "predicted", "error", "unfitted", "unpaced", "spread", "within"]
+    return table[columns]
 
 
 def _load(recording: RecordedServer, result: Result) -> pd.DataFrame:

@@ -1,0 +1,229 @@
+"""Recordings of a vLLM server with its steps (``{"type": "meta", "vllm": ...}``): times in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvsim.costs.profile import MachineInfo
+from kvsim.engines.conformance.recordings import Record, read_lines
+from kvsim.engines.conformance.vllm.server import ServerReplay
+from kvsim.engines.recorded.replay import vllm_behaviour
+from kvsim.engines.recorded.server import ServedRequest, ServerMeta, ServerSecond
+from kvsim.engines.recorded.steps import (
+    FrontEnd,
+    GivenRequests,
+    MeasuredStep,
+    RecordedClients,
+    SentAfter,
+    SteppedServer,
+    as_json_key,
+    since_last,
+    until_next,
+)
+from kvsim.errors import UserError
+from kvsim.scenario.scenario import Scenario, load_scenario
+from policies import Kernel
+from workloads import Request, Segment
+from workloads.request import answer_of
+from workloads.traces.recorded import AskedRequest
+
+_KERNEL: Kernel = "gather"
+_WAITS = ("mode", "async_scheduling")
+
+
+def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
+    """Read such a recording. Raises ``UserError``, ``ValueError`` and ``KeyError`` if it is none."""
+    records = [record for _, record in read_lines(path)][1:]
+    requests = [record for record in records if record["type"] == "request"]
+    engine = header["engine"]
+    asynchronous = bool(engine.get("async_scheduling", False))
+    scenario = _scenario(header, path)
+    meta = ServerMeta(
+        engine="vllm",
+        version=header["vllm"],
+        model=str(engine["model"]),
+        device=str(header.get("cpu", "unknown processor")),
+        dtype=engine.get("dtype"),
+        block_size=engine["block_size"],
+        num_gpu_blocks=engine["num_blocks"],
+        gpu_memory_utilization=None,
+        prefix_caching=engine["prefix_caching"],
+        max_num_seqs=engine["max_num_seqs"],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        max_model_len=engine["max_model_len"],
+        clock="client",
+        requests=max(1, len(requests)),
+    )
+    same_server = as_json_key(
+        ["vllm", header["vllm"], header.get("shape"), engine.get("dtype"), header.get("cpu"), header.get("cores")]
+    )
+    steps = _steps(header, records, asynchronous=asynchronous)
+    return SteppedServer(
+        path,
+        meta,
+        tuple(_served(record) for record in requests if record.get("tok") or "first" in record),
+        _seconds(records),
+        scenario=scenario,
+        workload=_workload(requests),
+        clients=RecordedClients(_after(header, requests), _front_end(requests, steps)),
+        steps=steps,
+        kernel=_KERNEL,
+        group=_group(scenario),
+        skips=False,
+        machine=_machine(header),
+        same_costs=as_json_key([same_server, [engine.get(key) for key in _WAITS]]),
+        same_server=same_server,
+        same_settings=as_json_key(engine),
+        assumed=(),
+    )
+
+
+def _scenario(header: Record, path: Path) -> Scenario:
+    engine = header["engine"]
+    try:
+        behaviour = vllm_behaviour(header["vllm"])
+    except UserError as e:
+        raise UserError(f"{path}: {e}") from None
+    order = {"policy": "vllm"} if behaviour.plain_first else {"policy": "paged", "free_order": "0.22.1"}
+    cells = engine["num_blocks"] * engine["block_size"]
+    server = {
+        "scheduler": "vllm",
+        "slots": engine["max_num_seqs"],
+        "n_batch": engine["max_num_batched_tokens"],
+        "slot_context": min(engine["max_model_len"], cells),
+        "reserve_full": engine.get("scheduler_reserve_full_isl", behaviour.reserve_full),
+        "async_scheduling": bool(engine.get("async_scheduling", False)),
+    }
+    cache = {**order, "cells": cells, "block_size": engine["block_size"], "prefix_cache": engine["prefix_caching"]}
+    return load_scenario({"name": "recorded", "server": server, "cache": cache})
+
+
+def _group(scenario: Scenario) -> Any:
+    from kvsim.simulation.run import build_policy
+
+    (group,) = build_policy(scenario).groups
+    return group
+
+
+def _machine(header: Record) -> MachineInfo:
+    machine = header.get("machine", {})
+    own, other = machine.get("own_s", 1.0), machine.get("other_s", 0.0)
+    return MachineInfo(
+        processor=str(header.get("cpu", "unknown processor")),
+        cores=int(header.get("cores", 1)),
+        blas="",
+        threads=int(header.get("cores", 1)),
+        system="",
+        python=str(header.get("python", "")),
+        numpy="",
+        load_before=float(machine.get("load_before", 0.0)),
+        load_after=0.0,
+        cpu_share=own / (own + other) if own + other > 0 else 1.0,
+    )
+
+
+def _served(record: Record) -> ServedRequest:
+    prompt = tuple((str(source), int(start), int(n)) for source, start, n in record["prompt"])
+    asked = AskedRequest(record["sent"] / 1e3, prompt, record["n_out"])
+    scheduled = record["sched"] / 1e3 if "sched" in record else None
+    first, last = record["first"] / 1e3, record["end"] / 1e3
+    return ServedRequest(str(record["r"]), asked, scheduled, first, last, record.get("pre"))
+
+
+def _workload(requests: list[Record]) -> GivenRequests:
+    texts: dict[str, int] = {}
+    by_number = {record["r"]: record for record in requests}
+
+    def make(number: int, **more: Any) -> Request:
+        record = by_number[number]
+        content = tuple(_segment(source, start, n, texts, by_number) for source, start, n in record["prompt"])
+        return Request(number, prompt_tokens=record["n_prompt"], output_tokens=record["n_out"], content=content, **more)
+
+    ordered = sorted(requests, key=lambda record: (record["sent"], record["r"]))
+    return GivenRequests(tuple(make(r["r"], arrival_s=r["sent"] / 1e3) for r in ordered))
+
+
+def _after(header: Record, requests: list[Record]) -> dict[int, SentAfter]:
+    """What each request waited for. In a run without a rate, one that came to an idle server waited for all before."""
+    found = {r["r"]: SentAfter((r["after"],), r.get("think", 0.0) / 1e3) for r in requests if "after" in r}
+    if found or header.get("rate_per_s"):
+        return found
+    before: tuple[int, ...] = ()
+    group: list[int] = []
+    last_ms = ended_ms = 0.0
+    for record in sorted(requests, key=lambda record: (record["due"], record["r"])):
+        if group and record["due"] >= ended_ms:
+            before, group, last_ms = tuple(group), [], ended_ms
+        if before:
+            found[record["r"]] = SentAfter(before, max(0.0, record["sent"] - last_ms) / 1e3)
+        group.append(record["r"])
+        ended_ms = max(ended_ms, record["end"])
+    return found
+
+
+def _front_end(requests: list[Record], steps: Sequence[MeasuredStep]) -> FrontEnd:
+    """There: from sending to the engine, in the fastest tenth, since others wait for a step. Back: after a step."""
+    there = sorted(float(record["engine"] - record["sent"]) for record in requests if "engine" in record)
+    if not there or not steps:
+        return FrontEnd(0.0, 0.0)
+    back = [since_last(record["first"] / 1e3, steps) for record in requests]
+    return FrontEnd(there[len(there) // 10] / 1e3, median(back))
+
+
+def _segment(source: Any, start: int, n: int, texts: dict[str, int], requests: Mapping[int, Record]) -> Segment:
+    if isinstance(source, str) and source.startswith("out:"):
+        earlier = int(source.removeprefix("out:"))
+        return Segment(answer_of(earlier, requests[earlier]["n_out"]).source, start, n)
+    return Segment(texts.setdefault(str(source), len(texts)), start, n)
+
+
+def _steps(header: Record, records: list[Record], *, asynchronous: bool) -> tuple[MeasuredStep, ...]:
+    """The steps that computed something, with the passes that our scheduler and policy make of them."""
+    replay = ServerReplay(header)
+    placed = []
+    for record in records:
+        replay.perform(record)
+        if record["type"] == "step" and record["n"]:
+            placed.append((record, replay.placed))
+    if asynchronous:
+        return _overlapping(placed)
+    starts = [record["t"] / 1e3 for record, _ in placed]
+    own = [(record["sched"] + record["exec"] + record["upd"]) / 1e3 for record, _ in placed]
+    idle = [record["run"][1] == len(record.get("fin", ())) and record["wait"][1] == 0 for record, _ in placed]
+    seconds = until_next(starts, own, idle)
+    return tuple(
+        MeasuredStep(start, took, _output_s(record), *step)
+        for start, took, (record, step) in zip(starts, seconds, placed, strict=True)
+    )
+
+
+def _output_s(record: Record) -> float:
+    """When the model's output was back."""
+    return float(record["t"] + record["sched"] + record["exec"]) / 1e3
+
+
+def _overlapping(placed: list[Any]) -> tuple[MeasuredStep, ...]:
+    """Steps of which one is scheduled while another runs: a step takes from the output before it to its own."""
+    found = []
+    before_s = 0.0
+    for record, step in placed:
+        ended_s = _output_s(record)
+        began_s = max(before_s, record["t"] / 1e3)
+        found.append(MeasuredStep(began_s, ended_s - began_s, ended_s, *step))
+        before_s = ended_s
+    return tuple(found)
+
+
+def _seconds(records: list[Record]) -> tuple[ServerSecond, ...]:
+    """Requests running and waiting, second by second: as the last step before had them."""
+    found: list[ServerSecond] = []
+    for record in records:
+        if record["type"] != "step":
+            continue
+        while len(found) < record["t"] / 1e3:
+            running, waiting = (record[key][0] for key in ("run", "wait"))
+            found.append(ServerSecond(float(len(found)), running, waiting, None))
+    return tuple(found)
