@@ -14,6 +14,8 @@ _LONGEST_LINE = 1 << 20
 _LONGEST_WHOLE = 8 << 20
 """Bytes of an answer that is no stream; a longer one is not read."""
 _UNPACKED_AT_ONCE = 1 << 16
+_MOST_UNPACKED = 200
+"""Times as many bytes as came packed: more than text becomes, less than what is made to keep a reader busy."""
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
@@ -35,6 +37,7 @@ class AnswerReader:
         self._take_room = take_room
         self._kept = bytearray()
         self._skipping = False
+        self._may_unpack = _LONGEST_LINE
 
     def feed(self, data: bytes) -> bool:
         """Read further bytes; say whether a stream had text in them."""
@@ -61,8 +64,13 @@ class AnswerReader:
         if self._unpack is None:
             yield data
             return
+        self._may_unpack += _MOST_UNPACKED * len(data)
         while data:  # In pieces, since a few bytes can stand for very many.
-            yield self._unpack.decompress(data, _UNPACKED_AT_ONCE)
+            piece = self._unpack.decompress(data, _UNPACKED_AT_ONCE)
+            self._may_unpack -= len(piece)
+            if self._may_unpack < 0:
+                raise ValueError("the answer unpacks to very much")
+            yield piece
             data = self._unpack.unconsumed_tail
 
     def _feed_lines(self, data: bytes) -> bool:
