@@ -32,6 +32,7 @@ COMMANDS = {
     "prefix-cache": "Show how often a prefix cache would hit, by its size and eviction order.",
     "record": "Run a scenario on llama.cpp and record every operation and every cell, for kvsim conform.",
     "profile": "List, show and make profiles: the times of a model on a device.",
+    "observe": "Record your own traffic: a proxy that keeps times, token counts and hashes, never text.",
     "calibrate": "Measure the NumPy engine, or llama.cpp, on this machine and write a machine profile.",
     "validate": "Compare predicted times with those of a real engine here, or of recorded servers.",
     "conform": "Replay recorded runs of a real engine on our policies, comparing the state after every operation.",

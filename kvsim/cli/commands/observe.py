@@ -1,0 +1,116 @@
+"""``kvsim observe``: a proxy that notes times, counts and hashes of one's own traffic, and no text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvsim.cli.console import print_json
+from kvsim.cli.options import Json
+from kvsim.errors import UserError, counted
+from kvsim.installation import install_extra
+
+if TYPE_CHECKING:
+    from kvsim.engines.observing.observer import Summary
+    from kvsim.engines.observing.serving import Listening
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def observe(
+    upstream: Annotated[
+        str, typer.Option(metavar="URL", help="The server that requests are passed on to: http://127.0.0.1:8080.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="The file to write; a run is added to what it has.")],
+    port: Annotated[int, typer.Option(help="The port that clients connect to; 0: any.", min=0, max=65535)] = 8090,
+    host: Annotated[str, typer.Option(help="The address that clients connect to.")] = "127.0.0.1",
+    rotate: Annotated[
+        str, typer.Option(metavar="SIZE", help="When the file has this size, it becomes FILE.1.jsonl and so on.")
+    ] = "100MB",
+    salt_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the secret of the hashes in this file (made if missing), so that prompts of several runs can be "
+            "compared. Who has it and FILE.jsonl can test guesses of a prompt.",
+        ),
+    ] = None,
+    requests: Annotated[int | None, typer.Option(help="End after this many recorded requests.", min=1)] = None,
+    seconds: Annotated[float | None, typer.Option(help="End after this many seconds.", min=0.1)] = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let the server, and --host, be other than this machine.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Record your own traffic: a proxy that keeps times, token counts and hashes, never text.
+
+    Start it beside llama-server, vLLM or any server that speaks OpenAI's HTTP, and give your clients its address in
+    place of the server's. Requests and answers pass unchanged and at once. Each POST to a path of chats or completions
+    (such as /v1/chat/completions, /v1/completions, /completion and /infill) becomes a line of the file when it ends;
+    all else is only passed on, /v1/responses too. End it with Ctrl-C.
+
+    The file has when a request came, its first token and its end, how it ended, how many tokens prompt and answer had
+    and who counted them, and hashes of both, block by block, so that equal beginnings are known. It has no text, token
+    ids, headers, keys, addresses or names of users. The hashes are made with a secret that only this process has, anew
+    at each start: who gets the file cannot check a guess of a prompt. What remains visible are times, sizes and which
+    prompts begin alike; and who can send requests through the proxy while it runs, and read its file, can compare
+    hashes.
+
+    If anything fails in observing (a full disk, say), traffic goes on; a line tells of it.
+    """
+    from kvsim.model.storage_types import parse_size
+
+    try:
+        from kvsim.engines.observing.serving import Observation
+        from kvsim.engines.observing.serving import observe as serve
+    except ImportError as e:
+        raise UserError(
+            f"kvsim observe needs a package that is not installed ({e.name}); install it with: {install_extra('serve')}"
+        ) from None
+
+    what = Observation(
+        upstream,
+        out,
+        host=host,
+        port=port,
+        salt_file=salt_file,
+        rotate_bytes=parse_size(rotate, "--rotate"),
+        requests=requests,
+        seconds=seconds,
+        allow_remote=allow_remote,
+    )
+    summary = serve(what, _say_where, lambda line: typer.echo(f"warning: {line}", err=True))
+    if as_json:
+        print_json(summary.to_dict())
+    else:
+        typer.echo(_told(summary))
+
+
+def _say_where(listening: Listening) -> None:
+    typer.echo(
+        f"Clients of {listening.upstream} can now use {listening.url}; {listening.out} gets times, token counts and "
+        "salted hashes of their requests, and no text, ids, headers or keys. Ctrl-C ends this.",
+        err=True,
+    )
+
+
+def _told(summary: Summary) -> str:
+    """The summary as text."""
+    ends = ", ".join(f"{summary.ends[end]:,} {end}" for end in ("completed", "cancelled", "failed"))
+    files = ", ".join(map(str, summary.files))
+    lines = [f"{counted(summary.requests, 'request')} in {summary.seconds:,.0f} s: {ends}; in {files}"]
+    ways = {"server": "by the server", "tokenizer": "by its tokenizer", "estimate": "estimated"}
+    by = ", ".join(f"{summary.counted[way]:,} {text}" for way, text in ways.items() if summary.counted[way])
+    lines += [f"Tokens were counted: {by}"] if by else []
+    if summary.passed_on:
+        lines.append(f"{counted(summary.passed_on, 'request')} of other kinds only passed on")
+    if summary.without_blocks:
+        lines.append(f"{counted(summary.without_blocks, 'request')} without hashes: too long, or not understood")
+    if summary.lost:
+        lines.append(f"{counted(summary.lost, 'request')} not recorded")
+    if summary.faults:
+        lines.append(f"{counted(summary.faults, 'fault')} in observing; the traffic passed all the same")
+    return "\n".join(lines)

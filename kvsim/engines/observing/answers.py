@@ -1,0 +1,187 @@
+"""What a server answered: its text, its own counts of tokens and how it ended, from one answer or from a stream.
+
+Three forms are read, as far as they are there: OpenAI's chat and completion with ``usage``, and llama-server's own,
+whose last event has ``timings`` (``cache_n`` tokens of the prompt found in the cache, ``prompt_n`` others,
+``predicted_n`` generated) and ``tokens_evaluated``. llama-server's ``tokens_cached`` is no count of tokens found in a
+cache but of those in there at the end, so it is not used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvsim.engines.observing.prompts import encoded
+
+Api = Literal["llama-server", "openai"]
+
+_WORD = re.compile(r"[a-z_]{1,32}")
+_STOP_TYPES = {"eos": "stop", "word": "stop", "limit": "length"}
+_LONGEST_NAME = 200
+_ID_BYTES = 40
+"""What a token id takes in a list."""
+_MOST_CALLS = 128
+"""Calls of tools in an answer that are put together from the pieces of a stream."""
+
+
+@dataclass
+class Answer:
+    """What is known of an answer so far. Counts are the server's; None where it has not told."""
+
+    take_room: Callable[[int], bool] = field(repr=False, default=lambda n: True)
+    """Asked before this many bytes more are kept; where it says no, they are not."""
+    text: bytearray = field(default_factory=bytearray, repr=False)
+    """The answer's text, without what the model thought before: clients do not send that back."""
+    ids: list[int] = field(default_factory=list, repr=False)
+    """Token ids, where the server gives them."""
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """Calls of tools."""
+    role: str = "assistant"
+    whole: bool = True
+    """Whether all text could be kept."""
+    text_events: int = 0
+    """Events of a stream that had text, of whatever kind."""
+    bytes_of_text: int = 0
+    """Of whatever kind, thoughts and calls among it."""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish: str | None = None
+    ended: bool = False
+    """Whether the server has said that this is the end."""
+    failed: bool = False
+    """Whether the server has said that it failed."""
+    api: Api | None = None
+    model: str | None = None
+
+    def take(self, event: Any) -> bool:
+        """Add an event of a stream, or a whole answer, as parsed JSON; say whether it had text."""
+        if not isinstance(event, dict):
+            return False
+        before = self.bytes_of_text
+        self.failed |= bool(event.get("error"))
+        choices = event.get("choices")
+        if isinstance(choices, list):
+            self.api = self.api or "openai"
+            for choice in choices:
+                if isinstance(choice, dict):
+                    self._take_choice(choice)
+        elif "content" in event:
+            self._take_own_form(event)
+        self._take_counts(event)
+        self.model = self.model or _model_name(event.get("model"))
+        had_text = self.bytes_of_text > before
+        self.text_events += had_text
+        return had_text
+
+    def _take_choice(self, choice: dict[str, Any]) -> None:
+        told = choice.get("delta", choice.get("message"))
+        message: dict[str, Any] = told if isinstance(told, dict) else {}
+        first = choice.get("index") in (0, None)
+        self._add_text(choice.get("text"), kept=first)
+        self._add_text(message.get("content"), kept=first)
+        for thoughts in ("reasoning_content", "reasoning"):
+            self._add_text(message.get(thoughts), kept=False)
+        calls = message.get("tool_calls")
+        for position, call in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(call, dict):
+                self._add_call(call, position, kept=first)
+        if first:
+            self._add_ids(choice.get("token_ids"))
+            self._end(choice.get("finish_reason"))
+
+    def _take_own_form(self, event: dict[str, Any]) -> None:
+        """Take an answer in llama-server's own form."""
+        self._add_text(event["content"], kept=True)
+        self._add_ids(event.get("tokens"))
+        if event.get("stop") is True:
+            self.ended = True
+            limit = "limit" if event.get("stopped_limit") else None  # As it was said before there were types.
+            stop_type = event.get("stop_type", limit)
+            self._end(_STOP_TYPES.get(stop_type) if isinstance(stop_type, str) else "stop")
+
+    def _take_counts(self, event: dict[str, Any]) -> None:
+        timings = event.get("timings")
+        if isinstance(timings, dict):
+            self.api = "llama-server"
+            found, others = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
+            self.output_tokens = _first(_count(timings.get("predicted_n")), self.output_tokens)
+            if found is not None and others is not None:
+                self.prompt_tokens, self.cached_tokens = found + others, found
+        self.prompt_tokens = _first(_count(event.get("tokens_evaluated")), self.prompt_tokens)
+        self.output_tokens = _first(_count(event.get("tokens_predicted")), self.output_tokens)
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self.prompt_tokens = _first(_count(usage.get("prompt_tokens")), self.prompt_tokens)
+            self.output_tokens = _first(_count(usage.get("completion_tokens")), self.output_tokens)
+            details = usage.get("prompt_tokens_details")
+            cached = details.get("cached_tokens") if isinstance(details, dict) else None
+            self.cached_tokens = _first(_count(cached), self.cached_tokens)
+
+    def _add_text(self, text: Any, *, kept: bool) -> None:
+        if not isinstance(text, str) or not text:
+            return
+        added = encoded(text)
+        self.bytes_of_text += len(added)
+        if kept and self.whole:
+            self.whole = self.take_room(len(added))
+            if self.whole:
+                self.text += added
+
+    def _add_call(self, call: dict[str, Any], position: int, *, kept: bool) -> None:
+        """Add a call, or a piece of one: in a stream, its arguments come bit by bit."""
+        function = call.get("function")
+        given = function if isinstance(function, dict) else {}
+        pieces = {key: value for key in ("name", "arguments") if isinstance(value := given.get(key), str)}
+        size = sum(len(encoded(piece)) for piece in pieces.values())
+        self.bytes_of_text += size
+        at = call.get("index", position)
+        if not kept or not self.whole or not isinstance(at, int):
+            return
+        self.whole = (at in self.calls or len(self.calls) < _MOST_CALLS) and self.take_room(size)
+        if self.whole:
+            known = self.calls.setdefault(at, {"id": None, "name": [], "arguments": []})
+            known["id"] = known["id"] or call.get("id")
+            for key, piece in pieces.items():
+                known[key].append(piece)
+
+    def _add_ids(self, ids: Any) -> None:
+        if isinstance(ids, list) and ids and all(_count(token) is not None for token in ids):
+            self.whole = self.whole and self.take_room(_ID_BYTES * len(ids))
+            if self.whole:
+                self.ids += ids
+
+    def _end(self, reason: Any) -> None:
+        if isinstance(reason, str) and _WORD.fullmatch(reason):
+            self.finish = reason
+
+    @property
+    def all_ids(self) -> bool:
+        """Whether the ids are the whole answer: llama-server leaves out tokens that are a part of a letter."""
+        return bool(self.ids) and len(self.ids) >= (self.output_tokens or 0) - 1  # The last may end the text.
+
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls of tools as a client sends them back."""
+        return [
+            {"id": call["id"], "function": {"name": "".join(call["name"]), "arguments": "".join(call["arguments"])}}
+            for _, call in sorted(self.calls.items())
+        ]
+
+
+def _model_name(told: Any) -> str | None:
+    """A model's name without the folder that it is in, which may bear a user's name; None if it is no name."""
+    if not isinstance(told, str) or len(told) > _LONGEST_NAME or not told.isprintable():
+        return None
+    is_file = told.lower().endswith(".gguf") or told.startswith(("/", "~", ".")) or "\\" in told
+    return (re.split(r"[/\\]", told.rstrip("/\\"))[-1] if is_file else told) or None
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens; None if it is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
+
+
+def _first(value: int | None, other: int | None) -> int | None:
+    return other if value is None else value

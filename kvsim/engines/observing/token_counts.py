@@ -1,0 +1,84 @@
+"""How many tokens a text has: as the server's ``/tokenize`` counts, or by an estimate.
+
+llama-server's takes ``content``, vLLM's ``prompt`` or, for a chat, ``messages``, to which it applies the template;
+each ignores what it does not know, so one request does for both. What llama-server counts of a chat is its canonical
+text, without what its template adds to each message.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+import httpx
+
+from kvsim.engines.live.address import Address
+
+Counted = Literal["server", "tokenizer", "estimate"]
+"""Who counted, from the surest to the least: the server itself, the server when asked later, or nobody."""
+COUNTED: tuple[Counted, ...] = ("server", "tokenizer", "estimate")
+
+_BYTES_PER_TOKEN = 4
+"""About what English text has with today's vocabularies."""
+_TIMEOUT_S = 5.0
+_LONGEST_TEXT = 1 << 20
+_PAUSE_S = 30.0
+"""For how long a server that failed to count is not asked again."""
+
+
+def estimated(n_bytes: int) -> int:
+    """Tokens that a text of this many bytes may have: at least one, but of no text none."""
+    return max(1, round(n_bytes / _BYTES_PER_TOKEN)) if n_bytes else 0
+
+
+class Tokenizer:
+    """The server's own count of a text's tokens, where it has one and wants no key. Not to be used by two threads."""
+
+    def __init__(self, upstream: Address):
+        self._url = f"{upstream}/tokenize"
+        self._client = httpx.Client(trust_env=False, follow_redirects=False, timeout=_TIMEOUT_S)
+        self._not_before = 0.0
+
+    def count(
+        self, text: bytes | bytearray, *, model: str | None, messages: Any = None, answer: bool = False
+    ) -> int | None:
+        """Tokens of a text, or of a chat if ``messages`` are given; None if the server does not say.
+
+        An ``answer`` has no tokens that mark a beginning.
+        """
+        if len(text) > _LONGEST_TEXT or time.monotonic() < self._not_before:
+            return None
+        words = text.replace(b"\0", b"\n").decode("utf-8", "replace")
+        asked: dict[str, Any] = {"content": words, "add_special": not answer, "add_special_tokens": not answer}
+        if messages is not None:  # The template has the marks already.
+            asked |= {"messages": messages, "add_special_tokens": False}
+        else:
+            asked |= {"prompt": words}
+        asked |= {"model": model} if model is not None else {}
+        try:
+            told = self._client.post(self._url, json=asked)
+        except (httpx.HTTPError, ValueError):
+            self._not_before = time.monotonic() + _PAUSE_S
+            return None
+        if told.status_code != httpx.codes.OK:
+            refused = told.status_code in (401, 403, 404, 405, 501)  # There is none, or none without a key.
+            self._not_before = float("inf") if refused else time.monotonic() + _PAUSE_S
+            return None
+        return _count_in(told)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._client.close()
+
+
+def _count_in(answer: httpx.Response) -> int | None:
+    try:
+        told = answer.json()
+    except ValueError:
+        return None
+    if not isinstance(told, dict):
+        return None
+    count, tokens = told.get("count"), told.get("tokens")
+    if isinstance(count, int) and not isinstance(count, bool):
+        return count
+    return len(tokens) if isinstance(tokens, list) else None
