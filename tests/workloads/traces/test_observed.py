@@ -409,17 +409,44 @@ def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory, content, sk
 # On the command line
 
 
-def test_a_compressed_file_is_a_workload_for_every_command(tmp_path, monkeypatch):
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """Runs a command on the fixture; the JSON that it prints."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(
+        f'[workload]\nkind = "observed"\npath = "{FIXTURE}"\n[server]\nscheduler = "vllm"\n'
+    )
+
+    def tell(*arguments):
+        done = command(*arguments, "--json")
+        assert (done.returncode, done.stderr.count("Traceback")) == (0, 0)
+        return json.loads(done.stdout)
+
+    return tell
+
+
+N_REQUESTS = 41
+
+
+def test_the_shipped_file_is_what_its_generator_makes():
     assert gzip.decompress(FIXTURE.read_bytes()) == file_of(talks(3, sessions=12))
-    (tmp_path / "mine.toml").write_text(f'[workload]\nkind = "observed"\npath = "{FIXTURE}"\n')
-    n = len(talks(3, sessions=12))
-    for verb in (
-        ("workload", "describe", str(FIXTURE)),
-        ("workload", "fit", str(FIXTURE)),
-        ("prefix-cache", str(FIXTURE), "-e", "lru"),
-        ("run", "mine.toml"),
-    ):
-        done = command(*verb, "--json")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert json.dumps(json.loads(done.stdout)).count(f"{n}") > 0
+
+
+def test_it_can_be_described_and_fitted(told):
+    described = told("workload", "describe", str(FIXTURE))
+    assert (described["requests"], described["sessions"]) == (N_REQUESTS, 11)
+    assert described["reuse"]["hit_rate"] == pytest.approx(0.76, abs=0.01)
+    assert any("11 sessions" in note for note in told("workload", "fit", str(FIXTURE))["notes"])
+
+
+def test_a_prefix_cache_finds_what_the_server_finds(told):
+    cached = told("prefix-cache", str(FIXTURE), "-e", "lru")
+    ran = told("run", "mine.toml", "-p", "vllm")
+    assert cached["requests"] == ran["requests"] == N_REQUESTS
+    assert ran["prefix"]["hit_rate"] == cached["infinite_hit_rate"] > 0.7
+
+
+@pytest.mark.slow
+def test_it_is_traffic_to_recommend_for(told):
+    advice = told("recommend", "--trace", str(FIXTURE), "--slo", "ttft_p95<1s", "--requests", "20")
+    assert advice["best"]
