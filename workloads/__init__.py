@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from workloads.traces.kinds import open_trace as open_trace
     from workloads.traces.kinds import sniff as sniff
     from workloads.traces.mooncake import MooncakeTrace as MooncakeTrace
+    from workloads.traces.observed import ObservedTrace as ObservedTrace
     from workloads.traces.ragpulse import RagPulseTrace as RagPulseTrace
     from workloads.traces.recorded import RecordedTrace as RecordedTrace
     from workloads.traces.table import TableTrace as TableTrace
@@ -84,6 +85,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "workloads.traces.burstgpt": ("BurstGptTrace",),
     "workloads.traces.kinds": ("KINDS", "open_trace", "sniff"),
     "workloads.traces.mooncake": ("MooncakeTrace",),
+    "workloads.traces.observed": ("ObservedTrace",),
     "workloads.traces.ragpulse": ("RagPulseTrace",),
     "workloads.traces.recorded": ("RecordedTrace",),
     "workloads.traces.table": ("TableTrace",),

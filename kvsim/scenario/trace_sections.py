@@ -96,6 +96,17 @@ class RecordedWorkload(TraceWorkload):
     kind: Literal["recorded"]
 
 
+class ObservedWorkload(TraceWorkload):
+    """What passed through ``kvsim observe``; ``keep`` and the time window refer to sessions, ``limit`` to requests."""
+
+    kind: Literal["observed"]
+    sessions: bool = True
+    """Requests that go on from an earlier answer come as long after it as they did; if false, each at its own time."""
+
+    def _options(self) -> dict[str, Any]:
+        return {"sessions": self.sessions}
+
+
 class WekaWorkload(TraceWorkload):
     """Sessions of coding agents; ``keep`` and the time window refer to sessions, ``limit`` to requests."""
 
@@ -159,6 +170,7 @@ TRACES: dict[str, type[TraceWorkload]] = {
     "ragpulse": RagPulseWorkload,
     "weka": WekaWorkload,
     "recorded": RecordedWorkload,
+    "observed": ObservedWorkload,
     "table": TableWorkload,
 }
 """Sections of traces by ``kind``."""

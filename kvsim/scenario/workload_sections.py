@@ -27,6 +27,7 @@ from kvsim.scenario.trace_sections import (
     AzureWorkload,
     BurstGptWorkload,
     MooncakeWorkload,
+    ObservedWorkload,
     RagPulseWorkload,
     RecordedWorkload,
     TableWorkload,
@@ -372,6 +373,7 @@ _Open = (
     | Annotated[RagPulseWorkload, Tag("ragpulse")]
     | Annotated[WekaWorkload, Tag("weka")]
     | Annotated[RecordedWorkload, Tag("recorded")]
+    | Annotated[ObservedWorkload, Tag("observed")]
     | Annotated[TableWorkload, Tag("table")]
     | Annotated[NamedWorkload, Tag("named")]
     | Annotated[SessionsWorkload, Tag("sessions")]

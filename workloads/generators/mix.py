@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
@@ -21,12 +22,12 @@ class Mix:
     """The requests of several workloads in order of arrival; on a tie, the earlier part comes first.
 
     All turns of a session stay together, at the arrival of the session. Requests and sessions are renumbered. Texts
-    of different parts never coincide: source s of part k becomes ``s * len(parts) + k``. A prompt may quote only
-    answers of its own session, since answers are numbered by requests.
+    of different parts never coincide: source s of part k becomes ``s * len(parts) + k``. Answers are renumbered with
+    their requests.
 
-    In memory are, for each part, one session (or request), the request after it, and what the part itself holds.
-    Raises ``ValueError`` for fewer than two parts or a closed loop; iteration raises ``WorkloadError`` for a source
-    number that becomes too large, or for an answer quoted from another session.
+    In memory are, for each part, one session (or request), the request after it, and what the part itself holds; and
+    the number of each request, in 8 bytes. Raises ``ValueError`` for fewer than two parts or a closed loop; iteration
+    raises ``WorkloadError`` for a source number that becomes too large, or for an answer to a later request.
     """
 
     parts: Sequence[Workload]
@@ -62,27 +63,28 @@ class Mix:
 
     def _renumbered(self, groups: Iterator[_Group]) -> Iterator[Request]:
         number = session = 0
+        numbers = [array("q") for _ in self.parts]
         for place, requests in groups:
             # The texts of this session, by their segments in the part: each prompt repeats those of the previous one.
             texts: dict[Segment, Segment] = {}
-            answers: dict[int, int] = {}
             together = None if requests[0].session is None else session
             for request in requests:
                 for segment in request.content:
                     if segment not in texts:
-                        texts[segment] = self._own(place, segment, answers)
+                        texts[segment] = self._own(place, segment, numbers[place])
                 content = tuple([texts[segment] for segment in request.content])
                 yield request._replace(id=number, content=content, session=together)
-                answers[request.answer.source] = answer_of(number, 1).source
+                numbers[place].append(number)
                 number += 1
             session += together is not None
 
-    def _own(self, place: int, segment: Segment, answers: Mapping[int, int]) -> Segment:
-        """The renumbered segment; ``answers`` maps the sources of answers in this session to new ones."""
-        if segment.source in answers:
-            return segment._replace(source=answers[segment.source])
+    def _own(self, place: int, segment: Segment, numbers: Sequence[int]) -> Segment:
+        """The renumbered segment; ``numbers``: the new ones of the part's requests so far."""
         if segment.source >= SOURCES:
-            raise WorkloadError(f"part {place} quotes an answer from outside of its session, which cannot be mixed")
+            request = segment.source - SOURCES
+            if request >= len(numbers):
+                raise WorkloadError(f"part {place} quotes the answer to a later request, which cannot be mixed")
+            return segment._replace(source=answer_of(numbers[request], 1).source)
         source = segment.source * len(self.parts) + place
         if source >= SOURCES:
             most = (SOURCES - 1 - place) // len(self.parts)

@@ -17,6 +17,7 @@ from workloads.traces.burstgpt import BurstGptTrace
 from workloads.traces.files import not_text, not_utf8, open_bytes, shown_path
 from workloads.traces.jsonl import MAX_LINE
 from workloads.traces.mooncake import MooncakeTrace
+from workloads.traces.observed import ObservedTrace
 from workloads.traces.ragpulse import RagPulseTrace
 from workloads.traces.recorded import LINES, RecordedTrace
 from workloads.traces.table import PARQUET, TableTrace
@@ -31,6 +32,7 @@ KINDS: dict[str, type[Trace]] = {
     "ragpulse": RagPulseTrace,
     "weka": WekaTrace,
     "recorded": RecordedTrace,
+    "observed": ObservedTrace,
     "table": TableTrace,
 }
 """Readers by their ``kind`` in scenarios."""
@@ -42,6 +44,7 @@ _NAMES = 100
 """The most characters of columns' names in a message."""
 
 _JSON_SIGNS = (
+    ("observed", r'"kind"\s*:\s*"observed"|"prompt_units"\s*:'),
     ("recorded", r'"kind"\s*:\s*"(meta|request|second)"'),
     ("weka", r'"requests"\s*:|"hash_id_scope"|"tool_tokens"'),
     ("ragpulse", r'"hash_ids"\s*:\s*\{|"(sys_prompt|passages_ids|user_input|web_search)"|"timestamp"\s*:\s*"'),
@@ -191,6 +194,8 @@ def _json_names(text: str) -> list[str]:
 
 def _row_kind(row: dict[str, Any]) -> str | None:
     keys, ids = row.keys(), row.get("hash_ids")
+    if row.get("kind") == "observed" or (row.get("kind") == "request" and "prompt_units" in keys):
+        return "observed"
     if row.get("kind") in LINES:
         return "recorded"
     plain = keys & _LENGTHS or set(Columns().named) <= keys

@@ -43,7 +43,7 @@ Kind = Annotated[
     str | None,
     typer.Option(
         help="The kind of trace, if the file does not show it: azure, burstgpt, mooncake, ragpulse, weka, recorded, "
-        "table.",
+        "observed, table.",
         autocompletion=completion.trace_kinds,
     ),
 ]

@@ -30,6 +30,15 @@ RECORDED = (
     b'{"kind": "meta", "engine": "vllm", "requests": 1}\n{"kind": "request", "arrival_s": 0.5, "prompt": [["p", 0, 9]],'
     b' "output_tokens": 3}\n{"kind": "second", "t": 1.0}\n'
 )
+OBSERVED = (
+    b'{"kind": "observed", "version": 1, "started": "2026-11-23T05:49:13.123Z", "block_bytes": 8, "block_tokens": 2}\n'
+    b'{"kind": "request", "arrival_s": 0.5, "last_s": 2.5, "status": 200, "end": "completed", "prompt_tokens": 5,'
+    b' "output_tokens": 3, "counted": "server", "unit": "bytes", "prompt_units": 18, "blocks": ["000000000000000a",'
+    b' "000000000000000b"], "answer_units": 9, "answer_blocks": ["000000000000000c"]}\n'
+    b'{"kind": "request", "arrival_s": 3, "last_s": 4, "status": 200, "end": "cancelled", "prompt_tokens": 9,'
+    b' "output_tokens": 1, "counted": "estimate", "unit": "bytes", "prompt_units": 33, "blocks": ["000000000000000a",'
+    b' "000000000000000b", "000000000000000c", "000000000000000d"], "answer_units": 0, "answer_blocks": []}\n'
+)
 TABLE = b"arrival,prompt,output,who,rank\n0.5,3,4,a,0\n0.75,3,4,a,-1\n1,3,4,,0\n"
 OBJECTS = b'{"arrival": 0.5, "prompt": 3, "output": 4, "who": "a", "rank": 0}\n'
 NAMED = workloads.Columns(session="who", priority="rank")
@@ -62,6 +71,8 @@ GROUPS = {
         (workloads.RagPulseTrace, {"clock_reset": "continue"}, RAGPULSE),
         (workloads.WekaTrace, {}, WEKA),
         (workloads.RecordedTrace, {}, RECORDED),
+        (workloads.ObservedTrace, {}, OBSERVED),
+        (workloads.ObservedTrace, {"sessions": False}, OBSERVED),
         (workloads.TableTrace, {"format": "jsonl", "columns": NAMED}, OBJECTS),
     ),
     "packed": (

@@ -110,10 +110,13 @@ def test_part_of_an_answer_may_be_quoted():
     assert requests[2].content == (Segment(SOURCES + 1, 0, 4),)
 
 
-def test_an_answer_of_another_session_cannot_be_quoted():
-    foreign = [Request(0, 0.0, 3, 9), Request(1, 0.0, 4, 1, 0.0, (Segment(SOURCES, 0, 4),))]
-    with pytest.raises(WorkloadError, match="part 1 quotes an answer from outside of its session"):
-        list(Mix([chat(n=1), Given(foreign)]))
+def test_answers_of_other_sessions_may_be_quoted_but_not_those_to_come():
+    after = [Request(0, 0.0, 3, 9), Request(1, 0.0, 4, 1, 0.0, (Segment(SOURCES, 0, 4),))]
+    mixed = list(Mix([Listed([(0.0, 1, 1)]), Given(after)]))
+    assert mixed[2].content == (Segment(SOURCES + 1, 0, 4),)
+    ahead = [Request(0, 0.0, 4, 9, 0.0, (Segment(SOURCES + 1, 0, 4),)), Request(1, 0.0, 3, 1)]
+    with pytest.raises(WorkloadError, match="part 1 quotes the answer to a later request"):
+        list(Mix([chat(n=1), Given(ahead)]))
 
 
 def test_texts_are_numbered_within_their_limit():

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 
 from tests.traces import SHARED, lines, mangled, manifest, message_of, needs_shared, outcome
-from tests.workloads.traces import test_azure, test_burstgpt, test_mooncake, test_ragpulse, test_recorded, test_weka
+from tests.workloads.traces import (
+    test_azure,
+    test_burstgpt,
+    test_mooncake,
+    test_observed,
+    test_ragpulse,
+    test_recorded,
+    test_weka,
+)
 from tests.worlds import command
 from workloads import KINDS, Columns, WorkloadError, open_trace, sniff
 
@@ -19,6 +27,7 @@ GOOD = {
     "ragpulse": lines(*test_ragpulse.ROWS),
     "weka": lines(test_weka.session_line(*test_weka.TURNS)),
     "recorded": lines(*test_recorded.ROWS),
+    "observed": lines(*test_observed.ROWS),
     "table": lines("arrival,prompt,output", "0,40,2", "0.5,30,4"),
 }
 
@@ -55,6 +64,8 @@ SUITS = {
     "a list of sessions": (b"[" + GOOD["weka"] + b"]", "weka"),
     "objects": (b'{"arrival": 1, "prompt": 2, "output": 3}', "table"),
     "a recording cut in its first line": (GOOD["recorded"][:30], "recorded"),
+    "a cut header of observed traffic": (GOOD["observed"][:40], "observed"),
+    "observed traffic without its header": (lines(*test_observed.ROWS[1:]), "observed"),
     "Parquet": (b"PAR1\x15\x04\xff", "table"),
 }
 
@@ -67,21 +78,22 @@ def test_a_damaged_file_goes_to_the_likeliest_reader(write, content, kind):
 UNKNOWN = {
     "empty": (
         b"",
-        "empty file; expected a trace of one of the kinds azure, burstgpt, mooncake, ragpulse, weka, recorded, table",
+        "empty file; expected a trace of one of the kinds azure, burstgpt, mooncake, ragpulse, weka, recorded, "
+        "observed, table",
     ),
     "blank": (b" \n\n", "empty file; expected"),
     "other CSV": (b"name,age\nx,3\n", "begins with 'name,age'; expected a trace of one of the kinds azure, "),
     "a table of one's own": (
         b"TIMESTAMP,x\n1,3\n",
         "begins with 'TIMESTAMP,x'; expected a trace of one of the kinds azure, burstgpt, mooncake, ragpulse, weka, "
-        "recorded, table; if it is a table of your own, name its columns with --columns "
+        "recorded, observed, table; if it is a table of your own, name its columns with --columns "
         "arrival=NAME,prompt=NAME,output=NAME (and session, priority, if there); found: TIMESTAMP, x",
     ),
     "objects of one's own": (
         b'{"ts": 1, "in": 3}\n',
         'begins with \'{"ts": 1, "in": 3}\'; expected a trace of one of the kinds azure, burstgpt, mooncake, ragpulse, '
-        "weka, recorded, table; if it is a table of your own, name its columns with --columns arrival=NAME,prompt=NAME,"
-        "output=NAME (and session, priority, if there); found: ts, in",
+        "weka, recorded, observed, table; if it is a table of your own, name its columns with --columns "
+        "arrival=NAME,prompt=NAME,output=NAME (and session, priority, if there); found: ts, in",
     ),
     "other JSON": (b'{"name": 3}', "begins with '{\"name\": 3}'; expected a trace of"),
     "binary": (b"\xff\xfe\x00junk", "not UTF-8 text (byte 0xff); expected a trace of"),
@@ -127,6 +139,7 @@ BAD_BYTES = {
     "ragpulse": ('{"timestamp": 5}', 4, "no key 'input_length'"),
     "weka": (test_weka.session_line(), 2, "requests: none"),
     "recorded": (test_recorded.row(output=0), 6, "output_tokens 0 is out of range"),
+    "observed": (test_observed.request(test_observed.ASKED, end="lost"), 5, 'end "lost"; expected completed'),
     "table": ("0.75,x,2", 3, "prompt 'x' is not a whole number"),
 }
 
@@ -165,7 +178,7 @@ def test_bad_rows_can_be_skipped_of_traces_only():
     assert refused.returncode == 2
     assert refused.stderr == (
         "kvsim: chat: --skip-bad-rows: workload.kind is 'poisson'; "
-        "accepted: azure, burstgpt, mooncake, ragpulse, weka, recorded, table\n"
+        "accepted: azure, burstgpt, mooncake, ragpulse, weka, recorded, observed, table\n"
     )
 
 
