@@ -65,11 +65,15 @@ class Answer:
     """Of these, found in a cache; None if the server does not say."""
     output: list[int] = field(default_factory=list)
     """Token ids of the answer, where the server gives them."""
+    text: str = ""
+    """The answer in words."""
     output_tokens: int = 0
     result: dict[str, Any] = field(default_factory=dict)
     """What llama-server says at the end, ``timings`` among it; empty of others."""
     error: str | None = None
     """Why it failed, in the server's words or ours; None if it was answered in full."""
+    timed_out: bool = False
+    """Whether it failed since nothing came for too long."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -121,7 +125,7 @@ class Client:
         except httpx.ConnectError as e:
             raise ServerFault(f"{self.address}: cannot be reached: {_words(e)}", gone=True) from None
         except httpx.TimeoutException:
-            answer.error = f"no answer for {self._http.timeout.read:g} s"
+            answer.error, answer.timed_out = f"no answer for {self._http.timeout.read:g} s", True
         except httpx.TransportError as e:
             answer.error = f"the connection broke off: {_words(e)}"
         answer.done_s = time.monotonic() - clock
@@ -183,11 +187,13 @@ class Client:
                 answer.cached_tokens = said.get("timings", {}).get("cache_n")
                 return 0, True
             answer.output += said.get("tokens", [])
+            answer.text += said.get("content", "")
             return said["tokens_predicted"] - seen if "tokens_predicted" in said else 1, False
         usage = said.get("usage") or {}
         choices = said.get("choices") or [{}]
         ids = choices[0].get("token_ids") or []
         answer.output += ids
+        answer.text += choices[0].get("text") or ""
         if usage:
             answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage.get("completion_tokens", 0)
             answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", answer.cached_tokens)
