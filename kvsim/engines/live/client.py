@@ -155,6 +155,10 @@ class Client:
 
     async def _read(self, response: httpx.Response, answer: Answer, clock: float) -> None:
         """Take in a stream of events, up to the one that ends it."""
+        kind = response.headers.get("content-type", "nothing")
+        if not kind.startswith("text/event-stream"):
+            answer.error = f"answered by {kind[:80]}, not by a stream of events"
+            return
         ended, seen = False, 0
         async for event in _events(response):
             now = time.monotonic() - clock
