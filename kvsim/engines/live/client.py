@@ -132,6 +132,24 @@ class Client:
         answer.output_tokens = answer.output_tokens or len(answer.token_s)
         return answer
 
+    async def tokenize(self, text: str) -> list[int] | None:
+        """The tokens of a text; None if the server does not say. Raises ``ServerFault`` if it is gone."""
+        body: dict[str, Any] = {"content": text, "add_special": False}
+        if self.api == "openai":
+            body = {"prompt": text, "add_special_tokens": False}
+            if self.model is not None:
+                body["model"] = self.model
+        try:
+            response = await self._http.post("/tokenize", json=body)
+            said = response.json() if response.status_code == httpx.codes.OK else None
+        except httpx.ConnectError as e:
+            raise ServerFault(f"{self.address}: cannot be reached: {_words(e)}", gone=True) from None
+        except (httpx.HTTPError, ValueError):
+            return None
+        tokens = said.get("tokens") if isinstance(said, dict) else None
+        whole = isinstance(tokens, list) and all(type(token) is int for token in tokens)
+        return tokens if whole else None
+
     def _body(self, question: Question) -> tuple[str, dict[str, Any]]:
         prompt = question.prompt if isinstance(question.prompt, str) else list(question.prompt)
         body: dict[str, Any] = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "stream": True}
