@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ class SentRequest:
     params: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the body that matter to the server's decisions, such as ``n_keep``."""
     group: str = ""
+    due_s: float | None = None
+    """When it was to be sent; None: when it was."""
+    after: int | None = None
+    """The request whose end it waited for, and then for ``think_s``; None if it came by the clock."""
+    think_s: float = 0.0
     mark: float | None = None
     """The ``mirostat_tau`` that it was sent with, if no other had the same: the log says it of the task."""
     send_s: float = 0.0
@@ -75,21 +81,38 @@ def recording(log: ServerLog, requests: Sequence[SentRequest], meta: Mapping[str
         raise UserError(f"{log.path}: none of the {len(requests)} requests is in the log")
     offset = min(lags)  # What the quickest request took to get there is taken for nothing.
     said = {"server": {**meta.get("server", {}), **log.about}}
-    records: list[Record] = [{"type": "meta", "format": _FORMAT, **meta, **said}]
-    ordered = sorted(requests, key=lambda r: r.id)
-    for request in ordered:
-        if request.prompt:
-            records.append({"type": "source", "name": _source(request), "tokens": list(request.prompt)})
-    records += [_request(request, task_of.get(request.id)) for request in ordered]
+    records = recording_without_log(requests, {**meta, **said}, task_of)
     records += [{**record, "t": round(record["t"] - offset, 6)} for record in log.records]
     return records
 
 
+def recording_without_log(
+    requests: Sequence[SentRequest], meta: Mapping[str, Any], task_of: Mapping[int, int] | None = None
+) -> list[Record]:
+    """The records of what a client sent and saw alone; ``task_of``: the log's task of each request, where known."""
+    records: list[Record] = [{"type": "meta", "format": _FORMAT, **meta}]
+    ordered = sorted(requests, key=lambda r: r.id)
+    for request in ordered:
+        if request.prompt:
+            records.append({"type": "source", "name": _source(request), "tokens": list(request.prompt)})
+    return records + [_request(request, (task_of or {}).get(request.id)) for request in ordered]
+
+
 def write_recording(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write records as gzipped JSON lines; equal records give equal bytes."""
-    with Path(path).open("wb") as raw, gzip.GzipFile(fileobj=raw, filename="", mode="wb", mtime=0) as packed:
-        for record in records:
-            packed.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+    """Write records as JSON lines, gzipped if the name ends with ``.gz``; equal records give equal bytes.
+
+    The file is written atomically. Raises ``UserError`` if it cannot be.
+    """
+    path = Path(path)
+    data = b"".join(json.dumps(record, separators=(",", ":")).encode() + b"\n" for record in records)
+    new = path.with_name(path.name + ".new")
+    try:
+        new.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        new.replace(path)
+    except OSError as e:
+        with suppress(OSError):
+            new.unlink()
+        raise UserError(f"{path}: cannot write: {e.strerror}") from None
 
 
 def _source(request: SentRequest) -> str:
@@ -102,8 +125,11 @@ def _request(request: SentRequest, task: int | None) -> Record:
         raise UserError(f"request {request.id}: its prompt is text; token ids are expected")
     n = len(request.prompt)
     record: Record = {"type": "request", "id": request.id, "group": request.group}
+    if request.after is None:
+        record["at"] = request.send_s if request.due_s is None else request.due_s
+    else:
+        record |= {"after": request.after, "think": request.think_s}
     record |= {
-        "at": request.send_s,
         "prompt": [[_source(request), 0, n]] if n else [],
         "prompt_tokens": n,
         "n_predict": request.n_predict,

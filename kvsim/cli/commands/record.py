@@ -9,12 +9,13 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import print_json, warn
-from kvsim.cli.options import Json, LibraryFolder, LlamaThreads, ScenarioName, Seed, load_with
+from kvsim.cli.options import Json, LibraryFolder, LlamaThreads, Seed, load_with
 from kvsim.cli.progress import RunProgress
+from kvsim.cli.server_recording import ServerAsked, record_url
 from kvsim.errors import UserError, no_such
 
 RECORDED = ("llamacpp",)
-"""The engines that can be recorded."""
+"""The engines that can be recorded without a server."""
 
 app = typer.Typer(add_completion=False)
 
@@ -26,9 +27,20 @@ def _recorded(incomplete: str) -> list[str]:
 @app.command()
 def record(
     engine: Annotated[
-        str, typer.Argument(metavar="ENGINE", help=f"{' or '.join(RECORDED)}.", autocompletion=_recorded)
+        str,
+        typer.Argument(
+            metavar="[ENGINE]",
+            help=f"{' or '.join(RECORDED)}; left out with --url.",
+            autocompletion=_recorded,
+            show_default=False,
+        ),
     ],
-    scenario: ScenarioName,
+    scenario: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SCENARIO", help="A built-in scenario or a TOML file.", autocompletion=completion.scenarios
+        ),
+    ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -44,11 +56,61 @@ def record(
     requests: Annotated[int | None, typer.Option(help="Run at most this many requests.", min=1)] = None,
     threads: LlamaThreads = 1,
     library: LibraryFolder = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Send the scenario's traffic to this server instead: llama-server, vLLM or OpenAI's protocol."
+        ),
+    ] = None,
+    flags: Annotated[
+        str | None,
+        typer.Option(
+            metavar='"-np 4 -c 4096"',
+            help="With --url: what the server was started with; servers do not say all of it.",
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --url: llama-server's log, for its steps and decisions; start it with "
+            "--log-file FILE --log-timestamps --log-prefix -lv 5."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="With --url: go on with a recording that ended early; send what is missing."),
+    ] = False,
+    key_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --url: the environment variable that has the server's key."),
+    ] = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="With --url: let it be a server on another machine.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="With --url: the longest silence of the server, s.", min=0.01)] = 60.0,
+    limit: Annotated[float, typer.Option(help="With --url: the longest time for all of it, s.", min=0.1)] = 3600.0,
     as_json: Json = False,
 ) -> None:
-    """Run a scenario on llama.cpp and record every operation and every cell, for kvsim conform."""
+    """Run a scenario on llama.cpp and record every operation and every cell, for kvsim conform.
+
+    With --url send its traffic to a running server and record what it was asked, when each token came and, with the
+    log of a llama-server, every step and every decision. kvsim record --url http://127.0.0.1:8080 chat
+    """
+    if url is not None:
+        if scenario is not None:
+            raise UserError(f"--url: the server says what it is; give the scenario alone, without {engine!r:.60}")
+        own = {"--policy": policy is not None, "--model": model is not None}
+        _refuse(own | {"--threads": threads != 1}, "a server is recorded as it runs")
+        asked = ServerAsked(url, flags, log, key_env, allow_remote, resume, timeout, limit)
+        record_url(load_with(engine, seed, requests), asked, out, as_json=as_json)
+        return
+    given = {"--flags": flags is not None, "--log": log is not None, "--resume": resume}
+    given |= {"--key-env": key_env is not None, "--allow-remote": allow_remote}
+    _refuse(given, "only with --url, for a server that runs")
     if engine not in RECORDED:
-        raise UserError(no_such("recordable engine", engine, RECORDED))
+        raise UserError(f"{no_such('recordable engine', engine, RECORDED)}; or record a server with --url")
+    if scenario is None:
+        raise UserError(f"{engine}: which scenario? kvsim record {engine} SCENARIO is expected")
     from kvsim.engines.recording import record as record_run
 
     loaded = load_with(scenario, seed, requests)
@@ -64,3 +126,10 @@ def record(
         )
     if done.divergence is not None:
         warn([f"the recording ends where llama.cpp and {done.policy} diverge: {done.divergence}"])
+
+
+def _refuse(given: dict[str, bool], why: str) -> None:
+    """Raise ``UserError`` if an option was given."""
+    for option, is_given in given.items():
+        if is_given:
+            raise UserError(f"{option}: {why}")

@@ -8,20 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvsim.engines.conformance.recordings import Record, State
+from kvsim.engines.conformance.saved_states import EARLIER_STATE_HEADER
 from kvsim.engines.conformance.server_flags import scenario_of
 from kvsim.engines.conformance.zero_time import ZeroTimeBackend
 from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy
-from kvsim.simulation.schedulers.host_prompt_cache import StateSize
+from kvsim.simulation.schedulers.host_prompt_cache import STATE_HEADER, StateSize
 from kvsim.simulation.schedulers.llama_server import LlamaServer
 from policies import Chunk, Content, MicroBatch, NoSlot
 from workloads import Request
 
 _EDGE_S = 0.002
 """Times in the log agree to 1 or 2 ms: a task that came so long before a step ended may have come after it."""
-_EARLIER_STATE_HEADER = 20
-"""Bytes of a saved state's header in llama-server 0.5.0-dev."""
 _REFUSED_BY_HTTP = 400
 _WARM_UP_TOKEN, _WARM_UP_ANSWER = 999, 8
 _SHARES = ("sim", "keep", "threshold", "mib")
@@ -57,8 +56,10 @@ class LlamaServerReplay:
         """Tasks that came at the very edge of a step and were taken after it, in words."""
         self._policy = build_policy(self.scenario)
         self._scheduler = _ReplayedServer(self.scenario, self._policy, ZeroTimeBackend(), Recorder(), log=self._note)
-        if self._scheduler.host_cache is not None and self.era.startswith("0.5"):
-            self._scheduler.host_cache.size = StateSize(self.scenario, self._policy.groups, _EARLIER_STATE_HEADER)
+        usual = EARLIER_STATE_HEADER if self.era.startswith("0.5") else STATE_HEADER
+        if self._scheduler.host_cache is not None:
+            size = int(header["server"].get("state_header", usual))
+            self._scheduler.host_cache.size = StateSize(self.scenario, self._policy.groups, size)
         self._scheduler.give_tasks = self._give_tasks
         self._defaults = header.get("body", {})
         self._sources: dict[str, list[int]] = {}
@@ -324,7 +325,7 @@ def _loaded(said: Mapping[str, Any], replay: LlamaServerReplay) -> tuple[State, 
 def _version(lines: Sequence[str]) -> str:
     """The server's version, as it says it itself."""
     for line in lines:
-        found = re.match(r"version: *(\S+)", str(line))
+        found = re.match(r"(?:version|build): *(\S+)", str(line))
         if found:
             return found[1]
     return "unknown"

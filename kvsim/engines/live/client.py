@@ -65,11 +65,15 @@ class Answer:
     """Of these, found in a cache; None if the server does not say."""
     output: list[int] = field(default_factory=list)
     """Token ids of the answer, where the server gives them."""
+    text: str = ""
+    """The answer in words."""
     output_tokens: int = 0
     result: dict[str, Any] = field(default_factory=dict)
     """What llama-server says at the end, ``timings`` among it; empty of others."""
     error: str | None = None
     """Why it failed, in the server's words or ours; None if it was answered in full."""
+    timed_out: bool = False
+    """Whether it failed since nothing came for too long."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -121,12 +125,30 @@ class Client:
         except httpx.ConnectError as e:
             raise ServerFault(f"{self.address}: cannot be reached: {_words(e)}", gone=True) from None
         except httpx.TimeoutException:
-            answer.error = f"no answer for {self._http.timeout.read:g} s"
+            answer.error, answer.timed_out = f"no answer for {self._http.timeout.read:g} s", True
         except httpx.TransportError as e:
             answer.error = f"the connection broke off: {_words(e)}"
         answer.done_s = time.monotonic() - clock
         answer.output_tokens = answer.output_tokens or len(answer.token_s)
         return answer
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """The tokens of a text; None if the server does not say. Raises ``ServerFault`` if it is gone."""
+        body: dict[str, Any] = {"content": text, "add_special": False}
+        if self.api == "openai":
+            body = {"prompt": text, "add_special_tokens": False}
+            if self.model is not None:
+                body["model"] = self.model
+        try:
+            response = await self._http.post("/tokenize", json=body)
+            said = response.json() if response.status_code == httpx.codes.OK else None
+        except httpx.ConnectError as e:
+            raise ServerFault(f"{self.address}: cannot be reached: {_words(e)}", gone=True) from None
+        except (httpx.HTTPError, ValueError):
+            return None
+        tokens = said.get("tokens") if isinstance(said, dict) else None
+        whole = isinstance(tokens, list) and all(type(token) is int for token in tokens)
+        return tokens if whole else None
 
     def _body(self, question: Question) -> tuple[str, dict[str, Any]]:
         prompt = question.prompt if isinstance(question.prompt, str) else list(question.prompt)
@@ -151,6 +173,10 @@ class Client:
 
     async def _read(self, response: httpx.Response, answer: Answer, clock: float) -> None:
         """Take in a stream of events, up to the one that ends it."""
+        kind = response.headers.get("content-type", "nothing")
+        if not kind.startswith("text/event-stream"):
+            answer.error = f"answered by {kind[:80]}, not by a stream of events"
+            return
         ended, seen = False, 0
         async for event in _events(response):
             now = time.monotonic() - clock
@@ -183,11 +209,13 @@ class Client:
                 answer.cached_tokens = said.get("timings", {}).get("cache_n")
                 return 0, True
             answer.output += said.get("tokens", [])
+            answer.text += said.get("content", "")
             return said["tokens_predicted"] - seen if "tokens_predicted" in said else 1, False
         usage = said.get("usage") or {}
         choices = said.get("choices") or [{}]
         ids = choices[0].get("token_ids") or []
         answer.output += ids
+        answer.text += choices[0].get("text") or ""
         if usage:
             answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage.get("completion_tokens", 0)
             answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", answer.cached_tokens)

@@ -1,0 +1,105 @@
+"""``kvsim record --url``: record a server that runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvsim.cli.console import fail, print_json, warn
+from kvsim.cli.progress import RunProgress
+from kvsim.errors import UserError, counted
+from kvsim.installation import install_extra
+
+if TYPE_CHECKING:
+    from kvsim.engines.live.recording import LiveRecording
+    from kvsim.scenario.scenario import Scenario
+
+_INTERRUPTED = 130
+_PERCENT = 100
+
+
+@dataclass(frozen=True)
+class ServerAsked:
+    """What the options say of the server."""
+
+    url: str
+    flags: str | None
+    log: Path | None
+    key_env: str | None
+    allow_remote: bool
+    resume: bool
+    timeout_s: float
+    limit_s: float
+
+
+def record_url(scenario: Scenario, asked: ServerAsked, out: Path | None, *, as_json: bool) -> None:
+    """Send a scenario's traffic to a server, and say what was recorded. Raises ``UserError``."""
+    if find_spec("httpx") is None:
+        raise UserError(f"--url: asking a server needs httpx; install it with: {install_extra('serve')}")
+    from kvsim.engines.live.address import address_of
+    from kvsim.engines.live.recording import Asking, record_server
+
+    asking = Asking(
+        key=_key(asked.key_env),
+        timeout_s=asked.timeout_s,
+        limit_s=asked.limit_s,
+        flags=None if asked.flags is None else _words(asked.flags),
+        log=asked.log,
+        resume=asked.resume,
+    )
+    address = address_of(asked.url, allow_remote=asked.allow_remote)
+    with RunProgress(f"recording {scenario.name} at {address}", _PERCENT) as progress:
+        path = out or Path(f"{scenario.name}.jsonl.gz")
+        done = record_server(scenario, address, path, asking, progress=progress.share)
+    if as_json:
+        print_json(done.to_dict())
+    elif done.stopped is None:
+        _show(done)
+    warn(done.warnings)
+    if done.stopped is not None:
+        kept = f"{done.ended:,} of {counted(done.requests, 'request')} are in {done.path}"
+        message = f"{done.stopped}; {kept}; the same command with --resume sends the others"
+        if done.interrupted:
+            raise typer.Exit(fail(message, _INTERRUPTED))
+        raise UserError(message)
+
+
+def _show(done: LiveRecording) -> None:
+    """Print what was recorded."""
+    steps = "" if done.steps is None else f", and {counted(done.steps, 'step')} of its log"
+    typer.echo(f"Saved {done.path}: {counted(done.ended, 'request')} to {done.engine}{steps}.")
+    times = [f"{name[:4].upper()} {ms['p50']:,.0f} ms" for name, ms in done.latencies.items()]
+    if times:
+        typer.echo(f"{' and '.join(times)} at the median.")
+    if done.text:
+        typer.echo("Prompts were sent as text: this server takes no token ids.")
+    for line in done.assumed:
+        typer.echo(f"Assumed: {line}.")
+    if done.failed:
+        typer.echo(f"{counted(done.failed, 'request')} failed; {done.first_failure}")
+    if done.steps is not None:
+        typer.echo(f"Compare our scheduler with it: kvsim conform llama-server {done.path}")
+
+
+def _key(name: str | None) -> str | None:
+    """The key in an environment variable. Raises ``UserError`` if there is none."""
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise UserError(f"--key-env {name}: there is no such environment variable, or it is empty")
+    return key
+
+
+def _words(flags: str) -> tuple[str, ...]:
+    """Flags as a shell divides them. Raises ``UserError``."""
+    try:
+        return tuple(shlex.split(flags))
+    except ValueError as e:
+        raise UserError(f"--flags {flags!r:.80}: {e}") from None

@@ -1,0 +1,146 @@
+"""What prompts say: random texts where the workload has its own, and what the server answered where it is quoted.
+
+A text is a row of units, each of one token: token ids, or words for servers that take no ids. Equal segments of a
+workload are equal units, and different texts are drawn apart, so that two prompts begin alike as far as the workload
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvsim.engines.live.client import Answer, Question
+from kvsim.scenario.content import content_of
+from workloads import Request, named_rng
+from workloads.request import SOURCES
+
+Unit = int | str
+Piece = tuple[int, int, int]
+"""``(source, start, n)``, as in the workload."""
+
+_COMMON = """
+the of and to in is that it was for on are as with his they at be this from have or by one had not but what all were
+when we there can an your which their said if do will each about how up out them then she many some so these would other
+into has more her two like him see time could no make than first been its who now people my way may down day get come
+over new take only little work know place year back give most very after thing our just name good
+"""
+WORDS = tuple(f" {word}" for word in _COMMON.split())
+"""Words so common that they are one token each in most vocabularies."""
+_FIRST_MARK = 100.0
+"""Marks begin well above 5, which is what requests have that are not marked."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What texts are drawn from."""
+
+    ids: range | None
+    """Ordinary token ids; None: words, for a server that takes no ids."""
+    answers: tuple[int, ...] = ()
+    """Tokens that answers shall consist of, one for each answer; none where the server cannot be made to."""
+    tokens_per_word: float = 1.0
+    """Of words: how many tokens the server counts for each."""
+    extra_tokens: int = 0
+    """Of words: tokens that the server adds to each prompt."""
+
+    @property
+    def units(self) -> Sequence[Unit]:
+        """Units of a token each, or nearly."""
+        return WORDS if self.ids is None else self.ids
+
+    @property
+    def is_text(self) -> bool:
+        """Whether prompts are sent as text, not as token ids."""
+        return self.ids is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The vocabulary as JSON."""
+        return {
+            "ids": None if self.ids is None else [self.ids.start, self.ids.stop],
+            "answers": list(self.answers),
+            "tokens_per_word": self.tokens_per_word,
+            "extra_tokens": self.extra_tokens,
+        }
+
+    @staticmethod
+    def from_dict(said: dict[str, Any]) -> Vocabulary:
+        """The vocabulary that ``to_dict`` gave."""
+        ids = None if said["ids"] is None else range(*said["ids"])
+        return Vocabulary(ids, tuple(said["answers"]), said["tokens_per_word"], said["extra_tokens"])
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as it is sent."""
+
+    said: tuple[int, ...] | str
+    """Token ids, or text."""
+    pieces: tuple[Piece, ...]
+    """The texts that it consists of, as the workload numbers them."""
+    answer: int | None = None
+    """The token that the answer shall consist of."""
+    mark: float | None = None
+    """What tells the request from others in llama-server's log: its ``mirostat_tau``, of no effect without mirostat."""
+
+    def question(self, request: Request) -> Question:
+        """What the server is asked."""
+        own: dict[str, float | bool | None] = {
+            "n_keep": request.n_keep,
+            "n_discard": request.n_discard,
+            "cache_prompt": request.cache_prompt,
+        }
+        own["mirostat_tau"] = self.mark
+        params = {key: value for key, value in own.items() if value is not None}
+        return Question(self.said, request.output_tokens, self.answer, params)
+
+
+class Prompts:
+    """Writes the prompts of a workload, and remembers the answers that later ones quote."""
+
+    def __init__(self, seed: int, vocabulary: Vocabulary, *, first_mark: int | None = None):
+        """``first_mark``: number the requests in llama-server's log, the first one with this number; None: do not."""
+        self.seed, self.vocabulary = seed, vocabulary
+        self._first_mark = first_mark
+        self._texts: dict[int, list[Unit]] = {}
+        self._answers: dict[int, list[Unit]] = {}
+        """What came back, by the source that the workload gives to it."""
+
+    def of(self, request: Request) -> Prompt:
+        """The prompt of a request, of as many tokens as it says."""
+        pieces = tuple(content_of(request).head(request.prompt_tokens))
+        answers = self.vocabulary.answers
+        answer = answers[request.id % len(answers)] if answers else None
+        units = [unit for piece in pieces for unit in self._segment(*piece)]
+        if not self.vocabulary.is_text:
+            mark = None if self._first_mark is None else _FIRST_MARK + self._first_mark + request.id
+            return Prompt(tuple(int(unit) for unit in units), pieces, answer, mark)
+        words = round((request.prompt_tokens - self.vocabulary.extra_tokens) / self.vocabulary.tokens_per_word)
+        return Prompt("".join(str(unit) for unit in units[: max(1, words)]), pieces, answer)
+
+    def answered(self, request: Request, answer: Answer) -> None:
+        """Note an answer, for prompts that quote it. One of which no tokens are known is quoted as a random text."""
+        if self.vocabulary.is_text:
+            # Tokens of a text cannot be told apart: it stands whole in the place of its first one.
+            said: list[Unit] = [answer.text, *[""] * (answer.output_tokens - 1)] if answer.text else []
+        else:
+            said = list(answer.output)
+        self._answers[request.answer.source] = said
+
+    def _segment(self, source: int, start: int, n: int) -> list[Unit]:
+        """The units of a piece. An answer that ended early goes on with a random text, so that lengths are kept."""
+        said = self._answers.get(source, []) if source >= SOURCES else []
+        drawn = self._text(source, start + n)[max(start, len(said)) : start + n] if start + n > len(said) else []
+        return [*said[start : start + n], *drawn]
+
+    def _text(self, source: int, n: int) -> list[Unit]:
+        """The text of a source, at least its first n units. However long, it begins the same."""
+        text = self._texts.get(source, [])
+        if len(text) < n:
+            units = self.vocabulary.units
+            drawn = named_rng(self.seed, f"text {source}").integers(0, len(units), size=max(n, 2 * len(text)))
+            text = self._texts[source] = [units[i] for i in np.asarray(drawn).tolist()]
+        return text

@@ -1,0 +1,117 @@
+"""The lines of recordings: as those of llama-server, and as those of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvsim.engines.live.journal import kept_result
+from kvsim.engines.live.prompts import Piece
+from kvsim.engines.live.traffic import Exchange
+from kvsim.engines.llama_server_log import ServerLog
+from kvsim.engines.llama_server_recording import SentRequest, recording, recording_without_log
+from workloads.request import SOURCES
+
+Record = dict[str, Any]
+_MS = 1e3
+
+
+def llama_server_records(
+    exchanges: Sequence[Exchange], meta: Mapping[str, Any], log: ServerLog | None = None
+) -> list[Record]:
+    """A recording of llama-server; with its log, also every step and decision. Raises ``UserError``."""
+    sent = [_sent(exchange) for exchange in exchanges]
+    return recording_without_log(sent, meta) if log is None else recording(log, sent, meta)
+
+
+def openai_records(exchanges: Sequence[Exchange], meta: Mapping[str, Any]) -> list[Record]:
+    """A recording of a server that speaks OpenAI's protocol; times in milliseconds."""
+    ordered = sorted(exchanges, key=lambda exchange: exchange.request.id)
+    wall_s = max((exchange.answer.done_s for exchange in ordered), default=0.0)
+    answers = [exchange.answer for exchange in ordered if exchange.answer.error is None]
+    output = sum(answer.output_tokens for answer in answers)
+    summary: Record = {"n_requests": len(ordered), "wall_s": round(wall_s, 3)}
+    if wall_s > 0:
+        summary |= {
+            "requests_per_s": round(len(answers) / wall_s, 4),
+            "output_tokens_per_s": round(output / wall_s, 2),
+        }
+    summary["output_tokens"] = output
+    summary |= latencies(exchanges)
+    return [{"type": "meta", **meta, **summary}, *map(_openai_request, ordered)]
+
+
+def latencies(exchanges: Sequence[Exchange]) -> Record:
+    """TTFT and TPOT in milliseconds, of answers in full; without those that no answer has."""
+    answers = [exchange.answer for exchange in exchanges if exchange.answer.error is None]
+    measured = {"ttft_ms": [a.ttft_s for a in answers], "tpot_ms": [a.tpot_s for a in answers]}
+    found: Record = {}
+    for name, seconds in measured.items():
+        ms = [s * _MS for s in seconds if s is not None]
+        if ms:
+            p50, p90 = np.percentile(ms, (50, 90))
+            found[name] = {
+                "p50": round(float(p50), 2),
+                "p90": round(float(p90), 2),
+                "mean": round(float(np.mean(ms)), 2),
+            }
+    return found
+
+
+def _sent(exchange: Exchange) -> SentRequest:
+    request, prompt, answer = exchange.request, exchange.prompt, exchange.answer
+    params = {k: v for k, v in prompt.question(request).params.items() if k != "mirostat_tau"}
+    return SentRequest(
+        id=request.id,
+        prompt=prompt.said,
+        n_predict=request.output_tokens,
+        answer=prompt.answer,
+        params=params,
+        group="" if request.session is None else f"session{request.session}",
+        due_s=round(exchange.due_s, 6),
+        after=exchange.after,
+        think_s=request.think_s,
+        mark=prompt.mark,
+        send_s=round(answer.sent_s, 6),
+        headers_s=round(answer.headers_s or 0.0, 6),
+        token_s=[round(t, 6) for t in answer.token_s],
+        tokens=answer.output,
+        done_s=round(answer.done_s, 6),
+        status=answer.status or 0,
+        result=kept_result(answer.result) or None,
+        error=answer.error,
+    )
+
+
+def _openai_request(exchange: Exchange) -> Record:
+    request, answer = exchange.request, exchange.answer
+    record: Record = {
+        "type": "request",
+        "r": request.id,
+        "prompt": [_segment(piece) for piece in exchange.prompt.pieces],
+    }
+    record["n_prompt"] = request.prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens
+    record |= {"n_out": request.output_tokens, "due": _ms(exchange.due_s), "sent": _ms(answer.sent_s)}
+    if answer.token_s:
+        record["first"] = _ms(answer.token_s[0])
+    record["end"] = _ms(answer.token_s[-1] if answer.token_s and answer.error is None else answer.done_s)
+    if answer.cached_tokens is not None:
+        record["hit"] = answer.cached_tokens
+    record["tok"] = [_ms(t) for t in answer.token_s]
+    if exchange.after is not None:
+        record |= {"after": exchange.after, "think": _ms(request.think_s)}
+    if exchange.error is not None:
+        record |= {"error": exchange.error, "status": answer.status or 0}
+    return record
+
+
+def _segment(piece: Piece) -> list[int | str]:
+    """A piece as recordings of vLLM have it: answers are named by their request."""
+    source, start, n = piece
+    return [f"out:{source - SOURCES}" if SOURCES <= source < 2 * SOURCES else source, start, n]
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * _MS, 3)
