@@ -5,16 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from kvsim.advice.engine_flags import COMMANDS, OLD_NOTE, Flags, llamacpp_flags, model_argument, vllm_flags
+from kvsim.advice.families import (
+    SettingsFamily,
+    TargetEngine,
+    device_families,
+    host_caches,
+    machine_families,
+    padded,
+)
 from kvsim.advice.scenario_memory import plan_scenario
-from kvsim.costs.memory_plan import default_cells
-from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, Engine
+from kvsim.costs.memory_plan import Plan, default_cells
+from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.costs.profile import Profile
 from kvsim.costs.vllm_profile import profile_run
 from kvsim.errors import UserError, no_such
@@ -23,12 +31,10 @@ from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import MemoryShape
 from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
 from kvsim.scenario.scenario import Scenario, engine_version, load_scenario
-from kvsim.scenario.server_defaults import EARLY_SERVER
+from kvsim.scenario.server_defaults import EARLY_SERVER, TODAYS_SERVERS
 from policies import available
 from workloads import named_rng
 
-TargetEngine = Literal["llamacpp", "vllm", "research"]
-"""The engine that has a setting; ``research`` if no known engine does."""
 ENGINES = ("llamacpp", "vllm", "both", "any")
 """Engines that can be asked for; ``any`` includes layouts that no engine has."""
 _TARGETS: dict[str, tuple[TargetEngine, ...]] = {
@@ -37,6 +43,10 @@ _TARGETS: dict[str, tuple[TargetEngine, ...]] = {
     "both": ("llamacpp", "vllm"),
     "any": ("llamacpp", "vllm", "research"),
 }
+
+_MEASURED: dict[str, TargetEngine] = {"llama": "llamacpp", "vllm": "vllm"}
+"""The engine whose settings are searched by default, by how the name of the one that a profile measured begins:
+llama.cpp, llama-cpp-python, llama-server or vLLM."""
 
 _NAMES: dict[str, str] = {**ENGINE_TITLES, "any": "any engine"}
 
@@ -51,36 +61,11 @@ REASONS = {
 }
 """Reasons for ruling a setting out, in the order in which they are checked."""
 
-_SLOTS = (1, 2, 4, 8, 16, 32, 64)
-_THRESHOLDS = (0.1, 0.3)
-"""llama.cpp's default since b4065, and a value that compacts less often."""
-_LLAMA_BATCHES = ((64, 64), (256, 128), (512, 512), (2048, 512))
-"""``--batch-size`` and ``--ubatch-size``; the last is llama.cpp's default."""
-_VLLM_BATCHES = (64, 128, 256, 512, 2048)
-_DEVICE_SLOTS = (32, 64, 128, 256, 512, 1024)
-_DEVICE_BATCHES = (512, 1024, 2048, 4096, 8192, 16384)
-"""``--max-num-seqs`` and ``--max-num-batched-tokens`` on a device, as far as its profile was measured."""
-_BLOCKS = (16, 32)
 _MOST_CELLS = 2**24
 _REUSE_FACTOR = 4
 """Size of a cache that also keeps prefixes for reuse, as a multiple of what all slots need at once."""
 
-_MOVING = ("contiguous", "fill-holes", "full-compaction", "adaptive", "idle-compaction", "prompt-decode-regions")
-"""Layouts that no engine has, on which llama.cpp's scheduler can work."""
-
 _NOT_AN_OPTION = ("ring", "paged-window", "oracle")
-
-
-@dataclass(frozen=True)
-class SettingsFamily:
-    """A grid of settings with the same policy, scheduler and engine."""
-
-    name: str
-    engine: TargetEngine
-    keys: dict[str, Any]
-    """Fixed scenario keys, as for ``load_scenario``."""
-    axes: dict[str, tuple[Any, ...]]
-    """Values that vary, by the name of the axis."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +102,7 @@ class Candidate:
             "n_ubatch": self.scenario.n_ubatch,
             "block_size": cache.block_size,
             "threshold": cache.threshold,
+            "cache_ram": server.cache_ram if server.scheduler in TODAYS_SERVERS else None,
             "prefix_cache": cache.policy in ("vllm", "paged") and cache.prefix_cache,
             "chunked_prefill": server.chunked_prefill,
             "type_k": cache.type_k,
@@ -144,7 +130,24 @@ class Candidate:
         server, cache = self.scenario.server, self.scenario.cache
         n_batch, n_ubatch = self.scenario.n_batch, self.scenario.n_ubatch
         batch = f"{n_batch}" if self.engine == "vllm" else f"{n_batch}/{n_ubatch}"
-        return f"{self.family}, {cache.cells:,} cells, {server.slots} slots, batch {batch}"
+        host = f", host cache {'on' if server.cache_ram else 'off'}" if self._has_host_cache else ""
+        return f"{self.family}, {cache.cells:,} cells, {server.slots} slots, batch {batch}{host}"
+
+    @property
+    def host_bytes(self) -> float:
+        """Limit of llama-server's host cache, which comes on top of ``memory_bytes``; infinite if it has none."""
+        limit = self.scenario.server.cache_ram if self._has_host_cache else 0
+        return limit * 2**20 if limit >= 0 else math.inf
+
+    @property
+    def memory_order(self) -> tuple[int, float, int]:
+        """Sort key among settings that are equal otherwise: the least memory first, then in order of search."""
+        return self.memory_bytes, self.host_bytes, self.number
+
+    @property
+    def _has_host_cache(self) -> bool:
+        """Whether it is of a llama-server with ``--cache-ram``."""
+        return self.engine == "llamacpp" and self.scenario.server.scheduler in TODAYS_SERVERS
 
     @property
     def notes(self) -> list[str]:
@@ -171,6 +174,20 @@ class SearchSpace:
     candidates: tuple[Candidate, ...]
     policies_left_out: dict[str, tuple[str, str]]
     """Policies without any candidate: a key of ``REASONS``, and an explanation."""
+    shape: MemoryShape
+    """Of the model that is served."""
+    weights: str | None
+    """Storage type of its weights, if one was chosen."""
+
+    def plan(self, candidate: Candidate, memory: int | None) -> Plan:
+        """The memory of a setting under its engine, part by part, of so many bytes; of one GPU where several share it.
+
+        Raises ``UserError`` if it cannot be planned.
+        """
+        engine: Engine = "vllm" if candidate.engine == "vllm" else "llamacpp"
+        made = plan_scenario(candidate.scenario, self.shape, engine, weights=self.weights, memory=memory)
+        ranks = candidate.scenario.machine.tensor_parallel
+        return replace(made, settings=replace(made.settings, tensor_parallel=ranks))
 
     @cached_property
     def _by_grid_index(self) -> dict[tuple[str, tuple[int, ...]], Candidate]:
@@ -240,14 +257,14 @@ def build_search_space(
     known_engine(engine)
     window = next((g.window for g in shape.groups if g.kind == "window"), None) if shape.llamacpp_windows else None
     targets = _TARGETS[engine]
-    every: Iterable[SettingsFamily] = _families(summary, window, tolerant)
+    every: Iterable[SettingsFamily] = machine_families(summary, window, tolerant, host_caches(base, summary))
     builder = _CandidateBuilder(base, summary, profile, shape, memory, weights, window)
     if base.machine.device is not None:
         targets = _targets_on_device(engine, profile)
         if profile_target(profile) == "vllm":
-            every = _device_families(summary, tolerant, profile)
+            every = device_families(summary, tolerant, profile)
             builder = _DeviceCandidateBuilder(base, summary, profile, shape, memory, weights, window)
-    families = tuple(f for f in every if f.engine in targets)
+    families = tuple(f for f in every if f.engine in targets and not _of_other_server(f, profile))
     candidates: list[Candidate] = []
     for family in families:
         for index in itertools.product(*(range(len(values)) for values in family.axes.values())):
@@ -260,14 +277,20 @@ def build_search_space(
         )
     searched = {family.keys["cache__policy"] for family in families}
     left_out = _policies_left_out(searched, engine, window, shape.name)
-    if base.machine.device is not None:
+    if base.machine.device is not None or _of_live_server(profile):
         left_out = {name: (why, _untimed(name, profile) or detail) for name, (why, detail) in left_out.items()}
-    return SearchSpace(families, tuple(candidates), left_out)
+    return SearchSpace(families, tuple(candidates), left_out, shape, weights)
 
 
 def profile_target(profile: Profile) -> TargetEngine:
-    """The engine whose times a profile has."""
-    return "llamacpp" if profile.engine.startswith("llama.cpp") else "vllm"
+    """The engine whose times a device's profile has."""
+    return measured_engine(profile) or "vllm"
+
+
+def measured_engine(profile: Profile) -> TargetEngine | None:
+    """The engine that a profile was measured on; None for kvsim's own, whose kernels stand for those of all engines."""
+    name = profile.engine.lower()
+    return next((engine for begins, engine in _MEASURED.items() if name.startswith(begins)), None)
 
 
 def _targets_on_device(engine: str, profile: Profile) -> tuple[TargetEngine, ...]:
@@ -281,11 +304,22 @@ def _targets_on_device(engine: str, profile: Profile) -> tuple[TargetEngine, ...
     return tuple(target for target in _TARGETS[engine] if target in (own, "research"))
 
 
+def _of_live_server(profile: Profile) -> bool:
+    """Whether a profile was measured on a running llama-server, which is today's."""
+    return profile.engine.startswith("llama-server")
+
+
+def _of_other_server(family: SettingsFamily, profile: Profile) -> bool:
+    """Whether a family is of llama-server of early 2025 and the user's is today's."""
+    return _of_live_server(profile) and family.keys["server__scheduler"] == EARLY_SERVER
+
+
 def _untimed(policy: str, profile: Profile) -> str:
-    """Why a policy of an engine is not tried where a device's profile is of another; empty for any other policy."""
+    """Why a policy of an engine is not tried where a profile is of another; empty for any other policy."""
     version = engine_version(policy)
     own = "llama.cpp" if profile_target(profile) == "llamacpp" else "vLLM"
-    if version is None or version.engine == own:
+    early = version is LLAMACPP_B4666 and _of_live_server(profile)
+    if version is None or (version.engine == own and not early):
         return ""
     return f"profile {profile.name} has times of {profile.engine} alone"
 
@@ -309,63 +343,6 @@ def _policies_left_out(searched: set[str], engine: str, window: int | None, mode
     return left_out
 
 
-def _families(summary: TrafficSummary, window: int | None, tolerant: bool) -> Iterator[SettingsFamily]:
-    contexts = ("longest", "p99") if tolerant and _padded(summary.p99) < _padded(summary.longest) else ("longest",)
-    rooms = ("shared", "full", "reuse") if summary.reuse else ("shared", "full")
-    llama: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _LLAMA_BATCHES}
-    vllm: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _VLLM_BATCHES, "room": rooms}
-    server = {"server__scheduler": "llama-server"}
-    today = {**server, "cache__policy": "llama.cpp-b6975"}
-    yield SettingsFamily("llama.cpp-b6975", "llamacpp", {**today, "cache__unified": True}, {**llama, "room": rooms})
-    own = {**today, "cache__unified": False}
-    yield SettingsFamily("llama.cpp-b6975, per slot", "llamacpp", own, {**llama, "room": ("full",)})
-    if window is not None:
-        keys = {**server, "cache__policy": "sliding-window", "cache__window": window}
-        yield SettingsFamily("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**llama, "room": rooms})
-    old = {"server__scheduler": EARLY_SERVER, "cache__policy": "llama.cpp-b4666", "cache__unified": True}
-    yield SettingsFamily("llama.cpp-b4666", "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
-    server = {"server__scheduler": "vllm"}
-    paged = {**vllm, "block": _BLOCKS, "chunked": (True, False)}
-    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged)
-    if summary.reuse:  # Otherwise a prefix cache makes no difference.
-        plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False, "cache__unified": True}
-        # Without a prefix cache a larger cache has nothing more to keep.
-        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")})
-    for name in _MOVING:
-        keys = {"server__scheduler": "llama-server", "cache__policy": name, "cache__unified": True}
-        yield SettingsFamily(name, "research", keys, {**llama, "room": rooms})
-    keys = {"server__scheduler": "llama-server", "cache__policy": "threshold-compaction", "cache__unified": True}
-    yield SettingsFamily("threshold-compaction", "research", keys, {**llama, "room": rooms, "threshold": _THRESHOLDS})
-    for name in ("hf-reserved", "growing", "chunked"):
-        keys = {**server, "cache__policy": name, "cache__unified": True}
-        yield SettingsFamily(name, "research", keys, {**vllm, "room": ("shared", "full")})
-
-
-def _device_families(summary: TrafficSummary, tolerant: bool, profile: Profile) -> Iterator[SettingsFamily]:
-    """Families on a device with vLLM's times: larger batches and more sequences, as far as both were measured."""
-    contexts = ("longest", "p99") if tolerant and _padded(summary.p99) < _padded(summary.longest) else ("longest",)
-    most_slots, most_tokens = measured_range(profile)
-    axes: dict[str, tuple[Any, ...]] = {
-        "context": contexts,
-        "slots": tuple(n for n in _DEVICE_SLOTS if n <= most_slots) or (most_slots,),
-        "batch": tuple(n for n in _DEVICE_BATCHES if n <= most_tokens) or (most_tokens,),
-        "chunked": (True, False),
-    }
-    server = {"server__scheduler": "vllm", "cache__unified": True}
-    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm"}, axes)
-    if summary.reuse:  # Otherwise a prefix cache makes no difference.
-        plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False}
-        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, axes)
-    for name in ("hf-reserved", "growing", "chunked", *_MOVING, "threshold-compaction"):
-        yield SettingsFamily(name, "research", {**server, "cache__policy": name}, axes)
-
-
-def measured_range(profile: Profile) -> tuple[int, int]:
-    """The most sequences and the most tokens in a pass for which a device's profile has times."""
-    knots = profile.decode.sequence_knots
-    return (knots[-1] if knots else profile.tokens.high), profile.tokens.high
-
-
 @dataclass(frozen=True)
 class _CandidateBuilder:
     """Builds candidates from positions in a grid."""
@@ -384,7 +361,7 @@ class _CandidateBuilder:
         vllm = family.keys["server__scheduler"] == "vllm"
         n_batch, n_ubatch = (at["batch"], at["batch"]) if vllm else at["batch"]
         slots, chunked, block = at["slots"], at.get("chunked", True), at.get("block", self.base.cache.block_size)
-        context = _padded(self.summary.longest if at["context"] == "longest" else self.summary.p99)
+        context = padded(self.summary.longest if at["context"] == "longest" else self.summary.p99)
         if n_batch < slots or (not chunked and n_batch < context):
             return None
         cells = self._cells(slots, context, at["room"], block if vllm else 0)
@@ -409,6 +386,7 @@ class _CandidateBuilder:
             server__n_batch=n_batch,
             server__n_ubatch=n_ubatch,
             server__slot_context=slot_context,
+            server__cache_ram=at.get("host", self.base.server.cache_ram),
             server__chunked_prefill=chunked,
             server__preemption="recompute",
             server__prefetch="none",
@@ -422,8 +400,8 @@ class _CandidateBuilder:
 
         ``spare``: cells of the first block, which vLLM never hands out.
         """
-        full = _padded(slots * context + spare)
-        shared = _padded(max(context, slots * self.summary.p95) + spare)
+        full = padded(slots * context + spare)
+        shared = padded(max(context, slots * self.summary.p95) + spare)
         cells = {"full": full, "shared": shared, "reuse": _REUSE_FACTOR * full}[room]
         if cells > _MOST_CELLS or (room == "shared" and shared > 0.9 * full):
             return None
@@ -454,7 +432,7 @@ class _DeviceCandidateBuilder(_CandidateBuilder):
         at = {axis: values[i] for (axis, values), i in zip(family.axes.items(), index, strict=True)}
         slots, n_batch, chunked = at["slots"], at["batch"], at["chunked"]
         tokens = self.summary.longest if at["context"] == "longest" else self.summary.p99
-        context = _padded(tokens)
+        context = padded(tokens)
         if self.shape.context is not None:
             context = min(context, self.shape.context)
         if n_batch < slots or (not chunked and n_batch < context):
@@ -500,9 +478,3 @@ class _DeviceCandidateBuilder(_CandidateBuilder):
             block_size=block,
         )
         return cells - block
-
-
-def _padded(tokens: int) -> int:
-    """Round up to a multiple of 256, as llama.cpp does; every power of two of slots up to that remains a divisor."""
-    unit = CONTEXT_UNIT["llamacpp"]
-    return -(-tokens // unit) * unit

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.advice.engine_flags import command_line, flags_dict
+from kvsim.advice.finalists import Finalist, Verdict
 from kvsim.advice.memory_answer import MemoryAnswer
 from kvsim.advice.question import Question, write_answer
-from kvsim.advice.recommendation import Finalist, Recommendation, Verdict, interval_ends
+from kvsim.advice.recommendation import Recommendation, interval_ends
 from kvsim.advice.trials import TrialOutcome
 from kvsim.costs.devices import device_named
 from kvsim.experiments.estimates import Interval

@@ -21,7 +21,7 @@ OLD_NOTE = (
     "needs llama.cpp b4666 to b4880, the last versions to defragment by threshold; later ones ignore --defrag-thold"
 )
 
-COMMANDS: dict[Engine, str] = {"llamacpp": "llama-server", "vllm": "vllm serve"}
+COMMANDS: dict[str, str] = {"llamacpp": "llama-server", "vllm": "vllm serve"}
 """The program that takes an engine's options."""
 
 Flags = tuple[tuple[str, str], ...]
@@ -60,12 +60,12 @@ def _slot_flags(scenario: Scenario) -> Flags:
         return ()
     usual = type(server)()
     values = {
-        "--cache-ram": (server.cache_ram, usual.cache_ram),
         "--cache-reuse": (server.cache_reuse, usual.cache_reuse),
         "--slot-prompt-similarity": (server.slot_prompt_similarity, usual.slot_prompt_similarity),
         "--keep": (server.n_keep, usual.n_keep),
     }
-    flags = [(flag, f"{value:g}") for flag, (value, by_itself) in values.items() if value != by_itself]
+    flags = [("--cache-ram", str(server.cache_ram))]
+    flags += [(flag, f"{value:g}") for flag, (value, by_itself) in values.items() if value != by_itself]
     if not server.cache_idle_slots:
         flags.append(("--no-cache-idle-slots", ""))
     if not server.cache_prompt:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.advice.engine_flags import Flags, command_line, flags_dict, largest_fit_flags
+from kvsim.advice.flag_effects import Effect, effects
+from kvsim.advice.ollama import OllamaSettings, ollama_settings
 from kvsim.advice.question import Question, remove_earlier
 from kvsim.costs.memory_plan import Plan, default_batch, plan
 from kvsim.costs.memory_settings import CONTEXT_UNIT, ENGINE_TITLES, PLAN_ENGINES, Engine
@@ -111,6 +113,38 @@ class MemoryAnswer(Question):
         s = longest.settings
         return MemoryFit(engine, s.type_k, s.type_v, **counts, memory_bytes=filled.total(engine), flags=flags)
 
+    def effects(self, fit: MemoryFit) -> tuple[Effect, ...]:
+        """What each option of a fit does to memory."""
+        return effects(fit.engine, fit.flags, self._typed(fit)) if fit.flags else ()
+
+    def ollama(self, fit: MemoryFit) -> OllamaSettings | None:
+        """What to set for Ollama instead of the options of ``llama-server``; None for those of vLLM."""
+        if fit.engine != "llamacpp" or not fit.flags:
+            return None
+        return ollama_settings(fit.flags, self._typed(fit), self.traffic.summary.longest)
+
+    def _typed(self, fit: MemoryFit) -> Plan:
+        """The plan of a fit's options."""
+        given = dict(fit.flags)
+        if fit.engine == "llamacpp":
+            parallel = int(given["--parallel"])
+            ctx, batch = int(given["--ctx-size"]) // parallel, None
+        else:
+            parallel, ctx = int(given["--max-num-seqs"]), int(given["--max-model-len"])
+            batch = int(given["--max-num-batched-tokens"])
+        made = plan(
+            self.shape,
+            ctx=ctx,
+            parallel=parallel,
+            type_k=fit.type_k,
+            type_v=fit.type_v,
+            engine=fit.engine,
+            batch=batch,
+            weights=self.weights,
+            tensor_parallel=self.tensor_parallel,
+        )
+        return replace(made, memory=self.memory)
+
     @property
     def met(self) -> None:
         """None: whether the service level is met is unknown."""
@@ -174,7 +208,14 @@ class MemoryAnswer(Question):
             "no_times": self.no_times,
             "conclusion": self.conclusion,
             "fits": [
-                {**asdict(fit), "flags": flags_dict(fit.flags), "typed": command_line(fit.flags)} for fit in self.fits
+                {
+                    **asdict(fit),
+                    "flags": flags_dict(fit.flags),
+                    "typed": command_line(fit.flags),
+                    "effects": [effect.to_dict() for effect in self.effects(fit)],
+                    "ollama": None if (ollama := self.ollama(fit)) is None else ollama.to_dict(),
+                }
+                for fit in self.fits
             ],
             "limits": self.limits,
         }

@@ -61,7 +61,8 @@ class Asked:
     """What is asked, wherever it is served."""
 
     slo: Slo
-    engine: str
+    engine: str | None
+    """None: that of the profile."""
     load: float
     requests: int | None
     command: str
@@ -203,7 +204,7 @@ def _fields(q: Asked, traffic: Traffic, shape: MemoryShape, profile: Profile | N
     """The fields of ``Question`` that all answers share."""
     return {
         "slo": q.slo,
-        "engine": q.engine,
+        "engine": q.engine or "both",
         "load": q.load,
         "memory": None,
         "model": shape.name,

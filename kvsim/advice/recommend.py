@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvsim.advice.candidates import known_engine
+from kvsim.advice.candidates import known_engine, measured_engine
 from kvsim.advice.device_comparison import DeviceComparison
 from kvsim.advice.memory_answer import MemoryAnswer
 from kvsim.advice.on_devices import (
@@ -51,7 +51,7 @@ def recommend(
     memory: int | str | None = None,
     model: str | None = None,
     weights: str | None = None,
-    engine: str = "both",
+    engine: str | None = None,
     load: float = 1.0,
     seed: int | None = None,
     requests: int | None = None,
@@ -70,8 +70,9 @@ def recommend(
     buffers, or a text such as 8GB; by default memory rules nothing out. ``model``: the model that is
     served, by default the scenario's, or for a trace the profile's; if the profile was measured on another one, the
     answer is a ``MemoryAnswer``, without any times. ``engine``: ``llamacpp``,
-    ``vllm``, ``both``, or ``any``, which includes layouts that no engine has. ``load``: a multiple of the workload's
-    own. ``requests``: number in the longest runs (for sessions, of conversations), by default at most 400, on a device
+    ``vllm``, ``both``, or ``any``, which includes layouts that no engine has; by default the one that the profile was
+    measured on, and both where that is kvsim's own or a device is named. ``load``: a multiple of the workload's own.
+    ``requests``: number in the longest runs (for sessions, of conversations), by default at most 400, on a device
     2,000. ``workers``: number of processes, by default one per processor; it does not change the result. ``device``:
     the GPU that serves, whose profile of the model and whose memory are taken; for several, or with a ``price``, the
     answer is a ``DeviceComparison``. ``tp``: GPUs that share the model. ``price``: of an hour by device, or a text such
@@ -89,7 +90,7 @@ def recommend(
     typed += [("--tp", tp), ("--price", ",".join(f"{name}={each:g}" for name, each in prices.items()) or None)]
     asked = Asked(
         read_slo(slo),
-        known_engine(engine),
+        None if engine is None else known_engine(engine),
         load,
         requests,
         _command(typed, trace_keys),
@@ -134,7 +135,7 @@ def _on_machine(
     traffic = read_traffic(base, asked.effort.budget.replications, asked.requests, asked.load)
     fields: dict[str, Any] = {
         "slo": asked.slo,
-        "engine": asked.engine,
+        "engine": asked.engine or "both",
         "load": asked.load,
         "memory": memory_bytes,
         "model": shape.name,
@@ -146,7 +147,8 @@ def _on_machine(
     }
     if no_times := measured.why_no_times(served, measured.type_k, measured.type_v):
         return MemoryAnswer(**fields, shape=shape, weights=weights, no_times=no_times)
-    return find_settings(fields, shape, weights, asked.effort)
+    engine = asked.engine or measured_engine(measured) or "both"
+    return find_settings({**fields, "engine": engine}, shape, weights, asked.effort)
 
 
 def _command(pairs: Iterable[tuple[str, object]], trace_keys: Mapping[str, Any] | None) -> str:

@@ -8,150 +8,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.advice.candidates import REASONS, Candidate, SearchSpace, measured_range, profile_target
+from kvsim.advice.candidates import REASONS, SearchSpace, measured_engine, profile_target
 from kvsim.advice.engine_flags import command_line, flags_dict
+from kvsim.advice.families import measured_range
+from kvsim.advice.finalists import RULE, Finalist, RuledOut, TopTwo
+from kvsim.advice.flag_effects import Effect, effects
+from kvsim.advice.ollama import OllamaSettings, ollama_settings
 from kvsim.advice.question import Question, write_answer
-from kvsim.advice.slo import LATENCY_MEASURES, Bound, Slo
-from kvsim.advice.trials import MOST_DOUBLINGS, TrialOutcome, most_doublings
-from kvsim.costs.memory_settings import ENGINE_TITLES
+from kvsim.advice.trials import MOST_DOUBLINGS, most_doublings
+from kvsim.costs.memory_settings import ENGINE_TITLES, Engine
 from kvsim.errors import counted
-from kvsim.experiments.estimates import Interval, paired_difference, replication_interval
+from kvsim.experiments.estimates import Interval, paired_difference
 from kvsim.experiments.interval_text import with_ends
 from kvsim.experiments.shared_warnings import share_warnings
+from kvsim.model.engine_versions import LLAMACPP_B4666
 from kvsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-Verdict = Literal["surely", "likely", "not"]
-"""Whether the service level is met. ``surely``: all intervals lie within the bounds; ``likely``: the means do; ``not``:
-they do not, or arrivals outpace service in a replication."""
-
-_VERDICTS: tuple[Verdict, ...] = ("surely", "likely", "not")
-_NEAR = 0.95
-"""Loads of at least this share of the largest count as equal to it."""
 _LOWEST_LOAD = 2.0**-MOST_DOUBLINGS
 """The smallest multiple of the load that is tried."""
-
-RULE = (
-    "ranked by whether the service level is met at this load (surely: the upper ends of all intervals are within the "
-    "bounds; likely: the means are; not: some mean is not), then by the largest load sustained (up to 5 % less counts "
-    "as equal), then by memory, the least first, then by order of search"
-)
-
-
-class RuledOut(NamedTuple):
-    """Why a setting was ruled out."""
-
-    reason: str
-    """A key of ``candidates.REASONS``."""
-    detail: str
-    factor: float | None = None
-    """Its worst measure divided by the limit, for a setting that missed the service level at the load asked about
-    (below 1 if arrivals outpace service); None if there is no finite factor."""
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """One of the best settings."""
-
-    candidate: Candidate
-    slo: Slo
-    outcomes: tuple[TrialOutcome, ...]
-    """Results at the load asked about, one per replication."""
-    loads: tuple[float, ...]
-    """The largest load that meets the service level, as a multiple of the load asked about, one per replication; 0 if
-    no load tried met it. Empty if the workload has no load to change."""
-
-    largest_load: float = 2.0**MOST_DOUBLINGS
-    """The largest load that was tried, as a multiple of the load asked about."""
-
-    @cached_property
-    def measures(self) -> dict[str, Interval]:
-        """Intervals over the replications for measures that all of them have; latencies in seconds."""
-        intervals = {}
-        for measure in (*LATENCY_MEASURES, "failed_share", "truncated_share", "throughput_tokens_per_s"):
-            values = [outcome.measures.get(measure) for outcome in self.outcomes]
-            known = [value for value in values if value is not None]
-            if len(known) == len(values):
-                intervals[measure] = replication_interval(known)
-        return intervals
-
-    @property
-    def means(self) -> dict[str, float | None]:
-        """The measures without their intervals."""
-        return {measure: interval.value for measure, interval in self.measures.items()}
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """Whether the setting meets the service level at the load asked about."""
-        if any(outcome.error or not outcome.settled for outcome in self.outcomes) or not self.slo.met(self.means):
-            return "not"
-        highs = {measure: interval.high for measure, interval in self.measures.items()}
-        return "surely" if self.slo.met(highs) else "likely"
-
-    @property
-    def worst(self) -> tuple[Bound, float]:
-        """The bound that is missed most, or met most narrowly, and its mean divided by its limit."""
-        return self.slo.worst(self.means)
-
-    @cached_property
-    def sustained(self) -> Interval | None:
-        """The largest load that meets the service level, as a multiple of the load asked about.
-
-        A geometric mean over the replications, with a t interval of the logarithms. None if there is no load to change,
-        or one of the replications met the service level at no load.
-        """
-        if not self.loads or min(self.loads) == 0:
-            return None
-        logs = replication_interval(np.log(self.loads))
-        low, high = math.exp(logs.low), math.exp(logs.high) if logs.high < 700 else math.inf
-        return Interval(math.exp(logs.value), low, high, logs.level, logs.n, "t over logarithms of replications")
-
-    @property
-    def at_least(self) -> bool:
-        """Whether even larger loads might meet the service level, since the largest one tried did."""
-        return any(load >= self.largest_load for load in self.loads)
-
-    @property
-    def score(self) -> float:
-        """Value to rank by, higher is better: the largest load or, if there is none, the distance from the bounds."""
-        if self.loads:
-            # Settings that met no load come last, in order of how little they missed it.
-            return self.sustained.value if self.sustained else 1e-9 / max(self.worst[1], 1e-9)
-        return 1 / max(self.worst[1], 1e-9)
-
-
-class TopTwo(NamedTuple):
-    """The best setting compared with the second."""
-
-    ratio: Interval
-    """The best's largest load divided by the second's or, if no load can be changed, the ratio of a bounded measure."""
-    measure: str
-    """``load``, or the name of that measure."""
-
-    @property
-    def distinguishable(self) -> bool:
-        """Whether the difference is more than chance."""
-        return self.ratio.excludes(1.0)
-
-
-def rank(finalists: Sequence[Finalist]) -> list[Finalist]:
-    """Sort finalists by ``RULE``, best first."""
-    left, ordered = list(finalists), []
-    while left:
-        leading = min(_VERDICTS.index(f.verdict) for f in left)
-        group = [f for f in left if _VERDICTS.index(f.verdict) == leading]
-        highest = max(f.score for f in group)
-        near = [f for f in group if f.score >= _NEAR * highest]
-        ordered.append(min(near, key=lambda f: (f.candidate.memory_bytes, f.candidate.number)))
-        left.remove(ordered[-1])
-    return ordered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +182,7 @@ class Recommendation(Question):
         lines = []
         if self.memory is None:
             lines.append("no memory was given, so no setting was ruled out by it")
-        lines += self._limits_of_device
+        lines += [*self._limits_of_device, *self._limits_of_engine]
         size = f"{self.traffic.requests:,} {self.scenario.workload.count_key.replace('limit', 'requests')}"
         lines.append(
             f"{self.traffic.note}; 95 % intervals are over the replications; runs of {size} start with an empty "
@@ -342,6 +224,26 @@ class Recommendation(Question):
         return lines
 
     @property
+    def _limits_of_engine(self) -> list[str]:
+        """What of the engines was not searched, beside what the options say."""
+        lines = []
+        own = None if self.profile is None or self.device is not None else measured_engine(self.profile)
+        if own is not None and own == self.engine:
+            other = ENGINE_TITLES["llamacpp" if own == "vllm" else "vllm"]
+            lines.append(
+                f"{ENGINE_TITLES[own]} alone was searched, on which the profile was measured; --engine both adds "
+                f"{other} at the same times"
+            )
+        if any(c.engine == "llamacpp" for c in self.space.candidates):
+            if self.scenario.server.scheduler == "llama-server-fair":
+                lines.append(
+                    "no program has the scheduler llama-server-fair: llama.cpp was searched under llama-server"
+                )
+            if self.traffic.summary.reuse is None:
+                lines.append("whether prompts share text is unknown, so --cache-ram was left as it is")
+        return lines
+
+    @property
     def _warnings(self) -> list[str]:
         """Warnings of the finalists' runs, each once, with the places that had it."""
         return _by_place((place, o.warnings) for place, f in enumerate(self.best, 1) for o in f.outcomes)
@@ -377,6 +279,19 @@ class Recommendation(Question):
             "limits": self.limits,
         }
 
+    def effects(self, finalist: Finalist) -> tuple[Effect, ...]:
+        """What each option of a finalist does to memory; none if no engine has the setting."""
+        c = finalist.candidate
+        engine: Engine = "vllm" if c.engine == "vllm" else "llamacpp"
+        return effects(engine, c.flags, self.space.plan(c, self.memory)) if c.flags else ()
+
+    def ollama(self, finalist: Finalist) -> OllamaSettings | None:
+        """What to set for Ollama instead; None unless the finalist is of today's ``llama-server``."""
+        c = finalist.candidate
+        if c.engine != "llamacpp" or c.scenario.engine == LLAMACPP_B4666:
+            return None
+        return ollama_settings(c.flags, self.space.plan(c, self.memory), self.traffic.summary.longest)
+
     def plot(self) -> Figure:
         """Draw the finalists' distance from the bounds, and their largest loads."""
         from kvsim.reports.recommendation_plot import recommendation_figure
@@ -408,6 +323,8 @@ class Recommendation(Question):
             "command": c.command if c.flags else None,
             "flags": flags_dict(c.flags),
             "typed": command_line(c.flags),
+            "effects": [effect.to_dict() for effect in self.effects(f)],
+            "ollama": None if (ollama := self.ollama(f)) is None else ollama.to_dict(),
             "notes": c.notes,
             "memory_bytes": c.memory_bytes,
             "measures": {m: {**interval_ends(i), "limit": limits.get(m)} for m, i in f.measures.items()},

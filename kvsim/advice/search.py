@@ -20,8 +20,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kvsim.advice.candidates import Candidate, SearchSpace, TargetEngine, build_search_space
-from kvsim.advice.recommendation import Finalist, Recommendation, RuledOut, rank
+from kvsim.advice.candidates import Candidate, SearchSpace, build_search_space
+from kvsim.advice.families import TargetEngine
+from kvsim.advice.finalists import Finalist, RuledOut, rank
+from kvsim.advice.recommendation import Recommendation
 from kvsim.advice.slo import Slo
 from kvsim.advice.trials import MOST_DOUBLINGS, FindLargestLoad, RunTrials, TrialOutcome, TrialRun, most_doublings
 from kvsim.experiments.traffic import Traffic
@@ -110,10 +112,9 @@ class _LadderResult(NamedTuple):
     """At the load ``tried``."""
     at_load_asked: TrialOutcome
 
-    @property
-    def key(self) -> tuple[float, float]:
-        """Sort key, better settings first; settings that met every load are equal."""
-        return -self.met, self.factor if self.met < MOST_DOUBLINGS else 0.0
+    def key(self, most: int) -> tuple[float, float]:
+        """Sort key, better settings first; settings that met the largest load of all, 2**``most``, are equal."""
+        return -self.met, self.factor if self.met < most else 0.0
 
 
 @dataclass
@@ -172,7 +173,9 @@ class Search:
         top = self._climb(sample, results, None)
         self._refine([c for c in sample if c.number in results], results)
         neighbours: dict[int, Candidate] = {}
-        for number in sorted(results, key=lambda n: (results[n].key, by_number[n].memory_bytes, n)):
+        # Without a load to change, settings differ by how well they meet the bounds.
+        most = most_doublings(self.traffic) if self.traffic.scalable else MOST_DOUBLINGS
+        for number in sorted(results, key=lambda n: (results[n].key(most), by_number[n].memory_order)):
             for c in self.space.neighbours(by_number[number]):
                 if c.number not in results and len(neighbours) < self.budget.neighbours:
                     neighbours[c.number] = c
@@ -181,7 +184,7 @@ class Search:
         tried = [by_number[n] for n in results]
         self._refine(tried, results)
         self.tried = set(results)
-        ordered = sorted(tried, key=lambda c: (results[c.number].key, c.memory_bytes, c.number))
+        ordered = sorted(tried, key=lambda c: (results[c.number].key(most), c.memory_order))
         dozen = _with_each_engine(_distinct_first(ordered), self.budget.kept)
         chosen = {c.number for c in dozen}
         for c in self.space.candidates:
@@ -273,7 +276,7 @@ class Search:
             met = all(o.met(self.slo) for o in known)
             worst = max(o.factor(self.slo) for o in known)
             load = loads.get((c.number, first), self._load_so_far(c) if self.interrupted else 0.0)
-            keys[c.number] = (not met, -load, 0.0 if load else worst, c.memory_bytes, c.number)
+            keys[c.number] = (not met, -load, 0.0 if load else worst, c.memory_order)
         ordered = sorted(dozen, key=lambda c: keys[c.number])
         few = _with_each_engine(_distinct_first(ordered), self.budget.best)
         for c in ordered:

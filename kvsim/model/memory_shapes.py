@@ -96,7 +96,15 @@ class MemoryShape:
 
     def cell_bytes(self, type_k: str, type_v: str) -> int:
         """Bytes of one token's K and V in all layers, each as if it kept every token."""
-        return sum(g.layers * (row_bytes(type_k, g.k_row) + row_bytes(type_v, g.v_row)) for g in self.groups)
+        return self.key_bytes(type_k) + self.value_bytes(type_v)
+
+    def key_bytes(self, kind: str) -> int:
+        """Bytes of one token's K in all layers, stored as that type."""
+        return sum(g.layers * row_bytes(kind, g.k_row) for g in self.groups)
+
+    def value_bytes(self, kind: str) -> int:
+        """Bytes of one token's V in all layers, stored as that type."""
+        return sum(g.layers * row_bytes(kind, g.v_row) for g in self.groups)
 
     @property
     def n_parameters(self) -> int | None:

@@ -7,10 +7,23 @@ import io
 from pathlib import Path
 from typing import Any
 
+from kvsim.advice.engine_flags import COMMANDS
+from kvsim.advice.flag_effects import Effect
 from kvsim.reports.page import Cell, Figure, Page, Section, Table, interval, number, words
 from kvsim.reports.parts import footer, read, reproduce
 
-_SETTINGS = ("policy", "cells", "slots", "slot_context", "n_batch", "n_ubatch", "type_k", "type_v")
+_SETTINGS = (
+    "policy",
+    "unified",
+    "cells",
+    "slots",
+    "slot_context",
+    "n_batch",
+    "n_ubatch",
+    "cache_ram",
+    "type_k",
+    "type_v",
+)
 _CANDIDATE_COLUMNS = (*_SETTINGS, "reason", "detail")
 
 
@@ -65,6 +78,7 @@ def _memory_page(saved: dict[str, Any]) -> Page:
     ]
     sections = [
         Section("Requests held at once", [], [Table("By engine, and types of K and V", heads, rows)]),
+        Section("Commands", listings=_memory_commands(saved)),
         Section("Limits of this answer", [str(line) for line in saved["limits"]]),
         reproduce(str(saved["command"]), []),
     ]
@@ -129,8 +143,36 @@ def _commands(saved: dict[str, Any]) -> list[tuple[str, str]]:
     for best in saved["best"]:
         lines = [f"{best['command']} {best['typed']}"] if best["command"] else ["(no engine has this policy yet)"]
         lines += [f"# {note}" for note in best["notes"]]
-        listings.append((f"{best['place']}. {best['label']}", "\n".join(lines)))
+        listings.append((f"{best['place']}. {best['label']}", "\n".join([*lines, *_effects(best)])))
     return listings
+
+
+def _memory_commands(saved: dict[str, Any]) -> list[tuple[str, str]]:
+    """What fits at most, and what each option does to memory, for the widest types of each engine."""
+    widest: dict[str, dict[str, Any]] = {}
+    for fit in saved["fits"]:
+        if fit["typed"]:
+            widest.setdefault(fit["engine"], fit)
+    return [
+        (f"{engine}, K and V in {fit['type_k']}", "\n".join([f"{COMMANDS[engine]} {fit['typed']}", *_effects(fit)]))
+        for engine, fit in widest.items()
+    ]
+
+
+def _effects(typed: dict[str, Any]) -> list[str]:
+    """What the options that were typed do to memory, as comments, and Ollama's variables in place of them."""
+    # Recommendations of before these were told have neither key.
+    lines = [f"#   {_option(each)}: {each['does']}" for each in typed.get("effects", ())]
+    ollama = typed.get("ollama")
+    if ollama:
+        lines += ["", ollama["typed"], *(f"#   {_option(each)}: {each['does']}" for each in ollama["effects"])]
+        lines += [f"#   not in Ollama: {option}: {why}" for option, why in ollama["missing"].items()]
+    return lines
+
+
+def _option(effect: dict[str, Any]) -> str:
+    """An option or a variable as it is typed."""
+    return Effect(effect["option"], "" if effect["value"] is True else effect["value"], "").typed
 
 
 def _ruled_out(folder: Path, saved: dict[str, Any]) -> list[Table]:
@@ -138,7 +180,7 @@ def _ruled_out(folder: Path, saved: dict[str, Any]) -> list[Table]:
     counts = [[words(reason), number(each["count"]), words(each["means"])] for reason, each in reasons.items()]
     tables = [Table("Settings by reason", ["reason", "settings", "meaning"], counts)]
     rows = [
-        [_setting(row[key]) for key in _CANDIDATE_COLUMNS]
+        [_setting(row.get(key, "")) for key in _CANDIDATE_COLUMNS]
         for row in csv.DictReader(io.StringIO(read(folder / "candidates.csv")))
     ]
     tables.append(Table("All settings", list(_CANDIDATE_COLUMNS), rows))

@@ -84,7 +84,7 @@ COMMANDS = {
     "sweep": ["sweep sweep.toml --requests 60 --out sweep.sqlite --workers 1 --plugin mine.py"],
     "why": ["why chat -p streams"],
     "recommend": [
-        "recommend --scenario chat --slo ttft_p95<200ms --requests 10 --engine vllm --workers 1",
+        "recommend --scenario chat --slo ttft_p95<200ms --requests 10 --engine both --workers 1",
         "recommend --scenario chat --slo ttft_p95<200ms --model llama-3.1-8b",
         "recommend --scenario chat --slo ttft_p95<1s --model qwen3-14b --requests 20 --workers 1 --device h100_sxm "
         "--device rtx4090 --price h100_sxm=2",

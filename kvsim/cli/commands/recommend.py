@@ -62,8 +62,12 @@ def recommend(
         typer.Option(help="Storage type of its weights, such as q4_K_M.", autocompletion=completion.weight_types),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="llamacpp, vllm, both, or any.", autocompletion=completion.recommended_engines)
-    ] = "both",
+        str | None,
+        typer.Option(
+            help="llamacpp, vllm, both, or any; by default the profile's, both for kvsim's own engine.",
+            autocompletion=completion.recommended_engines,
+        ),
+    ] = None,
     device: Annotated[
         list[str] | None,
         typer.Option(

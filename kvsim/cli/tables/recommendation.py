@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -9,8 +10,11 @@ from rich.table import Table
 
 from kvsim.advice.candidates import REASONS
 from kvsim.advice.engine_flags import COMMANDS, command_line
+from kvsim.advice.finalists import RULE
+from kvsim.advice.flag_effects import Effect, effect_lines
 from kvsim.advice.memory_answer import MemoryAnswer
-from kvsim.advice.recommendation import RULE, Recommendation, spoken
+from kvsim.advice.ollama import OllamaSettings
+from kvsim.advice.recommendation import Recommendation, spoken
 from kvsim.cli.tables.formats import new_table, show_basis
 from kvsim.costs.memory_settings import ENGINE_TITLES
 from kvsim.errors import counted
@@ -32,11 +36,13 @@ def show_recommendation(console: Console, found: Recommendation, folder: Path) -
         console.print()
         console.print(_best(found))
         console.print(f"{RULE}; ± is half of a 95 % interval", style="dim", highlight=False, soft_wrap=True)
+    said = set[str]()
     for place, f in enumerate(found.best, 1):
         c = f.candidate
         console.print(f"\n[bold]{place}.[/] {c.label}", highlight=False, soft_wrap=True)
         if c.flags:
-            console.print(f"   {c.command} {command_line(c.flags)}", highlight=False, soft_wrap=True)
+            typed = f"{c.command} {command_line(c.flags)}"
+            _show_typed(console, typed, found.effects(f), found.ollama(f), said)
         console.print(f"   to repeat: kvsim run {folder / f'best-{place}.toml'}", highlight=False, soft_wrap=True)
     _show_ruled_out(console, found)
     for line in (*found.notes, *found.limits):
@@ -55,9 +61,31 @@ def show_memory_answer(console: Console, found: MemoryAnswer) -> None:
         if fit.flags and fit.engine not in shown:
             shown.add(fit.engine)
             typed = f"{COMMANDS[fit.engine]} {command_line(fit.flags)}"
-            console.print(f"fits at most, with K and V in {fit.type_k}: {typed}", highlight=False, soft_wrap=True)
+            console.print(f"fits at most, with K and V in {fit.type_k}:", highlight=False, soft_wrap=True)
+            _show_typed(console, typed, found.effects(fit), found.ollama(fit), set())
     for line in found.limits:
         console.print(f"note: {line}", style="dim", highlight=False, soft_wrap=True)
+
+
+def _show_typed(
+    console: Console, typed: str, effects: Sequence[Effect], ollama: OllamaSettings | None, said: set[str]
+) -> None:
+    """Print what to type, what each option does to memory, and the same of Ollama's variables.
+
+    Lines that are in ``said`` are not repeated; what is printed is added to it.
+    """
+    console.print(f"   {typed}", highlight=False, markup=False, soft_wrap=True)
+    _show_new(console, effect_lines(effects), said)
+    if ollama is not None:
+        console.print(f"   {ollama.typed}", highlight=False, markup=False, soft_wrap=True)
+        _show_new(console, (*effect_lines(ollama.effects), *ollama.missing_lines), said)
+
+
+def _show_new(console: Console, lines: Iterable[str], said: set[str]) -> None:
+    for line in lines:
+        if line not in said:
+            console.print(f"      {line}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        said.add(line)
 
 
 def _fits(found: MemoryAnswer) -> Table:

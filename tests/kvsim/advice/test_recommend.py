@@ -4,17 +4,28 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvsim import Recommendation, UserError, load_scenario, recommend, run
-from kvsim.advice.candidates import REASONS, build_search_space
+from kvsim.advice.candidates import REASONS, build_search_space, measured_engine
 from kvsim.advice.engine_flags import command_line, flags_dict
-from kvsim.advice.recommendation import Finalist, rank
-from kvsim.advice.search import SearchBudget
+from kvsim.advice.finalists import RULE, Finalist, rank
+from kvsim.advice.search import Search, SearchBudget
 from kvsim.advice.slo import read_slo
-from kvsim.advice.trials import FindLargestLoad, TrialOutcome, TrialRun, run_trial
+from kvsim.advice.trials import (
+    MOST_DOUBLINGS,
+    FindLargestLoad,
+    TrialOutcome,
+    TrialRun,
+    most_doublings,
+    run_trial,
+)
 from kvsim.costs.profile import load_profile
 from kvsim.experiments.traffic import TrafficSummary, read_traffic
 from kvsim.model.memory_shapes import memory_shape
@@ -195,7 +206,7 @@ def test_flags_agree_with_the_scenario():
                 expected["--defrag-thold"] = f"{cache.threshold:g}"
                 assert "b4666 to b4880" in " ".join(c.notes)
             else:
-                expected["--flash-attn"] = "on"
+                expected |= {"--flash-attn": "on", "--cache-ram": str(server.cache_ram)}
                 if cache.unified:
                     expected["--kv-unified"] = True
             assert flags == expected
@@ -274,8 +285,77 @@ def test_a_batch_has_no_load_to_change():
     assert "there is no load to change" in found.conclusion
 
 
+def test_the_host_cache_is_searched_where_prompts_share_text():
+    for reuse, expected in ((True, {0, 8192}), (False, {0}), (None, {8192})):
+        space = build_search_space(
+            load_scenario({}), replace(SUMMARY, reuse=reuse), "llamacpp", PROFILE, memory_shape("tiny"), None
+        )
+        today = [c for c in space.candidates if c.scenario.server.scheduler == "llama-server"]
+        assert {c.scenario.unified for c in today} == {True, False}
+        assert {c.settings["cache_ram"] for c in today} == expected
+        assert {c.settings["cache_ram"] for c in space.candidates if c not in today} == {None}
+        assert len({c.label for c in space.candidates if "host cache on" in c.label}) * 2 <= len(space.candidates) * (
+            2 if reuse is None else 1
+        )
+
+
+def test_a_scenarios_own_host_cache_is_searched_too():
+    space = build_search_space(
+        load_scenario({}, server__cache_ram=512),
+        replace(SUMMARY, reuse=True),
+        "llamacpp",
+        PROFILE,
+        memory_shape("tiny"),
+        None,
+    )
+    assert {c.host_bytes for c in space.candidates} == {0, 512 * 2**20, 8 * 2**30}
+
+
+@pytest.mark.parametrize(
+    ("measured", "target"),
+    [
+        ("numpy", None),
+        ("llama-server 0.5.0-dev", "llamacpp"),
+        ("llama.cpp b8992", "llamacpp"),
+        ("llama-cpp-python 0.3.36", "llamacpp"),
+        ("vllm 0.32.0", "vllm"),
+        ("vLLM 0.10.0", "vllm"),
+    ],
+)
+def test_the_engine_of_a_profile_is_known_by_its_name(measured, target):
+    assert measured_engine(PROFILE.model_copy(update={"engine": measured})) == target
+
+
+def test_the_profile_of_a_live_server_decides_what_is_searched(tmp_path):
+    """Neither vLLM nor llama.cpp of early 2025 is what such a user runs."""
+    live = PROFILE.model_copy(update={"engine": "llama-server 0.5.0-dev"})
+    space = build_search_space(load_scenario({}), SUMMARY, "llamacpp", live, memory_shape("tiny"), None)
+    assert "llama.cpp-b4666" not in {family.name for family in space.families}
+    assert "llama-server 0.5.0-dev" in space.policies_left_out["llama.cpp-b4666"][1]
+    (tmp_path / "mine.json").write_text(live.model_dump_json())
+    asked = {"slo": "e2e_p95<60s", "requests": 30, "budget": SMALL._replace(screened=2, neighbours=0), "workers": 1}
+    found = recommend("batch", profile=str(tmp_path / "mine.json"), **asked)
+    assert found.engine == "llamacpp"
+    assert {c.engine for c in found.space.candidates} == {"llamacpp"}
+    assert any("llama.cpp alone was searched" in line for line in found.limits)
+    assert recommend("batch", **asked).engine == "both"
+
+
+def test_fair_rules_have_no_program():
+    fair = load_scenario("batch", server__scheduler="llama-server-fair")
+    asked = {"slo": "e2e_p95<60s", "requests": 30, "budget": SMALL._replace(screened=2, neighbours=0), "workers": 1}
+    for engine, said in (("llamacpp", True), ("vllm", False)):
+        found = recommend(fair, engine=engine, **asked)
+        assert any("no program has the scheduler llama-server-fair" in line for line in found.limits) == said
+
+
+@cache
+def choices_of_llamacpp():
+    return build_search_space(load_scenario({}), SUMMARY, "llamacpp", PROFILE, memory_shape("tiny"), None).candidates
+
+
 def finalist(number, *values, loads, memory=0, limit=1.0):
-    choices = build_search_space(load_scenario({}), SUMMARY, "llamacpp", PROFILE, memory_shape("tiny"), None).candidates
+    choices = choices_of_llamacpp()
     shares = {"failed_share": 0.0, "truncated_share": 0.0}
     outcomes = tuple(TrialOutcome({"ttft_p95": value, **shares}, True) for value in values)
     candidate = replace(choices[number], memory_bytes=memory)
@@ -294,6 +374,45 @@ def test_the_ranking_goes_by_certainty_then_load_then_memory():
     assert sure.sustained.value == pytest.approx(math.exp(sum(map(math.log, sure.loads)) / 3))
     assert finalist(0, 0.4, loads=(0.0,)).sustained is None
     assert finalist(0, 0.4, loads=(2.0,)).verdict == "likely"
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 2), st.floats(0, 4), st.integers(0, 3)), min_size=2, max_size=6))
+def test_next_to_each_other_equals_go_by_memory(worlds):
+    """Equal is what is within 5 % by load or, where no load is sustained, by the worst bound."""
+    made = [
+        finalist(i, value, loads=(round(load, 1),), memory=memory) for i, (value, load, memory) in enumerate(worlds)
+    ]
+    for first, second in pairwise(rank(made)):
+        if first.verdict != second.verdict:
+            assert first.verdict == "likely"
+        elif first.sustained and second.sustained:
+            ratio = first.sustained.value / second.sustained.value
+            assert ratio >= 0.949
+            assert ratio > 1.05 or first.candidate.memory_bytes <= second.candidate.memory_bytes
+        elif first.sustained or second.sustained:
+            assert first.sustained
+        else:
+            ratio = second.worst[1] / first.worst[1]
+            assert ratio >= 0.949
+            assert ratio > 1.05 or first.candidate.memory_bytes <= second.candidate.memory_bytes
+
+
+def test_the_rule_says_what_counts_where_no_load_is_sustained():
+    near, far = finalist(0, 1.5, loads=(0.0,), memory=9), finalist(1, 3.0, loads=(0.0,), memory=1)
+    assert rank([far, near]) == [near, far]
+    assert "or, where there is none, by the worst bound over its limit" in RULE
+
+
+def test_of_settings_with_the_same_memory_the_smaller_host_cache_comes_first():
+    space = build_search_space(
+        load_scenario({}), replace(SUMMARY, reuse=True), "llamacpp", PROFILE, memory_shape("tiny"), None
+    )
+    first = next(c for c in space.candidates if c.settings["cache_ram"] == 0)
+    large = next(c for c in space.candidates if c.settings["cache_ram"] == 8192)
+    made = finalist(0, 0.5, loads=(2.0,))
+    without = replace(made, candidate=replace(first, number=7, memory_bytes=5))
+    kept = replace(made, candidate=replace(large, number=3, memory_bytes=5))
+    assert rank([kept, without]) == [without, kept]
 
 
 def test_a_server_that_does_not_keep_up_misses_the_slo():
@@ -439,3 +558,18 @@ def test_each_note_and_warning_is_given_once(busy):
 def test_python_needs_exactly_one_source():
     with pytest.raises(UserError, match="give either a scenario or a trace"):
         recommend(slo="ttft_p95<1s")
+
+
+@pytest.mark.slow
+def test_settings_that_met_every_load_go_on_by_memory_even_if_few_loads_can_be_tried():
+    """Conversations may not make 64 times their load; what met the most that they do make is equal all the same."""
+    traffic = read_traffic(load_scenario(SHARED), 1, 12, 1.0)
+    most = most_doublings(traffic)
+    assert most < MOST_DOUBLINGS
+    space = build_search_space(traffic.scenario, traffic.summary, "llamacpp", PROFILE, memory_shape("tiny"), None)
+    budget = SMALL._replace(screened=16, neighbours=0, kept=3)
+    search = Search(traffic, read_slo("ttft_p95<100s"), space, budget, 1, None)
+    kept = search._screen()
+    assert {search._ladders[c.number].met for c in kept} == {most}
+    by_memory = sorted((space.candidates[n] for n in search.tried), key=lambda c: c.memory_order)
+    assert min(kept, key=lambda c: c.memory_order) == by_memory[0]

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from kvsim import UserError, load_scenario, recommend, report, run
-from kvsim.advice.candidates import build_search_space, measured_range
+from kvsim.advice.candidates import build_search_space
 from kvsim.advice.device_comparison import DeviceAnswer, DeviceComparison
 from kvsim.advice.engine_flags import flags_dict, model_argument
+from kvsim.advice.families import measured_range
 from kvsim.advice.memory_answer import MemoryAnswer
 from kvsim.advice.on_devices import DEFAULT_REQUESTS, read_prices
 from kvsim.advice.search import SearchBudget

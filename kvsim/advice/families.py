@@ -1,0 +1,125 @@
+"""The families of settings that a search chooses from: what each fixes, and what varies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvsim.costs.memory_settings import CONTEXT_UNIT
+from kvsim.costs.profile import Profile
+from kvsim.experiments.traffic import TrafficSummary
+from kvsim.scenario.scenario import Scenario
+from kvsim.scenario.server_defaults import EARLY_SERVER
+from kvsim.scenario.serving_sections import ServerSection
+
+TargetEngine = Literal["llamacpp", "vllm", "research"]
+"""The engine that has a setting; ``research`` if no known engine does."""
+
+_SLOTS = (1, 2, 4, 8, 16, 32, 64)
+_THRESHOLDS = (0.1, 0.3)
+"""llama.cpp's default since b4065, and a value that compacts less often."""
+_LLAMA_BATCHES = ((64, 64), (256, 128), (512, 512), (2048, 512))
+"""``--batch-size`` and ``--ubatch-size``; the last is llama.cpp's default."""
+_VLLM_BATCHES = (64, 128, 256, 512, 2048)
+_DEVICE_SLOTS = (32, 64, 128, 256, 512, 1024)
+_DEVICE_BATCHES = (512, 1024, 2048, 4096, 8192, 16384)
+"""``--max-num-seqs`` and ``--max-num-batched-tokens`` on a device, as far as its profile was measured."""
+_BLOCKS = (16, 32)
+
+_MOVING = ("contiguous", "fill-holes", "full-compaction", "adaptive", "idle-compaction", "prompt-decode-regions")
+"""Layouts that no engine has, on which llama.cpp's scheduler can work."""
+
+
+@dataclass(frozen=True)
+class SettingsFamily:
+    """A grid of settings with the same policy, scheduler and engine."""
+
+    name: str
+    engine: TargetEngine
+    keys: dict[str, Any]
+    """Fixed scenario keys, as for ``load_scenario``."""
+    axes: dict[str, tuple[Any, ...]]
+    """Values that vary, by the name of the axis."""
+
+
+def host_caches(base: Scenario, summary: TrafficSummary) -> tuple[int, ...]:
+    """Values of ``--cache-ram`` to try, in MiB: none and the server's own, which matters only where prompts share text.
+
+    Where they share none, a host cache costs copies and is never of use. Where that is not known, the server's own
+    stays: the traffic that is served may share some.
+    """
+    usual, stated = ServerSection().cache_ram, base.server.cache_ram
+    if summary.reuse is None:
+        return (stated,)
+    return tuple(dict.fromkeys((0, stated, usual))) if summary.reuse else (0,)
+
+
+def machine_families(
+    summary: TrafficSummary, window: int | None, tolerant: bool, host: tuple[int, ...]
+) -> Iterator[SettingsFamily]:
+    """Families of all engines.
+
+    ``window``: tokens of the model's sliding windows, if llama.cpp has a cache for them. ``tolerant``: contexts that
+    hold only 99 % of the requests are tried too. ``host``: values of ``--cache-ram``.
+    """
+    contexts = ("longest", "p99") if tolerant and padded(summary.p99) < padded(summary.longest) else ("longest",)
+    rooms = ("shared", "full", "reuse") if summary.reuse else ("shared", "full")
+    llama: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _LLAMA_BATCHES}
+    vllm: dict[str, tuple[Any, ...]] = {"context": contexts, "slots": _SLOTS, "batch": _VLLM_BATCHES, "room": rooms}
+    server = {"server__scheduler": "llama-server"}
+    today, todays = {**server, "cache__policy": "llama.cpp-b6975"}, {**llama, "host": host}
+    yield SettingsFamily("llama.cpp-b6975", "llamacpp", {**today, "cache__unified": True}, {**todays, "room": rooms})
+    own = {**today, "cache__unified": False}
+    yield SettingsFamily("llama.cpp-b6975, per slot", "llamacpp", own, {**todays, "room": ("full",)})
+    if window is not None:
+        keys = {**server, "cache__policy": "sliding-window", "cache__window": window}
+        yield SettingsFamily("sliding-window", "llamacpp", {**keys, "cache__unified": True}, {**todays, "room": rooms})
+    old = {"server__scheduler": EARLY_SERVER, "cache__policy": "llama.cpp-b4666", "cache__unified": True}
+    yield SettingsFamily("llama.cpp-b4666", "llamacpp", old, {**llama, "room": ("full",), "threshold": _THRESHOLDS})
+    server = {"server__scheduler": "vllm"}
+    paged = {**vllm, "block": _BLOCKS, "chunked": (True, False)}
+    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm", "cache__unified": True}, paged)
+    if summary.reuse:  # Otherwise a prefix cache makes no difference.
+        plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False, "cache__unified": True}
+        # Without a prefix cache a larger cache has nothing more to keep.
+        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, {**paged, "room": ("shared", "full")})
+    for name in _MOVING:
+        keys = {"server__scheduler": "llama-server", "cache__policy": name, "cache__unified": True}
+        yield SettingsFamily(name, "research", keys, {**llama, "room": rooms})
+    keys = {"server__scheduler": "llama-server", "cache__policy": "threshold-compaction", "cache__unified": True}
+    yield SettingsFamily("threshold-compaction", "research", keys, {**llama, "room": rooms, "threshold": _THRESHOLDS})
+    for name in ("hf-reserved", "growing", "chunked"):
+        keys = {**server, "cache__policy": name, "cache__unified": True}
+        yield SettingsFamily(name, "research", keys, {**vllm, "room": ("shared", "full")})
+
+
+def device_families(summary: TrafficSummary, tolerant: bool, profile: Profile) -> Iterator[SettingsFamily]:
+    """Families on a device with vLLM's times: larger batches and more sequences, as far as both were measured."""
+    contexts = ("longest", "p99") if tolerant and padded(summary.p99) < padded(summary.longest) else ("longest",)
+    most_slots, most_tokens = measured_range(profile)
+    axes: dict[str, tuple[Any, ...]] = {
+        "context": contexts,
+        "slots": tuple(n for n in _DEVICE_SLOTS if n <= most_slots) or (most_slots,),
+        "batch": tuple(n for n in _DEVICE_BATCHES if n <= most_tokens) or (most_tokens,),
+        "chunked": (True, False),
+    }
+    server = {"server__scheduler": "vllm", "cache__unified": True}
+    yield SettingsFamily("vllm", "vllm", {**server, "cache__policy": "vllm"}, axes)
+    if summary.reuse:  # Otherwise a prefix cache makes no difference.
+        plain = {**server, "cache__policy": "paged", "cache__prefix_cache": False}
+        yield SettingsFamily("vllm, no prefix cache", "vllm", plain, axes)
+    for name in ("hf-reserved", "growing", "chunked", *_MOVING, "threshold-compaction"):
+        yield SettingsFamily(name, "research", {**server, "cache__policy": name}, axes)
+
+
+def measured_range(profile: Profile) -> tuple[int, int]:
+    """The most sequences and the most tokens in a pass for which a device's profile has times."""
+    knots = profile.decode.sequence_knots
+    return (knots[-1] if knots else profile.tokens.high), profile.tokens.high
+
+
+def padded(tokens: int) -> int:
+    """Round up to a multiple of 256, as llama.cpp does; every power of two of slots up to that remains a divisor."""
+    unit = CONTEXT_UNIT["llamacpp"]
+    return -(-tokens // unit) * unit
