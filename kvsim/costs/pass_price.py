@@ -191,6 +191,12 @@ class PassPrice:
             asked.append((group.share, price.attention(n, reads, together), int(reads.runs.sum())))
         return float(price.total(n, chunks, asked))
 
+    def of_counts(self, tokens: int, chunks: int, runs: int, scans: Sequence[tuple[int, int]]) -> float:
+        """One pass of which only counts are known (see ``pass_layout.Work``), over one cache group."""
+        price, (group,) = self.regime(tokens, chunks), self._groups
+        attention = price.attention_over([n for n, _ in scans], [cells for _, cells in scans])
+        return float(price.total(tokens, chunks, ((group.share, attention, runs),)))
+
     def of_steps(self, steps: FastForward) -> list[FloatArray]:
         """Each pass of decode steps that are planned ahead; float64 arrays of shape (steps,)."""
         found, price = [], self._decode

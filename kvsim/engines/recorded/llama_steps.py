@@ -12,6 +12,7 @@ from kvsim.calibration.llamacpp import SKIPPING
 from kvsim.costs.profile import MachineInfo
 from kvsim.engines.conformance.llama_server import LlamaServerReplay
 from kvsim.engines.conformance.recordings import Record, read_lines
+from kvsim.engines.recorded.seen_steps import SeenRequest, seen_steps
 from kvsim.engines.recorded.server import ServedRequest, ServerMeta
 from kvsim.engines.recorded.steps import (
     FrontEnd,
@@ -23,8 +24,10 @@ from kvsim.engines.recorded.steps import (
     as_json_key,
     since_last,
     until_next,
+    works_of,
 )
 from kvsim.simulation.run import build_policy
+from policies import Kernel
 from workloads import Request, Segment
 from workloads.request import answer_of
 from workloads.traces.recorded import AskedRequest
@@ -54,8 +57,11 @@ def read_llama_steps(path: Path, header: Record) -> SteppedServer:
         clock="client",
         requests=max(1, len(requests)),
     )
-    (group,) = build_policy(scenario).groups
-    steps = _steps(replay, records)
+    recorded = any(record["type"] == "step" for record in records)
+    if recorded:
+        steps = _steps(replay, records, kernel)
+    else:
+        steps = seen_steps([_seen(record) for record in requests if record.get("token_s")], scenario)
     machine = header.get("machine", {})
     same_server = as_json_key(
         [replay.era, header.get("model", {}), machine.get("cpu"), machine.get("cores"), _threads(header)]
@@ -71,8 +77,8 @@ def read_llama_steps(path: Path, header: Record) -> SteppedServer:
         workload=_workload(requests, header.get("body", {})),
         clients=RecordedClients(_after(requests), _front_end(records, steps), _begun_after(records)),
         steps=steps,
+        seen=not recorded,
         kernel=kernel,
-        group=group,
         skips=kernel in SKIPPING,
         machine=_machine(header),
         same_costs=as_json_key([same_server, attention, said.get("n_ubatch")]),
@@ -201,21 +207,30 @@ def _content(record: Record, earlier: list[Record], texts: dict[str, int]) -> tu
     return tuple(found)
 
 
-def _steps(replay: LlamaServerReplay, records: Sequence[Record]) -> tuple[MeasuredStep, ...]:
+def _seen(record: Record) -> SeenRequest:
+    result = record.get("result", {})
+    prompt_s = result["prompt_ms"] / 1e3 if "prompt_ms" in result else None
+    cached = result.get("cache_n", 0)
+    tokens = sum(n for _, _, n in record["prompt"])
+    return SeenRequest(tokens, cached, record["send_s"], record["token_s"], result.get("id_slot"), prompt_s)
+
+
+def _steps(replay: LlamaServerReplay, records: Sequence[Record], kernel: Kernel) -> tuple[MeasuredStep, ...]:
     """The steps that found room, with the passes that our policy makes of them."""
+    (group,) = build_policy(replay.scenario).groups
     placed: list[tuple[Record, Any]] = []
     idle: list[bool] = []
     for record in records:
         replay.perform(record)
         if record["type"] == "step" and record["ok"]:
-            placed.append((record, replay.placed))
+            placed.append((record, works_of(kernel, replay.placed[1], group, skips=kernel in SKIPPING)))
             idle.append(False)
         elif record["type"] == "event" and record["kind"] == "idle" and idle:
             idle[-1] = True
     starts = [float(record["t"]) for record, _ in placed]
     seconds = until_next(starts, [float(record["s"]) for record, _ in placed], idle)
     return tuple(
-        MeasuredStep(start, took, start + record["s"], *step)
-        for start, took, (record, step) in zip(starts, seconds, placed, strict=True)
-        if step[1]
+        MeasuredStep(start, took, start + record["s"], works)
+        for start, took, (record, works) in zip(starts, seconds, placed, strict=True)
+        if works
     )

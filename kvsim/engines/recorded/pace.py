@@ -14,9 +14,10 @@ import pandas as pd
 
 from kvsim.calibration.pace import AS_GOOD, WINDOWS_S, clipped, left_out_error, smoothed
 from kvsim.costs.cost_model import CostModel
+from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.tables import FloatArray
-from kvsim.engines.recorded.steps import SteppedServer
-from kvsim.simulation.backend import Backend, DelegatingBackend, SimulatedBackend
+from kvsim.engines.recorded.steps import MeasuredStep, SteppedServer
+from kvsim.simulation.backend import Backend, DelegatingBackend
 from policies import Chunk, HostCopy, MicroBatch, Moves, Transfer
 
 LEAST_WINDOW_S = 0.8
@@ -39,8 +40,9 @@ class StepTimes:
 
 def step_times(recording: SteppedServer, costs: CostModel) -> StepTimes:
     """Price the recorded steps."""
-    backend = SimulatedBackend(costs, recording.kernel, [recording.group])
-    steps = recording.steps
+    price, steps = costs.pass_price(recording.kernel), recording.steps
+    front_end = costs.profile.front_end_s
+    beside_s = 0.0 if front_end is None else front_end.value
     mixed = np.array([step.regime == "mixed" for step in steps], dtype=bool)
     tells = np.zeros(len(steps), dtype=bool)
     for kind in (True, False):
@@ -49,10 +51,14 @@ def step_times(recording: SteppedServer, costs: CostModel) -> StepTimes:
     return StepTimes(
         np.array([step.start_s for step in steps]),
         np.array([step.seconds for step in steps]),
-        np.array([sum(backend.step(step.step, step.batches)) for step in steps]),
+        np.array([_priced(price, step) + step.by_client * beside_s for step in steps]),
         mixed,
         tells,
     )
+
+
+def _priced(price: PassPrice, step: MeasuredStep) -> float:
+    return sum(price.of_counts(work.tokens, work.chunks, work.runs, work.scans) for work in step.works)
 
 
 class RunPace:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 
 from kvsim.calibration.server_fit import server_profile
-from kvsim.costs.profile import Profile
+from kvsim.costs.profile import Coefficient, Profile
 from kvsim.costs.step_fit import LEAST_STEPS
 from kvsim.engines.recorded.steps import SAMPLES_OF_ORIGIN, SteppedServer
 from kvsim.errors import UserError
@@ -39,10 +40,17 @@ def fitted_to(recordings: Sequence[SteppedServer], name: str, every: int = 1) ->
             machine=first.machine,
             measured=datetime.date.today().isoformat(),
             skipping=(first.kernel,) if first.skips else (),
+            front_end_s=_front_end(recordings),
         ).profile
     except ValueError as e:
         files = ", ".join(recording.path.name for recording in recordings)
         raise UserError(f"{files}: {e}") from None
+
+
+def _front_end(recordings: Sequence[SteppedServer]) -> Coefficient | None:
+    """What the network and the front end add, by the recordings that show it: their median and range."""
+    known = sorted(seconds for each in recordings if (seconds := each.clients.front_end.both_s) > 0)
+    return Coefficient(value=median(known), low=known[0], high=known[-1]) if known else None
 
 
 def has_steps_enough(recordings: Sequence[SteppedServer], every: int = 1) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from kvsim.costs.profile import Profile, same_model
 from kvsim.engines.recorded.pace import PacedServer, RunPace, StepTimes, step_errors, step_times
 from kvsim.engines.recorded.spread import latencies
 from kvsim.engines.recorded.step_profile import fitted_to, has_steps_enough
-from kvsim.engines.recorded.steps import SteppedServer
+from kvsim.engines.recorded.steps import FrontEnd, SteppedServer
 from kvsim.errors import UserError
 from kvsim.simulation.backend import Backend, SimulatedBackend
 from kvsim.simulation.recorder import Progress, Recorder
@@ -82,6 +82,7 @@ def profile_for(recording: SteppedServer, given: Profile | None, others: Sequenc
 def predict(recording: SteppedServer, profile: Profile, progress: Progress | None) -> Prediction:
     """Simulate a recorded server with its own requests."""
     costs = CostModel(profile)
+    recording = _with_front_end(recording, profile)
     times = step_times(recording, costs) if recording.steps else None
     pace = RunPace(times) if times is not None and _tells(times) else None
     unpaced = _simulate(recording, costs, None, None)
@@ -105,6 +106,14 @@ def predict(recording: SteppedServer, profile: Profile, progress: Progress | Non
         costs.most_tokens <= _IN_RANGE * profile.tokens.high and costs.most_cells <= _IN_RANGE * profile.cells.high
     )
     return Prediction(result, requests, steps, found, tuple(costs.warnings()), in_range)
+
+
+def _with_front_end(recording: SteppedServer, profile: Profile) -> SteppedServer:
+    """The recording, with the profile's front end where its own is not known: half of it there, half back."""
+    if not recording.seen or profile.front_end_s is None or recording.clients.front_end.both_s > 0:
+        return recording
+    half = profile.front_end_s.value / 2
+    return replace(recording, clients=replace(recording.clients, front_end=FrontEnd(half, half)))
 
 
 def _tells(times: StepTimes) -> bool:

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from kvsim.costs.pass_layout import Sample, sample_of
+from kvsim.costs.pass_layout import Sample, Work, regime_of, work_of
 from kvsim.costs.profile import MachineInfo, Regime
 from kvsim.engines.recorded.server import RecordedServer
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.arrivals import Inbox, Process
-from policies import Chunk, Group, Kernel, MicroBatch
+from policies import Group, Kernel, MicroBatch
 from workloads import Prefixes, Request, Workload
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step of a recorded server: the passes that our policy makes of it, and how long it took."""
+    """A step of a recorded server: what its passes did, and how long it took."""
 
     start_s: float
     """Since the start of the recording."""
@@ -29,18 +29,20 @@ class MeasuredStep:
     """Until the next could begin: what the server does between two steps is part of it."""
     output_s: float
     """When its tokens were there, since the start of the recording."""
-    step: tuple[Chunk, ...]
-    batches: tuple[MicroBatch, ...]
+    works: tuple[Work, ...]
+    """The passes, as our policy makes them of its tokens."""
+    by_client: bool = False
+    """Whether the seconds are those that a client waited, the network and the server's front end included."""
 
     @property
     def regime(self) -> Regime:
         """``mixed`` if one of its passes is more than a token of each sequence."""
-        tokens = sum(batch.n_tokens for batch in self.batches)
-        return "decode" if tokens == sum(len(batch.chunks) for batch in self.batches) else "mixed"
+        return "mixed" if any(regime_of(work) == "mixed" for work in self.works) else "decode"
 
-    def sample(self, kernel: Kernel, group: Group, origin: int, *, skips: bool) -> Sample:
-        """The step for a fit."""
-        return sample_of(kernel, self.batches, group, self.seconds, origin, mixed=True, skips=skips)
+
+def works_of(kernel: Kernel, batches: Sequence[MicroBatch], group: Group, *, skips: bool) -> tuple[Work, ...]:
+    """What the passes of a step do; ``skips``: see ``Attention.skips``."""
+    return tuple(work_of(kernel, batch, group, skips) for batch in batches)
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ class SteppedServer(RecordedServer):
     clients: RecordedClients = field(kw_only=True)
     steps: tuple[MeasuredStep, ...] = field(kw_only=True)
     """In order of time."""
+    seen: bool = field(kw_only=True)
+    """Whether the steps are those that clients saw, and not all; else they are the server's own."""
     kernel: Kernel = field(kw_only=True)
-    group: Group = field(kw_only=True)
     skips: bool = field(kw_only=True)
     """See ``Attention.skips``."""
     machine: MachineInfo = field(kw_only=True)
@@ -88,7 +91,14 @@ class SteppedServer(RecordedServer):
     def samples(self, origin: int = 0) -> list[Sample]:
         """Its steps for a fit; ``SAMPLES_OF_ORIGIN`` consecutive steps have an origin, numbered from ``origin``."""
         return [
-            step.sample(self.kernel, self.group, origin + i // SAMPLES_OF_ORIGIN, skips=self.skips)
+            Sample(
+                **dict(step.works[0]),
+                kernel=self.kernel,
+                further=step.works[1:],
+                seconds=step.seconds,
+                origin=origin + i // SAMPLES_OF_ORIGIN,
+                mixed=True,
+            )
             for i, step in enumerate(self.steps)
         ]
 

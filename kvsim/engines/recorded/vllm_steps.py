@@ -11,6 +11,7 @@ from kvsim.costs.profile import MachineInfo
 from kvsim.engines.conformance.recordings import Record, read_lines
 from kvsim.engines.conformance.vllm.server import ServerReplay
 from kvsim.engines.recorded.replay import vllm_behaviour
+from kvsim.engines.recorded.seen_steps import SeenRequest, seen_steps
 from kvsim.engines.recorded.server import ServedRequest, ServerMeta, ServerSecond
 from kvsim.engines.recorded.steps import (
     FrontEnd,
@@ -22,10 +23,11 @@ from kvsim.engines.recorded.steps import (
     as_json_key,
     since_last,
     until_next,
+    works_of,
 )
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import Scenario, load_scenario
-from policies import Kernel
+from policies import Group, Kernel
 from workloads import Request, Segment
 from workloads.request import answer_of
 from workloads.traces.recorded import AskedRequest
@@ -60,7 +62,11 @@ def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
     same_server = as_json_key(
         ["vllm", header["vllm"], header.get("shape"), engine.get("dtype"), header.get("cpu"), header.get("cores")]
     )
-    steps = _steps(header, records, asynchronous=asynchronous)
+    recorded = any(record["type"] == "step" for record in records)
+    if recorded:
+        steps = _steps(header, records, _group(scenario), asynchronous=asynchronous)
+    else:
+        steps = seen_steps([_seen(record) for record in requests if record.get("tok")], scenario)
     return SteppedServer(
         path,
         meta,
@@ -70,8 +76,8 @@ def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
         workload=_workload(requests),
         clients=RecordedClients(_after(header, requests), _front_end(requests, steps)),
         steps=steps,
+        seen=not recorded,
         kernel=_KERNEL,
-        group=_group(scenario),
         skips=False,
         machine=_machine(header),
         same_costs=as_json_key([same_server, [engine.get(key) for key in _WAITS]]),
@@ -101,7 +107,7 @@ def _scenario(header: Record, path: Path) -> Scenario:
     return load_scenario({"name": "recorded", "server": server, "cache": cache})
 
 
-def _group(scenario: Scenario) -> Any:
+def _group(scenario: Scenario) -> Group:
     from kvsim.simulation.run import build_policy
 
     (group,) = build_policy(scenario).groups
@@ -180,14 +186,19 @@ def _segment(source: Any, start: int, n: int, texts: dict[str, int], requests: M
     return Segment(texts.setdefault(str(source), len(texts)), start, n)
 
 
-def _steps(header: Record, records: list[Record], *, asynchronous: bool) -> tuple[MeasuredStep, ...]:
+def _seen(record: Record) -> SeenRequest:
+    times = [at / 1e3 for at in record["tok"]]
+    return SeenRequest(record["n_prompt"], record.get("hit", 0), record["sent"] / 1e3, times)
+
+
+def _steps(header: Record, records: list[Record], group: Group, *, asynchronous: bool) -> tuple[MeasuredStep, ...]:
     """The steps that computed something, with the passes that our scheduler and policy make of them."""
     replay = ServerReplay(header)
     placed = []
     for record in records:
         replay.perform(record)
         if record["type"] == "step" and record["n"]:
-            placed.append((record, replay.placed))
+            placed.append((record, works_of(_KERNEL, replay.placed[1], group, skips=False)))
     if asynchronous:
         return _overlapping(placed)
     starts = [record["t"] / 1e3 for record, _ in placed]
@@ -195,8 +206,8 @@ def _steps(header: Record, records: list[Record], *, asynchronous: bool) -> tupl
     idle = [record["run"][1] == len(record.get("fin", ())) and record["wait"][1] == 0 for record, _ in placed]
     seconds = until_next(starts, own, idle)
     return tuple(
-        MeasuredStep(start, took, _output_s(record), *step)
-        for start, took, (record, step) in zip(starts, seconds, placed, strict=True)
+        MeasuredStep(start, took, _output_s(record), works)
+        for start, took, (record, works) in zip(starts, seconds, placed, strict=True)
     )
 
 
@@ -209,10 +220,10 @@ def _overlapping(placed: list[Any]) -> tuple[MeasuredStep, ...]:
     """Steps of which one is scheduled while another runs: a step takes from the output before it to its own."""
     found = []
     before_s = 0.0
-    for record, step in placed:
+    for record, works in placed:
         ended_s = _output_s(record)
         began_s = max(before_s, record["t"] / 1e3)
-        found.append(MeasuredStep(began_s, ended_s - began_s, ended_s, *step))
+        found.append(MeasuredStep(began_s, ended_s - began_s, ended_s, works))
         before_s = ended_s
     return tuple(found)
 
