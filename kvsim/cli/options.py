@@ -98,6 +98,14 @@ EngineName = Annotated[
         help="numpy (our own engine) or llamacpp (the real llama.cpp).", autocompletion=completion.measured_engines
     ),
 ]
+KeyEnv = Annotated[
+    str | None,
+    typer.Option("--key-env", metavar="NAME", help="With --url: the environment variable that has the server's key."),
+]
+AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="With --url: let it be a server on another machine.")]
+Silence = Annotated[
+    float, typer.Option("--timeout", help="With --url: the longest silence of the server, s.", min=0.01)
+]
 LibraryFolder = Annotated[
     Path | None,
     typer.Option(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +10,8 @@ import typer
 
 from kvsim.cli.console import fail, print_json, warn
 from kvsim.cli.progress import RunProgress
+from kvsim.cli.servers import check_httpx, key_of, words_of
 from kvsim.errors import UserError, counted
-from kvsim.installation import install_extra
 
 if TYPE_CHECKING:
     from kvsim.engines.live.recording import LiveRecording
@@ -40,16 +37,15 @@ class ServerAsked:
 
 def record_url(scenario: Scenario, asked: ServerAsked, out: Path | None, *, as_json: bool) -> None:
     """Send a scenario's traffic to a server, and say what was recorded. Raises ``UserError``."""
-    if find_spec("httpx") is None:
-        raise UserError(f"--url: asking a server needs httpx; install it with: {install_extra('serve')}")
+    check_httpx()
     from kvsim.engines.live.address import address_of
     from kvsim.engines.live.recording import Asking, record_server
 
     asking = Asking(
-        key=_key(asked.key_env),
+        key=key_of(asked.key_env),
         timeout_s=asked.timeout_s,
         limit_s=asked.limit_s,
-        flags=None if asked.flags is None else _words(asked.flags),
+        flags=None if asked.flags is None else words_of(asked.flags),
         log=asked.log,
         resume=asked.resume,
     )
@@ -85,21 +81,3 @@ def _show(done: LiveRecording) -> None:
         typer.echo(f"{counted(done.failed, 'request')} failed; {done.first_failure}")
     if done.steps is not None:
         typer.echo(f"Compare our scheduler with it: kvsim conform llama-server {done.path}")
-
-
-def _key(name: str | None) -> str | None:
-    """The key in an environment variable. Raises ``UserError`` if there is none."""
-    if name is None:
-        return None
-    key = os.environ.get(name)
-    if not key:
-        raise UserError(f"--key-env {name}: there is no such environment variable, or it is empty")
-    return key
-
-
-def _words(flags: str) -> tuple[str, ...]:
-    """Flags as a shell divides them. Raises ``UserError``."""
-    try:
-        return tuple(shlex.split(flags))
-    except ValueError as e:
-        raise UserError(f"--flags {flags!r:.80}: {e}") from None

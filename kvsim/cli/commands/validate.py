@@ -10,26 +10,38 @@ import typer
 from kvsim.cli import completion
 from kvsim.cli.console import console, fail, print_json, print_saved, warn
 from kvsim.cli.options import (
+    AllowRemote,
     EngineName,
     Json,
+    KeyEnv,
     LibraryFolder,
     Out,
     Plugins,
     Policies,
     ProfileName,
     Seed,
+    Silence,
     load_plugins,
     load_with,
 )
 from kvsim.cli.progress import RunProgress
+from kvsim.cli.servers import ServersAsked
 from kvsim.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvsim.costs.profile import Profile
     from kvsim.scenario.scenario import Scenario
 
 app = typer.Typer(add_completion=False)
 
+_OF_SERVERS = {
+    *("context", "scenario", "url", "flags", "log", "key_env", "allow_remote", "timeout", "resume", "model", "seed"),
+    *("requests", "repeat", "bound", "profile", "calibration_seconds", "out", "as_json"),
+}
+"""Parameters that mean something beside --url."""
+_ONLY_WITH_URL = {"flags", "log", "key_env", "allow_remote", "timeout", "resume"}
 _OF_RECORDED = {"context", "scenario", "recorded", "profile", "bound", "out", "as_json"}
 """Parameters that mean something beside --recorded."""
 
@@ -56,13 +68,38 @@ def validate(
     scenario: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SCENARIO]", help="A built-in scenario or a TOML file (chat).", autocompletion=completion.scenarios
+            metavar="[SCENARIO]",
+            help="A built-in scenario or a TOML file (chat); with --url also a trace.",
+            autocompletion=completion.scenarios,
         ),
     ] = None,
     recorded: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE...", help="Instead, compare with recorded servers: JSONL, plain or compressed."),
     ] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Instead, send the traffic to this server, and compare with it; of several, settings are ranked."
+        ),
+    ] = None,
+    flags: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar='"-np 4 -c 4096"',
+            help="With --url: what the server was started with, once for each; servers do not say all of it.",
+        ),
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(help="With --url: the log of each llama-server, for its steps (see kvsim record)."),
+    ] = None,
+    key_env: KeyEnv = None,
+    allow_remote: AllowRemote = False,
+    timeout: Silence = 60.0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With --url: go on where an earlier command was ended.")
+    ] = False,
     model: Annotated[
         str | None, typer.Option(help="Replace the scenario's model.", autocompletion=completion.engine_models)
     ] = None,
@@ -71,7 +108,14 @@ def validate(
     plugin: Plugins = None,
     seed: Seed = None,
     requests: Annotated[int, typer.Option(help="Shorten the scenario to this many requests.", min=1)] = 60,
-    repeat: Annotated[int, typer.Option(help="Run every policy this many times, in turns.", min=1, max=1000)] = 1,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            help="Run every policy, or ask every server, this many times, in turns (1; with --url 2).",
+            min=1,
+            max=1000,
+        ),
+    ] = None,
     bound: Annotated[
         float | None,
         typer.Option(
@@ -89,17 +133,25 @@ def validate(
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Compare predicted times with those of a real engine here, or of recorded servers.
+    """Compare predicted times with those of a real engine here, of recorded servers, or of servers that run.
 
-    Calibrates first, unless a profile of this machine is given; for a recorded server, the profile is that of its model
-    on its device.
+    Calibrates first, unless a profile of this machine or of the server is given. For recorded servers, the profile is
+    that of the model on its device; of recordings with steps, it is fitted to the steps of the others of that server.
+    kvsim validate mine.jsonl --url http://127.0.0.1:8080 --profile mine.profile.json
     """
     files = _recordings(context, recorded, scenario)
     if files:
         _against_recorded(files, profile, bound, out / "recorded-servers", as_json)
         return
-    load_plugins(plugin)
     name = (scenario or ["chat"])[0]
+    if url:
+        servers = ServersAsked(url, flags or [], log or [], key_env, allow_remote, timeout, resume, model)
+        _against_servers(
+            name, seed, requests, servers, _ServerRun(profile, calibration_seconds, repeat or 2, bound, out, as_json)
+        )
+        return
+    load_plugins(plugin)
+    repeat = repeat or 1
     _on_engine(
         _EngineRun(name, model, engine, policy, seed, requests, repeat, profile, calibration_seconds, threads, library),
         bound,
@@ -112,19 +164,27 @@ def _recordings(context: typer.Context, recorded: list[str] | None, others: list
 
     The shell makes of ``--recorded *.jsonl`` one value of the option, and arguments.
     """
-    given = [parameter for parameter in context.command.params if _is_typed(context, parameter.name or "")]
+    typed = [parameter for parameter in context.command.params if _is_typed(context, parameter.name or "")]
+    given = {parameter.name or "": parameter.opts[0] for parameter in typed}
     if not recorded:
         if len(others or []) > 1:
             raise UserError(f"{len(others or [])} scenarios; one is accepted, or recordings after --recorded")
-        if any(parameter.name == "out" for parameter in given):
-            raise UserError("--out is for the pictures of recorded servers (--recorded)")
+        if "url" in given:
+            _refuse_others(given, _OF_SERVERS, "--url")
+        elif "out" in given:
+            raise UserError("--out is for the pictures of recorded servers (--recorded) and of those asked (--url)")
+        elif only := [option for name, option in given.items() if name in _ONLY_WITH_URL]:
+            raise UserError(f"{only[0]}: only with --url, for a server that runs")
         return []
-    for parameter in given:
-        if parameter.name not in _OF_RECORDED:
-            raise UserError(
-                f"{parameter.opts[0]} means nothing beside --recorded; accepted: --profile, --bound, --out and --json"
-            )
+    _refuse_others(given, _OF_RECORDED, "--recorded", "; accepted: --profile, --bound, --out and --json")
     return [*recorded, *(others or [])]
+
+
+def _refuse_others(given: Mapping[str, str], meant: set[str], beside: str, accepted: str = "") -> None:
+    """Raise ``UserError`` for a parameter that was given and means nothing beside another."""
+    for name, option in given.items():
+        if name not in meant:
+            raise UserError(f"{option} means nothing beside {beside}{accepted}")
 
 
 def _is_typed(context: typer.Context, parameter: str) -> bool:
@@ -148,6 +208,48 @@ def _against_recorded(files: list[str], profile: str | None, bound: float | None
         print_saved(done.save(out), out)
     warn([*done.left_out, *(line for run in done.runs for line in run.warnings)])
     _end_by(bound, done.worst)
+
+
+class _ServerRun(NamedTuple):
+    """The options of a run on servers."""
+
+    profile: str | None
+    calibration_seconds: float
+    turns: int
+    bound: float | None
+    out: Path
+    as_json: bool
+
+
+def _against_servers(name: str, seed: int | None, requests: int, servers: ServersAsked, run: _ServerRun) -> None:
+    """Send traffic to servers, and compare what they took with what is predicted."""
+    asked = servers.asked()
+    from kvsim.engines.live.validation import validate_servers
+    from kvsim.scenario.trace_files import is_trace, trace_scenario
+
+    loaded = load_with(trace_scenario(name) if is_trace(name) else name, seed, requests)
+    folder = run.out / f"validate-{loaded.name}"
+    with RunProgress(f"asking {servers.url[0]}", 100, lines=True) as progress:
+        profile = run.profile or servers.measured(run.calibration_seconds, progress)
+        done = validate_servers(
+            loaded,
+            asked,
+            profile,
+            folder,
+            turns=run.turns,
+            announce=progress.begin,
+            share=progress.share,
+            progress=progress,
+        )
+    if run.as_json:
+        print_json({"recordings": [each.to_dict() for each in done.recordings], **done.compared.to_dict()})
+    else:
+        from kvsim.cli.tables.recorded import show_recorded
+
+        show_recorded(console(), done.compared)
+        print_saved(done.compared.save(folder), folder)
+    warn(done.warnings)
+    _end_by(run.bound, done.compared.worst)
 
 
 def _end_by(bound: float | None, worst: float) -> None:

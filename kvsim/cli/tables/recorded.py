@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, show_assumed, show_basis, whole
+from kvsim.engines.recorded.ranking import Ranking
 from kvsim.engines.recorded.validation import WITHIN, RecordedValidation, ServerRun
 from kvsim.errors import counted
 
@@ -16,6 +17,8 @@ def show_recorded(console: Console, validation: RecordedValidation) -> None:
     """Print a table for each recording, and what its prediction rests on."""
     for run in validation.runs:
         _show_run(console, run)
+    for ranking in validation.rankings:
+        _show_ranking(console, ranking)
 
 
 def _show_run(console: Console, run: ServerRun) -> None:
@@ -100,6 +103,24 @@ def _show_verdict(console: Console, run: ServerRun) -> None:
     named = ", ".join(f"{LATENCIES[m]} {s}" for m, s in zip(outside["measure"], outside["statistic"], strict=True))
     found = "all are" if run.within else f"not {named}"
     console.print(f"Within {bounds} ({wider}): {found}", highlight=False)
+
+
+def _show_ranking(console: Console, ranking: Ranking) -> None:
+    """Settings in the measured order, with what was predicted."""
+    table = new_table("settings", "runs", f"{LATENCIES[ranking.measure]} measured", "predicted", "run to run")
+    for row in ranking.table.to_dict("records"):
+        spread = f"±{row['spread']:.1%}" if row["runs"] > 1 else "–"
+        table.add_row(
+            str(row["settings"]), whole(row["runs"]), seconds(row["measured"]), seconds(row["predicted"]), spread
+        )
+    console.print(table)
+    tau = "not defined" if ranking.tau is None else f"{ranking.tau:.2f}"
+    wrong = ranking.wrong
+    verdict = (
+        "no two that differ by more than the runs do are ranked wrong" if not wrong else f"{wrong} pairs are wrong"
+    )
+    console.print(f"Predicted and measured order: Kendall's tau {tau}; {verdict}", highlight=False)
+    console.print()
 
 
 def _show_counts(console: Console, run: ServerRun) -> None:

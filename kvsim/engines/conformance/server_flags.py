@@ -42,7 +42,7 @@ def scenario_of(header: Record) -> tuple[Scenario, bool]:
     said, flags = header["server"], [str(flag) for flag in header["flags"]]
     server: dict[str, Any] = {}
     for names, key in _NUMBERS.items():
-        value = _value(flags, names)
+        value = flag_value(flags, *names)
         if value is not None:
             server[key] = float(value) if key == "slot_prompt_similarity" else int(value)
     for names, (key, on) in _SWITCHES.items():
@@ -52,10 +52,10 @@ def scenario_of(header: Record) -> tuple[Scenario, bool]:
         server.pop("slots", None)  # -1: auto.
     cache: dict[str, Any] = {"type_k": "f16", "type_v": "f16", "policy": f"llama.cpp-{PRESENT['llama.cpp'].version}"}
     for names, key in _TYPES.items():
-        value = _value(flags, names)
+        value = flag_value(flags, *names)
         if value is not None:
             cache[key] = value
-    cells = int(_value(flags, ("-c", "--ctx-size")) or 0)
+    cells = int(flag_value(flags, "-c", "--ctx-size") or 0)
     cache["cells"] = cells or int(said["n_ctx"])
     if any(flag in flags for flag in ("-kvu", "--kv-unified")):
         cache["unified"] = True
@@ -74,10 +74,11 @@ def _model(file: str) -> str | None:
         return None
 
 
-def _value(flags: Sequence[str], names: Sequence[str]) -> str | None:
-    """The value of the last of these flags; None if none is there."""
+def flag_value(flags: Sequence[str], *names: str) -> str | None:
+    """What stands behind the last of these flags, or behind its "="; None if none is there."""
     found = None
-    for flag, value in zip(flags, [*flags[1:], ""], strict=True):
-        if flag in names:
-            found = value
+    for flag, following in zip(flags, [*flags, ""][1:], strict=True):
+        name, equals, value = flag.partition("=")
+        if name in names:
+            found = value if equals else following
     return found

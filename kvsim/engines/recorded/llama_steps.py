@@ -84,7 +84,8 @@ def read_llama_steps(path: Path, header: Record) -> SteppedServer:
         same_costs=as_json_key([same_server, attention, said.get("n_ubatch")]),
         same_server=same_server,
         same_settings=as_json_key(header["flags"]),
-        assumed=(),
+        settings=" ".join(map(str, header["flags"])) or "its defaults",
+        assumed=tuple(header.get("assumed", ())),
     )
 
 

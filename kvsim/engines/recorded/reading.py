@@ -29,7 +29,8 @@ def read_recording(path: str | Path) -> RecordedServer:
     if header.get("timed") is False:
         raise UntimedError(f"{path}: its times mean nothing (timed is false); kvsim conform compares its decisions")
     try:
-        found = read_vllm_steps(path, header) if "vllm" in header else read_llama_steps(path, header)
+        is_vllm = isinstance(header.get("engine"), dict)
+        found = read_vllm_steps(path, header) if is_vllm else read_llama_steps(path, header)
     except UserError as e:
         raise UserError(str(e) if str(e).startswith(str(path)) else f"{path}: {e}") from None
     except _NOT_A_RECORD as e:

@@ -13,6 +13,8 @@ from kvsim.engines.recorded.steps import SteppedServer
 
 _FEWEST = 10
 """Requests that two runs must have in common."""
+_ALIKE = 0.9
+"""Share of the requests of the shorter run that both must have: some may have failed in one."""
 _SAME_TIME_S = 0.5
 """Arrivals that differ by no more are the same."""
 
@@ -86,15 +88,27 @@ def latencies(recording: SteppedServer, ids: set[str] | None = None) -> pd.DataF
 
 def same_traffic(one: SteppedServer, other: SteppedServer) -> bool:
     """Whether two runs had the same settings and requests at the same times; one may have ended earlier."""
+    return one.same_settings == other.same_settings and same_requests(one, other)
+
+
+def same_requests(one: SteppedServer, other: SteppedServer) -> bool:
+    """Whether two runs had the same requests at the same times; one may have ended earlier.
+
+    A request that waited for the end of others came whenever these had ended.
+    """
     mine, theirs = _by_id(one), _by_id(other)
     both = mine.keys() & theirs.keys()
-    if one.same_settings != other.same_settings or len(both) < max(_FEWEST, min(len(mine), len(theirs))):
+    if len(both) < max(_FEWEST, _ALIKE * min(len(mine), len(theirs))):
         return False
     return all(
-        mine[i].asked[1:] == theirs[i].asked[1:]
-        and abs(mine[i].asked.arrival_s - theirs[i].asked.arrival_s) <= _SAME_TIME_S
+        _lengths(mine[i]) == _lengths(theirs[i])
+        and (int(i) in one.clients.after or abs(mine[i].asked.arrival_s - theirs[i].asked.arrival_s) <= _SAME_TIME_S)
         for i in both
     )
+
+
+def _lengths(request: ServedRequest) -> tuple[int, int]:
+    return request.asked.prompt_tokens, request.asked.output_tokens
 
 
 def _by_id(recording: SteppedServer) -> dict[str, ServedRequest]:

@@ -86,6 +86,8 @@ class SteppedServer(RecordedServer):
     """Equal for recordings of the same engine and model on the same machine, with whatever settings."""
     same_settings: Hashable = field(kw_only=True)
     """Equal for recordings with the same settings."""
+    settings: str = field(kw_only=True)
+    """The settings in words."""
     assumed: tuple[str, ...] = field(kw_only=True)
 
     def samples(self, origin: int = 0) -> list[Sample]:

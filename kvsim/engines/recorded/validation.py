@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from kvsim.costs.device_profiles import find_profile
 from kvsim.costs.devices import recorded_device
 from kvsim.costs.profile import Profile, load_profile, same_model
 from kvsim.costs.shipped import is_shipped
+from kvsim.engines.recorded.ranking import Ranking, rankings
 from kvsim.engines.recorded.reading import UntimedError, read_recording
 from kvsim.engines.recorded.replay import replay
 from kvsim.engines.recorded.server import RecordedServer
@@ -166,7 +168,20 @@ class RecordedValidation:
         """The object that ``--json`` prints."""
         worst = self.worst
         runs = [run.to_dict() for run in self.runs]
-        return {"worst_error": None if worst != worst else worst, "left_out": list(self.left_out), "runs": runs}
+        ranked = [ranking.to_dict() for ranking in self.rankings]
+        return {
+            "rankings": ranked,
+            "worst_error": None if worst != worst else worst,
+            "left_out": list(self.left_out),
+            "runs": runs,
+        }
+
+    @cached_property
+    def rankings(self) -> tuple[Ranking, ...]:
+        """How settings rank, where the same requests were sent under several."""
+        return rankings(
+            [(run.recording, run.requests) for run in self.runs if isinstance(run.recording, SteppedServer)]
+        )
 
     def plot(self) -> Figure:
         """Draw a row for each run: distributions of the latencies, and running and waiting requests over time."""

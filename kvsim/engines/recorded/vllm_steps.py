@@ -9,6 +9,7 @@ from typing import Any
 
 from kvsim.costs.profile import MachineInfo
 from kvsim.engines.conformance.recordings import Record, read_lines
+from kvsim.engines.conformance.server_flags import flag_value
 from kvsim.engines.conformance.vllm.server import ServerReplay
 from kvsim.engines.recorded.replay import vllm_behaviour
 from kvsim.engines.recorded.seen_steps import SeenRequest, seen_steps
@@ -25,7 +26,8 @@ from kvsim.engines.recorded.steps import (
     until_next,
     works_of,
 )
-from kvsim.errors import UserError
+from kvsim.errors import UserError, counted
+from kvsim.model.engine_versions import PRESENT
 from kvsim.scenario.scenario import Scenario, load_scenario
 from policies import Group, Kernel
 from workloads import Request, Segment
@@ -33,6 +35,8 @@ from workloads.request import answer_of
 from workloads.traces.recorded import AskedRequest
 
 _KERNEL: Kernel = "gather"
+_SEQUENCES = 256
+"""Requests at the same time where vLLM is not told how many."""
 _WAITS = ("mode", "async_scheduling")
 
 
@@ -40,12 +44,14 @@ def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
     """Read such a recording. Raises ``UserError``, ``ValueError`` and ``KeyError`` if it is none."""
     records = [record for _, record in read_lines(path)][1:]
     requests = [record for record in records if record["type"] == "request"]
-    engine = header["engine"]
+    engine, assumed = completed(header)
+    version = str(header.get("vllm") or PRESENT["vLLM"].version)
+    header = {**header, "engine": engine, "vllm": version}
     asynchronous = bool(engine.get("async_scheduling", False))
     scenario = _scenario(header, path)
     meta = ServerMeta(
         engine="vllm",
-        version=header["vllm"],
+        version=version,
         model=str(engine["model"]),
         device=str(header.get("cpu", "unknown processor")),
         dtype=engine.get("dtype"),
@@ -70,7 +76,7 @@ def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
     return SteppedServer(
         path,
         meta,
-        tuple(_served(record) for record in requests if record.get("tok") or "first" in record),
+        tuple(_served(record) for record in requests if "first" in record and "error" not in record),
         _seconds(records),
         scenario=scenario,
         workload=_workload(requests),
@@ -82,9 +88,42 @@ def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
         machine=_machine(header),
         same_costs=as_json_key([same_server, [engine.get(key) for key in _WAITS]]),
         same_server=same_server,
-        same_settings=as_json_key(engine),
-        assumed=(),
+        same_settings=as_json_key([engine, header.get("flags", ())]),
+        settings=" ".join(map(str, header.get("flags", ()))) or str(header.get("group", "its defaults")),
+        assumed=(*header.get("assumed", ()), *assumed),
     )
+
+
+def completed(header: Record) -> tuple[Record, tuple[str, ...]]:
+    """What a recording says of its engine, with what it does not say, and what was assumed, one line each.
+
+    A server that is asked over HTTP says little of its settings; what it was started with may be in ``flags``.
+    """
+    flags = [str(flag) for flag in header.get("flags", ())]
+    engine, usual, assumed = dict(header["engine"]), PRESENT["vLLM"], []
+
+    def fill(key: str, flag: str, otherwise: int, what: str) -> None:
+        if engine.get(key) is not None:
+            return
+        given = flag_value(flags, flag)
+        engine[key] = otherwise if given is None else int(given)
+        if given is None:
+            assumed.append(f"{counted(otherwise, what)} ({flag} is not known)")
+
+    fill("max_model_len", "--max-model-len", 8192, "token")
+    fill("max_num_seqs", "--max-num-seqs", _SEQUENCES, "sequence")
+    fill("max_num_batched_tokens", "--max-num-batched-tokens", usual.n_batch, "token")
+    fill("block_size", "--block-size", usual.block_size, "token")
+    whole = -(-engine["max_model_len"] // engine["block_size"])
+    fill("num_blocks", "--num-gpu-blocks-override", whole * min(engine["max_num_seqs"], 8), "block")
+    if "prefix_caching" not in engine:
+        engine["prefix_caching"] = "--no-enable-prefix-caching" not in flags
+    version = str(header.get("vllm", ""))
+    if "async_scheduling" not in engine and header.get("clock") == "client" and version:
+        # On CPUs vLLM switches it off.
+        usual_way = vllm_behaviour(version).async_scheduling and "+cpu" not in version
+        engine["async_scheduling"] = usual_way and "--no-async-scheduling" not in flags
+    return engine, tuple(assumed)
 
 
 def _scenario(header: Record, path: Path) -> Scenario:

@@ -1,0 +1,89 @@
+"""``kvsim validate --url``: send traffic to a running server, and hold what it took against what was predicted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvsim.costs.profile import Profile
+from kvsim.engines.live.address import Address
+from kvsim.engines.live.recording import Asking, LiveRecording, record_server
+from kvsim.engines.recorded.validation import RecordedValidation, validate_recorded
+from kvsim.errors import UserError, counted
+from kvsim.results import writable
+from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.recorder import Progress
+
+
+@dataclass(frozen=True)
+class AskedServer:
+    """A server that is asked, and how."""
+
+    address: Address
+    asking: Asking
+
+
+@dataclass(frozen=True)
+class LiveValidation:
+    """What servers took, beside what was predicted."""
+
+    recordings: tuple[LiveRecording, ...]
+    """One for each server and turn."""
+    compared: RecordedValidation
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user must know of the runs, one line each."""
+        found = [line for each in self.recordings for line in each.warnings]
+        for each in self.recordings:
+            if each.failed:
+                found.append(f"{each.path.name}: {counted(each.failed, 'request')} failed; {each.first_failure}")
+        return tuple(dict.fromkeys([*found, *(line for run in self.compared.runs for line in run.warnings)]))
+
+
+def validate_servers(
+    scenario: Scenario,
+    servers: Sequence[AskedServer],
+    profile: Profile | str | None,
+    folder: str | Path,
+    *,
+    turns: int = 2,
+    announce: Callable[[str, int], object] = lambda name, total: None,
+    share: Callable[[float], None] | None = None,
+    progress: Progress | None = None,
+) -> LiveValidation:
+    """Send a scenario's traffic to each server, turn by turn, and compare.
+
+    Every turn asks every server the same, so that a slow moment of the machine affects all of them, and two turns tell
+    how much a server itself strays. The recordings are kept in the folder; with ``Asking.resume``, those that are there
+    are taken, and one that ended early goes on. ``announce`` is told the name of what begins and what it amounts to;
+    ``share``, how much of a recording is done. Raises ``UserError``, with what was gathered kept.
+    """
+    target = writable(folder)
+    done: list[LiveRecording] = []
+    paths: list[Path] = []
+    for turn in range(1, turns + 1):
+        for server in servers:
+            path = target / f"{_name(scenario, server.address)}.turn{turn}.jsonl.gz"
+            paths.append(path)
+            part = path.with_name(path.name + ".part")
+            if server.asking.resume and path.exists() and not part.exists():
+                continue
+            announce(f"turn {turn} of {turns}: {server.address}", 100)
+            asking = replace(server.asking, resume=server.asking.resume and part.exists())
+            recorded = record_server(scenario, server.address, path, asking, progress=share)
+            done.append(recorded)
+            if recorded.interrupted:
+                raise KeyboardInterrupt
+            if recorded.stopped is not None:
+                kept = f"{recorded.ended:,} of {counted(recorded.requests, 'request')} are in {path}"
+                raise UserError(f"{recorded.stopped}; {kept}; the same command with --resume goes on")
+    compared = validate_recorded(paths, profile, announce=announce, progress=progress)
+    return LiveValidation(tuple(done), compared)
+
+
+def _name(scenario: Scenario, address: Address) -> str:
+    """The beginning of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", f"{scenario.name}.{address.url.split('//')[-1]}")
