@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,11 +14,13 @@ from kvsim.errors import UserError
 from kvsim.model.engine_shapes import Storage
 
 
-class _Line(BaseModel):
+class Line(BaseModel):
+    """A line of a journal: immutable, every key checked."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class JournalHeader(_Line):
+class JournalHeader(Line):
     """Conditions under which measurements belong to the same calibration."""
 
     format: Literal[2] = 2
@@ -56,7 +58,7 @@ class ServedPass(NamedTuple):
     sample: Sample
 
 
-class MeasuredPiece(_Line):
+class MeasuredPiece(Line):
     """What was measured without interruption between two entries of the journal."""
 
     items: int
@@ -73,28 +75,33 @@ class MeasuredPiece(_Line):
     """Processor seconds in that time."""
 
 
-class Journal:
-    """A file of lines in JSON: the header, then a line for each piece."""
+HeaderT = TypeVar("HeaderT", bound=Line)
+PieceT = TypeVar("PieceT", bound=Line)
+LineT = TypeVar("LineT", bound=Line)
 
-    def __init__(self, path: Path | None):
+
+class JournalOf(Generic[HeaderT, PieceT]):
+    """A file of lines in JSON: a header of one kind, then a line for each piece of another."""
+
+    def __init__(self, path: Path | None, header: type[HeaderT], piece: type[PieceT]):
         """With ``path`` None, nothing is stored."""
-        self._path = path
+        self._path, self._header, self._piece = path, header, piece
 
-    def header(self) -> JournalHeader | None:
+    def header(self) -> HeaderT | None:
         """The header in the file; None if there is no file or it is not a journal."""
         lines = self._lines()
-        return _parsed(JournalHeader, lines[0]) if lines else None
+        return _parsed(self._header, lines[0]) if lines else None
 
-    def pieces(self) -> list[MeasuredPiece]:
+    def pieces(self) -> list[PieceT]:
         """All complete pieces; an incomplete last line is ignored."""
-        found = [_parsed(MeasuredPiece, line) for line in self._lines()[1:]]
+        found = [_parsed(self._piece, line) for line in self._lines()[1:]]
         return [each for each in found if each is not None]
 
-    def begin(self, header: JournalHeader) -> None:
+    def begin(self, header: HeaderT) -> None:
         """Start a new file, replacing any other. Raises ``UserError`` if it cannot be written."""
         self._write([], header)
 
-    def add(self, done: MeasuredPiece) -> None:
+    def add(self, done: PieceT) -> None:
         """Append a piece."""
         self._write(self._lines(), done)
 
@@ -115,7 +122,7 @@ class Journal:
         whole, _, _ = text.rpartition("\n")
         return whole.split("\n") if whole else []
 
-    def _write(self, before: list[str], line: _Line) -> None:
+    def _write(self, before: list[str], line: Line) -> None:
         """Replace the file atomically, so that an interruption leaves the old one intact."""
         if self._path is None:
             return
@@ -128,7 +135,14 @@ class Journal:
             raise UserError(f"{self._path}: cannot write: {e.strerror}") from None
 
 
-def _parsed(kind: Any, line: str) -> Any:
+class Journal(JournalOf[JournalHeader, MeasuredPiece]):
+    """The journal of an engine that is measured on this machine."""
+
+    def __init__(self, path: Path | None):
+        super().__init__(path, JournalHeader, MeasuredPiece)
+
+
+def _parsed(kind: type[LineT], line: str) -> LineT | None:
     try:
         return kind.model_validate_json(line)
     except ValidationError:

@@ -10,6 +10,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from kvsim.costs.profile import Profile, Regime
+from kvsim.model.memory_shapes import shape_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +19,7 @@ _TITLES: dict[Regime, str] = {"decode": "decode-only passes", "mixed": "passes w
 
 
 def device_figure(profile: Profile, held_out: pd.DataFrame) -> Figure:
-    """Draw predicted against tabled time of each pass that was held out, one panel for each regime."""
+    """Draw predicted against tabled or measured time of each pass that was held out, one panel for each regime."""
     regimes = [regime for regime in _TITLES if regime in set(held_out["regime"])]
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
         figure = Figure(figsize=(13, 6), layout="constrained")
@@ -39,7 +40,8 @@ def device_figure(profile: Profile, held_out: pd.DataFrame) -> Figure:
                 linewidth=0,
             )
             figure.colorbar(points, ax=axis, label="cells that are scanned")
-            axis.set(xscale="log", yscale="log", xlabel="tabled, ms", ylabel="predicted, ms", xlim=ends, ylim=ends)
+            known = "measured, ms" if profile.device is None else "tabled, ms"
+            axis.set(xscale="log", yscale="log", xlabel=known, ylabel="predicted, ms", xlim=ends, ylim=ends)
             error = profile.held_out[regime]
             axis.set_title(
                 f"{_TITLES[regime]}: median error {error.error_median:.1%}, P95 {error.error_p95:.1%}, "
@@ -50,5 +52,6 @@ def device_figure(profile: Profile, held_out: pd.DataFrame) -> Figure:
                 each.set_major_locator(mpl.ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
                 each.set_major_formatter(mpl.ticker.FuncFormatter(lambda ms, _: f"{ms:g}"))
                 each.set_minor_locator(mpl.ticker.NullLocator())
-        figure.suptitle(f"{profile.model} on {profile.device} under {profile.engine}")
+        where = "" if profile.device is None else f" on {profile.device}"
+        figure.suptitle(f"{shape_name(profile.model)}{where} under {profile.engine}")
     return figure

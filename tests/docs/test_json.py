@@ -203,7 +203,7 @@ def test_a_profile_has_the_keys_of_the_page():
     profiles = [load_profile(name) for name in ("default", "h100_sxm-llama-3.1-8b")]
     a_second = Coefficient(value=1.0, low=1.0, high=1.0)
     copies = HostCopyCost(out_per_cell_s=a_second, in_per_cell_s=a_second)
-    profiles.append(profiles[0].model_copy(update={"host_copies": copies}))
+    profiles.append(profiles[0].model_copy(update={"host_copies": copies, "front_end_s": a_second}))
     told = [profile.model_dump(mode="json") for profile in profiles]
     found = {path for profile in told for path in paths(profile)}
     assert compare([key for key, _ in DOCUMENTED["calibrate"]], found) == (set(), set())

@@ -1,14 +1,15 @@
-"""``kvsim calibrate``: measure an engine on this machine."""
+"""``kvsim calibrate``: measure an engine on this machine, or a server that runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvsim.cli import completion
+from kvsim.cli.calibration_files import CalibrationFiles, ServerAsked
 from kvsim.cli.console import console, fail, print_json
 from kvsim.cli.options import EngineName, Json, LibraryFolder, LlamaThreads, storage_type_or_none
 from kvsim.cli.progress import RunProgress
@@ -28,12 +29,31 @@ def calibrate(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model to measure: tiny (the default), small, smollm2 (llama.cpp's), or a GGUF file.",
+            help="The model to measure: tiny (the default), small, smollm2 (llama.cpp's), or a GGUF file; with --url, "
+            "where the server's own cannot be read.",
             autocompletion=completion.engine_models,
         ),
     ] = None,
     engine: EngineName = "numpy",
-    seconds: Annotated[float, typer.Option(help="Stop after this time, everything included.", min=1, max=86400)] = 60.0,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Measure a server that runs, such as http://127.0.0.1:8080, instead; by a load of its own."),
+    ] = None,
+    flags: Annotated[
+        str | None,
+        typer.Option(help='--url: what the server was started with, such as "-np 4 -c 4096 -fa on".'),
+    ] = None,
+    key_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="--url: the environment variable that has the server's key."),
+    ] = None,
+    allow_remote: Annotated[bool, typer.Option(help="--url: also a server on another machine.")] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop after this time, everything included; by default 60, with --url 120.", min=1, max=86400
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The profile file to write; by default MODEL.profile.json.")] = None,
     cache_type_k: Annotated[
         str | None,
@@ -56,10 +76,21 @@ def calibrate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure the NumPy engine, or llama.cpp, on this machine and write a machine profile.
+    """Measure an engine on this machine, or a server that runs, and write a profile of it.
 
     Measures until the intervals are tight or the time is over. An interrupted calibration goes on when called again.
     """
+    if url is not None:
+        from kvsim.cli.server_calibration import calibrate_url
+
+        own = {"--engine": engine != "numpy", "--threads": threads != 1, "--library": library is not None}
+        own |= {"--cache-type-k": cache_type_k is not None, "--cache-type-v": cache_type_v is not None}
+        _refuse(own, "a server is measured as it runs; say by --flags what it was started with")
+        asked = ServerAsked(url, model, flags or "", key_env, allow_remote=allow_remote)
+        calibrate_url(asked, seconds or 120.0, out, bound, force=force, as_json=as_json)
+        return
+    given = {"--flags": flags is not None, "--key-env": key_env is not None, "--allow-remote": allow_remote}
+    _refuse(given, "only with --url, for a server that runs")
     from kvsim.calibration.run import HELD_OUT_BOUND
     from kvsim.costs.profile import USUAL_MODEL, is_llamacpp
 
@@ -67,17 +98,17 @@ def calibrate(
     model = model or USUAL_MODEL[engine]
     # Profiles of one model under two engines, and their journals, must not overwrite each other.
     target = out or Path(f"{Path(model).stem}{'.llamacpp' if llama else ''}.profile.json")
-    files = _Files(writable(target.parent) / target.name)
+    files = CalibrationFiles(writable(target.parent) / target.name)
     types = storage_type_or_none("--cache-type-k", cache_type_k), storage_type_or_none("--cache-type-v", cache_type_v)
     use = f"kvsim {'validate SCENARIO --engine llamacpp' if llama else 'compare'} --profile {target}"
-    if force and (taken := files.take_refused(engine, model, types, threads)) is not None:
+    if force and (taken := files.take_refused(partial(_measures, engine, model, types, threads))) is not None:
         _tell(taken, as_json, f"Saved {target}, as it was measured before. Use it with: {use}")
         return
     done = _measured(
         files,
         model,
         engine=engine,
-        seconds=seconds,
+        seconds=seconds or 60.0,
         type_k=types[0],
         type_v=types[1],
         threads=threads,
@@ -95,7 +126,14 @@ def calibrate(
     _tell(done.profile, as_json, f"\nSaved {target} and {files.picture.name}. Use it with: {use}")
 
 
-def _measured(files: _Files, model: str, **options: Any) -> Calibration:
+def _refuse(given: dict[str, bool], why: str) -> None:
+    """Raise ``UserError`` if an option was given."""
+    for option, is_given in given.items():
+        if is_given:
+            raise UserError(f"{option}: {why}")
+
+
+def _measured(files: CalibrationFiles, model: str, **options: Any) -> Calibration:
     """Measure, with progress; an interrupt ends the command."""
     from kvsim.calibration.run import calibrate as measure
 
@@ -107,81 +145,23 @@ def _measured(files: _Files, model: str, **options: Any) -> Calibration:
         raise typer.Exit(fail(f"stopped{kept}", 130)) from None
 
 
-@dataclass(frozen=True)
-class _Files:
-    """The files of a calibration: the profile, and beside it its picture, its journal and what was refused."""
+def _measures(
+    engine: str, model: str, types: tuple[Storage | None, Storage | None], threads: int, found: Profile
+) -> bool:
+    """Whether a profile is of this engine and model on this machine."""
+    from kvsim import machine
+    from kvsim.costs.profile import is_llamacpp, same_model
 
-    target: Path
-
-    @property
-    def name(self) -> str:
-        """Name of the profile."""
-        return self.target.name.split(".")[0]
-
-    @property
-    def picture(self) -> Path:
-        return self.target.with_name(f"{self.name}.calibration.png")
-
-    @property
-    def journal(self) -> Path:
-        return self.target.with_name(f"{self.target.name}.part")
-
-    @property
-    def refused(self) -> Path:
-        return self.target.with_name(f"{self.target.name.removesuffix('.json')}.refused.json")
-
-    def save(self, done: Calibration) -> None:
-        """Write profile and picture, and remove what is no longer of use."""
-        self._write(done.profile, self.target, done)
-        self.journal.unlink(missing_ok=True)
-        self.refused.unlink(missing_ok=True)
-
-    def save_refused(self, done: Calibration, refusal: str) -> None:
-        """Write profile and picture, with the reason in the profile."""
-        self._write(done.profile.model_copy(update={"refused": refusal}), self.refused, done)
-
-    @property
-    def ways_on(self) -> str:
-        """What can be done after a refusal."""
-        return (
-            f"It is in {self.refused} and may be used from there; the same command measures on, and with --force "
-            "it saves what was refused"
-        )
-
-    def take_refused(
-        self, engine: str, model: str, types: tuple[Storage | None, Storage | None], threads: int
-    ) -> Profile | None:
-        """Save a profile that was refused for the same engine, model and machine; None if there is none."""
-        from kvsim import machine
-        from kvsim.costs.profile import is_llamacpp, load_profile, same_model
-
-        if not self.refused.exists():
-            return None
-        found = load_profile(str(self.refused))
-        usual: Storage = "f16" if is_llamacpp(engine) else "f32"
-        wanted = (is_llamacpp(engine), types[0] or usual, types[1] or usual, threads, machine.processor())
-        measured = (
-            found.engine != "numpy",
-            found.type_k,
-            found.type_v,
-            found.measured_on.threads,
-            found.measured_on.processor,
-        )
-        if found.refused is None or wanted != measured or not same_model(found.model, model):
-            return None
-        taken = found.model_copy(update={"refused": None})
-        self._write(taken, self.target, None)
-        self.journal.unlink(missing_ok=True)
-        self.refused.unlink()
-        return taken
-
-    def _write(self, profile: Profile, path: Path, done: Calibration | None) -> None:
-        try:
-            profile.save(path)
-            if done is not None:
-                done.plot().savefig(self.picture, dpi=120)
-        except OSError as e:
-            raise UserError(f"{path}: cannot write: {e.strerror}") from None
+    usual: Storage = "f16" if is_llamacpp(engine) else "f32"
+    wanted = (is_llamacpp(engine), types[0] or usual, types[1] or usual, threads, machine.processor())
+    measured = (
+        found.engine != "numpy",
+        found.type_k,
+        found.type_v,
+        found.measured_on.threads,
+        found.measured_on.processor,
+    )
+    return wanted == measured and same_model(found.model, model)
 
 
 def _tell(profile: Profile, as_json: bool, saved: str) -> None:

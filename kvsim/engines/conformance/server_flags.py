@@ -61,12 +61,12 @@ def scenario_of(header: Record) -> tuple[Scenario, bool]:
         cache["unified"] = True
     elif any(flag in flags for flag in ("-no-kvu", "--no-kv-unified")):
         cache["unified"] = False
-    model = _model(str(header.get("model", {}).get("file", "")))
+    model = model_of_file(str(header.get("model", {}).get("file", "")))
     table = {"server": server, "cache": cache, "model": {} if model is None else {"name": model}}
     return load_scenario(table), model is not None
 
 
-def _model(file: str) -> str | None:
+def model_of_file(file: str) -> str | None:
     """The name here of a model file's model; None if it is not known."""
     try:
         return recorded_model(_QUANTIZATION.sub("", file.removesuffix(".gguf")))

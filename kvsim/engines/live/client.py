@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -107,9 +107,12 @@ class Client:
     async def __aexit__(self, *exc: object) -> None:
         await self._http.__aexit__(None, None, None)
 
-    async def ask(self, question: Question, clock: float = 0.0) -> Answer:
+    async def ask(
+        self, question: Question, clock: float = 0.0, watch: Callable[[Answer], None] | None = None
+    ) -> Answer:
         """Send a question and wait for the end of the answer; times are seconds since ``clock`` (``monotonic``).
 
+        ``watch`` is called with what has come so far whenever there are further tokens.
         What goes wrong with the one request is in ``Answer.error``. Raises ``ServerFault`` if the server is gone, or
         wants a key.
         """
@@ -121,7 +124,7 @@ class Client:
                 if response.status_code != httpx.codes.OK:
                     answer.error = self._refusal(response.status_code, await response.aread())
                 else:
-                    await self._read(response, answer, clock)
+                    await self._read(response, answer, clock, watch)
         except httpx.ConnectError as e:
             raise ServerFault(f"{self.address}: cannot be reached: {_words(e)}", gone=True) from None
         except httpx.TimeoutException:
@@ -171,7 +174,9 @@ class Client:
             raise ServerFault(f"{self.address}: wants a key (HTTP {status}); give it by --key-env NAME")
         return f"HTTP {status}: {_message_of(said)}"
 
-    async def _read(self, response: httpx.Response, answer: Answer, clock: float) -> None:
+    async def _read(
+        self, response: httpx.Response, answer: Answer, clock: float, watch: Callable[[Answer], None] | None
+    ) -> None:
         """Take in a stream of events, up to the one that ends it."""
         kind = response.headers.get("content-type", "nothing")
         if not kind.startswith("text/event-stream"):
@@ -197,6 +202,8 @@ class Client:
             answer.token_s += [now] * tokens
             seen += tokens
             ended = ended or ends
+            if watch is not None and tokens:
+                watch(answer)
         if not ended:
             answer.error = "the answer was cut off"
 

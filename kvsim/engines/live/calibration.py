@@ -1,0 +1,319 @@
+"""Calibration of a server that runs: a designed load over HTTP, and the profile that is fitted to its steps."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvsim import machine
+from kvsim.calibration.causes import likely_cause
+from kvsim.calibration.llamacpp import SKIPPING
+from kvsim.calibration.run import HELD_OUT_BOUND, TIGHT
+from kvsim.costs.fitting import FittedRegimes, digest
+from kvsim.costs.pass_layout import REGIMES, Sample, regime_of
+from kvsim.costs.pass_price import PassPrice
+from kvsim.costs.profile import NOTHING_S, Coefficient, MachineInfo, Profile, Range
+from kvsim.costs.step_fit import LEAST_STEPS, fit_steps
+from kvsim.engines.live.address import Address, address_of, is_loopback
+from kvsim.engines.live.load_measurement import LoadMeasurement, Report
+from kvsim.engines.live.load_runs import LoadHeader, LoadJournal, LoadRun
+from kvsim.engines.live.served import Served, served
+from kvsim.engines.live.settings import ServerSettings, ask_settings
+from kvsim.errors import UserError, counted
+from kvsim.simulation.run import build_policy
+from workloads import named_rng
+
+_ENOUGH = 2 * LEAST_STEPS
+"""Steps of each kind before anything is fitted."""
+_PATIENCE = 4
+"""How many times the given time may pass until there are so many."""
+_LEAST_ROUNDS = 2
+"""Rounds before intervals say anything."""
+_ALIKE = 3
+"""Held-out steps of one kind from which their scatter is told."""
+_RESAMPLES = 200
+
+
+@dataclass(frozen=True)
+class ServerCalibration:
+    """A profile of a server, and how well it fits the steps that were seen."""
+
+    profile: Profile
+    held_out: pd.DataFrame
+    """A row for each step held out of the fit: regime, kernel, tokens, chunks, cells, measured_s, predicted_s."""
+    rounds: float
+    """Rounds of staircases, by which each number of requests was reached once or more."""
+    half_width: float
+    """Median over all kinds of steps of the 95 % interval's half-width relative to the mean; 1 if unknown."""
+    scatter: float | None
+    """Median over all kinds of steps of the relative standard deviation; None if there were too few of a kind."""
+    resumed: int
+    """Staircases taken over from an earlier, unfinished calibration."""
+    left_out: float
+    """Share of the steps that were left out because it is not certain how long they took."""
+    shared: int
+    """Staircases that were left out because others used the server."""
+
+    @property
+    def tight(self) -> bool:
+        """Whether measuring ended because the intervals were narrow enough."""
+        return self.rounds >= _LEAST_ROUNDS and self.half_width <= TIGHT
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was wrong with the measurement, one line each."""
+        if not self.shared:
+            return ()
+        return (f"others used the server meanwhile: {counted(self.shared, 'staircase')} left out of the fit",)
+
+    def refusal(self, bound: float = HELD_OUT_BOUND) -> str | None:
+        """Why the profile is not worth keeping, with the likeliest cause; None if it is."""
+        for regime, error in self.profile.held_out.items():
+            if not error.error_median <= bound:
+                cause = likely_cause(self.profile, self.held_out, self.scatter)
+                return (
+                    f"the median held-out error of {regime} steps is {error.error_median:.1%}, over the bound of "
+                    f"{bound:.1%}; {cause}"
+                )
+        return None
+
+    def plot(self) -> Figure:
+        """Predicted against measured seconds of the held-out steps, by regime."""
+        from kvsim.reports.device_plots import device_figure
+
+        return device_figure(self.profile, self.held_out)
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """A server that was asked what it is."""
+
+    address: Address
+    settings: ServerSettings
+    served: Served
+    key: str | None = None
+
+    @property
+    def engine(self) -> str:
+        """Engine and version."""
+        return self.settings.engine
+
+    @property
+    def model(self) -> str:
+        """The model's name in scenarios."""
+        return self.served.scenario.model.name
+
+
+def find_server(
+    url: str, *, model: str | None = None, flags: str = "", key: str | None = None, allow_remote: bool = False
+) -> LiveServer:
+    """Ask a server what it is. ``model``, ``flags`` as for ``served``. Raises ``UserError``."""
+    address = address_of(url, allow_remote=allow_remote)
+    settings = ask_settings(address, key=key)
+    return LiveServer(address, settings, served(address, settings, model, flags), key)
+
+
+def calibrate_server(
+    server: LiveServer,
+    *,
+    seconds: float = 120.0,
+    name: str = "calibrated",
+    report: Report | None = None,
+    journal: Path | None = None,
+) -> ServerCalibration:
+    """Put a designed load on a server, and fit a profile to its steps.
+
+    Staircases of requests (``load``) in random order, round after round, until intervals are narrow or ``seconds`` are
+    over, but not before there is enough for a fit. With a ``journal``, what an interrupted calibration measured counts
+    too, and a server that is gone leaves in it all that was measured. Raises ``UserError``.
+    """
+    log = LoadJournal(journal, LoadHeader, LoadRun)
+    header = _header(server)
+    runs = log.pieces() if log.header() == header else []
+    if not runs:
+        log.begin(header)
+    scenario = server.served.scenario
+    load_before = machine.system_load()
+    measurement = LoadMeasurement(server.address, server.settings, scenario, server.key, log, runs, seconds, report)
+    measurement.measure(_Ending())
+    return _built(name, server, measurement, load_before)
+
+
+class _Ending:
+    """Says when to stop: at the end of the time, or when all is known well enough."""
+
+    def __init__(self) -> None:
+        self._looked_at = 1
+        """Rounds when intervals were looked at last."""
+
+    def __call__(self, measurement: LoadMeasurement, elapsed_s: float) -> bool:
+        seen = _kinds(_samples(measurement))
+        if min(seen.values()) < _ENOUGH:
+            if elapsed_s > _PATIENCE * measurement.seconds:
+                raise UserError(f"{measurement.address}: {_too_few(seen, measurement, elapsed_s)}")
+            return False
+        if elapsed_s >= measurement.seconds:
+            return True
+        rounds = int(measurement.rounds)
+        if rounds <= self._looked_at:
+            return False
+        self._looked_at = rounds
+        return _spread(_fit(measurement).held_out)[0] <= TIGHT
+
+
+def _too_few(seen: Mapping[str, int], measurement: LoadMeasurement, elapsed_s: float) -> str:
+    """What to say where there is not enough for a fit."""
+    few = " and ".join(f"{n} {kind} steps" for kind, n in seen.items())
+    shared = sum(run.shared for run in measurement.runs)
+    if shared > len(measurement.runs) // 2:
+        why = f"others used the server during {shared} of {len(measurement.runs)} staircases, which were left out"
+    else:
+        why = "give it more --seconds"
+    return f"{few} in {elapsed_s:.0f} s, and {_ENOUGH} of each are needed: {why}"
+
+
+def _samples(measurement: LoadMeasurement) -> list[Sample]:
+    return [sample for found in measurement.found for sample in found.samples]
+
+
+def _kinds(samples: Sequence[Sample]) -> dict[str, int]:
+    """Steps by regime."""
+    counts: dict[str, int] = dict.fromkeys(REGIMES, 0)
+    for sample in samples:
+        mixed = any(regime_of(work) == "mixed" for work in (sample, *sample.further))
+        counts["mixed" if mixed else "decode"] += 1
+    return counts
+
+
+def _fit(measurement: LoadMeasurement) -> FittedRegimes:
+    return fit_steps(_samples(measurement), named_rng(0, "server calibration fit"), SKIPPING)
+
+
+def _spread(held_out: pd.DataFrame) -> tuple[float, float | None]:
+    """``ServerCalibration.half_width`` and ``scatter``: steps of one kind have as many chunks, and twice as many
+    tokens at most."""
+    off = held_out["measured_s"] / held_out["predicted_s"]
+    octave = np.floor(np.log2(held_out["tokens"]))
+    groups = off.groupby([held_out["regime"], held_out["chunks"], octave])
+    sizes, deviations = groups.size(), groups.std()
+    known = sizes >= _ALIKE
+    if not known.any():
+        return 1.0, None
+    return float((1.96 * deviations / np.sqrt(sizes))[known].median()), float(deviations[known].median())
+
+
+def _header(server: LiveServer) -> LoadHeader:
+    scenario = server.served.scenario
+    settings = scenario.server.model_dump_json() + scenario.cache.model_dump_json()
+    return LoadHeader(
+        address=server.address.url,
+        engine=server.engine,
+        model=server.model,
+        server=hashlib.sha256(settings.encode()).hexdigest(),
+        processor=machine.processor(),
+    )
+
+
+def _built(name: str, server: LiveServer, measurement: LoadMeasurement, load_before: float) -> ServerCalibration:
+    """The calibration of what was measured."""
+    samples, fitted = _samples(measurement), _fit(measurement)
+    off = (fitted.held_out["predicted_s"] / fitted.held_out["measured_s"] - 1).abs()
+    scenario = server.served.scenario
+    works = [work for sample in samples for work in (sample, *sample.further)]
+    cells = [cells for work in works for _, cells in work.scans]
+    profile = Profile(
+        **dict(fitted.costs["decode"]),
+        mixed=fitted.costs["mixed"],
+        moves=None,
+        shift_per_cell_s=NOTHING_S,
+        held_out_samples=len(fitted.held_out),
+        held_out_error_median=float(off.median()),
+        held_out_error_p95=float(off.quantile(0.95)),
+        held_out=fitted.errors,
+        name=name,
+        engine=server.engine,
+        shifts_all=scenario.server.scheduler == "llama-server",
+        model=server.model,
+        type_k=scenario.cache.type_k,
+        type_v=scenario.cache.type_v,
+        measured=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        machine=_machine(server.served.threads, load_before),
+        tokens=Range(low=min(work.tokens for work in works), high=max(work.tokens for work in works)),
+        cells=Range(low=min(cells), high=max(cells)),
+        samples=len(samples),
+        digest=digest(samples),
+        assumed=_assumed(server, measurement),
+    )
+    profile = profile.model_copy(update={"front_end_s": _front_end(profile, measurement)})
+    half_width, scatter = _spread(fitted.held_out)
+    left_out = sum(found.left_out for found in measurement.found)
+    return ServerCalibration(
+        profile,
+        fitted.held_out,
+        rounds=round(measurement.rounds, 1),
+        half_width=half_width,
+        scatter=scatter,
+        resumed=measurement.resumed,
+        left_out=left_out / (left_out + sum(_seen_steps(run) for run in measurement.runs)),
+        shared=sum(run.shared for run in measurement.runs),
+    )
+
+
+def _seen_steps(run: LoadRun) -> int:
+    """About how many steps a staircase has: as many as its first request has tokens."""
+    return len(run.requests[0].token_s)
+
+
+def _machine(threads: int, load_before: float) -> MachineInfo:
+    return MachineInfo(
+        processor=machine.processor(),
+        cores=os.cpu_count() or 1,
+        blas=machine.blas(),
+        threads=threads,
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        numpy=np.__version__,
+        load_before=load_before,
+        load_after=machine.system_load(),
+        # What the server got of its cores is not known here.
+        cpu_share=1.0,
+    )
+
+
+def _assumed(server: LiveServer, measurement: LoadMeasurement) -> tuple[str, ...]:
+    lines = [*server.served.assumed]
+    host = server.address.url.split("://", 1)[1].rsplit(":", 1)[0]
+    if not is_loopback(host):
+        lines.append("the machine: that of the client, since the server's does not say what it is")
+    if not measurement.counts:
+        lines.append("that nobody else used the server: it does not count its tokens (llama-server: --metrics)")
+    if server.settings.api == "llama-server":
+        lines.append("that a context shift costs nothing: that was not measured")
+    return tuple(lines)
+
+
+def _front_end(profile: Profile, measurement: LoadMeasurement) -> Coefficient | None:
+    """Seconds between a client's TTFT and the steps of a prompt: the median over prompts alone; None without any."""
+    policy = build_policy(measurement.scenario)
+    price = PassPrice(profile, policy.kernel, policy.groups)
+    more = []
+    for found in measurement.found:
+        if found.alone is not None:
+            batches, waited_s, prompt_s = found.alone
+            more.append(waited_s - (sum(map(price.of_batch, batches)) if prompt_s is None else prompt_s))
+    if not more:
+        return None
+    rng = named_rng(0, "front end")
+    medians = np.median(rng.choice(more, (_RESAMPLES, len(more))), axis=1)
+    low, high = np.quantile(medians, [0.025, 0.975]).tolist()
+    value = max(0.0, float(np.median(more)))
+    return Coefficient(value=value, low=min(value, max(0.0, low)), high=max(value, high))

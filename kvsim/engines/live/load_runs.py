@@ -1,0 +1,188 @@
+"""Staircases as they were seen, and what each of their steps did: samples for a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.calibration.journal import JournalOf, Line
+from kvsim.calibration.llamacpp import SKIPPING
+from kvsim.costs.pass_layout import Sample, sample_of
+from kvsim.engines.live.load import steps_of_prompt
+from kvsim.engines.live.steps_seen import CommonSteps, common_steps, usual_gap_s, windows
+from kvsim.scenario.scenario import Scenario
+from kvsim.simulation.run import build_policy
+from policies import Chunk, MicroBatch, Policy
+
+_WINDOW, _SHORTEST_WINDOW = 8, 3
+"""Decode steps in a row whose median is one sample: at most and at least."""
+_LONG = 2.0
+"""How many times as long as the usual decode step one before a mixed step must be to have been part of the prompt."""
+
+
+class LoadHeader(Line):
+    """Conditions under which runs belong to the same calibration."""
+
+    format: int = 1
+    address: str
+    engine: str
+    model: str
+    server: str
+    """The settings of the server, as a digest."""
+    processor: str
+
+
+class LoadRequest(Line):
+    """A request of a staircase; times in seconds since the staircase began."""
+
+    prompt_tokens: int
+    sent_s: float
+    token_s: tuple[float, ...]
+    prompt_s: float | None
+    """How long the prompt took by the server's own clock; None if it does not say."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether it generates until the end, and does not pass by."""
+        return len(self.token_s) > 1
+
+
+class LoadRun(Line):
+    """A staircase that was climbed."""
+
+    origin: int
+    """Its number."""
+    requests: tuple[LoadRequest, ...]
+    probe: bool
+    """Whether it was one of the first, which find out how fast the server is."""
+    shared: bool
+    """Whether others used the server meanwhile, by its counters; its times then mean nothing."""
+
+
+LoadJournal = JournalOf[LoadHeader, LoadRun]
+"""The journal of a calibration of a server."""
+
+
+class PromptAlone(NamedTuple):
+    """A prompt that was computed while no other request was there."""
+
+    batches: list[MicroBatch]
+    """Its passes."""
+    waited_s: float
+    """How long the client waited for the first token."""
+    prompt_s: float | None
+    """How long the prompt took by the server's own clock; None if it does not say."""
+
+
+@dataclass
+class RunSamples:
+    """What a staircase tells."""
+
+    samples: list[Sample] = field(default_factory=list)
+    alone: PromptAlone | None = None
+    """The first prompt; None if the run was shared."""
+    left_out: int = 0
+    """Steps whose time is not certain."""
+
+
+def samples_of(run: LoadRun, scenario: Scenario) -> RunSamples:
+    """The steps of a staircase with their work, on a server that places tokens as the scenario's policy does."""
+    found = RunSamples()
+    if not run.shared:
+        replay = _Replay(run, build_policy(scenario), scenario.n_batch)
+        first = run.requests[0]
+        alone = replay.prompt(0)
+        passes = [batch for step in alone for batch in step]
+        found.alone = PromptAlone(passes, first.token_s[0] - first.sent_s, first.prompt_s)
+        if first.prompt_s is not None:
+            found.samples.append(replay.sample(alone, first.prompt_s))
+        for begun in range(1, len(run.requests) + 1):
+            if not _take_stair(replay, begun, found):
+                break
+    return found
+
+
+class _Replay:
+    """Places the steps of a staircase as the server did, one after another."""
+
+    def __init__(self, run: LoadRun, policy: Policy, batch: int):
+        self.run, self.policy, self.batch = run, policy, batch
+        self.contexts: list[int] = []
+        """Tokens that each request holds which stays, in order."""
+        self.generated: list[int] = []
+        """Tokens of its answer."""
+
+    def prompt(self, number: int) -> list[tuple[MicroBatch, ...]]:
+        """Compute the prompt of a request beside those that generate; the micro-batches of each step."""
+        request, seq = self.run.requests[number], len(self.contexts)
+        steps, done = [], 0
+        while done < request.prompt_tokens:
+            part = min(request.prompt_tokens - done, max(1, self.batch - seq))
+            steps.append(self.step(Chunk(seq, done, part)))
+            done += part
+        if request.stays:
+            self.contexts.append(request.prompt_tokens)
+            self.generated.append(1)
+        else:
+            self.policy.free(seq)
+        return steps
+
+    def step(self, *more: Chunk) -> tuple[MicroBatch, ...]:
+        """A step of one token for each request that generates, and perhaps of a part of a prompt."""
+        decodes = [Chunk(seq, held, 1) for seq, held in enumerate(self.contexts)]
+        self.contexts = [held + 1 for held in self.contexts]
+        self.generated = [n + 1 for n in self.generated]
+        return self.policy.allocate([*decodes, *more])
+
+    def sample(self, steps: Sequence[tuple[MicroBatch, ...]], seconds: float) -> Sample:
+        """A sample of steps that took so long together."""
+        kernel = self.policy.kernel
+        batches = [batch for step in steps for batch in step]
+        skips = kernel in SKIPPING
+        return sample_of(kernel, batches, self.policy.groups[0], seconds, self.run.origin, mixed=True, skips=skips)
+
+
+def _take_stair(replay: _Replay, begun: int, found: RunSamples) -> bool:
+    """Add the steps from when the last of ``begun`` requests began until the next one has, or the first ends.
+
+    Returns whether they could be followed, so that it is known what the server did next.
+    """
+    requests, generating = replay.run.requests, len(replay.contexts)
+    streams = [request.token_s for request in requests[:begun] if request.stays]
+    following = requests[begun] if begun < len(requests) else None
+    until_s = float("inf") if following is None else following.token_s[0]
+    seen = common_steps(streams, requests[begun - 1].token_s[0], until_s) if streams else None
+    if seen is None or [n - 1 for n in replay.generated] != list(seen.first) or len(seen.at_s) < 2:
+        return False
+    of_prompt, steps, clean = 0, len(seen.at_s) - 1, seen.clean
+    if following is not None:
+        of_prompt = steps_of_prompt(following.prompt_tokens, replay.batch, generating)
+        if of_prompt > steps or abs(seen.at_s[-1] - following.token_s[0]) > usual_gap_s(streams):
+            return False
+        # The step in which the request came may have waited for it to be taken in.
+        arrived = int(np.searchsorted(seen.at_s, following.sent_s)) - 1
+        if 0 <= arrived < steps - of_prompt:
+            clean[arrived] = False
+        if not _as_planned(seen, steps - of_prompt):
+            clean[steps - of_prompt :] = False
+    found.left_out += int((~clean).sum())
+    placed = [replay.step() for _ in range(steps - of_prompt)]
+    for begin, end in windows(clean[: len(placed)], _WINDOW, _SHORTEST_WINDOW):
+        middle = placed[(begin + end - 1) // 2]
+        found.samples.append(replay.sample([middle], float(np.median(seen.gaps_s[begin:end]))))
+    if following is not None:
+        for gap, step in enumerate(replay.prompt(begun), len(placed)):
+            if clean[gap]:
+                found.samples.append(replay.sample([step], float(seen.gaps_s[gap])))
+    return True
+
+
+def _as_planned(seen: CommonSteps, decodes: int) -> bool:
+    """Whether the prompt behind ``decodes`` decode steps was computed in as many steps as assumed, not in more."""
+    if decodes < 2:
+        return True
+    gaps = seen.gaps_s[:decodes]
+    return bool(gaps[-1] < _LONG * np.median(gaps[:-1]) or gaps[-1] < seen.gaps_s[decodes] / _LONG)

@@ -1,0 +1,78 @@
+"""From the times at which tokens came to the steps of the server that made them.
+
+While some requests generate, each step of a server gives every one of them a token. What a client sees of a step is one
+token in each stream, at about the same time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.costs.tables import FloatArray
+
+_NEAR = 0.5
+"""Tokens that come within this share of the usual gap belong to one step."""
+
+
+@dataclass(frozen=True)
+class CommonSteps:
+    """Steps in a row, each of which gave every stream a token."""
+
+    at_s: FloatArray
+    """When they ended: the median over the streams; shape (steps,)."""
+    first: tuple[int, ...]
+    """For each stream, the number of its token in the first of them."""
+    apart: NDArray[np.bool_]
+    """Whether the tokens of a step came so far apart that it is not certain that they are of one; shape (steps,)."""
+
+    @property
+    def gaps_s(self) -> FloatArray:
+        """Seconds of each step after the first; shape (steps - 1,)."""
+        return np.diff(self.at_s)
+
+    @property
+    def clean(self) -> NDArray[np.bool_]:
+        """Whether the beginning and the end of each step after the first were seen; shape (steps - 1,)."""
+        return ~(self.apart[1:] | self.apart[:-1]) & (self.gaps_s > 0)
+
+
+def usual_gap_s(streams: Sequence[Sequence[float]]) -> float:
+    """The median of all seconds between two tokens of a stream; 0 if no stream has two."""
+    gaps = [gap for times in streams for gap in np.diff(times).tolist() if gap > 0]
+    return float(np.median(gaps)) if gaps else 0.0
+
+
+def common_steps(
+    streams: Sequence[Sequence[float]], from_s: float = float("-inf"), until_s: float = float("inf")
+) -> CommonSteps:
+    """The steps from the one in which the last of some streams began, until the first of them ends.
+
+    ``streams``: when each token of each stream came, in order, at least one. Of them only tokens from ``from_s`` to
+    ``until_s`` count, and those as near to these times as tokens of one step are.
+    """
+    near = _NEAR * usual_gap_s(streams)
+    begin = max(from_s, *(times[0] for times in streams))
+    first = tuple(bisect_left(times, begin - near) for times in streams)
+    steps = min(bisect_left(times, until_s + near) - i for times, i in zip(streams, first, strict=True))
+    if steps < 1:
+        return CommonSteps(np.zeros(0), first, np.zeros(0, dtype=bool))
+    table = np.array([times[i : i + steps] for times, i in zip(streams, first, strict=True)])
+    return CommonSteps(np.median(table, axis=0), first, np.ptp(table, axis=0) > near)
+
+
+def windows(clean: Sequence[bool] | NDArray[np.bool_], longest: int, shortest: int) -> list[tuple[int, int]]:
+    """Stretches of ``shortest`` to ``longest`` numbers in a row that are all ``clean``: pairs of begin and end."""
+    found, begin = [], 0
+    for end in range(len(clean) + 1):
+        broken = end == len(clean) or not clean[end]
+        if (broken or end - begin == longest) and end - begin >= shortest:
+            found.append((begin, end))
+            begin = end
+        if broken:
+            begin = end + 1
+    return found
