@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from kvsim.engines.live.address import Address
+from kvsim.engines.observing import serving
 from kvsim.engines.observing.proxy import Proxy, end_to_end
 from kvsim.engines.observing.serving import Observation, observe
 from kvsim.errors import UserError
@@ -297,3 +298,9 @@ def test_the_way_to_a_server_has_no_limit_in_time_or_number(out):
     timeouts = request.extensions["timeout"]
     assert [timeouts[key] for key in ("read", "write", "pool")] == [None] * 3
     assert re.fullmatch(r"127\.0\.0\.1:9", request.headers["host"])
+
+
+def test_small_pieces_are_sent_at_once():
+    """asyncio switches Nagle's algorithm off only for sockets made with this protocol."""
+    with serving._listening("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
