@@ -77,8 +77,12 @@ def test_a_salt_is_kept_for_its_owner_alone(tmp_path):
     made = salt_of(path)
     assert (len(made), salt_of(path)) == (32, made)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    path.chmod(0o640)
+    with pytest.raises(UserError, match=r"salt: others may read it; chmod 600"):
+        salt_of(path)
+    path.chmod(0o600)
     path.write_bytes(b"short")
     with pytest.raises(UserError, match=r"has 5 bytes; a salt has 32\. Name a file that is new"):
         salt_of(path)
-    with pytest.raises(UserError, match=r"--salt-file: .*: Is a directory"):
-        salt_of(tmp_path)
+    with pytest.raises(UserError, match=r"--salt-file: .*: No such file or directory"):
+        salt_of(tmp_path / "missing" / "salt")

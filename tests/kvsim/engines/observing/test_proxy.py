@@ -53,6 +53,7 @@ def told_by(base, client, method, target, content):
         ("PATCH", "/pieces", [b"one", b"two"]),
         ("POST", "/empty", b""),
         ("OPTIONS", "/", None),
+        ("HEAD", "/head", None),
         ("GET", "/moved", None),
     ],
 )
@@ -257,6 +258,7 @@ def test_requests_that_run_are_cut_off_at_the_end(upstream, out):
 )
 def test_what_cannot_be_used_is_told_at_the_start(settings, message, tmp_path, out):
     (tmp_path / "short").write_bytes(b"abc")
+    (tmp_path / "short").chmod(0o600)
     paths = {key: tmp_path / settings[key] for key in ("out", "salt_file") if key in settings}
     with pytest.raises(UserError, match=message):
         observe(Observation(**{"upstream": "http://127.0.0.1:9", "out": out, "port": 0} | settings | paths), print)
