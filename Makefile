@@ -133,6 +133,7 @@ bench: setup  ## run the benchmarks
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.engine --model small
+	$(BIN)/python -m benchmarks.observe
 
 lock: setup $(SMOLLM2) $(LLAMA)  ## write constraints.txt anew
 	@{ echo "# Exact versions that the tests passed with; 'make setup' installs them. Refresh with 'make lock'."; $(BIN)/pip freeze --exclude-editable; } > constraints.txt

@@ -3,12 +3,14 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from kvsim import Recording, load_profile
 from kvsim.advice.why import CAUSES
 from kvsim.costs.profile import Coefficient, HostCopyCost
+from kvsim.engines.observing.observer import Summary as ObservedSummary
 from kvsim.experiments.measures import MEASURES
 from policies import plugins
 from tests.docs.pages import blocks, rows, sections
@@ -222,8 +224,13 @@ def test_a_recording_has_the_keys_of_the_page(tmp_path):
     assert compare([key for key, _ in DOCUMENTED["record"]], set(paths(told))) == (set(), set())
 
 
+def test_what_was_observed_has_the_keys_of_the_page():
+    told = ObservedSummary(files=[Path("mine.jsonl")]).to_dict()
+    assert compare([key for key, _ in DOCUMENTED["observe"]], set(paths(told))) == (set(), set())
+
+
 def test_every_section_is_compared():
-    assert set(DOCUMENTED) == {*COMMANDS, "calibrate", "record", "generate"}
+    assert set(DOCUMENTED) == {*COMMANDS, "calibrate", "record", "generate", "observe"}
 
 
 def test_what_is_missing_on_either_side_is_found():

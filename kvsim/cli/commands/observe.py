@@ -50,7 +50,7 @@ def observe(
     Start it beside llama-server, vLLM or any server that speaks OpenAI's HTTP, and give your clients its address in
     place of the server's. Requests and answers pass unchanged and at once. Each POST to a path of chats or completions
     (such as /v1/chat/completions, /v1/completions, /completion and /infill) becomes a line of the file when it ends;
-    all else is only passed on, /v1/responses too. End it with Ctrl-C.
+    all else is only passed on, /v1/responses too. Ctrl-C ends it, and two seconds later the requests that still run.
 
     The file has when a request came, its first token and its end, how it ended, how many tokens prompt and answer had
     and who counted them, and hashes of both, block by block, so that equal beginnings are known. It has no text, token

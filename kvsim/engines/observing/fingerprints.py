@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -44,13 +45,15 @@ def salt_of(path: Path) -> bytes:
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
+            if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise UserError(f"--salt-file: {path}: others may read it; chmod 600 keeps it from them") from None
             salt = path.read_bytes()
         else:
             salt = new_salt()
             with open(file, "wb") as new:
                 new.write(salt)
-    except (OSError, ValueError) as e:
-        raise UserError(f"--salt-file: {path}: {getattr(e, 'strerror', None) or e}") from None
+    except OSError as e:
+        raise UserError(f"--salt-file: {path}: {e.strerror or e}") from None
     if len(salt) != SALT_BYTES:
         raise UserError(f"--salt-file: {path} has {len(salt)} bytes; a salt has {SALT_BYTES}. Name a file that is new")
     return salt

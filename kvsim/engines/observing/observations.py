@@ -27,8 +27,8 @@ class ObservationFile:
     """Lines at the end of a file, which is renamed when it is full: ``mine.jsonl`` becomes ``mine.1.jsonl``, the next
     ``mine.2.jsonl``.
 
-    ``header`` makes the first line of a run, and of each file; it is asked when that line is written. Raises
-    ``UserError`` if the file cannot be written.
+    ``header`` makes the first line of a run, and of each further file of the same run; it is asked when that line is
+    written, just before the first request's. Raises ``UserError`` if the file cannot be written.
     """
 
     def __init__(self, path: Path, header: Callable[[], Record], *, rotate_bytes: int):

@@ -111,7 +111,7 @@ class Observer:
             self._queue.put_nowait(watch)
         except queue.Full:
             watch.forget()
-            self.summary.lost += 1
+            self._lose()
             self.fault("writing cannot keep up: some requests have no line")
 
     def fault(self, what: str) -> None:
@@ -121,7 +121,8 @@ class Observer:
             new = what not in self._complained
             self._complained.add(what)
         if new:
-            self._complain(f"{what}; traffic is passed on all the same, and this is said only once")
+            with contextlib.suppress(Exception):  # Whoever should read it may be gone.
+                self._complain(f"{what}; traffic is passed on all the same, and this is said only once")
 
     def close(self) -> Summary:
         """Write what waits and close the file; it can be called again."""
@@ -137,6 +138,10 @@ class Observer:
         self.summary.seconds = time.monotonic() - self._began
         self.summary.files = [*self._file.files, self._file.path]
         return self.summary
+
+    def _lose(self) -> None:
+        with self._lock:
+            self.summary.lost += 1
 
     def _header(self) -> dict[str, Any]:
         return {
@@ -156,7 +161,7 @@ class Observer:
             try:
                 self._write_line(watch)
             except Exception as e:
-                self.summary.lost += 1
+                self._lose()
                 # What an OSError says is of the file; what others say may be of the text.
                 why = (e.strerror or str(e)) if isinstance(e, OSError) else type(e).__name__
                 self.fault(f"a line could not be written: {why}")

@@ -46,7 +46,7 @@ def record_of(watch: Watch, began: float, hashes: Hashes, counts: Counts, prompt
         "status": watch.status,
         "end": watch.end,
         "path": watch.path,
-        "stream": watch.reader.stream if watch.reader is not None else prompt is not None and prompt.stream,
+        "stream": (watch.reader is not None and watch.reader.stream) or (prompt is not None and prompt.stream),
         "prompt_tokens": counts.prompt_tokens,
         "output_tokens": counts.output_tokens,
         "counted": counts.counted,

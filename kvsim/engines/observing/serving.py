@@ -170,11 +170,17 @@ class _Runner:
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     """A socket at an address. Raises ``UserError`` if it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small pieces at once only on sockets that say that they are TCP; others hold them back for 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as e:
-        raise UserError(f"--host {host} --port {port}: {getattr(e, 'strerror', None) or e}") from None
+        if sys.platform != "win32":  # There it would let two listen at one port.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as e:
+        listener.close()
+        raise UserError(f"--host {host} --port {port}: {e.strerror or e}") from None
     with listener:
         yield listener
 

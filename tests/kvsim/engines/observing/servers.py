@@ -165,7 +165,9 @@ async def slowly(pieces, pause_s=0.001):
 @contextmanager
 def served(app):
     """The address of an application that is served in a thread."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # so that asyncio sends at once
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(512)
     config = uvicorn.Config(app, log_config=None, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -156,3 +156,16 @@ def test_a_package_that_is_missing_is_named_with_what_to_type(out, monkeypatch):
         "kvsim: kvsim observe needs a package that is not installed (uvicorn); install it with"
     )
     assert done.stderr.rstrip().endswith('[serve]"')
+
+
+def test_the_benchmark_measures():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.observe", "--pairs", "6", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["prompt_bytes"], row["others"]) for row in rows] == [(2000, 0), (100000, 0), (2000, 4)]
+    assert all(row["low_ms"] <= row["added_ms"] <= row["high_ms"] and row["direct_ms"] > 0 for row in rows)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from kvsim.engines.live.address import Address
+from kvsim.engines.observing import serving
 from kvsim.engines.observing.proxy import Proxy, end_to_end
 from kvsim.engines.observing.serving import Observation, observe
 from kvsim.errors import UserError
@@ -52,6 +53,7 @@ def told_by(base, client, method, target, content):
         ("PATCH", "/pieces", [b"one", b"two"]),
         ("POST", "/empty", b""),
         ("OPTIONS", "/", None),
+        ("HEAD", "/head", None),
         ("GET", "/moved", None),
     ],
 )
@@ -256,6 +258,7 @@ def test_requests_that_run_are_cut_off_at_the_end(upstream, out):
 )
 def test_what_cannot_be_used_is_told_at_the_start(settings, message, tmp_path, out):
     (tmp_path / "short").write_bytes(b"abc")
+    (tmp_path / "short").chmod(0o600)
     paths = {key: tmp_path / settings[key] for key in ("out", "salt_file") if key in settings}
     with pytest.raises(UserError, match=message):
         observe(Observation(**{"upstream": "http://127.0.0.1:9", "out": out, "port": 0} | settings | paths), print)
@@ -297,3 +300,9 @@ def test_the_way_to_a_server_has_no_limit_in_time_or_number(out):
     timeouts = request.extensions["timeout"]
     assert [timeouts[key] for key in ("read", "write", "pool")] == [None] * 3
     assert re.fullmatch(r"127\.0\.0\.1:9", request.headers["host"])
+
+
+def test_small_pieces_are_sent_at_once():
+    """asyncio switches Nagle's algorithm off only for sockets made with this protocol."""
+    with serving._listening("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
