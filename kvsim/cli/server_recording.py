@@ -43,7 +43,8 @@ def record_url(scenario: Scenario, asked: ServerAsked, out: Path | None, *, as_j
     if find_spec("httpx") is None:
         raise UserError(f"--url: asking a server needs httpx; install it with: {install_extra('serve')}")
     from kvsim.engines.live.address import address_of
-    from kvsim.engines.live.recording import Asking, record_server
+    from kvsim.engines.live.recorded_meta import Asking
+    from kvsim.engines.live.recording import record_server
 
     asking = Asking(
         key=_key(asked.key_env),
@@ -63,7 +64,8 @@ def record_url(scenario: Scenario, asked: ServerAsked, out: Path | None, *, as_j
         _show(done)
     warn(done.warnings)
     if done.stopped is not None:
-        kept = f"{done.ended:,} of {counted(done.requests, 'request')} are in {done.path}"
+        answered = f"the {done.ended - done.failed:,} of {counted(done.requests, 'request')} that were answered"
+        kept = f"{answered} are in {done.path}"
         message = f"{done.stopped}; {kept}; the same command with --resume sends the others"
         if done.interrupted:
             raise typer.Exit(fail(message, _INTERRUPTED))

@@ -9,6 +9,7 @@ import pytest
 from kvsim import Recording, load_profile
 from kvsim.advice.why import CAUSES
 from kvsim.costs.profile import Coefficient, HostCopyCost
+from kvsim.engines.live.recording import LiveRecording
 from kvsim.experiments.measures import MEASURES
 from policies import plugins
 from tests.docs.pages import blocks, rows, sections
@@ -222,8 +223,30 @@ def test_a_recording_has_the_keys_of_the_page(tmp_path):
     assert compare([key for key, _ in DOCUMENTED["record"]], set(paths(told))) == (set(), set())
 
 
+def test_a_recording_of_a_server_has_the_keys_of_the_page(tmp_path):
+    """It needs a server; its result does not."""
+    times = {name: {"p50": 1.0, "p90": 1.0, "mean": 1.0} for name in ("ttft_ms", "tpot_ms")}
+    told = LiveRecording(
+        tmp_path,
+        "vllm",
+        "vllm",
+        2,
+        1,
+        1,
+        "0: no",
+        None,
+        False,
+        times,
+        ("a",),
+        ("b",),
+        stopped="gone",
+        interrupted=False,
+    ).to_dict()
+    assert compare([key for key, _ in DOCUMENTED["record --url"]], set(paths(told))) == (set(), set())
+
+
 def test_every_section_is_compared():
-    assert set(DOCUMENTED) == {*COMMANDS, "calibrate", "record", "generate"}
+    assert set(DOCUMENTED) == {*COMMANDS, "calibrate", "record", "record --url", "generate"}
 
 
 def test_what_is_missing_on_either_side_is_found():
