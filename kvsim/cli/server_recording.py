@@ -39,7 +39,8 @@ def record_url(scenario: Scenario, asked: ServerAsked, out: Path | None, *, as_j
     """Send a scenario's traffic to a server, and say what was recorded. Raises ``UserError``."""
     check_httpx()
     from kvsim.engines.live.address import address_of
-    from kvsim.engines.live.recording import Asking, record_server
+    from kvsim.engines.live.recorded_meta import Asking
+    from kvsim.engines.live.recording import record_server
 
     asking = Asking(
         key=key_of(asked.key_env),
@@ -59,7 +60,8 @@ def record_url(scenario: Scenario, asked: ServerAsked, out: Path | None, *, as_j
         _show(done)
     warn(done.warnings)
     if done.stopped is not None:
-        kept = f"{done.ended:,} of {counted(done.requests, 'request')} are in {done.path}"
+        answered = f"the {done.ended - done.failed:,} of {counted(done.requests, 'request')} that were answered"
+        kept = f"{answered} are in {done.path}"
         message = f"{done.stopped}; {kept}; the same command with --resume sends the others"
         if done.interrupted:
             raise typer.Exit(fail(message, _INTERRUPTED))

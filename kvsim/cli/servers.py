@@ -35,7 +35,7 @@ class ServersAsked:
         """The servers. Raises ``UserError``."""
         check_httpx()
         from kvsim.engines.live.address import address_of
-        from kvsim.engines.live.recording import Asking
+        from kvsim.engines.live.recorded_meta import Asking
         from kvsim.engines.live.validation import AskedServer
 
         for option, given in (("--flags", self.flags), ("--log", self.log)):

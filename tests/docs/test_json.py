@@ -10,6 +10,7 @@ import pytest
 from kvsim import Recording, load_profile
 from kvsim.advice.why import CAUSES
 from kvsim.costs.profile import Coefficient, HostCopyCost
+from kvsim.engines.live.recording import LiveRecording
 from kvsim.engines.observing.observer import Summary as ObservedSummary
 from kvsim.experiments.measures import MEASURES
 from policies import plugins
@@ -229,8 +230,30 @@ def test_what_was_observed_has_the_keys_of_the_page():
     assert compare([key for key, _ in DOCUMENTED["observe"]], set(paths(told))) == (set(), set())
 
 
+def test_a_recording_of_a_server_has_the_keys_of_the_page(tmp_path):
+    """It needs a server; its result does not."""
+    times = {name: {"p50": 1.0, "p90": 1.0, "mean": 1.0} for name in ("ttft_ms", "tpot_ms")}
+    told = LiveRecording(
+        tmp_path,
+        "vllm",
+        "vllm",
+        2,
+        1,
+        1,
+        "0: no",
+        None,
+        False,
+        times,
+        ("a",),
+        ("b",),
+        stopped="gone",
+        interrupted=False,
+    ).to_dict()
+    assert compare([key for key, _ in DOCUMENTED["record --url"]], set(paths(told))) == (set(), set())
+
+
 def test_every_section_is_compared():
-    assert set(DOCUMENTED) == {*COMMANDS, "calibrate", "record", "generate", "observe"}
+    assert set(DOCUMENTED) == {*COMMANDS, "calibrate", "record", "record --url", "generate", "observe"}
 
 
 def test_what_is_missing_on_either_side_is_found():

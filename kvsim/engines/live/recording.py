@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal
 
 from kvsim.engines.conformance.saved_states import state_header
 from kvsim.engines.conformance.server_flags import scenario_of
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.client import Client, ServerFault
+from kvsim.engines.live.client import Client
 from kvsim.engines.live.journal import Head, Journal, Remaining, digest, done_requests
 from kvsim.engines.live.prompts import Prompts, Vocabulary
 from kvsim.engines.live.recorded_lines import Record, latencies, llama_server_records, openai_records
+from kvsim.engines.live.recorded_meta import Asking, Run, llama_server_meta, openai_meta
 from kvsim.engines.live.settings import Counters, ServerSettings, ask_counters, ask_settings
 from kvsim.engines.live.started_with import about_server, flags_of_log, flags_of_server
 from kvsim.engines.live.traffic import Exchange, SendingStopped, send_traffic
@@ -26,7 +24,6 @@ from kvsim.engines.live.vocabulary import find_vocabulary
 from kvsim.engines.llama_server_log import ServerLog, read_log
 from kvsim.engines.llama_server_recording import write_recording
 from kvsim.errors import UserError, counted
-from kvsim.machine import processor, system_load
 from kvsim.scenario.scenario import Scenario
 from workloads import Workload
 
@@ -37,23 +34,6 @@ _SLACK_TOKENS, _SLACK_SHARE = 8, 0.01
 """By how much counters may exceed what was asked before it is said that others ask too."""
 _LOG_WAITS_S = (0.3, 1.5)
 """Seconds in which a server writes the end of its log."""
-
-
-@dataclass(frozen=True)
-class Asking:
-    """How a server is asked."""
-
-    key: str | None = None
-    timeout_s: float = 60.0
-    """The longest silence."""
-    limit_s: float = 3600.0
-    """The longest time that the sending may take."""
-    flags: tuple[str, ...] | None = None
-    """What the server was started with, if the user says it."""
-    log: Path | None = None
-    """llama-server's own log."""
-    resume: bool = False
-    """Go on with a recording that ended early."""
 
 
 @dataclass(frozen=True)
@@ -103,22 +83,6 @@ class LiveRecording:
         }
 
 
-@dataclass
-class _Run:
-    """A recording under way."""
-
-    scenario: Scenario
-    address: Address
-    path: Path
-    asking: Asking
-    settings: ServerSettings
-    workload: Workload
-    journal: Journal
-    stopped: SendingStopped | None = None
-    others: dict[str, int] | None = None
-    """Tokens ``counted`` by the server meanwhile, and those that were ``ours``."""
-
-
 def record_server(
     scenario: Scenario,
     address: Address,
@@ -141,9 +105,11 @@ def record_server(
     settings = ask_settings(address, key=asking.key, timeout_s=min(asking.timeout_s, 10.0))
     if asking.log is not None and settings.api != "llama-server":
         raise UserError(f"{address}: is {settings.engine}; a log is read of llama-server only")
+    if asking.flags is not None and settings.api == "llama-server":
+        _check(asking.flags, settings)
     workload = scenario.build_workload()
     journal = _journal(scenario, address, path.with_name(path.name + ".part"), asking, settings, workload)
-    run = _Run(scenario, address, path, asking, settings, workload, journal)
+    run = Run(scenario, address, path, asking, settings, workload, journal)
     _send(run, progress)
     if not any(exchange.answer.error is None for exchange in journal.exchanges):
         return _nothing(run)
@@ -155,6 +121,14 @@ def record_server(
 
 def _client(address: Address, asking: Asking, settings: ServerSettings) -> Client:
     return Client(address, settings.api, settings.model, key=asking.key, timeout_s=asking.timeout_s)
+
+
+def _check(flags: tuple[str, ...], settings: ServerSettings) -> None:
+    """Raises ``UserError`` unless these can be the flags of a server."""
+    try:
+        scenario_of({"flags": flags, "server": about_server(settings, flags)})
+    except (ValueError, KeyError) as e:
+        raise UserError(f"--flags: {' '.join(str(e).split())}") from None
 
 
 def _journal(
@@ -178,7 +152,7 @@ def _journal(
     return Journal.begin(part, head)
 
 
-def _send(run: _Run, progress: Callable[[float], None] | None) -> None:
+def _send(run: Run, progress: Callable[[float], None] | None) -> None:
     """Send what is missing."""
     journal, asking = run.journal, run.asking
     left = Remaining(run.workload, done_requests(journal.latest))
@@ -202,13 +176,10 @@ def _send(run: _Run, progress: Callable[[float], None] | None) -> None:
         )
     except SendingStopped as stopped:
         run.stopped = stopped
-    ours = journal.exchanges[before_ours:]
-    try:
-        after = None if before is None else ask_counters(run.address, key=asking.key)
-    except ServerFault:
-        return  # It is gone, which has been noted.
+        return  # What the server computed of requests that had not ended is not known.
+    after = None if before is None else ask_counters(run.address, key=asking.key)
     if before is not None and after is not None:
-        run.others = _compared(before, after, _most(ours, run.settings))
+        run.others = _compared(before, after, _most(journal.exchanges[before_ours:], run.settings))
 
 
 def _most(exchanges: Sequence[Exchange], settings: ServerSettings) -> int:
@@ -230,7 +201,7 @@ def _compared(before: Counters, after: Counters, ours: int) -> dict[str, int]:
     return {"counted": counted_now, "ours": ours}
 
 
-def _nothing(run: _Run) -> LiveRecording:
+def _nothing(run: Run) -> LiveRecording:
     """Raises ``UserError``: there is nothing to be kept."""
     if len(run.journal.parts) == 1:
         run.journal.remove()
@@ -242,7 +213,7 @@ def _nothing(run: _Run) -> LiveRecording:
     raise UserError(f"{run.address}: none of {counted(run.workload.n_requests, 'request')} was answered: {first.error}")
 
 
-def _write(run: _Run) -> LiveRecording:
+def _write(run: Run) -> LiveRecording:
     """Write what was gathered."""
     journal, settings = run.journal, run.settings
     exchanges = list(journal.latest.values())
@@ -255,7 +226,7 @@ def _write(run: _Run) -> LiveRecording:
             steps = sum(record["type"] == "step" for record in records) or None
     else:
         assumed = [] if run.asking.flags else ["flags: the server does not say them"]
-        records = openai_records(exchanges, _openai_meta(run, assumed))
+        records = openai_records(exchanges, openai_meta(run, assumed))
     write_recording(run.path, records)
     failures = [exchange for exchange in exchanges if exchange.error is not None]
     return LiveRecording(
@@ -276,7 +247,7 @@ def _write(run: _Run) -> LiveRecording:
     )
 
 
-def _warnings(run: _Run) -> list[str]:
+def _warnings(run: Run) -> list[str]:
     """What the user must know of how it went, one line each."""
     if run.others is None:
         return []
@@ -291,7 +262,7 @@ def _warnings(run: _Run) -> list[str]:
     ]
 
 
-def _as_llama_server(run: _Run, exchanges: Sequence[Exchange]) -> tuple[list[Record], list[str], list[str]]:
+def _as_llama_server(run: Run, exchanges: Sequence[Exchange]) -> tuple[list[Record], list[str], list[str]]:
     """The records, what was assumed, and warnings. A log that does not fit is left out, and said."""
     given = run.asking.flags or run.journal.head.flags
     fault = ""
@@ -301,7 +272,7 @@ def _as_llama_server(run: _Run, exchanges: Sequence[Exchange]) -> tuple[list[Rec
             try:
                 log = read_log(run.asking.log)
                 flags, assumed = _flags(given, flags_of_log(log.about))
-                meta = _llama_server_meta(run, flags, assumed)
+                meta = llama_server_meta(run, flags, assumed)
                 meta["server"]["state_header"] = _state_header(meta, log)
                 records = llama_server_records(exchanges, meta, log)
             except UserError as e:
@@ -309,7 +280,7 @@ def _as_llama_server(run: _Run, exchanges: Sequence[Exchange]) -> tuple[list[Rec
             else:
                 return records, assumed, _strangers(log, records)
     flags, assumed = _flags(given, flags_of_server(run.settings))
-    records = llama_server_records(exchanges, _llama_server_meta(run, flags, assumed))
+    records = llama_server_records(exchanges, llama_server_meta(run, flags, assumed))
     return records, assumed, [f"{fault}; the recording is without steps and decisions"] if fault else []
 
 
@@ -331,58 +302,3 @@ def _strangers(log: ServerLog, records: Sequence[Record]) -> list[str]:
     return [
         f"{log.path}: {counted(others, 'request')} of others in the log; kvsim conform needs all that a server served"
     ]
-
-
-def _llama_server_meta(run: _Run, flags: Sequence[str], assumed: Sequence[str]) -> Record:
-    settings = run.settings
-    meta = {"name": run.path.name.split(".jsonl")[0], **_common_meta(run, assumed), "flags": list(flags)}
-    meta["server"] = about_server(settings, flags)
-    meta["model"] = {"file": PurePath(settings.model_file or settings.model or "").name}
-    return meta
-
-
-def _openai_meta(run: _Run, assumed: Sequence[str]) -> Record:
-    settings = run.settings
-    engine: Record = {"mode": "server", "model": settings.model, "max_model_len": settings.context}
-    names = {"num_gpu_blocks": "num_blocks", "block_size": "block_size"}
-    engine |= {names[key]: int(value) for key, value in settings.cache.items() if key in names and value.isdigit()}
-    if "enable_prefix_caching" in settings.cache:
-        engine["prefix_caching"] = settings.cache["enable_prefix_caching"] == "True"
-    version = (
-        {"vllm": settings.engine.removeprefix("vllm").strip()} if settings.is_vllm else {"server": settings.engine}
-    )
-    meta = {**version, **_common_meta(run, assumed), "engine": engine, "cache": settings.cache, "timed": True}
-    if run.asking.flags is not None:
-        meta["flags"] = list(run.asking.flags)
-    return meta
-
-
-def _common_meta(run: _Run, assumed: Sequence[str]) -> Record:
-    """What recordings of all servers say of how they were made."""
-    journal = run.journal
-    meta: Record = {
-        "recorded": datetime.date.today().isoformat(),
-        "source": f"kvsim record --url {run.address}",
-        "scenario": run.scenario.name,
-        "settings": run.scenario.workload.model_dump(mode="json"),
-        "seed": run.scenario.seed,
-        "requests": run.workload.n_requests,
-        "ended": len(journal.latest),
-        "prompts": "text" if journal.head.vocabulary.is_text else "token ids",
-        "clock": "client",
-        "machine": {
-            "of": "client",
-            "cpu": processor(),
-            "cores": os.cpu_count(),
-            "system": platform.system(),
-            "load": round(system_load(), 2),
-        },
-        "assumed": list(assumed),
-    }
-    if run.others is not None:
-        meta["tokens"] = run.others
-    if len(journal.parts) > 1:
-        meta["resumed_s"] = [round(part_s, 3) for part_s in journal.parts[1:]]
-    if run.stopped is not None:
-        meta["stopped"] = str(run.stopped)
-    return meta

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kvsim.costs.profile import Profile
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.recording import Asking, LiveRecording, record_server
+from kvsim.engines.live.recorded_meta import Asking
+from kvsim.engines.live.recording import LiveRecording, record_server
 from kvsim.engines.recorded.validation import RecordedValidation, validate_recorded
 from kvsim.errors import UserError, counted
 from kvsim.results import writable
