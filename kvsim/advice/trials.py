@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kvsim.advice.slo import LATENCY_MEASURES, Slo
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import UserError
-from kvsim.experiments.traffic import InMemoryScenario, Traffic
+from kvsim.experiments.traffic import InMemoryRequests, InMemoryScenario, Traffic
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.inferred_text import inferred_lines
 from workloads import WorkloadError
@@ -122,12 +122,27 @@ def run_trial(traffic: Traffic, trial: TrialRun) -> TrialOutcome:
     """Execute one trial run. A scenario that cannot be served gives an outcome with an error; nothing is raised."""
     try:
         scenario, requests = traffic.part(trial.scenario, trial.replication, trial.share, trial.load)
+    except (UserError, WorkloadError) as e:
+        return _failed(e)
+    return run_requests(scenario, requests, open_loop=traffic.scalable and scenario.workload.kind != "closed-loop")
+
+
+def run_requests(scenario: Scenario, requests: InMemoryRequests | None, *, open_loop: bool) -> TrialOutcome:
+    """Run a scenario with the given requests, or with its own; an outcome with an error if it cannot be served.
+
+    ``open_loop``: requests come whether or not others end.
+    """
+    try:
         if requests is not None:
             scenario = InMemoryScenario.of(scenario, requests)
         result, warnings = _run(scenario)
     except (UserError, WorkloadError) as e:
-        return TrialOutcome({}, False, error="; ".join(str(e).splitlines()))
-    return _outcome(result, warnings, open_loop=traffic.scalable and scenario.workload.kind != "closed-loop")
+        return _failed(e)
+    return _outcome(result, warnings, open_loop=open_loop)
+
+
+def _failed(fault: Exception) -> TrialOutcome:
+    return TrialOutcome({}, False, error="; ".join(str(fault).splitlines()))
 
 
 def _run(scenario: Scenario) -> tuple[Result, tuple[str, ...]]:

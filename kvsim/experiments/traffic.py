@@ -53,7 +53,7 @@ class InMemoryRequests:
     """A workload of requests that are in memory."""
 
     requests: tuple[Request, ...]
-    users: None = None
+    users: int | None = None
     notes: tuple[str, ...] = ()
     prefixes: Prefixes = "tokens"
 

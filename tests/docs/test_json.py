@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from policies import plugins
 from tests.docs.pages import blocks, rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.kvsim.calibration.published.layer_table_files import write_tables
+from tests.kvsim.engines.live.test_started_server import PROGRAM
 from tests.kvsim.engines.recorded_servers import recorded
 from tests.kvsim.engines.recorded_servers import text as text_of
 from tests.kvsim.engines.recordings import write
@@ -64,6 +66,13 @@ SESSIONS = """
 kind = "sessions"
 sessions = 12
 """
+FEW = """
+[workload]
+rate = 20.0
+requests = 20
+prompt_tokens = { kind = "fixed", value = 20 }
+output_tokens = { kind = "fixed", value = 3 }
+"""
 SWEEP = """
 scenario = "chat"
 policies = ["paged", "ring", "streams", "lowest-cell"]
@@ -87,8 +96,9 @@ COMMANDS = {
     "sweep": ["sweep sweep.toml --requests 60 --out sweep.sqlite --workers 1 --plugin mine.py"],
     "why": ["why chat -p streams"],
     "recommend": [
-        "recommend --scenario chat --slo ttft_p95<200ms --requests 10 --engine both --workers 1",
         "recommend --scenario chat --slo ttft_p95<200ms --model llama-3.1-8b",
+        "recommend --scenario few.toml --slo ttft_p95<9s --engine llamacpp --workers 1 --verify ./serve "
+        "--verify-url http://127.0.0.1:PORT --verify-requests 2",
         "recommend --scenario chat --slo ttft_p95<1s --model qwen3-14b --requests 20 --workers 1 --device h100_sxm "
         "--device rtx4090 --price h100_sxm=2",
     ],
@@ -179,22 +189,30 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         next(block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block)
     )
-    texts = {"small": SMALL, "device": DEVICE, "copies": COPIES, "sessions": SESSIONS, "sweep": SWEEP}
+    texts = {"small": SMALL, "device": DEVICE, "copies": COPIES, "sessions": SESSIONS, "sweep": SWEEP, "few": FEW}
     for name, text in texts.items():
         (tmp_path / f"{name}.toml").write_text(text)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "port").write_text(str(port))
+    (tmp_path / "serve").write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} --port {port} "$@"\n')
+    (tmp_path / "serve").chmod(0o755)
     (tmp_path / "server.jsonl").write_text(text_of(recorded()))
     write_tables(tmp_path / "tables")
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
     (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
     write(tmp_path / "late.jsonl", late(0.0098))
+    return tmp_path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", COMMANDS)
 def test_the_page_has_the_keys_of_the_output(section, files):
+    port = (files / "port").read_text()
     found = set()
     for line in COMMANDS[section]:
-        done = command(*line.split(), "--json")
+        done = command(*line.replace("PORT", port).split(), "--json")
         assert done.stdout, done.stderr
         found |= set(paths(json.loads(done.stdout)))
     unknown, missing = compare([key for key, _ in DOCUMENTED[section]], found)

@@ -23,7 +23,7 @@ from kvsim.cli.options import (
     read_time,
     trace_keys,
 )
-from kvsim.cli.progress import SweepBar
+from kvsim.cli.progress import RunProgress, SweepBar
 from kvsim.errors import UserError
 from kvsim.model.storage_types import decimal_hint
 from kvsim.results import writable
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from kvsim.advice.device_comparison import DeviceComparison
     from kvsim.advice.memory_answer import MemoryAnswer
     from kvsim.advice.recommendation import Recommendation
+    from kvsim.engines.live.started_server import ServerCommand
+
+    Answer = Recommendation | MemoryAnswer | DeviceComparison
 
 app = typer.Typer(add_completion=False)
 
@@ -89,6 +92,18 @@ def recommend(
         ),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.")] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Start the recommended server, send it the traffic and see whether the level is met: "
+            '"llama-server -m FILE.gguf --port 8080"; the flags go to the end, or where {flags} stands.',
+        ),
+    ] = None,
+    verify_url: Annotated[
+        str | None, typer.Option(help="Where that server listens; by default what its --host and --port say.")
+    ] = None,
+    verify_requests: Annotated[int, typer.Option(help="Requests that are sent to it, at most.", min=1)] = 60,
     plugin: Plugins = None,
     out: Annotated[Path | None, typer.Option(help="The folder for results; by default results/recommend-NAME.")] = None,
     as_json: Json = False,
@@ -98,7 +113,8 @@ def recommend(
     With --json, files are written only if --out is given. The exit code is 0 even if nothing meets the service level;
     the output says so. For a model that the machine profile was not measured on, only memory is told. Of several
     devices it says which meets the service level, up to which load and, with --price, at what cost. An interrupt
-    (Ctrl-C) ends the search with what is known by then, and exit code 130.
+    (Ctrl-C) ends the search with what is known by then, and exit code 130. With --verify the exit code is 1 if the
+    server that was started does not meet the service level.
     """
     from kvsim.advice.recommend import recommend as search
 
@@ -114,6 +130,7 @@ def recommend(
     if out is not None:
         writable(out)
     load_plugins(plugin)
+    server = _server(verify, verify_url)
     with SweepBar(str(scenario or trace)) as bar:
         found = search(
             scenario,
@@ -136,18 +153,61 @@ def recommend(
             price=",".join(price) if price else None,
             progress=bar,
         )
-    _show_and_save(found, out, as_json)
+    interrupted = bool(getattr(found, "interrupted", ""))
+    _show_and_save(found, out, as_json and (server is None or interrupted), quiet=as_json)
     if memory is not None:
         warn(filter(None, [decimal_hint(memory)]))
-    if getattr(found, "interrupted", ""):
+    if interrupted:
         raise typer.Exit(130)
+    if server is not None:
+        _verify(found, server, verify_requests, as_json)
 
 
-def _show_and_save(found: Recommendation | MemoryAnswer | DeviceComparison, out: Path | None, as_json: bool) -> None:
+def _server(command: str | None, url: str | None) -> ServerCommand | None:
+    """The server that is to be started after the search. Raises ``UserError`` if that cannot be."""
+    if command is None:
+        if url is not None:
+            raise UserError("--verify-url: of the server that --verify COMMAND starts; give that too")
+        return None
+    from kvsim.engines.live.started_server import check_free, read_command
+
+    server = read_command(command, url)
+    check_free(server.address)
+    return server
+
+
+def _verify(found: Answer, server: ServerCommand, requests: int, as_json: bool) -> None:
+    """Start the server, send it the traffic and print what it did; exit code 1 if the service level was not met."""
+    from kvsim.advice.recommendation import Recommendation
+    from kvsim.cli.tables.verification import show_verification
+    from kvsim.engines.live.traffic import SendingStopped
+    from kvsim.engines.live.verification import verify
+
+    done = None
+    try:
+        if not isinstance(found, Recommendation):
+            raise UserError("--verify: no setting is recommended here, so that there is nothing to start")
+        with RunProgress("verifying", 100, lines=True) as bar:
+            done = verify(found, server, requests=requests, progress=bar.share)
+    except SendingStopped as e:
+        if e.interrupted:
+            raise typer.Exit(130) from None
+        raise
+    finally:
+        if as_json:
+            print_json({**found.to_dict(), "verification": None if done is None else done.to_dict()})
+    if not as_json:
+        show_verification(console(), done)
+    if not done.met:
+        raise typer.Exit(1)
+
+
+def _show_and_save(found: Answer, out: Path | None, as_json: bool, *, quiet: bool) -> None:
+    """Print the answer and save it; ``quiet``: print no more than the object, if that."""
     target = out or Path("results") / f"recommend-{found.scenario.name}"
     if as_json:
         print_json(found.to_dict())
-    else:
+    elif not quiet:
         from kvsim.advice.device_comparison import DeviceComparison
         from kvsim.advice.memory_answer import MemoryAnswer
         from kvsim.cli.tables.device_comparison import show_device_comparison
@@ -159,7 +219,7 @@ def _show_and_save(found: Recommendation | MemoryAnswer | DeviceComparison, out:
             show_device_comparison(console(), found, target)
         else:
             show_recommendation(console(), found, target)
-    if out is not None or not as_json:
+    if out is not None or not quiet:
         written = found.save(target)
-        if not as_json:
+        if not quiet:
             print_saved(written, target)
