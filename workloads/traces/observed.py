@@ -34,6 +34,8 @@ class _Tally:
     estimated: int = 0
     answers: int = 0
     """Requests whose answers have hashes."""
+    shortened: int = 0
+    """Turns in which much of the answer before them did not come back."""
     torn: list[int] = field(default_factory=list)
     """Numbers of the lines that are cut short."""
 
@@ -46,6 +48,9 @@ class _Tally:
                 yield f"{n:,} {named} left out"
         if self.estimated:
             yield f"{self.estimated:,} of {self.kept:,} requests: tokens estimated"
+        if self.shortened:
+            turns = "1 turn repeats" if self.shortened == 1 else f"{self.shortened:,} turns repeat"
+            yield f"{turns} little of the answer before (without its reasoning?): shared with it is only the prompt"
         if self.torn:
             rows = ", ".join(map(str, self.torn[:_NAMED])) + (", ..." if len(self.torn) > _NAMED else "")
             what = ("line", "row") if len(self.torn) == 1 else ("lines", "rows")
@@ -90,7 +95,9 @@ class ObservedTrace(Trace):
             left_out = "; ".join(tally.notes())
             raise WorkloadError(f"{shown_path(self.path)}: no request yet{f': {left_out}' if left_out else ''}")
         requests.sort(key=lambda request: request.arrival_ns)
-        yield from in_batches(self._rows(requests, Texts(tree, requests), check_all=check_all))
+        texts = Texts(tree, requests)
+        tally.shortened = texts.shortened
+        yield from in_batches(self._rows(requests, texts, check_all=check_all))
 
     def _read(self, tally: _Tally) -> tuple[BlockTree, list[Placed]]:
         """The requests of the file, in its order, and the blocks of their texts."""

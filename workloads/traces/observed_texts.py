@@ -94,8 +94,8 @@ class Texts:
 
     A request that begins with all of an earlier one and with some of its answer is the next turn of its session: after
     the one that it shares most with, of those the one that ended last; each has one next turn at most. It quotes the
-    whole answer, though the end of it lies in a block with what follows. Any other quotes the latest text that has the
-    same blocks.
+    whole answer, though the end of it lies in a block with what follows; but only the prompt where much of the answer
+    did not come back, as reasoning does not. Any other quotes the latest text that has the same blocks.
     """
 
     def __init__(self, tree: BlockTree, requests: Sequence[Placed]):
@@ -103,6 +103,8 @@ class Texts:
         self._tree, self._requests = tree, requests
         self.before = [NONE] * len(requests)
         """The turn before each request; ``NONE`` for the first of a session."""
+        self.shortened = 0
+        """Turns in which much of the answer before them did not come back."""
         self._quoted = [NONE] * len(requests)
         """The request that each one quotes."""
         self._cuts = [0] * len(requests)
@@ -180,6 +182,9 @@ class Texts:
                     del self._open[block]
                 self.before[number] = before
                 last = self._requests[before]
+                if _is_shortened(last, request):
+                    self.shortened += 1
+                    return before, last.prompt_tokens, last.prompt_units
                 if last.all_units <= request.prompt_units:
                     return before, last.all_tokens, last.all_units
                 units = (len(path) - steps) * request.block_units
@@ -206,6 +211,20 @@ class Texts:
             self._places[block] = request.prompt_tokens + _of_answer(request, end)
             end -= request.block_units
         self._open.setdefault(request.end, []).append(number)
+
+
+def _is_shortened(last: Placed, request: Placed) -> bool:
+    """Whether the request, a turn after ``last``, repeats less than half of the tokens of its answer.
+
+    It is so if they cannot all be in its prompt; or if the answer has too few bytes for its tokens, by what tokens have
+    in the prompt, and also the prompt has grown by less than they and the bytes that are new would make it.
+    """
+    if last.all_tokens > request.prompt_tokens:
+        return True
+    tokens_per_unit = request.prompt_tokens / request.prompt_units
+    new = max(request.prompt_units - last.all_units, 0) * tokens_per_unit
+    repeated = request.prompt_tokens - last.prompt_tokens - new
+    return 2 * max(repeated, last.answer_units * tokens_per_unit) < last.output_tokens
 
 
 def _of_answer(request: Placed, end: int) -> int:

@@ -230,6 +230,33 @@ def test_it_can_be_part_of_a_mix(read):
         assert [both[a].common_prefix(b) for b in both[:a]] == [whole[a].common_prefix(b) for b in whole[:a]]
 
 
+def test_reasoning_that_is_not_repeated_is_not_quoted(read):
+    """The server counts 300 tokens that the next prompt does not have."""
+    more = (*NEXT.whole, *said(3, 400))
+    long = Call(9.0, 9.5, more, said(6, 1))
+    rows = (header(), request(ASKED), request(NEXT, output_tokens=340), request(long))
+    trace = read(lines(*rows))
+    *_, last = trace
+    assert (last.session, last.think_s) == (0, 2.5)
+    assert last.content == (Segment(0, 0, 40), answer_of(0, 30), Segment(2, 0, 20), Segment(4, 0, 440))
+    assert [note.partition(": ")[2] for note in trace.notes] == [
+        "1 turn repeats little of the answer before (without its reasoning?): shared with it is only the prompt"
+    ]
+
+
+@pytest.mark.parametrize("n", [40, 160])
+def test_answers_of_short_tokens_are_quoted(read, n):
+    """A letter is a token of the answer, four letters are one of the prompt."""
+    answer = said(4, n // 4)
+    text = NEXT.prompt + answer + said(5, 30)
+    rows = (
+        request(Call(5.0, 6.5, NEXT.prompt, answer), output_tokens=n),
+        request(Call(9.0, 9.5, text, said(6, 1)), prompt_tokens=90 + n + 30),
+    )
+    *_, last = read(lines(header(), *rows))
+    assert last.content == (Segment(0, 0, 90), answer_of(0, n), Segment(2, 0, 30))
+
+
 # Runs
 
 
@@ -432,10 +459,14 @@ def test_the_shipped_file_is_what_its_generator_makes():
     assert gzip.decompress(FIXTURE.read_bytes()) == file_of(talks(3, sessions=12))
 
 
-def test_it_can_be_described_and_fitted(told):
+def test_it_can_be_described(told):
     described = told("workload", "describe", str(FIXTURE))
     assert (described["requests"], described["sessions"]) == (N_REQUESTS, 11)
     assert described["reuse"]["hit_rate"] == pytest.approx(0.76, abs=0.01)
+
+
+@pytest.mark.slow
+def test_a_generator_is_fitted_to_it(told):
     assert any("11 sessions" in note for note in told("workload", "fit", str(FIXTURE))["notes"])
 
 
