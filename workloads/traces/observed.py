@@ -14,8 +14,9 @@ from pathlib import Path
 from workloads.request import Prefixes, Request, Segment, WorkloadError, answer_of
 from workloads.traces.files import open_text, shown_path
 from workloads.traces.jsonl import json_lines
+from workloads.traces.observed_blocks import NONE, BlockTree, Placed
 from workloads.traces.observed_lines import CANCELLED, EMPTY, FAILED, LineReader, Seen, without_torn
-from workloads.traces.observed_texts import NONE, BlockTree, Placed, Texts
+from workloads.traces.observed_texts import Texts
 from workloads.traces.trace import Row, RowBatch, Trace, in_batches
 
 _NAMED = 20
@@ -95,8 +96,8 @@ class ObservedTrace(Trace):
             left_out = "; ".join(tally.notes())
             raise WorkloadError(f"{shown_path(self.path)}: no request yet{f': {left_out}' if left_out else ''}")
         requests.sort(key=lambda request: request.arrival_ns)
-        texts = Texts(tree, requests)
-        tally.shortened = texts.shortened
+        texts = Texts(tree, requests, only_sessions=check_all)
+        tally.shortened = len(texts.unreturned)
         yield from in_batches(self._rows(requests, texts, check_all=check_all))
 
     def _read(self, tally: _Tally) -> tuple[BlockTree, list[Placed]]:

@@ -104,6 +104,15 @@ def test_tokens_of_bytes_go_by_what_the_server_counted(read):
     assert last.content == (Segment(0, 0, 10),)
 
 
+def test_of_several_prompts_the_shortest_says_how_many_tokens_they_share(read):
+    """A letter of the first block is a token, and four letters of what follows."""
+    system = said(1, 16)
+    long, short = Call(1.0, 2.0, system + said(2, 48), ()), Call(3.0, 4.0, system + said(3, 1), ())
+    asked = [request(long, prompt_tokens=112), request(short, prompt_tokens=65)]
+    *_, last = read(lines(header(), *(row.replace('"output_tokens":0', '"output_tokens":5') for row in asked)))
+    assert last.content == (Segment(0, 0, round(65 * 64 / 68)), Segment(2, 0, 4))
+
+
 def test_a_prompt_of_a_thousand_blocks_has_few_segments(read):
     long = said(1, 16_000)
     calls = [Call(float(n), n + 0.5, long[: 16_000 - 160 * n] + said(10 + n, 7), said(90 + n, 5)) for n in range(5)]
