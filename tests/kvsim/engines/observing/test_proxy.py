@@ -302,6 +302,15 @@ def test_the_way_to_a_server_has_no_limit_in_time_or_number(out):
     assert re.fullmatch(r"127\.0\.0\.1:9", request.headers["host"])
 
 
+def test_each_request_has_a_connection_of_its_own_to_the_server(client, upstream, out):
+    """So that none is sent on a connection that the server is just closing."""
+    n_before = len(upstream.peers)
+    with observing(upstream.url, out) as observed:
+        for _ in range(3):
+            client.get(f"{observed.url}/x")
+    assert len(set(upstream.peers[n_before:])) == 3
+
+
 def test_small_pieces_are_sent_at_once():
     """asyncio switches Nagle's algorithm off only for sockets made with this protocol."""
     with serving._listening("127.0.0.1", 0) as listener:
