@@ -100,9 +100,8 @@ class Proxy:
         gone = asyncio.create_task(body.client_gone())
         try:
             await asyncio.wait({exchange, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if exchange.done():
-                return exchange.result()
-            return "cancelled"
+            # After the last piece, the ASGI server says that the client has gone, whether it has or not.
+            return await exchange if exchange.done() or body.answered else "cancelled"
         finally:
             for task in (exchange, gone):
                 task.cancel()
@@ -152,11 +151,11 @@ class Proxy:
             return "failed"
         body.leave()
         try:
-            return await self._answer(answer, send, watch)
+            return await self._answer(answer, send, body, watch)
         finally:
             await answer.aclose()
 
-    async def _answer(self, answer: httpx.Response, send: Send, watch: Watch | None) -> End:
+    async def _answer(self, answer: httpx.Response, send: Send, body: _Body, watch: Watch | None) -> End:
         headers = end_to_end(answer.headers.raw)
         if watch is not None:
             content_type, encoding = answer.headers.get("content-type", ""), answer.headers.get("content-encoding", "")
@@ -171,6 +170,7 @@ class Proxy:
                     watch.received(piece, came)
         except httpx.TransportError:
             return "failed"  # Without a last piece, the ASGI server closes the connection: the client sees it broken.
+        body.answered = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return "completed"
 
@@ -182,6 +182,8 @@ class _Body(httpx.AsyncByteStream):
         self._receive = receive
         self._watch = watch
         self._left = asyncio.Event()
+        self.answered = False
+        """Whether the answer has passed in full."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         more = True

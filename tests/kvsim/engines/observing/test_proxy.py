@@ -1,5 +1,6 @@
 """What passes through the proxy is what a client and a server would have told each other without it."""
 
+import asyncio
 import json
 import re
 import socket
@@ -213,6 +214,19 @@ def test_a_client_that_hangs_up_after_the_last_event_was_answered_in_full(client
         client.stream("POST", observed.url + CHAT, json=ask("hanging", stream=True)) as told,
     ):
         next(line for line in told.iter_lines() if "[DONE]" in line)
+    assert [line["end"] for line in observed.requests()] == ["completed"]
+
+
+def test_what_takes_long_to_close_was_answered_in_full(client, upstream, out, monkeypatch):
+    close = httpx.Response.aclose
+
+    async def slowly(answer):
+        await asyncio.sleep(0.05)
+        await close(answer)
+
+    monkeypatch.setattr(httpx.Response, "aclose", slowly)
+    with observing(upstream.url, out) as observed:
+        client.post(observed.url + CHAT, json=ask())
     assert [line["end"] for line in observed.requests()] == ["completed"]
 
 
