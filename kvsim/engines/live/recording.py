@@ -12,7 +12,7 @@ from typing import Any, Literal
 from kvsim.engines.conformance.saved_states import state_header
 from kvsim.engines.conformance.server_flags import scenario_of
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.client import Client
+from kvsim.engines.live.client import Client, ServerFault
 from kvsim.engines.live.journal import Head, Journal, Remaining, digest, done_requests
 from kvsim.engines.live.prompts import Prompts, Vocabulary
 from kvsim.engines.live.recorded_lines import Record, latencies, llama_server_records, openai_records
@@ -177,7 +177,17 @@ def _send(run: Run, progress: Callable[[float], None] | None) -> None:
     except SendingStopped as stopped:
         run.stopped = stopped
         return  # What the server computed of requests that had not ended is not known.
-    after = None if before is None else ask_counters(run.address, key=asking.key)
+    is_all = len(done_requests(journal.latest)) == total
+    after = None
+    try:
+        if before is not None:
+            after = ask_counters(run.address, key=asking.key)
+        elif not is_all:
+            ask_settings(run.address, key=asking.key)
+    except ServerFault as fault:  # It went while the last requests were on their way.
+        if not is_all:
+            run.stopped = SendingStopped(str(fault), journal.exchanges)
+        return
     if before is not None and after is not None:
         run.others = _compared(before, after, _most(journal.exchanges[before_ours:], run.settings))
 

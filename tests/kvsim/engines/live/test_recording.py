@@ -176,6 +176,16 @@ def test_a_server_that_goes_leaves_a_recording_that_is_whole_and_can_go_on(tmp_p
     assert not (tmp_path / "a.jsonl.part").exists()
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_server_that_goes_when_all_has_been_sent(tmp_path, counts):
+    path = tmp_path / "a.jsonl"
+    with fake_server(is_gone=True, faulty_from=1, counts=counts) as server:
+        done = recorded(server, path, scenario(requests=2))
+    assert "cannot be reached" in done.stopped
+    assert (done.ended, done.failed) == (2, 1)
+    assert (tmp_path / "a.jsonl.part").exists()
+
+
 def test_resumed_prompts_are_those_of_a_run_that_never_stopped(tmp_path):
     given = load_scenario({"workload": SESSIONS, "cache": {"cells": 4096}})
     with fake_server() as server:
