@@ -148,7 +148,7 @@ def _journal(
             return await find_vocabulary(client, settings)
 
     vocabulary = asyncio.run(find())
-    head = Head(digest(workload), scenario.seed, settings.engine, vocabulary, asking.flags, time.time())
+    head = Head(digest(workload), scenario.seed, asking.texts, settings.engine, vocabulary, asking.flags, time.time())
     return Journal.begin(part, head)
 
 
@@ -160,7 +160,8 @@ def _send(run: Run, progress: Callable[[float], None] | None) -> None:
         return
     total, before_ours = run.workload.n_requests, journal.n_ended
     first_mark = (len(journal.parts) - 1) * total if asking.log is not None else None
-    prompts = Prompts(run.scenario.seed, journal.head.vocabulary, first_mark=first_mark)
+    head = journal.head
+    prompts = Prompts(head.seed, head.vocabulary, texts=head.texts, first_mark=first_mark)
     for exchange in journal.exchanges:
         prompts.answered(exchange.request, exchange.answer)
 
@@ -259,17 +260,20 @@ def _write(run: Run) -> LiveRecording:
 
 def _warnings(run: Run) -> list[str]:
     """What the user must know of how it went, one line each."""
+    found = []
+    first = min(run.journal.exchanges, key=lambda exchange: exchange.answer.sent_s)
+    if first.answer.cached_tokens:
+        known = f"its cache held {counted(first.answer.cached_tokens, 'token')} of the first prompt already"
+        found.append(f"{run.address}: {known}; start it anew, or take another --seed, for a run of its own")
     if run.others is None:
-        return []
+        return found
     counted_now, ours = run.others["counted"], run.others["ours"]
     if counted_now < 0:
-        return [f"{run.address}: its counters fell: was it started anew meanwhile?"]
-    if counted_now <= ours + max(_SLACK_TOKENS, ours * _SLACK_SHARE):
-        return []
-    tokens = f"it computed {counted(counted_now, 'token')}, and {counted(ours, 'token')} were ours"
-    return [
-        f"{run.address}: used by others meanwhile: {tokens}; times and what was found in its cache are not ours alone"
-    ]
+        found.append(f"{run.address}: its counters fell: was it started anew meanwhile?")
+    elif counted_now > ours + max(_SLACK_TOKENS, ours * _SLACK_SHARE):
+        tokens = f"it computed {counted(counted_now, 'token')}, and {counted(ours, 'token')} were ours"
+        found.append(f"{run.address}: used by others meanwhile: {tokens}; times and cache hits are not ours alone")
+    return found
 
 
 def _as_llama_server(run: Run, exchanges: Sequence[Exchange]) -> tuple[list[Record], list[str], list[str]]:

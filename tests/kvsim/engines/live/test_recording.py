@@ -132,6 +132,16 @@ def test_others_who_use_the_server_are_noticed(tmp_path):
     assert lines(done.path)[0]["tokens"] == {"counted": 920, "ours": 120}
 
 
+def test_a_cache_that_knows_the_prompts_already_is_noticed(tmp_path):
+    with fake_server() as server:
+        assert recorded(server, tmp_path / "a.jsonl").warnings == ()
+        (warning,) = recorded(server, tmp_path / "b.jsonl").warnings
+        assert "its cache held 11 tokens of the first prompt already; start it anew" in warning
+        other = load_scenario({"seed": 2, "workload": SINGLE, "cache": {"cells": 4096}})
+        assert recorded(server, tmp_path / "c.jsonl", other).warnings == ()
+        assert recorded(server, tmp_path / "d.jsonl", texts=1).warnings == ()
+
+
 def test_a_server_that_does_not_count_is_not_asked_for_it(tmp_path):
     with fake_server(counts=False) as server:
         done = recorded(server, tmp_path / "a.jsonl")
