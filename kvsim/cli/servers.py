@@ -56,9 +56,25 @@ class ServersAsked:
             found.append(AskedServer(address_of(url, allow_remote=self.allow_remote), asking))
         return found
 
-    def measured(self, seconds: float, progress: RunProgress) -> Profile:
-        """The profile of the first server, measured now. Raises ``UserError``."""
-        raise UserError("--profile: missing; kvsim calibrate --url measures one")
+    def profile(self, seconds: float, progress: RunProgress) -> Profile:
+        """The profile of the first server: what ``calibrate --url`` saved here, or measured now. Raises ``UserError``."""
+        from kvsim.cli.server_calibration import file_name, is_of
+        from kvsim.costs.profile import load_profile
+        from kvsim.engines.live.calibration import calibrate_server, find_server
+
+        server = find_server(
+            self.url[0],
+            model=self.model,
+            flags=self.flags[0] if self.flags else "",
+            key=key_of(self.key_env),
+            allow_remote=self.allow_remote,
+        )
+        saved = Path(f"{file_name(server)}.profile.json")
+        if saved.is_file() and is_of(server, found := load_profile(str(saved))):
+            return found
+        progress.begin(f"measuring {server.address}", 100)
+        done = calibrate_server(server, seconds=seconds, report=progress.share)
+        return done.profile.model_copy(update={"refused": done.refusal()})
 
 
 def check_httpx() -> None:

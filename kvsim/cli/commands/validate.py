@@ -230,7 +230,7 @@ def _against_servers(name: str, seed: int | None, requests: int, servers: Server
     loaded = load_with(trace_scenario(name) if is_trace(name) else name, seed, requests)
     folder = run.out / f"validate-{loaded.name}"
     with RunProgress(f"asking {servers.url[0]}", 100, lines=True) as progress:
-        profile = run.profile or servers.measured(run.calibration_seconds, progress)
+        profile = run.profile or servers.profile(run.calibration_seconds, progress)
         done = validate_servers(
             loaded,
             asked,
