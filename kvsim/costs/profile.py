@@ -409,6 +409,8 @@ class Profile(Fit):
             how = f"measure one with: {self.command} --model {model} --cache-type-k {type_k} --cache-type-v {type_v}"
             if self.device is not None:
                 how = "leave cache.type_k and cache.type_v out"
+            elif self.of_server:
+                how = f"start the server so, and measure it with: {self.command}"
             return (
                 f"no times for K in {type_k} and V in {type_v}: profile {self.name} was measured with K in "
                 f"{self.type_k} and V in {self.type_v}; {how}"
@@ -416,10 +418,17 @@ class Profile(Fit):
         return None
 
     @property
+    def of_server(self) -> bool:
+        """Whether it was measured on a server that was asked over HTTP."""
+        return self.front_end_s is not None
+
+    @property
     def command(self) -> str:
         """The command that makes such a profile."""
         if self.device is not None:
             return f"kvsim profile make --device {self.device}"
+        if self.of_server:
+            return "kvsim calibrate --url URL"
         return "kvsim calibrate" if self.engine == NUMPY else "kvsim calibrate --engine llamacpp"
 
     def save(self, path: str | Path) -> None:

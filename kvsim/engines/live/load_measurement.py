@@ -95,8 +95,7 @@ class LoadMeasurement:
         began = time.monotonic()
         async with Client(self.address, self.settings.api, self.settings.model, key=self.key) as client:
             vocabulary = await find_vocabulary(client, self.settings)
-            self._start = ask_counters(self.address, key=self.key)
-            self.counts = self._start is not None
+            self._count_anew()
             await self._probe(client, vocabulary)
             while not ended(self, elapsed := time.monotonic() - began):
                 if self.report is not None:
@@ -133,6 +132,8 @@ class LoadMeasurement:
             fault = fault_of(answers, stairs)
             if fault is None:
                 return self._keep(answers, probe)
+            # What the server computed for requests that failed is not known.
+            self._count_anew()
             if attempt:
                 shorter = tuple(max(1, n // 2) for n in stairs.prompts)
                 stairs = fitted(replace(stairs, prompts=shorter), self.limits)
@@ -146,6 +147,12 @@ class LoadMeasurement:
         self.runs.append(run)
         self.found.append(samples_of(run, self.scenario))
         return run
+
+    def _count_anew(self) -> None:
+        """Take the server's counters as they are now for the beginning."""
+        self._own = self._of_others = 0
+        self._start = ask_counters(self.address, key=self.key)
+        self.counts = self._start is not None
 
     def _shared(self, answers: list[Answer]) -> bool:
         """Whether the server's counters have moved by more than what we asked for."""

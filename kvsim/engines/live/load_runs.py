@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
 
 from kvsim.calibration.journal import JournalOf, Line
 from kvsim.calibration.llamacpp import SKIPPING
 from kvsim.costs.pass_layout import Sample, sample_of
 from kvsim.engines.live.load import steps_of_prompt
-from kvsim.engines.live.steps_seen import CommonSteps, common_steps, usual_gap_s, windows
+from kvsim.engines.live.steps_seen import CommonSteps, common_steps, windows
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.run import build_policy
-from policies import Chunk, MicroBatch, Policy
+from policies import Chunk, MicroBatch, NoSlot, Policy
 
 _WINDOW, _SHORTEST_WINDOW = 8, 3
 """Decode steps in a row whose median is one sample: at most and at least."""
+_NEAR = 0.5
+"""Share of a step's seconds within which the first token of a request must come when the step ends that made it."""
 _LONG = 2.0
 """How many times as long as the usual decode step one before a mixed step must be to have been part of the prompt."""
 
@@ -38,9 +43,9 @@ class LoadHeader(Line):
 class LoadRequest(Line):
     """A request of a staircase; times in seconds since the staircase began."""
 
-    prompt_tokens: int
+    prompt_tokens: PositiveInt
     sent_s: float
-    token_s: tuple[float, ...]
+    token_s: Annotated[tuple[float, ...], Field(min_length=1)]
     prompt_s: float | None
     """How long the prompt took by the server's own clock; None if it does not say."""
 
@@ -55,7 +60,7 @@ class LoadRun(Line):
 
     origin: int
     """Its number."""
-    requests: tuple[LoadRequest, ...]
+    requests: Annotated[tuple[LoadRequest, ...], Field(min_length=1)]
     probe: bool
     """Whether it was one of the first, which find out how fast the server is."""
     shared: bool
@@ -92,17 +97,22 @@ def samples_of(run: LoadRun, scenario: Scenario) -> RunSamples:
     """The steps of a staircase with their work, on a server that places tokens as the scenario's policy does."""
     found = RunSamples()
     if not run.shared:
-        replay = _Replay(run, build_policy(scenario), scenario.n_batch)
-        first = run.requests[0]
-        alone = replay.prompt(0)
-        passes = [batch for step in alone for batch in step]
-        found.alone = PromptAlone(passes, first.token_s[0] - first.sent_s, first.prompt_s)
-        if first.prompt_s is not None:
-            found.samples.append(replay.sample(alone, first.prompt_s))
-        for begun in range(1, len(run.requests) + 1):
-            if not _take_stair(replay, begun, found):
-                break
+        # A server whose tokens are not those that were asked for may hold more than it has room for.
+        with suppress(NoSlot):
+            _follow(_Replay(run, build_policy(scenario), scenario.n_batch), found)
     return found
+
+
+def _follow(replay: _Replay, found: RunSamples) -> None:
+    """Add all steps of a staircase that can be followed. Raises ``NoSlot``."""
+    first, alone = replay.run.requests[0], replay.prompt(0)
+    passes = [batch for step in alone for batch in step]
+    found.alone = PromptAlone(passes, first.token_s[0] - first.sent_s, first.prompt_s)
+    if first.prompt_s is not None:
+        found.samples.append(replay.sample(alone, first.prompt_s))
+    for begun in range(1, len(replay.run.requests) + 1):
+        if not _take_stair(replay, begun, found):
+            return
 
 
 class _Replay:
@@ -137,6 +147,16 @@ class _Replay:
         self.generated = [n + 1 for n in self.generated]
         return self.policy.allocate([*decodes, *more])
 
+    def catch_up(self, first: Sequence[int]) -> bool:
+        """Take the steps that lead to each request's token of number ``first``; False if there are none."""
+        missing = {number + 1 - n for number, n in zip(first, self.generated, strict=True)}
+        steps = missing.pop()
+        if missing or steps < 0:
+            return False
+        for _ in range(steps):
+            self.step()
+        return True
+
     def sample(self, steps: Sequence[tuple[MicroBatch, ...]], seconds: float) -> Sample:
         """A sample of steps that took so long together."""
         kernel = self.policy.kernel
@@ -150,34 +170,46 @@ def _take_stair(replay: _Replay, begun: int, found: RunSamples) -> bool:
 
     Returns whether they could be followed, so that it is known what the server did next.
     """
-    requests, generating = replay.run.requests, len(replay.contexts)
+    requests = replay.run.requests
     streams = [request.token_s for request in requests[:begun] if request.stays]
     following = requests[begun] if begun < len(requests) else None
-    until_s = float("inf") if following is None else following.token_s[0]
-    seen = common_steps(streams, requests[begun - 1].token_s[0], until_s) if streams else None
-    if seen is None or [n - 1 for n in replay.generated] != list(seen.first) or len(seen.at_s) < 2:
+    if not streams:
         return False
-    of_prompt, steps, clean = 0, len(seen.at_s) - 1, seen.clean
-    if following is not None:
-        of_prompt = steps_of_prompt(following.prompt_tokens, replay.batch, generating)
-        if of_prompt > steps or abs(seen.at_s[-1] - following.token_s[0]) > usual_gap_s(streams):
-            return False
-        # The step in which the request came may have waited for it to be taken in.
-        arrived = int(np.searchsorted(seen.at_s, following.sent_s)) - 1
-        if 0 <= arrived < steps - of_prompt:
-            clean[arrived] = False
-        if not _as_planned(seen, steps - of_prompt):
-            clean[steps - of_prompt :] = False
-    found.left_out += int((~clean).sum())
-    placed = [replay.step() for _ in range(steps - of_prompt)]
-    for begin, end in windows(clean[: len(placed)], _WINDOW, _SHORTEST_WINDOW):
+    until_s = float("inf") if following is None else following.token_s[0]
+    seen = common_steps(streams, requests[begun - 1].token_s[0], until_s)
+    if len(seen.at_s) < 2 or not replay.catch_up(seen.first):
+        return False
+    clean = seen.clean
+    decodes = len(clean) if following is None else _before_prompt(seen, clean, following, replay)
+    placed = [replay.step() for _ in range(decodes)]
+    for begin, end in windows(clean[:decodes], _WINDOW, _SHORTEST_WINDOW):
         middle = placed[(begin + end - 1) // 2]
         found.samples.append(replay.sample([middle], float(np.median(seen.gaps_s[begin:end]))))
     if following is not None:
-        for gap, step in enumerate(replay.prompt(begun), len(placed)):
-            if clean[gap]:
+        for gap, step in enumerate(replay.prompt(begun), decodes):
+            if gap < len(clean) and clean[gap]:
                 found.samples.append(replay.sample([step], float(seen.gaps_s[gap])))
+    found.left_out += int((~clean).sum())
     return True
+
+
+def _before_prompt(seen: CommonSteps, clean: NDArray[np.bool_], following: LoadRequest, replay: _Replay) -> int:
+    """How many of the steps are decode-only, before those of the prompt of the following request.
+
+    What is not certain of the steps is marked in ``clean``.
+    """
+    # The step in which the request came may have waited for it to be taken in.
+    arrived = max(int(np.searchsorted(seen.at_s, following.sent_s)) - 1, 0)
+    decodes = len(clean) - steps_of_prompt(following.prompt_tokens, replay.batch, len(replay.contexts))
+    if decodes < arrived or abs(seen.at_s[-1] - following.token_s[0]) > _NEAR * seen.gaps_s[-1]:
+        # More or fewer steps than assumed.
+        clean[arrived:] = False
+        return min(arrived, max(decodes, 0))
+    if arrived < decodes:
+        clean[arrived] = False
+    if not _as_planned(seen, decodes):
+        clean[decodes:] = False
+    return decodes
 
 
 def _as_planned(seen: CommonSteps, decodes: int) -> bool:

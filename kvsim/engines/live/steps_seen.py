@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvsim.costs.tables import FloatArray
 
 _NEAR = 0.5
-"""Tokens that come within this share of the usual gap belong to one step."""
+"""Tokens that come within this share of a step's seconds belong to one step."""
 
 
 @dataclass(frozen=True)
@@ -41,28 +41,31 @@ class CommonSteps:
         return ~(self.apart[1:] | self.apart[:-1]) & (self.gaps_s > 0)
 
 
-def usual_gap_s(streams: Sequence[Sequence[float]]) -> float:
-    """The median of all seconds between two tokens of a stream; 0 if no stream has two."""
-    gaps = [gap for times in streams for gap in np.diff(times).tolist() if gap > 0]
-    return float(np.median(gaps)) if gaps else 0.0
-
-
 def common_steps(
     streams: Sequence[Sequence[float]], from_s: float = float("-inf"), until_s: float = float("inf")
 ) -> CommonSteps:
     """The steps from the one in which the last of some streams began, until the first of them ends.
 
-    ``streams``: when each token of each stream came, in order, at least one. Of them only tokens from ``from_s`` to
-    ``until_s`` count, and those as near to these times as tokens of one step are.
+    ``streams``: when each token of each stream came, in order, at least one. Of each stream they begin with the token
+    that is nearest to ``from_s``, if that is later, and end with the one nearest to ``until_s``.
     """
-    near = _NEAR * usual_gap_s(streams)
     begin = max(from_s, *(times[0] for times in streams))
-    first = tuple(bisect_left(times, begin - near) for times in streams)
-    steps = min(bisect_left(times, until_s + near) - i for times, i in zip(streams, first, strict=True))
+    first = tuple(_nearest(times, begin) for times in streams)
+    steps = min(_nearest(times, until_s) + 1 - i for times, i in zip(streams, first, strict=True))
     if steps < 1:
         return CommonSteps(np.zeros(0), first, np.zeros(0, dtype=bool))
     table = np.array([times[i : i + steps] for times, i in zip(streams, first, strict=True)])
-    return CommonSteps(np.median(table, axis=0), first, np.ptp(table, axis=0) > near)
+    at = np.median(table, axis=0)
+    gaps = np.concatenate([[np.inf], np.diff(at), [np.inf]])
+    return CommonSteps(at, first, np.ptp(table, axis=0) > _NEAR * np.minimum(gaps[1:], gaps[:-1]))
+
+
+def _nearest(times: Sequence[float], at_s: float) -> int:
+    """The number of the time that is nearest to ``at_s``; the earlier of two."""
+    i = bisect_left(times, at_s)
+    if i == len(times) or (i > 0 and at_s - times[i - 1] <= times[i] - at_s):
+        return i - 1
+    return i
 
 
 def windows(clean: Sequence[bool] | NDArray[np.bool_], longest: int, shortest: int) -> list[tuple[int, int]]:

@@ -49,8 +49,6 @@ class Upstream:
         """Of chats, parsed."""
         self.echoed = []
         """Targets of other requests."""
-        self.peers = []
-        """The ports that these came from."""
         self.cancelled = threading.Event()
         self.running = 0
         self.together = 0
@@ -140,7 +138,6 @@ class Upstream:
         body = await request.body()
         target = (request.scope["raw_path"] + b"?" + request.scope["query_string"]).decode()
         self.echoed.append(target)
-        self.peers.append(request.client.port)
         told = {
             "method": request.method,
             "target": target,
@@ -233,7 +230,7 @@ def observing(upstream, out, **settings):
 
     def run():
         what = Observation(upstream, out, port=0, **settings)
-        observed.summary = observe(what, began, lambda line: observed.complaints.append(line))
+        observed.summary = observe(what, began, observed.complaints.append)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
