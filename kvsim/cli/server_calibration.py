@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from kvsim.cli.calibration_files import CalibrationFiles, ServerAsked
 from kvsim.cli.console import console, fail, print_json, warn
 from kvsim.cli.progress import RunProgress
+from kvsim.cli.servers import key_of
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import shape_name
 from kvsim.results import writable
@@ -34,13 +34,13 @@ def calibrate_url(
         asked.url,
         model=asked.model,
         flags=asked.flags,
-        key=_key(asked.key_env),
+        key=key_of(asked.key_env),
         allow_remote=asked.allow_remote,
     )
-    target = out or Path(f"{_file_name(server)}.profile.json")
+    target = out or Path(f"{file_name(server)}.profile.json")
     files = CalibrationFiles(writable(target.parent) / target.name)
     use = f"kvsim recommend --trace TRACE --slo 'ttft_p95<1s' --profile {target}"
-    if force and (taken := files.take_refused(partial(_is_of, server))) is not None:
+    if force and (taken := files.take_refused(partial(is_of, server))) is not None:
         _tell(taken, as_json, f"Saved {target}, as it was measured before. Use it with: {use}")
         return
     if not as_json:
@@ -59,22 +59,12 @@ def calibrate_url(
     _tell(done.profile, as_json, f"\nSaved {target} and {files.picture.name}. Use it with: {use}")
 
 
-def _key(name: str | None) -> str | None:
-    """The key in an environment variable. Raises ``UserError`` if there is none."""
-    if name is None:
-        return None
-    key = os.environ.get(name)
-    if not key:
-        raise UserError(f"--key-env {name}: there is no such environment variable, or it is empty")
-    return key
-
-
-def _file_name(server: LiveServer) -> str:
+def file_name(server: LiveServer) -> str:
     """A name for the file of a server's profile, such as ``smollm2.llama-server``."""
     return re.sub(r"[^\w.+-]", "_", f"{shape_name(server.model)}.{server.engine.split()[0]}")
 
 
-def _is_of(server: LiveServer, found: Profile) -> bool:
+def is_of(server: LiveServer, found: Profile) -> bool:
     """Whether a profile is of this server."""
     cache = server.served.scenario.cache
     wanted = (server.engine, server.model, cache.type_k, cache.type_v)

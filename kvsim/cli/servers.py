@@ -57,7 +57,7 @@ class ServersAsked:
         return found
 
     def profile(self, seconds: float, progress: RunProgress) -> Profile:
-        """The profile of the first server: what ``calibrate --url`` saved here, or measured now. Raises ``UserError``."""
+        """The profile of the first server, as ``calibrate --url`` saved it here, or measured now."""
         from kvsim.cli.server_calibration import file_name, is_of
         from kvsim.costs.profile import load_profile
         from kvsim.engines.live.calibration import calibrate_server, find_server

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvsim.engines.conformance.server_flags import model_of_file, scenario_of
+from kvsim.engines.conformance.server_flags import flag_value, model_of_file, scenario_of
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.settings import ServerSettings
+from kvsim.engines.live.started_with import shares_cache
 from kvsim.errors import UserError, counted
 from kvsim.model.engine_shapes import gguf_path
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape
 from kvsim.scenario.scenario import Scenario, load_scenario
-from kvsim.scenario.server_defaults import AUTO_SLOTS
 
 _OFF = ("off", "0", "false", "disabled")
 _VLLM_SEQUENCES = 256
@@ -96,22 +96,22 @@ def _llama_server(settings: ServerSettings, flags: Sequence[str], model: str) ->
     typed, assumed = _number(flags, "-np", "--parallel"), []
     if typed is not None and typed > 0 and typed != slots:
         raise UserError(f"--flags says {counted(typed, 'slot')} (--parallel), but the server has {slots}")
-    unified = any(flag in flags for flag in ("-kvu", "--kv-unified"))
+    unified = shares_cache(settings, flags)
     if not unified and (typed is None or typed < 1):
-        unified = slots == AUTO_SLOTS and not any(flag in flags for flag in ("-no-kvu", "--no-kv-unified"))
-        how = "one cache for all slots" if unified else "a cache for each slot"
-        assumed.append(f"{how} (no --parallel in --flags)")
+        assumed.append("a cache for each slot (no --parallel in --flags)")
+    elif unified and not any(flag in flags for flag in ("-kvu", "--kv-unified")):
+        assumed.append("one cache for all slots (no --parallel in --flags)")
     cells = _number(flags, "-c", "--ctx-size") or (context if unified else slots * context)
     own = [*flags, "-np", str(slots), "-c", str(cells), "-kvu" if unified else "-no-kvu"]
     scenario, _ = scenario_of({"server": {"n_ctx": cells}, "flags": own})
-    off = (_value(flags, "-fa", "--flash-attn") or "").lower() in _OFF
+    off = (flag_value(flags, "-fa", "--flash-attn") or "").lower() in _OFF
     keys: dict[str, Any] = {"model__name": model, "server__slot_context": context}
     if off:
         keys["cache__kernel"] = "masked"
-    elif _value(flags, "-fa", "--flash-attn") is None:
+    elif flag_value(flags, "-fa", "--flash-attn") is None:
         assumed.append("flash attention (no --flash-attn in --flags)")
     scenario = load_scenario(scenario, **keys)
-    if _value(flags, "-ctk", "--cache-type-k") is None or _value(flags, "-ctv", "--cache-type-v") is None:
+    if flag_value(flags, "-ctk", "--cache-type-k") is None or flag_value(flags, "-ctv", "--cache-type-v") is None:
         kept = scenario.cache
         assumed.append(f"K in {kept.type_k}, V in {kept.type_v} (no --cache-type-k, --cache-type-v in --flags)")
     if _number(flags, "-b", "--batch-size") is None or _number(flags, "-ub", "--ubatch-size") is None:
@@ -140,7 +140,7 @@ def _vllm(settings: ServerSettings, flags: Sequence[str], model: str) -> Served:
     if blocks is None:
         blocks = -(-context // size) * min(slots, 8)
         assumed.append(f"{counted(blocks, 'block')} of {counted(size, 'token')} (no metrics of its cache)")
-    dtype = _value(flags, "--dtype")
+    dtype = flag_value(flags, "--dtype")
     if dtype is None:
         assumed.append("K and V in 16 bits (no --dtype in --flags)")
     kept = _DTYPES.get(dtype or "", "f16")
@@ -154,22 +154,12 @@ def _vllm(settings: ServerSettings, flags: Sequence[str], model: str) -> Served:
 
 def _number(flags: Sequence[str], *names: str) -> int | None:
     """The whole number behind the last of these flags; None if none is there. Raises ``UserError``."""
-    text = _value(flags, *names)
+    text = flag_value(flags, *names)
     if text is None:
         return None
     if (number := _whole(text)) is None:
         raise UserError(f"--flags: {names[-1]} {text!r:.40}: a whole number is expected")
     return number
-
-
-def _value(flags: Sequence[str], *names: str) -> str | None:
-    """What stands behind the last of these flags, or behind its "="; None if none is there."""
-    found = None
-    for flag, following in zip(flags, [*flags, ""][1:], strict=True):
-        name, equals, value = flag.partition("=")
-        if name in names:
-            found = value if equals else following
-    return found
 
 
 def _whole(text: str | None) -> int | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvsim.engines.conformance.server_flags import flag_value
 from kvsim.engines.live.settings import ServerSettings
 from kvsim.errors import counted
+from kvsim.scenario.server_defaults import AUTO_SLOTS
 
 _NO_LIMIT = "no limit"
 
@@ -37,18 +39,30 @@ def flags_of_server(said: ServerSettings) -> tuple[list[str], str]:
     if said.slots is None or said.context is None:
         return [], "flags as by default: the server says nothing of them"
     slots = f"{counted(said.slots, 'slot')} of {counted(said.context, 'token')}"
-    rest = "a cache that is divided, and all other flags as by default"
-    return ["-np", str(said.slots), "-c", str(said.slots * said.context)], f"{slots}, as the server says; {rest}"
+    shared = shares_cache(said, ())
+    kind = "one cache for all" if shared else "a cache that is divided"
+    flags = ["-np", str(said.slots), "-c", str(said.context * (1 if shared else said.slots))]
+    if shared:
+        flags.append("--kv-unified")
+    return flags, f"{slots}, as the server says; {kind}, and all other flags as by default"
+
+
+def shares_cache(said: ServerSettings, flags: Sequence[str]) -> bool:
+    """Whether all slots share one cache: by the flags, else if they are as many as llama-server makes by itself."""
+    if any(flag in flags for flag in ("-kvu", "--kv-unified")):
+        return True
+    slots = flag_value(flags, "-np", "--parallel")
+    if any(flag in flags for flag in ("-no-kvu", "--no-kv-unified")) or (slots is not None and slots > "0"):
+        return False
+    return said.slots == AUTO_SLOTS
 
 
 def about_server(said: ServerSettings, flags: Sequence[str]) -> dict[str, Any]:
     """What a llama-server says of itself, by the names of its log."""
     about: dict[str, Any] = {"version": [f"build: {said.engine.removeprefix('llama-server').strip()}"]}
     if said.slots is not None and said.context is not None:
-        # Without -np the slots share the cache, as with --kv-unified.
-        shared = any(flag in flags for flag in ("-kvu", "--kv-unified")) or not {"-np", "--parallel"} & {*flags}
         about |= {
-            "n_ctx": said.context * (1 if shared else said.slots),
+            "n_ctx": said.context * (1 if shares_cache(said, flags) else said.slots),
             "slots": said.slots,
             "n_ctx_slot": said.context,
         }
