@@ -85,6 +85,13 @@ def gguf_path(name: str) -> Path | None:
     raise UserError(f"{no_such('model', name, MODEL_NAMES)}, or the path of a GGUF file (FILE.gguf)")
 
 
+def file_name(name: str) -> str:
+    """The name of the file that a model is read from, without looking for it; the model's own where it has none."""
+    if name == "smollm2":
+        return _SMOLLM2[1]
+    return Path(name).name if name.endswith(".gguf") else name
+
+
 def is_engine_model(name: str) -> bool:
     """Whether ``shape_of`` knows the model, or would read its file."""
     return name in SHAPES or name == "smollm2" or name.endswith(".gguf")

@@ -11,7 +11,7 @@ import typer
 from kvsim.cli import completion
 from kvsim.cli.calibration_files import CalibrationFiles, ServerAsked
 from kvsim.cli.console import console, fail, print_json
-from kvsim.cli.options import EngineName, Json, LibraryFolder, LlamaThreads, storage_type_or_none
+from kvsim.cli.options import AllowRemote, EngineName, Json, KeyEnv, LibraryFolder, LlamaThreads, storage_type_or_none
 from kvsim.cli.progress import RunProgress
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import STORAGES, Storage
@@ -43,11 +43,8 @@ def calibrate(
         str | None,
         typer.Option(help='--url: what the server was started with, such as "-np 4 -c 4096 -fa on".'),
     ] = None,
-    key_env: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="--url: the environment variable that has the server's key."),
-    ] = None,
-    allow_remote: Annotated[bool, typer.Option(help="--url: also a server on another machine.")] = False,
+    key_env: KeyEnv = None,
+    allow_remote: AllowRemote = False,
     seconds: Annotated[
         float | None,
         typer.Option(

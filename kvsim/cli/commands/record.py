@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import print_json, warn
-from kvsim.cli.options import Json, LibraryFolder, LlamaThreads, Seed, load_with
+from kvsim.cli.options import AllowRemote, Json, KeyEnv, LibraryFolder, LlamaThreads, Seed, Silence, load_with
 from kvsim.cli.progress import RunProgress
 from kvsim.cli.server_recording import ServerAsked, record_url
 from kvsim.errors import UserError, no_such
@@ -80,14 +80,9 @@ def record(
         bool,
         typer.Option("--resume", help="With --url: go on with a recording that ended early; send what is missing."),
     ] = False,
-    key_env: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="With --url: the environment variable that has the server's key."),
-    ] = None,
-    allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="With --url: let it be a server on another machine.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(help="With --url: the longest silence of the server, s.", min=0.01)] = 60.0,
+    key_env: KeyEnv = None,
+    allow_remote: AllowRemote = False,
+    timeout: Silence = 300.0,
     limit: Annotated[float, typer.Option(help="With --url: the longest time for all of it, s.", min=0.1)] = 3600.0,
     as_json: Json = False,
 ) -> None:

@@ -96,7 +96,7 @@ def validate(
     ] = None,
     key_env: KeyEnv = None,
     allow_remote: AllowRemote = False,
-    timeout: Silence = 60.0,
+    timeout: Silence = 300.0,
     resume: Annotated[
         bool, typer.Option("--resume", help="With --url: go on where an earlier command was ended.")
     ] = False,

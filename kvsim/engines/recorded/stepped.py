@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import simpy
 
 from kvsim.costs.cost_model import CostModel
-from kvsim.costs.profile import Profile, same_model
+from kvsim.costs.profile import Profile
 from kvsim.engines.recorded.pace import PacedServer, RunPace, StepTimes, step_errors, step_times
 from kvsim.engines.recorded.spread import latencies
 from kvsim.engines.recorded.step_profile import fitted_to, has_steps_enough
 from kvsim.engines.recorded.steps import FrontEnd, SteppedServer
 from kvsim.errors import UserError
+from kvsim.model.engine_shapes import file_name
 from kvsim.simulation.backend import Backend, SimulatedBackend
 from kvsim.simulation.recorder import Progress, Recorder
 from kvsim.simulation.result import Result
@@ -60,7 +62,7 @@ def profile_for(recording: SteppedServer, given: Profile | None, others: Sequenc
     other ones; else to every other step of its own. Raises ``UserError``: what is missing.
     """
     if given is not None:
-        if given.model != recording.scenario.model.name and not same_model(given.model, recording.meta.model):
+        if not _is_of(given, recording):
             raise UserError(
                 f"{recording.path}: no times for {recording.meta.model}: profile {given.name} is of {given.model}"
             )
@@ -77,6 +79,14 @@ def profile_for(recording: SteppedServer, given: Profile | None, others: Sequenc
             "server beside it, or give --profile (kvsim calibrate --url measures one)"
         )
     return Fitted(fitted_to([recording], "recorded", every=_OWN_STEPS), "every other of its own steps")
+
+
+def _is_of(profile: Profile, recording: SteppedServer) -> bool:
+    """Whether a profile is of the recorded model: of the same file or, where a name is all there is, of that name."""
+    measured, recorded = file_name(profile.model), Path(recording.meta.model).name
+    if measured.endswith(".gguf") and recorded.endswith(".gguf"):
+        return measured == recorded
+    return profile.model in (recording.meta.model, recording.scenario.model.name)
 
 
 def predict(recording: SteppedServer, profile: Profile, progress: Progress | None) -> Prediction:
