@@ -68,8 +68,8 @@ sessions = 12
 """
 FEW = """
 [workload]
-rate = 20.0
-requests = 20
+rate = 400.0
+requests = 12
 prompt_tokens = { kind = "fixed", value = 20 }
 output_tokens = { kind = "fixed", value = 3 }
 """
@@ -97,7 +97,7 @@ COMMANDS = {
     "why": ["why chat -p streams"],
     "recommend": [
         "recommend --scenario chat --slo ttft_p95<200ms --model llama-3.1-8b",
-        "recommend --scenario few.toml --slo ttft_p95<9s --engine llamacpp --workers 1 --verify ./serve "
+        "recommend --scenario few.toml --slo ttft_p95<15ms --engine llamacpp --workers 1 --verify ./serve "
         "--verify-url http://127.0.0.1:PORT --verify-requests 2",
         "recommend --scenario chat --slo ttft_p95<1s --model qwen3-14b --requests 20 --workers 1 --device h100_sxm "
         "--device rtx4090 --price h100_sxm=2",

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -129,13 +130,32 @@ def started(command: ServerCommand, flags: Flags, *, start_s: float = START_S) -
         except OSError as e:
             raise UserError(f"--verify: {words[0]}: cannot be started: {e.strerror}") from None
         try:
-            yield _ready(process, command.address, said, start_s)
+            with _unless_told_to_end():
+                yield _ready(process, command.address, said, start_s)
         except UserError:
             if how := _how_it_ended(process):
                 raise UserError(f"--verify: the server ended {how}{_last_line(said)}") from None
             raise
         finally:
             _end(process)
+
+
+@contextmanager
+def _unless_told_to_end() -> Iterator[None]:
+    """Leave the block when this process is told to end, which otherwise ends it at once and leaves the server alone."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # Which alone has signals.
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _ready(process: subprocess.Popen[bytes], address: Address, said: IO[bytes], start_s: float) -> ServerSettings:

@@ -122,6 +122,21 @@ def test_it_ends_when_the_user_stops(port, tmp_path):
     assert gone(json.loads((tmp_path / "pids").read_text()))
 
 
+def test_it_ends_when_we_are_told_to_end(port, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def asked():
+        with started(fake(port, "--child", tmp_path / "pids"), (), start_s=30):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+
+    with pytest.raises(SystemExit) as end:
+        asked()
+    assert end.value.code == 128 + signal.SIGTERM
+    assert gone(json.loads((tmp_path / "pids").read_text()))
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_a_port_in_use_is_told_before_anything_is_started(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
