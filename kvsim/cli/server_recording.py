@@ -72,7 +72,7 @@ def _show(done: LiveRecording) -> None:
     """Print what was recorded."""
     steps = "" if done.steps is None else f", and {counted(done.steps, 'step')} of its log"
     typer.echo(f"Saved {done.path}: {counted(done.ended, 'request')} to {done.engine}{steps}.")
-    times = [f"{name[:4].upper()} {ms['p50']:,.0f} ms" for name, ms in done.latencies.items()]
+    times = [f"{name[:4].upper()} {ms['p50']:,.1f} ms" for name, ms in done.latencies.items()]
     if times:
         typer.echo(f"{' and '.join(times)} at the median.")
     if done.text:

@@ -30,6 +30,8 @@ class Head:
     asked: str
     """Digest of all requests."""
     seed: int
+    texts: int
+    """Which texts of that seed."""
     engine: str
     """As the server says it."""
     vocabulary: Vocabulary

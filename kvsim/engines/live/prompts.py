@@ -101,10 +101,13 @@ class Prompt:
 class Prompts:
     """Writes the prompts of a workload, and remembers the answers that later ones quote."""
 
-    def __init__(self, seed: int, vocabulary: Vocabulary, *, first_mark: int | None = None):
-        """``first_mark``: number the requests in llama-server's log, the first one with this number; None: do not."""
+    def __init__(self, seed: int, vocabulary: Vocabulary, *, texts: int = 0, first_mark: int | None = None):
+        """``texts``: another number, other texts of the same lengths. ``first_mark``: number the requests in
+        llama-server's log, the first one with this number; None: do not.
+        """
         self.seed, self.vocabulary = seed, vocabulary
         self._first_mark = first_mark
+        self._named = "text" if texts == 0 else f"text of {texts}"
         self._texts: dict[int, list[Unit]] = {}
         self._answers: dict[int, list[Unit]] = {}
         """What came back, by the source that the workload gives to it."""
@@ -141,6 +144,6 @@ class Prompts:
         text = self._texts.get(source, [])
         if len(text) < n:
             units = self.vocabulary.units
-            drawn = named_rng(self.seed, f"text {source}").integers(0, len(units), size=max(n, 2 * len(text)))
+            drawn = named_rng(self.seed, f"{self._named} {source}").integers(0, len(units), size=max(n, 2 * len(text)))
             text = self._texts[source] = [units[i] for i in np.asarray(drawn).tolist()]
         return text

@@ -33,6 +33,8 @@ class Asking:
     """What the server was started with, if the user says it."""
     log: Path | None = None
     """llama-server's own log."""
+    texts: int = 0
+    """Another number, other texts of the same lengths: for a run that shall find nothing of an earlier one."""
     resume: bool = False
     """Go on with a recording that ended early."""
 
@@ -87,10 +89,11 @@ def _common_meta(run: Run, assumed: Sequence[str]) -> Record:
         "source": f"kvsim record --url {run.address}",
         "scenario": run.scenario.name,
         "settings": run.scenario.workload.model_dump(mode="json"),
-        "seed": run.scenario.seed,
+        "seed": journal.head.seed,
         "requests": run.workload.n_requests,
         "ended": len(journal.latest),
         "prompts": "text" if journal.head.vocabulary.is_text else "token ids",
+        "texts": journal.head.texts,
         "clock": "client",
         "machine": {
             "of": "client",

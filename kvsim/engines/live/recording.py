@@ -12,7 +12,7 @@ from typing import Any, Literal
 from kvsim.engines.conformance.saved_states import state_header
 from kvsim.engines.conformance.server_flags import scenario_of
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.client import Client
+from kvsim.engines.live.client import Client, ServerFault
 from kvsim.engines.live.journal import Head, Journal, Remaining, digest, done_requests
 from kvsim.engines.live.prompts import Prompts, Vocabulary
 from kvsim.engines.live.recorded_lines import Record, latencies, llama_server_records, openai_records
@@ -148,7 +148,7 @@ def _journal(
             return await find_vocabulary(client, settings)
 
     vocabulary = asyncio.run(find())
-    head = Head(digest(workload), scenario.seed, settings.engine, vocabulary, asking.flags, time.time())
+    head = Head(digest(workload), scenario.seed, asking.texts, settings.engine, vocabulary, asking.flags, time.time())
     return Journal.begin(part, head)
 
 
@@ -160,7 +160,8 @@ def _send(run: Run, progress: Callable[[float], None] | None) -> None:
         return
     total, before_ours = run.workload.n_requests, journal.n_ended
     first_mark = (len(journal.parts) - 1) * total if asking.log is not None else None
-    prompts = Prompts(run.scenario.seed, journal.head.vocabulary, first_mark=first_mark)
+    head = journal.head
+    prompts = Prompts(head.seed, head.vocabulary, texts=head.texts, first_mark=first_mark)
     for exchange in journal.exchanges:
         prompts.answered(exchange.request, exchange.answer)
 
@@ -177,7 +178,17 @@ def _send(run: Run, progress: Callable[[float], None] | None) -> None:
     except SendingStopped as stopped:
         run.stopped = stopped
         return  # What the server computed of requests that had not ended is not known.
-    after = None if before is None else ask_counters(run.address, key=asking.key)
+    is_all = len(done_requests(journal.latest)) == total
+    after = None
+    try:
+        if before is not None:
+            after = ask_counters(run.address, key=asking.key)
+        elif not is_all:
+            ask_settings(run.address, key=asking.key)
+    except ServerFault as fault:  # It went while the last requests were on their way.
+        if not is_all:
+            run.stopped = SendingStopped(str(fault), journal.exchanges)
+        return
     if before is not None and after is not None:
         run.others = _compared(before, after, _most(journal.exchanges[before_ours:], run.settings))
 
@@ -249,17 +260,20 @@ def _write(run: Run) -> LiveRecording:
 
 def _warnings(run: Run) -> list[str]:
     """What the user must know of how it went, one line each."""
+    found = []
+    first = min(run.journal.exchanges, key=lambda exchange: exchange.answer.sent_s)
+    if first.answer.cached_tokens:
+        known = f"its cache held {counted(first.answer.cached_tokens, 'token')} of the first prompt already"
+        found.append(f"{run.address}: {known}; start it anew, or take another --seed, for a run of its own")
     if run.others is None:
-        return []
+        return found
     counted_now, ours = run.others["counted"], run.others["ours"]
     if counted_now < 0:
-        return [f"{run.address}: its counters fell: was it started anew meanwhile?"]
-    if counted_now <= ours + max(_SLACK_TOKENS, ours * _SLACK_SHARE):
-        return []
-    tokens = f"it computed {counted(counted_now, 'token')}, and {counted(ours, 'token')} were ours"
-    return [
-        f"{run.address}: used by others meanwhile: {tokens}; times and what was found in its cache are not ours alone"
-    ]
+        found.append(f"{run.address}: its counters fell: was it started anew meanwhile?")
+    elif counted_now > ours + max(_SLACK_TOKENS, ours * _SLACK_SHARE):
+        tokens = f"it computed {counted(counted_now, 'token')}, and {counted(ours, 'token')} were ours"
+        found.append(f"{run.address}: used by others meanwhile: {tokens}; times and cache hits are not ours alone")
+    return found
 
 
 def _as_llama_server(run: Run, exchanges: Sequence[Exchange]) -> tuple[list[Record], list[str], list[str]]:

@@ -57,10 +57,10 @@ def validate_servers(
 ) -> LiveValidation:
     """Send a scenario's traffic to each server, turn by turn, and compare.
 
-    Every turn asks every server the same, so that a slow moment of the machine affects all of them, and two turns tell
-    how much a server itself strays. The recordings are kept in the folder; with ``Asking.resume``, those that are there
-    are taken, and one that ended early goes on. ``announce`` is told the name of what begins and what it amounts to;
-    ``share``, how much of a recording is done. Raises ``UserError``, with what was gathered kept.
+    Every turn asks every server the same, but for the words, so that a slow moment of the machine affects all of them,
+    and two turns tell how much a server itself strays. The recordings are kept in the folder; with ``Asking.resume``,
+    those that are there are taken, and one that ended early goes on. ``announce`` is told the name of what begins and
+    what it amounts to; ``share``, how much of a recording is done. Raises ``UserError``, with what was gathered kept.
     """
     target = writable(folder)
     done: list[LiveRecording] = []
@@ -73,7 +73,8 @@ def validate_servers(
             if server.asking.resume and path.exists() and not part.exists():
                 continue
             announce(f"turn {turn} of {turns}: {server.address}", 100)
-            asking = replace(server.asking, resume=server.asking.resume and part.exists())
+            # Texts of its own, or a turn would find those of the one before in the server's cache.
+            asking = replace(server.asking, texts=turn - 1, resume=server.asking.resume and part.exists())
             recorded = record_server(scenario, server.address, path, asking, progress=share)
             done.append(recorded)
             if recorded.interrupted:

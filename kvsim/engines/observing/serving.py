@@ -94,9 +94,8 @@ def observe(
         try:
             runner = _Runner(Proxy(upstream, observer))
             counter.stop = runner.stop
-            asyncio.run(
-                runner.run(listener, what.seconds, lambda: began(Listening(url, str(upstream), what.out, runner.stop)))
-            )
+            listening = Listening(url, str(upstream), what.out, runner.stop)
+            runner.run(listener, what.seconds, lambda: began(listening))
         finally:
             summary = observer.close()
     return summary
@@ -130,7 +129,7 @@ class _Runner:
         self._proxy = proxy
         config = uvicorn.Config(
             proxy,
-            loop="asyncio",
+            loop="auto",  # uvloop where it is installed
             http="h11",
             ws="none",
             lifespan="off",
@@ -151,8 +150,12 @@ class _Runner:
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True
 
-    async def run(self, listener: socket.socket, seconds: float | None, began: Callable[[], None]) -> None:
+    def run(self, listener: socket.socket, seconds: float | None, began: Callable[[], None]) -> None:
         """Serve until it is stopped, or for so many seconds."""
+        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as loop:
+            loop.run(self._serve(listener, seconds, began))
+
+    async def _serve(self, listener: socket.socket, seconds: float | None, began: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
             for number in (signal.SIGINT, signal.SIGTERM):

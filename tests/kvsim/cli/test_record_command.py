@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-import kvsim.cli.server_recording as command_of_servers
+import kvsim.cli.servers as servers
 from tests.kvsim.engines.live.fake_server import fake_server
 from tests.worlds import command
 
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said_in_a_line(small, arguments, says):
 
 
 def test_a_missing_package_is_named_with_what_to_type(small, monkeypatch):
-    monkeypatch.setattr(command_of_servers, "find_spec", lambda name: None)
+    monkeypatch.setattr(servers, "find_spec", lambda name: None)
     done = command("record", "--url", "http://127.0.0.1:9", small)
     assert done.returncode == 2
     assert "needs httpx; install it with:" in done.stderr

@@ -35,7 +35,7 @@ class FakeServer:
     refuses: int | None = None
     """A status to refuse completions with; from the ``faulty_from``-th on, as all that follows."""
     is_gone: bool = False
-    """The server goes."""
+    """The server goes, and all connections with it."""
     is_silent: bool = False
     """It takes requests and says nothing."""
     cuts_at: int | None = None

@@ -132,6 +132,16 @@ def test_others_who_use_the_server_are_noticed(tmp_path):
     assert lines(done.path)[0]["tokens"] == {"counted": 920, "ours": 120}
 
 
+def test_a_cache_that_knows_the_prompts_already_is_noticed(tmp_path):
+    with fake_server() as server:
+        assert recorded(server, tmp_path / "a.jsonl").warnings == ()
+        (warning,) = recorded(server, tmp_path / "b.jsonl").warnings
+        assert "its cache held 11 tokens of the first prompt already; start it anew" in warning
+        other = load_scenario({"seed": 2, "workload": SINGLE, "cache": {"cells": 4096}})
+        assert recorded(server, tmp_path / "c.jsonl", other).warnings == ()
+        assert recorded(server, tmp_path / "d.jsonl", texts=1).warnings == ()
+
+
 def test_a_server_that_does_not_count_is_not_asked_for_it(tmp_path):
     with fake_server(counts=False) as server:
         done = recorded(server, tmp_path / "a.jsonl")
@@ -174,6 +184,16 @@ def test_a_server_that_goes_leaves_a_recording_that_is_whole_and_can_go_on(tmp_p
     (resumed_s,) = meta["resumed_s"]
     assert requests[2]["done_s"] <= resumed_s <= requests[3]["send_s"]
     assert not (tmp_path / "a.jsonl.part").exists()
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_server_that_goes_when_all_has_been_sent(tmp_path, counts):
+    path = tmp_path / "a.jsonl"
+    with fake_server(is_gone=True, faulty_from=1, counts=counts) as server:
+        done = recorded(server, path, scenario(requests=2))
+    assert "cannot be reached" in done.stopped
+    assert (done.ended, done.failed) == (2, 1)
+    assert (tmp_path / "a.jsonl.part").exists()
 
 
 def test_resumed_prompts_are_those_of_a_run_that_never_stopped(tmp_path):

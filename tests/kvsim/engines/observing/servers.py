@@ -49,6 +49,8 @@ class Upstream:
         """Of chats, parsed."""
         self.echoed = []
         """Targets of other requests."""
+        self.peers = []
+        """The ports that these came from."""
         self.cancelled = threading.Event()
         self.running = 0
         self.together = 0
@@ -138,6 +140,7 @@ class Upstream:
         body = await request.body()
         target = (request.scope["raw_path"] + b"?" + request.scope["query_string"]).decode()
         self.echoed.append(target)
+        self.peers.append(request.client.port)
         told = {
             "method": request.method,
             "target": target,
@@ -230,7 +233,7 @@ def observing(upstream, out, **settings):
 
     def run():
         what = Observation(upstream, out, port=0, **settings)
-        observed.summary = observe(what, began, observed.complaints.append)
+        observed.summary = observe(what, began, lambda line: observed.complaints.append(line))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

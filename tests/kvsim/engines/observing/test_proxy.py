@@ -1,5 +1,6 @@
 """What passes through the proxy is what a client and a server would have told each other without it."""
 
+import asyncio
 import json
 import re
 import socket
@@ -216,6 +217,19 @@ def test_a_client_that_hangs_up_after_the_last_event_was_answered_in_full(client
     assert [line["end"] for line in observed.requests()] == ["completed"]
 
 
+def test_what_takes_long_to_close_was_answered_in_full(client, upstream, out, monkeypatch):
+    close = httpx.Response.aclose
+
+    async def slowly(answer):
+        await asyncio.sleep(0.05)
+        await close(answer)
+
+    monkeypatch.setattr(httpx.Response, "aclose", slowly)
+    with observing(upstream.url, out) as observed:
+        client.post(observed.url + CHAT, json=ask())
+    assert [line["end"] for line in observed.requests()] == ["completed"]
+
+
 @pytest.mark.slow
 def test_two_hundred_clients_are_served_at_once(upstream, out):
     """The stand-in answers none before it has all of them."""
@@ -300,6 +314,15 @@ def test_the_way_to_a_server_has_no_limit_in_time_or_number(out):
     timeouts = request.extensions["timeout"]
     assert [timeouts[key] for key in ("read", "write", "pool")] == [None] * 3
     assert re.fullmatch(r"127\.0\.0\.1:9", request.headers["host"])
+
+
+def test_each_request_has_a_connection_of_its_own_to_the_server(client, upstream, out):
+    """So that none is sent on a connection that the server is just closing."""
+    n_before = len(upstream.peers)
+    with observing(upstream.url, out) as observed:
+        for _ in range(3):
+            client.get(f"{observed.url}/x")
+    assert len(set(upstream.peers[n_before:])) == 3
 
 
 def test_small_pieces_are_sent_at_once():

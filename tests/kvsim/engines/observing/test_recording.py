@@ -354,3 +354,38 @@ def test_it_ends_by_itself(upstream, out):
         pass
     assert observed.summary.seconds < 10
     assert [line["kind"] for line in observed.lines()] == ["observed", "request", "request"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_only_with_a_salt_that_is_kept_can_runs_be_joined(kept, client, upstream, out, tmp_path):
+    blocks = []
+    for _ in range(2):
+        with observing(upstream.url, out, salt_file=tmp_path / "salt" if kept else None) as observed:
+            post(client, observed, {"messages": messages("x" * 200)})
+        blocks.append(observed.requests()[-1]["blocks"])
+    assert [line["kind"] for line in observed.lines()] == ["observed", "request"] * 2
+    assert (blocks[0] == blocks[1]) == kept
+
+
+def test_a_file_that_is_full_is_followed_by_another_of_the_same_run(client, upstream, out):
+    with observing(upstream.url, out, rotate_bytes=2000) as observed:
+        for _ in range(12):
+            post(client, observed, {"messages": messages("x" * 200)})
+    files = observed.summary.files
+    assert [path.name for path in files] == [*(f"mine.{n}.jsonl" for n in range(1, len(files))), "mine.jsonl"]
+    runs = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+    assert len(runs) > 1
+    assert all(run[0] == runs[0][0] for run in runs)
+    assert [line["id"] for run in runs for line in run[1:]] == list(range(12))
+
+
+def test_what_cannot_be_told_does_not_end_observing(client, upstream, out, monkeypatch):
+    def gone(*arguments):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(observer_module, "read_prompt", gone)
+    with observing(upstream.url, out) as observed:
+        observed.complaints = None  # so that telling fails
+        for _ in range(2):
+            post(client, observed, {"messages": messages("x")})
+    assert len(observed.requests()) == 2
