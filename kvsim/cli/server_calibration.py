@@ -12,7 +12,7 @@ import typer
 from kvsim.cli.calibration_files import CalibrationFiles, ServerAsked
 from kvsim.cli.console import console, fail, print_json, warn
 from kvsim.cli.progress import RunProgress
-from kvsim.cli.servers import key_of
+from kvsim.cli.servers import ServersAsked, key_of
 from kvsim.errors import UserError
 from kvsim.model.memory_shapes import shape_name
 from kvsim.results import writable
@@ -57,6 +57,26 @@ def calibrate_url(
     if not as_json:
         show_server_calibration(console(), done)
     _tell(done.profile, as_json, f"\nSaved {target} and {files.picture.name}. Use it with: {use}")
+
+
+def profile_for(asked: ServersAsked, seconds: float, progress: RunProgress) -> Profile:
+    """The profile of the first server, as ``calibrate --url`` saved it here, or measured now. Raises ``UserError``."""
+    from kvsim.costs.profile import load_profile
+    from kvsim.engines.live.calibration import calibrate_server, find_server
+
+    server = find_server(
+        asked.url[0],
+        model=asked.model,
+        flags=asked.flags[0] if asked.flags else "",
+        key=key_of(asked.key_env),
+        allow_remote=asked.allow_remote,
+    )
+    saved = Path(f"{file_name(server)}.profile.json")
+    if saved.is_file() and is_of(server, found := load_profile(str(saved))):
+        return found
+    progress.begin(f"measuring {server.address}", 100)
+    done = calibrate_server(server, seconds=seconds, report=progress.share)
+    return done.profile.model_copy(update={"refused": done.refusal()})
 
 
 def file_name(server: LiveServer) -> str:

@@ -13,8 +13,6 @@ from kvsim.errors import UserError, counted
 from kvsim.installation import install_extra
 
 if TYPE_CHECKING:
-    from kvsim.cli.progress import RunProgress
-    from kvsim.costs.profile import Profile
     from kvsim.engines.live.validation import AskedServer
 
 
@@ -55,26 +53,6 @@ class ServersAsked:
             )
             found.append(AskedServer(address_of(url, allow_remote=self.allow_remote), asking))
         return found
-
-    def profile(self, seconds: float, progress: RunProgress) -> Profile:
-        """The profile of the first server, as ``calibrate --url`` saved it here, or measured now."""
-        from kvsim.cli.server_calibration import file_name, is_of
-        from kvsim.costs.profile import load_profile
-        from kvsim.engines.live.calibration import calibrate_server, find_server
-
-        server = find_server(
-            self.url[0],
-            model=self.model,
-            flags=self.flags[0] if self.flags else "",
-            key=key_of(self.key_env),
-            allow_remote=self.allow_remote,
-        )
-        saved = Path(f"{file_name(server)}.profile.json")
-        if saved.is_file() and is_of(server, found := load_profile(str(saved))):
-            return found
-        progress.begin(f"measuring {server.address}", 100)
-        done = calibrate_server(server, seconds=seconds, report=progress.share)
-        return done.profile.model_copy(update={"refused": done.refusal()})
 
 
 def check_httpx() -> None:
