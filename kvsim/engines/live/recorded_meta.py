@@ -12,9 +12,11 @@ from pathlib import Path, PurePath
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.journal import Journal
 from kvsim.engines.live.recorded_lines import Record
+from kvsim.engines.live.served import model_of
 from kvsim.engines.live.settings import ServerSettings
 from kvsim.engines.live.started_with import about_server
 from kvsim.engines.live.traffic import SendingStopped
+from kvsim.errors import UserError
 from kvsim.machine import processor, system_load
 from kvsim.scenario.scenario import Scenario
 from workloads import Workload
@@ -67,7 +69,7 @@ def llama_server_meta(run: Run, flags: Sequence[str], assumed: Sequence[str]) ->
 def openai_meta(run: Run, assumed: Sequence[str]) -> Record:
     """What a recording of another server says of it, by the names of recordings of vLLM."""
     settings = run.settings
-    engine: Record = {"mode": "server", "model": settings.model, "max_model_len": settings.context}
+    engine: Record = {"mode": "server", "model": _model(run), "max_model_len": settings.context}
     names = {"num_gpu_blocks": "num_blocks", "block_size": "block_size"}
     engine |= {names[key]: int(value) for key, value in settings.cache.items() if key in names and value.isdigit()}
     if "enable_prefix_caching" in settings.cache:
@@ -79,6 +81,14 @@ def openai_meta(run: Run, assumed: Sequence[str]) -> Record:
     if run.asking.flags is not None:
         meta["flags"] = list(run.asking.flags)
     return meta
+
+
+def _model(run: Run) -> str | None:
+    """The model by the name that a profile of the server has; where it cannot be known here, by the server's own."""
+    try:
+        return model_of(run.address, run.settings, None)
+    except UserError:
+        return run.settings.model
 
 
 def _common_meta(run: Run, assumed: Sequence[str]) -> Record:

@@ -27,6 +27,8 @@ class FakeServer:
     key: str | None = None
     """Wanted in each request."""
     takes_ids: bool = True
+    name: str = "fake"
+    """The model's, of servers other than llama-server."""
     extra_tokens: int = 0
     """Tokens that it puts before each prompt of words."""
     tokens_per_word: int = 1
@@ -98,7 +100,7 @@ class FakeServer:
             writer.close()
 
     async def _page(self, writer, path):
-        model = {"id": "fake", "owned_by": "vllm" if self.kind == "vllm" else "somebody", "max_model_len": CONTEXT}
+        model = {"id": self.name, "owned_by": "vllm" if self.kind == "vllm" else "somebody", "max_model_len": CONTEXT}
         if self.kind == "llama-server":
             model = {"id": "fake.gguf", "owned_by": "llamacpp", "meta": {"n_vocab": self.vocabulary}}
         pages = {"/v1/models": {"object": "list", "data": [model]}}

@@ -87,6 +87,13 @@ def test_a_recording_of_llama_server(tmp_path):
     assert not (tmp_path / "a.jsonl.gz.part").exists()
 
 
+def test_a_recording_has_the_model_by_the_name_that_a_profile_of_the_server_has(tmp_path):
+    for named, model in {"meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b", "my own": "my own"}.items():
+        with fake_server(kind="vllm", name=named) as server:
+            done = recorded(server, tmp_path / "a.jsonl", load_scenario({"workload": SESSIONS}))
+        assert lines(done.path)[0]["engine"]["model"] == model
+
+
 def test_a_recording_of_vllm(tmp_path):
     given = load_scenario({"workload": SESSIONS, "cache": {"cells": 4096}})
     with fake_server(kind="vllm") as server:
