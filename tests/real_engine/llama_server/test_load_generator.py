@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from kvsim.model.engine_shapes import gguf_path
+from tests.kvsim.engines.observing.servers import observing
 from tests.real_engine.llama_server.conftest import LIMIT_S, SERVER
 from tests.real_engine.llama_server.server import running
-from tests.real_engine.observing import observing
 
 NAMED = "KVSIM_GUIDELLM"
 """Environment variable with the path of GuideLLM; ``make test-load`` installs it and sets it."""
@@ -93,9 +93,9 @@ def test_single_requests_are_counted_as_by_the_client(server, tokenizer, tmp_pat
             profile="kind=poisson,rate=4",
             requests=8,
         )
-    assert counts(observed.requests) == counts(said)
-    assert {(request["end"], request["status"]) for request in observed.requests} == {("completed", 200)}
-    assert {request["counted"] for request in observed.requests} == {"server"}
+    assert counts(observed.requests()) == counts(said)
+    assert {(request["end"], request["status"]) for request in observed.requests()} == {("completed", 200)}
+    assert {request["counted"] for request in observed.requests()} == {"server"}
 
 
 def test_sessions_are_counted_and_known_by_what_their_turns_share(server, tokenizer, tmp_path):
@@ -109,7 +109,7 @@ def test_sessions_are_counted_and_known_by_what_their_turns_share(server, tokeni
             profile=f"kind=concurrent,streams={SESSIONS}",
             requests=SESSIONS * TURNS,
         )
-    assert counts(observed.requests) == counts(said)
+    assert counts(observed.requests()) == counts(said)
     # Before each turn come those of its own chat, whose answers it repeats.
-    turns = [sum(goes_on(later, earlier) for earlier in observed.requests) for later in observed.requests]
+    turns = [sum(goes_on(later, earlier) for earlier in observed.requests()) for later in observed.requests()]
     assert sorted(turns) == sorted([*range(TURNS)] * SESSIONS)

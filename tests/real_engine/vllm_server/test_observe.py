@@ -8,7 +8,7 @@ import pytest
 from kvsim.engines.live.address import address_of
 from kvsim.engines.live.client import Client, Question
 from kvsim.engines.live.settings import ask_counters, ask_settings
-from tests.real_engine.observing import observing
+from tests.kvsim.engines.observing.servers import observing
 from tests.real_engine.vllm_server.conftest import BLOCK_SIZE
 from tests.real_engine.vllm_server.test_live import prompt
 
@@ -30,10 +30,10 @@ def test_token_ids_are_counted_as_in_vllms_usage(server, tmp_path):
     with observing(server.address.url, tmp_path / "mine.jsonl") as observed:
         assert ask_settings(address_of(observed.url)) == ask_settings(server.address)
         answers = asyncio.run(asyncio.wait_for(ask(observed.url), 60))
-    seen = [(line["prompt_tokens"], line["output_tokens"], line["cached_tokens"]) for line in observed.requests]
+    seen = [(line["prompt_tokens"], line["output_tokens"], line["cached_tokens"]) for line in observed.requests()]
     assert seen == [(len(q.prompt), q.output_tokens, a.cached_tokens) for q, a in zip(questions, answers, strict=True)]
     assert seen[-1] == (len(questions[-1].prompt), questions[-1].output_tokens, 3 * BLOCK_SIZE)
-    told = {(line["counted"], line["unit"], line["end"], line["status"]) for line in observed.requests}
+    told = {(line["counted"], line["unit"], line["end"], line["status"]) for line in observed.requests()}
     assert told == {("server", "tokens", "completed", 200)}
 
 
@@ -46,7 +46,7 @@ def test_a_chat_is_counted_with_and_without_usage(stream, server, tmp_path):
         told = httpx.post(f"{observed.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
         after = tokens(ask_counters(server.address))
     assert told.status_code == 200
-    (line,) = observed.requests
+    (line,) = observed.requests()
     assert (line["prompt_tokens"], line["output_tokens"]) == (after[0] - before[0], after[1] - before[1])
     assert line["counted"] == ("tokenizer" if stream else "server")
 
@@ -60,5 +60,5 @@ def test_a_refusal_passes_and_is_noted(server, tmp_path):
         ]
     assert [answer.status_code for answer in told] == [404, 404]
     assert told[0].json() == told[1].json()
-    (line,) = observed.requests
+    (line,) = observed.requests()
     assert (line["status"], line["end"], line["output_tokens"]) == (404, "failed", 0)
