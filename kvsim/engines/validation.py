@@ -31,7 +31,7 @@ from kvsim.calibration.reference_passes import (
 from kvsim.costs.profile import NUMPY, Profile, is_llamacpp
 from kvsim.errors import Divergence, UserError
 from kvsim.experiments.comparison import choose
-from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.scenario.scenario import Scenario, load_scenario, shortened
 from kvsim.simulation.arrivals import Turn
 from kvsim.simulation.backend import Backend, DelegatingBackend, SimulatedBackend
 from kvsim.simulation.recorder import Progress, Recorder
@@ -183,7 +183,7 @@ def validate(
     times. With several ``repeats`` the policies alternate, so that slow moments of the machine affect all of them.
     Raises ``UserError`` if the scenario's decisions depend on the clock in other ways.
     """
-    scenario = _shortened(load_scenario(scenario), requests)
+    scenario = shortened(load_scenario(scenario), requests)
     if scenario.server.prefetch == "predictive":
         raise UserError(
             f"{scenario.name}: server.prefetch: 'predictive' follows the clock, and the two runs' clocks differ"
@@ -509,12 +509,3 @@ def _summary(rows: Sequence[tuple[str, str, str, float | None, float | None, flo
     table["low"], table["high"] = by["error"].min(), by["error"].max()
     table["spread"] = (by["measured"].max() - by["measured"].min()) / 2 / by["measured"].median()
     return table.reset_index()
-
-
-def _shortened(scenario: Scenario, requests: int | None) -> Scenario:
-    if requests is None:
-        return scenario
-    key = scenario.workload.count_key
-    now = getattr(scenario.workload, key)
-    changes: dict[str, Any] = {f"workload__{key}": requests if now is None else min(now, requests)}
-    return load_scenario(scenario, **changes)

@@ -457,3 +457,13 @@ def _kinds(annotation: Any) -> dict[str, type[Section]]:
         kind = annotation.model_fields.get("kind")
         return dict.fromkeys(get_args(kind.annotation) if kind else [""], annotation)
     return {kind: section for inner in get_args(annotation) for kind, section in _kinds(inner).items()}
+
+
+def shortened(scenario: Scenario, requests: int | None) -> Scenario:
+    """The scenario with at most so many requests (sessions, where the workload counts these)."""
+    if requests is None:
+        return scenario
+    key = scenario.workload.count_key
+    now = getattr(scenario.workload, key)
+    changes: dict[str, Any] = {f"workload__{key}": requests if now is None else min(now, requests)}
+    return load_scenario(scenario, **changes)

@@ -226,9 +226,10 @@ def _against_servers(name: str, seed: int | None, requests: int, servers: Server
     asked = servers.asked()
     from kvsim.cli.server_calibration import profile_for
     from kvsim.engines.live.validation import validate_servers
+    from kvsim.scenario.scenario import shortened
     from kvsim.scenario.trace_files import is_trace, trace_scenario
 
-    loaded = load_with(trace_scenario(name) if is_trace(name) else name, seed, requests)
+    loaded = shortened(load_with(trace_scenario(name) if is_trace(name) else name, seed), requests)
     folder = run.out / f"validate-{loaded.name}"
     with RunProgress(f"asking {servers.url[0]}", 100, lines=True) as progress:
         profile = run.profile or profile_for(servers, run.calibration_seconds, progress)

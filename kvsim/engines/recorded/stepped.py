@@ -26,7 +26,7 @@ from kvsim.simulation.run import build_policy, drive
 _OWN_STEPS = 2
 """Every so many-th step of a recording is fitted to, where nothing else is known of its server."""
 
-_IN_RANGE = 1.5
+_IN_RANGE = 2.0
 """How many times as large as what a profile was measured on a step may be for a verdict on its prediction."""
 
 
