@@ -69,6 +69,16 @@ def blas() -> str:
     return "unknown BLAS"
 
 
+def processor_time() -> tuple[int, int] | None:
+    """Ticks in which the processors were idle, and all ticks, since the start; None where the system does not say."""
+    try:
+        with open("/proc/stat", encoding="utf-8") as lines:
+            ticks = [int(n) for n in lines.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None  # Not Linux.
+    return (ticks[3] + ticks[4], sum(ticks)) if len(ticks) == 8 else None
+
+
 def system_load() -> float:
     """Runnable processes, averaged over the last minute; 0 where the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

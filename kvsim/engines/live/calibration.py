@@ -62,6 +62,10 @@ class ServerCalibration:
     """Share of the steps that were left out because it is not certain how long they took."""
     shared: int
     """Staircases that were left out because others used the server."""
+    busy: int
+    """Staircases during which other work had the processors of the server's machine."""
+    quiet: bool
+    """Whether there were enough others, so that those were left out."""
 
     @property
     def tight(self) -> bool:
@@ -71,9 +75,13 @@ class ServerCalibration:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was wrong with the measurement, one line each."""
-        if not self.shared:
-            return ()
-        return (f"others used the server meanwhile: {counted(self.shared, 'staircase')} left out of the fit",)
+        found = []
+        if self.shared:
+            found.append(f"others used the server meanwhile: {counted(self.shared, 'staircase')} left out of the fit")
+        if self.busy:
+            taken = "left out of the fit" if self.quiet else "not left out, since the rest is not enough"
+            found.append(f"other work had the processors meanwhile: {counted(self.busy, 'staircase')} {taken}")
+        return tuple(found)
 
     def refusal(self, bound: float = HELD_OUT_BOUND) -> str | None:
         """Why the profile is not worth keeping, with the likeliest cause; None if it is."""
@@ -143,7 +151,9 @@ def calibrate_server(
         log.begin(header)
     scenario = server.served.scenario
     load_before = machine.system_load()
-    measurement = LoadMeasurement(server.address, server.settings, scenario, server.key, log, runs, seconds, report)
+    measurement = LoadMeasurement(
+        server.address, server.settings, scenario, server.served.threads, server.key, log, runs, seconds, report
+    )
     measurement.measure(_Ending())
     return _built(name, server, measurement, load_before)
 
@@ -182,7 +192,17 @@ def _too_few(seen: Mapping[str, int], measurement: LoadMeasurement, elapsed_s: f
 
 
 def _samples(measurement: LoadMeasurement) -> list[Sample]:
+    """All samples; only those of quiet staircases, if they are enough."""
+    quiet = _quiet(measurement)
+    if min(_kinds(quiet).values()) >= _ENOUGH:
+        return quiet
     return [sample for found in measurement.found for sample in found.samples]
+
+
+def _quiet(measurement: LoadMeasurement) -> list[Sample]:
+    """Samples of staircases during which other work left a processor free."""
+    both = zip(measurement.runs, measurement.found, strict=True)
+    return [sample for run, found in both if not run.busy for sample in found.samples]
 
 
 def _kinds(samples: Sequence[Sample]) -> dict[str, int]:
@@ -265,6 +285,8 @@ def _built(name: str, server: LiveServer, measurement: LoadMeasurement, load_bef
         resumed=measurement.resumed,
         left_out=left_out / (left_out + sum(_seen_steps(run) for run in measurement.runs)),
         shared=sum(run.shared for run in measurement.runs),
+        busy=sum(run.busy for run in measurement.runs),
+        quiet=min(_kinds(_quiet(measurement)).values()) >= _ENOUGH,
     )
 
 

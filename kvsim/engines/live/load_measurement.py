@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
-from kvsim.engines.live.address import Address
+from kvsim import machine
+from kvsim.engines.live.address import Address, is_loopback
 from kvsim.engines.live.client import Answer, Client, ServerFault
 from kvsim.engines.live.load import PASSING, Limits, Staircase, climb, fitted, probes, round_of
 from kvsim.engines.live.load_runs import LoadJournal, LoadRequest, LoadRun, RunSamples, samples_of
@@ -28,6 +31,8 @@ _PROBE_SHARE = 30
 _LEAST_CONTEXT = 64
 _FEW_TOKENS = 8
 """Tokens of others that change nothing, or were counted late."""
+_IDLE = 0.1
+"""Processors that must be idle, of those that the server leaves free, or other work is thought to disturb it."""
 _FAULTS = 3
 """Staircases that may fail in a row."""
 
@@ -58,6 +63,8 @@ class LoadMeasurement:
     address: Address
     settings: ServerSettings
     scenario: Scenario
+    threads: int
+    """With how many the server computes."""
     key: str | None
     journal: LoadJournal
     runs: list[LoadRun]
@@ -127,11 +134,14 @@ class LoadMeasurement:
         """Climb a staircase, again if that fails, and keep what was seen. Raises ``ServerFault``."""
         rng = named_rng(len(self.runs), "server calibration prompts")
         for attempt in range(_FAULTS):
+            before = machine.processor_time()
             questions = questions_of(stairs, vocabulary, client.api, rng)
             answers = await climb(client, questions, time.monotonic())
             fault = fault_of(answers, stairs)
             if fault is None:
-                return self._keep(answers, probe)
+                return self._keep(
+                    answers, probe, busy=is_busy(self.address, self.threads, before, machine.processor_time())
+                )
             # What the server computed for requests that failed is not known.
             self._count_anew()
             if attempt:
@@ -139,9 +149,13 @@ class LoadMeasurement:
                 stairs = fitted(replace(stairs, prompts=shorter), self.limits)
         raise ServerFault(f"{self.address}: {fault}")
 
-    def _keep(self, answers: list[Answer], probe: bool) -> LoadRun:
+    def _keep(self, answers: list[Answer], probe: bool, *, busy: bool) -> LoadRun:
         run = LoadRun(
-            origin=len(self.runs), requests=tuple(map(_request, answers)), probe=probe, shared=self._shared(answers)
+            origin=len(self.runs),
+            requests=tuple(map(_request, answers)),
+            probe=probe,
+            shared=self._shared(answers),
+            busy=busy,
         )
         self.journal.add(run)
         self.runs.append(run)
@@ -166,6 +180,20 @@ class LoadMeasurement:
             return False
         self._of_others = counted - self._own
         return True
+
+
+def is_busy(address: Address, threads: int, before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
+    """Whether the processors that a server on this machine leaves free were taken by other work.
+
+    ``threads``: with how many the server computes; ``before``, ``after``: of ``machine.processor_time``. False where
+    that cannot be known.
+    """
+    free = (os.cpu_count() or 1) - threads
+    local = is_loopback(urlsplit(address.url).hostname or "")
+    if before is None or after is None or after[1] <= before[1] or free < 1 or not local:
+        return False
+    idle = (after[0] - before[0]) / (after[1] - before[1])
+    return idle * (free + threads) < _IDLE * free
 
 
 def _request(answer: Answer) -> LoadRequest:

@@ -65,6 +65,8 @@ class LoadRun(Line):
     """Whether it was one of the first, which find out how fast the server is."""
     shared: bool
     """Whether others used the server meanwhile, by its counters; its times then mean nothing."""
+    busy: bool = False
+    """Whether no processor of the server's machine was free meanwhile, so that other work may have slowed it down."""
 
 
 LoadJournal = JournalOf[LoadHeader, LoadRun]

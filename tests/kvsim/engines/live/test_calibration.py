@@ -8,7 +8,9 @@ import pytest
 
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import load_profile
+from kvsim.engines.live.address import Address
 from kvsim.engines.live.calibration import calibrate_server, find_server
+from kvsim.engines.live.load_measurement import is_busy
 from kvsim.engines.live.load_runs import samples_of
 from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
@@ -119,6 +121,23 @@ def test_samples_of_a_shared_run_count_for_nothing():
     seen = staircase([(20, 5)], 0.01, 0.05)
     assert samples_of(seen, SCENARIO).samples
     assert not samples_of(seen.model_copy(update={"shared": True}), SCENARIO).samples
+
+
+@pytest.mark.parametrize(
+    ("url", "threads", "after", "busy"),
+    [
+        ("http://127.0.0.1:1", 1, (102, 1200), True),
+        ("http://127.0.0.1:1", 1, (180, 1200), False),
+        # Of another machine nothing is known, nor where the server has all processors, nor without a count.
+        ("http://10.0.0.1:1", 1, (102, 1200), False),
+        ("http://127.0.0.1:1", 4, (102, 1200), False),
+        ("http://127.0.0.1:1", 1, None, False),
+        ("http://127.0.0.1:1", 1, (100, 1000), False),
+    ],
+)
+def test_other_work_is_seen_where_it_takes_what_the_server_leaves(url, threads, after, busy, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert is_busy(Address(url), threads, (100, 1000), after) is busy
 
 
 @pytest.mark.parametrize(
