@@ -111,5 +111,6 @@ def test_sessions_are_counted_and_known_by_what_their_turns_share(server, tokeni
         )
     assert counts(observed.requests()) == counts(said)
     # Before each turn come those of its own chat, whose answers it repeats.
-    turns = [sum(goes_on(later, earlier) for earlier in observed.requests()) for later in observed.requests()]
+    lines = observed.requests()
+    turns = [sum(goes_on(later, earlier) for earlier in lines) for later in lines]
     assert sorted(turns) == sorted([*range(TURNS)] * SESSIONS)
