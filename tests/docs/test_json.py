@@ -19,8 +19,8 @@ from tests.docs.pages import blocks, rows, sections
 from tests.gguf_files import SMOLLM2_MISSING
 from tests.kvsim.calibration.published.layer_table_files import write_tables
 from tests.kvsim.engines.live.test_started_server import PROGRAM
-from tests.kvsim.engines.recorded_servers import recorded
-from tests.kvsim.engines.recorded_servers import text as text_of
+from tests.kvsim.engines.recorded.servers import recorded
+from tests.kvsim.engines.recorded.servers import text as text_of
 from tests.kvsim.engines.recordings import write
 from tests.kvsim.engines.test_llama_server_conformance import late
 from tests.kvsim.engines.test_llamacpp_conformance import ERA_A

@@ -14,7 +14,7 @@ from kvsim.engines.recorded.validation import validate_recorded
 from kvsim.errors import UserError
 from kvsim.model.recorded_names import recorded_model
 from kvsim.simulation.run import run
-from tests.kvsim.engines.recorded_servers import BLOCK_SIZE, BLOCKS, PROFILE, recorded, recording, text, world
+from tests.kvsim.engines.recorded.servers import BLOCK_SIZE, BLOCKS, PROFILE, recorded, recording, text, world
 from tests.kvsim.engines.recordings import changed
 from tests.paths import REFERENCE
 from tests.worlds import command
@@ -379,7 +379,8 @@ def test_without_recordings_there_is_one_scenario_and_no_picture():
         "kvsim: 2 scenarios; one is accepted, or recordings after --recorded\n",
     )
     done = command("validate", "chat", "--out", "x", "--profile", "none")
-    assert (done.returncode, done.stderr) == (2, "kvsim: --out is for the pictures of recorded servers (--recorded)\n")
+    told = "--out is for the pictures of recorded servers (--recorded) and of those asked (--url)"
+    assert (done.returncode, done.stderr) == (2, f"kvsim: {told}\n")
 
 
 def test_a_recording_without_seconds_is_drawn_too(write, lines):
