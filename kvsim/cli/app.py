@@ -34,7 +34,7 @@ COMMANDS = {
     "profile": "List, show and make profiles: the times of a model on a device.",
     "observe": "Record your own traffic: a proxy that keeps times, token counts and hashes, never text.",
     "calibrate": "Measure an engine on this machine, or a server that runs, and write a profile of it.",
-    "validate": "Compare predicted times with those of a real engine here, of recorded servers, or of servers that run.",
+    "validate": "Compare predicted times with those of a real engine here, of recorded servers, or of running ones.",
     "conform": "Replay recorded runs of a real engine on our policies, comparing the state after every operation.",
     "memory": "Measure where an engine's memory goes: a naive set-up, then one remedy after another.",
     "accuracy": "Measure how much accuracy narrower K and V cost.",

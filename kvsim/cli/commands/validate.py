@@ -133,7 +133,7 @@ def validate(
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Compare predicted times with those of a real engine here, of recorded servers, or of servers that run.
+    """Compare predicted times with those of a real engine here, of recorded servers, or of running ones.
 
     Calibrates first, unless a profile of this machine or of the server is given. For recorded servers, the profile is
     that of the model on its device; of recordings with steps, it is fitted to the steps of the others of that server.

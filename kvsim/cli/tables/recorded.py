@@ -7,7 +7,8 @@ from rich.table import Table
 
 from kvsim.cli.tables.formats import LATENCIES, new_table, seconds, show_assumed, show_basis, whole
 from kvsim.engines.recorded.ranking import Ranking
-from kvsim.engines.recorded.validation import WITHIN, RecordedValidation, ServerRun
+from kvsim.engines.recorded.tables import WITHIN
+from kvsim.engines.recorded.validation import RecordedValidation, ServerRun
 from kvsim.errors import counted
 
 _RATES = {"output_tokens_per_s": "output tokens/s", "requests_per_s": "requests/s"}

@@ -75,7 +75,9 @@ def read_llama_steps(path: Path, header: Record) -> SteppedServer:
         (),
         scenario=scenario,
         workload=_workload(requests, header.get("body", {})),
-        clients=RecordedClients(_after(requests), _front_end(records, steps), _begun_after(records)),
+        clients=RecordedClients(
+            _after(requests), _front_end(records, steps if recorded else ()), _begun_after(records)
+        ),
         steps=steps,
         seen=not recorded,
         kernel=kernel,

@@ -16,7 +16,7 @@ from kvsim.calibration.pace import AS_GOOD, WINDOWS_S, clipped, left_out_error, 
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.tables import FloatArray
-from kvsim.engines.recorded.steps import MeasuredStep, SteppedServer
+from kvsim.engines.recorded.steps import MeasuredStep, SteppedServer, that_tell
 from kvsim.simulation.backend import Backend, DelegatingBackend
 from policies import Chunk, HostCopy, MicroBatch, Moves, Transfer
 
@@ -44,16 +44,12 @@ def step_times(recording: SteppedServer, costs: CostModel) -> StepTimes:
     front_end = costs.profile.front_end_s
     beside_s = 0.0 if front_end is None else front_end.value
     mixed = np.array([step.regime == "mixed" for step in steps], dtype=bool)
-    tells = np.zeros(len(steps), dtype=bool)
-    for kind in (True, False):
-        own = np.flatnonzero(mixed == kind)
-        tells[own[::2]] = True
     return StepTimes(
         np.array([step.start_s for step in steps]),
         np.array([step.seconds for step in steps]),
         np.array([_priced(price, step) + step.by_client * beside_s for step in steps]),
         mixed,
-        tells,
+        np.array(that_tell(steps), dtype=bool),
     )
 
 

@@ -15,6 +15,7 @@ from kvsim.engines.recorded.steps import SteppedServer
 
 MEASURES = ("ttft_s", "e2e_s")
 """Latencies whose means rank settings."""
+_SIDES = ("measured", "predicted")
 
 
 @dataclass(frozen=True)
@@ -71,19 +72,20 @@ def rankings(runs: Sequence[tuple[SteppedServer, pd.DataFrame]]) -> tuple[Rankin
 
 
 def _table(group: Sequence[tuple[SteppedServer, pd.DataFrame]], measure: str) -> pd.DataFrame:
+    # A run that ended early has other requests, and thus another mean.
+    common = set.intersection(*(set(table["id"]) for _, table in group))
     each = pd.DataFrame(
         [
             (
                 recording.settings,
-                float(table[f"measured_{measure}"].mean()),
-                float(table[f"predicted_{measure}"].mean()),
+                *(float(table.loc[table["id"].isin(common), f"{side}_{measure}"].mean()) for side in _SIDES),
             )
             for recording, table in group
         ],
-        columns=["settings", "measured", "predicted"],
+        columns=["settings", *_SIDES],
     )
     by = each.groupby("settings", sort=False)
-    found = by[["measured", "predicted"]].median()
+    found = by[list(_SIDES)].median()
     found.insert(0, "runs", by.size())
     found["spread"] = (by["measured"].max() - by["measured"].min()) / 2 / by["measured"].median()
     return found.sort_values("measured", kind="stable").reset_index()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from kvsim.engines.conformance.recordings import read_lines
 from kvsim.engines.recorded.llama_steps import read_llama_steps
 from kvsim.engines.recorded.server import RecordedServer, read_recorded_server
+from kvsim.engines.recorded.steps import SteppedServer
 from kvsim.engines.recorded.vllm_steps import read_vllm_steps
 from kvsim.errors import UserError
 from policies import Unsupported
 
 _NOT_A_RECORD = (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError, Unsupported)
+
+_LONGEST_S = 1e8
+"""Three years: no recording is longer."""
 
 
 def read_recording(path: str | Path) -> RecordedServer:
@@ -33,11 +40,33 @@ def read_recording(path: str | Path) -> RecordedServer:
         found = read_vllm_steps(path, header) if is_vllm else read_llama_steps(path, header)
     except UserError as e:
         raise UserError(str(e) if str(e).startswith(str(path)) else f"{path}: {e}") from None
+    except ValidationError as e:
+        fault = e.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise UserError(f"{path}: not a recording of vLLM or llama-server ({where}: {fault['msg']})") from None
     except _NOT_A_RECORD as e:
-        raise UserError(f"{path}: not a recording of vLLM or llama-server ({type(e).__name__}: {e})") from None
-    if not found.requests:
-        raise UserError(f"{path}: no request was answered, so there is nothing to compare")
+        said = str(e).partition("\n")[0]
+        raise UserError(f"{path}: not a recording of vLLM or llama-server ({type(e).__name__}: {said})") from None
+    _check(found)
     return found
+
+
+def _check(recording: SteppedServer) -> None:
+    """Raise ``UserError`` for what cannot have been measured."""
+    path = recording.path
+    if not recording.requests:
+        raise UserError(f"{path}: no request was answered, so there is nothing to compare")
+    numbers = [request.id for request in recording.workload]
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for at, number in enumerate(numbers) if number in numbers[:at])
+        raise UserError(f"{path}: a second request {twice}")
+    for request in recording.requests:
+        times = (0.0, request.asked.arrival_s, request.first_token_s, request.last_token_s, _LONGEST_S)
+        if not all(a <= b for a, b in pairwise(times)):
+            raise UserError(f"{path}: request {request.id}: sent, first and last token at {times[1:4]} s: not in order")
+    for step in recording.steps:
+        if not (0 < step.seconds <= _LONGEST_S and 0 <= step.start_s <= _LONGEST_S):
+            raise UserError(f"{path}: a step at {step.start_s} s takes {step.seconds} s; more than 0 is expected")
 
 
 class UntimedError(UserError):

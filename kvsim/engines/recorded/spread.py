@@ -64,11 +64,16 @@ class Statistics:
         """By measure and statistic, in seconds."""
         table = latencies(recording, ids)
         return {
-            (measure, name): float(values.mean() if q is None else values.quantile(q))
+            (measure, name): statistic_of(values, q)
             for measure in table.columns
             if len(values := table[measure].dropna())
             for name, q in self._quantiles.items()
         }
+
+
+def statistic_of(values: pd.Series, quantile: float | None) -> float:
+    """A quantile, interpolated, or the mean for None; NaN of nothing."""
+    return float(values.mean() if quantile is None else values.quantile(quantile))
 
 
 def latencies(recording: SteppedServer, ids: set[str] | None = None) -> pd.DataFrame:

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from itertools import compress
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
 from kvsim.calibration.server_fit import server_profile
 from kvsim.costs.profile import Coefficient, Profile
 from kvsim.costs.step_fit import LEAST_STEPS
-from kvsim.engines.recorded.steps import SAMPLES_OF_ORIGIN, SteppedServer
+from kvsim.engines.recorded.steps import SAMPLES_OF_ORIGIN, SteppedServer, that_tell
 from kvsim.errors import UserError
 
 _SEED = 21
+T = TypeVar("T")
 
 
-def fitted_to(recordings: Sequence[SteppedServer], name: str, every: int = 1) -> Profile:
-    """The profile of a server by its steps in recordings, which are of the same server; ``every``-th step alone.
+def fitted_to(recordings: Sequence[SteppedServer], name: str, *, half: bool = False) -> Profile:
+    """The profile of a server by its steps in recordings, which are of the same server.
+
+    ``half``: by the steps alone that tell the pace too, so that those between can be compared.
 
     Raises ``UserError`` if there are too few.
     """
     samples, origin = [], 0
     for recording in recordings:
         own = recording.samples(origin)
-        samples += own[::every]
+        samples += _told(recording, own) if half else own
         origin += len(own) // SAMPLES_OF_ORIGIN + 1
     first = recordings[0]
     try:
@@ -47,13 +52,19 @@ def fitted_to(recordings: Sequence[SteppedServer], name: str, every: int = 1) ->
         raise UserError(f"{files}: {e}") from None
 
 
+def _told(recording: SteppedServer, each: Sequence[T]) -> list[T]:
+    """Of one for each step, those of the steps that tell the pace."""
+    return list(compress(each, that_tell(recording.steps)))
+
+
 def _front_end(recordings: Sequence[SteppedServer]) -> Coefficient | None:
     """What the network and the front end add, by the recordings that show it: their median and range."""
     known = sorted(seconds for each in recordings if (seconds := each.clients.front_end.both_s) > 0)
     return Coefficient(value=median(known), low=known[0], high=known[-1]) if known else None
 
 
-def has_steps_enough(recordings: Sequence[SteppedServer], every: int = 1) -> bool:
-    """Whether a profile can be fitted to the steps of recordings, or to every ``every``-th of them."""
-    mixed = [step.regime == "mixed" for recording in recordings for step in recording.steps[::every]]
+def has_steps_enough(recordings: Sequence[SteppedServer], *, half: bool = False) -> bool:
+    """Whether ``fitted_to`` can fit a profile to the steps of recordings."""
+    steps = [step for each in recordings for step in (_told(each, each.steps) if half else each.steps)]
+    mixed = [step.regime == "mixed" for step in steps]
     return LEAST_STEPS <= sum(mixed) <= len(mixed) - LEAST_STEPS

@@ -23,9 +23,6 @@ from kvsim.simulation.recorder import Progress, Recorder
 from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, drive
 
-_OWN_STEPS = 2
-"""Every so many-th step of a recording is fitted to, where nothing else is known of its server."""
-
 _IN_RANGE = 2.0
 """How many times as large as what a profile was measured on a step may be for a verdict on its prediction."""
 
@@ -43,6 +40,8 @@ class Prediction:
     pace: tuple[float, float] | None
     """The lowest and the highest pace of the run."""
     warnings: tuple[str, ...]
+    front_end: FrontEnd
+    """What was added to each latency."""
     in_range: bool
     """Whether the profile was measured on steps about as large as those of the run."""
 
@@ -73,12 +72,12 @@ def profile_for(recording: SteppedServer, given: Profile | None, others: Sequenc
         if has_steps_enough(alike):
             names = ", ".join(other.name for other in alike)
             return Fitted(fitted_to(alike, "recorded"), f"the steps of {names}{note}")
-    if not has_steps_enough([recording], every=_OWN_STEPS):
+    if not has_steps_enough([recording], half=True):
         raise UserError(
             f"{recording.path}: shows too few steps to tell what its server's cost; name other recordings of the same "
             "server beside it, or give --profile (kvsim calibrate --url measures one)"
         )
-    return Fitted(fitted_to([recording], "recorded", every=_OWN_STEPS), "every other of its own steps")
+    return Fitted(fitted_to([recording], "recorded", half=True), "every other of its own steps")
 
 
 def _is_of(profile: Profile, recording: SteppedServer) -> bool:
@@ -115,7 +114,7 @@ def predict(recording: SteppedServer, profile: Profile, progress: Progress | Non
     in_range = (
         costs.most_tokens <= _IN_RANGE * profile.tokens.high and costs.most_cells <= _IN_RANGE * profile.cells.high
     )
-    return Prediction(result, requests, steps, found, tuple(costs.warnings()), in_range)
+    return Prediction(result, requests, steps, found, tuple(costs.warnings()), recording.clients.front_end, in_range)
 
 
 def _with_front_end(recording: SteppedServer, profile: Profile) -> SteppedServer:

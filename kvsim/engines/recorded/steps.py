@@ -105,6 +105,16 @@ class SteppedServer(RecordedServer):
         ]
 
 
+def that_tell(steps: Sequence[MeasuredStep]) -> list[bool]:
+    """Which steps something may be learnt from: every other one of each regime. The others are for judging it."""
+    seen = {"decode": 0, "mixed": 0}
+    found = []
+    for step in steps:
+        found.append(seen[step.regime] % 2 == 0)
+        seen[step.regime] += 1
+    return found
+
+
 SAMPLES_OF_ORIGIN = 20
 """Steps that are held out, or drawn again, together: a machine is fast or slow for a while."""
 

@@ -8,9 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.device_profiles import find_profile
@@ -24,33 +22,26 @@ from kvsim.engines.recorded.server import RecordedServer
 from kvsim.engines.recorded.spread import Spread, Statistics, spread_of
 from kvsim.engines.recorded.stepped import Fitted, predict, profile_for
 from kvsim.engines.recorded.steps import SteppedServer
-from kvsim.errors import UserError
+from kvsim.engines.recorded.tables import (
+    BOUNDED,
+    MEASURES,
+    STATISTICS,
+    error_table,
+    fitted_network_s,
+    load_table,
+    side_by_side,
+    with_bounds,
+)
+from kvsim.errors import UserError, counted
 from kvsim.model.recorded_names import recorded_model
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Progress, Recorder
-from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, drive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-FloatArray = NDArray[np.float64]
-
-MEASURES = ("ttft_s", "tpot_s", "e2e_s")
-"""Latencies that are compared. ``tpot_s``: seconds per token after the first."""
-STATISTICS = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""Statistics of each latency; quantiles are interpolated."""
-BOUNDED = ("mean", "p50", "p99")
-"""Statistics that a bound is on."""
-RATES = ("output_tokens_per_s", "requests_per_s")
-LOADS = ("running", "waiting")
-WITHIN = {"p50": 0.05, "p99": 0.10}
-"""Bounds of errors, where each step of a server is known."""
-
-_UNQUEUED_SHARE, _UNQUEUED_LEAST = 4, 10
-"""What of a client's times is not the engine's is fitted to a quarter of the requests, and no fewer than 10."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ class ServerRun:
     def loads(self) -> dict[str, dict[str, float]]:
         """For running and waiting: the mean measured and predicted, and the mean absolute difference by the second."""
         found = {}
-        for load in LOADS if len(self.load) else ():
+        for load in ("running", "waiting") if len(self.load) else ():
             measured, predicted = self.load[f"measured_{load}"], self.load[f"predicted_{load}"]
             found[load] = {
                 "measured": float(measured.mean()),
@@ -210,9 +201,10 @@ def validate_recorded(
 ) -> RecordedValidation:
     """Simulate what recorded servers were asked, and compare the times.
 
-    ``files``: recordings of vLLM. ``profile``: the costs, as such or by name or file; by default, for each recording,
-    that of its model on its device. ``announce`` is called with the name of a recording and its number of requests
-    before it is simulated. Raises ``UserError`` and ``WorkloadError``.
+    ``files``: recordings of requests alone, of llama-server, or of vLLM with its steps. ``profile``: the costs, as such
+    or by name or file. By default, of requests alone that of the model on its device; else one that is fitted to the
+    other recordings of the same server (see ``stepped.profile_for``). ``announce`` is called with the name of a
+    recording and its number of requests before it is simulated. Raises ``UserError`` and ``WorkloadError``.
     """
     paths = [files] if isinstance(files, str | Path) else list(files)
     if not paths:
@@ -257,22 +249,24 @@ def _stepped_run(
     """Simulate a recording with steps and compare."""
     found = predict(recording, fitted.profile, progress)
     spread = spread_of(recording, others, Statistics(STATISTICS))
+    table = error_table(found.requests, recording, found.result, found.front_end.both_s)
     failed = int((found.result.requests["status"] != "completed").sum()) - (
         recording.workload.n_requests - len(recording.requests)
     )
+    more = counted(failed, "more request")
     return ServerRun(
         recording,
         recording.scenario,
         fitted.profile,
-        _bounded(_errors(found.requests, recording, found.result, 0.0), found.requests, spread, verdict=found.in_range),
+        with_bounds(table, found.requests, spread, verdict=found.in_range),
         found.requests,
-        _load(recording, found.result),
+        load_table(recording, found.result),
         None,
         found.result.summary["preemptions"],
         recording.assumed,
         (
             *recording.notes,
-            *((f"{recording.name}: {failed} more requests failed in the simulation",) if failed > 0 else ()),
+            *((f"{recording.name}: {more} failed in the simulation",) if failed > 0 else ()),
             *(f"{recording.name}: {line}" for line in found.warnings),
         ),
         steps=found.steps,
@@ -280,23 +274,6 @@ def _stepped_run(
         spread=spread,
         fitted_to=fitted.to,
     )
-
-
-def _bounded(table: pd.DataFrame, requests: pd.DataFrame, spread: Spread | None, *, verdict: bool) -> pd.DataFrame:
-    """The table of errors with the columns unpaced, spread and, for a ``verdict``, within."""
-    unpaced, spreads, within = [], [], []
-    for row in table.to_dict("records"):
-        measure, statistic = row["measure"], row["statistic"]
-        known = None if spread is None else spread.of.get((measure, statistic))
-        spreads.append(np.nan if known is None else known)
-        if measure in MEASURES:
-            q, values = STATISTICS[statistic], requests[f"unpaced_{measure}"].dropna()
-            unpaced.append(float(values.mean() if q is None else values.quantile(q)) / row["measured"] - 1)
-        else:
-            unpaced.append(np.nan)
-        bounded = verdict and measure in MEASURES and statistic in WITHIN
-        within.append(bool(abs(row["error"]) <= max(WITHIN[statistic], known or 0.0)) if bounded else None)
-    return table.assign(unfitted=np.nan, unpaced=unpaced, spread=spreads, within=pd.Series(within, dtype=object))
 
 
 _SIXTEEN_BITS = ("bfloat16", "float16", "half", "auto")
@@ -345,10 +322,10 @@ def _run(recording: RecordedServer, profile: Profile, name: str | None, progress
     policy = build_policy(scenario, None, costs)
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
     result, _ = drive(scenario, policy, backend, Recorder(progress), profile)
-    requests = _side_by_side(recording, result)
+    requests = side_by_side(recording, result)
     network = None
     if recording.meta.clock == "client":
-        network = _network_s(requests)
+        network = fitted_network_s(requests)
         for measure in ("ttft_s", "e2e_s"):
             requests[f"predicted_{measure}"] += network
     failed = result.summary["failed"]
@@ -356,9 +333,9 @@ def _run(recording: RecordedServer, profile: Profile, name: str | None, progress
         recording,
         scenario,
         profile,
-        _errors(requests, recording, result, network or 0.0),
+        error_table(requests, recording, result, network or 0.0),
         requests.drop(columns="waited_s"),
-        _load(recording, result),
+        load_table(recording, result),
         network,
         result.summary["preemptions"],
         made.assumed,
@@ -367,104 +344,4 @@ def _run(recording: RecordedServer, profile: Profile, name: str | None, progress
             *((f"{recording.name}: {failed} of {len(requests)} requests failed in the simulation",) if failed else ()),
             *(f"{recording.name}: {line}" for line in costs.warnings()),
         ),
-    )
-
-
-def _side_by_side(recording: RecordedServer, result: Result) -> pd.DataFrame:
-    """``ServerRun.requests``, and ``waited_s``: how long each request waited in the simulation."""
-    measured = pd.DataFrame(
-        [(r.id, r.asked.arrival_s, r.first_token_s, r.last_token_s, r.asked.output_tokens) for r in recording.requests],
-        columns=["id", "arrival_s", "first_s", "last_s", "tokens"],
-    )
-    table = measured[["id", "arrival_s"]].copy()
-    ours = result.requests
-    arrival = ours["arrival_s"].to_numpy()
-    if recording.meta.clock == "engine":
-        arrival = _taken_in(arrival, result.passes)
-    done = ours["status"] == "completed"
-    sides = {
-        "measured": (table["arrival_s"], measured["first_s"], measured["last_s"], measured["tokens"]),
-        "predicted": (
-            pd.Series(arrival),
-            ours["first_token_s"].where(done),
-            ours["finished_s"].where(done),
-            ours["output_tokens"],
-        ),
-    }
-    for side, (arrived, first, last, tokens) in sides.items():
-        several = tokens > 1
-        table[f"{side}_ttft_s"] = first - arrived
-        table[f"{side}_tpot_s"] = (last - first).where(several) / (tokens - 1).where(several)
-        table[f"{side}_e2e_s"] = last - arrived
-    return table.assign(waited_s=ours["started_s"] - arrival)
-
-
-def _taken_in(arrival: FloatArray, passes: pd.DataFrame) -> FloatArray:
-    """When the engine takes each request in: it looks for new ones when a step ends, or at once if none runs.
-
-    vLLM notes the arrival of a request then (``Scheduler.add_request``).
-    """
-    start = passes["start_s"].to_numpy()
-    end = start + passes["seconds"].to_numpy()
-    before = np.searchsorted(start, arrival, side="left") - 1
-    return np.where(before >= 0, np.maximum(arrival, end[before]), arrival)
-
-
-def _network_s(requests: pd.DataFrame) -> float:
-    """The seconds of a client's TTFT that are not the engine's: the network's and the front end's, at least 0.
-
-    The median of what was measured beyond the prediction, over the quarter of the requests that waited least in the
-    simulation: an error in how long requests wait is not to be taken for the network.
-    """
-    beyond = (requests["measured_ttft_s"] - requests["predicted_ttft_s"]).dropna()
-    most = max(len(beyond) // _UNQUEUED_SHARE, _UNQUEUED_LEAST)
-    least_waited = requests.loc[beyond.index, "waited_s"].sort_values(kind="stable").index[:most]
-    return max(0.0, float(beyond[least_waited].median())) if len(beyond) else 0.0
-
-
-def _errors(requests: pd.DataFrame, recording: RecordedServer, result: Result, network_s: float) -> pd.DataFrame:
-    """``ServerRun.table``."""
-    rows: list[tuple[str, str, float, float, float]] = []
-    for measure in MEASURES:
-        fitted = 0.0 if measure == "tpot_s" else network_s
-        measured, predicted = (requests[f"{side}_{measure}"].dropna() for side in ("measured", "predicted"))
-        for statistic, q in STATISTICS.items():
-            pair = [float(values.mean() if q is None else values.quantile(q)) for values in (measured, predicted)]
-            rows.append((measure, statistic, pair[0], pair[1], pair[1] - fitted))
-    tokens = sum(request.asked.output_tokens for request in recording.requests)
-    last_s = max(request.last_token_s for request in recording.requests)
-    done, seconds = result.summary["completed"], result.summary["makespan_s"] + network_s
-    predicted_rates = (result.summary["output_tokens"] / seconds, done / seconds) if seconds else (0.0, 0.0)
-    for rate, count, ours in zip(RATES, (tokens, len(recording.requests)), predicted_rates, strict=True):
-        rows.append((rate, "mean", count / last_s if last_s else float("nan"), ours, ours))
-    table = pd.DataFrame(rows, columns=["measure", "statistic", "measured", "predicted", "unfitted"])
-    table["error"] = table["predicted"] / table["measured"] - 1
-    table["unfitted"] = table["unfitted"] / table["measured"] - 1
-    # Nothing against nothing agrees; something against nothing has no relative error.
-    table.loc[(table["predicted"] == 0) & (table["measured"] == 0), ["error", "unfitted"]] = 0.0
-    table = table.replace([np.inf, -np.inf], np.nan)
-    table["unpaced"], table["spread"], table["within"] = np.nan, np.nan, None
-    columns = ["measure", "statistic", "measured", "predicted", "error", "unfitted", "unpaced", "spread", "within"]
-    return table[columns]
-
-
-def _load(recording: RecordedServer, result: Result) -> pd.DataFrame:
-    """``ServerRun.load``: the simulated server at the times at which the recorded one was looked at."""
-    at = np.array([second.t for second in recording.seconds], dtype=np.float64)
-    start = result.passes["start_s"].to_numpy()
-    end = start + result.passes["seconds"].to_numpy()
-    current = np.searchsorted(start, at, side="right") - 1
-    running = np.where((current >= 0) & (at < end[current]), result.passes["chunks"].to_numpy()[current], 0)
-    arrived, ended = (
-        np.searchsorted(np.sort(result.requests[column].to_numpy()), at, side="right")
-        for column in ("arrival_s", "finished_s")
-    )
-    return pd.DataFrame(
-        {
-            "t": at,
-            "measured_running": [second.running for second in recording.seconds],
-            "predicted_running": running,
-            "measured_waiting": [second.waiting for second in recording.seconds],
-            "predicted_waiting": np.maximum(arrived - ended - running, 0),
-        }
     )

@@ -29,6 +29,7 @@ from kvsim.engines.recorded.steps import (
 from kvsim.errors import UserError, counted
 from kvsim.model.engine_versions import PRESENT
 from kvsim.scenario.scenario import Scenario, load_scenario
+from kvsim.simulation.run import build_policy
 from policies import Group, Kernel
 from workloads import Request, Segment
 from workloads.request import answer_of
@@ -80,7 +81,7 @@ def read_vllm_steps(path: Path, header: Record) -> SteppedServer:
         _seconds(records),
         scenario=scenario,
         workload=_workload(requests),
-        clients=RecordedClients(_after(header, requests), _front_end(requests, steps)),
+        clients=RecordedClients(_after(header, requests), _front_end(requests, steps if recorded else ())),
         steps=steps,
         seen=not recorded,
         kernel=_KERNEL,
@@ -147,8 +148,6 @@ def _scenario(header: Record, path: Path) -> Scenario:
 
 
 def _group(scenario: Scenario) -> Group:
-    from kvsim.simulation.run import build_policy
-
     (group,) = build_policy(scenario).groups
     return group
 
@@ -174,8 +173,10 @@ def _served(record: Record) -> ServedRequest:
     prompt = tuple((str(source), int(start), int(n)) for source, start, n in record["prompt"])
     asked = AskedRequest(record["sent"] / 1e3, prompt, record["n_out"])
     scheduled = record["sched"] / 1e3 if "sched" in record else None
-    first, last = record["first"] / 1e3, record["end"] / 1e3
-    return ServedRequest(str(record["r"]), asked, scheduled, first, last, record.get("pre"))
+    first, last, preemptions = record["first"] / 1e3, record["end"] / 1e3, record.get("pre")
+    return ServedRequest(
+        str(record["r"]), asked, scheduled, first, last, None if preemptions is None else int(preemptions)
+    )
 
 
 def _workload(requests: list[Record]) -> GivenRequests:
@@ -214,8 +215,8 @@ def _front_end(requests: list[Record], steps: Sequence[MeasuredStep]) -> FrontEn
     there = sorted(float(record["engine"] - record["sent"]) for record in requests if "engine" in record)
     if not there or not steps:
         return FrontEnd(0.0, 0.0)
-    back = [since_last(record["first"] / 1e3, steps) for record in requests]
-    return FrontEnd(there[len(there) // 10] / 1e3, median(back))
+    back = [since_last(record["first"] / 1e3, steps) for record in requests if "first" in record]
+    return FrontEnd(there[len(there) // 10] / 1e3, median(back) if back else 0.0)
 
 
 def _segment(source: Any, start: int, n: int, texts: dict[str, int], requests: Mapping[int, Record]) -> Segment:
@@ -236,8 +237,9 @@ def _steps(header: Record, records: list[Record], group: Group, *, asynchronous:
     placed = []
     for record in records:
         replay.perform(record)
-        if record["type"] == "step" and record["n"]:
-            placed.append((record, works_of(_KERNEL, replay.placed[1], group, skips=False)))
+        works = works_of(_KERNEL, replay.placed[1], group, skips=False) if record["type"] == "step" else ()
+        if works and record["n"]:
+            placed.append((record, works))
     if asynchronous:
         return _overlapping(placed)
     starts = [record["t"] / 1e3 for record, _ in placed]

@@ -135,9 +135,11 @@ class _Stopwatch(DelegatingBackend):
         self._request: dict[int, Request] = {}
         self.steps: list[Record] = []
         self.tokens: dict[int, list[float]] = {}
+        self.slots: dict[int, int] = {}
 
     def begin(self, seq, request, *, again=False):
         self._request[seq] = request
+        self.slots[request.id] = seq
         self.tokens.setdefault(request.id, [])
         super().begin(seq, request, again=again)
 
@@ -164,6 +166,8 @@ class World:
     """``at`` and ``s`` in seconds, and ``n``: request, tokens and tokens before."""
     tokens: dict[int, list[float]]
     """When the server had each token, by request."""
+    slots: dict[int, int]
+    """By request."""
     events: list[Record]
     clients: RecordedClients
 
@@ -203,7 +207,7 @@ def served(
         result, _ = drive(
             scenario, policy, watch, Recorder(), None, workload=GivenRequests(tuple(requests)), clients=clients, env=env
         )
-    return World(result, watch.steps, watch.tokens, events, clients)
+    return World(result, watch.steps, watch.tokens, watch.slots, events, clients)
 
 
 @dataclass(frozen=True)
@@ -288,16 +292,25 @@ def llama_recording(ask: Asked | None = None, header: Record = LLAMA) -> list[Re
             waits = ask.after[request.id]
             line |= {"after": waits.requests[0], "think": waits.think_s}
         if rows.loc[request.id, "status"] == "completed":
-            line |= {"status": 200, "done_s": heard[-1], "result": _result(rows.loc[request.id])}
+            line |= {
+                "status": 200,
+                "done_s": heard[-1],
+                "result": _result(rows.loc[request.id], world.slots[request.id]),
+            }
         else:
             line |= {"status": 400, "done_s": world.sent_s(request.id), "error": {"message": "no"}}
         lines.append(line)
     return lines + _log(world)
 
 
-def _result(row: Any) -> Record:
+def _result(row: Any, slot: int) -> Record:
     computed = int(row["prompt_tokens"] - row["cached_tokens"])
-    return {"cache_n": int(row["cached_tokens"]), "prompt_n": computed, "predicted_n": int(row["output_tokens"])}
+    return {
+        "id_slot": slot,
+        "cache_n": int(row["cached_tokens"]),
+        "prompt_n": computed,
+        "predicted_n": int(row["output_tokens"]),
+    }
 
 
 def _log(world: World) -> list[Record]:
@@ -314,7 +327,8 @@ def _log(world: World) -> list[Record]:
     ]
     came = world.result.requests.set_index("id")["arrival_s"]
     posts = [
-        {"type": "event", "kind": "post", "t": float(at), "task": int(number)} for number, at in came.sort_values().items()
+        {"type": "event", "kind": "post", "t": float(at), "task": int(number)}
+        for number, at in came.sort_values().items()
     ]
     order = {"post": 0, "idle": 1}
     both = [*posts, *idle, *world.events, *steps]

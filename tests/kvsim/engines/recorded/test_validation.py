@@ -29,16 +29,6 @@ def lines():
     return recorded()
 
 
-@pytest.fixture
-def write(tmp_path):
-    def save(content, name="server.jsonl"):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else text(content).encode())
-        return path
-
-    return save
-
-
 def close(run_):
     """Whether every figure of a run is as measured."""
     return (run_.table["error"].abs() < 1e-9).all()
