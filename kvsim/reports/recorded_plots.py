@@ -10,6 +10,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 if TYPE_CHECKING:
     from kvsim.engines.recorded.validation import RecordedValidation, ServerRun
@@ -18,21 +19,27 @@ _TITLES = {"ttft_s": "Time to first token", "tpot_s": "Time per output token", "
 _COLOURS = dict(zip(("measured", "predicted"), sns.color_palette("colorblind", 2), strict=True))
 _ON_WHITE = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7}
 _STYLES = {"measured": "-", "predicted": "--"}
+_STEPS = {
+    "decode": (False, sns.color_palette("colorblind")[0], "."),
+    "prompt": (True, sns.color_palette("colorblind")[2], "^"),
+}
+"""Steps on the panel of the pace: whether they have a prompt, colour, mark."""
 _ABOVE, _BELOW = 0.62, 0.38
 """Shares of the requests at which the curves are labelled, so that the labels lie on different heights."""
 
 
 def recorded_figure(validation: RecordedValidation) -> Figure:
-    """Draw a row for each recording: distributions of the latencies, and running and waiting requests over time."""
+    """Draw a row for each recording: distributions of the latencies; requests, and the machine's pace, over time."""
     rows = len(validation.runs)
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("paper")}):
-        figure = Figure(figsize=(17, 3.4 * rows + 0.5), layout="constrained")
-        panels = figure.subplots(rows, 5, squeeze=False)
+        figure = Figure(figsize=(20, 3.4 * rows + 0.5), layout="constrained")
+        panels = figure.subplots(rows, 6, squeeze=False)
         for axes, run in zip(panels, validation.runs, strict=True):
             for axis, (measure, title) in zip(axes, _TITLES.items(), strict=False):
                 _distributions(axis, run, measure, title)
-            for axis, load in zip(axes[3:], ("running", "waiting"), strict=True):
+            for axis, load in zip(axes[3:5], ("running", "waiting"), strict=True):
                 _over_time(axis, run, load)
+            _pace(axes[5], run)
             axes[0].set_ylabel(f"{run.name}\n\nshare of requests")
         figure.suptitle("Recorded servers: measured (solid) and predicted (dashed)", fontsize=12)
     return figure
@@ -50,9 +57,11 @@ def _distributions(axis: Axes, run: ServerRun, measure: str, title: str) -> None
     if all(map(len, curves.values())):
         # The later curve is labelled to its right, the earlier one to its left.
         later = max(curves, key=lambda side: float(np.median(curves[side])))
+        most = max(float(values[-1]) for values in curves.values())
         for side, values in curves.items():
-            right = side == later
-            at = _BELOW if right else _ABOVE
+            at = _BELOW if side == later else _ABOVE
+            # Left of a curve that is near the edge, a label would leave the panel.
+            right = side == later or float(np.quantile(values, at)) < most / 4
             axis.annotate(
                 side,
                 (float(np.quantile(values, at)), at),
@@ -70,16 +79,44 @@ def _distributions(axis: Axes, run: ServerRun, measure: str, title: str) -> None
 
 def _over_time(axis: Axes, run: ServerRun, load: str) -> None:
     """The number of requests over time; a note where it was not recorded."""
-    axis.set(title=f"Requests {load}", xlabel="seconds since the first arrival")
+    axis.set(title=f"Requests {load}", xlabel="seconds")
     if run.load.empty:
-        axis.text(0.5, 0.5, "not recorded", transform=axis.transAxes, ha="center", va="center", color="0.4")
+        _not_recorded(axis)
         return
     for side in ("measured", "predicted"):
         counts = run.load[f"{side}_{load}"]
         axis.plot(run.load["t"], counts, color=_COLOURS[side], linestyle=_STYLES[side], linewidth=1.4)
-    axis.set_ylim(bottom=0)
+    most = max(1, int(run.load[[f"measured_{load}", f"predicted_{load}"]].to_numpy().max()))
+    axis.set_ylim(-most / 5, 1.2 * most)  # The labels above and below the lines stay inside.
+    axis.yaxis.set_major_locator(FixedLocator(MaxNLocator(5, integer=True).tick_values(0, most).tolist()[: most + 2]))
     axis.set_xlim(left=0)
     _label_lines(axis, run.load, load)
+
+
+def _pace(axis: Axes, run: ServerRun) -> None:
+    """How much slower than its profile the server was: the pace as a line, and the steps that were compared."""
+    axis.set(title="Seconds of a step over the profile's", xlabel="seconds")
+    if run.by_step.empty:
+        _not_recorded(axis)
+        return
+    compared = run.by_step[run.by_step["compared"]]
+    for name, (mixed, colour, mark) in _STEPS.items():
+        steps = compared[compared["mixed"] == mixed]
+        axis.plot(steps["t"], steps["took"], mark, color=colour, markersize=3, alpha=0.45, label=name, zorder=2)
+    axis.plot(run.by_step["t"], run.by_step["pace"], color="black", linewidth=1.4, label="pace", zorder=3)
+    low, high = np.quantile(compared["took"], [0.01, 0.99])  # One disturbed step would hide all others.
+    pace = run.by_step["pace"]
+    low, high = min(low, pace.min()), max(high, pace.max())
+    room = max(0.1, 0.1 * (high - low))
+    axis.set(xlim=(0, None), ylim=(low - room, high + 3 * room))
+    axis.legend(
+        loc="upper center", ncols=3, fontsize=8, frameon=False, handlelength=1.2, handletextpad=0.3, columnspacing=1.0
+    )
+
+
+def _not_recorded(axis: Axes) -> None:
+    axis.set(xticks=[], yticks=[])
+    axis.text(0.5, 0.5, "not recorded", transform=axis.transAxes, ha="center", va="center", color="0.4")
 
 
 def _label_lines(axis: Axes, table: pd.DataFrame, load: str) -> None:

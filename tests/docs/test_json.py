@@ -13,6 +13,7 @@ from kvsim.advice.why import CAUSES
 from kvsim.costs.profile import Coefficient, HostCopyCost
 from kvsim.engines.live.recording import LiveRecording
 from kvsim.engines.observing.observer import Summary as ObservedSummary
+from kvsim.engines.recorded.validation import validate_recorded
 from kvsim.experiments.measures import MEASURES
 from policies import plugins
 from tests.docs.pages import blocks, rows, sections
@@ -21,7 +22,8 @@ from tests.kvsim.calibration.published.layer_table_files import write_tables
 from tests.kvsim.engines.live.test_started_server import PROGRAM
 from tests.kvsim.engines.recorded.servers import recorded
 from tests.kvsim.engines.recorded.servers import text as text_of
-from tests.kvsim.engines.recordings import write
+from tests.kvsim.engines.recorded.stepped_servers import LLAMA, llama_recording
+from tests.kvsim.engines.recordings import changed, write
 from tests.kvsim.engines.test_llama_server_conformance import late
 from tests.kvsim.engines.test_llamacpp_conformance import ERA_A
 from tests.worlds import command
@@ -116,7 +118,10 @@ COMMANDS = {
     "profile list": ["profile list"],
     "profile import": ["profile import tables --out mine.json"],
     "validate": ["validate small.toml --profile default --requests 4 -p paged -p contiguous"],
-    "validate --recorded": ["validate --recorded server.jsonl --profile default"],
+    "validate --recorded": [
+        "validate --recorded server.jsonl --profile default",
+        "validate --recorded wide.jsonl narrow.jsonl again.jsonl untimed.jsonl",
+    ],
     "conform": ["conform llamacpp other.jsonl", "conform llama-server late.jsonl"],
     "memory": ["memory --model tiny --slots 1 --context 64 --tokens 16 -r once"],
     "accuracy": ["accuracy --model tiny --tokens 40"],
@@ -180,6 +185,18 @@ def compare(documented, found):
     return unknown, {".".join(p) for p in patterns if p not in met}
 
 
+def stepped_recordings():
+    """Recordings with steps of one server under two settings, one of them twice; and one without times."""
+    narrow = {**LLAMA, "flags": ["-np", "1", *LLAMA["flags"]]}
+    wide = llama_recording()
+    return {
+        "wide": wide,
+        "again": wide,
+        "narrow": llama_recording(header=narrow),
+        "untimed": changed(wide, 0, lambda meta: meta.update(timed=False)),
+    }
+
+
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """A folder with what the commands read."""
@@ -199,6 +216,8 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "serve").write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} --port {port} "$@"\n')
     (tmp_path / "serve").chmod(0o755)
     (tmp_path / "server.jsonl").write_text(text_of(recorded()))
+    for name, lines in stepped_recordings().items():
+        write(tmp_path / f"{name}.jsonl", lines)
     write_tables(tmp_path / "tables")
     records = [*ERA_A[:2], ERA_A[2] | {"head": 11}]
     (tmp_path / "other.jsonl").write_text("\n".join(json.dumps(record) for record in records))
@@ -270,8 +289,18 @@ def test_a_recording_of_a_server_has_the_keys_of_the_page(tmp_path):
     assert compare([key for key, _ in DOCUMENTED["record --url"]], set(paths(told))) == (set(), set())
 
 
+def test_asking_servers_tells_what_comparing_recordings_does(files):
+    """It needs a server; what it tells does not."""
+    told = {
+        "recordings": [{"file": "a"}],
+        **validate_recorded(["wide.jsonl", "narrow.jsonl", "untimed.jsonl"]).to_dict(),
+    }
+    assert compare([key for key, _ in DOCUMENTED["validate --url"]], set(paths(told))) == (set(), set())
+
+
 def test_every_section_is_compared():
-    assert set(DOCUMENTED) == {*COMMANDS, "calibrate", "record", "record --url", "generate", "observe"}
+    others = {"calibrate", "record", "record --url", "validate --url", "generate", "observe"}
+    assert set(DOCUMENTED) == {*COMMANDS, *others}
 
 
 def test_what_is_missing_on_either_side_is_found():

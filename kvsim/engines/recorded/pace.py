@@ -100,6 +100,23 @@ def step_errors(times: StepTimes, pace: RunPace | None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["kind", "steps", "error", "at_pace", "spread", "spread_at_pace"])
 
 
+def step_table(times: StepTimes, pace: RunPace) -> pd.DataFrame:
+    """Each step beside the pace of its moment.
+
+    Columns t (seconds since the start), mixed, compared (whether it did not tell the pace), took (its seconds over
+    those of the profile) and pace (that of a step without a prompt at this moment).
+    """
+    return pd.DataFrame(
+        {
+            "t": times.start_s,
+            "mixed": times.mixed,
+            "compared": ~times.tells,
+            "took": times.measured_s / times.predicted_s,
+            "pace": pace.at(times.start_s, np.zeros(len(times.start_s), dtype=bool)),
+        }
+    )
+
+
 class PacedServer(DelegatingBackend):
     """Predictions at the pace that the machine had at the time."""
 

@@ -12,7 +12,7 @@ import simpy
 
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import Profile
-from kvsim.engines.recorded.pace import PacedServer, RunPace, StepTimes, step_errors, step_times
+from kvsim.engines.recorded.pace import PacedServer, RunPace, StepTimes, step_errors, step_table, step_times
 from kvsim.engines.recorded.spread import latencies
 from kvsim.engines.recorded.step_profile import fitted_to, has_steps_enough
 from kvsim.engines.recorded.steps import FrontEnd, SteppedServer
@@ -37,8 +37,8 @@ class Prediction:
     """One row for each answered request: id, arrival_s, each latency as measured_*, predicted_* and unpaced_*."""
     steps: pd.DataFrame
     """See ``pace.step_errors``; empty if no steps were recorded."""
-    pace: tuple[float, float] | None
-    """The lowest and the highest pace of the run."""
+    by_step: pd.DataFrame
+    """See ``pace.step_table``; empty if the pace is not known."""
     warnings: tuple[str, ...]
     front_end: FrontEnd
     """What was added to each latency."""
@@ -106,15 +106,12 @@ def predict(recording: SteppedServer, profile: Profile, progress: Progress | Non
     ):
         for measure in measured.columns:
             requests[f"{side}_{measure}"] = table.reindex(measured.index)[measure].to_numpy()
-    found = None
-    if pace is not None and times is not None:
-        each = pace.at(times.start_s, np.zeros(len(times.start_s), dtype=bool))
-        found = float(each.min()), float(each.max())
+    by_step = pd.DataFrame() if times is None or pace is None else step_table(times, pace)
     steps = pd.DataFrame() if times is None else step_errors(times, pace)
     in_range = (
         costs.most_tokens <= _IN_RANGE * profile.tokens.high and costs.most_cells <= _IN_RANGE * profile.cells.high
     )
-    return Prediction(result, requests, steps, found, tuple(costs.warnings()), recording.clients.front_end, in_range)
+    return Prediction(result, requests, steps, by_step, tuple(costs.warnings()), recording.clients.front_end, in_range)
 
 
 def _with_front_end(recording: SteppedServer, profile: Profile) -> SteppedServer:

@@ -72,8 +72,8 @@ class ServerRun:
     warnings: tuple[str, ...]
     steps: pd.DataFrame = field(default_factory=pd.DataFrame)
     """How well single steps are predicted (see ``pace.step_errors``); empty if none were recorded."""
-    pace: tuple[float, float] | None = None
-    """Lowest and highest pace of the machine during the run; None if it is not known."""
+    by_step: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Each step beside the machine's pace (see ``pace.step_table``); empty if the pace is not known."""
     spread: Spread | None = None
     """How much the server's times differ from run to run; None if no requests were sent twice."""
     fitted_to: str | None = None
@@ -83,6 +83,11 @@ class ServerRun:
     def name(self) -> str:
         """The name of the recording."""
         return self.recording.name
+
+    @property
+    def pace(self) -> tuple[float, float] | None:
+        """Lowest and highest pace of the machine during the run; None if it is not known."""
+        return None if self.by_step.empty else (float(self.by_step["pace"].min()), float(self.by_step["pace"].max()))
 
     @property
     def worst(self) -> float:
@@ -175,7 +180,7 @@ class RecordedValidation:
         )
 
     def plot(self) -> Figure:
-        """Draw a row for each run: distributions of the latencies, and running and waiting requests over time."""
+        """Draw a row for each run: distributions of the latencies; requests, and the machine's pace, over time."""
         from kvsim.reports.recorded_plots import recorded_figure
 
         return recorded_figure(self)
@@ -270,7 +275,7 @@ def _stepped_run(
             *(f"{recording.name}: {line}" for line in found.warnings),
         ),
         steps=found.steps,
-        pace=found.pace,
+        by_step=found.by_step,
         spread=spread,
         fitted_to=fitted.to,
     )

@@ -376,7 +376,7 @@ def test_without_recordings_there_is_one_scenario_and_no_picture():
 def test_a_recording_without_seconds_is_drawn_too(write, lines):
     done = validate_recorded(write([line for line in lines if line["kind"] != "second"]), PROFILE)
     assert done.runs[0].loads == {}
-    assert len(done.plot().axes) == 5
+    assert len(done.plot().axes) == 6
 
 
 @pytest.mark.slow
