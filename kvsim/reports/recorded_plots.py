@@ -88,7 +88,7 @@ def _over_time(axis: Axes, run: ServerRun, load: str) -> None:
         axis.plot(run.load["t"], counts, color=_COLOURS[side], linestyle=_STYLES[side], linewidth=1.4)
     most = max(1, int(run.load[[f"measured_{load}", f"predicted_{load}"]].to_numpy().max()))
     axis.set_ylim(-most / 5, 1.2 * most)  # The labels above and below the lines stay inside.
-    axis.yaxis.set_major_locator(FixedLocator(MaxNLocator(5, integer=True).tick_values(0, most).tolist()[: most + 2]))
+    axis.yaxis.set_major_locator(FixedLocator(list(MaxNLocator(5, integer=True).tick_values(0, most))[: most + 2]))
     axis.set_xlim(left=0)
     _label_lines(axis, run.load, load)
 
