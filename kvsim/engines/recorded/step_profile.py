@@ -39,7 +39,7 @@ def fitted_to(recordings: Sequence[SteppedServer], name: str, *, half: bool = Fa
             np.random.default_rng(_SEED),
             name=name,
             engine=f"{first.meta.engine} {first.meta.version}",
-            model=first.scenario.model.name,
+            model=first.model,
             type_k=first.scenario.cache.type_k,
             type_v=first.scenario.cache.type_v,
             machine=first.machine,

@@ -85,7 +85,7 @@ def _is_of(profile: Profile, recording: SteppedServer) -> bool:
     measured, recorded = file_name(profile.model), Path(recording.meta.model).name
     if measured.endswith(".gguf") and recorded.endswith(".gguf"):
         return measured == recorded
-    return profile.model in (recording.meta.model, recording.scenario.model.name)
+    return profile.model in (recording.meta.model, recording.model)
 
 
 def predict(recording: SteppedServer, profile: Profile, progress: Progress | None) -> Prediction:

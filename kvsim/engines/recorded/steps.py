@@ -90,6 +90,12 @@ class SteppedServer(RecordedServer):
     """The settings in words."""
     assumed: tuple[str, ...] = field(kw_only=True)
 
+    @property
+    def model(self) -> str:
+        """The model by our name, where it has one; else as the recording names it."""
+        own = self.scenario.model
+        return own.name if "name" in own.model_fields_set else self.meta.model
+
     def samples(self, origin: int = 0) -> list[Sample]:
         """Its steps for a fit; ``SAMPLES_OF_ORIGIN`` consecutive steps have an origin, numbered from ``origin``."""
         return [

@@ -121,7 +121,7 @@ class ServerRun:
         return {
             "file": str(self.recording.path),
             "engine": f"{meta.engine} {meta.version}",
-            "model": self.scenario.model.name,
+            "model": self.recording.model if isinstance(self.recording, SteppedServer) else self.scenario.model.name,
             "device": meta.device,
             "clock": meta.clock,
             "profile": self.profile.name,

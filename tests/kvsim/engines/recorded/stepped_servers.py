@@ -49,7 +49,7 @@ LLAMA = {
     "type": "meta",
     "flags": ["-t", "1", "-np", "4", "-c", "2048", "-b", "128", "-ub", "64", "--cache-ram", "0"],
     "server": {"version": ["version: 0.6.0-dev"], "n_ctx": 2048, "n_ubatch": 64},
-    "model": {"file": "a-model-of-nobody.gguf"},
+    "model": {"file": "tiny"},
     "machine": {"cpu": "a simulator", "cores": 1},
 }
 

@@ -272,9 +272,38 @@ def test_too_few_steps_to_fit_to(write):
     assert run.table["error"].abs().max() < 1e-6
 
 
-def test_a_profile_of_another_model_is_refused(write):
-    with pytest.raises(UserError, match=r"no times for a-model-of-nobody.gguf: profile known is of other"):
-        validate_recorded(write(usual(llama_recording)), KNOWN.model_copy(update={"model": "other"}))
+def named(file):
+    return {**LLAMA, "model": {"file": file}}
+
+
+@pytest.mark.parametrize(
+    ("file", "model"),
+    [
+        ("tiny", "other"),
+        # A model that we do not know is simulated as any other; that does not make it one of ours.
+        ("a-model-of-nobody.gguf", "tiny"),
+        ("a-model-of-nobody.gguf", "another.gguf"),
+    ],
+)
+def test_a_profile_of_another_model_is_refused(write, file, model):
+    with pytest.raises(UserError, match=f"no times for {file}: profile known is of {model}"):
+        validate_recorded(
+            write(llama_recording(Asked(asked(3)), named(file))), KNOWN.model_copy(update={"model": model})
+        )
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "name"),
+    [
+        ("a-model-of-nobody.gguf", "/models/a-model-of-nobody.gguf", "a-model-of-nobody.gguf"),
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2", "smollm2-135m"),
+    ],
+)
+def test_a_profile_of_the_same_file_or_name_is_taken(write, file, model, name):
+    profile = KNOWN.model_copy(update={"model": model})
+    (run,) = validate_recorded(write(llama_recording(Asked(asked(3)), named(file))), profile).runs
+    assert run.table["error"].abs().max() < 1e-6
+    assert run.to_dict()["model"] == name
 
 
 @both
