@@ -204,7 +204,7 @@ class LlamaServerReplay:
         """A request, with its tokens as text."""
         record = self._requests[task]
         body = {**self._defaults, **record.get("params", {})}
-        prompt = [] if record.get("raw_prompt") == "" else list(self._tokens(record["prompt"]))
+        prompt = [] if record.get("raw_prompt") == "" else tokens_of(record["prompt"], self._sources)
         limit = int(record["n_predict"])
         output = self._scheduler.context if limit < 0 else max(limit, 1)
         own = {key: body[key] for key in ("n_keep", "n_discard", "cache_prompt") if key in body}
@@ -212,12 +212,6 @@ class LlamaServerReplay:
         answer = record.get("output", []) + [record["answer"]] * output
         job.content = Content((token, 0, 1) for token in [*prompt, *answer[:output]])
         return job
-
-    def _tokens(self, pieces: Sequence[tuple[str, int, int]]) -> Sequence[int]:
-        tokens: list[int] = []
-        for name, first, count in pieces:
-            tokens += [int(name[1:])] * count if name.startswith("#") else self._sources[name][first : first + count]
-        return tokens
 
     def _as_decision(self, event: Record) -> dict[str, Any]:
         """A recorded event without what is not decided: times, messages."""
@@ -267,6 +261,14 @@ class LlamaServerReplay:
         if "truncated" in shown:
             shown["truncated"] = int(shown["truncated"])
         return shown if self._knows_bytes else {key: value for key, value in shown.items() if key not in _BYTES}
+
+
+def tokens_of(pieces: Sequence[tuple[str, int, int]], sources: Mapping[str, Sequence[int]]) -> list[int]:
+    """The tokens of a recorded prompt: of its sources, or one token over and over (``#7``)."""
+    tokens: list[int] = []
+    for name, first, count in pieces:
+        tokens += [int(name[1:])] * count if name.startswith("#") else sources[name][first : first + count]
+    return tokens
 
 
 def _rounds(events: Sequence[Record]) -> list[set[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -10,10 +10,11 @@ from typing import Any
 
 from kvsim.calibration.llamacpp import SKIPPING
 from kvsim.costs.profile import MachineInfo
-from kvsim.engines.conformance.llama_server import LlamaServerReplay
+from kvsim.engines.conformance.llama_server import LlamaServerReplay, tokens_of
 from kvsim.engines.conformance.recordings import Record, read_lines
 from kvsim.engines.recorded.seen_steps import SeenRequest, seen_steps
 from kvsim.engines.recorded.server import ServedRequest, ServerMeta
+from kvsim.engines.recorded.shared_texts import SharedTexts
 from kvsim.engines.recorded.steps import (
     FrontEnd,
     GivenRequests,
@@ -28,8 +29,7 @@ from kvsim.engines.recorded.steps import (
 )
 from kvsim.simulation.run import build_policy
 from policies import Kernel
-from workloads import Request, Segment
-from workloads.request import answer_of
+from workloads import Request
 from workloads.traces.recorded import AskedRequest
 
 _CLOCK_S = 0.0015
@@ -74,7 +74,7 @@ def read_llama_steps(path: Path, header: Record) -> SteppedServer:
         tuple(_served(record) for record in requests if record.get("token_s") and "error" not in record),
         (),
         scenario=scenario,
-        workload=_workload(requests, header.get("body", {})),
+        workload=_workload(records, header.get("body", {})),
         clients=RecordedClients(
             _after(requests), _front_end(records, steps if recorded else ()), _begun_after(records)
         ),
@@ -125,22 +125,21 @@ def _served(record: Record) -> ServedRequest:
     )
 
 
-def _workload(requests: Sequence[Record], defaults: Record) -> GivenRequests:
-    texts: dict[str, int] = {}
-    by_number = {record["id"]: record for record in requests}
-    after = _after(requests)
-
-    def make(number: int, **more: Any) -> Request:
-        record = by_number[number]
+def _workload(records: Sequence[Record], defaults: Record) -> GivenRequests:
+    sources = {record["name"]: record["tokens"] for record in records if record["type"] == "source"}
+    requests = [record for record in records if record["type"] == "request" and record["prompt"]]
+    texts, found = SharedTexts(), []
+    for record in sorted(requests, key=lambda record: (record["send_s"], record["id"])):
         body = {**defaults, **record.get("params", {})}
         own = {key: body[key] for key in ("n_keep", "n_discard", "cache_prompt") if key in body}
-        content = _content(record, _earlier(number, after, by_number), texts)
-        tokens = sum(segment.n for segment in content)
-        output = max(1, record["n_predict"]) if record["n_predict"] >= 0 else len(record.get("token_s", ())) or 1
-        return Request(number, prompt_tokens=tokens, output_tokens=output, content=content, **own, **more)
-
-    sent = sorted((record for record in requests if record["prompt"]), key=lambda r: (r["send_s"], r["id"]))
-    return GivenRequests(tuple(make(record["id"], arrival_s=float(record["send_s"])) for record in sent))
+        prompt = tokens_of(record["prompt"], sources)
+        asked, came = record["n_predict"], len(record.get("token_s", ()))
+        output = max(1, asked) if asked >= 0 else came or 1
+        answer = record.get("output") or [record.get("answer") or 0] * output
+        content = texts.add(record["id"], prompt, answer[:output])
+        number, arrival_s = record["id"], float(record["send_s"])
+        found.append(Request(number, arrival_s, len(prompt), output, content=content, **own))
+    return GivenRequests(tuple(found))
 
 
 def _after(requests: Sequence[Record]) -> dict[int, SentAfter]:
@@ -159,15 +158,6 @@ def _after(requests: Sequence[Record]) -> dict[int, SentAfter]:
         if waits and sent.issuperset(waits):
             found[record["id"]] = SentAfter(tuple(waits), float(record.get("think", 0.0)))
     return found
-
-
-def _earlier(number: int, after: Mapping[int, SentAfter], requests: Mapping[int, Record]) -> list[Record]:
-    """The earlier turns of a session, oldest first."""
-    found: list[Record] = []
-    while number in after and len(after[number].requests) == 1:
-        (number,) = after[number].requests
-        found.append(requests[number])
-    return found[::-1]
 
 
 def _front_end(records: Sequence[Record], steps: Sequence[MeasuredStep]) -> FrontEnd:
@@ -196,18 +186,6 @@ def _begun_after(records: Sequence[Record]) -> dict[int, float]:
         elif record.get("kind") == "post" and idle and record["task"] in sent:
             waiting.append(sent[record["task"]])
     return {number: max(0.0, seconds) for number, seconds in found.items()}
-
-
-def _content(record: Record, earlier: list[Record], texts: dict[str, int]) -> tuple[Segment, ...]:
-    """The prompt's text; repeated tokens are the answers of earlier turns, in order, where these consist of them."""
-    found = []
-    for name, start, n in record["prompt"]:
-        if name.startswith("#") and earlier and earlier[0].get("answer") == int(name[1:]):
-            answered = earlier.pop(0)
-            found.append(Segment(answer_of(answered["id"], n).source, 0, n))
-        else:
-            found.append(Segment(texts.setdefault(name, len(texts)), start, n))
-    return tuple(found)
 
 
 def _seen(record: Record) -> SeenRequest:
