@@ -36,7 +36,8 @@ def read_recording(path: str | Path) -> RecordedServer:
         is_vllm = isinstance(header.get("engine"), dict)
         found = read_vllm_steps(path, header) if is_vllm else read_llama_steps(path, header)
     except UserError as e:
-        raise UserError(str(e) if str(e).startswith(str(path)) else f"{path}: {e}") from None
+        said = str(e).partition("\n")[0]  # A scenario names all of its faults.
+        raise UserError(said if said.startswith(str(path)) else f"{path}: {said}") from None
     except ValidationError as e:
         fault = e.errors()[0]
         where = ".".join(map(str, fault["loc"]))
