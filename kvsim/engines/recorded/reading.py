@@ -10,15 +10,12 @@ from pydantic import ValidationError
 from kvsim.engines.conformance.recordings import read_lines
 from kvsim.engines.recorded.llama_steps import read_llama_steps
 from kvsim.engines.recorded.server import RecordedServer, read_recorded_server
-from kvsim.engines.recorded.steps import SteppedServer
+from kvsim.engines.recorded.steps import LONGEST_S, SteppedServer
 from kvsim.engines.recorded.vllm_steps import read_vllm_steps
 from kvsim.errors import UserError
 from policies import Unsupported
 
 _NOT_A_RECORD = (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError, Unsupported)
-
-_LONGEST_S = 1e8
-"""Three years: no recording is longer."""
 
 
 def read_recording(path: str | Path) -> RecordedServer:
@@ -39,7 +36,8 @@ def read_recording(path: str | Path) -> RecordedServer:
         is_vllm = isinstance(header.get("engine"), dict)
         found = read_vllm_steps(path, header) if is_vllm else read_llama_steps(path, header)
     except UserError as e:
-        raise UserError(str(e) if str(e).startswith(str(path)) else f"{path}: {e}") from None
+        said = str(e).partition("\n")[0]  # A scenario names all of its faults.
+        raise UserError(said if said.startswith(str(path)) else f"{path}: {said}") from None
     except ValidationError as e:
         fault = e.errors()[0]
         where = ".".join(map(str, fault["loc"]))
@@ -61,11 +59,11 @@ def _check(recording: SteppedServer) -> None:
         twice = next(number for at, number in enumerate(numbers) if number in numbers[:at])
         raise UserError(f"{path}: a second request {twice}")
     for request in recording.requests:
-        times = (0.0, request.asked.arrival_s, request.first_token_s, request.last_token_s, _LONGEST_S)
+        times = (0.0, request.asked.arrival_s, request.first_token_s, request.last_token_s, LONGEST_S)
         if not all(a <= b for a, b in pairwise(times)):
             raise UserError(f"{path}: request {request.id}: sent, first and last token at {times[1:4]} s: not in order")
     for step in recording.steps:
-        if not (0 < step.seconds <= _LONGEST_S and 0 <= step.start_s <= _LONGEST_S):
+        if not (0 < step.seconds <= LONGEST_S and 0 <= step.start_s <= LONGEST_S):
             raise UserError(f"{path}: a step at {step.start_s} s takes {step.seconds} s; more than 0 is expected")
 
 

@@ -121,6 +121,9 @@ def that_tell(steps: Sequence[MeasuredStep]) -> list[bool]:
     return found
 
 
+LONGEST_S = 1e6
+"""Eleven days: no recording is longer."""
+
 SAMPLES_OF_ORIGIN = 20
 """Steps that are held out, or drawn again, together: a machine is fast or slow for a while."""
 

@@ -15,6 +15,7 @@ from kvsim.engines.recorded.replay import vllm_behaviour
 from kvsim.engines.recorded.seen_steps import SeenRequest, seen_steps
 from kvsim.engines.recorded.server import ServedRequest, ServerMeta, ServerSecond
 from kvsim.engines.recorded.steps import (
+    LONGEST_S,
     FrontEnd,
     GivenRequests,
     MeasuredStep,
@@ -275,6 +276,8 @@ def _seconds(records: list[Record]) -> tuple[ServerSecond, ...]:
     for record in records:
         if record["type"] != "step":
             continue
+        if not record["t"] / 1e3 <= LONGEST_S:
+            raise ValueError(f"a step at {record['t']} ms")
         while len(found) < record["t"] / 1e3:
             running, waiting = (record[key][0] for key in ("run", "wait"))
             found.append(ServerSecond(float(len(found)), running, waiting, None))

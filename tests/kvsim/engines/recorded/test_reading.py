@@ -210,6 +210,12 @@ FAULTS = {
 }
 
 
+def test_a_step_at_no_possible_time_is_refused(write):
+    late = changed(small("vllm"), at(small("vllm"), "step"), lambda step: step.update(t=1e300))
+    with pytest.raises(UserError, match="a step at 1e\\+300 ms"):
+        read_recording(write(late))
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @both
 def test_a_file_that_is_none_is_refused_in_one_line(write, name, fault):
