@@ -3,7 +3,8 @@
 A *staircase* asks for one request, waits until that has generated some tokens, asks for the next, and so on, until all
 generate together. Between two requests all steps are decode-only and of known contexts; the prompt of each further
 request is computed in a step beside those that generate: a mixed one. Only the first prompt is alone. Where there is
-room, some more requests pass by at the end, one after another, each for a single token.
+room, some more requests pass by at the end, one after another, each for a single token. Where the server can be made to
+find them in its cache, each goes on from the one before, so that prompts behind a long context are seen too.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Limits:
     """The most tokens of all sequences together."""
     batch: int
     """The most tokens in a step."""
+    finds: bool = False
+    """Whether a request can be made to go on from what another left in its slot."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Staircase:
     """The most tokens in a step."""
     passing: int = 0
     """How many of them, the last, only pass by."""
+    goes_on: bool = False
+    """Whether each that passes by goes on from the prompt of the one before, which then only counts its own tokens."""
 
     @property
     def staying(self) -> int:
@@ -101,7 +106,7 @@ def round_of(limits: Limits, longest: int, rng: np.random.Generator) -> list[Sta
     lengths = [math.floor(2**x) for x in (spread * math.log2(longest + 1)).tolist()]
     drawn = []
     for (staying, passing), end in zip(sizes, ends, strict=True):
-        stairs = Staircase(tuple(lengths[end - staying - passing : end]), limits.batch, passing)
+        stairs = Staircase(tuple(lengths[end - staying - passing : end]), limits.batch, passing, limits.finds)
         drawn.append(fitted(stairs, limits))
     return [drawn[i] for i in rng.permutation(len(drawn)).tolist()]
 
@@ -110,6 +115,8 @@ def fitted(stairs: Staircase, limits: Limits) -> Staircase:
     """The staircase with prompts shortened until every sequence, and all together, have room."""
     share = int(_SHARE * limits.cells) // len(set(stairs.slots))
     most = [min(limits.context - 1, share) - n for n in stairs.output_tokens]
+    if stairs.goes_on:
+        most[stairs.staying :] = [room // stairs.passing for room in most[stairs.staying :]]
     prompts = (max(1, min(n, room)) for n, room in zip(stairs.prompts, most, strict=True))
     return replace(stairs, prompts=tuple(prompts))
 

@@ -48,7 +48,8 @@ def limits_of(address: Address, scenario: Scenario) -> Limits:
         requests -= 1
     shared = scenario.unified or scenario.server.scheduler == "vllm"
     cells = scenario.cache.cells if shared else requests * context
-    return Limits(requests, context - _LEAST_CONTEXT // 2, context, cells, batch)
+    finds = scenario.server.scheduler == "llama-server"
+    return Limits(requests, context - _LEAST_CONTEXT // 2, context, cells, batch, finds)
 
 
 def _longest_answer(requests: int, batch: int) -> int:
@@ -170,7 +171,7 @@ class LoadMeasurement:
 
     def _shared(self, answers: list[Answer]) -> bool:
         """Whether the server's counters have moved by more than what we asked for."""
-        self._own += sum((a.prompt_tokens or 0) + a.output_tokens for a in answers)
+        self._own += sum((a.prompt_tokens or 0) - (a.cached_tokens or 0) + a.output_tokens for a in answers)
         now = ask_counters(self.address, key=self.key) if self.counts else None
         if now is None or self._start is None:
             return False
@@ -203,4 +204,5 @@ def _request(answer: Answer) -> LoadRequest:
         sent_s=round(answer.sent_s, 6),
         token_s=tuple(round(t, 6) for t in answer.token_s),
         prompt_s=None if prompt_ms is None else prompt_ms / 1e3,
+        cached=answer.cached_tokens or 0,
     )

@@ -31,7 +31,7 @@ _LONG = 2.0
 class LoadHeader(Line):
     """Conditions under which runs belong to the same calibration."""
 
-    format: int = 1
+    format: int = 2
     address: str
     engine: str
     model: str
@@ -48,6 +48,13 @@ class LoadRequest(Line):
     token_s: Annotated[tuple[float, ...], Field(min_length=1)]
     prompt_s: float | None
     """How long the prompt took by the server's own clock; None if it does not say."""
+    cached: int = 0
+    """Tokens of the prompt that were found in its slot."""
+
+    @property
+    def computed(self) -> int:
+        """Tokens of the prompt that were computed."""
+        return self.prompt_tokens - self.cached
 
     @property
     def stays(self) -> bool:
@@ -126,11 +133,15 @@ class _Replay:
         """Tokens that each request holds which stays, in order."""
         self.generated: list[int] = []
         """Tokens of its answer."""
+        self.passed = 0
+        """Tokens that the last request which passed by has left in its slot."""
 
     def prompt(self, number: int) -> list[tuple[MicroBatch, ...]]:
         """Compute the prompt of a request beside those that generate; the micro-batches of each step."""
         request, seq = self.run.requests[number], len(self.contexts)
-        steps, done = [], 0
+        if self.passed != request.cached:  # What passed by before is not gone on from.
+            self.policy.free(seq)
+        steps, done = [], request.cached
         while done < request.prompt_tokens:
             part = min(request.prompt_tokens - done, max(1, self.batch - seq))
             steps.append(self.step(Chunk(seq, done, part)))
@@ -138,8 +149,9 @@ class _Replay:
         if request.stays:
             self.contexts.append(request.prompt_tokens)
             self.generated.append(1)
+            self.passed = 0
         else:
-            self.policy.free(seq)
+            self.passed = request.prompt_tokens
         return steps
 
     def step(self, *more: Chunk) -> tuple[MicroBatch, ...]:
@@ -187,6 +199,8 @@ def _take_stair(replay: _Replay, begun: int, found: RunSamples) -> bool:
     for begin, end in windows(clean[:decodes], _WINDOW, _SHORTEST_WINDOW):
         middle = placed[(begin + end - 1) // 2]
         found.samples.append(replay.sample([middle], float(np.median(seen.gaps_s[begin:end]))))
+    if following is not None and following.cached not in (0, replay.passed):
+        return False
     if following is not None:
         for gap, step in enumerate(replay.prompt(begun), decodes):
             if gap < len(clean) and clean[gap]:
@@ -202,7 +216,7 @@ def _before_prompt(seen: CommonSteps, clean: NDArray[np.bool_], following: LoadR
     """
     # The step in which the request came may have waited for it to be taken in.
     arrived = max(int(np.searchsorted(seen.at_s, following.sent_s)) - 1, 0)
-    decodes = len(clean) - steps_of_prompt(following.prompt_tokens, replay.batch, len(replay.contexts))
+    decodes = len(clean) - steps_of_prompt(following.computed, replay.batch, len(replay.contexts))
     if decodes < arrived or abs(seen.at_s[-1] - following.token_s[0]) > _NEAR * seen.gaps_s[-1]:
         # More or fewer steps than assumed.
         clean[arrived:] = False
