@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -84,6 +85,8 @@ class PassLayout:
     chunk_knots: tuple[int, ...] = ()
     skipping: frozenset[Kernel] = frozenset()
     causal: bool = False
+    tiles_from: int = 0
+    """See ``Attention.tiles_from``."""
 
     @property
     def width(self) -> int:
@@ -96,8 +99,12 @@ class PassLayout:
 
     @property
     def _of_kernel(self) -> int:
-        """Coefficients of one kernel: base, cell, further tokens, cell and long cell by chunks, chunk, run."""
-        return len(self.attention_knots) + 3 + 2 * len(self.chunk_knots)
+        """Coefficients of one kernel: base, cell, further tokens, tiles, cell and long cell by chunks, chunk, run."""
+        return len(self.attention_knots) + 3 + self._tiles + 2 * len(self.chunk_knots)
+
+    @property
+    def _tiles(self) -> int:
+        return 2 if self.tiles_from else 0
 
     def design(self, samples: Sequence[Sample], regime: Regime | None = None) -> FloatArray:
         """How often each sample is charged each coefficient; shape (n_samples, n_coefficients).
@@ -136,8 +143,14 @@ class PassLayout:
             cells -= (together - 1) / 2
         single = (together == 1) & bool(self.chunk_knots)
         further = len(self.attention_knots) + 1
+        if self.tiles_from:
+            tiled = np.where(together >= self.tiles_from, cells, 0.0)
+            np.add.at(attention[..., further], (row, kernel), tiled)
+            np.add.at(attention[..., further + 1], (row, kernel), tiled * (together - 1))
+            cells = cells - tiled
         np.add.at(attention[..., 1], (row, kernel), np.where(single, 0.0, cells))
         np.add.at(attention[..., 2:further], (row, kernel), cells[:, None] * segments(together, self.attention_knots))
+        further += self._tiles
         if self.chunk_knots:
             charged = shares(chunks, self.chunk_knots) * np.where(single, cells, 0.0)[:, None]
             np.add.at(attention[..., further : further + len(self.chunk_knots)], (row, kernel), charged)
@@ -151,7 +164,8 @@ class PassLayout:
     def costs(self, coefficients: Sequence[Coefficient]) -> PassCosts:
         """The coefficients by name."""
         slopes, width = len(self.matmul_knots) - 1, self._of_kernel
-        head, by_chunks = slopes + self._head, len(self.attention_knots) - 1
+        head, tiles = slopes + self._head, len(self.attention_knots) - 1
+        by_chunks = tiles + self._tiles
         long = by_chunks + len(self.chunk_knots)
         kernels = {}
         for i, kernel in enumerate(self.kernels):
@@ -159,7 +173,8 @@ class PassLayout:
             kernels[kernel] = Attention(
                 base_s=base,
                 per_cell_s=per_cell,
-                further_token_s=tuple(tables[:by_chunks]),
+                further_token_s=tuple(tables[:tiles]),
+                **self._tiled(tables[tiles:by_chunks]),
                 cell_by_chunks_s=tuple(tables[by_chunks:long]),
                 long_cell_by_chunks_s=tuple(tables[long:]),
                 per_chunk_s=per_chunk,
@@ -177,3 +192,10 @@ class PassLayout:
             long_context=LONG_CONTEXT if self.chunk_knots else 1,
             kernels=kernels,
         )
+
+    def _tiled(self, coefficients: Sequence[Coefficient]) -> dict[str, Any]:
+        """The keys of a kernel that has another for large chunks."""
+        if not self.tiles_from:
+            return {}
+        cell, token = coefficients
+        return {"tiles_from": self.tiles_from, "tiled_cell_s": cell, "tiled_token_s": token}

@@ -57,7 +57,8 @@ class RegimePrice:
             slopes = [slope.value for slope in costs.sequence_slopes_s]
             self._head = SecondsTable(0.0, slopes, costs.sequence_knots)
         further = [slope.value for slope in rates.further_token_s]
-        self._cell = SecondsTable(rates.per_cell_s.value, further, costs.attention_knots)
+        tiled = (rates.tiles_from, rates.tiled_cell_s.value, rates.tiled_token_s.value) if rates.tiles_from else None
+        self._cell = SecondsTable(rates.per_cell_s.value, further, costs.attention_knots, tiled)
         self._chunk_knots = costs.chunk_knots
         self._by_chunks = [[c.value for c in each] for each in (rates.cell_by_chunks_s, rates.long_cell_by_chunks_s)]
         self._long_context = costs.long_context

@@ -34,6 +34,12 @@ class Coefficient(Record):
     high: Seconds
 
 
+Regime = Literal["decode", "mixed"]
+"""Kinds of passes: every chunk is one token, or some chunk has more."""
+
+NOTHING_S = Coefficient(value=0.0, low=0.0, high=0.0)
+
+
 class Attention(Record):
     """The costs of one attention kernel."""
 
@@ -54,15 +60,16 @@ class Attention(Record):
     skips: bool = False
     """Whether cells that a sequence may not see are skipped one by one, so that only useful ones cost: llama.cpp's
     flash attention on a CPU does, while those that skip whole tiles scan the rest of a tile."""
+    tiles_from: Annotated[int, Field(ge=0)] = 0
+    """Tokens of a chunk from which on it attends by another, tiled kernel, whose costs are the next two; 0: never.
+    llama.cpp's flash attention on a CPU does from 64 on (``ggml_fa_tile_config::Q`` in ``ggml-cpu/ops.cpp``)."""
+    tiled_cell_s: Coefficient = NOTHING_S
+    """Each cell that such a chunk scans."""
+    tiled_token_s: Coefficient = NOTHING_S
+    """What that cell costs more for each further token of the chunk."""
     causal: bool = False
     """Whether a token of a chunk does not read the cells of the tokens behind it: a chunk of n tokens then reads
     (n - 1) / 2 cells fewer, as with flash attention on GPUs."""
-
-
-Regime = Literal["decode", "mixed"]
-"""Kinds of passes: every chunk is one token, or some chunk has more."""
-
-NOTHING_S = Coefficient(value=0.0, low=0.0, high=0.0)
 
 
 class CopyCost(Record):

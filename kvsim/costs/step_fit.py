@@ -69,14 +69,20 @@ def _kind(sample: Sample) -> Regime:
     return "mixed" if any(regime_of(work) == "mixed" for work in _works(sample)) else "decode"
 
 
+_TILES_FROM: dict[Kernel, int] = {"tiled": 64}
+"""See ``Attention.tiles_from``."""
+
+
 def _layout(regime: Regime, samples: Sequence[Sample], skipping: frozenset[Kernel]) -> PassLayout:
+    kernels = tuple(sorted({sample.kernel for sample in samples}))
     tokens = [work.tokens for sample in samples for work in _works(sample) if regime_of(work) == regime]
     return PassLayout(
-        kernels=tuple(sorted({sample.kernel for sample in samples})),
+        kernels=kernels,
         matmul_knots=supported_knots(KNOTS if regime == "decode" else _MIXED_KNOTS, tokens),
         attention_knots=_TOGETHER_KNOTS,
         skipping=skipping,
         causal=True,
+        tiles_from=_TILES_FROM.get(kernels[0], 0) if regime == "mixed" else 0,
     )
 
 

@@ -70,9 +70,19 @@ def shares(counts: ArrayLike, knots: Sequence[int]) -> FloatArray:
 class SecondsTable(dict[int, float]):
     """Seconds by number of tokens, linear between knots; entries are computed when they are first asked for."""
 
-    def __init__(self, first_s: float, slopes_s: Sequence[float], knots: Sequence[int]):
-        """``first_s``: seconds of one token; ``slopes_s``: seconds of each further token, by segment."""
+    def __init__(
+        self,
+        first_s: float,
+        slopes_s: Sequence[float],
+        knots: Sequence[int],
+        behind: tuple[int, float, float] | None = None,
+    ):
+        """``first_s``: seconds of one token; ``slopes_s``: seconds of each further token, by segment.
+
+        ``behind``: a number of tokens from which on another line holds: its seconds of one and of each further token.
+        """
         super().__init__()
+        self._behind = behind
         self._first = first_s
         self._slopes = np.array(slopes_s)
         self._knots = knots
@@ -81,4 +91,6 @@ class SecondsTable(dict[int, float]):
         first = tokens - tokens % _COMPUTED_TOGETHER
         for n, row in enumerate(segments(range(first, first + _COMPUTED_TOGETHER), self._knots), first):
             self[n] = self._first + float(row @ self._slopes)
+            if self._behind is not None and n >= self._behind[0]:
+                self[n] = self._behind[1] + self._behind[2] * (n - 1)
         return self[tokens]

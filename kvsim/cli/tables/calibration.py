@@ -79,6 +79,10 @@ def _add_passes(table: Table, costs: PassCosts, of: str = "") -> None:
         knots = costs.attention_knots
         for low, high, slope in zip(knots, knots[1:], attention.further_token_s, strict=False):
             _add_row(table, f"{of}{kernel} attention, that cell for a token more, {low} to {high} tokens", slope)
+        if attention.tiles_from:
+            large = f"of a chunk of {attention.tiles_from} tokens or more"
+            _add_row(table, f"{of}{kernel} attention, a cell {large}, for one token", attention.tiled_cell_s)
+            _add_row(table, f"{of}{kernel} attention, that cell for a token more", attention.tiled_token_s)
         _add_row(table, f"{of}{kernel} attention, a chunk", attention.per_chunk_s)
         _add_row(table, f"{of}{kernel} attention, a run of cells", attention.per_run_s)
 
