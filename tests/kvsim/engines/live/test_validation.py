@@ -72,6 +72,14 @@ def test_a_server_that_goes_leaves_what_was_gathered_and_can_be_resumed(tmp_path
     assert len(done.compared.runs[0].requests) == 12
 
 
+def test_a_recording_of_other_requests_is_not_taken_for_theirs(tmp_path):
+    with fake_server(token_s=0.003) as server:
+        validate_servers(SMALL, [asked(server)], OF_FAKE, tmp_path, turns=1)
+        other = load_scenario(SMALL, workload__requests=7)
+        with pytest.raises(UserError, match="has 12 requests with seed 1; asked for are 7 with seed 1; without"):
+            validate_servers(other, [asked(server, resume=True)], OF_FAKE, tmp_path, turns=1)
+
+
 def test_a_profile_of_another_model_is_refused(tmp_path):
     with fake_server(token_s=0.003) as server, pytest.raises(UserError, match=r"no times for fake\.gguf"):
         validate_servers(SMALL, [asked(server)], KNOWN.model_copy(update={"model": "x.gguf"}), tmp_path, turns=1)
