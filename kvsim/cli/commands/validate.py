@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+_INTERRUPTED = 130
+
 _OF_SERVERS = {
     *("context", "scenario", "url", "flags", "log", "key_env", "allow_remote", "timeout", "resume", "model", "seed"),
     *("requests", "repeat", "bound", "profile", "calibration_seconds", "out", "as_json"),
@@ -231,18 +233,22 @@ def _against_servers(name: str, seed: int | None, requests: int, servers: Server
 
     loaded = shortened(load_with(trace_scenario(name) if is_trace(name) else name, seed), requests)
     folder = run.out / f"validate-{loaded.name}"
-    with RunProgress(f"asking {servers.url[0]}", 100, lines=True) as progress:
-        profile = run.profile or profile_for(servers, run.calibration_seconds, progress)
-        done = validate_servers(
-            loaded,
-            asked,
-            profile,
-            folder,
-            turns=run.turns,
-            announce=progress.begin,
-            share=progress.share,
-            progress=progress,
-        )
+    try:
+        with RunProgress(f"asking {servers.url[0]}", 100, lines=True) as progress:
+            profile = run.profile or profile_for(servers, run.calibration_seconds, progress)
+            done = validate_servers(
+                loaded,
+                asked,
+                profile,
+                folder,
+                turns=run.turns,
+                announce=progress.begin,
+                share=progress.share,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        kept = f"; what was gathered is in {folder}, and the same command with --resume goes on"
+        raise typer.Exit(fail(f"stopped{kept if any(folder.glob('*.part')) else ''}", _INTERRUPTED)) from None
     if run.as_json:
         print_json({"recordings": [each.to_dict() for each in done.recordings], **done.compared.to_dict()})
     else:

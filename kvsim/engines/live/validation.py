@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvsim.costs.profile import Profile
+from kvsim.engines.conformance.recordings import read_lines
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.recorded_meta import Asking
 from kvsim.engines.live.recording import LiveRecording, record_server
@@ -71,6 +72,7 @@ def validate_servers(
             paths.append(path)
             part = path.with_name(path.name + ".part")
             if server.asking.resume and path.exists() and not part.exists():
+                _check(path, scenario)
                 continue
             announce(f"turn {turn} of {turns}: {server.address}", 100)
             # Texts of its own, or a turn would find those of the one before in the server's cache.
@@ -84,6 +86,17 @@ def validate_servers(
                 raise UserError(f"{recorded.stopped}; {kept}; the same command with --resume goes on")
     compared = validate_recorded(paths, profile, announce=announce, progress=progress)
     return LiveValidation(tuple(done), compared)
+
+
+def _check(path: Path, scenario: Scenario) -> None:
+    """Raises ``UserError`` unless a recording that is there is of as many requests, with the same seed."""
+    _, meta = next(read_lines(path), (0, {}))
+    there, wanted = (meta.get("requests"), meta.get("seed")), (scenario.build_workload().n_requests, scenario.seed)
+    if there != wanted:
+        raise UserError(
+            f"{path}: has {there[0]} requests with seed {there[1]}; asked for are {wanted[0]} with seed {wanted[1]}; "
+            "without --resume it is recorded anew"
+        )
 
 
 def _name(scenario: Scenario, address: Address) -> str:

@@ -1,7 +1,10 @@
 """Asking servers in turns, and comparing what they took."""
 
 import pytest
+from typer.testing import CliRunner
 
+from kvsim.cli.commands.validate import app
+from kvsim.engines.live import validation
 from kvsim.engines.live.address import address_of
 from kvsim.engines.live.recorded_meta import Asking
 from kvsim.engines.live.validation import AskedServer, validate_servers
@@ -69,6 +72,31 @@ def test_a_server_that_goes_leaves_what_was_gathered_and_can_be_resumed(tmp_path
     assert len(done.compared.runs[0].requests) == 12
 
 
+def test_a_recording_of_other_requests_is_not_taken_for_theirs(tmp_path):
+    with fake_server(token_s=0.003) as server:
+        validate_servers(SMALL, [asked(server)], OF_FAKE, tmp_path, turns=1)
+        other = load_scenario(SMALL, workload__requests=7)
+        with pytest.raises(UserError, match="has 12 requests with seed 1; asked for are 7 with seed 1; without"):
+            validate_servers(other, [asked(server, resume=True)], OF_FAKE, tmp_path, turns=1)
+
+
 def test_a_profile_of_another_model_is_refused(tmp_path):
     with fake_server(token_s=0.003) as server, pytest.raises(UserError, match=r"no times for fake\.gguf"):
         validate_servers(SMALL, [asked(server)], KNOWN.model_copy(update={"model": "x.gguf"}), tmp_path, turns=1)
+
+
+@pytest.mark.parametrize(("begun", "says"), [(True, "--resume goes on"), (False, "stopped\n")])
+def test_an_interrupt_says_what_is_kept(begun, says, tmp_path, monkeypatch):
+    def interrupted(scenario, servers, profile, folder, **_):
+        folder.mkdir(parents=True)
+        if begun:
+            (folder / "chat.turn1.jsonl.gz.part").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(validation, "validate_servers", interrupted)
+    done = CliRunner().invoke(
+        app, ["chat", "--url", "http://127.0.0.1:9", "--profile", "default", "--out", str(tmp_path)]
+    )
+    assert done.exit_code == 130
+    assert done.stderr.endswith(f"{says}\n" if begun else says)
+    assert (str(tmp_path / "validate-chat") in done.stderr) is begun
