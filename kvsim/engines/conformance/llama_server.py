@@ -264,10 +264,18 @@ class LlamaServerReplay:
 
 
 def tokens_of(pieces: Sequence[tuple[str, int, int]], sources: Mapping[str, Sequence[int]]) -> list[int]:
-    """The tokens of a recorded prompt: of its sources, or one token over and over (``#7``)."""
+    """The tokens of a recorded prompt: of its sources, or one token over and over (``#7``).
+
+    Raises ``ValueError`` if a source has fewer tokens than are taken of it.
+    """
     tokens: list[int] = []
     for name, first, count in pieces:
-        tokens += [int(name[1:])] * count if name.startswith("#") else sources[name][first : first + count]
+        if name.startswith("#"):
+            tokens += [int(name[1:])] * count
+        elif len(sources[name]) < first + count:
+            raise ValueError(f"source {name!r:.40} has {len(sources[name])} tokens; a prompt takes {first + count}")
+        else:
+            tokens += sources[name][first : first + count]
     return tokens
 
 

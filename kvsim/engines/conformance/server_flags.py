@@ -44,7 +44,7 @@ def scenario_of(header: Record) -> tuple[Scenario, bool]:
     for names, key in _NUMBERS.items():
         value = flag_value(flags, *names)
         if value is not None:
-            server[key] = float(value) if key == "slot_prompt_similarity" else int(value)
+            server[key] = _number(names[-1], value, float if key == "slot_prompt_similarity" else int)
     for names, (key, on) in _SWITCHES.items():
         if any(name in flags for name in names):
             server[key] = on
@@ -55,7 +55,7 @@ def scenario_of(header: Record) -> tuple[Scenario, bool]:
         value = flag_value(flags, *names)
         if value is not None:
             cache[key] = value
-    cells = int(flag_value(flags, "-c", "--ctx-size") or 0)
+    cells = int(_number("--ctx-size", flag_value(flags, "-c", "--ctx-size") or "0", int))
     cache["cells"] = cells or int(said["n_ctx"])
     if any(flag in flags for flag in ("-kvu", "--kv-unified")):
         cache["unified"] = True
@@ -64,6 +64,14 @@ def scenario_of(header: Record) -> tuple[Scenario, bool]:
     model = model_of_file(str(header.get("model", {}).get("file", "")))
     table = {"server": server, "cache": cache, "model": {} if model is None else {"name": model}}
     return load_scenario(table), model is not None
+
+
+def _number(flag: str, text: str, kind: type[int] | type[float]) -> float:
+    """The value of a flag. Raises ``ValueError`` if it is none."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{flag} {text!r:.40}: a number is expected") from None
 
 
 def model_of_file(file: str) -> str | None:

@@ -7,6 +7,7 @@ Two kinds of servers are known: llama-server, by its own ``/completion``, and ev
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -126,11 +127,11 @@ class Client:
                 else:
                     await self._read(response, answer, clock, watch)
         except httpx.ConnectError as e:
-            raise ServerFault(f"{self.address}: cannot be reached: {_words(e)}", gone=True) from None
+            raise ServerFault(f"{self.address}: cannot be reached: {words_of(e)}", gone=True) from None
         except httpx.TimeoutException:
             answer.error, answer.timed_out = f"no answer for {self._http.timeout.read:g} s", True
         except httpx.TransportError as e:
-            answer.error = f"the connection broke off: {_words(e)}"
+            answer.error = f"the connection broke off: {words_of(e)}"
         answer.done_s = time.monotonic() - clock
         answer.output_tokens = answer.output_tokens or len(answer.token_s)
         return answer
@@ -146,7 +147,7 @@ class Client:
             response = await self._http.post("/tokenize", json=body)
             said = response.json() if response.status_code == httpx.codes.OK else None
         except httpx.ConnectError as e:
-            raise ServerFault(f"{self.address}: cannot be reached: {_words(e)}", gone=True) from None
+            raise ServerFault(f"{self.address}: cannot be reached: {words_of(e)}", gone=True) from None
         except (httpx.HTTPError, ValueError):
             return None
         tokens = said.get("tokens") if isinstance(said, dict) else None
@@ -171,7 +172,7 @@ class Client:
     def _refusal(self, status: int, said: bytes) -> str:
         """The server's reason in a line. Raises ``ServerFault`` if it wants a key."""
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise ServerFault(f"{self.address}: wants a key (HTTP {status}); give it by --key-env NAME")
+            raise ServerFault(f"{self.address}: {about_key(self._http.headers, status)}")
         return f"HTTP {status}: {_message_of(said)}"
 
     async def _read(
@@ -270,5 +271,14 @@ def _message_of(said: bytes) -> str:
     return " ".join(text.split())[:200] or "no reason given"
 
 
-def _words(e: Exception) -> str:
-    return " ".join(str(e).split()) or type(e).__name__
+def about_key(headers: Mapping[str, str], status: int) -> str:
+    """What to say where a server refuses for want of a key; ``headers``: those that it was asked with."""
+    if "Authorization" in headers:
+        return f"refuses the key that was given by --key-env (HTTP {status})"
+    return f"wants a key (HTTP {status}); give it by --key-env NAME"
+
+
+def words_of(e: Exception) -> str:
+    """What went wrong with a connection, in a line and without the system's number for it."""
+    said = re.sub(r"\[Errno -?\d+\] ", "", " ".join(str(e).split()))
+    return said[:1].lower() + said[1:] or type(e).__name__

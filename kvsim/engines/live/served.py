@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from kvsim.engines.conformance.server_flags import flag_value, model_of_file, scenario_of
@@ -62,7 +62,10 @@ def served(address: Address, settings: ServerSettings, model: str | None, flags:
 def model_of(address: Address, settings: ServerSettings, model: str | None) -> str:
     """The model that a server has, by a name that scenarios accept. Raises ``UserError``."""
     if model is not None:
-        memory_shape(model)
+        shape = memory_shape(model)
+        own = None if settings.model_file is None else model_of_file(PurePath(settings.model_file).name)
+        if own is not None and own != shape.name and model_of_file(PurePath(model).name) not in (own, None):
+            raise UserError(f"--model {model}: {address} serves {settings.model_file}")
         return str(Path(model).expanduser().absolute()) if model.endswith(".gguf") else model
     file = settings.model_file
     if file is not None:

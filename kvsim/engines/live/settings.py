@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from kvsim.engines.live.address import Address
-from kvsim.engines.live.client import Api, ServerFault
+from kvsim.engines.live.client import Api, ServerFault, about_key, words_of
 
 _METRIC = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)\s*$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -117,9 +117,9 @@ def _get(http: httpx.Client, address: Address, path: str) -> httpx.Response | No
     except httpx.TimeoutException:
         raise ServerFault(f"{address}{path}: no answer within {http.timeout.read:g} s", gone=True) from None
     except httpx.TransportError as e:
-        raise ServerFault(f"{address}: cannot be reached: {' '.join(str(e).split())}", gone=True) from None
+        raise ServerFault(f"{address}: cannot be reached: {words_of(e)}", gone=True) from None
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise ServerFault(f"{address}: wants a key (HTTP {response.status_code}); give it by --key-env NAME")
+        raise ServerFault(f"{address}: {about_key(http.headers, response.status_code)}")
     if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
         raise ServerFault(f"{address}: not ready (HTTP 503); is it still loading its model?")
     return response if response.status_code == httpx.codes.OK else None

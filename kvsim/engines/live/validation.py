@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from kvsim.costs.profile import Profile
+from kvsim.costs.profile import Profile, load_profile
 from kvsim.engines.conformance.recordings import read_lines
+from kvsim.engines.conformance.server_flags import model_of_file
 from kvsim.engines.live.address import Address
 from kvsim.engines.live.recorded_meta import Asking
 from kvsim.engines.live.recording import LiveRecording, record_server
+from kvsim.engines.live.settings import ask_settings
+from kvsim.engines.recorded.stepped import is_of
 from kvsim.engines.recorded.validation import RecordedValidation, validate_recorded
 from kvsim.errors import UserError, counted
 from kvsim.results import writable
@@ -64,6 +68,10 @@ def validate_servers(
     what it amounts to; ``share``, how much of a recording is done. Raises ``UserError``, with what was gathered kept.
     """
     target = writable(folder)
+    _check_profile(profile, servers)
+    _check_folder(target, scenario, servers)
+    # Texts that no earlier command has sent either.
+    first_texts = secrets.randbelow(1 << 40) + 1
     done: list[LiveRecording] = []
     paths: list[Path] = []
     for turn in range(1, turns + 1):
@@ -76,7 +84,7 @@ def validate_servers(
                 continue
             announce(f"turn {turn} of {turns}: {server.address}", 100)
             # Texts of its own, or a turn would find those of the one before in the server's cache.
-            asking = replace(server.asking, texts=turn - 1, resume=server.asking.resume and part.exists())
+            asking = replace(server.asking, texts=first_texts + turn, resume=server.asking.resume and part.exists())
             recorded = record_server(scenario, server.address, path, asking, progress=share)
             done.append(recorded)
             if recorded.interrupted:
@@ -86,6 +94,28 @@ def validate_servers(
                 raise UserError(f"{recorded.stopped}; {kept}; the same command with --resume goes on")
     compared = validate_recorded(paths, profile, announce=announce, progress=progress)
     return LiveValidation(tuple(done), compared)
+
+
+def _check_profile(profile: Profile | str | None, servers: Sequence[AskedServer]) -> None:
+    """Raises ``UserError`` if a profile is of another model than a server has, before anything is sent."""
+    if profile is None:
+        return
+    given = load_profile(profile) if isinstance(profile, str) else profile
+    for server in servers:
+        settings = ask_settings(server.address, key=server.asking.key)
+        title = settings.model_file or settings.model or ""
+        known = model_of_file(PurePath(title).name)
+        # Of others it is known when they have been recorded.
+        if (known is not None or title.endswith(".gguf")) and not is_of(given, title, known):
+            raise UserError(f"{server.address}: serves {title}, and profile {given.name} is of {given.model}")
+
+
+def _check_folder(target: Path, scenario: Scenario, servers: Sequence[AskedServer]) -> None:
+    """Raises ``UserError`` if recordings of an earlier command would be overwritten."""
+    for server in servers:
+        there = sorted(target.glob(f"{_name(scenario, server.address)}.turn*.jsonl.gz"))
+        if there and not server.asking.resume:
+            raise UserError(f"{there[0]}: is there already; --resume takes it, or name another folder by --out")
 
 
 def _check(path: Path, scenario: Scenario) -> None:

@@ -61,7 +61,7 @@ def profile_for(recording: SteppedServer, given: Profile | None, others: Sequenc
     other ones; else to every other step of its own. Raises ``UserError``: what is missing.
     """
     if given is not None:
-        if not _is_of(given, recording):
+        if not is_of(given, recording.meta.model, recording.model):
             raise UserError(
                 f"{recording.path}: no times for {recording.meta.model}: profile {given.name} is of {given.model}"
             )
@@ -80,12 +80,15 @@ def profile_for(recording: SteppedServer, given: Profile | None, others: Sequenc
     return Fitted(fitted_to([recording], "recorded", half=True), "every other of its own steps")
 
 
-def _is_of(profile: Profile, recording: SteppedServer) -> bool:
-    """Whether a profile is of the recorded model: of the same file or, where a name is all there is, of that name."""
-    measured, recorded = file_name(profile.model), Path(recording.meta.model).name
+def is_of(profile: Profile, model: str, known: str | None) -> bool:
+    """Whether a profile is of a model: of the same file or, where a name is all there is, of that name.
+
+    ``model``: the file or name that a server or a recording says; ``known``: what it is called here, if it is known.
+    """
+    measured, recorded = file_name(profile.model), Path(model).name
     if measured.endswith(".gguf") and recorded.endswith(".gguf"):
         return measured == recorded
-    return profile.model in (recording.meta.model, recording.model)
+    return profile.model in (model, known)
 
 
 def predict(recording: SteppedServer, profile: Profile, progress: Progress | None) -> Prediction:

@@ -8,7 +8,7 @@ from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import Attention, Coefficient
 from kvsim.costs.step_fit import fit_steps
 from policies import Group
-from tests.worlds import profile_with
+from tests.kvsim.engines.recorded.stepped_servers import KNOWN
 
 TILE, CELL_S, TILED_CELL_S, TILED_TOKEN_S = 64, 20e-6, 30e-6, 3e-6
 
@@ -49,7 +49,7 @@ def test_the_fit_finds_both_kernels(fitted):
 
 
 def test_a_chunk_is_priced_by_the_kernel_of_its_size(fitted):
-    profile = profile_with(fitted)
+    profile = KNOWN.model_copy(update={**dict(fitted.costs["decode"]), "mixed": fitted.costs["mixed"]})
     price = PassPrice(profile, "tiled", [Group(0)])
     for tokens, context in ((2, 300), (63, 400), (64, 400), (300, 500)):
         expected = 5e-3 + 1e-3 * tokens + attended(tokens, context)
@@ -60,6 +60,9 @@ def test_a_chunk_is_priced_by_the_kernel_of_its_size(fitted):
 
 def test_no_tiles_by_default():
     nothing = coefficient(0.0)
-    assert Attention(
-        base_s=nothing, per_cell_s=nothing, further_token_s=(), per_chunk_s=nothing, per_run_s=nothing
-    ).tiles_from == 0
+    assert (
+        Attention(
+            base_s=nothing, per_cell_s=nothing, further_token_s=(), per_chunk_s=nothing, per_run_s=nothing
+        ).tiles_from
+        == 0
+    )

@@ -295,7 +295,7 @@ WRONG = {
         "\n".join(map(json.dumps, [record for record in TALK if record.get("name") != "a"])),
         "not a record of such a run (KeyError: 'a')",
     ),
-    "flags": (json.dumps(meta("-b", "many")) + "\n", "line 1: invalid literal for int()"),
+    "flags": (json.dumps(meta("-b", "many")) + "\n", "line 1: --batch-size 'many': a number is expected"),
 }
 
 

@@ -81,7 +81,10 @@ def test_a_recording_of_other_requests_is_not_taken_for_theirs(tmp_path):
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path):
-    with fake_server(token_s=0.003) as server, pytest.raises(UserError, match=r"no times for fake\.gguf"):
+    with (
+        fake_server(token_s=0.003) as server,
+        pytest.raises(UserError, match=r"and profile known is of x\.gguf"),
+    ):
         validate_servers(SMALL, [asked(server)], KNOWN.model_copy(update={"model": "x.gguf"}), tmp_path, turns=1)
 
 

@@ -253,7 +253,7 @@ def test_more_requests_that_fail_in_the_simulation_are_named(write):
     """The recording says that a prompt was answered which is longer than a slot."""
     lines = llama_recording(Asked(asked(30)))
     at = next(at for at, line in enumerate(lines) if line.get("id") == 3)
-    lines[at]["prompt"] = [["text1003", 0, 600]]
+    lines[at]["prompt"] = [["#7", 0, 600]]
     lines = [line for line in lines if line["type"] != "step"]
     (run,) = validate_recorded(write(lines), KNOWN).runs
     assert run.warnings[0] == "server: 1 more request failed in the simulation"
