@@ -118,7 +118,9 @@ def _show_ranking(console: Console, ranking: Ranking) -> None:
     tau = "not defined" if ranking.tau is None else f"{ranking.tau:.2f}"
     wrong = ranking.wrong
     verdict = (
-        "no two that differ by more than the runs do are ranked wrong" if not wrong else f"{wrong} pairs are wrong"
+        "no two that differ by more than the runs do are ranked wrong"
+        if not wrong
+        else f"{counted(wrong, 'pair')} ranked wrong"
     )
     console.print(f"Predicted and measured order: Kendall's tau {tau}; {verdict}", highlight=False)
     console.print()
