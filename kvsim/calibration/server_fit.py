@@ -37,12 +37,14 @@ def server_profile(
     machine: MachineInfo,
     measured: str,
     skipping: Collection[Kernel] = (),
+    shifts_all: bool = False,
     front_end_s: Coefficient | None = None,
     assumed: tuple[str, ...] = (),
 ) -> ServerFit:
     """Fit a profile to steps, all under one kernel.
 
-    ``engine``: with its version; ``measured``: the date, ISO 8601; ``skipping``: the kernel, if it skips masked cells.
+    ``engine``: with its version; ``measured``: the date, ISO 8601; ``skipping``: the kernel, if it skips masked cells;
+    ``shifts_all``: see ``Profile``.
     A server's steps do not show what moves and rotations of cells cost: the profile has none. Raises ``ValueError`` if
     there are too few steps.
     """
@@ -61,6 +63,7 @@ def server_profile(
         held_out=fitted.errors,
         name=name,
         engine=engine,
+        shifts_all=shifts_all,
         model=model,
         type_k=type_k,
         type_v=type_v,

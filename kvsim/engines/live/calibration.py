@@ -18,10 +18,11 @@ from kvsim import machine
 from kvsim.calibration.causes import likely_cause
 from kvsim.calibration.llamacpp import SKIPPING
 from kvsim.calibration.run import HELD_OUT_BOUND, TIGHT
-from kvsim.costs.fitting import FittedRegimes, digest
+from kvsim.calibration.server_fit import server_profile
+from kvsim.costs.fitting import FittedRegimes
 from kvsim.costs.pass_layout import REGIMES, Sample, regime_of
 from kvsim.costs.pass_price import PassPrice
-from kvsim.costs.profile import NOTHING_S, Coefficient, MachineInfo, Profile, Range
+from kvsim.costs.profile import Coefficient, MachineInfo, Profile
 from kvsim.costs.step_fit import LEAST_STEPS, fit_steps
 from kvsim.engines.live.address import Address, address_of, is_loopback
 from kvsim.engines.live.load_measurement import LoadMeasurement, Report
@@ -245,34 +246,22 @@ def _header(server: LiveServer) -> LoadHeader:
 
 def _built(name: str, server: LiveServer, measurement: LoadMeasurement, load_before: float) -> ServerCalibration:
     """The calibration of what was measured."""
-    samples, fitted = _samples(measurement), _fit(measurement)
-    off = (fitted.held_out["predicted_s"] / fitted.held_out["measured_s"] - 1).abs()
     scenario = server.served.scenario
-    works = [work for sample in samples for work in (sample, *sample.further)]
-    cells = [cells for work in works for _, cells in work.scans]
-    profile = Profile(
-        **dict(fitted.costs["decode"]),
-        mixed=fitted.costs["mixed"],
-        moves=None,
-        shift_per_cell_s=NOTHING_S,
-        held_out_samples=len(fitted.held_out),
-        held_out_error_median=float(off.median()),
-        held_out_error_p95=float(off.quantile(0.95)),
-        held_out=fitted.errors,
+    fitted = server_profile(
+        _samples(measurement),
+        named_rng(0, "server calibration fit"),
         name=name,
         engine=server.engine,
-        shifts_all=scenario.server.scheduler == "llama-server",
         model=server.model,
         type_k=scenario.cache.type_k,
         type_v=scenario.cache.type_v,
-        measured=datetime.datetime.now(datetime.UTC).date().isoformat(),
         machine=_machine(server.served.threads, load_before),
-        tokens=Range(low=min(work.tokens for work in works), high=max(work.tokens for work in works)),
-        cells=Range(low=min(cells), high=max(cells)),
-        samples=len(samples),
-        digest=digest(samples),
+        measured=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        skipping=SKIPPING,
+        shifts_all=scenario.server.scheduler == "llama-server",
         assumed=_assumed(server, measurement),
     )
+    profile = fitted.profile
     profile = profile.model_copy(update={"front_end_s": _front_end(profile, measurement)})
     half_width, scatter = _spread(fitted.held_out)
     left_out = sum(found.left_out for found in measurement.found)

@@ -17,7 +17,6 @@ from kvsim.engines.recorded.server import ServedRequest, ServerMeta
 from kvsim.engines.recorded.shared_texts import SharedTexts
 from kvsim.engines.recorded.steps import (
     FrontEnd,
-    GivenRequests,
     MeasuredStep,
     RecordedClients,
     SentAfter,
@@ -27,6 +26,7 @@ from kvsim.engines.recorded.steps import (
     until_next,
     works_of,
 )
+from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.simulation.run import build_policy
 from policies import Kernel
 from workloads import Request
@@ -125,7 +125,7 @@ def _served(record: Record) -> ServedRequest:
     )
 
 
-def _workload(records: Sequence[Record], defaults: Record) -> GivenRequests:
+def _workload(records: Sequence[Record], defaults: Record) -> InMemoryRequests:
     sources = {record["name"]: record["tokens"] for record in records if record["type"] == "source"}
     requests = [record for record in records if record["type"] == "request" and record["prompt"]]
     texts, found = SharedTexts(), []
@@ -139,7 +139,7 @@ def _workload(records: Sequence[Record], defaults: Record) -> GivenRequests:
         content = texts.add(record["id"], prompt, answer[:output])
         number, arrival_s = record["id"], float(record["send_s"])
         found.append(Request(number, arrival_s, len(prompt), output, content=content, **own))
-    return GivenRequests(tuple(found))
+    return InMemoryRequests(tuple(found))
 
 
 def _after(requests: Sequence[Record]) -> dict[int, SentAfter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,10 +13,11 @@ import simpy
 from kvsim.costs.pass_layout import Sample, Work, regime_of, work_of
 from kvsim.costs.profile import MachineInfo, Regime
 from kvsim.engines.recorded.server import RecordedServer
+from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.arrivals import Inbox, Process
 from policies import Group, Kernel, MicroBatch
-from workloads import Prefixes, Request, Workload
+from workloads import Request, Workload
 
 
 @dataclass(frozen=True)
@@ -46,30 +47,12 @@ def works_of(kernel: Kernel, batches: Sequence[MicroBatch], group: Group, *, ski
 
 
 @dataclass(frozen=True)
-class GivenRequests:
-    """A workload of requests that are at hand."""
-
-    requests: tuple[Request, ...]
-    notes: tuple[str, ...] = ()
-    users: int | None = None
-    prefixes: Prefixes = "tokens"
-
-    @property
-    def n_requests(self) -> int:
-        """The number of requests."""
-        return len(self.requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.requests)
-
-
-@dataclass(frozen=True)
 class SteppedServer(RecordedServer):
     """A recording with each step: besides what was asked, what the server was and did."""
 
     scenario: Scenario = field(kw_only=True)
     """The server, as ours is to be set up."""
-    workload: GivenRequests = field(kw_only=True)
+    workload: InMemoryRequests = field(kw_only=True)
     """All requests, those that failed included."""
     clients: RecordedClients = field(kw_only=True)
     steps: tuple[MeasuredStep, ...] = field(kw_only=True)

@@ -17,7 +17,6 @@ from kvsim.engines.recorded.server import ServedRequest, ServerMeta, ServerSecon
 from kvsim.engines.recorded.steps import (
     LONGEST_S,
     FrontEnd,
-    GivenRequests,
     MeasuredStep,
     RecordedClients,
     SentAfter,
@@ -28,6 +27,7 @@ from kvsim.engines.recorded.steps import (
     works_of,
 )
 from kvsim.errors import UserError, counted
+from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.model.engine_versions import PRESENT
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.run import build_policy
@@ -180,7 +180,7 @@ def _served(record: Record) -> ServedRequest:
     )
 
 
-def _workload(requests: list[Record]) -> GivenRequests:
+def _workload(requests: list[Record]) -> InMemoryRequests:
     texts: dict[str, int] = {}
     by_number = {record["r"]: record for record in requests}
 
@@ -190,7 +190,7 @@ def _workload(requests: list[Record]) -> GivenRequests:
         return Request(number, prompt_tokens=record["n_prompt"], output_tokens=record["n_out"], content=content, **more)
 
     ordered = sorted(requests, key=lambda record: (record["sent"], record["r"]))
-    return GivenRequests(tuple(make(r["r"], arrival_s=r["sent"] / 1e3) for r in ordered))
+    return InMemoryRequests(tuple(make(r["r"], arrival_s=r["sent"] / 1e3) for r in ordered))
 
 
 def _after(header: Record, requests: list[Record]) -> dict[int, SentAfter]:

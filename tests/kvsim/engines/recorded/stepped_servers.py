@@ -11,7 +11,8 @@ import simpy
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import NOTHING_S, Attention, Coefficient, MachineInfo, PassCosts, Profile, Range
 from kvsim.engines.conformance.server_flags import scenario_of
-from kvsim.engines.recorded.steps import FrontEnd, GivenRequests, RecordedClients, SentAfter
+from kvsim.engines.recorded.steps import FrontEnd, RecordedClients, SentAfter
+from kvsim.experiments.traffic import InMemoryRequests
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.backend import DelegatingBackend, SimulatedBackend
 from kvsim.simulation.recorder import Recorder
@@ -205,7 +206,14 @@ def served(
     noting = {"llama-server": lambda *server: LlamaServer(*server, log=note)}
     with patch.dict(SCHEDULERS, noting):
         result, _ = drive(
-            scenario, policy, watch, Recorder(), None, workload=GivenRequests(tuple(requests)), clients=clients, env=env
+            scenario,
+            policy,
+            watch,
+            Recorder(),
+            None,
+            workload=InMemoryRequests(tuple(requests)),
+            clients=clients,
+            env=env,
         )
     return World(result, watch.steps, watch.tokens, watch.slots, events, clients)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from kvsim.costs.pass_layout import Work
 from kvsim.engines.recorded.steps import (
     FrontEnd,
-    GivenRequests,
     MeasuredStep,
     RecordedClients,
     SentAfter,
@@ -19,6 +18,7 @@ from kvsim.engines.recorded.steps import (
     that_tell,
     until_next,
 )
+from kvsim.experiments.traffic import InMemoryRequests
 from workloads import Request
 
 ONE = Work(tokens=1, scans=((1, 5),), chunks=1, runs=1)
@@ -97,7 +97,7 @@ def came(after, front_end=FrontEnd(0.0, 0.0), there_s=None):  # noqa: B008
     """When the requests 0, 1 and 2, due at 0, 10 and 20, come to the server; and when no more will."""
     env = simpy.Environment()
     inbox = _Instant(env)
-    workload = GivenRequests(tuple(Request(i, 10.0 * i, 3, 2) for i in range(3)))
+    workload = InMemoryRequests(tuple(Request(i, 10.0 * i, 3, 2) for i in range(3)))
     env.run(env.process(RecordedClients(after, front_end, there_s or {})(env, inbox, workload)))
     return inbox.came, inbox.closed_s
 
@@ -123,5 +123,5 @@ def test_equal_settings_have_equal_keys():
 
 
 def test_given_requests_are_a_workload():
-    requests = GivenRequests((Request(4, 0.0, 3, 2),))
+    requests = InMemoryRequests((Request(4, 0.0, 3, 2),))
     assert (requests.n_requests, [request.id for request in requests]) == (1, [4])
