@@ -61,7 +61,6 @@ def calibrate_url(
 
 def profile_for(asked: ServersAsked, seconds: float, progress: RunProgress) -> Profile:
     """The profile of the first server, as ``calibrate --url`` saved it here, or measured now. Raises ``UserError``."""
-    from kvsim.costs.profile import load_profile
     from kvsim.engines.live.calibration import calibrate_server, find_server
 
     server = find_server(
@@ -71,12 +70,26 @@ def profile_for(asked: ServersAsked, seconds: float, progress: RunProgress) -> P
         key=key_of(asked.key_env),
         allow_remote=asked.allow_remote,
     )
-    saved = Path(f"{file_name(server)}.profile.json")
-    if saved.is_file() and is_of(server, found := load_profile(str(saved))):
-        return found
+    saved = _saved_here(server)
+    if saved is not None:
+        return saved
     progress.begin(f"measuring {server.address}", 100)
     done = calibrate_server(server, seconds=seconds, report=progress.share)
     return done.profile.model_copy(update={"refused": done.refusal()})
+
+
+def _saved_here(server: LiveServer) -> Profile | None:
+    """The latest profile of a server among the files ``*.profile.json`` of this folder; None if there is none."""
+    from kvsim.costs.profile import load_profile
+
+    for path in sorted(Path().glob("*.profile.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            found = load_profile(str(path))
+        except UserError:
+            continue  # Another kind of file.
+        if is_of(server, found):
+            return found
+    return None
 
 
 def file_name(server: LiveServer) -> str:

@@ -306,7 +306,7 @@ def _assumed(server: LiveServer, measurement: LoadMeasurement) -> tuple[str, ...
     if not is_loopback(host):
         lines.append("the machine: that of the client, since the server's does not say what it is")
     if not measurement.counts:
-        lines.append("that nobody else used the server: it does not count its tokens (llama-server: --metrics)")
+        lines.append("that no others used the server: it does not count its tokens (llama-server: --metrics)")
     if server.settings.api == "llama-server":
         lines.append("that a context shift costs nothing: that was not measured")
     return tuple(lines)

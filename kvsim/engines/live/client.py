@@ -63,7 +63,7 @@ class Answer:
     prompt_tokens: int | None = None
     """As the server counted them."""
     cached_tokens: int | None = None
-    """Of these, found in a cache; None if the server does not say."""
+    """Prompt tokens that were found in a cache; None if the server does not say."""
     output: list[int] = field(default_factory=list)
     """Token ids of the answer, where the server gives them."""
     text: str = ""

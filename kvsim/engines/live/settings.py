@@ -49,7 +49,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class Counters:
-    """Tokens that a server has computed since it was started, for whoever asked."""
+    """Tokens that a server has computed since it was started, for all of its clients together."""
 
     prompt_tokens: int
     output_tokens: int

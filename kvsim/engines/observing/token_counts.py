@@ -15,7 +15,7 @@ import httpx
 from kvsim.engines.live.address import Address
 
 Counted = Literal["server", "tokenizer", "estimate"]
-"""Who counted, from the surest to the least: the server itself, the server when asked later, or nobody."""
+"""How tokens were counted, the surest first: by the server in its answer, by its tokenizer later, or by an estimate."""
 COUNTED: tuple[Counted, ...] = ("server", "tokenizer", "estimate")
 
 _BYTES_PER_TOKEN = 4

@@ -172,7 +172,7 @@ def _front_end(records: Sequence[Record], steps: Sequence[MeasuredStep]) -> Fron
 
 
 def _begun_after(records: Sequence[Record]) -> dict[int, float]:
-    """Of requests at a fixed time that came to an idle server: the seconds from sending until it began with a step."""
+    """Seconds from sending until the first step, for requests at a fixed time that came to an idle server."""
     sent = {r["task"]: r for r in records if r["type"] == "request" and "task" in r and "after" not in r}
     found: dict[int, float] = {}
     waiting: list[Record] = []

@@ -64,7 +64,7 @@ def _decodes(requests: Sequence[SeenRequest], scenario: Scenario) -> list[Measur
         start_s, end_s = (float(np.median([token.at_s for token in step])) for step in (before, after))
         running = {token.request for token in after}
         others = (r for i, r in enumerate(requests) if i not in running)
-        # Whoever waits or generates meanwhile may have had a part in the step.
+        # A request that waits or generates meanwhile may have had a part in the step.
         if any(r.sent_s < end_s and r.token_s[-1] > start_s for r in others):
             continue
         works = _works_of_tokens([(requests[token.request], token.number) for token in after], scenario)

@@ -166,7 +166,8 @@ class RecordedClients:
     after: Mapping[int, SentAfter]
     """By request; all others come at their times."""
     front_end: FrontEnd
-    """Who waits for an answer hears of its end, and is heard, so much later: often the next step has begun by then."""
+    """What lies between clients and scheduler. A client that waits for an answer sends its next request later by both
+    delays; often the next step has begun by then."""
     there_s: Mapping[int, float] = field(default_factory=dict)
     """By request, where it was otherwise: an idle server takes a while to begin, and who comes meanwhile is in time."""
 
