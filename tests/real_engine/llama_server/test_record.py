@@ -26,6 +26,7 @@ user_tokens = { kind = "lognormal", mu = 2.5, sigma = 0.5, min = 2, max = 30 }
 output_tokens = { kind = "lognormal", mu = 1.5, sigma = 0.5, min = 1, max = 9 }
 think_s = 0.1
 """
+ONE_CHAT = CHATS.replace("sessions = 5", "sessions = 1").replace("value = 3 }", "value = 5 }")
 USERS = """
 [workload]
 kind = "closed-loop"
@@ -38,6 +39,7 @@ output_tokens = { kind = "lognormal", mu = 1.5, sigma = 0.8, min = 1, max = 12 }
 RUNS = {
     "chats": (CHATS, ["-np", "2", "-c", "1024"]),
     "chats_automatic": (CHATS, ["-c", "1024"]),
+    "one_chat": (ONE_CHAT, ["-np", "2", "-c", "1024"]),
     "users": (USERS, ["-np", "3", "-c", "1000", "-b", "64", "-ub", "32", "--cache-ram", "0"]),
     "full_pool": (USERS, ["-np", "4", "-c", "256", "--kv-unified", "--cache-ram", "0"]),
 }
@@ -73,11 +75,15 @@ def test_a_server_of_our_own_counts_no_more_than_was_asked(recorded):
     assert 0.5 * tokens["ours"] < tokens["counted"] <= tokens["ours"]
 
 
-def test_answers_are_quoted_as_the_server_holds_them(recorded):
-    """Later turns find all of the history that their slot or the host cache has, up to the last token."""
+def test_answers_are_quoted_as_the_server_holds_them(recorded, request):
+    """Later turns find no more than the history, up to its last token; a chat alone on a server finds it all."""
     _, path = recorded
     requests = {line["id"]: line for _, line in read_lines(path) if line["type"] == "request"}
     later = [r for r in requests.values() if r["group"] and "after" in r]
     found = [r["result"]["cache_n"] - requests[r["after"]]["prompt_tokens"] for r in later]
-    assert all(n <= requests[r["after"]]["n_predict"] - 1 for n, r in zip(found, later, strict=True))
-    assert not later or any(n == requests[r["after"]]["n_predict"] - 1 for n, r in zip(found, later, strict=True))
+    held = [requests[r["after"]]["n_predict"] - 1 for r in later]
+    assert all(n <= most for n, most in zip(found, held, strict=True))
+    # Where chats share slots, what is left of a history depends on who came between: on the speed of the machine.
+    if request.node.callspec.params["recorded"] == "one_chat":
+        assert later
+        assert found == held
