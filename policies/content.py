@@ -72,7 +72,9 @@ class Content:
 
     def head(self, n: int) -> Content:
         """Copy the first ``n`` tokens, or all of them if there are fewer."""
-        return Content(self._cut(0, n))
+        copy = Content(self._cut(0, n))
+        copy.private = self.private
+        return copy
 
     def without(self, start: int, stop: int) -> Content:
         """Copy all tokens but those in ``[start, stop)``."""

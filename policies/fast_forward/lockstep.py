@@ -120,7 +120,7 @@ class LockstepSequence:
         """Tokens placed; while a member, less the batch's steps."""
         self.lockstep_batch: LockstepBatch[Any] | None = None
         self.join_index = 0
-        """Ascends in the order of joining, in which members get their tokens in a step."""
+        """Ascends in the order in which members get their tokens in a step; no two joins have the same."""
 
     @property
     def length(self) -> int:
@@ -134,9 +134,12 @@ class LockstepSequence:
 
 M = TypeVar("M", bound=LockstepSequence)
 
+_JOIN_BITS = 40
+"""More joins than a run can have, counted in the lower bits of a ``join_index``; above them is the member's place."""
+
 
 class LockstepBatch(ABC, Generic[M]):
-    """Sequences that get one token each in every step, in the order in which they joined."""
+    """Sequences that get one token each in every step, in order of their places, then of joining."""
 
     takes_from_pool: bool
     """Whether members take from a pool that other sequences use as well, so that the order within a step matters."""
@@ -146,6 +149,9 @@ class LockstepBatch(ABC, Generic[M]):
         """The most tokens in one forward pass."""
         self.steps = 0
         """Steps taken so far."""
+        self.places_whole_steps = False
+        """Whether the scheduler has a step placed as a whole, rather than room reserved for one sequence after another:
+        then all sequences give up what a step leaves behind before any takes what it needs."""
         self._members: dict[int, M] = {}
         self._joins = 0
         self._most: int | None = 0
@@ -155,8 +161,12 @@ class LockstepBatch(ABC, Generic[M]):
         return len(self._members)
 
     @abstractmethod
-    def join(self, seq: int) -> bool:
-        """Make a sequence that holds something a member; False where it cannot be one."""
+    def join(self, seq: int, place: int = 0) -> bool:
+        """Make a sequence that holds something a member; False where it cannot be one.
+
+        ``place``: members with a lower one get their tokens before it in each step, among equals those that joined
+        earlier.
+        """
 
     @abstractmethod
     def leave(self, seq: int) -> None:
@@ -169,6 +179,11 @@ class LockstepBatch(ABC, Generic[M]):
     @abstractmethod
     def reserve_step(self) -> bool:
         """Set aside what the next step takes; False, without effect, where there is no room."""
+
+    def reserve_with(self, step: Sequence[Chunk]) -> bool:
+        """Set aside what the next step and the chunks of sequences beside it take; False, without effect, if it is not
+        certain that there is room. Where ``place`` takes all or nothing, only the members' part."""
+        return self.reserve_step()
 
     @abstractmethod
     def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
@@ -204,13 +219,14 @@ class LockstepBatch(ABC, Generic[M]):
     def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
         """Take the first ``n`` steps of the latest forecast; returns the copies that it announced for them."""
 
-    def _add(self, seq: int, member: M) -> None:
+    def _add(self, seq: int, member: M, place: int) -> None:
         self._joins += 1
         member._length -= self.steps
         most = self._most
         if not self._members or (most is not None and member._length > most):
             self._most = member._length
-        member.lockstep_batch, member.join_index, self._members[seq] = self, self._joins, member
+        member.lockstep_batch, member.join_index = self, (place << _JOIN_BITS) + self._joins
+        self._members[seq] = member
 
     def _drop(self, seq: int) -> M:
         member = self._members.pop(seq)

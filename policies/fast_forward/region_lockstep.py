@@ -91,7 +91,7 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         self._growing = 0
         """Members that hold a cell more after each step."""
 
-    def join(self, seq: int) -> bool:
+    def join(self, seq: int, place: int = 0) -> bool:
         """False without a region that holds something and has room."""
         regions, max_held = self._regions, self._regions.max_held
         region = regions.region(seq)
@@ -100,7 +100,7 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         room = regions.room(seq)
         if room < 1:
             return False
-        self._add(seq, region)
+        self._add(seq, region, place)
         heapq.heappush(self._ends, (self.steps + room, region.join_index, seq))
         self._held += regions.held(seq)
         if max_held is None:

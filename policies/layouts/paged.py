@@ -112,7 +112,9 @@ class PagedPolicy(Policy):
         self._ahead: tuple[int, int] | None = None
         """Tokens in flight and known tokens of the chunk that is being reserved ahead."""
         batch = PagedLockstepBatch if window is None else WindowLockstepBatch
-        self._lockstep_batch = batch(self.blocks, self._place_beside_lockstep, config.n_ubatch)
+        self._lockstep_batch = batch(
+            self.blocks, self._place_beside_lockstep, self._admission.reserve_beside, config.n_ubatch
+        )
 
     def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """None where other kernels read, or blocks may have to come from the host tier."""

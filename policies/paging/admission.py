@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from policies.content import NOTHING, Content
 from policies.paging.block_manager import BlockManager
@@ -113,10 +113,33 @@ class Admission:
         if need > free:
             blocks = f"{need} block{'s' * (need > 1)}"
             raise NoSlot(f"the step needs {blocks} of {self._blocks.block_size} cells, {free} are free")
+        self._attach_found(step)
+        self._reserve_all(step)
+
+    def reserve_beside(self, step: Sequence[Chunk], besides: int, take: Callable[[], bool]) -> bool:
+        """Take blocks for all chunks of a step in which other sequences need ``besides`` blocks, or return False.
+
+        ``take``: takes those, before the chunks get theirs.
+        """
+        try:
+            need = self._need(step)
+        except NoSlot:
+            return False
+        if need + besides > len(self._pool.free):
+            return False
+        self._attach_found(step)
+        taken = take()
+        self._reserve_all(step)
+        return taken
+
+    def _attach_found(self, step: Sequence[Chunk]) -> None:
+        """Let sequences have what was found of them, so that it is not handed out to other chunks."""
         for chunk in step:
-            # What was found is taken first, so that it is not handed out to other chunks.
             if chunk.start and self._found.get(chunk.seq):
                 self.reserve(chunk._replace(n=0), 0, False, 0, 0)
+
+    def _reserve_all(self, step: Sequence[Chunk]) -> None:
+        """Take blocks for the chunks that have not got theirs yet; there must be enough."""
         for chunk in step:
             if not self._is_reserved(chunk) and not self.reserve(chunk, 0, False, 0, 0):
                 raise AssertionError(f"{self._name}: blocks that were counted are not there")

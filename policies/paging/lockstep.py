@@ -15,6 +15,9 @@ from policies.vocabulary import Chunk, Moves
 PlaceChunks = Callable[[Sequence[Chunk], int], Sequence[PassSummary]]
 """Places reserved chunks; its second argument is the number of lockstep tokens that the first forward pass has too."""
 
+ReserveChunks = Callable[[Sequence[Chunk], int, Callable[[], bool]], bool]
+"""``Admission.reserve_beside``."""
+
 _first_step = itemgetter(0)
 
 
@@ -28,10 +31,11 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
 
     takes_from_pool = True
 
-    def __init__(self, blocks: BlockManager, place: PlaceChunks, max_pass_tokens: int):
+    def __init__(self, blocks: BlockManager, place: PlaceChunks, reserve_chunks: ReserveChunks, max_pass_tokens: int):
         """``max_pass_tokens``: the most tokens in one forward pass."""
         super().__init__(max_pass_tokens)
         self._blocks = blocks
+        self._reserve_chunks = reserve_chunks
         self._pool = blocks.pool
         self._size = blocks.block_size
         self._place = place
@@ -49,7 +53,7 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         self._reserved = -1
         """The step for which blocks were set aside last."""
 
-    def join(self, seq: int) -> bool:
+    def join(self, seq: int, place: int = 0) -> bool:
         """Join, unless the sequence has spare blocks or must first copy the shared block that it writes to."""
         table, size = self._blocks.tables.get(seq), self._size
         if table is None:
@@ -58,17 +62,13 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         step = next_block_step(length, n_blocks, size)
         if length == 0 or step >= size or (step and self._pool.holders(table.blocks[-1]) > 1):
             return False
-        self._add(seq, table)
+        self._add(seq, table, place)
         self._reserved = -1  # Blocks set aside for a step that was not taken belong to the sequences that got them.
         self._blocks.occupancy.up_to_date = False
         if self._cache_blocks is None:
             self._pool.stop_counting()
         remainder = table.begins_at = (self.steps + step) % size
-        group = self._begins.get(remainder)
-        if group is None:
-            self._begins[remainder] = {seq: table}
-        else:
-            group[seq] = table
+        add_to_group(self._begins, remainder, seq, table)
         self._held += length
         self._runs += n_blocks
         return True
@@ -106,6 +106,14 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
                 self._set_aside(1, [(0, begins)] if begins else [])
             self._reserved = self.steps
         return True
+
+    def reserve_with(self, step: Sequence[Chunk]) -> bool:
+        """Take the blocks of members and chunks in the order of single steps: all of them, or none."""
+        if step:
+            begins = () if self._reserved == self.steps else self._begins.get(self.steps % self._size, ())
+            if not self._reserve_chunks(step, len(begins), self.reserve_step):
+                return False
+        return self.reserve_step()
 
     def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
         """Place chunks whose blocks have been reserved."""
@@ -187,3 +195,15 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
                 table.blocks += pool.take(1)
             if seq in fills:
                 self._cache_blocks(table, table.length + step - self.steps + 1 - lag)
+
+
+def add_to_group(groups: dict[int, dict[int, BlockTable]], remainder: int, seq: int, table: BlockTable) -> None:
+    """Add a member to the group of a remainder, which stays in the order in which members get their tokens."""
+    group = groups.get(remainder)
+    if group is None:
+        groups[remainder] = {seq: table}
+        return
+    late = next(reversed(group.values())).join_index > table.join_index
+    group[seq] = table
+    if late:
+        groups[remainder] = dict(sorted(group.items(), key=lambda item: item[1].join_index))

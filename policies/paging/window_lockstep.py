@@ -10,7 +10,8 @@ from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
 from policies.paging.blocks import NULL
 from policies.paging.growth import blocks_behind, first_block_behind_step
-from policies.paging.lockstep import PagedLockstepBatch, PlaceChunks
+from policies.paging.lockstep import PagedLockstepBatch, PlaceChunks, ReserveChunks, add_to_group
+from policies.vocabulary import Chunk
 
 _Group = dict[int, BlockTable]
 """Sequences that do something in the same step, by their numbers, in the order of joining."""
@@ -23,9 +24,9 @@ class WindowLockstepBatch(PagedLockstepBatch):
     one, so that what one gives up may be what the next one takes.
     """
 
-    def __init__(self, blocks: BlockManager, place: PlaceChunks, max_pass_tokens: int):
+    def __init__(self, blocks: BlockManager, place: PlaceChunks, reserve_chunks: ReserveChunks, max_pass_tokens: int):
         """``max_pass_tokens``: the most tokens in one forward pass."""
-        super().__init__(blocks, place, max_pass_tokens)
+        super().__init__(blocks, place, reserve_chunks, max_pass_tokens)
         assert blocks.window is not None
         self._window = blocks.window
         self._eventful = True
@@ -36,13 +37,13 @@ class WindowLockstepBatch(PagedLockstepBatch):
         """A heap: for each sequence that will not give up its first block in the next ``block_size`` steps the step in
         which it does, its ``join_index``, and its number. Entries of sequences that have left may be in it."""
 
-    def join(self, seq: int) -> bool:
+    def join(self, seq: int, place: int = 0) -> bool:
         """Join as in any paged batch, unless a block behind the window is still held, as after a prefill."""
         table, size, window = self._blocks.tables.get(seq), self._size, self._window
         if table is None:
             return False
         seen = table.length - self._blocks.lag
-        if table.skipped != blocks_behind(seen - 1, window, size) or not super().join(seq):
+        if table.skipped != blocks_behind(seen - 1, window, size) or not super().join(seq, place):
             return False
         step = self.steps + first_block_behind_step(seen, window, size)
         if seen < window:
@@ -63,6 +64,10 @@ class WindowLockstepBatch(PagedLockstepBatch):
         self._held += table.skipped * size
         self._runs += table.skipped
         super().leave(seq)
+
+    def reserve_with(self, step: Sequence[Chunk]) -> bool:
+        """As for other batches; False as well where a chunk may give up blocks, which members would have to do first."""
+        return not any([chunk.start for chunk in step]) and super().reserve_with(step)
 
     def next_step_reads(self) -> NextStepReads:
         """One token more for each sequence, without the blocks that are given up for it."""
@@ -169,12 +174,21 @@ class WindowLockstepBatch(PagedLockstepBatch):
         begins: Sequence[tuple[int, _Group]],
         fills: Sequence[tuple[int, _Group]],
     ) -> None:
-        """In each step, in the order of joining, give up a block, take one, and cache the one that will be full."""
+        """In each step each in turn gives up a block, takes one, and caches the one that will be full.
+
+        Where a step is placed as a whole, all give up theirs before any takes one.
+        """
         pool, give_up, cache_blocks = self._pool, self._blocks.give_up, self._cache_blocks
         kinds = enumerate((gives, begins, fills))
-        events = [(step, s.join_index, kind, s) for kind, due in kinds for step, group in due for s in group.values()]
+        first = self.places_whole_steps
+        events = [
+            (step, first and kind > 0, s.join_index, kind, s)
+            for kind, due in kinds
+            for step, group in due
+            for s in group.values()
+        ]
         events.sort()
-        for step, _, kind, table in events:
+        for step, _, _, kind, table in events:
             if kind == 1:
                 table.blocks.append(pool.take(1)[0])
             elif kind == 0:
@@ -199,12 +213,8 @@ class WindowLockstepBatch(PagedLockstepBatch):
                 self._add_giver(first % self._size, seq, self._members[seq])
 
     def _add_giver(self, remainder: int, seq: int, table: BlockTable) -> None:
-        """Add a sequence to the group of a remainder, which stays in the order of joining."""
-        group = self._gives.setdefault(remainder, {})
-        late = bool(group) and next(reversed(group.values())).join_index > table.join_index
-        group[seq] = table
-        if late:
-            self._gives[remainder] = dict(sorted(group.items(), key=lambda item: item[1].join_index))
+        """Add a sequence to those that give up a block at a remainder."""
+        add_to_group(self._gives, remainder, seq, table)
 
     def _is_member(self, seq: int, join_index: int) -> bool:
         table = self._members.get(seq)

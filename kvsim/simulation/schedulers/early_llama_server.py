@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
@@ -29,6 +28,8 @@ class EarlyLlamaServer(SlotServer):
     Where a single token finds no room, every request in a slot fails, and the slots keep what they hold.
     """
 
+    _last_first = False
+
     def __init__(
         self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder, log: DecisionLog = no_log
     ):
@@ -50,21 +51,22 @@ class EarlyLlamaServer(SlotServer):
             error = "Input prompt is too big compared to KV size. Please try increasing KV size."
             self._fail_all(reason, now, error, empties=not self._scenario.server.keep_idle_slots)
             return
-        self._halve(min(self._limit, sum(chunk.n for chunk in self._pending)))
+        self._end_lockstep()
+        self._halve(min(self._limit, sum([chunk.n for chunk in self._pending])))
         self._log("no_room", n_batch=self._limit)
 
-    def _choose(self, prompt: Content, idle: Sequence[Slot]) -> Slot:
+    def _choose(self, prompt: Content, oldest: Slot) -> Slot:
         best, longest = None, 0
-        for slot in idle if self._threshold else ():
+        # A prompt that no other repeats has no run in common with any.
+        for slot in self.slots.idle if self._threshold and not prompt.private else ():
             run = slot.content.longest_common_run(prompt)
             if run > longest and ratio(run, slot.content.n) > self._threshold:
                 best, longest = slot, run
         if best is not None:
             self._log("by_similarity", slot=best.id, lcs=longest, of=best.content.n)
             return best
-        best = min(idle, key=lambda slot: slot.last_used)
-        self._log("by_lru", slot=best.id, t_last=best.last_used)
-        return best
+        self._log("by_lru", slot=oldest.id, t_last=oldest.last_used)
+        return oldest
 
     def _call_deferred(self, now: float) -> None:
         if now != self._called_s:

@@ -25,11 +25,10 @@ class FairLlamaServer(LlamaServer):
     order of arrival, not the last first.
     """
 
-    def _pick(self, prompt: Content, idle: Sequence[Slot]) -> tuple[Slot, bool]:
+    def _pick(self, prompt: Content, oldest: Slot) -> tuple[Slot, bool]:
         """The idle slot for a prompt, and whether much is lost of what it holds: by what is gained, else by age."""
-        oldest = self._oldest(idle)
         best, most = None, self._found(oldest, prompt)
-        for slot in idle:
+        for slot in self.slots.idle:
             prefix = slot.content.common_prefix(prompt)
             gain = prefix - (slot.content.n - prefix)
             if gain > most:

@@ -47,32 +47,37 @@ class LlamaServer(SlotServer):
         """Purge an idle slot; with none left halve ``n_batch``; at 1 fail every request in a slot, and empty these."""
         self._recorder.failed_allocations += 1
         done = [chunk for batch in reason.done for chunk in batch.chunks]
-        tried = min(self._limit, sum(chunk.n for chunk in self._pending))
+        if not done and self._limit > 1 and self._purge_one():
+            self._log("no_room", n_batch=self._limit)
+            return
+        self._end_lockstep()
+        tried = min(self._limit, sum([chunk.n for chunk in self._pending]))
         if done:
             self._complete(done, now)
         if self._limit == 1:
             self._fail_all(reason, now, "Context size has been exceeded.", empties=True)
             return
-        if not self._purge_one():
-            self._halve(tried, sum(chunk.n for chunk in done))
+        if not done or not self._purge_one():
+            self._halve(tried, sum([chunk.n for chunk in done]))
         self._log("no_room", n_batch=self._limit)
 
     # Taking tasks
 
-    def _choose(self, prompt: Content, idle: Sequence[Slot]) -> Slot:
+    def _choose(self, prompt: Content, oldest: Slot) -> Slot:
         """The idle slot for a prompt, with the state that it is to begin with."""
-        chosen, loses_much = self._pick(prompt, idle)
+        chosen, loses_much = self._pick(prompt, oldest)
         if loses_much and self.host_cache is not None:
             self._save(chosen, self.host_cache)
             self._bring_back(chosen, prompt, self.host_cache)
             self.host_cache.enforce_limits()
         return chosen
 
-    def _pick(self, prompt: Content, idle: Sequence[Slot]) -> tuple[Slot, bool]:
+    def _pick(self, prompt: Content, oldest: Slot) -> tuple[Slot, bool]:
         """The idle slot for a prompt, and whether much is lost of what it holds: by similarity, else by age."""
         best, best_similarity = None, np.float32(0)
-        if self._threshold:
-            for slot in idle:
+        # A prompt that no other repeats is like none, which need not be found out where no log wants to know.
+        if self._threshold and not (prompt.private and self._log is no_log):
+            for slot in self.slots.idle:
                 if slot.content.n:
                     prefix = slot.content.common_prefix(prompt)
                     similarity = ratio(prefix, prompt.n)
@@ -80,18 +85,12 @@ class LlamaServer(SlotServer):
                     if similarity > best_similarity and similarity > self._threshold:
                         best, best_similarity = slot, similarity
         if best is None:
-            oldest = self._oldest(idle)
             self._log("by_lru", slot=oldest.id, t_last=oldest.last_used)
             return oldest, True
         # As the server computes it: from the share, not from the tokens.
         kept = best_similarity * np.float32(prompt.n) / np.float32(best.content.n)
         self._log("by_similarity", slot=best.id, sim=best_similarity, threshold=self._threshold, keep=kept)
         return best, bool(kept < _KEPT_AT_LEAST)
-
-    @staticmethod
-    def _oldest(idle: Sequence[Slot]) -> Slot:
-        """The slot that was released longest ago; of those never used the last."""
-        return min(reversed(idle), key=lambda slot: slot.last_used)
 
     def _save(self, slot: Slot, cache: HostPromptCache) -> bool:
         """Save what an idle slot holds to the host cache; False if it holds nothing, or nothing new."""
@@ -123,12 +122,11 @@ class LlamaServer(SlotServer):
 
     def _save_idle_slots(self, cache: HostPromptCache) -> None:
         """Save what idle slots hold; with one cache for all, empty them."""
-        for slot in self.slots:
-            if slot.job is None:
-                if self._save(slot, cache):
-                    cache.enforce_limits()
-                if self._unified:
-                    self._clear(slot)
+        for slot in self.slots.idle:
+            if self._save(slot, cache):
+                cache.enforce_limits()
+            if self._unified:
+                self._clear(slot)
 
     # Versions of the loop's parts
 
@@ -156,7 +154,7 @@ class LlamaServer(SlotServer):
 
     def _purge_one(self) -> bool:
         """Empty the first idle slot that holds something, where all slots share one cache; False if there is none."""
-        slot = next((slot for slot in self.slots if slot.job is None and slot.kept), None)
+        slot = next((slot for slot in self.slots.all if slot.job is None and slot.kept), None)
         if slot is None or not self._unified:
             return False
         self._log("purge", slot=slot.id, tokens=slot.content.n)

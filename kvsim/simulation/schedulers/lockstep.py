@@ -21,8 +21,12 @@ class LockstepJobs:
         self.newest = 0
         """Latest admission index of any job that joined."""
         self._jobs: dict[int, Job] = {}
-        self._ends: list[tuple[int, int, int]] = []
-        """A heap with, for each job at least: the step after which it ends, its admission index, its slot."""
+        self._joins = 0
+        self._joined: dict[int, int] = {}
+        """By slot, how many jobs had joined when its job did."""
+        self._ends: list[tuple[int, int, int, int]] = []
+        """A heap with, for each job at least: the step after which it ends, its admission index, how many had joined
+        when it did, its slot."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -34,20 +38,26 @@ class LockstepJobs:
         """The jobs, in the order in which they joined."""
         return list(self._jobs.values())
 
-    def join(self, job: Job, steps_left: int) -> bool:
-        """Add a decoding job that will not end for ``steps_left`` steps; return False if its sequence cannot join."""
-        if self.batch is not None and not self.batch.join(job.slot):
+    def join(self, job: Job, steps_left: int, place: int = 0) -> bool:
+        """Add a decoding job that will not end for ``steps_left`` steps; return False if its sequence cannot join.
+
+        ``place``: as in ``LockstepBatch.join``.
+        """
+        if self.batch is not None and not self.batch.join(job.slot, place):
             return False
         job.computed -= self.steps
         job.generated -= self.steps
-        self._jobs[job.slot] = job
-        self.newest = max(self.newest, job.admission)
-        heapq.heappush(self._ends, (self.steps + steps_left + 1, job.admission, job.slot))
+        self._joins += 1
+        self._jobs[job.slot], self._joined[job.slot] = job, self._joins
+        if job.admission > self.newest:
+            self.newest = job.admission
+        heapq.heappush(self._ends, (self.steps + steps_left + 1, job.admission, self._joins, job.slot))
         return True
 
     def leave(self, slot: int) -> Job:
         """Remove the job of a slot, and bring its counts up to date."""
         job = self._jobs.pop(slot)
+        del self._joined[slot]
         if self.batch is not None:
             self.batch.leave(slot)
         job.computed += self.steps
@@ -77,8 +87,7 @@ class LockstepJobs:
         self.steps += steps
         found = []
         while self._ends and self._ends[0][0] <= self.steps:
-            _, admission, slot = heapq.heappop(self._ends)
-            job = self._jobs.get(slot)
-            if job is not None and job.admission == admission:
+            _, _, joined, slot = heapq.heappop(self._ends)
+            if self._joined.get(slot) == joined:
                 found.append(self.leave(slot))
         return found

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import SchedulerBase
 from kvsim.simulation.schedulers.decision_log import DecisionLog, no_log
-from kvsim.simulation.schedulers.slots import Slot, reused_runs
+from kvsim.simulation.schedulers.slot_lockstep import SlotLockstep
+from kvsim.simulation.schedulers.slots import Slot, Slots, reused_runs
 from policies import NOTHING, Chunk, Content, NoSlot, Policy
+from policies.fast_forward.lockstep import LockstepBatch
 
 
 class SlotServer(SchedulerBase):
@@ -26,13 +29,16 @@ class SlotServer(SchedulerBase):
     are too long and of slots that are full, and what is done when a piece finds no room.
     """
 
+    _last_first = True
+    """Whether of the slots that were never used the last is the one to be used first."""
+
     def __init__(
         self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder, log: DecisionLog = no_log
     ):
         super().__init__(scenario, policy, backend, recorder)
         # It refuses no request for the output that it may ask for: what happens when a slot is full, is seen then.
         self._context = min(scenario.slot_context, policy.max_sequence_tokens)
-        self.slots = [Slot(i) for i in range(scenario.server.slots)]
+        self.slots = Slots(scenario.server.slots, last_first=self._last_first)
         self.queue: deque[Job] = deque()
         """Requests that have come, or whose turn has come, since tasks were last taken."""
         self.deferred: deque[Job] = deque()
@@ -47,7 +53,12 @@ class SlotServer(SchedulerBase):
         self._n_batch = scenario.n_batch
         self._limit = self._n_batch
         """The most tokens of the next piece."""
-        self._turn = 0
+        self._lockstep: SlotLockstep | None = None
+        """The slots that only generate; None where there is no lockstep."""
+        self._admission_blocked = False
+        """Whether the first request in the queue waits for a sequence to give up its room."""
+        self._some_full = False
+        """Whether some generating slot may have as many tokens as it can hold."""
 
     @property
     def context(self) -> int:
@@ -68,62 +79,110 @@ class SlotServer(SchedulerBase):
         """Queue a request. Even one that no slot can hold gets a slot first."""
         self.queue.append(job)
 
+    def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:
+        """Let slots that only generate go in lockstep, if a batch, and a pass, always has room for all of them."""
+        most = self._n_batch if batch is None else min(self._n_batch, batch.max_pass_tokens)
+        if len(self.slots) < most:
+            self._lockstep = SlotLockstep(self.slots, batch, self._steps_to_end)
+
+    def _steps_to_end(self, job: Job) -> int:
+        return self._steps_left(job, self._context - 1)
+
     def compose(self, now: float) -> Sequence[Chunk]:
         """Compose the next piece of the batch, or of a new batch."""
-        while not self._pending:
-            self._limit = self._n_batch
-            self._take_tasks(now)
-            self._shift_contexts(now)
-            self._pending.extend(self._new_batch(now))
-            if self._pending:
-                self._log("batch", chunks=tuple(self._pending))
-            elif not self.queue:
-                return ()
-        piece: list[Chunk] = []
-        room = self._limit
+        self.lockstep_batch, lockstep = None, self._lockstep
+        if not self._pending and not (lockstep is not None and lockstep.in_batch) and not self._compose_batch(now):
+            return ()
+        if lockstep is not None and lockstep.in_batch:
+            if lockstep.batch is None:
+                return lockstep.merged(self._pending)
+            piece = list(self._pending)
+            if lockstep.batch.reserve_with(piece):
+                self.lockstep_batch = lockstep.batch
+                return piece
+            self._end_lockstep()
+        piece, room = [], self._limit
         for chunk in self._pending:
             if room == 0:
                 break
-            piece.append(chunk._replace(n=min(chunk.n, room)))
+            piece.append(chunk if chunk.n <= room else chunk._replace(n=room))
             room -= piece[-1].n
         return piece
 
+    def _compose_batch(self, now: float) -> bool:
+        """Compose a new batch; False if there is nothing to run."""
+        lockstep = self._lockstep
+        while True:
+            self._limit = self._n_batch
+            if self.queue:
+                self._take_tasks(now)
+            if self._some_full:
+                self._shift_contexts(now)
+            self._pending.extend(self._new_batch(now))
+            if self._pending or (lockstep is not None and len(lockstep)):
+                if self._log is not no_log:
+                    self._log("batch", chunks=tuple(self._pending))
+                return True
+            if not self.queue:
+                if lockstep is not None:
+                    lockstep.in_batch = False
+                return False
+
     def decode_only_steps(self, step: Sequence[Chunk]) -> int:
-        """While every job in a slot decodes, and no request waits or all slots are taken."""
-        jobs = [slot.job for slot in self.slots if slot.job is not None]
+        """While every job in a slot decodes, and no request can be given a slot."""
+        lockstep = self._lockstep
+        if lockstep is not None and lockstep.in_batch:
+            if self._pending:
+                return 0
+            if not self.queue:
+                return lockstep.steps_to_next_end
+            if self._admission_blocked and (lockstep.batch is not None or not self._policy.can_free_while_decoding):
+                return lockstep.steps_until_room()
+            return 1
+        jobs = [slot.job for slot in self.slots.all if slot.job is not None]
         if len(step) != len(jobs) or len(self._pending) != len(step) or self._limit != self._n_batch:
             return 0
-        if self.queue or not all(job.prefilled for job in jobs):
+        if self.queue or not all([job.prefilled for job in jobs]):
             return 0
-        return 1 + min(self._steps_left(job, self._context - 1) for job in jobs)
+        return 1 + min([self._steps_to_end(job) for job in jobs])
+
+    def _end_lockstep(self) -> None:
+        """Take all slots out of the lockstep; what is left of a batch then has a chunk for each of them."""
+        lockstep = self._lockstep
+        if lockstep is not None and len(lockstep):
+            if lockstep.in_batch:
+                self._pending = deque(lockstep.merged(self._pending))
+            lockstep.end()
 
     # Taking tasks
 
     def _take_tasks(self, now: float) -> None:
         """Give requests idle slots, until none is in the queue."""
+        self._admission_blocked = False
         while self.queue:
             job = self.queue.popleft()
-            idle = [slot for slot in self.slots if slot.job is None]
-            if not idle:
+            oldest = self.slots.oldest
+            if oldest is None:
                 self._log("defer", job=job)
                 self.deferred.append(job)
                 continue
             prompt = job.content.head(job.request.prompt_tokens)
-            slot = self._choose(prompt, idle)
+            slot = self._choose(prompt, oldest)
             if not self._admits(slot, job, now):
                 if not job.ended:
                     self.queue.appendleft(job)
+                    self._admission_blocked = True
                     return
                 continue
-            slot.take(job, prompt)
+            self.slots.take(slot, job, prompt)
             if self._opens_early and prompt.n and (prompt.n < self._context or self._shorten(slot, job)):
                 slot.held = self._open(slot, job)
             self._log("launch", slot=slot.id, job=job)
             self._launched()
 
     @abstractmethod
-    def _choose(self, prompt: Content, idle: Sequence[Slot]) -> Slot:
-        """Which of the idle slots a prompt gets."""
+    def _choose(self, prompt: Content, oldest: Slot) -> Slot:
+        """Which of the idle slots a prompt gets, of which ``oldest`` was released longest ago."""
 
     def _launched(self) -> None:
         """A request was given a slot; nothing follows from that by itself."""
@@ -139,11 +198,11 @@ class SlotServer(SchedulerBase):
             return True
         self._clear(slot)
         while not self._policy.admits(plan):
-            kept = next((other for other in self.slots if other.job is None and other.kept), None)
+            kept = next((other for other in self.slots.all if other.job is None and other.kept), None)
             if kept is not None:
                 self._clear(kept)
                 continue
-            if all(other.job is None for other in self.slots):
+            if not self.slots.busy:
                 sizes = f"{plan.prompt_tokens} prompt tokens, up to {plan.max_tokens} in all"
                 empty = f"an empty cache of {self._policy.capacity} cells"
                 why = f"{self._policy.name} can never place the request ({sizes}) in {empty}"
@@ -158,11 +217,14 @@ class SlotServer(SchedulerBase):
     # The batch
 
     def _shift_contexts(self, now: float) -> None:
-        """Make room in each generating slot that is full."""
-        for slot in self.slots:
+        """Make room in each generating slot that is full; one in lockstep leaves it before it is."""
+        self._some_full = False
+        for slot in self.slots.beside:
             job = slot.job
             if job is not None and job.prefilled and job.tokens >= self._context and not self._policy.unbounded:
                 self._make_room(slot, job, now)
+                if slot.job is not None and job.tokens >= self._context:
+                    self._some_full = True
 
     def _make_room(self, slot: Slot, job: Job, now: float) -> None:
         """Discard ``n_discard`` tokens, or half of them, behind the first ``n_keep`` (``--context-shift``)."""
@@ -198,11 +260,16 @@ class SlotServer(SchedulerBase):
         """How many of the ``left`` tokens behind those a context shift discards where ``discard`` are asked for."""
 
     def _new_batch(self, now: float) -> list[Chunk]:
-        """One token for each generating slot, then prompts in order of slots."""
-        busy = [slot for slot in self.slots if slot.job is not None]
-        batch = [Chunk(slot.id, slot.job.computed, 1) for slot in busy if slot.job is not None and slot.job.prefilled]
-        room = self._n_batch - len(batch)
-        for slot in self._prompts_in_order(busy):
+        """One token for each generating slot that is not in lockstep, then prompts in order of slots."""
+        room, lockstep = self._n_batch, self._lockstep
+        beside = self.slots.beside
+        if lockstep is not None:
+            lockstep.join_ready(beside)
+            room -= len(lockstep)
+            beside = self.slots.beside
+        batch = [Chunk(slot.id, slot.job.computed, 1) for slot in beside if slot.job is not None and slot.job.prefilled]
+        room -= len(batch)
+        for slot in self._prompts_in_order(beside):
             job = slot.job
             if room <= 0:
                 break
@@ -290,22 +357,31 @@ class SlotServer(SchedulerBase):
     # After a step
 
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
-        """Count the tokens, emit one where a prompt or the last answer's token is done, end requests, slot by slot."""
-        ready = []
+        """Count the tokens, and one more where a prompt or the last answer's token is done; end requests by slot."""
+        lockstep, ready = self._lockstep, list[Slot]()
+        if lockstep is not None and lockstep.in_batch:
+            ready = lockstep.take_step()
+            step = list(self._pending)
         for chunk in step:
             self._advance(chunk.n)
             slot = self.slots[chunk.seq]
-            assert slot.job is not None, "a chunk ran for an empty slot"
-            slot.job.computed += chunk.n
-            if slot.job.computed == slot.job.tokens:
+            job = slot.job
+            assert job is not None, "a chunk ran for an empty slot"
+            job.computed += chunk.n
+            if job.computed == job.tokens:
+                self._emit_token(job, now)
                 ready.append(slot)
-        for slot in sorted(ready, key=lambda slot: slot.id):
+        ready.sort(key=_number)
+        for slot in ready:
             if slot.job is not None:
-                self._emit(slot, slot.job, now)
+                self._end_if_done(slot, slot.job, now)
 
     def _skip(self, step: Sequence[Chunk], steps: int) -> None:
         """Count the tokens."""
-        self._pending = deque(chunk._replace(start=chunk.start + steps) for chunk in step)
+        if self._lockstep is not None and self._lockstep.in_batch:
+            self._lockstep.skip(steps)
+            return
+        self._pending = deque([chunk._replace(start=chunk.start + steps) for chunk in step])
         for chunk in step:
             job = self.slots[chunk.seq].job
             assert job is not None, "a chunk ran for an empty slot"
@@ -318,9 +394,8 @@ class SlotServer(SchedulerBase):
         if n < first.n:
             self._pending.appendleft(Chunk(first.seq, first.start + n, first.n - n))
 
-    def _emit(self, slot: Slot, job: Job, now: float) -> None:
-        """Count an output token; end the request if its slot is full, or if it has all that it asked for."""
-        self._emit_token(job, now)
+    def _end_if_done(self, slot: Slot, job: Job, now: float) -> None:
+        """End a request that has got a token if its slot is full, or if it has all that it asked for."""
         full = self._ends_as_full(job)
         if full:
             slot.truncated = True
@@ -330,6 +405,8 @@ class SlotServer(SchedulerBase):
             self._log("answered", slot=slot.id, job=job)
             self._end(job, now)
             self._release(slot, now, keep=self._scenario.server.keep_idle_slots)
+        elif job.tokens >= self._context:
+            self._some_full = True
 
     @abstractmethod
     def _ends_as_full(self, job: Job) -> bool:
@@ -345,8 +422,7 @@ class SlotServer(SchedulerBase):
         if slot.begun:
             slot.content, slot.kept, slot.uncomputed = job.content.head(job.computed + in_batch), True, in_batch
         self._log("stop", slot=slot.id, job=job, tokens=slot.content.n, truncated=slot.truncated)
-        self._turn += 1
-        slot.vacate(self._turn)
+        self.slots.vacate(slot)
         if self.deferred:
             self._log("pop", job=self.deferred[0])
             self._call_deferred(now)
@@ -364,7 +440,7 @@ class SlotServer(SchedulerBase):
         in_batch = {chunk.seq: chunk.n for chunk in self._pending}
         self._pending.clear()
         self._log("failed", n_batch=1)
-        for slot in self.slots:
+        for slot in self.slots.busy:
             if slot.job is not None:
                 self._log("error", job=slot.job)
                 self._fail(slot.job, now, FailureKind.NO_SLOT, error, refusal=str(reason))
@@ -378,3 +454,7 @@ class SlotServer(SchedulerBase):
         if slot.kept:
             self._policy.free(slot.id)
         slot.content, slot.kept, slot.uncomputed = NOTHING, False, 0
+
+
+def _number(slot: Slot) -> int:
+    return slot.id

@@ -33,15 +33,82 @@ class Slot:
     """Tokens at the end of the content that were to be run when their request failed, and have no cells."""
     last_used: int = -1
     """Value of a counter when the slot was last released; -1 before."""
+    in_lockstep: bool = False
+    """Whether its job goes in lockstep."""
 
     def take(self, job: Job, prompt: Content) -> None:
-        """Give the slot to a job, whose prompt the server has not begun with."""
+        """Hold a job, whose prompt the server has not begun with."""
         self.job, self.prompt, self.begun, self.held = job, prompt, False, 0
         job.slot = self.id
 
     def vacate(self, turn: int) -> None:
         """Let the job go."""
         self.job, self.begun, self.prompt, self.truncated, self.last_used = None, False, NOTHING, False, turn
+
+
+class Slots:
+    """All slots of a server, by number: idle ones, those in lockstep, and the other busy ones."""
+
+    def __init__(self, n: int, *, last_first: bool):
+        """``last_first``: of the slots that were never used the last is the one to be used first."""
+        self.all = [Slot(number) for number in range(n)]
+        order = reversed(self.all) if last_first else self.all
+        self._idle: dict[int, Slot] = {slot.id: slot for slot in order}
+        self._beside: dict[int, Slot] = {}
+        self._turn = 0
+
+    def __getitem__(self, number: int) -> Slot:
+        return self.all[number]
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def oldest(self) -> Slot | None:
+        """The idle slot that was released longest ago, or was never used; None if all are busy."""
+        return next(iter(self._idle.values()), None)
+
+    @property
+    def idle(self) -> list[Slot]:
+        """The idle slots, by number."""
+        return [slot for _, slot in sorted(self._idle.items())]
+
+    @property
+    def beside(self) -> list[Slot]:
+        """The busy slots that are not in lockstep, by number."""
+        beside = self._beside
+        return list(beside.values()) if len(beside) < 2 else [slot for _, slot in sorted(beside.items())]
+
+    @property
+    def busy(self) -> list[Slot]:
+        """The busy slots, by number."""
+        return [slot for slot in self.all if slot.job is not None]
+
+    def take(self, slot: Slot, job: Job, prompt: Content) -> None:
+        """Give an idle slot to a job, whose prompt the server has not begun with."""
+        del self._idle[slot.id]
+        self._beside[slot.id] = slot
+        slot.take(job, prompt)
+
+    def vacate(self, slot: Slot) -> None:
+        """Let a job go from its slot, which is not in lockstep."""
+        self._turn += 1
+        slot.vacate(self._turn)
+        del self._beside[slot.id]
+        self._idle[slot.id] = slot
+
+    def join_lockstep(self, slot: Slot) -> None:
+        """Note that a busy slot goes in lockstep from now on."""
+        slot.in_lockstep = True
+        del self._beside[slot.id]
+
+    def leave_lockstep(self, slot: Slot) -> None:
+        """Note that a slot no longer goes in lockstep."""
+        slot.in_lockstep = False
+        self._beside[slot.id] = slot
 
 
 def reused_runs(held: Content, prompt: Content, prefix: int, shortest: int) -> Iterator[tuple[int, int]]:
