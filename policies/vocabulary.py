@@ -6,7 +6,7 @@ a policy knows neither the model nor the clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, overload
 
@@ -181,14 +181,58 @@ class Place(NamedTuple):
     """Copies to and from the host tier, in order, before everything else."""
 
 
+class HostRuns(Sequence[Transfer]):
+    """Runs to copy between the cache and the host tier, all in one direction; each is made when it is looked at."""
+
+    __slots__ = ("_cells", "_host", "_lengths", "cells", "to_host")
+
+    def __init__(self, to_host: bool, cells: IntArray, host: IntArray, lengths: IntArray):
+        """``cells``, ``host``: the first cell of each run on either side; all arrays of shape (runs,), int64."""
+        self.to_host = to_host
+        self.cells = int(lengths.sum())
+        """Cells of all runs."""
+        self._cells, self._host, self._lengths = cells, host, lengths
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @overload
+    def __getitem__(self, at: int) -> Transfer: ...
+    @overload
+    def __getitem__(self, at: slice) -> HostRuns: ...
+    def __getitem__(self, at: int | slice) -> Transfer | HostRuns:
+        if isinstance(at, slice):
+            return HostRuns(self.to_host, self._cells[at], self._host[at], self._lengths[at])
+        return Transfer(self.to_host, int(self._cells[at]), int(self._host[at]), int(self._lengths[at]))
+
+    def __iter__(self) -> Iterator[Transfer]:
+        for cell, host, n in zip(self._cells.tolist(), self._host.tolist(), self._lengths.tolist(), strict=True):
+            yield Transfer(self.to_host, cell, host, n)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 class HostCopy(NamedTuple):
     """Copies between one cache group and the host tier, and what an engine still owes that group and must do first."""
 
-    transfers: tuple[Transfer, ...]
+    transfers: Sequence[Transfer]
+    """All in one direction."""
     moves: Moves = NO_MOVES
     """Cells to copy before."""
     shift: Shift = NO_SHIFT
     """Keys to rotate after the moves, before the copies."""
+
+    @property
+    def cells(self) -> int:
+        """Cells of all runs."""
+        runs = self.transfers
+        return runs.cells if isinstance(runs, HostRuns) else sum([run.n for run in runs])
+
+    @property
+    def to_host(self) -> bool:
+        """Whether they go to the host tier; False if there are none."""
+        return len(self.transfers) > 0 and self.transfers[0].to_host
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import Profile
 from kvsim.errors import NoTimes, UserError
 from kvsim.model.engine_shapes import Storage
-from policies import Group, Kernel, Moves, Place, RelativeCosts, Shift, Transfer
+from policies import Group, HostCopy, Kernel, Moves, Place, RelativeCosts, Shift, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +84,20 @@ class CostModel:
 
     def transfers(self, transfers: Sequence[Transfer]) -> float:
         """Seconds to copy runs of cells between the cache and the host tier."""
-        if not transfers:
-            return 0.0
-        cells = sum(transfer.n for transfer in transfers)
-        if self._link is not None:
-            return self._link.latency_s * len(transfers) + cells * self._link.cell_bytes / self._link.bytes_per_s
-        return self.move_runs(len(transfers), cells)
+        return self._between_tiers(len(transfers), sum([transfer.n for transfer in transfers]))
 
-    def host_copies(self, transfers: Sequence[Transfer]) -> float:
+    def host_copies(self, copy: HostCopy) -> float:
         """Seconds to copy a whole sequence between the cache and host memory."""
         if self._link is not None:
-            return self.transfers(transfers)
-        return host_copies_s(self.profile, transfers, self._cell_bytes)
+            return self._between_tiers(len(copy.transfers), copy.cells)
+        return host_copies_s(self.profile, copy, self._cell_bytes)
+
+    def _between_tiers(self, runs: int, cells: int) -> float:
+        if not runs:
+            return 0.0
+        if self._link is not None:
+            return self._link.latency_s * runs + cells * self._link.cell_bytes / self._link.bytes_per_s
+        return self.move_runs(runs, cells)
 
     @property
     def host_copies_basis(self) -> str | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kvsim.costs.profile import Profile
-from policies import Transfer
+from policies import HostCopy
 
 _CPU_BYTES_PER_S = {True: 1.5e9, False: 6e9}
 """To host memory that is newly allocated, and back: medians of llama.cpp's own functions (llama-cpp-python 0.3.36,
@@ -15,20 +13,20 @@ _DEVICE_BYTES_PER_S = {True: 20e9, False: 20e9}
 """About what PCIe 4.0 x16 carries."""
 
 
-def host_copies_s(profile: Profile, transfers: Sequence[Transfer], cell_bytes: float) -> float:
+def host_copies_s(profile: Profile, copy: HostCopy, cell_bytes: float) -> float:
     """Seconds of the copies of one sequence: as the profile measured them, else by a stated bandwidth.
 
     ``cell_bytes``: bytes of K and V of one token in all layers.
     """
-    cells = sum(transfer.n for transfer in transfers)
+    cells = copy.cells
     if not cells:
         return 0.0
-    out, cost = transfers[0].to_host, profile.host_copies
+    out, cost = copy.to_host, profile.host_copies
     if cost is not None:
-        return cost.seconds(len(transfers), cells, out=out)
+        return cost.seconds(len(copy.transfers), cells, out=out)
     if _has_own_moves(profile):
         assert profile.moves is not None
-        return profile.moves.per_run_s.value * len(transfers) + profile.moves.per_cell_s.value * cells
+        return profile.moves.per_run_s.value * len(copy.transfers) + profile.moves.per_cell_s.value * cells
     return cells * cell_bytes / _stated(profile)[out]
 
 

@@ -204,5 +204,5 @@ class SimulatedBackend(PassByPass):
         costs, seconds = self._costs, 0.0
         for copy, group in zip(copies, self._groups, strict=True):
             seconds += group.share * (costs.moves(copy.moves) + costs.shift(copy.shift, group))
-            seconds += group.share * costs.host_copies(copy.transfers)
+            seconds += group.share * costs.host_copies(copy)
         return seconds

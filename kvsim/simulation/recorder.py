@@ -210,19 +210,18 @@ class Recorder:
 
         With several groups what is counted is as many whole cells as have the same bytes.
         """
-        to_host = any(transfer.to_host for copy in copies for transfer in copy.transfers)
+        to_host = any(copy.to_host for copy in copies)
         self.host_saves += to_host
         self.host_loads += not to_host
         for copy in copies:
             self.moved(copy.moves)
-        parts = zip(copies, shares, strict=True)
-        cells = round(sum(share * transfer.n for copy, share in parts for transfer in copy.transfers))
+        cells = round(sum(share * copy.cells for copy, share in zip(copies, shares, strict=True)))
         if to_host:
             self.to_host_cells += cells
         else:
             self.from_host_cells += cells
         if self._digest is not None:
-            self._digest.update(repr([copy.transfers for copy in copies]).encode())
+            self._digest.update(repr([tuple(copy.transfers) for copy in copies]).encode())
 
     def copying(self, seconds: float) -> None:
         """The server spent seconds on copies of whole sequences, before a step."""

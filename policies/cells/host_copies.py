@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.vocabulary import Chunk, IntArray, Transfer
+from policies.vocabulary import Chunk, HostRuns, IntArray
 
 
-def transfers_of(cells: IntArray, host: IntArray, *, to_host: bool) -> tuple[Transfer, ...]:
+def transfers_of(cells: IntArray, host: IntArray, *, to_host: bool) -> HostRuns:
     """Copies between ``cells`` and ``host``, cell by cell, both of shape (n,), as the fewest runs that rise in both."""
     if len(cells) == 0:
-        return ()
-    breaks = np.flatnonzero((np.diff(cells) != 1) | (np.diff(host) != 1)) + 1
-    firsts = np.concatenate(([0], breaks))
-    lengths = np.diff(np.concatenate((firsts, [len(cells)])))
-    return tuple(
-        Transfer(to_host, cell, at, n)
-        for cell, at, n in zip(cells[firsts].tolist(), host[firsts].tolist(), lengths.tolist(), strict=True)
-    )
+        return HostRuns(to_host, cells, host, cells)
+    follows = (cells[1:] - cells[:-1] == 1) & (host[1:] - host[:-1] == 1)
+    firsts = np.concatenate(([0], (~follows).nonzero()[0] + 1))
+    return HostRuns(to_host, cells[firsts], host[firsts], np.diff(firsts, append=len(cells)))
 
 
 def chunks_of(seq: int, positions: IntArray) -> tuple[Chunk, ...]:

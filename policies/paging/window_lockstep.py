@@ -66,8 +66,8 @@ class WindowLockstepBatch(PagedLockstepBatch):
         super().leave(seq)
 
     def reserve_with(self, step: Sequence[Chunk]) -> bool:
-        """As for other batches; False as well where a chunk may give up blocks, which members would have to do first."""
-        return not any([chunk.start for chunk in step]) and super().reserve_with(step)
+        """As for other batches; False as well where a chunk may give up blocks, which members have to do first."""
+        return not any(chunk.start for chunk in step) and super().reserve_with(step)
 
     def next_step_reads(self) -> NextStepReads:
         """One token more for each sequence, without the blocks that are given up for it."""

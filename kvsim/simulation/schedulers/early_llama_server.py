@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job

@@ -142,7 +142,7 @@ class SlotServer(SchedulerBase):
         jobs = [slot.job for slot in self.slots.all if slot.job is not None]
         if len(step) != len(jobs) or len(self._pending) != len(step) or self._limit != self._n_batch:
             return 0
-        if self.queue or not all([job.prefilled for job in jobs]):
+        if self.queue or not all(job.prefilled for job in jobs):
             return 0
         return 1 + min([self._steps_to_end(job) for job in jobs])
 

@@ -71,7 +71,7 @@ class PretendedEngine(PassByPass):
         return self._clock.work(self._costs.shift(shift, self.groups[0]))
 
     def copy(self, copies):
-        return self._clock.work(sum(self._costs.host_copies(copy.transfers) for copy in copies))
+        return self._clock.work(sum(self._costs.host_copies(copy) for copy in copies))
 
     def transfer(self, transfers):
         return self._clock.work(self._costs.transfers(transfers))

@@ -8,7 +8,7 @@ from kvsim.calibration.trials import CELLS, HostCopyWork, Trial, Trials, draw_tr
 from kvsim.costs.fitting import HostCopySample, digest, fit
 from kvsim.costs.host_copies import host_copies_s
 from kvsim.costs.profile import load_profile
-from policies import Group, Transfer
+from policies import Group, HostCopy, Transfer
 from real_engine import Engine, load_model
 from tests.kvsim.calibration.drifting import TRUTH, DriftingClock, DriftingSubject
 from tests.paths import DATA
@@ -62,8 +62,8 @@ def test_a_calibration_finds_what_copies_cost():
     clock = DriftingClock(noise=0.01)
     found = measure(DriftingSubject(clock), seconds=20, clock=clock).profile
     for transfers in (ONE_RUN, BACK_IN_TEN):
-        truth = host_copies_s(TRUTH, transfers, 0.0)
-        assert host_copies_s(found, transfers, 0.0) == pytest.approx(truth, rel=0.1)
+        truth = host_copies_s(TRUTH, HostCopy(transfers), 0.0)
+        assert host_copies_s(found, HostCopy(transfers), 0.0) == pytest.approx(truth, rel=0.1)
 
 
 def test_the_engine_is_timed_with_sequences_of_all_sizes():

@@ -17,7 +17,7 @@ from kvsim.reports.page import SnapshotStrip
 from kvsim.simulation.run import run
 from kvsim.simulation.snapshots import Snapshots, load_snapshots, save_snapshots
 from kvsim.simulation.time_breakdown import SECONDS
-from policies import Transfer
+from policies import HostCopy, Transfer
 from tests.chats import chats
 from tests.worlds import command
 
@@ -88,10 +88,11 @@ def test_fast_forward_changes_no_copy(name):
 
 def test_a_price_comes_from_calibration_else_from_copies_inside_the_cache_else_from_what_is_stated():
     """A machine's profile may have measured copies; a device's has a stated link."""
-    profile, transfers = load_profile("default"), (Transfer(True, 0, 0, 30), Transfer(True, 50, 30, 10))
+    profile, out = load_profile("default"), HostCopy((Transfer(True, 0, 0, 30), Transfer(True, 50, 30, 10)))
+    back = HostCopy([t._replace(to_host=False) for t in out.transfers])
     own = profile.moves.per_run_s.value * 2 + profile.moves.per_cell_s.value * 40
     inside = profile.model_copy(update={"host_copies": None})
-    assert host_copies_s(inside, transfers, 1000.0) == pytest.approx(own)
+    assert host_copies_s(inside, out, 1000.0) == pytest.approx(own)
     assert host_copies_basis(inside) is None
     measured = HostCopyCost(
         out_per_copy_s=seconds(1.0),
@@ -100,16 +101,16 @@ def test_a_price_comes_from_calibration_else_from_copies_inside_the_cache_else_f
         in_per_cell_s=seconds(0.2),
     )
     calibrated = profile.model_copy(update={"host_copies": measured})
-    assert host_copies_s(calibrated, transfers, 1000.0) == pytest.approx(1 + 4)
-    assert host_copies_s(calibrated, [t._replace(to_host=False) for t in transfers], 1000.0) == pytest.approx(2 + 8)
+    assert host_copies_s(calibrated, out, 1000.0) == pytest.approx(1 + 4)
+    assert host_copies_s(calibrated, back, 1000.0) == pytest.approx(2 + 8)
     assert host_copies_basis(calibrated) is None
     stated = load_profile("h100_sxm-llama-3.1-8b")
-    assert host_copies_s(stated, transfers, 1e6) == pytest.approx(40e6 / 20e9)
+    assert host_copies_s(stated, out, 1e6) == pytest.approx(40e6 / 20e9)
     assert "20 GB/s" in host_copies_basis(stated)
     still = inside.model_copy(update={"moves": None})
-    assert host_copies_s(still, transfers, 1e6) == pytest.approx(40e6 / 1.5e9)
-    assert host_copies_s(still, [t._replace(to_host=False) for t in transfers], 1e6) == pytest.approx(40e6 / 6e9)
-    assert [host_copies_s(each, (), 1e6) for each in (still, stated, calibrated)] == [0, 0, 0]
+    assert host_copies_s(still, out, 1e6) == pytest.approx(40e6 / 1.5e9)
+    assert host_copies_s(still, back, 1e6) == pytest.approx(40e6 / 6e9)
+    assert [host_copies_s(each, HostCopy(()), 1e6) for each in (still, stated, calibrated)] == [0, 0, 0]
 
 
 # What is said of it

@@ -276,4 +276,6 @@ def test_runs_rise_in_both_and_are_as_few_as_they_can_be():
     cells, host = np.array([4, 5, 6, 9, 10, 3]), np.array([0, 1, 2, 3, 5, 6])
     runs = transfers_of(cells, host, to_host=True)
     assert [(run.cell, run.host, run.n) for run in runs] == [(4, 0, 3), (9, 3, 1), (10, 5, 1), (3, 6, 1)]
-    assert transfers_of(cells[:0], host[:0], to_host=False) == ()
+    assert len(transfers_of(cells[:0], host[:0], to_host=False)) == 0
+    assert runs.cells == 6
+    assert list(runs[1:3]) == [runs[1], runs[2]]
