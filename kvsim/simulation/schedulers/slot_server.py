@@ -114,8 +114,7 @@ class SlotServer(SchedulerBase):
         lockstep = self._lockstep
         while True:
             self._limit = self._n_batch
-            if self.queue:
-                self._take_tasks(now)
+            self._take_tasks(now)
             if self._some_full:
                 self._shift_contexts(now)
             self._pending.extend(self._new_batch(now))
@@ -149,8 +148,8 @@ class SlotServer(SchedulerBase):
     def _end_lockstep(self) -> None:
         """Take all slots out of the lockstep; what is left of a batch then has a chunk for each of them."""
         lockstep = self._lockstep
-        if lockstep is not None and len(lockstep):
-            if lockstep.in_batch:
+        if lockstep is not None:
+            if lockstep.in_batch and len(lockstep):
                 self._pending = deque(lockstep.merged(self._pending))
             lockstep.end()
 
@@ -419,6 +418,7 @@ class SlotServer(SchedulerBase):
         """
         job = slot.job
         assert job is not None, "an empty slot is released"
+        self._admission_blocked = False
         if slot.begun:
             slot.content, slot.kept, slot.uncomputed = job.content.head(job.computed + in_batch), True, in_batch
         self._log("stop", slot=slot.id, job=job, tokens=slot.content.n, truncated=slot.truncated)
@@ -450,6 +450,7 @@ class SlotServer(SchedulerBase):
 
     def _clear(self, slot: Slot) -> None:
         """Empty a slot."""
+        self._admission_blocked = False
         self._log("clear", slot=slot.id, tokens=slot.content.n)
         if slot.kept:
             self._policy.free(slot.id)

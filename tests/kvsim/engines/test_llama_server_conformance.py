@@ -8,7 +8,7 @@ import pytest
 from kvsim.engines.conformance import conform_llama_server
 from kvsim.engines.conformance.server_flags import scenario_of
 from kvsim.errors import UserError
-from kvsim.simulation.schedulers import llama_server
+from kvsim.simulation.schedulers.slot_server import SlotServer
 from tests.kvsim.engines.recordings import write
 from tests.paths import REFERENCE
 from tests.worlds import command
@@ -188,7 +188,7 @@ def test_a_decision_too_many_or_too_few_is_a_difference(tmp_path):
 
 def test_another_rule_disagrees(tmp_path, monkeypatch):
     """Control: of slots never used the first, as in early 2025."""
-    monkeypatch.setattr(llama_server, "reversed", lambda slots: slots, raising=False)
+    monkeypatch.setattr(SlotServer, "_last_first", False)
     assert conformed(tmp_path, TALK).first.fields == ("decision 1", "decision 4", "decision 5", "tokens")
 
 
