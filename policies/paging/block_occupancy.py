@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,7 +12,10 @@ _SEARCH = 256
 
 
 class BlockOccupancy:
-    """For each block the tokens in it that a sequence can see, and the sum over all blocks."""
+    """For each block the tokens in it that a sequence can see, and the sum over all blocks.
+
+    Blocks that sequences in lockstep write to grow by a token in each step, without being named again.
+    """
 
     def __init__(self, n_blocks: int, block_size: int):
         self.stored = 0
@@ -24,12 +27,18 @@ class BlockOccupancy:
         self._highest = 0
         """No block above this one holds a token."""
         self._tokens = array("i", bytes(4 * n_blocks))
+        """For a block that grows what it will hold when it is full."""
         self._block_size = block_size
+        self._steps = 0
+        """Steps of the sequences in lockstep."""
+        self._full_at: list[int] = []
+        """For a block that grows, the number of those steps at which it is full; empty where none ever grew."""
 
     def reset(self) -> None:
         """Set all blocks to empty, to be counted anew and kept up to date from now on."""
         self._tokens = array("i", bytes(4 * len(self._tokens)))
         self.stored, self._highest, self.up_to_date = 0, 0, True
+        self._full_at = []
 
     def raise_to(self, block: int, tokens: int) -> None:
         """Count at least ``tokens`` tokens in the block."""
@@ -54,6 +63,26 @@ class BlockOccupancy:
         self.stored += tokens - self._tokens[block]
         self._tokens[block] = tokens
 
+    def grow(self, blocks: Sequence[int], tokens: int = 0) -> None:
+        """From now on each step adds a token to each of these blocks, which hold ``tokens`` each, until it is full."""
+        full = self._full_at
+        if not full:
+            full = self._full_at = [0] * len(self._tokens)
+        size, full_at, counts = self._block_size, self._steps + self._block_size - tokens, self._tokens
+        for block in blocks:
+            counts[block], full[block] = size, full_at
+            if block > self._highest:
+                self._highest = block
+
+    def stop_growing(self, block: int, tokens: int) -> None:
+        """No step adds to the block any more, which holds ``tokens``."""
+        self._tokens[block], self._full_at[block] = tokens, 0
+
+    def take_steps(self, n: int, growing: int) -> None:
+        """Sequences in lockstep take ``n`` steps, in which ``growing`` of them store a token each."""
+        self._steps += n
+        self.stored += n * growing
+
     def empty(self, blocks: Iterable[int]) -> None:
         """Count these blocks, which no sequence holds any more, as empty."""
         if self.up_to_date:
@@ -68,6 +97,23 @@ class BlockOccupancy:
     @property
     def top(self) -> int:
         """One past the highest cell that holds a token; 0 if there is none."""
+        return self._top_after(self._steps)[0]
+
+    @property
+    def next_top(self) -> tuple[int, int]:
+        """What ``top`` is after the next step, and what it grows up to in the steps behind."""
+        return self._top_after(self._steps + 1)
+
+    def _top_after(self, steps: int) -> tuple[int, int]:
+        highest = self._highest_filled()
+        if not self._tokens[highest]:
+            return 0, 0
+        stop = highest * self._block_size + self._tokens[highest]
+        missing = self._full_at[highest] - steps if self._full_at else 0
+        return (stop - missing, stop) if missing > 0 else (stop, stop)
+
+    def _highest_filled(self) -> int:
+        """The highest block that holds a token; 0 if there is none."""
         tokens, highest = self._tokens, self._highest
         if not tokens[highest]:
             # The next filled block is mostly a few blocks further down.
@@ -76,4 +122,4 @@ class BlockOccupancy:
                 highest = max(highest - _SEARCH, 0)
             highest = max(highest - 1 - int((part[::-1] != 0).argmax()), 0) if highest > 0 else 0
             self._highest = highest
-        return highest * self._block_size + tokens[highest] if tokens[highest] else 0
+        return highest

@@ -1,0 +1,145 @@
+"""Free extents of a pool of blocks, kept as blocks are taken and given back: how many there are, and the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+_MANY = 1024
+"""Free blocks from which on it pays to look for one extent that has most of them."""
+
+
+class BlockExtents:
+    """Which blocks are free, and what extents they form.
+
+    While one extent has most of the free blocks, none can be larger; only otherwise are the lengths of all kept.
+    """
+
+    def __init__(self, n: int, free: Iterable[int]):
+        """``free``: the blocks below ``n`` that are free."""
+        # A used block behind the last one is also the one before block 0, whose neighbour has the index -1.
+        self._free = bytearray(n + 1)
+        self.n_free = 0
+        """Number of free blocks."""
+        self.count = 0
+        """Number of free extents."""
+        self._lengths: _ExtentLengths | None = None
+        """The lengths of all extents; None while one of them has most of the free blocks."""
+        self._inside = n - 1
+        """A block in the largest extent, where lengths are not kept."""
+        self.give_back(list(free))
+
+    def take(self, blocks: Sequence[int]) -> None:
+        """These blocks are no longer free."""
+        if self._lengths is not None:
+            self._lengths.take(blocks)
+        free, joints = self._free, 0
+        for block in blocks:
+            joints += free[block - 1] + free[block + 1]
+            free[block] = 0
+        self.count += joints - len(blocks)
+        self.n_free -= len(blocks)
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """These blocks are free from now on."""
+        if self._lengths is not None:
+            self._lengths.give_back(blocks)
+        free, joints = self._free, 0
+        for block in blocks:
+            joints += free[block - 1] + free[block + 1]
+            free[block] = 1
+        self.count += len(blocks) - joints
+        self.n_free += len(blocks)
+
+    @property
+    def largest(self) -> int:
+        """Blocks in the largest free extent; 0 if there is none."""
+        if self._lengths is None:
+            found = self._length_around(self._inside)
+            if 2 * found >= self.n_free:
+                return found
+            self._lengths = _ExtentLengths(self._free)
+        found = self._lengths.largest
+        if self.n_free >= _MANY and 4 * found >= 3 * self.n_free:
+            self._inside = self._free.find(b"\1" * found) + found - 1
+            self._lengths = None
+        return found
+
+    def _length_around(self, block: int) -> int:
+        """Blocks in the free extent that a block is in; 0 if it is not free."""
+        free = self._free
+        return free.find(0, block) - free.rfind(0, 0, block) - 1 if free[block] else 0
+
+
+class _ExtentLengths:
+    """The length of each free extent, noted at both of its ends, and how many have each length."""
+
+    def __init__(self, free: bytearray):
+        """``free``: 1 for each free block, 0 for the others and behind the last."""
+        self._free = bytearray(free)
+        n = len(free)
+        self._length = [0] * n
+        """Right for the first and the last block of each extent; of others it says nothing."""
+        self._counts = [0] * n
+        """Number of extents of each length."""
+        self._occurs = bytearray(n)
+        """For each length whether there is an extent of it."""
+        self._most = n - 1
+        """No extent is longer."""
+        edges = np.flatnonzero(np.diff(np.frombuffer(free, dtype=np.int8), prepend=0)).tolist()
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            self._add(start, end - 1, end - start)
+
+    def take(self, blocks: Sequence[int]) -> None:
+        """Cut these blocks out of their extents."""
+        free, lengths, counts = self._free, self._length, self._counts
+        for block in blocks:
+            free[block] = 0
+            if not free[block - 1]:
+                length = lengths[block]
+                left, right = 0, length - 1
+            elif not free[block + 1]:
+                length = lengths[block]
+                left, right = length - 1, 0
+            else:
+                start = free.rfind(0, 0, block) + 1
+                length = lengths[start]
+                left = block - start
+                right = length - 1 - left
+            counts[length] -= 1
+            if not counts[length]:
+                self._occurs[length] = 0
+            if left:
+                self._add(block - left, block - 1, left)
+            if right:
+                self._add(block + 1, block + right, right)
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Join these blocks to the extents beside them."""
+        free, lengths, counts = self._free, self._length, self._counts
+        for block in blocks:
+            free[block] = 1
+            left = lengths[block - 1] if free[block - 1] else 0
+            right = lengths[block + 1] if free[block + 1] else 0
+            for length in (left, right):
+                if length:
+                    counts[length] -= 1
+                    if not counts[length]:
+                        self._occurs[length] = 0
+            length = left + right + 1
+            self._add(block - left, block + right, length)
+            if length > self._most:
+                self._most = length
+
+    @property
+    def largest(self) -> int:
+        """The longest of all; 0 if there is none."""
+        self._most = max(self._occurs.rfind(1, 0, self._most + 1), 0)
+        return self._most
+
+    def _add(self, first: int, last: int, length: int) -> None:
+        self._length[first] = self._length[last] = length
+        self._counts[length] += 1
+        if self._counts[length] == 1:
+            self._occurs[length] = 1

@@ -1,0 +1,54 @@
+"""How full a pool is while the sequences of a lockstep batch take steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.fast_forward.state_sums import StateSums
+from policies.paging.block_manager import BlockManager
+
+
+class WatchedSteps:
+    """Sums up the steps from one change of the pool to the next, in the order of steps."""
+
+    __slots__ = ("_capacity", "_extents", "_members", "_occupancy", "_size", "_step", "_sums")
+
+    def __init__(self, blocks: BlockManager, sums: StateSums, step: int, members: int, scanned: int, runs: int):
+        """``members`` sequences have taken ``step`` steps and hold ``scanned`` tokens in ``runs`` blocks."""
+        self._occupancy = blocks.occupancy
+        self._extents = blocks.pool.keep_extents()
+        self._capacity, self._size = blocks.capacity, blocks.block_size
+        self._step, self._members = step, members
+        self._sums = sums
+        sums.capacity, sums.growth = self._capacity, members
+        sums.scores, sums.runs = scanned + members, runs
+
+    def take_up_to(self, step: int) -> None:
+        """All steps before ``step`` have been taken since the last call; what changes now does so for ``step``."""
+        n = step - self._step
+        if n < 1:
+            return
+        sums, size, extents, occupancy = self._sums, self._size, self._extents, self._occupancy
+        free = extents.n_free * size
+        sums.allocated, sums.placeable = self._capacity - free, free
+        sums.free_extents, sums.largest_free_extent = extents.count, extents.largest * size
+        sums.stored = occupancy.stored + self._members
+        sums.span, sums.span_stop = occupancy.next_top
+        sums.take_steps(n)
+        occupancy.take_steps(n, self._members)
+        self._step = step
+
+    def begin_blocks(self, blocks: Sequence[int]) -> None:
+        """Sequences begin these blocks, which have just been taken."""
+        self._occupancy.grow(blocks)
+        self._sums.runs += len(blocks)
+
+    def begin_free_blocks(self, blocks: Sequence[int]) -> None:
+        """Sequences begin these blocks, which were handed out ahead and count as free until now."""
+        self._extents.take(blocks)
+        self.begin_blocks(blocks)
+
+    def give_up_block(self) -> None:
+        """A sequence has given up a full block."""
+        self._sums.runs -= 1
+        self._sums.scores -= self._size
