@@ -27,6 +27,10 @@ class StateSums:
     """
 
     __slots__ = (
+        "_copies",
+        "_each",
+        "_per_run",
+        "_per_score",
         "allocated",
         "capacity",
         "external_fragmentation",
@@ -46,11 +50,10 @@ class StateSums:
         "sum_span",
         "sum_stored",
         "weight",
-        "weights",
     )
 
     def __init__(self, weights: StepWeights):
-        self.weights = weights
+        self._each, self._per_score, self._per_run, self._copies = weights
         self.steps = 0
         """Steps summed up so far."""
         self.weight = 0.0
@@ -78,28 +81,30 @@ class StateSums:
             n -= growing
         elif n < 1:
             return
-        each, per_score, per_run, copies = self.weights
-        first = each + per_score * self.scores + per_run * self.runs
-        slope, growth, free = per_score * self.growth, self.growth, self.capacity - self.allocated
-        # Sums of k and of k * k for k < n, the number of a step from here on.
-        numbers = n * (n - 1) / 2
-        weight = n * first + slope * numbers
-        later = first * numbers + slope * numbers * (2 * n - 1) / 3
-        if copies:
-            weight += copies.get(self.steps, 0.0)
-        stored = self.stored * weight + growth * later
+        growth, stored, span = self.growth, self.stored, self.span
+        weight, later = self._each + self._per_score * self.scores + self._per_run * self.runs, 0.0
+        if n > 1:
+            # The numbers of the steps from here on, 0 to n - 1, and their squares, summed up.
+            numbers = n * (n - 1) / 2
+            slope = self._per_score * growth
+            later = numbers * (weight + slope * (2 * n - 1) / 3)
+            weight = n * weight + slope * numbers
+        if self._copies:
+            weight += self._copies.get(self.steps, 0.0)
+        weighted = stored * weight + growth * later
         self.weight += weight
-        self.sum_stored += stored
-        self.sum_span += self.span * weight
-        if self.span < self.span_stop:
+        self.sum_stored += weighted
+        self.sum_span += span * weight
+        if span < self.span_stop:
             self.sum_span += later
-            self.span = min(self.span + n, self.span_stop)
+            self.span = min(span + n, self.span_stop)
         self.sum_free_extents += self.free_extents * weight
         self.sum_largest_free_extent += self.largest_free_extent * weight
         if self.allocated:
-            self.internal_fragmentation += weight - stored / self.allocated
+            self.internal_fragmentation += weight - weighted / self.allocated
+        free = self.capacity - self.allocated
         if self.placeable != free:
             self.external_fragmentation += weight - self.placeable / free * weight
         self.steps += n
         self.scores += growth * n
-        self.stored += growth * n
+        self.stored = stored + growth * n

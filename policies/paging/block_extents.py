@@ -26,14 +26,22 @@ class BlockExtents:
         """Number of free extents."""
         self._lengths: _ExtentLengths | None = None
         """The lengths of all extents; None while one of them has most of the free blocks."""
+        self._largest = -1
+        """Blocks in the largest extent when it was last looked for; -1 if it may have changed since."""
         self._inside = n - 1
-        """A block in the largest extent, where lengths are not kept."""
+        """A block in that extent, where lengths are not kept."""
+        self._lowest = -1
+        """That extent has changed only if this block or a higher one has."""
         self.give_back(list(free))
 
     def take(self, blocks: Sequence[int]) -> None:
         """These blocks are no longer free."""
+        if not blocks:
+            return
         if self._lengths is not None:
             self._lengths.take(blocks)
+        if max(blocks) >= self._lowest:
+            self._largest = -1
         free, joints = self._free, 0
         for block in blocks:
             joints += free[block - 1] + free[block + 1]
@@ -43,8 +51,12 @@ class BlockExtents:
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """These blocks are free from now on."""
+        if not blocks:
+            return
         if self._lengths is not None:
             self._lengths.give_back(blocks)
+        if max(blocks) >= self._lowest:
+            self._largest = -1
         free, joints = self._free, 0
         for block in blocks:
             joints += free[block - 1] + free[block + 1]
@@ -55,21 +67,28 @@ class BlockExtents:
     @property
     def largest(self) -> int:
         """Blocks in the largest free extent; 0 if there is none."""
-        if self._lengths is None:
-            found = self._length_around(self._inside)
-            if 2 * found >= self.n_free:
-                return found
-            self._lengths = _ExtentLengths(self._free)
-        found = self._lengths.largest
-        if self.n_free >= _MANY and 4 * found >= 3 * self.n_free:
-            self._inside = self._free.find(b"\1" * found) + found - 1
-            self._lengths = None
-        return found
+        if self._lengths is None and 2 * self._largest < self.n_free:
+            self._look_inside()
+        if self._lengths is not None and self._largest < 0:
+            self._look_through_lengths(self._lengths)
+        return self._largest
 
-    def _length_around(self, block: int) -> int:
-        """Blocks in the free extent that a block is in; 0 if it is not free."""
-        free = self._free
-        return free.find(0, block) - free.rfind(0, 0, block) - 1 if free[block] else 0
+    def _look_inside(self) -> None:
+        """See whether the extent that was the largest is so still; if that is not sure, keep the lengths of all."""
+        free, block, found = self._free, self._inside, 0
+        if free[block]:
+            start = free.rfind(0, 0, block) + 1
+            found, self._lowest = free.find(0, block) - start, start - 1
+        self._largest = found
+        if 2 * found < self.n_free:
+            self._largest, self._lowest, self._lengths = -1, -1, _ExtentLengths(free)
+
+    def _look_through_lengths(self, lengths: _ExtentLengths) -> None:
+        """Find the greatest length; where its extent has nearly all that is free, the others need not be kept."""
+        self._largest = lengths.largest
+        if self.n_free >= _MANY and 4 * self._largest >= 3 * self.n_free:
+            start = self._free.find(b"\1" * self._largest)
+            self._inside, self._lowest, self._lengths = start + self._largest - 1, start - 1, None
 
 
 class _ExtentLengths:

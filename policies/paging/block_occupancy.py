@@ -24,7 +24,7 @@ class BlockOccupancy:
         """Blocks of which some holder sees only a part: when another holder goes, they must be counted anew."""
         self.up_to_date = True
         """Whether all this is up to date; otherwise it must be counted anew from the block tables."""
-        self._highest = 0
+        self.highest = 0
         """No block above this one holds a token."""
         self._tokens = array("i", bytes(4 * n_blocks))
         """For a block that grows what it will hold when it is full."""
@@ -37,7 +37,7 @@ class BlockOccupancy:
     def reset(self) -> None:
         """Set all blocks to empty, to be counted anew and kept up to date from now on."""
         self._tokens = array("i", bytes(4 * len(self._tokens)))
-        self.stored, self._highest, self.up_to_date = 0, 0, True
+        self.stored, self.highest, self.up_to_date = 0, 0, True
         self._full_at = []
 
     def raise_to(self, block: int, tokens: int) -> None:
@@ -45,21 +45,19 @@ class BlockOccupancy:
         if tokens > self._tokens[block]:
             self.set_to(block, tokens)
 
-    def fill(self, blocks: Iterable[int]) -> None:
+    def fill(self, blocks: Sequence[int]) -> None:
         """Count these blocks as full."""
         tokens, size, more = self._tokens, self._block_size, 0
         for block in blocks:
-            if block > self._highest:
-                self._highest = block
-            if tokens[block] < size:
-                more += size - tokens[block]
-                tokens[block] = size
+            more += size - tokens[block]
+            tokens[block] = size
         self.stored += more
+        self.highest = max(self.highest, max(blocks, default=0))
 
     def set_to(self, block: int, tokens: int) -> None:
         """Count exactly ``tokens`` tokens in the block."""
-        if block > self._highest:
-            self._highest = block
+        if block > self.highest:
+            self.highest = block
         self.stored += tokens - self._tokens[block]
         self._tokens[block] = tokens
 
@@ -71,8 +69,8 @@ class BlockOccupancy:
         size, full_at, counts = self._block_size, self._steps + self._block_size - tokens, self._tokens
         for block in blocks:
             counts[block], full[block] = size, full_at
-            if block > self._highest:
-                self._highest = block
+            if block > self.highest:
+                self.highest = block
 
     def stop_growing(self, block: int, tokens: int) -> None:
         """No step adds to the block any more, which holds ``tokens``."""
@@ -114,12 +112,12 @@ class BlockOccupancy:
 
     def _highest_filled(self) -> int:
         """The highest block that holds a token; 0 if there is none."""
-        tokens, highest = self._tokens, self._highest
+        tokens, highest = self._tokens, self.highest
         if not tokens[highest]:
             # The next filled block is mostly a few blocks further down.
             filled = np.frombuffer(tokens, dtype=np.int32)
             while highest > 0 and not (part := filled[max(highest - _SEARCH, 0) : highest]).any():
                 highest = max(highest - _SEARCH, 0)
             highest = max(highest - 1 - int((part[::-1] != 0).argmax()), 0) if highest > 0 else 0
-            self._highest = highest
+            self.highest = highest
         return highest

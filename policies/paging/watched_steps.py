@@ -11,7 +11,7 @@ from policies.paging.block_manager import BlockManager
 class WatchedSteps:
     """Sums up the steps from one change of the pool to the next, in the order of steps."""
 
-    __slots__ = ("_capacity", "_extents", "_members", "_occupancy", "_size", "_step", "_sums")
+    __slots__ = ("_capacity", "_extents", "_highest", "_members", "_occupancy", "_size", "_step", "_sums")
 
     def __init__(self, blocks: BlockManager, sums: StateSums, step: int, members: int, scanned: int, runs: int):
         """``members`` sequences have taken ``step`` steps and hold ``scanned`` tokens in ``runs`` blocks."""
@@ -20,8 +20,11 @@ class WatchedSteps:
         self._capacity, self._size = blocks.capacity, blocks.block_size
         self._step, self._members = step, members
         self._sums = sums
+        self._highest = -1
+        """The highest block that held a token when that was last looked at; -1 if it must be looked at again."""
         sums.capacity, sums.growth = self._capacity, members
         sums.scores, sums.runs = scanned + members, runs
+        sums.stored = self._occupancy.stored + members
 
     def take_up_to(self, step: int) -> None:
         """All steps before ``step`` have been taken since the last call; what changes now does so for ``step``."""
@@ -29,11 +32,13 @@ class WatchedSteps:
         if n < 1:
             return
         sums, size, extents, occupancy = self._sums, self._size, self._extents, self._occupancy
-        free = extents.n_free * size
-        sums.allocated, sums.placeable = self._capacity - free, free
-        sums.free_extents, sums.largest_free_extent = extents.count, extents.largest * size
-        sums.stored = occupancy.stored + self._members
-        sums.span, sums.span_stop = occupancy.next_top
+        sums.placeable = free = extents.n_free * size
+        sums.allocated = self._capacity - free
+        sums.free_extents = extents.count
+        sums.largest_free_extent = extents.largest * size
+        if self._highest != occupancy.highest:
+            sums.span, sums.span_stop = occupancy.next_top
+            self._highest = occupancy.highest
         sums.take_steps(n)
         occupancy.take_steps(n, self._members)
         self._step = step
@@ -50,5 +55,8 @@ class WatchedSteps:
 
     def give_up_block(self) -> None:
         """A sequence has given up a full block."""
-        self._sums.runs -= 1
-        self._sums.scores -= self._size
+        sums = self._sums
+        sums.runs -= 1
+        sums.scores -= self._size
+        sums.stored = self._occupancy.stored + self._members
+        self._highest = -1
