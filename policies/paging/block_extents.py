@@ -49,6 +49,17 @@ class BlockExtents:
         self.count += joints - len(blocks)
         self.n_free -= len(blocks)
 
+    def take_one(self, block: int) -> None:
+        """The block is no longer free."""
+        if self._lengths is not None:
+            self._lengths.take((block,))
+        if block >= self._lowest:
+            self._largest = -1
+        free = self._free
+        free[block] = 0
+        self.count += free[block - 1] + free[block + 1] - 1
+        self.n_free -= 1
+
     def give_back(self, blocks: Sequence[int]) -> None:
         """These blocks are free from now on."""
         if not blocks:
@@ -72,6 +83,10 @@ class BlockExtents:
         if self._lengths is not None and self._largest < 0:
             self._look_through_lengths(self._lengths)
         return self._largest
+
+    def used_below(self, block: int) -> int:
+        """The highest block below this one that is not free; 0 if there is none."""
+        return max(self._free.rfind(0, 0, block), 0)
 
     def _look_inside(self) -> None:
         """See whether the extent that was the largest is so still; if that is not sure, keep the lengths of all."""

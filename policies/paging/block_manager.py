@@ -190,7 +190,7 @@ class BlockManager:
     def usage(self) -> Usage:
         """How full the pool is; any free block serves any sequence."""
         size, occupancy = self.block_size, self.counted_occupancy()
-        extents = self.pool.keep_extents()
+        extents = self.occupancy.extents = self.pool.keep_extents()
         free = extents.n_free * size
         return Usage(
             self.capacity,
@@ -211,7 +211,8 @@ class BlockManager:
     def stop_watching(self) -> None:
         """From now on it is not kept up to date how full the pool is, until that is asked again."""
         if self.watched:
-            self.pool.extents, self.occupancy.up_to_date = None, False
+            self.pool.extents = self.occupancy.extents = None
+            self.occupancy.up_to_date = False
 
     def counted_occupancy(self) -> BlockOccupancy:
         """How full each block is, counted anew from the tables if that was not kept up to date."""
@@ -227,7 +228,7 @@ class BlockManager:
         """A table in lockstep fills its last block, if that is not full, by a token in each step."""
         at, tokens = divmod(table.length, self.block_size)
         if tokens:
-            self.occupancy.grow((table.blocks[at],), tokens)
+            self.occupancy.grow(table.blocks[at], tokens)
 
     def stop_tail(self, table: BlockTable) -> None:
         """A table is no longer in lockstep: its last block stays as full as it is."""

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from policies.paging.block_extents import BlockExtents
+
 _SEARCH = 256
 """Blocks that a search for the highest filled one looks at together."""
 
@@ -24,6 +26,8 @@ class BlockOccupancy:
         """Blocks of which some holder sees only a part: when another holder goes, they must be counted anew."""
         self.up_to_date = True
         """Whether all this is up to date; otherwise it must be counted anew from the block tables."""
+        self.extents: BlockExtents | None = None
+        """Which blocks are free, where that is kept; they hold no token."""
         self.highest = 0
         """No block above this one holds a token."""
         self._tokens = array("i", bytes(4 * n_blocks))
@@ -61,16 +65,15 @@ class BlockOccupancy:
         self.stored += tokens - self._tokens[block]
         self._tokens[block] = tokens
 
-    def grow(self, blocks: Sequence[int], tokens: int = 0) -> None:
-        """From now on each step adds a token to each of these blocks, which hold ``tokens`` each, until it is full."""
+    def grow(self, block: int, tokens: int = 0) -> None:
+        """From now on each step adds a token to the block, which holds ``tokens``, until it is full."""
         full = self._full_at
         if not full:
             full = self._full_at = [0] * len(self._tokens)
-        size, full_at, counts = self._block_size, self._steps + self._block_size - tokens, self._tokens
-        for block in blocks:
-            counts[block], full[block] = size, full_at
-            if block > self.highest:
-                self.highest = block
+        self._tokens[block] = self._block_size
+        full[block] = self._steps + self._block_size - tokens
+        if block > self.highest:
+            self.highest = block
 
     def stop_growing(self, block: int, tokens: int) -> None:
         """No step adds to the block any more, which holds ``tokens``."""
@@ -113,7 +116,12 @@ class BlockOccupancy:
     def _highest_filled(self) -> int:
         """The highest block that holds a token; 0 if there is none."""
         tokens, highest = self._tokens, self.highest
-        if not tokens[highest]:
+        extents = self.extents
+        if extents is not None:
+            while highest > 0 and not tokens[highest]:
+                highest = extents.used_below(highest)
+            self.highest = highest
+        elif not tokens[highest]:
             # The next filled block is mostly a few blocks further down.
             filled = np.frombuffer(tokens, dtype=np.int32)
             while highest > 0 and not (part := filled[max(highest - _SEARCH, 0) : highest]).any():

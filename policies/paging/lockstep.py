@@ -162,7 +162,8 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         if self._reserved == self.steps:
             begins = self._begins.get(self.steps % self._size)
             if begins:
-                self._blocks.occupancy.grow([table.blocks[-1] for table in begins.values()])
+                for table in begins.values():
+                    self._blocks.occupancy.grow(table.blocks[-1])
 
     def _set_aside(self, n: int, begins: BlockSchedule, watch: WatchedSteps | None = None) -> None:
         """Take the blocks of the next ``n`` steps, except those of a step that was reserved.
@@ -208,11 +209,11 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
                 if used == n_blocks:
                     return
                 watch.take_up_to(first + step)
-                blocks = taken[used : used + len(group)]
-                used += len(group)
-                for table, block in zip(group.values(), blocks, strict=True):
+                for table in group.values():
+                    block = taken[used]
+                    used += 1
                     table.blocks.append(block)
-                watch.begin_free_blocks(blocks)
+                    watch.begin_free_block(block)
 
     def _begin(self, step: int, watch: WatchedSteps | None) -> None:
         """In the order of joining, take the blocks that are begun in this step and cache those that will be full."""
@@ -228,9 +229,9 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
             watch.take_up_to(step)
         for seq, table in sorted({**begins, **fills}.items(), key=lambda item: item[1].join_index):
             if seq in begins:
-                blocks = pool.take(1)
-                table.blocks += blocks
+                (block,) = pool.take(1)
+                table.blocks.append(block)
                 if watch is not None:
-                    watch.begin_blocks(blocks)
+                    watch.begin_block(block)
             if seq in fills:
                 self._cache_blocks(table, table.length + step - self.steps + 1 - lag)

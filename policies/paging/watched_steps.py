@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from policies.fast_forward.state_sums import StateSums
 from policies.paging.block_manager import BlockManager
 
@@ -43,15 +41,16 @@ class WatchedSteps:
         occupancy.take_steps(n, self._members)
         self._step = step
 
-    def begin_blocks(self, blocks: Sequence[int]) -> None:
-        """Sequences begin these blocks, which have just been taken."""
-        self._occupancy.grow(blocks)
-        self._sums.runs += len(blocks)
+    def begin_block(self, block: int) -> None:
+        """A sequence begins a block that has just been taken."""
+        self._occupancy.grow(block)
+        self._sums.runs += 1
 
-    def begin_free_blocks(self, blocks: Sequence[int]) -> None:
-        """Sequences begin these blocks, which were handed out ahead and count as free until now."""
-        self._extents.take(blocks)
-        self.begin_blocks(blocks)
+    def begin_free_block(self, block: int) -> None:
+        """A sequence begins a block that was handed out ahead and counts as free until now."""
+        self._extents.take_one(block)
+        self._occupancy.grow(block)
+        self._sums.runs += 1
 
     def give_up_block(self) -> None:
         """A sequence has given up a full block."""

@@ -184,10 +184,10 @@ class WindowLockstepBatch(PagedLockstepBatch):
             if watch is not None and kind < 2:
                 watch.take_up_to(step)
             if kind == 1:
-                taken = pool.take(1)
-                table.blocks += taken
+                (block,) = pool.take(1)
+                table.blocks.append(block)
                 if watch is not None:
-                    watch.begin_blocks(taken)
+                    watch.begin_block(block)
             elif kind == 0:
                 block = table.blocks[table.skipped]
                 table.blocks[table.skipped] = NULL
