@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from policies.content import Content, Key
 from policies.paging.block_occupancy import BlockOccupancy
@@ -38,6 +38,7 @@ class BlockManager:
         self.tables: dict[int, BlockTable] = {}
         """Each sequence that was opened or holds blocks."""
         self.occupancy = BlockOccupancy(pool.n, block_size)
+        self.occupancy.up_to_date = False  # Until it is asked for.
         self.copies = PendingCopies(block_size)
         self.bring_in: Callable[[Sequence[int], Sequence[Key]], list[int]] | None = None
         """Replaces found blocks that are in the host tier, ``~slot``, by blocks that they are copied to."""
@@ -189,8 +190,7 @@ class BlockManager:
 
     def usage(self) -> Usage:
         """How full the pool is; any free block serves any sequence."""
-        size, occupancy = self.block_size, self.counted_occupancy()
-        extents = self.occupancy.extents = self.pool.keep_extents()
+        size, occupancy, extents = self.block_size, self.counted_occupancy(), self.pool.keep_extents()
         free = extents.n_free * size
         return Usage(
             self.capacity,
@@ -216,6 +216,7 @@ class BlockManager:
 
     def counted_occupancy(self) -> BlockOccupancy:
         """How full each block is, counted anew from the tables if that was not kept up to date."""
+        self.occupancy.extents = self.pool.keep_extents()
         if not self.occupancy.up_to_date:
             self.occupancy.reset()
             for table in self.tables.values():
@@ -238,6 +239,8 @@ class BlockManager:
 
     def _recount(self, block: int) -> None:
         """Count anew how much of a block its holders see, after one of them has given up some or all of it."""
+        if not self.occupancy.up_to_date:
+            return
         most = 0
         for table in self.tables.values():
             if block in table.blocks:
@@ -245,7 +248,7 @@ class BlockManager:
                 most = max(most, min(self.block_size, table.length - at * self.block_size))
         self.occupancy.set_to(block, most)
 
-    def _empty(self, blocks: Iterable[int]) -> None:
+    def _empty(self, blocks: list[int]) -> None:
         """Count blocks that have become free as empty, and drop the copies into them."""
         self.occupancy.empty(blocks)
         if self.copies.runs:

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
-
-import numpy as np
-
 from policies.paging.block_extents import BlockExtents
-
-_SEARCH = 256
-"""Blocks that a search for the highest filled one looks at together."""
 
 
 class BlockOccupancy:
@@ -30,7 +22,7 @@ class BlockOccupancy:
         """Which blocks are free, where that is kept; they hold no token."""
         self.highest = 0
         """No block above this one holds a token."""
-        self._tokens = array("i", bytes(4 * n_blocks))
+        self._tokens = [0] * n_blocks
         """For a block that grows what it will hold when it is full."""
         self._block_size = block_size
         self._steps = 0
@@ -40,7 +32,7 @@ class BlockOccupancy:
 
     def reset(self) -> None:
         """Set all blocks to empty, to be counted anew and kept up to date from now on."""
-        self._tokens = array("i", bytes(4 * len(self._tokens)))
+        self._tokens = [0] * len(self._tokens)
         self.stored, self.highest, self.up_to_date = 0, 0, True
         self._full_at = []
 
@@ -49,14 +41,15 @@ class BlockOccupancy:
         if tokens > self._tokens[block]:
             self.set_to(block, tokens)
 
-    def fill(self, blocks: Sequence[int]) -> None:
+    def fill(self, blocks: list[int]) -> None:
         """Count these blocks as full."""
         tokens, size, more = self._tokens, self._block_size, 0
         for block in blocks:
             more += size - tokens[block]
             tokens[block] = size
         self.stored += more
-        self.highest = max(self.highest, max(blocks, default=0))
+        if blocks:
+            self.highest = max(self.highest, max(blocks))
 
     def set_to(self, block: int, tokens: int) -> None:
         """Count exactly ``tokens`` tokens in the block."""
@@ -84,7 +77,7 @@ class BlockOccupancy:
         self._steps += n
         self.stored += n * growing
 
-    def empty(self, blocks: Iterable[int]) -> None:
+    def empty(self, blocks: list[int]) -> None:
         """Count these blocks, which no sequence holds any more, as empty."""
         if self.up_to_date:
             tokens, fewer = self._tokens, 0
@@ -117,15 +110,7 @@ class BlockOccupancy:
         """The highest block that holds a token; 0 if there is none."""
         tokens, highest = self._tokens, self.highest
         extents = self.extents
-        if extents is not None:
-            while highest > 0 and not tokens[highest]:
-                highest = extents.used_below(highest)
-            self.highest = highest
-        elif not tokens[highest]:
-            # The next filled block is mostly a few blocks further down.
-            filled = np.frombuffer(tokens, dtype=np.int32)
-            while highest > 0 and not (part := filled[max(highest - _SEARCH, 0) : highest]).any():
-                highest = max(highest - _SEARCH, 0)
-            highest = max(highest - 1 - int((part[::-1] != 0).argmax()), 0) if highest > 0 else 0
-            self.highest = highest
+        while highest > 0 and not tokens[highest]:
+            highest = highest - 1 if extents is None else extents.used_below(highest)
+        self.highest = highest
         return highest

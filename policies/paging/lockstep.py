@@ -64,8 +64,6 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         self._reserved = -1  # Blocks set aside for a step that was not taken belong to the sequences that got them.
         if self._blocks.watched:
             self._blocks.grow_tail(table)
-        else:
-            self._blocks.occupancy.up_to_date = False
         if self._cache_blocks is None:
             self._pool.stop_counting()
         remainder = table.begins_at = (self.steps + step) % size

@@ -28,9 +28,7 @@ def test_number_and_largest_are_those_of_a_search(many, n, data):
             if those:
                 chosen = data.draw(st.lists(st.sampled_from(those), unique=True))
                 if take:
-                    for block in chosen[:1]:
-                        kept.take_one(block)
-                    kept.take(chosen[1:])
+                    kept.take(chosen)
                     free -= set(chosen)
                 else:
                     kept.give_back(chosen)
