@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-_MANY = 1024
-"""Free blocks from which on it pays to look for one extent that has most of them."""
+_RENEWAL = 1.0
+"""How often each block must on average have been taken or given back before lengths that are kept are dropped."""
 
 
 class BlockExtents:
@@ -41,6 +41,20 @@ class BlockExtents:
         joints = self._map.take(blocks) if self._lengths is None else self._lengths.take(blocks)
         self.count += joints - len(blocks)
 
+    def take_one(self, block: int) -> None:
+        """The block is no longer free."""
+        free_map = self._map
+        if self._lengths is not None or len(free_map.changed) > free_map.n:
+            self.take([block])
+            return
+        if block >= self._lowest:
+            self._largest = -1
+        free = free_map.free
+        free[block] = 0
+        free_map.changed.append(block)
+        self.n_free -= 1
+        self.count += free[block - 1] + free[block + 1] - 1
+
     def give_back(self, blocks: list[int]) -> None:
         """These blocks are free from now on."""
         if not blocks:
@@ -75,9 +89,9 @@ class BlockExtents:
             self._largest, self._lowest, self._lengths = -1, -1, _ExtentLengths(self._map)
 
     def _look_through_lengths(self, lengths: _ExtentLengths) -> None:
-        """Find the greatest length; where its extent has nearly all that is free, the others need not be kept."""
+        """Find the greatest length; where its extent has most of what is free, the others need not be kept."""
         self._largest = lengths.largest
-        if self.n_free >= _MANY and 4 * self._largest >= 3 * self.n_free:
+        if 2 * self._largest >= self.n_free and lengths.n_changed >= _RENEWAL * self._map.n:
             start = self._map.first(self._largest)
             self._inside, self._lowest, self._lengths = start + self._largest - 1, start - 1, None
 
@@ -86,6 +100,7 @@ class _FreeMap:
     """Which blocks are free: a list, which is quick by element, and its bytes, which are quick to search."""
 
     def __init__(self, n: int):
+        self.n = n
         # A used block behind the last one is also the one before block 0, whose neighbour has the index -1.
         self.free = [0] * (n + 1)
         """1 for each block that is free, 0 for all others."""
@@ -123,6 +138,15 @@ class _FreeMap:
         """The first extent of at least that length, which must exist."""
         return self._searchable().find(b"\1" * length)
 
+    def extents(self) -> Iterator[tuple[int, int]]:
+        """First block, and one past the last, of each free extent, in order."""
+        found = self._searchable()
+        start = found.find(1)
+        while start >= 0:
+            end = found.find(0, start)
+            yield start, end
+            start = found.find(1, end)
+
     def _note(self, blocks: list[int]) -> None:
         self.changed += blocks
         if len(self.changed) > len(self.free):
@@ -142,8 +166,7 @@ class _ExtentLengths:
 
     def __init__(self, free_map: _FreeMap):
         self._map = free_map
-        free = free_map.free
-        n = len(free)
+        n = len(free_map.free)
         self._length = [0] * n
         """Right for the first and the last block of each extent; of others it says nothing."""
         self._counts = [0] * n
@@ -152,20 +175,19 @@ class _ExtentLengths:
         """For each length whether there is an extent of it."""
         self._most = n - 1
         """No extent is longer."""
-        start = 0
-        for block in range(n):
-            if not free[block]:
-                length = block - start
-                if length:
-                    self._length[start] = self._length[block - 1] = length
-                    self._counts[length] += 1
-                    self._occurs[length] = 1
-                start = block + 1
+        self.n_changed = 0
+        """Blocks that have been taken or given back since."""
+        for start, end in free_map.extents():
+            length = end - start
+            self._length[start] = self._length[end - 1] = length
+            self._counts[length] += 1
+            self._occurs[length] = 1
 
     def take(self, blocks: list[int]) -> int:
         """Cut blocks out of their extents; returns how many pairs of free neighbours there were."""
         free, changed, joints = self._map.free, self._map.changed, 0
         lengths, counts, occurs = self._length, self._counts, self._occurs
+        self.n_changed += len(blocks)
         for block in blocks:
             below, above = free[block - 1], free[block + 1]
             if below and above:
@@ -196,6 +218,7 @@ class _ExtentLengths:
         """Join blocks to the extents beside them; returns how many more pairs of free neighbours there are."""
         free, changed, joints, most = self._map.free, self._map.changed, 0, self._most
         lengths, counts, occurs = self._length, self._counts, self._occurs
+        self.n_changed += len(blocks)
         for block in blocks:
             left = right = 0
             if free[block - 1]:

@@ -148,7 +148,7 @@ class BlockPool:
                 free.remove(block)
                 self.n_free_cached -= 1
                 if self.extents is not None:
-                    self.extents.take([block])
+                    self.extents.take_one(block)
             else:
                 self._extra_refs += 1
             refs[block] += 1

@@ -48,7 +48,7 @@ class WatchedSteps:
 
     def begin_free_block(self, block: int) -> None:
         """A sequence begins a block that was handed out ahead and counts as free until now."""
-        self._extents.take([block])
+        self._extents.take_one(block)
         self._occupancy.grow(block)
         self._sums.runs += 1
 

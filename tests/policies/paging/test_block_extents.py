@@ -13,14 +13,14 @@ def extents(free, n):
     return [len(run) for run in "".join("x" if block in free else " " for block in range(n)).split()]
 
 
-@pytest.mark.parametrize("many", [0, 8, 1 << 30])
+@pytest.mark.parametrize("renewal", [0.0, 0.3, 1e9])
 @settings(deadline=None, max_examples=100)
 @given(n=st.integers(1, 60), data=st.data())
-def test_number_and_largest_are_those_of_a_search(many, n, data):
-    """``many``: from how many free blocks on only the largest is looked for."""
+def test_number_and_largest_are_those_of_a_search(renewal, n, data):
+    """``renewal``: how soon lengths that are kept are dropped."""
     free = set(data.draw(st.lists(st.integers(0, n - 1), unique=True)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_extents, "_MANY", many)
+        patch.setattr(block_extents, "_RENEWAL", renewal)
         kept = BlockExtents(n, sorted(free))
         for _ in range(data.draw(st.integers(0, 20))):
             take = data.draw(st.booleans())
@@ -28,7 +28,9 @@ def test_number_and_largest_are_those_of_a_search(many, n, data):
             if those:
                 chosen = data.draw(st.lists(st.sampled_from(those), unique=True))
                 if take:
-                    kept.take(chosen)
+                    kept.take(chosen[1:])
+                    for block in chosen[:1]:
+                        kept.take_one(block)
                     free -= set(chosen)
                 else:
                     kept.give_back(chosen)
