@@ -234,16 +234,20 @@ class PassPrice:
         seconds: float = price.total(n, k, ((self._groups[0].share, attention, runs),))
         return seconds
 
+    def of_lockstep_step(self, members: int) -> tuple[float, float, float]:
+        """What a step of a lockstep batch costs: whatever it reads, for each score, and for each run."""
+        share, price = self._groups[0].share, self._decode
+        fixed = self._fixed.get(members)
+        if fixed is None:
+            fixed = self._fixed[members] = price.total(members, members, ((share, 0.0, 0),))
+        return fixed, share * price.cell_s(members), share * price.runs_s(1)
+
     def of_lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
         """The seconds of the first ``steps`` steps of a lockstep batch together, as a function of ``steps``.
 
         Copies that are made between the steps are not included. One cache group, as for ``of_mixed_step``.
         """
-        share, price = self._groups[0].share, self._decode
-        fixed = self._fixed.get(members)
-        if fixed is None:
-            fixed = self._fixed[members] = price.total(members, members, ((share, 0.0, 0),))
-        scan, run = share * price.cell_s(members), share * price.runs_s(1)
+        fixed, scan, run = self.of_lockstep_step(members)
 
         def seconds(steps: int) -> float:
             found = steps * fixed + scan * forecast.total_scanned(steps)

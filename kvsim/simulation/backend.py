@@ -10,6 +10,7 @@ from kvsim.costs.cost_model import CostModel
 from kvsim.costs.tables import FloatArray
 from policies import NO_MOVES, NO_SHIFT, Chunk, FastForward, Group, HostCopy, Kernel, MicroBatch, Moves, Transfer
 from policies.fast_forward.lockstep import NextStepReads, PassSummary, ReadForecast
+from policies.fast_forward.state_sums import StepWeights
 from workloads import Request
 
 
@@ -30,6 +31,10 @@ class Predictor(Protocol):
 
     def lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
         """The seconds of the first ``n`` steps of a lockstep batch together, as a function of ``n``."""
+        ...
+
+    def lockstep_weights(self, members: int, forecast: ReadForecast) -> StepWeights:
+        """The seconds of each of these steps by what it reads."""
         ...
 
     def took_lockstep_steps(self, members: int, cells: int) -> None:
@@ -177,18 +182,26 @@ class SimulatedBackend(PassByPass):
     def lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
         """Predicted seconds, the copies of regions that grow between the steps included."""
         passes = self._price.of_lockstep_steps(members, forecast)
-        copies = forecast.region_copies
+        copies = self._region_copies(forecast)
         if not copies:
             return passes
-        share = self._groups[0].share
 
         def seconds(steps: int) -> float:
-            found = passes(steps)
-            for after, cells in copies:
-                if after < steps:
-                    found += share * self._costs.move_runs(1, cells)
-            return found
+            return passes(steps) + sum([copy_s for after, copy_s in copies.items() if after < steps])
 
+        return seconds
+
+    def lockstep_weights(self, members: int, forecast: ReadForecast) -> StepWeights:
+        """Predicted seconds, by the same formula."""
+        return StepWeights(*self._price.of_lockstep_step(members), self._region_copies(forecast))
+
+    def _region_copies(self, forecast: ReadForecast) -> dict[int, float]:
+        """Seconds of the copies of regions that grow between the steps, by the steps before each."""
+        if not forecast.region_copies:
+            return {}
+        share, seconds = self._groups[0].share, dict[int, float]()
+        for after, cells in forecast.region_copies:
+            seconds[after] = seconds.get(after, 0.0) + share * self._costs.move_runs(1, cells)
         return seconds
 
     def move(self, moves: Moves) -> float:

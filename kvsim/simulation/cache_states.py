@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvsim.simulation.distribution import TimeMean
 from kvsim.simulation.rows import Rows
 from policies import Usage, Usages
+from policies.fast_forward.state_sums import StateSums
 from policies.vocabulary import external_fragmentation, internal_fragmentation
 
 if TYPE_CHECKING:
@@ -56,6 +57,25 @@ class CacheStates:
             self._means.hold(now, _averaged(usage))
         if self._rows is not None:
             self._rows.add((now, *_sampled(usage)))
+
+    def hold_sums(self, now: float, sums: StateSums) -> None:
+        """From ``now`` on the cache goes through some states; what counts until the next one are their means."""
+        if self._means is None or sums.weight <= 0:
+            return
+        weight = sums.weight
+        stored = sums.sum_stored / weight
+        self._means.hold(
+            now,
+            (
+                stored / sums.capacity,
+                sums.external_fragmentation / weight,
+                sums.internal_fragmentation / weight,
+                stored,
+                sums.sum_span / weight,
+                sums.sum_free_extents / weight,
+                sums.sum_largest_free_extent / weight,
+            ),
+        )
 
     def extend(self, starts_s: FloatArray, usages: Usages) -> None:
         """From each of some times on the cache is in the state after that step; arrays of shape (steps,)."""

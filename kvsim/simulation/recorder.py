@@ -48,6 +48,8 @@ class Recorder:
         self.detail: Detail = detail
         self.watches = snapshots or digest or detail != "requests"
         """Whether the state of the cache is wanted after each step."""
+        self.can_sum_up = not (snapshots or digest or tables)
+        """Whether sums over many steps tell all that is wanted of them."""
         self.latencies = LatencyStats()
         self.queue = QueueMonitor()
         self.cache_states = CacheStates(averages=detail != "requests", tabulates=tables)

@@ -225,7 +225,8 @@ def drive(
     with _seldom_collecting(), _naming_faults_of_plugins(policy):
         scheduler = SCHEDULERS[scenario.server.scheduler](served, policy, backend, recorder)
         prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
-        recorder.cache(0.0, policy.usage())
+        if recorder.watches:
+            recorder.cache(0.0, policy.usage())
         ahead = fast_forward and script is None
         server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, fast_forward=ahead)
         env.run(until=env.process(server.run()))

@@ -18,6 +18,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers import Scheduler
 from policies import Chunk, MicroBatch, NoSlot, Policy
 from policies.fast_forward.lockstep import NO_READS, LockstepBatch
+from policies.fast_forward.state_sums import StateSums
 
 Advance = tuple[int, float, NoSlot | None]
 """How many steps were placed, the seconds they take together, and why the policy had no room, if it had none."""
@@ -48,7 +49,7 @@ class Stepper:
         self._plans_ahead = policy.can_fast_forward
         if fast_forward and backend.predictor is not None and prefetcher.off:
             self._predictor = backend.predictor
-            follows_policy = self._plans_ahead and not recorder.watches
+            follows_policy = self._plans_ahead and recorder.can_sum_up
             scheduler.allow_lockstep(policy.lockstep_batch() if follows_policy else None)
 
     def advance(self, step: Sequence[Chunk], now: float) -> Advance:
@@ -60,7 +61,7 @@ class Stepper:
                 return self._step_after_copies(step, now, copies_s)
             return self._planned_steps(step, now) or self._single_step(step, now)
         if step:
-            return self._mixed_step(step, batch)
+            return self._mixed_step(step, batch, now)
         return self._lockstep_steps(batch, now)
 
     def _lockstep_steps(self, batch: LockstepBatch[Any], now: float) -> Advance:
@@ -74,13 +75,20 @@ class Stepper:
         if now + seconds >= event:
             steps = _first_reaching(event - now, seconds_of, steps, seconds)
             seconds = seconds_of(steps)
+        recorder = self._recorder
         predictor.took_lockstep_steps(members, batch.max_scanned_per_token(steps))
-        self._recorder.lockstep_steps(steps, forecast.total_scanned(steps))
-        for moves in batch.take_steps(forecast, steps):
-            self._recorder.moved(moves)
+        recorder.lockstep_steps(steps, forecast.total_scanned(steps))
+        if recorder.watches:
+            sums = StateSums(predictor.lockstep_weights(members, forecast))
+            copies = batch.take_steps(forecast, steps, sums)
+            recorder.cache_states.hold_sums(now, sums)
+        else:
+            copies = batch.take_steps(forecast, steps)
+        for moves in copies:
+            recorder.moved(moves)
         return steps, seconds, None
 
-    def _mixed_step(self, step: Sequence[Chunk], batch: LockstepBatch[Any]) -> Advance:
+    def _mixed_step(self, step: Sequence[Chunk], batch: LockstepBatch[Any], now: float) -> Advance:
         """Take one step in which a lockstep batch gets its tokens in the first pass of some chunks."""
         predictor = self._predictor
         assert predictor is not None
@@ -95,6 +103,8 @@ class Stepper:
             self._recorder.mixed_step(chunks, reads)
             members, reads = 0, NO_READS
         batch.take_step()
+        if self._recorder.watches:
+            self._recorder.cache(now, self._policy.usage())
         return 1, seconds, None
 
     def _planned_steps(self, step: Sequence[Chunk], now: float) -> Advance | None:

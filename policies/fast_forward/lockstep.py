@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from policies.fast_forward.state_sums import StateSums
 from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Shift
 
 
@@ -216,8 +217,11 @@ class LockstepBatch(ABC, Generic[M]):
         """Take the next step, which must have been reserved."""
 
     @abstractmethod
-    def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
-        """Take the first ``n`` steps of the latest forecast; returns the copies that it announced for them."""
+    def take_steps(self, forecast: ReadForecast, n: int, sums: StateSums | None = None) -> Sequence[Moves]:
+        """Take the first ``n`` steps of the latest forecast; returns the copies that it announced for them.
+
+        ``sums``: where to add up how full the cache is after each of these steps.
+        """
 
     def _add(self, seq: int, member: M, place: int) -> None:
         self._joins += 1

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from policies.fast_forward.forecast import MAX_STEPS
 from policies.fast_forward.lockstep import LockstepBatch, LockstepSequence, NextStepReads, PassSummary, ReadForecast
+from policies.fast_forward.state_sums import StateSums
 from policies.vocabulary import Chunk, Moves
 
 
@@ -43,6 +44,10 @@ class Regions(Protocol):
 
     def add_stored(self, cells: int) -> None:
         """Count ``cells`` more that hold a token."""
+        ...
+
+    def look(self, sums: StateSums, growing: int) -> None:
+        """Note the state after the next step, in which ``growing`` regions get a token in one cell more each."""
         ...
 
     @property
@@ -158,18 +163,34 @@ class RegionLockstepBatch(LockstepBatch[Region]):
         """A token for each member."""
         self._fill(1)
 
-    def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
+    def take_steps(self, forecast: ReadForecast, n: int, sums: StateSums | None = None) -> Sequence[Moves]:
         """A token for each member in every step; full regions are replaced on the way."""
         copies, stop = [], self.steps + n
         while (end := self._next(self._ends)) is not None and end < stop:
+            if sums is not None:
+                self._fill_watched(end, sums)
             _, join_index, seq = self._ends[0]
             region = self._members[seq]
             before, size = region.size, self._next_size(region.size)
             assert size is not None
             copies.append(self._regions.move_to_larger(region, size))
             heapq.heapreplace(self._ends, (end + size - before, join_index, seq))
-        self._fill(n)
+        if sums is not None:
+            self._fill_watched(stop, sums)
+        else:
+            self._fill(n)
         return copies
+
+    def _fill_watched(self, stop: int, sums: StateSums) -> None:
+        """Take all steps before ``stop``, up to each in which a member ceases to grow, and sum them up."""
+        while (n := stop - self.steps) > 0:
+            cap = self._next(self._caps)
+            if cap is not None:
+                n = min(n, cap - self.steps)
+            self._regions.look(sums, self._growing)
+            sums.scores, sums.runs = self._held + self._growing, len(self._members)
+            sums.take_steps(n)
+            self._fill(n)
 
     def _fill(self, n: int) -> None:
         grown = self._growing * n

@@ -342,5 +342,5 @@ class PagedPolicy(Policy):
             held = [self.tables[chunk.seq] for chunk in chunks]
             lengths = np.array([table.length - table.skipped * size for table in held], dtype=np.int64)
             return table_reads(chunks, lengths, blocks_for(lengths, size))
-        span = padded_span(self.blocks.occupancy.top, self._pad, self.groups[0].cells)
+        span = padded_span(self.blocks.counted_occupancy().top, self._pad, self.groups[0].cells)
         return reads_of(self.kernel, chunks, lambda seq: self.tables[seq].view(size).cells, span)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 
 from policies.cells.free_extents import FreeExtents
 from policies.fast_forward.region_lockstep import Region
+from policies.fast_forward.state_sums import StateSums
 from policies.vocabulary import NO_SHIFT, Chunk, IntArray, Moves, NoSlot, Shift, View
+
+_start = attrgetter("start")
 
 
 class TokenOrder:
@@ -64,11 +69,17 @@ class RegionTable:
         self.stored = 0
         """Cells of all regions that hold a token."""
         self._best_fit = best_fit
+        self._largest_free: int | None = cells
+        """Cells of the largest free extent; None where it must be looked for."""
+        self._highest: Region | None = None
+        """The region behind all others that hold a token; None where it must be looked for, or there is none."""
 
     @property
     def largest_free(self) -> int:
         """Cells of the largest free extent."""
-        return self.free.largest
+        if self._largest_free is None:
+            self._largest_free = self.free.largest
+        return self._largest_free
 
     def take(self, size: int) -> int:
         """The first cell of a new region. Raises ``NoSlot``."""
@@ -84,17 +95,24 @@ class RegionTable:
             return None
         start = self.free.starts[at]
         self.free.take(start, size)
+        self._largest_free = None
         return start
 
     def release(self, region: Region) -> None:
         """Give back all cells of a region."""
         self.free.give_back(region.start, region.size)
+        self._largest_free = None
+        if region is self._highest:
+            self._highest = None
 
     def move_to_larger(self, region: Region, size: int) -> Moves:
         """Replace a full region by one of ``size`` cells, for which there must be a free extent; the cells to copy."""
         start, before = region.start, region.size
         region.start, region.size = self.take(size), size
         self.free.give_back(start, before)
+        if region is self._highest:
+            self._highest = None
+        self._note_filled(region)
         return Moves.from_runs([(start, region.start, before)])
 
     def truncate(self, region: Region, length: int) -> None:
@@ -102,6 +120,8 @@ class RegionTable:
         self.stored -= self.order.held(region)
         region.length = length
         self.stored += self.order.held(region)
+        if region is self._highest:
+            self._highest = None
 
     def append(self, chunk: Chunk) -> int:
         """Count a chunk's tokens as written; returns the cells in which its sequence then has one."""
@@ -109,6 +129,7 @@ class RegionTable:
         before = self.order.held(region)
         held = self.order.append(chunk, region)
         self.stored += held - before
+        self._note_filled(region)
         return held
 
     def write(self, chunk: Chunk) -> IntArray:
@@ -139,4 +160,31 @@ class RegionTable:
 
     def top(self) -> int:
         """One past the highest cell that holds a token."""
-        return max((r.start + self.order.held(r) for r in self.regions.values() if r.length), default=0)
+        region = self._highest_region()
+        return 0 if region is None else region.start + self.order.held(region)
+
+    def look(self, sums: StateSums, growing: int) -> None:
+        """Note the state after the next step, in which ``growing`` regions get a token in one cell more each."""
+        largest, free = self.largest_free, self.free
+        sums.capacity, sums.allocated = free.size, free.size - free.total
+        sums.placeable = sums.largest_free_extent = largest
+        sums.free_extents = len(free)
+        sums.stored, sums.growth = self.stored + growing, growing
+        region = self._highest_region()
+        sums.span = sums.span_stop = 0
+        if region is not None:
+            sums.span = sums.span_stop = region.start + self.order.held(region)
+            if region.lockstep_batch is not None:
+                sums.span_stop = region.start + (region.size if self.max_held is None else self.max_held)
+                sums.span = min(sums.span + 1, sums.span_stop)
+
+    def _note_filled(self, region: Region) -> None:
+        """A region that holds a token may be the highest now."""
+        highest = self._highest
+        if highest is not None and region.start > highest.start:
+            self._highest = region
+
+    def _highest_region(self) -> Region | None:
+        if self._highest is None:
+            self._highest = max([r for r in self.regions.values() if r.length], key=_start, default=None)
+        return self._highest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from policies.content import Content, Key
 from policies.paging.block_occupancy import BlockOccupancy
@@ -38,6 +38,7 @@ class BlockManager:
         self.tables: dict[int, BlockTable] = {}
         """Each sequence that was opened or holds blocks."""
         self.occupancy = BlockOccupancy(pool.n, block_size)
+        self.occupancy.up_to_date = False  # Until it is asked for.
         self.copies = PendingCopies(block_size)
         self.bring_in: Callable[[Sequence[int], Sequence[Key]], list[int]] | None = None
         """Replaces found blocks that are in the host tier, ``~slot``, by blocks that they are copied to."""
@@ -189,30 +190,57 @@ class BlockManager:
 
     def usage(self) -> Usage:
         """How full the pool is; any free block serves any sequence."""
-        pool, size, occupancy = self.pool, self.block_size, self.counted_occupancy()
-        free = len(pool.free) * size
-        extents = pool.free_extents()
+        size, occupancy, extents = self.block_size, self.counted_occupancy(), self.pool.keep_extents()
+        free = extents.n_free * size
         return Usage(
             self.capacity,
             occupancy.stored,
             self.capacity - free,
             free,
-            len(extents),
-            int(extents.max(initial=0)) * size,
+            extents.count,
+            extents.largest * size,
             occupancy.top,
-            pool.n_free_cached * size,
+            self.pool.n_free_cached * size,
         )
+
+    @property
+    def watched(self) -> bool:
+        """Whether it has been asked how full the pool is: then that is kept up to date."""
+        return self.pool.extents is not None
+
+    def stop_watching(self) -> None:
+        """From now on it is not kept up to date how full the pool is, until that is asked again."""
+        if self.watched:
+            self.pool.extents = self.occupancy.extents = None
+            self.occupancy.up_to_date = False
 
     def counted_occupancy(self) -> BlockOccupancy:
         """How full each block is, counted anew from the tables if that was not kept up to date."""
+        self.occupancy.extents = self.pool.keep_extents()
         if not self.occupancy.up_to_date:
             self.occupancy.reset()
             for table in self.tables.values():
                 self.count_tokens(table, table.skipped)
+                if table.lockstep_batch is not None:
+                    self.grow_tail(table)
         return self.occupancy
+
+    def grow_tail(self, table: BlockTable) -> None:
+        """A table in lockstep fills its last block, if that is not full, by a token in each step."""
+        at, tokens = divmod(table.length, self.block_size)
+        if tokens:
+            self.occupancy.grow(table.blocks[at], tokens)
+
+    def stop_tail(self, table: BlockTable) -> None:
+        """A table is no longer in lockstep: its last block stays as full as it is."""
+        at, tokens = divmod(table.length, self.block_size)
+        if tokens:
+            self.occupancy.stop_growing(table.blocks[at], tokens)
 
     def _recount(self, block: int) -> None:
         """Count anew how much of a block its holders see, after one of them has given up some or all of it."""
+        if not self.occupancy.up_to_date:
+            return
         most = 0
         for table in self.tables.values():
             if block in table.blocks:
@@ -220,7 +248,7 @@ class BlockManager:
                 most = max(most, min(self.block_size, table.length - at * self.block_size))
         self.occupancy.set_to(block, most)
 
-    def _empty(self, blocks: Iterable[int]) -> None:
+    def _empty(self, blocks: list[int]) -> None:
         """Count blocks that have become free as empty, and drop the copies into them."""
         self.occupancy.empty(blocks)
         if self.copies.runs:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
 from policies.content import Key
+from policies.paging.block_extents import BlockExtents
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
-from policies.vocabulary import IntArray
 
 NULL = 0
 """Stands for no block in a block table."""
@@ -39,6 +37,8 @@ class BlockPool:
         """Free blocks that are cached."""
         self._extra_refs = 0
         """References beyond the first, summed over all blocks."""
+        self.extents: BlockExtents | None = None
+        """The free extents, once they are kept."""
         self._by_key: dict[Key, int | dict[int, None]] = {}
         """For each key the block, or the blocks in the order in which they were cached."""
 
@@ -57,14 +57,11 @@ class BlockPool:
         """Number of sequences that hold a block, which must be in use."""
         return self._refs[block] if self._counting else 1
 
-    def free_extents(self) -> IntArray:
-        """Lengths of the free extents in blocks, in order; shape (n_extents,)."""
-        unused = np.frombuffer(self.refs, dtype=np.int32)[self.first :] == 0
-        # Free and used stretches alternate between the edges.
-        edges = (unused[1:] != unused[:-1]).nonzero()[0]
-        borders = np.empty(len(edges) + 2, dtype=np.int64)
-        borders[0], borders[1:-1], borders[-1] = -1, edges, len(unused) - 1
-        return (borders[1:] - borders[:-1])[0 if unused[0] else 1 :: 2]
+    def keep_extents(self) -> BlockExtents:
+        """The free extents, which are kept from the first call on."""
+        if self.extents is None:
+            self.extents = BlockExtents(self.n, self.free.order())
+        return self.extents
 
     def stop_counting(self) -> None:
         """Save the work of reference counts until they matter again, if no block is shared and none is cached.
@@ -81,6 +78,13 @@ class BlockPool:
 
     def take(self, n: int) -> list[int]:
         """Hand out ``n`` blocks with one reference each; they are no longer cached."""
+        blocks = self.take_ahead(n)
+        if self.extents is not None:
+            self.extents.take(blocks)
+        return blocks
+
+    def take_ahead(self, n: int) -> list[int]:
+        """Hand out ``n`` blocks that count as free in the extents until these are told."""
         blocks = self.free.take(n)
         if not self._counting:
             return blocks
@@ -143,6 +147,8 @@ class BlockPool:
             if refs[block] == 0:
                 free.remove(block)
                 self.n_free_cached -= 1
+                if self.extents is not None:
+                    self.extents.take_one(block)
             else:
                 self._extra_refs += 1
             refs[block] += 1
@@ -159,8 +165,15 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> list[int]:
         """Drop a reference to each of these blocks; returns those that are free now, in order."""
+        gone = self._drop_references(blocks)
+        self.free.release(gone)
+        if self.extents is not None:
+            self.extents.give_back(gone)
+        return gone
+
+    def _drop_references(self, blocks: Sequence[int]) -> list[int]:
+        """Returns the blocks that no sequence holds any more, in order."""
         if not self._counting:
-            self.free.release(blocks)
             return list(blocks)
         refs, keys, gone = self._refs, self.keys, list[int]()
         if not self._extra_refs:
@@ -169,7 +182,6 @@ class BlockPool:
                 refs[block] = 0
             if self._by_key:
                 self.n_free_cached += len(gone) - list(map(keys.__getitem__, gone)).count(None)
-            self.free.release(gone)
             return gone
         for block in blocks:
             refs[block] -= 1
@@ -178,7 +190,6 @@ class BlockPool:
                 self.n_free_cached += keys[block] is not None
             else:
                 self._extra_refs -= 1
-        self.free.release(gone)
         return gone
 
     def store(self, block: int, key: Key) -> None:

@@ -45,7 +45,7 @@ def _take_decode_steps(blocks: BlockManager, tables: Sequence[BlockTable], k: in
     """
     size, lag, occupancy = blocks.block_size, blocks.lag, blocks.counted_occupancy() if look else blocks.occupancy
     starts = [s.length for s in tables]
-    stored, top = occupancy.stored + len(tables) * np.arange(1, k + 1), occupancy.top
+    stored, top = occupancy.stored + len(tables) * np.arange(1, k + 1), occupancy.top if look else 0
     events = []
     for i, s in enumerate(tables):
         first = next_block_step(s.length, len(s.blocks), size)

@@ -7,9 +7,11 @@ from operator import itemgetter
 
 from policies.fast_forward.forecast import MAX_STEPS
 from policies.fast_forward.lockstep import BlockSchedule, LockstepBatch, NextStepReads, PassSummary, ReadForecast
+from policies.fast_forward.state_sums import StateSums
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
 from policies.paging.growth import next_block_step, steps_covered
+from policies.paging.watched_steps import WatchedSteps
 from policies.vocabulary import Chunk, Moves
 
 PlaceChunks = Callable[[Sequence[Chunk], int], Sequence[PassSummary]]
@@ -26,7 +28,7 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
 
     Each of them begins a block at one step in every ``block_size``, always at the same remainder of the step count, and
     fills it in the step before it begins the next: they are grouped by that remainder. Blocks are taken and cached in
-    the order of single steps; the occupancy of blocks is not kept up to date.
+    the order of single steps; the occupancy of blocks is kept up to date only where it is watched.
     """
 
     takes_from_pool = True
@@ -64,7 +66,8 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
             return False
         self._add(seq, table, place)
         self._reserved = -1  # Blocks set aside for a step that was not taken belong to the sequences that got them.
-        self._blocks.occupancy.up_to_date = False
+        if self._blocks.watched:
+            self._blocks.grow_tail(table)
         if self._cache_blocks is None:
             self._pool.stop_counting()
         remainder = table.begins_at = (self.steps + step) % size
@@ -77,6 +80,8 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         """Leave, keeping all blocks."""
         table = self._drop(seq)
         length = table.length
+        if self._blocks.watched:
+            self._blocks.stop_tail(table)
         if self._cache_blocks is not None:
             self._cache_blocks(table, length - self._blocks.lag)
         group = self._begins[table.begins_at]
@@ -138,27 +143,45 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
 
     def take_step(self) -> None:
         """Give each sequence a token."""
+        if self._blocks.watched:
+            self._begin_reserved()
+            self._blocks.occupancy.take_steps(1, len(self._members))
         self.steps += 1
         self._held += len(self._members)
 
-    def take_steps(self, forecast: ReadForecast, n: int) -> Sequence[Moves]:
+    def take_steps(self, forecast: ReadForecast, n: int, sums: StateSums | None = None) -> Sequence[Moves]:
         """Take the blocks of ``n`` steps and give each sequence its tokens; nothing is moved."""
-        self._set_aside(n, forecast.block_starts)
+        if sums is None:
+            self._blocks.stop_watching()
+            self._set_aside(n, forecast.block_starts)
+        else:
+            self._begin_reserved()
+            watch = WatchedSteps(self._blocks, sums, self.steps, len(self._members), self._held, self._runs)
+            self._set_aside(n, forecast.block_starts, watch)
+            watch.take_up_to(self.steps + n)
         self.steps += n
         self._held += n * len(self._members)
         return ()
 
-    def _set_aside(self, n: int, begins: BlockSchedule) -> None:
+    def _begin_reserved(self) -> None:
+        """The next step is taken: its tokens come into the blocks that have been reserved for it."""
+        if self._reserved == self.steps:
+            begins = self._begins.get(self.steps % self._size)
+            if begins:
+                for table in begins.values():
+                    self._blocks.occupancy.grow(table.blocks[-1])
+
+    def _set_aside(self, n: int, begins: BlockSchedule, watch: WatchedSteps | None = None) -> None:
         """Take the blocks of the next ``n`` steps, except those of a step that was reserved.
 
         ``begins``: which sequences take a block, by the first step in which they do.
         """
         if not self._in_order:
-            self._begin_all(n, begins)
+            self._begin_all(n, begins, watch)
         else:
             for step in range(self.steps, self.steps + n):
                 if self._reserved != step:
-                    self._begin(step)
+                    self._begin(step, watch)
 
     def _steps_until(self, groups: dict[int, dict[int, BlockTable]]) -> list[tuple[int, dict[int, BlockTable]]]:
         """For each group, kept by the remainder of its steps, the steps before its next one that is not reserved."""
@@ -166,7 +189,7 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         first = self.steps + reserved
         return [((remainder - first) % size + reserved, group) for remainder, group in groups.items()]
 
-    def _begin_all(self, n: int, begins: BlockSchedule) -> None:
+    def _begin_all(self, n: int, begins: BlockSchedule, watch: WatchedSteps | None) -> None:
         """Take all blocks that the next ``n`` steps begin, and hand them round the sequences in the order of steps."""
         size, in_turn, n_blocks = self._size, list[BlockTable](), 0
         for step, group in begins:
@@ -174,13 +197,31 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
                 break
             in_turn += group.values()
             n_blocks += len(group) * ((n - 1 - step) // size + 1)
-        if n_blocks:
-            taken, stride = self._pool.take(n_blocks), len(in_turn)
-            for at, table in enumerate(in_turn):
-                table.blocks += taken[at::stride]
-            self._runs += n_blocks
+        if not n_blocks:
+            return
+        self._runs += n_blocks
+        if watch is not None:
+            self._begin_watched(n, begins, self._pool.take_ahead(n_blocks), watch)
+            return
+        taken, stride = self._pool.take(n_blocks), len(in_turn)
+        for at, table in enumerate(in_turn):
+            table.blocks += taken[at::stride]
 
-    def _begin(self, step: int) -> None:
+    def _begin_watched(self, n: int, begins: BlockSchedule, taken: Sequence[int], watch: WatchedSteps) -> None:
+        """Hand round the blocks that the next ``n`` steps begin, step by step."""
+        used, n_blocks = 0, len(taken)
+        for first in range(self.steps, self.steps + n, self._size):
+            for step, group in begins:
+                if used == n_blocks:
+                    return
+                watch.take_up_to(first + step)
+                for table in group.values():
+                    block = taken[used]
+                    used += 1
+                    table.blocks.append(block)
+                    watch.begin_free_block(block)
+
+    def _begin(self, step: int, watch: WatchedSteps | None) -> None:
         """In the order of joining, take the blocks that are begun in this step and cache those that will be full."""
         pool, size = self._pool, self._size
         lag = self._blocks.lag
@@ -190,9 +231,14 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         begins, fills = begins or {}, fills or {}
         assert self._cache_blocks is not None
         self._runs += len(begins)
+        if watch is not None:
+            watch.take_up_to(step)
         for seq, table in sorted({**begins, **fills}.items(), key=lambda item: item[1].join_index):
             if seq in begins:
-                table.blocks += pool.take(1)
+                (block,) = pool.take(1)
+                table.blocks.append(block)
+                if watch is not None:
+                    watch.begin_block(block)
             if seq in fills:
                 self._cache_blocks(table, table.length + step - self.steps + 1 - lag)
 

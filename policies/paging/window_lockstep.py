@@ -11,6 +11,7 @@ from policies.paging.block_table import BlockTable
 from policies.paging.blocks import NULL
 from policies.paging.growth import blocks_behind, first_block_behind_step
 from policies.paging.lockstep import PagedLockstepBatch, PlaceChunks, ReserveChunks, add_to_group
+from policies.paging.watched_steps import WatchedSteps
 from policies.vocabulary import Chunk
 
 _Group = dict[int, BlockTable]
@@ -104,7 +105,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
             found = max(found, most - (self._first_gives[0][0] - self.steps) + n)
         return min(found, most)
 
-    def _set_aside(self, n: int, begins: BlockSchedule) -> None:
+    def _set_aside(self, n: int, begins: BlockSchedule, watch: WatchedSteps | None = None) -> None:
         """Give up and take the blocks of the next ``n`` steps, except those of a step that was reserved.
 
         This goes by at most ``block_size`` steps at a time, in which no sequence gives up or takes two blocks.
@@ -124,11 +125,12 @@ class WindowLockstepBatch(PagedLockstepBatch):
                 ahead = 1 - self._blocks.lag
                 due = self._due(self._begins, start + ahead, end + ahead)
                 fills = [(step - ahead, group) for step, group in due]
-                self._one_by_one(gives, takes, fills)
-            elif not gives:
-                self._take_all(takes)
-            elif self._cache_blocks is None or not self._exchange(gives, takes, start):
-                self._one_by_one(gives, takes, [])
+                self._one_by_one(gives, takes, fills, watch)
+                continue
+            givers = [table for _, group in gives for table in group.values()]
+            self._cache_first_blocks(givers, start)
+            if watch is not None or not self._exchange(givers, takes):
+                self._one_by_one(gives, takes, [], watch)
 
     def _due(self, groups: dict[int, _Group], start: int, stop: int) -> list[tuple[int, _Group]]:
         """The groups whose step is in ``[start, stop)``, at most ``block_size`` steps; ascending, with that step."""
@@ -145,19 +147,22 @@ class WindowLockstepBatch(PagedLockstepBatch):
             for table, block in zip(in_turn, self._pool.take(len(in_turn)), strict=True):
                 table.blocks.append(block)
 
-    def _exchange(self, gives: Sequence[tuple[int, _Group]], begins: Sequence[tuple[int, _Group]], start: int) -> bool:
-        """From step ``start`` on, take all blocks that are begun, then give up others, if that comes to the same.
-
-        It does if all that are given up are cached: these go behind those that are free. Otherwise False, and the
-        blocks that will be given up have been cached, no more.
-        """
-        keys, cache_blocks, size = self._pool.keys, self._cache_blocks, self._size
-        assert cache_blocks is not None
-        givers = [table for _, group in gives for table in group.values()]
+    def _cache_first_blocks(self, givers: Sequence[BlockTable], start: int) -> None:
+        """Cache the first blocks of these sequences, which they give up from step ``start`` on."""
+        cache_blocks, size = self._cache_blocks, self._size
+        if cache_blocks is None:
+            return
         for table in givers:
             at = table.skipped
             if table.n_keyed <= at:
                 cache_blocks(table, max(table.length + start - self.steps - self._blocks.lag, (at + 1) * size))
+
+    def _exchange(self, givers: Sequence[BlockTable], begins: Sequence[tuple[int, _Group]]) -> bool:
+        """Take all blocks that are begun, then give up the givers' first ones, if that comes to the same; else False.
+
+        It does if all that are given up are cached: these go behind those that are free.
+        """
+        keys = self._pool.keys
         gone = [table.blocks[table.skipped] for table in givers]
         if any(keys[block] is None for block in gone):
             return False
@@ -173,6 +178,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
         gives: Sequence[tuple[int, _Group]],
         begins: Sequence[tuple[int, _Group]],
         fills: Sequence[tuple[int, _Group]],
+        watch: WatchedSteps | None,
     ) -> None:
         """In each step each in turn gives up a block, takes one, and caches the one that will be full.
 
@@ -189,13 +195,20 @@ class WindowLockstepBatch(PagedLockstepBatch):
         ]
         events.sort()
         for step, _, _, kind, table in events:
+            if watch is not None and kind < 2:
+                watch.take_up_to(step)
             if kind == 1:
-                table.blocks.append(pool.take(1)[0])
+                (block,) = pool.take(1)
+                table.blocks.append(block)
+                if watch is not None:
+                    watch.begin_block(block)
             elif kind == 0:
                 block = table.blocks[table.skipped]
                 table.blocks[table.skipped] = NULL
                 table.skipped += 1
                 give_up((block,))
+                if watch is not None:
+                    watch.give_up_block()
             else:
                 assert cache_blocks is not None
                 cache_blocks(table, table.length + step - self.steps + 1 - self._blocks.lag)

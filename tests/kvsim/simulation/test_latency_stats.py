@@ -58,7 +58,7 @@ def test_how_requests_fare_does_not_depend_on_what_is_kept(policy):
     for name in ("ttft_s", "tpot_s", "e2e_s"):
         for summary in (whole, least):
             assert summary[name] == pytest.approx(watched[name], rel=1e-12)
-    assert watched["cache"] == whole["cache"]
+    assert watched["cache"] == pytest.approx(whole["cache"], rel=1e-12)
     assert least["cache"]["utilization_mean"] is None
     assert least["forward_passes"] == watched["forward_passes"]
 

@@ -113,7 +113,7 @@ class KeepingRecorder(Recorder):
 
 
 def outcome(scenario, name, *, fast_forward, detail="tables"):
-    """What a run decided and counted, and a table of each kind that it kept; or why it ended, and None."""
+    """What a run decided and counted, and its requests, means over time, and tables; or why it ended, and None."""
     costs = cost_model(scenario, PROFILE)
     try:
         policy, recorder = build_policy(scenario, name, costs), KeepingRecorder(detail)
@@ -131,7 +131,8 @@ def outcome(scenario, name, *, fast_forward, detail="tables"):
     seen = costs.warnings(), costs.most_tokens, costs.most_cells
     order = [job.request.id for job in recorder.all_jobs]
     tables = recorder.tables() or ()
-    return (counts, cells, policy.usage(), seen, order), [requests_table(recorder.all_jobs), *tables[1:3]]
+    means = pd.DataFrame([recorder.cache_states.means()])
+    return (counts, cells, policy.usage(), seen, order), [requests_table(recorder.all_jobs), means, *tables[1:3]]
 
 
 def assert_alike(tables, others):

@@ -16,12 +16,13 @@ from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("detail", ["requests", "cache"])
 @pytest.mark.parametrize("name", list(available()))
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios(schedulers=("vllm", "vllm", "vllm", "llama-server", "llama-server-b4875", "static")))
-def test_lockstep_changes_nothing(name, scenario):
-    together, a = outcome(scenario, name, fast_forward=True, detail="requests")
-    alone, b = outcome(scenario, name, fast_forward=False, detail="requests")
+def test_lockstep_changes_nothing(name, detail, scenario):
+    together, a = outcome(scenario, name, fast_forward=True, detail=detail)
+    alone, b = outcome(scenario, name, fast_forward=False, detail=detail)
     assert together == alone
     if a is not None:
         assert_alike(a, b)
@@ -31,8 +32,8 @@ IN_LOCKSTEP = ["paged", "vllm", "chunked", "paged-window", "hf-reserved", "growi
 
 
 @pytest.mark.parametrize("name", IN_LOCKSTEP)
-@pytest.mark.parametrize("prefix_cache", [False, True])
-def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache):
+@pytest.mark.parametrize(("prefix_cache", "detail"), [(False, "requests"), (False, "cache"), (True, "cache")])
+def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache, detail):
     """The control: otherwise the above would compare single steps with themselves."""
     tokens = {"kind": "lognormal", "mu": 4.5, "sigma": 0.5, "min": 1, "max": 250}
     scenario = load_scenario(
@@ -49,7 +50,7 @@ def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache):
         }
     )
     costs = cost_model(scenario, PROFILE)
-    policy, recorder = build_policy(scenario, name, costs), Recorder(detail="requests")
+    policy, recorder = build_policy(scenario, name, costs), Recorder(detail=detail)
     policy.allocate = Mock(side_effect=policy.allocate)
     lockstep_batch = policy.lockstep_batch()
     lockstep_batch.place = Mock(side_effect=lockstep_batch.place)

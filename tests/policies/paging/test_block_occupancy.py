@@ -46,3 +46,21 @@ def test_a_reset_empties_all_blocks(up_to_date):
     assert occupancy.stored == (SIZE if up_to_date else 2 * SIZE)
     occupancy.reset()
     assert (occupancy.stored, occupancy.top, occupancy.up_to_date) == (0, 0, True)
+
+
+def test_a_block_that_grows_is_filled_by_steps():
+    occupancy = BlockOccupancy(9, SIZE)
+    occupancy.set_to(5, 1)
+    occupancy.grow(5, 1)
+    seen = []
+    for _ in range(4):
+        seen.append((occupancy.top, occupancy.next_top, occupancy.stored))
+        occupancy.take_steps(1, growing=1)
+    assert seen == [(21, (22, 24), 1), (22, (23, 24), 2), (23, (24, 24), 3), (24, (24, 24), 4)]
+    occupancy.grow(7)
+    occupancy.take_steps(2, growing=1)
+    occupancy.stop_growing(7, 2)
+    occupancy.take_steps(1, growing=0)
+    assert occupancy.top == 30
+    occupancy.empty([7])
+    assert occupancy.top == 24

@@ -1,0 +1,110 @@
+"""How full and how broken up the cache is during steps in lockstep, summed up as it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_NO_COPIES: Mapping[int, float] = {}
+
+
+class StepWeights(NamedTuple):
+    """How much each step of a lockstep batch counts in a sum: a clock gives the seconds that it takes."""
+
+    each: float
+    """Whatever the step reads."""
+    per_score: float
+    per_run: float
+    copies: Mapping[int, float] = _NO_COPIES
+    """What a step counts more if regions are copied before it, by its number among the steps, from 0."""
+
+
+class StateSums:
+    """The state of the first cache group after the next step, which the batch that takes the steps keeps up to date,
+    and the weighted sums over the states after all steps so far.
+
+    From one change to the next only what is stored, read and reached grows, by as much in every step.
+    """
+
+    __slots__ = (
+        "_copies",
+        "_each",
+        "_per_run",
+        "_per_score",
+        "allocated",
+        "capacity",
+        "external_fragmentation",
+        "free_extents",
+        "growth",
+        "internal_fragmentation",
+        "largest_free_extent",
+        "placeable",
+        "runs",
+        "scores",
+        "span",
+        "span_stop",
+        "steps",
+        "stored",
+        "sum_free_extents",
+        "sum_largest_free_extent",
+        "sum_span",
+        "sum_stored",
+        "weight",
+    )
+
+    def __init__(self, weights: StepWeights):
+        self._each, self._per_score, self._per_run, self._copies = weights
+        self.steps = 0
+        """Steps summed up so far."""
+        self.weight = 0.0
+        """Their weight."""
+        self.sum_stored = self.sum_span = self.sum_free_extents = self.sum_largest_free_extent = 0.0
+        self.external_fragmentation = self.internal_fragmentation = 0.0
+        """Sums of the shares that ``Usage`` defines."""
+        self.scores = 0
+        """Scores computed in the next step."""
+        self.runs = 0
+        """Contiguous pieces that the scanned cells lie in."""
+        self.growth = 0
+        """By how many a step stores and scans more cells than the one before."""
+        self.capacity = self.stored = self.allocated = self.placeable = 0
+        self.free_extents = self.largest_free_extent = 0
+        self.span = 0
+        self.span_stop = 0
+        """What the span grows up to, by a cell in each step."""
+
+    def take_steps(self, n: int) -> None:
+        """Add the states after the next ``n`` steps, in which nothing changes but what grows."""
+        growing = self.span_stop - self.span
+        if 0 < growing < n - 1:
+            self.take_steps(growing)
+            n -= growing
+        elif n < 1:
+            return
+        growth, stored, span = self.growth, self.stored, self.span
+        weight, later = self._each + self._per_score * self.scores + self._per_run * self.runs, 0.0
+        if n > 1:
+            # The numbers of the steps from here on, 0 to n - 1, and their squares, summed up.
+            numbers = n * (n - 1) / 2
+            slope = self._per_score * growth
+            later = numbers * (weight + slope * (2 * n - 1) / 3)
+            weight = n * weight + slope * numbers
+        if self._copies:
+            weight += self._copies.get(self.steps, 0.0)
+        weighted = stored * weight + growth * later
+        self.weight += weight
+        self.sum_stored += weighted
+        self.sum_span += span * weight
+        if span < self.span_stop:
+            self.sum_span += later
+            self.span = min(span + n, self.span_stop)
+        self.sum_free_extents += self.free_extents * weight
+        self.sum_largest_free_extent += self.largest_free_extent * weight
+        if self.allocated:
+            self.internal_fragmentation += weight - weighted / self.allocated
+        free = self.capacity - self.allocated
+        if self.placeable != free:
+            self.external_fragmentation += weight - self.placeable / free * weight
+        self.steps += n
+        self.scores += growth * n
+        self.stored = stored + growth * n
