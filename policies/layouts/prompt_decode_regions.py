@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import Arena
+from policies.cells.free_cells import Cells
 from policies.cells.reads import padded_span
-from policies.cells.search import Cells, cells_array, find_contiguous, find_scattered, first_cells
+from policies.cells.search import cells_array, find_contiguous, find_scattered
 from policies.fast_forward.forecast import Usages
 from policies.fast_forward.free_cell_path import FreeCellPath, extents_after
 from policies.layouts.unified import UnifiedPolicy
@@ -63,7 +64,7 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
             return at_once
         found: list[Cells] = []
         for n, is_prompt in parts:
-            found.append(self._lowest(arena, n) if is_prompt else _from_the_top(arena, n))
+            found.append(self._lowest(arena, n) if is_prompt else arena.free.last_cells(n))
             if len(found) < len(parts):
                 arena.free.take_cells(cells_array(found[-1]))
         if len(found) == 1:
@@ -79,7 +80,7 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         if len(parts) == 1 or len(prompts) != 1:
             return None
         low = cells_array(self._lowest(arena, prompts[0]))
-        high = cells_array(_from_the_top(arena, sum([n for n, is_prompt in parts if not is_prompt])))
+        high = cells_array(arena.free.last_cells(sum([n for n, is_prompt in parts if not is_prompt])))
         if low[-1] >= high[-1]:
             return None
         if parts[0][1]:
@@ -104,15 +105,15 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         """Down the free cells; None before all prompts have ended."""
         if any(self._prompt_ends.get(chunk.seq, 0) > chunk.start for chunk in step):
             return None
-        return _DescendingPath(self.arena, self._ordered(step), n, self._pad, anywhere=True)
+        return _DescendingPath(self.arena, len(step), n, self._pad, anywhere=True)
 
 
 class _DescendingPath(FreeCellPath):
     """Decode steps that take the highest free cells."""
 
     def _find(self, n: int) -> Cells:
-        steps = min(n, self.arena.free.total // len(self.step))
-        return _from_the_top(self.arena, steps * len(self.step)) if steps > 0 else range(0)
+        steps = min(n, self.arena.free.total // self.tokens)
+        return self.arena.free.last_cells(steps * self.tokens)
 
     def tops(self) -> IntArray:
         """Top of the arena after each step, constant because the first cell is the highest; shape (steps,)."""
@@ -125,22 +126,10 @@ class _DescendingPath(FreeCellPath):
 
     def usages(self, k: int) -> Usages:
         """Counted on the mirrored arena, in which the path ascends."""
-        size, tokens = self.arena.size, len(self.step)
+        size, tokens = self.arena.size, self.tokens
         taken = tokens * np.arange(1, k + 1)
         starts, ends = self.arena.free.arrays()
         cells = size - 1 - cells_array(self.cells[: k * tokens])
         extents, largest = extents_after(size - ends[::-1], size - starts[::-1], cells, taken)
         used = self.arena.used + taken
         return Usages(used, used, size - used, extents, largest, self.tops()[:k], np.zeros(k, dtype=np.int64))
-
-
-def _from_the_top(arena: Arena, n: int) -> Cells:
-    """The highest ``n`` free cells, descending; at least ``n`` must be free."""
-    starts, ends = arena.free.starts, arena.free.ends
-    if n == 1:
-        return range(ends[-1] - 1, ends[-1])
-    if ends[-1] - starts[-1] >= n:
-        return np.arange(ends[-1] - 1, ends[-1] - 1 - n, -1)
-    first, last = arena.free.arrays()
-    cells: IntArray = arena.size - 1 - first_cells(arena.size - last[::-1], (last - first)[::-1], n)
-    return cells

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import FOREVER, Arena
+from policies.cells.free_cells import Cells
 from policies.cells.host_copies import chunks_of, transfers_of
 from policies.cells.reads import padded_span, reads_of
-from policies.cells.search import Cells, cells_array, find_contiguous, start_of_search
+from policies.cells.search import cells_array, find_contiguous, start_of_search
 from policies.compaction.compactors import Compactor
 from policies.compaction.planner import CompactionPlanner
 from policies.compaction.triggers import Trigger
-from policies.fast_forward.forecast import FastForward, Usages
+from policies.fast_forward.forecast import DecodePass, FastForward, Usages
 from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.fast_forward.tiles import TileMap
 from policies.policy import CacheConfig, Kernel, Policy
@@ -114,7 +115,7 @@ class UnifiedPolicy(Policy):
             return None
         if self._tiles is None and self.kernel != "masked":
             return None
-        path = self._free_cell_path(step, n)
+        path, ordered = self._free_cell_path(step, n), self._ordered(step)
         if path is None or path.steps < 2:
             return None
         steps, forecast = path.steps, None
@@ -125,7 +126,7 @@ class UnifiedPolicy(Policy):
             due_at_once = steps < 2 and not trigger.stateful
         if due_at_once:
             # A compaction that moves nothing can be passed over, if the trigger need not know of it.
-            if trigger.stateful or not self._stays_tidy(path):
+            if trigger.stateful or not self._stays_tidy(path, step):
                 return None
             steps = path.steps
 
@@ -136,16 +137,19 @@ class UnifiedPolicy(Policy):
                 trigger.skip(k)
             compaction.forget_plans()
             self.attended = int(path.spans()[k - 1])
-            usages = path.take(k, look=look)
+            usages = path.usages(k) if look else None
+            arena.take_steps(path.cells[: k * path.tokens], ordered, k)
             stop = path.head_after(k)
             arena.head = stop if stop < arena.size else 0
             if self._tiles is not None:
-                self._tiles.add_steps(path.step, path.table(k))
+                self._tiles.add_steps([chunk.seq for chunk in ordered], path.table(k))
             if due_at_once:
                 self.wants_compaction = compaction.checks_steps and compaction.due_after_step(len(step))
             return usages
 
-        return path.fast_forward(steps, take, self._tiles)
+        if steps < 2:
+            return None
+        return FastForward((DecodePass(len(step), (path.reads(ordered, steps, self._tiles),)),), take)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells; the next search begins at the first of them if that is lower."""
@@ -160,7 +164,7 @@ class UnifiedPolicy(Policy):
         """All of a sequence's cells."""
         cells, positions = self.arena.cells_of(seq)
         self._saved[int(host[0])] = positions[np.argsort(cells)]
-        settled = self.arena.pending.settle(self.arena.owner)
+        settled = self.arena.settle()
         return (HostCopy(transfers_of(cells, host[positions], to_host=True), *settled),)
 
     def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
@@ -182,7 +186,7 @@ class UnifiedPolicy(Policy):
         self._compaction.forget_plans()
         cells = cells_array(found)
         arena.head = int(cells[0])
-        settled = arena.pending.settle(arena.owner)
+        settled = arena.settle()
         return (HostCopy(transfers_of(cells, host[positions], to_host=False), *settled),)
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
@@ -196,8 +200,7 @@ class UnifiedPolicy(Policy):
         """Empty all other cells; the next search begins at the first empty one if that is lower."""
         self._forget_tiles()
         self.arena.keep(seq)
-        starts = self.arena.free.starts
-        self._lower_head(starts[0] if starts else None)
+        self._lower_head(self.arena.free.first_cell(0) if self.arena.free.total else None)
 
     def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
         """Add to the positions, and have the keys rotated with the next micro-batch."""
@@ -246,7 +249,7 @@ class UnifiedPolicy(Policy):
         if moves.n_runs:
             self._forget_tiles()
             self.arena.compact(moves)
-            self.arena.head = min(self.arena.head, self.arena.free.starts[0])
+            self.arena.head = min(self.arena.head, self.arena.free.first_cell(0))
         return self.arena.pending.settle_moves()
 
     def can_truncate(self, seq: int, n: int) -> int:
@@ -280,12 +283,16 @@ class UnifiedPolicy(Policy):
 
     def _free_cell_path(self, step: Sequence[Chunk], n: int) -> FreeCellPath | None:
         """The cells that ``_find_cells`` will find in at most ``n`` decode steps; None where that is not known."""
-        return FreeCellPath(self.arena, step, n, self._pad, anywhere=False)
+        return FreeCellPath(self.arena, len(step), n, self._pad, anywhere=False)
 
-    def _stays_tidy(self, path: FreeCellPath) -> bool:
+    def _ordered(self, step: Sequence[Chunk]) -> Sequence[Chunk]:
+        """The step in the order in which its chunks are placed."""
+        return step
+
+    def _stays_tidy(self, path: FreeCellPath, step: Sequence[Chunk]) -> bool:
         """Whether compactions, now and after each step, would move nothing: certain if True."""
         cells = path.cells
-        return isinstance(cells, range) and cells.start == self.arena.top and self._compaction.stays_tidy(path.step)
+        return isinstance(cells, range) and cells.start == self.arena.top and self._compaction.stays_tidy(step)
 
     def _take(self, chunks: Sequence[Chunk], cells: Cells) -> None:
         arena = self.arena
@@ -310,7 +317,7 @@ class UnifiedPolicy(Policy):
 
     def _micro_batch(self, chunks: tuple[Chunk, ...], cells: Cells, views: bool) -> MicroBatch:
         arena = self.arena
-        moves, shift = arena.pending.settle(arena.owner)
+        moves, shift = arena.settle()
         self.attended = padded_span(arena.top, self._pad, arena.size)
         if self._tiles is not None:
             reads = self._tiles.reads(chunks)

@@ -1,0 +1,170 @@
+"""Which cells of an arena are free, a byte for each: searched as text is, and changed many cells at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.vocabulary import IntArray
+
+Cells = range | IntArray
+"""Cells in the order in which they are filled; a range if they are consecutive and ascend."""
+
+_FREE, _USED = b"\1", b"\0"
+
+_LOOK_AHEAD = 256
+"""A search for n scattered cells looks at the next 2 n + this many first: mostly enough of them are free."""
+
+
+class FreeCells:
+    """The free cells of ``size`` cells, all of them to begin with."""
+
+    __slots__ = ("_bytes", "mask", "size", "total")
+
+    def __init__(self, size: int):
+        self.size = size
+        self._bytes = bytearray(_FREE) * size
+        self.mask: NDArray[np.bool_] = np.frombuffer(self._bytes, dtype=np.bool_)
+        """Shape (size,): whether each cell is free. Shares its memory with ``_bytes``; not to be written to."""
+        self.total = size
+        """Number of free cells."""
+
+    def __reduce__(self) -> tuple[object, tuple[bytes]]:
+        """A copy whose mask and bytes share memory again."""
+        return _restored, (bytes(self._bytes),)
+
+    def __len__(self) -> int:
+        """Number of free extents."""
+        return self._bytes.count(b"\0\1") + (self._bytes[:1] == _FREE)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        starts, ends = self.arrays()
+        return zip(starts.tolist(), ends.tolist(), strict=True)
+
+    @property
+    def largest(self) -> int:
+        """Length of the largest extent; 0 if there is none."""
+        starts, ends = self.arrays()
+        return int((ends - starts).max(initial=0))
+
+    @property
+    def top(self) -> int:
+        """One past the highest cell that is not free."""
+        return self._bytes.rfind(_USED) + 1
+
+    def arrays(self) -> tuple[IntArray, IntArray]:
+        """First cells and ends (exclusive) of the free extents, ascending, both of shape (n,)."""
+        mask = self.mask
+        edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
+        if self.size and mask[0]:
+            edges = np.concatenate(([0], edges))
+        if self.size and mask[-1]:
+            edges = np.concatenate((edges, [self.size]))
+        return edges[::2], edges[1::2]
+
+    # Searches
+
+    def count_below(self, cell: int) -> int:
+        """Number of free cells below ``cell``."""
+        return int(np.count_nonzero(self.mask[:cell]))
+
+    def below(self, cells: IntArray) -> IntArray:
+        """Number of free cells below each of ``cells``; the same shape."""
+        most = int(cells.max(initial=0))
+        upto: IntArray = np.concatenate(([0], np.cumsum(self.mask[:most], dtype=np.int64)))
+        return upto[cells]
+
+    def is_free(self, start: int, n: int) -> bool:
+        """Whether cells ``[start, start + n)`` are free."""
+        return start + n <= self.size and self._bytes.find(_USED, start, start + n) < 0
+
+    def first_run(self, n: int, start: int, stop: int | None = None) -> int | None:
+        """The first of ``n`` consecutive free cells in ``[start, stop)``; None if there are none."""
+        found = self._bytes.find(_FREE * n, start, self.size if stop is None else stop)
+        return None if found < 0 else found
+
+    def first_cell(self, start: int) -> int:
+        """The first free cell from ``start`` on; ``size`` if there is none."""
+        found = self._bytes.find(_FREE, start)
+        return self.size if found < 0 else found
+
+    def end_of_run(self, start: int, stop: int | None = None) -> int:
+        """One past the last of the free cells that follow the free cell ``start`` without a gap; at most ``stop``."""
+        stop = self.size if stop is None else min(stop, self.size)
+        end = self._bytes.find(_USED, start, stop)
+        return stop if end < 0 else end
+
+    def start_of_run(self, cell: int) -> int:
+        """The first of the free cells that lead up to the free ``cell`` without a gap."""
+        return self._bytes.rfind(_USED, 0, cell) + 1
+
+    def last_before(self, cell: int) -> int:
+        """The highest free cell below ``cell``; -1 if there is none."""
+        return self._bytes.rfind(_FREE, 0, max(cell, 0))
+
+    def first_cells(self, n: int, start: int) -> Cells:
+        """The first ``n`` free cells from ``start`` on, consecutive or not; fewer if there are not as many."""
+        data, size = self._bytes, self.size
+        first = data.find(_FREE, start)
+        if first < 0 or n < 1:
+            return range(0)
+        end = data.find(_USED, first, first + n)
+        if end < 0 and first + n <= size:
+            return range(first, first + n)
+        width = 2 * n + _LOOK_AHEAD
+        while True:
+            cells: IntArray = self.mask[first : first + width].nonzero()[0]
+            if len(cells) >= n or first + width >= size:
+                cells = cells[:n]
+                cells += first
+                return cells
+            width *= 4
+
+    def last_cells(self, n: int) -> Cells:
+        """The last ``n`` free cells, descending; fewer if there are not as many."""
+        last = self._bytes.rfind(_FREE)
+        if last < 0 or n < 1:
+            return range(0)
+        if n == 1:
+            return range(last, last + 1)
+        width = 2 * n + _LOOK_AHEAD
+        while True:
+            low = max(last + 1 - width, 0)
+            cells: IntArray = self.mask[low : last + 1].nonzero()[0][::-1]
+            if len(cells) >= n or low == 0:
+                cells = cells[:n]
+                cells += low
+                return cells
+            width *= 4
+
+    # Changes
+
+    def take(self, start: int, n: int) -> None:
+        """Remove cells ``[start, start + n)``, all of them free."""
+        self._bytes[start : start + n] = bytes(n)
+        self.total -= n
+
+    def take_cells(self, cells: IntArray) -> None:
+        """Remove ``cells``, distinct and all free, in any order."""
+        self.mask[cells] = False
+        self.total -= len(cells)
+
+    def release(self, cells: IntArray) -> None:
+        """Give back ``cells``, distinct and none of them free, in any order."""
+        self.mask[cells] = True
+        self.total += len(cells)
+
+    def rebuild(self, used: NDArray[np.bool_]) -> None:
+        """Start again from a mask of the cells that are not free; all cells after the mask are free."""
+        self.mask[: len(used)] = ~used
+        self.mask[len(used) :] = True
+        self.total = self.size - int(np.count_nonzero(used))
+
+
+def _restored(free: bytes) -> FreeCells:
+    """The free cells of a copy."""
+    cells = FreeCells(len(free))
+    cells.rebuild(np.frombuffer(free, dtype=np.uint8) == 0)
+    return cells
