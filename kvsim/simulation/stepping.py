@@ -69,6 +69,8 @@ class Stepper:
         predictor, event = self._predictor, self._env.peek()
         assert predictor is not None
         members, forecast = len(batch), batch.forecast(self._scheduler.decode_only_steps(()))
+        if forecast is None:
+            return self._mixed_step((), batch, now)
         seconds_of = predictor.lockstep_steps(members, forecast)
         steps = forecast.steps
         seconds = seconds_of(steps)
@@ -77,7 +79,7 @@ class Stepper:
             seconds = seconds_of(steps)
         recorder = self._recorder
         predictor.took_lockstep_steps(members, batch.max_scanned_per_token(steps))
-        recorder.lockstep_steps(steps, forecast.total_scanned(steps))
+        recorder.lockstep_steps(steps, forecast.total_scanned(steps), forecast.total_useful(steps))
         if recorder.watches:
             sums = StateSums(predictor.lockstep_weights(members, forecast))
             copies = batch.take_steps(forecast, steps, sums)

@@ -101,11 +101,10 @@ class Arena:
         return row.begin if row.end > row.begin else -1
 
     def continues(self, chunks: Iterable[Chunk]) -> bool:
-        """Whether each chunk has one sequence, which is known to end where the chunk begins."""
-        rows = self.rows.rows
+        """Whether each chunk has one sequence with a row, which ends where the chunk begins, or holds nothing."""
         for seq, start, _, also in chunks:
-            row = rows.get(seq)
-            if also or row is None or row.end != start or row.end == row.begin:
+            row = None if also else self.row_of(seq)
+            if row is None or (row.end != start and row.end > row.begin):
                 return False
         return True
 

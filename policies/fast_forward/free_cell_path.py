@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from policies.cells.reads import padded_span, padded_spans, repeated
 from policies.cells.search import cells_array, start_of_search
 from policies.compaction.compactors import min_cells_to_move
 from policies.compaction.triggers import TriggerForecast, TriggerInput, cells_saved
+from policies.fast_forward.arena_lockstep import ArenaPlan
 from policies.fast_forward.forecast import MAX_STEPS, StepReads, Usages
-from policies.fast_forward.tiles import TileMap
+from policies.fast_forward.tiles import TileSteps
 from policies.vocabulary import Chunk, IntArray
 
 
@@ -107,6 +108,10 @@ class FreeCellPath:
                 self._spans = padded_spans(self.tops(), self._pad, self.arena.size)
         return self._spans
 
+    def span_after(self, k: int) -> int:
+        """What attention over all cells reads in the ``k``-th step."""
+        return int(self.spans()[k - 1])
+
     def bounds(self) -> tuple[TriggerInput, int]:
         """Bounds on what a trigger will see (``Trigger.rules_out``), if there is at least one step.
 
@@ -153,11 +158,17 @@ class FreeCellPath:
         """The cells of the first ``k`` steps; shape (k, len(step))."""
         return cells_array(self.cells)[: k * self.tokens].reshape(k, self.tokens)
 
-    def reads(self, step: Sequence[Chunk], steps: int, tiles: TileMap | None) -> StepReads:
-        """What the first ``steps`` steps read, under the kernel ``tiled`` if there are ``tiles``, else ``masked``."""
-        if tiles is None:
-            return masked_step_reads(step, self.spans()[:steps])
-        return tiles.plan_steps([chunk.seq for chunk in step], self.table(steps))
+    def reads(self, step: Sequence[Chunk], steps: int) -> StepReads:
+        """What the first ``steps`` steps read under the kernel ``masked``."""
+        return masked_step_reads(step, self.spans()[:steps])
+
+    def lockstep_plan(self, steps: int, tiles: TileSteps | None, take: Callable[[int], None]) -> ArenaPlan:
+        """The first ``steps`` steps for a lockstep batch: under the kernel ``tiled`` if there are ``tiles``."""
+        if tiles is not None:
+            read = tiles.reads
+            return ArenaPlan(self.cells, read.scanned, read.runs, read.span, read.max_scanned_per_token, take)
+        spans, n = self.spans()[:steps], self.tokens
+        return ArenaPlan(self.cells, n * spans if n > 1 else spans, repeated(n, steps), spans, spans, take)
 
     def usages(self, k: int) -> Usages:
         """How full the cache will be after each of the first ``k`` steps."""

@@ -12,6 +12,7 @@ from policies.cells.stream_arenas import StreamArenas
 from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, Usages
 from policies.fast_forward.free_cell_path import FreeCellPath, masked_step_reads
 from policies.fast_forward.stream_tiles import StreamTiles
+from policies.fast_forward.tiles import TileSteps
 from policies.fast_forward.window_path import WindowPath
 from policies.vocabulary import Chunk, IntArray
 
@@ -55,18 +56,18 @@ def plan_steps(
     def take_steps(k: int, look: bool) -> Usages | None:
         usages = _usages(streams, paths, by_part, k, contiguous) if look else None
         for groups, by_stream in zip(paths, by_part, strict=True):
-            for group, found in enumerate(groups):
+            for found in groups:
                 for path, chunks in zip(found, by_stream, strict=True):
                     if isinstance(path, WindowPath):
                         path.overwrite(k)
                     path.arena.take_steps(path.cells[: k * path.tokens], chunks, k)
                     path.arena.head = path.head_after(k)
-                    if tiles is not None:
-                        tiles.add_steps(group, [chunk.seq for chunk in chunks], path.table(k))
+        for each in entered:
+            each.take(k)
         streams.attended = {int(span[k - 1]) for groups in spans for span in groups}
         return usages
 
-    passes = []
+    passes, entered = [], list[TileSteps]()
     for part, by_stream, groups, found in zip(parts, by_part, spans, paths, strict=True):
         n_streams = len(part) if apart else 1
         if tiles is None:
@@ -74,7 +75,10 @@ def plan_steps(
             reads = tuple(masked_step_reads(part, span, spec.window, n_streams) for spec, span in pairs)
         else:
             seqs = [[chunk.seq for chunk in chunks] for chunks in by_stream]
-            reads = tuple(tiles.plan_steps(group, each, seqs, steps) for group, each in enumerate(found))
+            planned = [tiles.plan_steps(group, each, seqs, steps) for group, each in enumerate(found)]
+            reads = tuple(sums for sums, _ in planned)
+            for _, new in planned:
+                entered += new
         passes.append(DecodePass(len(part), reads))
     return FastForward(tuple(passes), take_steps)
 

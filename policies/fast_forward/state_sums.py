@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _NO_COPIES: Mapping[int, float] = {}
 
@@ -17,6 +17,8 @@ class StepWeights(NamedTuple):
     per_run: float
     copies: Mapping[int, float] = _NO_COPIES
     """What a step counts more if regions are copied before it, by its number among the steps, from 0."""
+    charges: Literal["scanned", "useful", "span"] = "scanned"
+    """What ``per_score`` is charged for: all scores, those against visible cells, or cells read at least once."""
 
 
 class StateSums:
@@ -32,6 +34,7 @@ class StateSums:
         "_per_run",
         "_per_score",
         "allocated",
+        "charges",
         "capacity",
         "external_fragmentation",
         "free_extents",
@@ -53,7 +56,7 @@ class StateSums:
     )
 
     def __init__(self, weights: StepWeights):
-        self._each, self._per_score, self._per_run, self._copies = weights
+        self._each, self._per_score, self._per_run, self._copies, self.charges = weights
         self.steps = 0
         """Steps summed up so far."""
         self.weight = 0.0

@@ -12,7 +12,7 @@ from policies.cells.reads import TILE
 from policies.cells.stream_arenas import StreamArenas
 from policies.fast_forward.forecast import StepReads
 from policies.fast_forward.free_cell_path import FreeCellPath
-from policies.fast_forward.tiles import TileMap
+from policies.fast_forward.tiles import TileMap, TileSteps
 from policies.fast_forward.window_path import WindowPath
 from policies.vocabulary import Chunk, IntArray, Reads
 
@@ -36,6 +36,12 @@ class StreamTiles:
         if maps is not None:
             maps[stream].add(chunks, cells)
 
+    def map_of(self, group: int, stream: int = 0) -> TileMap:
+        """The map of a stream in a group without a window."""
+        maps = self._maps[group]
+        assert maps is not None, "a group without a window has a map"
+        return maps[stream]
+
     def forget(self, seq: int = -1) -> None:
         """Note that a sequence gave up cells, or that its cells were moved; negative: any sequence."""
         for maps in self._maps:
@@ -53,28 +59,29 @@ class StreamTiles:
         scanned = TILE * counts[:, 0]
         return Reads(tokens, scanned, counts[:, 1], counts[:, 2], int(scanned.sum()))
 
-    def plan_steps(self, group: int, paths: Sequence[FreeCellPath], step: Sequence[Sequence[int]], n: int) -> StepReads:
-        """What attention reads in a group in ``n`` decode steps along a path for each stream, of its sequences."""
+    def plan_steps(
+        self, group: int, paths: Sequence[FreeCellPath], step: Sequence[Sequence[int]], n: int
+    ) -> tuple[StepReads, list[TileSteps]]:
+        """What attention reads in a group in ``n`` decode steps along a path for each stream, of its sequences.
+
+        Also the tiles that they enter, to be told how many steps were taken.
+        """
         maps, window = self._maps[group], self._streams.specs[group].window
-        by_stream = []
+        by_stream, entered = [], list[TileSteps]()
         for path, seqs in zip(paths, step, strict=True):
             if maps is not None:
-                found = maps[self._streams.stream_of(seqs[0])].plan_steps(seqs, path.table(n))
+                entered.append(TileSteps(maps[self._streams.stream_of(seqs[0])], seqs, path.table(n)))
+                found = entered[-1].reads
             else:
                 assert window is not None, "a group without a map has a window"
                 assert isinstance(path, WindowPath), "so its paths are those of a window"
                 found = _window_steps(path, seqs, n, window)
             by_stream.append(found)
         if len(by_stream) == 1:
-            return by_stream[0]
+            return by_stream[0], entered
         scanned, useful, runs, span, most = (np.stack(column) for column in zip(*by_stream, strict=True))
-        return StepReads(scanned.sum(axis=0), useful.sum(axis=0), runs.sum(axis=0), span.sum(axis=0), most.max(axis=0))
-
-    def add_steps(self, group: int, seqs: Sequence[int], cells: IntArray) -> None:
-        """Note that decode steps in one stream took ``cells``; shape (steps, sequences)."""
-        maps = self._maps[group]
-        if maps is not None:
-            maps[self._streams.stream_of(seqs[0])].add_steps(seqs, cells)
+        sums = [each.sum(axis=0) for each in (scanned, useful, runs, span)]
+        return StepReads(sums[0], sums[1], sums[2], sums[3], most.max(axis=0)), entered
 
 
 def _window_steps(path: WindowPath, seqs: Sequence[int], steps: int, window: int) -> StepReads:

@@ -14,6 +14,7 @@ from policies.cells.arena import Arena
 from policies.cells.free_cells import Cells
 from policies.cells.reads import padded_span
 from policies.cells.search import cells_array, find_contiguous, find_scattered
+from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
 from policies.fast_forward.forecast import Usages
 from policies.fast_forward.free_cell_path import FreeCellPath, extents_after
 from policies.layouts.unified import UnifiedPolicy
@@ -46,12 +47,12 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         """Place the step in its order, or longest sequences first."""
         return super().allocate(self._ordered(step), views=views)
 
-    def _find_cells(self, chunks: Sequence[Chunk]) -> Cells | None:
+    def _find_beside(self, lockstep_tokens: int, chunks: Sequence[Chunk]) -> Cells | None:
         arena = self.arena
-        if sum([chunk.n for chunk in chunks]) > arena.free.total:
+        if lockstep_tokens + sum([chunk.n for chunk in chunks]) > arena.free.total:
             return None
         # Tokens of each part, and whether they are of a prompt; adjacent generated tokens are one part.
-        parts: list[tuple[int, bool]] = []
+        parts: list[tuple[int, bool]] = [(lockstep_tokens, False)] if lockstep_tokens else []
         for chunk in chunks:
             prompt = min(max(self._prompt_ends.get(chunk.seq, 0) - chunk.start, 0), chunk.n)
             if prompt:
@@ -101,11 +102,20 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         """The step in its order, or longest sequences first."""
         return sorted(step, key=lambda chunk: -(chunk.start + chunk.n)) if self._sort else step
 
-    def _free_cell_path(self, step: Sequence[Chunk], n: int) -> FreeCellPath | None:
-        """Down the free cells; None before all prompts have ended."""
-        if any(self._prompt_ends.get(chunk.seq, 0) > chunk.start for chunk in step):
-            return None
-        return _DescendingPath(self.arena, len(step), n, self._pad, anywhere=True)
+    def lockstep_batch(self) -> ArenaLockstepBatch | None:
+        """None where the order of the sequences changes as they grow."""
+        return None if self._sort else super().lockstep_batch()
+
+    def may_join_lockstep(self, seq: int, tokens: int) -> bool:
+        """Not before its prompt has ended."""
+        return self._prompt_ends.get(seq, 0) <= tokens
+
+    def _generates(self, step: Sequence[Chunk]) -> bool:
+        return all(self._prompt_ends.get(chunk.seq, 0) <= chunk.start for chunk in step)
+
+    def _free_cell_path(self, tokens: int, n: int) -> FreeCellPath | None:
+        """Down the free cells."""
+        return _DescendingPath(self.arena, tokens, n, self._pad, anywhere=True)
 
 
 class _DescendingPath(FreeCellPath):

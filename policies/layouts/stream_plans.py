@@ -169,23 +169,23 @@ class StepPlanner:
             by_stream = dict(chunks_of)
         slots: list[Slot] = []
         for stream, chunks in by_stream.items():
-            arena = streams.arenas[group][stream]
-            n = sum([chunk.n for chunk in chunks])
-            window = streams.specs[group].window
-            head = start_of_search(arena.head, arena.used, n)
-            cells: Cells | None
-            if self._contiguous:
-                usable = arena.free if window is None else usable_extents(arena, window)
-                first, _ = find_contiguous(usable, head, n)
-                cells = None if first is None else range(first, first + n)
-            elif window is None:
-                cells = find_scattered(arena.free, head, n)
-            else:
-                cells = find_usable(arena, window, head, n)
+            cells = self.find_cells(group, stream, sum([chunk.n for chunk in chunks]))
             if cells is None:
                 return None
             slots.append((stream, tuple(chunks), cells))
         return slots
+
+    def find_cells(self, group: int, stream: int, n: int) -> Cells | None:
+        """Cells for ``n`` tokens of a micro-batch in a stream of a group; None if there are too few."""
+        arena, window = self._streams.arenas[group][stream], self._streams.specs[group].window
+        head = start_of_search(arena.head, arena.used, n)
+        if self._contiguous:
+            usable = arena.free if window is None else usable_extents(arena, window)
+            first, _ = find_contiguous(usable, head, n)
+            return None if first is None else range(first, first + n)
+        if window is None:
+            return find_scattered(arena.free, head, n)
+        return find_usable(arena, window, head, n)
 
 
 def _undo(arenas: Sequence[Arena], slots: Sequence[Slot], heads: Sequence[int], saved: Sequence[SavedCells]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,10 +15,12 @@ from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array, find_contiguous, start_of_search
 from policies.compaction.compactors import Compactor
 from policies.compaction.planner import CompactionPlanner
-from policies.compaction.triggers import Trigger
+from policies.compaction.triggers import Trigger, TriggerForecast
+from policies.fast_forward.arena_lockstep import ArenaLockstepBatch, ArenaPlan, pass_summary
 from policies.fast_forward.forecast import DecodePass, FastForward, Usages
 from policies.fast_forward.free_cell_path import FreeCellPath
-from policies.fast_forward.tiles import TileMap
+from policies.fast_forward.lockstep import PassSummary
+from policies.fast_forward.tiles import TileMap, TileSteps
 from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     NO_MOVES,
@@ -33,6 +37,17 @@ from policies.vocabulary import (
     View,
     split_batch,
 )
+
+
+class _Planned(NamedTuple):
+    """Decode steps that can be taken."""
+
+    path: FreeCellPath
+    steps: int
+    forecast: TriggerForecast | None
+    """What the trigger was asked; None if it has ruled out all steps, or need not be asked."""
+    due_at_once: bool
+    """Whether compactions are due that would move nothing."""
 
 
 class UnifiedPolicy(Policy):
@@ -74,6 +89,7 @@ class UnifiedPolicy(Policy):
         self._compaction = CompactionPlanner(self.arena, compactor, self.trigger, config.pad)
         self._tiles = TileMap(self.arena) if self.kernel == "tiled" else None
         self._keeps_partial = keeps_partial
+        self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
         self._saved: dict[int, IntArray] = {}
         """Positions of sequences that were copied out, in the order of their cells, by the first cell of the host."""
         self._n_ubatch = config.n_ubatch
@@ -90,18 +106,13 @@ class UnifiedPolicy(Policy):
             self.wants_compaction = True
         done: list[MicroBatch] = []
         for chunks in cut(step, tokens, self._n_ubatch):
-            self.update()
-            compaction.forget_plans()
-            cells = self._find_cells(chunks)
-            if cells is None and self.trigger.on_failure and self.compact().n_runs:
-                cells = self._find_cells(chunks)
+            cells = self._find_room(partial(self._find_cells, chunks))
             if cells is None:
-                n = sum(chunk.n for chunk in chunks)
-                reason = f"no room for {n} token{'s' * (n > 1)}: {arena.free.total} of {arena.size} cells are free"
+                refusal = self._no_room(sum(chunk.n for chunk in chunks), done if self._keeps_partial else ())
                 if not self._keeps_partial and done:
                     self._take_back(done)
-                    arena.head, done = head, []
-                raise NoSlot(reason, done)
+                    arena.head = head
+                raise refusal
             self._take(chunks, cells)
             done.append(self._micro_batch(chunks, cells, views))
         if compaction.checks_steps and compaction.due_after_step(tokens):
@@ -110,13 +121,86 @@ class UnifiedPolicy(Policy):
 
     def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Follows the free cells that the next searches find, as long as no compaction is due that moves cells."""
+        if len(step) > self._n_ubatch or not self._generates(step):
+            return None
+        seqs = [seq for chunk in step for seq in chunk.seqs]
+        planned = self._plan(len(step), n, seqs)
+        if planned is None or planned.steps < 2:
+            return None
+        path, ordered = planned.path, self._ordered(step)
+        tiles = self._tile_steps(path, planned.steps, [chunk.seq for chunk in ordered])
+
+        def take(k: int, look: bool) -> Usages | None:
+            usages = path.usages(k) if look else None
+            cells = path.cells[: k * path.tokens]
+            self._take_planned(planned, k, partial(self.arena.take_steps, cells, ordered, k))
+            if tiles is not None:
+                tiles.take(k)
+            return usages
+
+        reads = path.reads(step, planned.steps) if tiles is None else tiles.reads
+        return FastForward((DecodePass(len(step), (reads,)),), take)
+
+    def lockstep_batch(self) -> ArenaLockstepBatch | None:
+        """The sequences that decode in lockstep, where the kernel reads as a forecast says."""
+        return self._lockstep if self.kernel in ("masked", "tiled") else None
+
+    def lockstep_arena(self) -> Arena:
+        """The only arena."""
+        return self.arena
+
+    def may_join_lockstep(self, seq: int, tokens: int) -> bool:
+        """Any sequence may."""
+        return True
+
+    def plan_lockstep(self, batch: ArenaLockstepBatch, n: int) -> ArenaPlan | None:
+        """``plan_decode_steps`` for a lockstep batch."""
+        planned = self._plan(len(batch), n, batch.seqs)
+        if planned is None:
+            return None
+        path = planned.path
+        tiles = self._tile_steps(path, planned.steps, batch.seqs)
+
+        def take(k: int) -> None:
+            self._take_planned(planned, k, partial(self.arena.take_rows, path.cells[: k * path.tokens], batch.rows()))
+            if tiles is not None:
+                tiles.take(k)
+
+        return path.lockstep_plan(planned.steps, tiles, take)
+
+    def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> PassSummary | None:
+        """``allocate`` of one micro-batch."""
+        arena, compaction, members = self.arena, self._compaction, len(batch)
+        tokens = members + sum([chunk.n for chunk in step])
+        if tokens > self._n_ubatch:
+            return None
+        if compaction.checks_steps and compaction.due_before_step(tokens):
+            self.wants_compaction = True
+        cells = self._find_room(lambda: self._find_beside(members, step))
+        if cells is None:
+            raise self._no_room(tokens, ())
+        arena.take_rows(cells[:members], batch.rows())
+        if self._tiles is not None:
+            self._tiles.add_step(batch.seqs, cells[:members])
+        if step:
+            self._take(step, cells[members:])
+        else:
+            end = int(cells[-1]) + 1
+            arena.head = end if end < arena.size else 0
+        moves, shift = arena.settle()
+        self.attended = span = padded_span(arena.top, self._pad, arena.size)
+        found = pass_summary(batch, step, span, self._tiles, moves, shift)
+        if compaction.checks_steps and compaction.due_after_step(tokens):
+            self.wants_compaction = True
+        return found
+
+    def _plan(self, tokens: int, n: int, seqs: Sequence[int]) -> _Planned | None:
+        """At most ``n`` decode steps of ``tokens`` tokens each, of ``seqs``; None where something must be decided."""
         arena, compaction, trigger = self.arena, self._compaction, self.trigger
-        if not arena.pending.is_empty or len(step) > self._n_ubatch:
+        if not arena.pending.is_empty or (self._tiles is None and self.kernel != "masked"):
             return None
-        if self._tiles is None and self.kernel != "masked":
-            return None
-        path, ordered = self._free_cell_path(step, n), self._ordered(step)
-        if path is None or path.steps < 2:
+        path = self._free_cell_path(tokens, n)
+        if path is None or path.steps < 1:
             return None
         steps, forecast = path.steps, None
         due_at_once = self.wants_compaction
@@ -126,30 +210,30 @@ class UnifiedPolicy(Policy):
             due_at_once = steps < 2 and not trigger.stateful
         if due_at_once:
             # A compaction that moves nothing can be passed over, if the trigger need not know of it.
-            if trigger.stateful or not self._stays_tidy(path, step):
+            if trigger.stateful or not self._stays_tidy(path, seqs):
                 return None
             steps = path.steps
+        return _Planned(path, steps, forecast, due_at_once) if steps else None
 
-        def take(k: int, look: bool) -> Usages | None:
-            if forecast is not None and not due_at_once:
-                trigger.advance(forecast, k)
-            elif compaction.checks_steps:
-                trigger.skip(k)
-            compaction.forget_plans()
-            self.attended = int(path.spans()[k - 1])
-            usages = path.usages(k) if look else None
-            arena.take_steps(path.cells[: k * path.tokens], ordered, k)
-            stop = path.head_after(k)
-            arena.head = stop if stop < arena.size else 0
-            if self._tiles is not None:
-                self._tiles.add_steps([chunk.seq for chunk in ordered], path.table(k))
-            if due_at_once:
-                self.wants_compaction = compaction.checks_steps and compaction.due_after_step(len(step))
-            return usages
+    def _tile_steps(self, path: FreeCellPath, steps: int, seqs: Sequence[int]) -> TileSteps | None:
+        """The tiles that steps along a path enter; None if the kernel has no tiles."""
+        return None if self._tiles is None else TileSteps(self._tiles, seqs, path.table(steps))
 
-        if steps < 2:
-            return None
-        return FastForward((DecodePass(len(step), (path.reads(ordered, steps, self._tiles),)),), take)
+    def _take_planned(self, planned: _Planned, k: int, take: Callable[[], None]) -> None:
+        """Take the first ``k`` of some planned steps; ``take`` does so in the arena."""
+        path, _, forecast, due_at_once = planned
+        arena, compaction = self.arena, self._compaction
+        if forecast is not None and not due_at_once:
+            self.trigger.advance(forecast, k)
+        elif compaction.checks_steps:
+            self.trigger.skip(k)
+        compaction.forget_plans()
+        self.attended = path.span_after(k)
+        take()
+        stop = path.head_after(k)
+        arena.head = stop if stop < arena.size else 0
+        if due_at_once:
+            self.wants_compaction = compaction.checks_steps and compaction.due_after_step(path.tokens)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells; the next search begins at the first of them if that is lower."""
@@ -275,24 +359,45 @@ class UnifiedPolicy(Policy):
         """The smallest sequence in each cell of the arena."""
         return self.arena.first_owners()
 
+    def _find_room(self, find: Callable[[], Cells | None]) -> Cells | None:
+        """What ``find`` finds, with a compaction before where one is due, and after where a failure asks for one."""
+        self.update()
+        self._compaction.forget_plans()
+        cells = find()
+        if cells is None and self.trigger.on_failure and self.compact().n_runs:
+            cells = find()
+        return cells
+
+    def _no_room(self, tokens: int, done: Sequence[MicroBatch]) -> NoSlot:
+        free, size = self.arena.free.total, self.arena.size
+        return NoSlot(f"no room for {tokens} token{'s' * (tokens > 1)}: {free} of {size} cells are free", done)
+
     def _find_cells(self, chunks: Sequence[Chunk]) -> Cells | None:
         """Cells for the tokens of a micro-batch, shape (n_tokens,); None, and the head where it stopped, if none."""
-        arena, n = self.arena, sum([chunk.n for chunk in chunks])
+        return self._find_beside(0, chunks)
+
+    def _find_beside(self, lockstep_tokens: int, chunks: Sequence[Chunk]) -> Cells | None:
+        """``_find_cells`` of a micro-batch whose first tokens are those of a lockstep batch."""
+        arena, n = self.arena, lockstep_tokens + sum([chunk.n for chunk in chunks])
         first, arena.head = find_contiguous(arena.free, start_of_search(arena.head, arena.used, n), n)
         return None if first is None else range(first, first + n)
 
-    def _free_cell_path(self, step: Sequence[Chunk], n: int) -> FreeCellPath | None:
+    def _free_cell_path(self, tokens: int, n: int) -> FreeCellPath | None:
         """The cells that ``_find_cells`` will find in at most ``n`` decode steps; None where that is not known."""
-        return FreeCellPath(self.arena, len(step), n, self._pad, anywhere=False)
+        return FreeCellPath(self.arena, tokens, n, self._pad, anywhere=False)
+
+    def _generates(self, step: Sequence[Chunk]) -> bool:
+        """Whether the cells of these decode steps are those that ``_free_cell_path`` finds."""
+        return True
 
     def _ordered(self, step: Sequence[Chunk]) -> Sequence[Chunk]:
         """The step in the order in which its chunks are placed."""
         return step
 
-    def _stays_tidy(self, path: FreeCellPath, step: Sequence[Chunk]) -> bool:
+    def _stays_tidy(self, path: FreeCellPath, seqs: Sequence[int]) -> bool:
         """Whether compactions, now and after each step, would move nothing: certain if True."""
         cells = path.cells
-        return isinstance(cells, range) and cells.start == self.arena.top and self._compaction.stays_tidy(step)
+        return isinstance(cells, range) and cells.start == self.arena.top and self._compaction.stays_tidy(seqs)
 
     def _take(self, chunks: Sequence[Chunk], cells: Cells) -> None:
         arena = self.arena

@@ -15,7 +15,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive, run
 from policies import Chunk, SequencePlan, available
 from policies.cells.arena import Arena
-from policies.fast_forward.tiles import TileMap
+from policies.fast_forward.tiles import TileMap, TileSteps
 from policies.layouts.unified import UnifiedPolicy
 from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome, scenarios
 from tests.worlds import command
@@ -261,7 +261,7 @@ def test_steps_pass_over_holes_too_short_for_them():
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_tiles_entered_one_by_one_are_those_found_as_arrays(down, monkeypatch):
+def test_tiles_entered_in_steps_are_those_of_the_cells(down):
     """In a row and with gaps, up and down, beside tiles that hold something and far from them."""
     rng = np.random.default_rng(5)
     for _ in range(50):
@@ -276,8 +276,13 @@ def test_tiles_entered_one_by_one_are_those_found_as_arrays(down, monkeypatch):
             arena.take(held[seq::seqs], [Chunk(seq, 0, len(held[seq::seqs]))])
         step = [Chunk(seq, len(held[seq::seqs]), 1) for seq in range(seqs)]
         table = (free[::-1] if down else free)[: steps * seqs].reshape(steps, seqs)
-        found = []
-        for few in (10**6, 0):
-            monkeypatch.setattr("policies.fast_forward.tiles._FEW", few)
-            found.append([np.asarray(column).tolist() for column in TileMap(arena).plan_steps(step, table)])
-        assert found[0] == found[1]
+        ahead, afterwards = TileMap(arena), []
+        planned = TileSteps(ahead, range(seqs), table)
+        for k in range(steps):
+            arena.take(table[k], [chunk._replace(start=chunk.start + k) for chunk in step])
+            afterwards.append(TileMap(arena).reads(step))
+        for k, (reads, *sums) in enumerate(zip(afterwards, *planned.reads, strict=True)):
+            scanned, useful, runs = (int(each.sum()) for each in (reads.scanned, reads.useful, reads.runs))
+            assert [scanned, useful, runs, scanned, int(reads.scanned.max())] == [int(each) for each in sums], k
+        planned.take(steps)
+        assert [ahead.counts(seq) for seq in range(seqs)] == [TileMap(arena).counts(seq) for seq in range(seqs)]
