@@ -113,14 +113,14 @@ class FreeCells:
         end = data.find(_USED, first, first + n)
         if end < 0 and first + n <= size:
             return range(first, first + n)
-        width = 2 * n + _LOOK_AHEAD
-        while True:
-            cells: IntArray = self.mask[first : first + width].nonzero()[0]
-            if len(cells) >= n or first + width >= size:
-                cells = cells[:n]
-                cells += first
-                return cells
-            width *= 4
+        parts, at, width, left = list[IntArray](), first, 2 * n + _LOOK_AHEAD, n
+        while left > 0 and at < size:
+            cells: IntArray = self.mask[at : at + width].nonzero()[0][:left]
+            cells += at
+            parts.append(cells)
+            left -= len(cells)
+            at += width
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def last_cells(self, n: int) -> Cells:
         """The last ``n`` free cells, descending; fewer if there are not as many."""

@@ -34,8 +34,8 @@ class ArenaPlan(NamedTuple):
     """Contiguous pieces that the scanned cells lie in, likewise."""
     span: IntArray
     """Cells that the kernel reads at least once, likewise."""
-    max_scanned_per_token: IntArray
-    """The most cells that one token is scored against, likewise."""
+    max_scanned_per_token: Callable[[int], int]
+    """The most cells that one token is scored against in the first so many steps."""
     take: Callable[[int], None]
     """Take the first ``k`` steps."""
 
@@ -210,9 +210,9 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         return None if plan is None else ArenaForecast(plan, len(self._members), self._held)
 
     def max_scanned_per_token(self, n: int) -> int:
-        """What the forecast says of the ``n``-th step: a sequence never reads less later."""
+        """In the steps of the latest forecast."""
         assert self._plan is not None
-        return int(self._plan.max_scanned_per_token[n - 1])
+        return self._plan.max_scanned_per_token(n)
 
     def take_step(self) -> None:
         """Count the step that has been placed."""

@@ -165,10 +165,10 @@ class FreeCellPath:
     def lockstep_plan(self, steps: int, tiles: TileSteps | None, take: Callable[[int], None]) -> ArenaPlan:
         """The first ``steps`` steps for a lockstep batch: under the kernel ``tiled`` if there are ``tiles``."""
         if tiles is not None:
-            read = tiles.reads
-            return ArenaPlan(self.cells, read.scanned, read.runs, read.span, read.max_scanned_per_token, take)
+            scanned = tiles.scanned
+            return ArenaPlan(self.cells, scanned, tiles.runs, scanned, tiles.most_after, take)
         spans, n = self.spans()[:steps], self.tokens
-        return ArenaPlan(self.cells, n * spans if n > 1 else spans, repeated(n, steps), spans, spans, take)
+        return ArenaPlan(self.cells, n * spans if n > 1 else spans, repeated(n, steps), spans, self.span_after, take)
 
     def usages(self, k: int) -> Usages:
         """How full the cache will be after each of the first ``k`` steps."""

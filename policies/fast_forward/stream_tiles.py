@@ -70,8 +70,8 @@ class StreamTiles:
         by_stream, entered = [], list[TileSteps]()
         for path, seqs in zip(paths, step, strict=True):
             if maps is not None:
-                entered.append(TileSteps(maps[self._streams.stream_of(seqs[0])], seqs, path.table(n)))
-                found = entered[-1].reads
+                entered.append(TileSteps(maps[self._streams.stream_of(seqs[0])], seqs, path.cells[: n * path.tokens]))
+                found = entered[-1].reads()
             else:
                 assert window is not None, "a group without a map has a window"
                 assert isinstance(path, WindowPath), "so its paths are those of a window"

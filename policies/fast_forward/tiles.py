@@ -17,48 +17,109 @@ from policies.vocabulary import Chunk, IntArray, Reads
 class TileSteps:
     """The tiles that decode steps of some sequences enter; none of the steps is taken yet."""
 
-    __slots__ = ("_entered", "_gained", "_map", "_rows", "_where", "reads")
-
-    def __init__(self, tile_map: TileMap, seqs: Sequence[int], cells: IntArray):
-        """``cells``: shape (steps, sequences); each column ascends or descends."""
+    def __init__(self, tile_map: TileMap, seqs: Sequence[int], cells: Cells):
+        """``cells``: a cell for each sequence in turn, step after step; each sequence's ascend or descend."""
         self._map = tile_map
-        rows = self._rows = [tile_map.row_of(seq) for seq in seqs]
-        steps, n = cells.shape
-        at = cells // TILE
-        where = self._where = at + (np.array(rows) * tile_map.width + 1)
+        self._rows = tile_map.rows_of(seqs)
+        n = len(self._rows)
+        self.steps = len(cells) // n
+        first_tiles = np.array(self._rows) * tile_map.width + 1
+        at, entries, after = _entries_of_range(cells, n) if isinstance(cells, range) else _entries(cells, n)
+        where = at + first_tiles
+        empty = tile_map.flat[where] == 0
+        new = (empty & entries).nonzero()
+        self._turn: IntArray = new[1]
+        """For each tile that a sequence enters for the first time, the place of the sequence in a step."""
+        self._step: IntArray = after[new]
+        """The step in which it does."""
+        self._where: IntArray = where[new]
+        """The tile, as an index into ``TileMap.flat``."""
         flat = tile_map.flat
-        empty = flat[where] == 0
-        entered = self._entered = empty.copy()
-        entered[1:] &= at[1:] != at[:-1]
-        tiles, runs, held = tile_map.totals(rows)
-        gained = self._gained = entered.astype(np.int64)
-        new = where[entered]
-        if len(new):
-            gained[entered] -= flat[new - 1]
-            gained[entered] -= flat[new + 1]
-            # The tile of the step before counts as a neighbour even if it was new then.
+        gained = 1 - flat[self._where - 1].astype(np.int64)
+        gained -= flat[self._where + 1]
+        if len(at) > 1:
+            # The tile before counts as a neighbour even if it was new then.
             beside = np.abs(at[1:] - at[:-1]) == 1
             beside &= empty[:-1]
-            beside &= entered[1:]
-            gained[1:] -= beside
-        scanned = TILE * (tiles + np.add.accumulate(entered.sum(axis=1)))
-        useful = np.arange(held + n, held + n * steps + 1, n)
-        most = entered.cumsum(axis=0)
-        most += [tile_map.tiles[row] for row in rows]
-        self.reads = StepReads(
-            scanned, useful, runs + np.add.accumulate(gained.sum(axis=1)), scanned, TILE * most.max(axis=1)
-        )
+            if isinstance(cells, range):
+                beside &= entries[:-1]
+            later = (new[0] > 0).nonzero()[0]
+            gained[later] -= beside[new[0][later] - 1, new[1][later]]
+        self._gained: IntArray = gained
+        """By how many each adds to the contiguous pieces."""
+        self._tiles, self._runs, self.held = tile_map.totals(self._rows)
+
+    @property
+    def scanned(self) -> IntArray:
+        """Scores computed in each step; shape (steps,)."""
+        tiles = np.add.accumulate(np.bincount(self._step, minlength=self.steps))
+        tiles += self._tiles
+        tiles *= TILE
+        return tiles
+
+    @property
+    def runs(self) -> IntArray:
+        """Contiguous pieces that the scanned tiles form in each step; shape (steps,)."""
+        runs = np.bincount(self._step, weights=self._gained, minlength=self.steps).astype(np.int64)
+        runs[0] += self._runs
+        return np.add.accumulate(runs)
+
+    def most_after(self, k: int) -> int:
+        """The most cells that one token is scored against in the ``k``-th step."""
+        more = np.bincount(self._turn[self._step < k], minlength=len(self._rows)).tolist()
+        tiles = self._map.tiles
+        most: int = max([tiles[row] + n for row, n in zip(self._rows, more, strict=True)])
+        return TILE * most
+
+    def reads(self) -> StepReads:
         """What attention reads in these steps."""
+        n, steps, scanned = len(self._rows), self.steps, self.scanned
+        tiles = np.zeros((steps, n), dtype=np.int64)
+        np.add.at(tiles, (self._step, self._turn), 1)
+        tiles[0] += [self._map.tiles[row] for row in self._rows]
+        useful = np.arange(self.held + n, self.held + n * steps + 1, n)
+        most = TILE * tiles.cumsum(axis=0).max(axis=1)
+        return StepReads(scanned, useful, self.runs, scanned, most)
 
     def take(self, k: int) -> None:
         """Note that the first ``k`` steps were taken."""
-        tile_map = self._map
-        tile_map.flat[self._where[:k]] = 1
-        more, gained = self._entered[:k].sum(axis=0).tolist(), self._gained[:k].sum(axis=0).tolist()
-        for row, tiles, runs in zip(self._rows, more, gained, strict=True):
-            tile_map.cells[row] += k
-            tile_map.tiles[row] += tiles
-            tile_map.runs[row] += runs
+        tile_map, n = self._map, len(self._rows)
+        cells, tiles, runs = tile_map.cells, tile_map.tiles, tile_map.runs
+        for row in self._rows:
+            cells[row] += k
+        taken = (self._step < k).nonzero()[0]
+        if len(taken):
+            tile_map.flat[self._where[taken]] = 1
+            turn = self._turn[taken]
+            more = np.bincount(turn, minlength=n).tolist()
+            gained = np.bincount(turn, weights=self._gained[taken], minlength=n).tolist()
+            for row, entered, pieces in zip(self._rows, more, gained, strict=True):
+                tiles[row] += entered
+                runs[row] += int(pieces)
+
+
+def _entries(cells: IntArray, n: int) -> tuple[IntArray, NDArray[np.bool_], IntArray]:
+    """The tile of each cell, whether its sequence had another in the step before, and the step.
+
+    Arrays of shape (steps, n), in which each column has the tiles of a sequence in order.
+    """
+    at = (cells // TILE).reshape(-1, n)
+    entries = np.ones(at.shape, dtype=np.bool_)
+    np.not_equal(at[1:], at[:-1], out=entries[1:])
+    return at, entries, np.broadcast_to(np.arange(len(at))[:, None], at.shape)
+
+
+def _entries_of_range(cells: range, n: int) -> tuple[IntArray, NDArray[np.bool_], IntArray]:
+    """The tiles that consecutive cells lie in, which sequences enter each, and in which step.
+
+    As ``_entries``, but with a row for each tile.
+    """
+    start, steps = cells.start, len(cells) // n
+    tiles = np.arange(start // TILE, (cells.stop - 1) // TILE + 1)[:, None]
+    firsts = start + np.arange(n)
+    after = np.maximum(-((firsts - TILE * tiles) // n), 0)
+    entries = (after < steps) & ((firsts + n * after) // TILE == tiles)
+    return np.broadcast_to(tiles, entries.shape), entries, after
 
 
 class TileMap:
@@ -136,9 +197,17 @@ class TileMap:
 
     def sums(self, seqs: Sequence[int]) -> tuple[int, int, int]:
         """Of several sequences that read a token each: cells scanned, runs of tiles, and most cells scanned by one."""
-        rows = [self.row_of(seq) for seq in seqs]
+        rows = self.rows_of(seqs)
         tiles, runs, _ = self.totals(rows)
         return TILE * tiles, runs, TILE * max([self.tiles[row] for row in rows], default=0)
+
+    def rows_of(self, seqs: Sequence[int]) -> list[int]:
+        """The rows of some sequences."""
+        rows = self._rows
+        try:
+            return [rows[seq] for seq in seqs]
+        except KeyError:
+            return [self.row_of(seq) for seq in seqs]
 
     def row_of(self, seq: int) -> int:
         """The row of a sequence, which is filled in if it is not known."""

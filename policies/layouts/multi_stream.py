@@ -362,7 +362,7 @@ class MultiStreamPolicy(Policy):
         path = FreeCellPath(arena, len(seqs), n, self.caches[0].pad, anywhere=not self.contiguous)
         if path.steps < 1:
             return None
-        tiles = None if self._tiles is None else TileSteps(self._tiles.map_of(0), seqs, path.table(path.steps))
+        tiles = None if self._tiles is None else TileSteps(self._tiles.map_of(0), seqs, path.cells)
 
         def take(k: int) -> None:
             self._streams.attended = {path.span_after(k)}

@@ -138,7 +138,7 @@ class UnifiedPolicy(Policy):
                 tiles.take(k)
             return usages
 
-        reads = path.reads(step, planned.steps) if tiles is None else tiles.reads
+        reads = path.reads(step, planned.steps) if tiles is None else tiles.reads()
         return FastForward((DecodePass(len(step), (reads,)),), take)
 
     def lockstep_batch(self) -> ArenaLockstepBatch | None:
@@ -217,7 +217,7 @@ class UnifiedPolicy(Policy):
 
     def _tile_steps(self, path: FreeCellPath, steps: int, seqs: Sequence[int]) -> TileSteps | None:
         """The tiles that steps along a path enter; None if the kernel has no tiles."""
-        return None if self._tiles is None else TileSteps(self._tiles, seqs, path.table(steps))
+        return None if self._tiles is None else TileSteps(self._tiles, seqs, path.cells[: steps * path.tokens])
 
     def _take_planned(self, planned: _Planned, k: int, take: Callable[[], None]) -> None:
         """Take the first ``k`` of some planned steps; ``take`` does so in the arena."""

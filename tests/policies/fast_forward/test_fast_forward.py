@@ -8,6 +8,7 @@ from itertools import cycle
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
@@ -260,6 +261,22 @@ def test_steps_pass_over_holes_too_short_for_them():
     assert held.plan_decode_steps(step, 60) is None
 
 
+@given(start=st.integers(0, 300), n=st.integers(1, 150), steps=st.integers(1, 90), prompt=st.integers(1, 400))
+def test_tiles_entered_by_consecutive_cells_are_those_of_any_cells(start, n, steps, prompt):
+    size = 64 * 300
+    reads = []
+    for kind in (range, np.arange):
+        arena = Arena(size)
+        arena.take(range(start, start + prompt), [Chunk(0, 0, prompt)])
+        for seq in range(1, n):
+            arena.take(range(size - seq, size - seq + 1), [Chunk(seq, 0, 1)])
+        first = start + prompt
+        planned = TileSteps(TileMap(arena), range(n), kind(first, first + n * steps))
+        reads.append([column.tolist() for column in planned.reads()])
+        assert planned.most_after(steps) == reads[-1][-1][-1]
+    assert reads[0] == reads[1]
+
+
 @pytest.mark.parametrize("down", [False, True])
 def test_tiles_entered_in_steps_are_those_of_the_cells(down):
     """In a row and with gaps, up and down, beside tiles that hold something and far from them."""
@@ -277,11 +294,11 @@ def test_tiles_entered_in_steps_are_those_of_the_cells(down):
         step = [Chunk(seq, len(held[seq::seqs]), 1) for seq in range(seqs)]
         table = (free[::-1] if down else free)[: steps * seqs].reshape(steps, seqs)
         ahead, afterwards = TileMap(arena), []
-        planned = TileSteps(ahead, range(seqs), table)
+        planned = TileSteps(ahead, range(seqs), table.ravel())
         for k in range(steps):
             arena.take(table[k], [chunk._replace(start=chunk.start + k) for chunk in step])
             afterwards.append(TileMap(arena).reads(step))
-        for k, (reads, *sums) in enumerate(zip(afterwards, *planned.reads, strict=True)):
+        for k, (reads, *sums) in enumerate(zip(afterwards, *planned.reads(), strict=True)):
             scanned, useful, runs = (int(each.sum()) for each in (reads.scanned, reads.useful, reads.runs))
             assert [scanned, useful, runs, scanned, int(reads.scanned.max())] == [int(each) for each in sums], k
         planned.take(steps)

@@ -60,7 +60,7 @@ def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache, detail):
                 "output_tokens": tokens,
             },
             "server": {"scheduler": "vllm", "slots": 20, "n_batch": 400, "n_ubatch": 400, "slot_context": 512},
-            "cache": {"cells": 16_000, "window": 48, "prefix_cache": prefix_cache},
+            "cache": {"cells": 16_000, "window": 48, "prefix_cache": prefix_cache, "unified": True},
         }
     )
     costs = cost_model(scenario, PROFILE)
