@@ -100,13 +100,13 @@ class Arena:
             return int(held.min()) if len(held) else -1
         return row.begin if row.end > row.begin else -1
 
-    def continues(self, chunks: Iterable[Chunk]) -> bool:
-        """Whether each chunk has one sequence with a row, which ends where the chunk begins, or holds nothing."""
+    def continues(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether each chunk has a sequence of its own with a row, which ends where the chunk begins, or is empty."""
         for seq, start, _, also in chunks:
             row = None if also else self.row_of(seq)
             if row is None or (row.end != start and row.end > row.begin):
                 return False
-        return True
+        return len({chunk.seq for chunk in chunks}) == len(chunks)
 
     def sequences(self) -> list[int]:
         """All sequences that hold cells, ascending."""

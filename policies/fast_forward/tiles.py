@@ -24,10 +24,27 @@ class TileSteps:
         n = len(self._rows)
         self.steps = len(cells) // n
         first_tiles = np.array(self._rows) * tile_map.width + 1
-        at, entries, after = _entries_of_range(cells, n) if isinstance(cells, range) else _entries(cells, n)
-        where = at + first_tiles
-        empty = tile_map.flat[where] == 0
-        new = (empty & entries).nonzero()
+        if isinstance(cells, range):
+            # A row for each tile; the steps in which the sequences come there.
+            start = cells.start
+            at = np.arange(start // TILE, (cells.stop - 1) // TILE + 1)[:, None]
+            firsts = start + np.arange(n)
+            after = np.maximum((TILE * at - firsts + (n - 1)) // n, 0)
+            where = at + first_tiles
+            entered = tile_map.flat[where] == 0
+            entered &= (after < self.steps) & ((firsts + n * after) // TILE == at)
+            # The tile before counts as a neighbour even if it was new then.
+            beside = entered[:-1]
+        else:
+            # A row for each step.
+            at = (cells // TILE).reshape(-1, n)
+            after = np.broadcast_to(np.arange(len(at))[:, None], at.shape)
+            where = at + first_tiles
+            empty = tile_map.flat[where] == 0
+            entered = empty.copy()
+            entered[1:] &= at[1:] != at[:-1]
+            beside = (np.abs(at[1:] - at[:-1]) == 1) & empty[:-1]
+        new = entered.nonzero()
         self._turn: IntArray = new[1]
         """For each tile that a sequence enters for the first time, the place of the sequence in a step."""
         self._step: IntArray = after[new]
@@ -37,13 +54,8 @@ class TileSteps:
         flat = tile_map.flat
         gained = 1 - flat[self._where - 1].astype(np.int64)
         gained -= flat[self._where + 1]
-        if len(at) > 1:
-            # The tile before counts as a neighbour even if it was new then.
-            beside = np.abs(at[1:] - at[:-1]) == 1
-            beside &= empty[:-1]
-            if isinstance(cells, range):
-                beside &= entries[:-1]
-            later = (new[0] > 0).nonzero()[0]
+        later = (new[0] > 0).nonzero()[0]
+        if len(later):
             gained[later] -= beside[new[0][later] - 1, new[1][later]]
         self._gained: IntArray = gained
         """By how many each adds to the contiguous pieces."""
@@ -96,30 +108,6 @@ class TileSteps:
             for row, entered, pieces in zip(self._rows, more, gained, strict=True):
                 tiles[row] += entered
                 runs[row] += int(pieces)
-
-
-def _entries(cells: IntArray, n: int) -> tuple[IntArray, NDArray[np.bool_], IntArray]:
-    """The tile of each cell, whether its sequence had another in the step before, and the step.
-
-    Arrays of shape (steps, n), in which each column has the tiles of a sequence in order.
-    """
-    at = (cells // TILE).reshape(-1, n)
-    entries = np.ones(at.shape, dtype=np.bool_)
-    np.not_equal(at[1:], at[:-1], out=entries[1:])
-    return at, entries, np.broadcast_to(np.arange(len(at))[:, None], at.shape)
-
-
-def _entries_of_range(cells: range, n: int) -> tuple[IntArray, NDArray[np.bool_], IntArray]:
-    """The tiles that consecutive cells lie in, which sequences enter each, and in which step.
-
-    As ``_entries``, but with a row for each tile.
-    """
-    start, steps = cells.start, len(cells) // n
-    tiles = np.arange(start // TILE, (cells.stop - 1) // TILE + 1)[:, None]
-    firsts = start + np.arange(n)
-    after = np.maximum(-((firsts - TILE * tiles) // n), 0)
-    entries = (after < steps) & ((firsts + n * after) // TILE == tiles)
-    return np.broadcast_to(tiles, entries.shape), entries, after
 
 
 class TileMap:

@@ -365,8 +365,8 @@ class MultiStreamPolicy(Policy):
         tiles = None if self._tiles is None else TileSteps(self._tiles.map_of(0), seqs, path.cells)
 
         def take(k: int) -> None:
-            self._streams.attended = {path.span_after(k)}
             arena.take_rows(path.cells[: k * path.tokens], batch.rows())
+            self._streams.attended = {padded_span(arena.top, self.caches[0].pad, arena.size)}
             arena.head = path.head_after(k)
             if tiles is not None:
                 tiles.take(k)

@@ -228,8 +228,8 @@ class UnifiedPolicy(Policy):
         elif compaction.checks_steps:
             self.trigger.skip(k)
         compaction.forget_plans()
-        self.attended = path.span_after(k)
         take()
+        self.attended = padded_span(arena.top, self._pad, arena.size)
         stop = path.head_after(k)
         arena.head = stop if stop < arena.size else 0
         if due_at_once:
