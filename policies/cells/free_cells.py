@@ -21,23 +21,31 @@ _LOOK_AHEAD = 256
 class FreeCells:
     """The free cells of ``size`` cells, all of them to begin with."""
 
-    __slots__ = ("_bytes", "mask", "size", "total")
+    __slots__ = ("_bytes", "_edged", "_extents", "_largest", "mask", "size", "total")
 
     def __init__(self, size: int):
         self.size = size
-        self._bytes = bytearray(_FREE) * size
-        self.mask: NDArray[np.bool_] = np.frombuffer(self._bytes, dtype=np.bool_)
+        self._bytes = bytearray(_FREE) * size + _USED
+        # With a used cell behind the last one, which is also the one before the first.
+        self._edged: NDArray[np.bool_] = np.frombuffer(self._bytes, dtype=np.bool_)
+        self.mask: NDArray[np.bool_] = self._edged[:size]
         """Shape (size,): whether each cell is free. Shares its memory with ``_bytes``; not to be written to."""
+        self._extents: int | None = None
+        """Number of free extents, kept up to date from the first question on."""
+        self._largest = 0
+        """A cell of the extent that was the largest when last asked."""
         self.total = size
         """Number of free cells."""
 
     def __reduce__(self) -> tuple[object, tuple[bytes]]:
         """A copy whose mask and bytes share memory again."""
-        return _restored, (bytes(self._bytes),)
+        return _restored, (bytes(self._bytes[:-1]),)
 
     def __len__(self) -> int:
         """Number of free extents."""
-        return self._bytes.count(b"\0\1") + (self._bytes[:1] == _FREE)
+        if self._extents is None:
+            self._extents = self._bytes.count(b"\0\1") + (self._bytes[:1] == _FREE)
+        return self._extents
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         starts, ends = self.arrays()
@@ -46,22 +54,34 @@ class FreeCells:
     @property
     def largest(self) -> int:
         """Length of the largest extent; 0 if there is none."""
-        starts, ends = self.arrays()
-        return int((ends - starts).max(initial=0))
+        data, at = self._bytes, self._largest
+        most = self.end_of_run(at) - self.start_of_run(at) if data[at] else 0
+        return self.largest_between(0, self.size, most)
+
+    def largest_between(self, start: int, stop: int, least: int) -> int:
+        """Length of the largest extent in ``[start, stop)``, if that is more than ``least``, else ``least``."""
+        find, most = self._bytes.find, least
+        at = find(_FREE * (most + 1), start, stop)
+        while at >= 0:
+            self._largest = at
+            end = self.end_of_run(at, stop)
+            most = end - at
+            at = find(_FREE * (most + 1), end, stop)
+        return most
 
     @property
     def top(self) -> int:
         """One past the highest cell that is not free."""
-        return self._bytes.rfind(_USED) + 1
+        return self._bytes.rfind(_USED, 0, self.size) + 1
 
-    def arrays(self) -> tuple[IntArray, IntArray]:
-        """First cells and ends (exclusive) of the free extents, ascending, both of shape (n,)."""
-        mask = self.mask
-        edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
-        if self.size and mask[0]:
-            edges = np.concatenate(([0], edges))
-        if self.size and mask[-1]:
-            edges = np.concatenate((edges, [self.size]))
+    def arrays(self, start: int = 0, stop: int | None = None) -> tuple[IntArray, IntArray]:
+        """First cells and ends (exclusive) of the free extents in ``[start, stop)``, ascending, both of shape (n,)."""
+        mask = self.mask[start:stop]
+        edges = (mask[1:] != mask[:-1]).nonzero()[0] + (start + 1)
+        if len(mask) and mask[0]:
+            edges = np.concatenate(([start], edges))
+        if len(mask) and mask[-1]:
+            edges = np.concatenate((edges, [start + len(mask)]))
         return edges[::2], edges[1::2]
 
     # Searches
@@ -143,23 +163,38 @@ class FreeCells:
 
     def take(self, start: int, n: int) -> None:
         """Remove cells ``[start, start + n)``, all of them free."""
-        self._bytes[start : start + n] = bytes(n)
+        data, stop = self._bytes, start + n
+        if self._extents is not None and n:
+            self._extents += data[start - 1] + data[stop] - 1
+        data[start:stop] = bytes(n)
         self.total -= n
 
     def take_cells(self, cells: IntArray) -> None:
         """Remove ``cells``, distinct and all free, in any order."""
-        self.mask[cells] = False
+        # There are as many extents as free cells less pairs of adjacent ones.
+        if self._extents is None:
+            self._edged[cells] = False
+        else:
+            pairs = np.count_nonzero(self._edged[cells + 1])
+            self._edged[cells] = False
+            self._extents += int(pairs + np.count_nonzero(self._edged[cells - 1])) - len(cells)
         self.total -= len(cells)
 
     def release(self, cells: IntArray) -> None:
         """Give back ``cells``, distinct and none of them free, in any order."""
-        self.mask[cells] = True
+        if self._extents is None:
+            self._edged[cells] = True
+        else:
+            pairs = np.count_nonzero(self._edged[cells - 1])
+            self._edged[cells] = True
+            self._extents -= int(pairs + np.count_nonzero(self._edged[cells + 1])) - len(cells)
         self.total += len(cells)
 
     def rebuild(self, used: NDArray[np.bool_]) -> None:
         """Start again from a mask of the cells that are not free; all cells after the mask are free."""
         self.mask[: len(used)] = ~used
         self.mask[len(used) :] = True
+        self._extents = None
         self.total = self.size - int(np.count_nonzero(used))
 
 

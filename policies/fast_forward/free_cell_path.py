@@ -175,7 +175,15 @@ class FreeCellPath:
         arena, tokens = self.arena, self.tokens
         taken = tokens * np.arange(1, k + 1)
         used = arena.used + taken
-        extents, largest = extents_after(*arena.free.arrays(), self.cells[: k * tokens], taken)
+        free, cells = arena.free, self.cells[: k * tokens]
+        low, high = free.start_of_run(int(cells[0])), free.end_of_run(int(cells[-1]))
+        starts, ends = free.arrays(low, high)
+        extents, largest = extents_after(starts, ends, cells, taken)
+        extents += len(free) - len(starts)
+        least = int(largest.min())
+        others = max(free.largest_between(0, low, least), free.largest_between(high, free.size, least))
+        if others > least:
+            np.maximum(largest, others, out=largest)
         return Usages(
             stored=used,
             allocated=used,

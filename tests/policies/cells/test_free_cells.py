@@ -11,17 +11,28 @@ from policies.cells.search import cells_array, find_contiguous, find_scattered, 
 from tests.policies.cells.test_free_extents import SIZE, extents_by_hand
 
 
-@given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, SIZE - 1), max_size=40)), max_size=12))
-def test_taking_and_releasing_cells(operations):
+@given(
+    st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, SIZE - 1), max_size=40), st.booleans()), max_size=12),
+    st.integers(0, SIZE),
+)
+def test_taking_and_releasing_cells(operations, low):
     free, used = FreeCells(SIZE), np.zeros(SIZE, dtype=bool)
-    for take, cells in operations:
+    for take, cells, in_a_row in operations:
         chosen = np.array([c for c in sorted(cells) if used[c] != take], dtype=np.int64)
-        (free.take_cells if take else free.release)(chosen)
+        if take and in_a_row and len(chosen):
+            last = int(chosen[0])
+            while last + 1 < SIZE and not used[last + 1]:
+                last += 1
+            chosen = np.arange(chosen[0], last + 1)
+            free.take(int(chosen[0]), len(chosen))
+        else:
+            (free.take_cells if take else free.release)(chosen)
         used[chosen] = take
         assert list(free) == extents_by_hand(used)
         assert len(free) == len(list(free))
         assert free.total == SIZE - used.sum()
         assert free.largest == max((e - s for s, e in free), default=0)
+        assert free.largest_between(low, SIZE, 2) == max([2, *(e - max(s, low) for s, e in free)])
         assert free.top == (np.flatnonzero(used)[-1] + 1 if used.any() else 0)
         assert cells_array(free.last_cells(7)).tolist() == np.flatnonzero(~used)[::-1][:7].tolist()
         cells = np.arange(SIZE + 1)
