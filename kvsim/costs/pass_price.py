@@ -244,7 +244,7 @@ class PassPrice:
         return seconds
 
     def of_lockstep_step(self, members: int) -> tuple[float, float, float]:
-        """What a step of a lockstep batch costs: whatever it reads, for each cell it is charged for, and for each run."""
+        """What a step of a lockstep batch costs: whatever it reads, for each cell charged for, and for each run."""
         share, price = self._groups[0].share, self._decode
         cell_s = price.together_s(members, 1) if self._together[0] else price.cell_s(members)
         return self._fixed_s(members), share * cell_s, share * price.runs_s(1)

@@ -11,7 +11,7 @@ from policies.cells.arena import Arena
 from policies.cells.free_cells import Cells
 from policies.cells.reads import TILE
 from policies.cells.sequence_cells import Row
-from policies.fast_forward.forecast import MAX_STEPS
+from policies.fast_forward.forecast import MAX_STEPS, Usages
 from policies.fast_forward.lockstep import (
     LockstepBatch,
     LockstepSequence,
@@ -19,6 +19,7 @@ from policies.fast_forward.lockstep import (
     PassReads,
     PassSummary,
 )
+from policies.fast_forward.state_sums import StateSums
 from policies.fast_forward.tiles import TileMap
 from policies.vocabulary import Chunk, IntArray, MicroBatch, Moves, Shift
 
@@ -36,12 +37,17 @@ class ArenaPlan(NamedTuple):
     """Cells that the kernel reads at least once, likewise."""
     max_scanned_per_token: Callable[[int], int]
     """The most cells that one token is scored against in the first so many steps."""
+    usages: Callable[[int], Usages]
+    """How full the cache is after each of the first so many steps; to be asked before they are taken."""
     take: Callable[[int], None]
     """Take the first ``k`` steps."""
 
 
 class LockstepHost(Protocol):
     """What a lockstep batch asks of the policy whose sequences it has."""
+
+    capacity: int
+    """Cells that can hold tokens."""
 
     def lockstep_arena(self) -> Arena:
         """The arena that the sequences lie in."""
@@ -219,10 +225,17 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         self.steps += 1
         self._held += len(self._members)
 
-    def take_steps(self, forecast: object, n: int) -> Sequence[Moves]:
+    def take_steps(self, forecast: object, n: int, sums: StateSums | None = None) -> Sequence[Moves]:
         """Take the cells of ``n`` steps; nothing is moved."""
-        assert self._plan is not None
-        self._plan.take(n)
+        plan, members = self._plan, len(self._members)
+        assert plan is not None
+        if sums is not None:
+            charged = plan.span if sums.charges == "span" else plan.scanned
+            if sums.charges == "useful":
+                charged = np.arange(self._held + members, self._held + members * n + 1, members)
+            sums.capacity = self._host.capacity
+            sums.take_states(plan.usages(n), charged[:n], plan.runs[:n])
+        plan.take(n)
         self.steps += n
         self._held += n * len(self._members)
         return ()

@@ -166,9 +166,10 @@ class FreeCellPath:
         """The first ``steps`` steps for a lockstep batch: under the kernel ``tiled`` if there are ``tiles``."""
         if tiles is not None:
             scanned = tiles.scanned
-            return ArenaPlan(self.cells, scanned, tiles.runs, scanned, tiles.most_after, take)
+            return ArenaPlan(self.cells, scanned, tiles.runs, scanned, tiles.most_after, self.usages, take)
         spans, n = self.spans()[:steps], self.tokens
-        return ArenaPlan(self.cells, n * spans if n > 1 else spans, repeated(n, steps), spans, self.span_after, take)
+        scanned = n * spans if n > 1 else spans
+        return ArenaPlan(self.cells, scanned, repeated(n, steps), spans, self.span_after, self.usages, take)
 
     def usages(self, k: int) -> Usages:
         """How full the cache will be after each of the first ``k`` steps."""

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+import numpy as np
+
+from policies.fast_forward.forecast import Usages
+from policies.vocabulary import IntArray
+
 _NO_COPIES: Mapping[int, float] = {}
 
 
@@ -34,8 +39,8 @@ class StateSums:
         "_per_run",
         "_per_score",
         "allocated",
-        "charges",
         "capacity",
+        "charges",
         "external_fragmentation",
         "free_extents",
         "growth",
@@ -111,3 +116,23 @@ class StateSums:
         self.steps += n
         self.scores += growth * n
         self.stored = stored + growth * n
+
+    def take_states(self, states: Usages, scores: IntArray, runs: IntArray) -> None:
+        """Add the states after some steps, and what these are charged for; arrays of shape (steps,)."""
+        weights = self._per_score * scores
+        weights += self._each
+        if self._per_run:
+            weights += self._per_run * runs
+        weight = float(weights.sum())
+        self.weight += weight
+        self.sum_stored += float(weights @ states.stored)
+        self.sum_span += float(weights @ states.span)
+        self.sum_free_extents += float(weights @ states.free_extents)
+        self.sum_largest_free_extent += float(weights @ states.largest_free_extent)
+        free = self.capacity - states.allocated
+        missing = free - states.placeable
+        if missing.any():
+            self.external_fragmentation += float(weights @ (missing / np.maximum(free, 1)))
+        if states.allocated is not states.stored:
+            self.internal_fragmentation += float(weights @ (1 - states.stored / states.allocated))
+        self.steps += len(weights)
