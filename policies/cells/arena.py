@@ -126,7 +126,10 @@ class Arena:
 
     def settle(self) -> tuple[Moves, Shift]:
         """Give out the updates that an engine still owes, moves first."""
-        return (NO_MOVES, NO_SHIFT) if self.pending.is_empty else self.pending.settle(self.owner)
+        pending = self.pending
+        if pending.rotations is None:
+            return (NO_MOVES if pending.is_empty else pending.settle_moves()), NO_SHIFT
+        return pending.settle(self.owner)
 
     # Writing tokens
 
@@ -351,7 +354,7 @@ class Arena:
             return
         reached = max(self.top, int((plan.dst + plan.length).max()))
         self.write_rows()
-        origin = np.arange(self.size)
+        origin = np.arange(reached)
         carry(plan, ((self._position, -1), (self._owner, 0), (self.pending.rotations, 0), (origin, -1)))
         self.rows.move(origin)
         self._bounds.widen_to_all_cells()

@@ -133,6 +133,8 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         self._host = host
         self._held = 0
         """Tokens of all members."""
+        self._order: list[int] | None = []
+        """The members in order; None where that must be found anew."""
         self._plan: ArenaPlan | None = None
         self._reads = NextStepReads(0, 0, 0)
         """Of the step that was placed last."""
@@ -140,7 +142,10 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
     @property
     def seqs(self) -> Sequence[int]:
         """The members, in the order in which they get their tokens."""
-        return list(self._members)
+        if self._order is None:
+            members = self._members
+            self._order = sorted(members, key=lambda seq: members[seq].join_index)
+        return self._order
 
     @property
     def held(self) -> int:
@@ -150,7 +155,7 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
     def rows(self) -> list[Row]:
         """The members' rows in the arena."""
         rows = self._host.lockstep_arena().rows.rows
-        return [rows[seq] for seq in self._members]
+        return [rows[seq] for seq in self.seqs]
 
     def join(self, seq: int) -> bool:
         """Join, unless the sequence shares cells, has a gap, or holds nothing."""
@@ -159,12 +164,14 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
             return False
         member = ArenaSequence(row.end - row.begin)
         self._add(seq, member)
+        self._order = None
         self._held += member.length
         return True
 
     def leave(self, seq: int) -> None:
         """Leave, keeping all cells."""
         self._held -= self._drop(seq).length
+        self._order = None
 
     def blocked(self) -> list[int]:
         """Empty: what must be decided concerns all of them."""
