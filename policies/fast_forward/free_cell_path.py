@@ -173,27 +173,32 @@ class FreeCellPath:
 
     def usages(self, k: int) -> Usages:
         """How full the cache will be after each of the first ``k`` steps."""
-        arena, tokens = self.arena, self.tokens
-        taken = tokens * np.arange(1, k + 1)
+        arena, free, tokens = self.arena, self.arena.free, self.tokens
+        first, last = int(self.cells[0]), int(self.cells[k * tokens - 1])
+        taken = np.arange(tokens, tokens * k + 1, tokens)
         used = arena.used + taken
-        free, cells = arena.free, self.cells[: k * tokens]
-        low, high = free.start_of_run(int(cells[0])), free.end_of_run(int(cells[-1]))
-        starts, ends = free.arrays(low, high)
-        extents, largest = extents_after(starts, ends, cells, taken)
-        extents += len(free) - len(starts)
+        # What changes is between the ends of the extents in which the first and the last of the cells are.
+        low, high = free.start_of_run(min(first, last)), free.end_of_run(max(first, last))
+        if abs(last - first) == k * tokens - 1:
+            behind = first - low if last >= first else high - 1 - first
+            ahead = high - low - behind - taken
+            largest, lost = np.maximum(ahead, behind), 1
+            extents = np.full(k, int(behind > 0) + 1)
+            extents[-1] -= ahead[-1] == 0
+        else:
+            starts, ends = free.arrays(low, high)
+            lost, path = len(starts), cells_array(self.cells[: k * tokens])
+            if last < first:
+                # Mirrored, so that the path ascends.
+                starts, ends, path = -ends[::-1], -starts[::-1], -1 - path
+            extents, largest = extents_after(starts, ends, path, taken)
+        extents += len(free) - lost
         least = int(largest.min())
         others = max(free.largest_between(0, low, least), free.largest_between(high, free.size, least))
         if others > least:
             np.maximum(largest, others, out=largest)
-        return Usages(
-            stored=used,
-            allocated=used,
-            placeable=arena.size - used if self._anywhere else largest,
-            free_extents=extents,
-            largest_free_extent=largest,
-            span=self.tops()[:k],
-            cached=np.zeros(k, dtype=np.int64),
-        )
+        room = arena.size - used if self._anywhere else largest
+        return Usages(used, used, room, extents, largest, self.tops()[:k], np.zeros(k, dtype=np.int64))
 
 
 def masked_step_reads(step: Sequence[Chunk], spans: IntArray, most: int | None = None, streams: int = 1) -> StepReads:

@@ -15,8 +15,7 @@ from policies.cells.free_cells import Cells
 from policies.cells.reads import padded_span
 from policies.cells.search import cells_array, find_contiguous, find_scattered
 from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
-from policies.fast_forward.forecast import Usages
-from policies.fast_forward.free_cell_path import FreeCellPath, extents_after
+from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.layouts.unified import UnifiedPolicy
 from policies.policy import CacheConfig
 from policies.vocabulary import Chunk, IntArray, MicroBatch, SequencePlan
@@ -133,13 +132,3 @@ class _DescendingPath(FreeCellPath):
         """Span of each step, constant like the top; shape (steps,)."""
         top = max(self.arena.top, int(self.cells[0]) + 1)
         return np.full(self.steps, padded_span(top, self._pad, self.arena.size))
-
-    def usages(self, k: int) -> Usages:
-        """Counted on the mirrored arena, in which the path ascends."""
-        size, tokens = self.arena.size, self.tokens
-        taken = tokens * np.arange(1, k + 1)
-        starts, ends = self.arena.free.arrays()
-        cells = size - 1 - cells_array(self.cells[: k * tokens])
-        extents, largest = extents_after(size - ends[::-1], size - starts[::-1], cells, taken)
-        used = self.arena.used + taken
-        return Usages(used, used, size - used, extents, largest, self.tops()[:k], np.zeros(k, dtype=np.int64))
