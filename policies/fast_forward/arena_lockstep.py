@@ -13,6 +13,7 @@ from policies.cells.reads import TILE
 from policies.cells.sequence_cells import Row
 from policies.fast_forward.forecast import MAX_STEPS, Usages
 from policies.fast_forward.lockstep import (
+    NO_READS,
     LockstepBatch,
     LockstepSequence,
     NextStepReads,
@@ -136,7 +137,7 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         self._order: list[int] | None = []
         """The members in order; None where that must be found anew."""
         self._plan: ArenaPlan | None = None
-        self._reads = NextStepReads(0, 0, 0)
+        self._reads = NO_READS
         """Of the step that was placed last."""
 
     @property
@@ -185,6 +186,7 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
 
     def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
         """Place chunks behind a token of each member. Raises ``NoSlot``."""
+        self._reads = NO_READS
         found = self._host.place_with_lockstep(self, step)
         if found is not None:
             return (found,)
