@@ -17,15 +17,11 @@ from policies.cells.search import cells_array
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
 from policies.compaction.compactors import Compactor
 from policies.compaction.triggers import Trigger, TriggerInput
-from policies.fast_forward.arena_lockstep import ArenaLockstepBatch, ArenaPlan, pass_summary
-from policies.fast_forward.forecast import FastForward
-from policies.fast_forward.free_cell_path import FreeCellPath
-from policies.fast_forward.lockstep import PassSummary
-from policies.fast_forward.multi_stream import plan_steps
+from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
 from policies.fast_forward.stream_tiles import StreamTiles
-from policies.fast_forward.tiles import TileSteps
+from policies.layouts.multi_stream_steps import MultiStreamSteps
 from policies.layouts.stream_plans import Planned, Rejected, StepPlanner, check_step
-from policies.policy import CacheConfig, Kernel, Policy, Unsupported
+from policies.policy import CacheConfig, Kernel, Unsupported
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -45,7 +41,7 @@ from policies.vocabulary import (
 __all__ = ["CacheSpec", "MultiStreamPolicy", "Rejected"]
 
 
-class MultiStreamPolicy(Policy):
+class MultiStreamPolicy(MultiStreamSteps):
     """Plans every micro-batch of a step before it places any: a step that does not fit changes nothing.
 
     (Nearly nothing: two flaws of the original are reproduced, see ``_undo`` and ``take`` in ``stream_plans.py``.)
@@ -329,72 +325,6 @@ class MultiStreamPolicy(Policy):
     def first_owners(self, group: int = 0) -> IntArray:
         """From the sets that the arenas keep, in order of streams."""
         return np.concatenate([arena.first_owners() for arena in self.arenas[group]])
-
-    # Fast-forwarding
-
-    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
-        """Along the free cells that the next searches find in all groups and streams, where no trigger is asked."""
-        asked = self._compactor is not None and self.trigger.checks_steps
-        if self.kernel not in ("masked", "tiled") or asked or self.wants_compaction or self._streams.unreported:
-            return None
-        if any(chunk.also for chunk in step):
-            return None
-        return plan_steps(self._streams, step, n, self._n_ubatch, contiguous=self.contiguous, tiles=self._tiles)
-
-    def lockstep_batch(self) -> ArenaLockstepBatch | None:
-        """The sequences that decode in lockstep, where there is one cache for all that is never compacted."""
-        single = self.n_streams == 1 and len(self.caches) == 1 and self.caches[0].window is None
-        return self._lockstep if single and self._compactor is None and self.kernel in ("masked", "tiled") else None
-
-    def lockstep_arena(self) -> Arena:
-        """The only arena."""
-        return self.arenas[0][0]
-
-    def may_join_lockstep(self, seq: int, tokens: int) -> bool:
-        """Any sequence may."""
-        return True
-
-    def plan_lockstep(self, batch: ArenaLockstepBatch, n: int) -> ArenaPlan | None:
-        """``plan_decode_steps`` for a lockstep batch."""
-        arena, seqs = self.arenas[0][0], batch.seqs
-        if self.wants_compaction or self._streams.unreported:
-            return None
-        path = FreeCellPath(arena, len(seqs), n, self.caches[0].pad, anywhere=not self.contiguous)
-        if path.steps < 1:
-            return None
-        tiles = None if self._tiles is None else TileSteps(self._tiles.map_of(0), seqs, path.cells)
-
-        def take(k: int) -> None:
-            arena.take_rows(path.cells[: k * path.tokens], batch.rows())
-            self._streams.attended = {padded_span(arena.top, self.caches[0].pad, arena.size)}
-            arena.head = path.head_after(k)
-            if tiles is not None:
-                tiles.take(k)
-
-        return path.lockstep_plan(path.steps, tiles, take)
-
-    def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> PassSummary | None:
-        """``allocate`` of one micro-batch that finds room."""
-        arena, members = self.arenas[0][0], len(batch)
-        tokens = members + sum([chunk.n for chunk in step])
-        if tokens > self._n_ubatch or self.wants_compaction or not arena.continues(step):
-            return None
-        cells = self._planner.find_cells(0, 0, tokens)
-        if cells is None:
-            return None
-        arena.take_rows(cells[:members], batch.rows())
-        if step:
-            arena.take(cells[members:], step)
-        arena.head = int(cells[-1]) + 1
-        tiles = None
-        if self._tiles is not None:
-            tiles = self._tiles.map_of(0)
-            tiles.add_step(batch.seqs, cells[:members])
-            tiles.add(step, cells[members:])
-        moves, shift = self._streams.settle(0)
-        span = padded_span(arena.top, self.caches[0].pad, arena.size)
-        self._streams.attended = {span}
-        return pass_summary(batch, step, span, tiles, moves, shift)
 
     def _forget_tiles(self, seq: int = -1) -> None:
         """Note that a sequence, or any if negative, gives up cells or gets others."""
