@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from kvsim.costs.profile import PassCosts, Profile
 from kvsim.costs.tables import FloatArray, SecondsTable, shares
 from policies import FastForward, Group, Kernel, MicroBatch, Reads
 from policies.fast_forward.forecast import StepReads
-from policies.fast_forward.lockstep import NextStepReads, PassSummary, ReadForecast
+from policies.fast_forward.lockstep import Forecast, NextStepReads, PassReads, PassSummary
 
 
 def scans_together(kernel: Kernel, group: Group) -> bool:
@@ -126,10 +126,14 @@ class RegimePrice:
             cells = max(cells - (tokens - 1) / 2, cells / 2)
         return self._cell[tokens] * cells
 
+    def together_s(self, tokens: int, span: int) -> float:
+        """Attention of ``tokens`` tokens that all scan the same ``span`` cells, for a group of share 1."""
+        return float(self._cell[tokens] * span)
+
     def attention(self, tokens: int, reads: Reads, together: bool) -> float:
         """Seconds over all cells that are scanned in one pass, for one group of share 1."""
         if together:
-            return float(self._cell[tokens] * reads.span)
+            return self.together_s(tokens, reads.span)
         return self.attention_over(reads.tokens.tolist(), self.scanned(reads).tolist())
 
     def scanned(self, reads: Reads) -> NDArray[np.int64]:
@@ -211,22 +215,27 @@ class PassPrice:
     def of_mixed_step(self, tokens: int, reads: NextStepReads, chunks: PassSummary) -> float:
         """A pass in which a lockstep batch of ``tokens`` sequences gets its tokens beside some chunks.
 
-        The model has one cache group, and each chunk scans its own cells.
+        The model has one cache group.
         """
         n, k = tokens + chunks.tokens, tokens + len(chunks.chunk_reads)
         price = self.regime(n, k)
         attention, runs, longest = 0.0, reads.runs, reads.max_scanned_per_token
-        count, single = tokens, reads.scanned
-        for each, scanned, pieces in chunks.chunk_reads:
+        useful = chunks.useful if self._skips else None
+        count, single = tokens, reads.scanned if useful is None or reads.useful is None else reads.useful
+        for i, (each, scanned, pieces) in enumerate(chunks.chunk_reads):
+            cells = scanned if useful is None else useful[i]
             if each == 1:
                 count += 1
-                single += scanned
+                single += cells
             else:
-                attention += price.longer_s(each, scanned)
+                attention += price.longer_s(each, cells)
             runs += pieces
-            if scanned > longest:
-                longest = scanned
-        attention += price.singles_s(count, single, k)
+            if cells > longest:
+                longest = cells
+        if self._together[0]:
+            attention = price.together_s(n, chunks.span)
+        else:
+            attention += price.singles_s(count, single, k)
         if n > self.most_tokens:
             self.most_tokens = n
         if longest > self.most_cells:
@@ -235,25 +244,59 @@ class PassPrice:
         return seconds
 
     def of_lockstep_step(self, members: int) -> tuple[float, float, float]:
-        """What a step of a lockstep batch costs: whatever it reads, for each score, and for each run."""
+        """What a step of a lockstep batch costs: whatever it reads, for each cell charged for, and for each run."""
         share, price = self._groups[0].share, self._decode
-        fixed = self._fixed.get(members)
-        if fixed is None:
-            fixed = self._fixed[members] = price.total(members, members, ((share, 0.0, 0),))
-        return fixed, share * price.cell_s(members), share * price.runs_s(1)
+        cell_s = price.together_s(members, 1) if self._together[0] else price.cell_s(members)
+        return self._fixed_s(members), share * cell_s, share * price.runs_s(1)
 
-    def of_lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
+    @property
+    def charges(self) -> Literal["scanned", "useful", "span"]:
+        """What is charged for, of what a pass reads in the first cache group."""
+        if self._together[0]:
+            return "span"
+        return "useful" if self._skips else "scanned"
+
+    def of_lockstep_steps(self, members: int, forecast: Forecast) -> Callable[[int], float]:
         """The seconds of the first ``steps`` steps of a lockstep batch together, as a function of ``steps``.
 
-        Copies that are made between the steps are not included. One cache group, as for ``of_mixed_step``.
+        Copies that are made between the steps are not included.
         """
-        fixed, scan, run = self.of_lockstep_step(members)
+        fixed, terms = 0.0, list[tuple[float, Callable[[int], int]]]()
+        for tokens, groups in forecast.passes(members):
+            fixed += self._fixed_s(tokens)
+            for reads, group, together in zip(groups, self._groups, self._together, strict=True):
+                terms.append(self._scan_term(tokens, reads, group.share, together))
+                run = group.share * self._decode.runs_s(1)
+                if run:
+                    terms.append((run, reads.total_runs))
+        if len(terms) == 1:
+            ((scan, total),) = terms
+            return lambda steps: steps * fixed + scan * total(steps)
 
         def seconds(steps: int) -> float:
-            found = steps * fixed + scan * forecast.total_scanned(steps)
-            return found + run * forecast.total_runs(steps) if run else found
+            found = steps * fixed
+            for each, sum_of in terms:
+                found += each * sum_of(steps)
+            return found
 
         return seconds
+
+    def _fixed_s(self, tokens: int) -> float:
+        """Seconds of a pass of a token each of ``tokens`` sequences, apart from what it reads."""
+        fixed = self._fixed.get(tokens)
+        if fixed is None:
+            nothing = [(group.share, 0.0, 0) for group in self._groups]
+            fixed = self._fixed[tokens] = self._decode.total(tokens, tokens, nothing)
+        return fixed
+
+    def _scan_term(
+        self, tokens: int, reads: PassReads, share: float, together: bool
+    ) -> tuple[float, Callable[[int], int]]:
+        """What a cell costs in decode steps of ``tokens`` sequences, and for how many some steps are charged."""
+        price = self._decode
+        if together:
+            return share * price.together_s(tokens, 1), reads.total_span
+        return share * price.cell_s(tokens), reads.total_useful if self._skips else reads.total_scanned
 
     def attention_of_batch(self, batch: MicroBatch, *, runs_are_holes: bool) -> AttentionTerms:
         """Attention in one micro-batch, split. ``runs_are_holes``: count runs beyond one for each chunk as holes."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.tables import FloatArray
 from policies import NO_MOVES, NO_SHIFT, Chunk, FastForward, Group, HostCopy, Kernel, MicroBatch, Moves, Transfer
-from policies.fast_forward.lockstep import NextStepReads, PassSummary, ReadForecast
+from policies.fast_forward.lockstep import Forecast, NextStepReads, PassSummary
 from policies.fast_forward.state_sums import StepWeights
 from workloads import Request
 
@@ -29,11 +29,11 @@ class Predictor(Protocol):
         """Seconds of a pass in which a lockstep batch of ``members`` gets its tokens beside some chunks."""
         ...
 
-    def lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
+    def lockstep_steps(self, members: int, forecast: Forecast) -> Callable[[int], float]:
         """The seconds of the first ``n`` steps of a lockstep batch together, as a function of ``n``."""
         ...
 
-    def lockstep_weights(self, members: int, forecast: ReadForecast) -> StepWeights:
+    def lockstep_weights(self, members: int, forecast: Forecast) -> StepWeights:
         """The seconds of each of these steps by what it reads."""
         ...
 
@@ -179,7 +179,7 @@ class SimulatedBackend(PassByPass):
             seconds += group.share * self._costs.shift(chunks.shift, group)
         return seconds
 
-    def lockstep_steps(self, members: int, forecast: ReadForecast) -> Callable[[int], float]:
+    def lockstep_steps(self, members: int, forecast: Forecast) -> Callable[[int], float]:
         """Predicted seconds, the copies of regions that grow between the steps included."""
         passes = self._price.of_lockstep_steps(members, forecast)
         copies = self._region_copies(forecast)
@@ -191,11 +191,12 @@ class SimulatedBackend(PassByPass):
 
         return seconds
 
-    def lockstep_weights(self, members: int, forecast: ReadForecast) -> StepWeights:
+    def lockstep_weights(self, members: int, forecast: Forecast) -> StepWeights:
         """Predicted seconds, by the same formula."""
-        return StepWeights(*self._price.of_lockstep_step(members), self._region_copies(forecast))
+        each, per_score, per_run = self._price.of_lockstep_step(members)
+        return StepWeights(each, per_score, per_run, self._region_copies(forecast), self._price.charges)
 
-    def _region_copies(self, forecast: ReadForecast) -> dict[int, float]:
+    def _region_copies(self, forecast: Forecast) -> dict[int, float]:
         """Seconds of the copies of regions that grow between the steps, by the steps before each."""
         if not forecast.region_copies:
             return {}

@@ -154,14 +154,20 @@ class Recorder:
         scores = reads.scanned
         for tokens, scanned, _ in chunks.chunk_reads:
             scores += tokens * scanned
-        self.lockstep_steps(1, scores)
+        if chunks.useful is None:
+            useful = scores
+        else:
+            useful = reads.scanned if reads.useful is None else reads.useful
+            for (tokens, _, _), seen in zip(chunks.chunk_reads, chunks.useful, strict=True):
+                useful += tokens * seen
+        self.lockstep_steps(1, scores, useful)
         if chunks.moves is not NO_MOVES:
             self.moved(chunks.moves)
 
-    def lockstep_steps(self, steps: int, scores: int) -> None:
-        """A lockstep batch has taken steps alone; all of its ``scores`` are useful."""
+    def lockstep_steps(self, steps: int, scores: int, useful: int) -> None:
+        """A lockstep batch has taken steps alone, each in one pass; ``useful`` of its ``scores`` were."""
         self.scores += scores
-        self.useful_scores += scores
+        self.useful_scores += useful
         self.forward_passes += steps
 
     def fast_forward(

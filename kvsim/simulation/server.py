@@ -68,8 +68,9 @@ class Server:
                     scheduler.no_slot(refusal, now)
                 if scheduler.ended:
                     self._see_off()
-            # Behind a step in lockstep no time passes before the next look.
-            if recorder.watches and not (busy and scheduler.lockstep_batch is not None):
+            # Behind a step in lockstep no time passes before the next look, unless sequences are copied.
+            looks_soon = busy and scheduler.lockstep_batch is not None and recorder.host_prompts is None
+            if recorder.watches and not looks_soon:
                 recorder.cache(now, self._policy.usage())
 
     def _take_in(self, job: Job, now: float) -> None:

@@ -54,11 +54,10 @@ class Stepper:
 
     def advance(self, step: Sequence[Chunk], now: float) -> Advance:
         """Place the composed step, or it and the decode-only steps that follow, and price them."""
-        batch = self._scheduler.lockstep_batch
+        batch, copies_s = self._scheduler.lockstep_batch, self._scheduler.settle_copies()
+        if copies_s:
+            return self._step_after_copies(step, now, copies_s)
         if batch is None:
-            copies_s = self._scheduler.settle_copies()
-            if copies_s:
-                return self._step_after_copies(step, now, copies_s)
             return self._planned_steps(step, now) or self._single_step(step, now)
         if step:
             return self._mixed_step(step, batch, now)
@@ -69,6 +68,8 @@ class Stepper:
         predictor, event = self._predictor, self._env.peek()
         assert predictor is not None
         members, forecast = len(batch), batch.forecast(self._scheduler.decode_only_steps(()))
+        if forecast is None:
+            return self._mixed_step((), batch, now)
         seconds_of = predictor.lockstep_steps(members, forecast)
         steps = forecast.steps
         seconds = seconds_of(steps)
@@ -77,7 +78,7 @@ class Stepper:
             seconds = seconds_of(steps)
         recorder = self._recorder
         predictor.took_lockstep_steps(members, batch.max_scanned_per_token(steps))
-        recorder.lockstep_steps(steps, forecast.total_scanned(steps))
+        recorder.lockstep_steps(steps, forecast.total_scanned(steps), forecast.total_useful(steps))
         if recorder.watches:
             sums = StateSums(predictor.lockstep_weights(members, forecast))
             copies = batch.take_steps(forecast, steps, sums)
@@ -96,7 +97,7 @@ class Stepper:
         try:
             passes = batch.place(step)
         except NoSlot as reason:
-            return 0, 0.0, reason
+            return 1, self._run(step, reason.done, now), reason
         seconds, members, reads = 0.0, len(batch), batch.next_step_reads()
         for chunks in passes:
             seconds += predictor.mixed_step(members, reads, chunks)
@@ -129,10 +130,14 @@ class Stepper:
 
     def _step_after_copies(self, step: Sequence[Chunk], now: float, copies_s: float) -> Advance:
         """Let copies to and from the host be made first; there may be nothing to run behind them."""
+        batch = self._scheduler.lockstep_batch
         self._recorder.copying(copies_s)
-        if not step:
+        if batch is not None:
+            steps, seconds, refusal = self._mixed_step(step, batch, now + copies_s)
+        elif step:
+            steps, seconds, refusal = self._single_step(step, now + copies_s)
+        else:
             return 0, copies_s, None
-        steps, seconds, refusal = self._single_step(step, now + copies_s)
         return steps, seconds + copies_s, refusal
 
     def _single_step(self, step: Sequence[Chunk], now: float) -> Advance:
@@ -151,6 +156,11 @@ class Stepper:
         scheduler.started.clear()
         if seconds:
             recorder.waited(seconds)
+        return 1, self._run(step, batches, now, seconds), refusal
+
+    def _run(self, step: Sequence[Chunk], batches: Sequence[MicroBatch], now: float, waited_s: float = 0.0) -> float:
+        """Have the backend run or price what was placed of a step; the seconds, with those that it waited before."""
+        recorder, seconds = self._recorder, waited_s
         for batch, took in zip(batches, self._backend.step(step, batches), strict=True):
             recorder.forward(now + seconds, took, batch)
             seconds += took
@@ -158,7 +168,7 @@ class Stepper:
             if recorder.watches:
                 recorder.cache(now, self._policy.usage())
             recorder.snapshot(now, self._policy)
-        return 1, seconds, refusal
+        return seconds
 
 
 def _first_reaching(seconds: float, seconds_of: Callable[[int], float], steps: int, most_s: float) -> int:

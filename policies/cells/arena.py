@@ -8,170 +8,23 @@ shared), and the updates that an engine must still make.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from policies.cells.free_extents import FreeExtents
-from policies.cells.last_positions import LastPositions
+from policies.cells.arena_cells import ArenaCells
+from policies.cells.free_cells import FreeCells
 from policies.cells.ordering import carry
-from policies.cells.pending import PendingUpdates
-from policies.cells.search import Cells
-from policies.cells.sequence_sets import SequenceSets, SetIndices
-from policies.vocabulary import CellMap, Chunk, IntArray, Moves
+from policies.cells.sequence_cells import Row
+from policies.cells.sequence_sets import SetIndices
+from policies.vocabulary import IntArray, Moves
 
 FOREVER = np.iinfo(np.int64).max
 """A position after every other: the end of an open range."""
 
 
-class Arena:
-    """``size`` cells, a search position ``head``, and what each cell holds."""
-
-    def __init__(self, size: int):
-        self.size = size
-        self.head = 0
-        """Where the next search for free cells begins."""
-        self.position: IntArray = np.full(size, -1, dtype=np.int64)
-        """Shape (size,): position of the cell's token, -1 where it is empty."""
-        self.owner: SetIndices = np.zeros(size, dtype=np.int32)
-        """Shape (size,): index into ``sets`` of the sequences that see the cell; 0 is the empty set."""
-        self.sets = SequenceSets(size)
-        self.free = FreeExtents(size)
-        self.last_positions = LastPositions()
-        self.pending = PendingUpdates(size)
-        self._extents = self.sets.extents
-
-    @property
-    def used(self) -> int:
-        """Cells that hold a token."""
-        return self.size - self.free.total
-
-    @property
-    def top(self) -> int:
-        """One past the highest used cell."""
-        return self.free.top
-
-    # What it holds
-
-    def cells_of(self, seq: int) -> tuple[IntArray, IntArray]:
-        """Cells of a sequence in order of position, and those positions; both of shape (n,)."""
-        cells = self._cells_seen_by(seq)
-        positions = self.position[cells]
-        if (positions[1:] > positions[:-1]).all():
-            return cells, positions
-        order = np.argsort(positions, kind="stable")
-        return cells[order], positions[order]
-
-    def last_position(self, seq: int) -> int:
-        """The highest position of a sequence; -1 if it holds none."""
-        last = self.last_positions.get(seq)
-        if last is None:
-            last = self.last_positions[seq] = int(self.position[self._cells_seen_by(seq)].max(initial=-1))
-        return last
-
-    def first_position(self, seq: int) -> int:
-        """The lowest position of a sequence; -1 if it holds none."""
-        held = self.position[self._cells_seen_by(seq)]
-        return int(held.min()) if len(held) else -1
-
-    def sequences(self) -> list[int]:
-        """All sequences that hold cells, ascending."""
-        present = np.flatnonzero(np.bincount(self.owner[: self.top], minlength=1))
-        return sorted(frozenset().union(*(self.sets[i] for i in present.tolist())))
-
-    def cell_map(self) -> CellMap:
-        """A copy of the whole state, cell by cell."""
-        sets = list(self.sets)
-        return CellMap(self.position.copy(), tuple(sets[i] for i in self.owner.tolist()))
-
-    def first_owners(self) -> IntArray:
-        """Shape (size,): the smallest sequence in each cell, -1 where it holds no token."""
-        return self.sets.smallest_members()[self.owner]
-
-    # Writing tokens
-
-    def put(self, cells: IntArray, seqs: Iterable[int], start: int) -> None:
-        """Write positions ``start, start + 1, ...`` of ``seqs`` into ``cells``, which have been taken from ``free``."""
-        seqs = tuple(seqs)
-        index = self.sets.index_of(seqs)
-        self._extents.forget((index,))
-        self.position[cells] = np.arange(start, start + len(cells))
-        self.owner[cells] = index
-        if len(cells):
-            self._extents.widen(index, int(cells.min()), int(cells.max()) + 1)
-        self.last_positions.advance([Chunk(seqs[0], start, len(cells), seqs[1:])])
-        if self.pending.rotations is not None:
-            self.pending.rotations[cells] = 0
-
-    def take(self, cells: Cells, chunks: Sequence[Chunk]) -> None:
-        """Take free ``cells`` and write the tokens of ``chunks`` into them, in order."""
-        indices = self.sets.indices_of(chunks)
-        rotations = self.pending.rotations
-        if isinstance(cells, range):
-            low, high = cells.start, cells.stop
-            self.free.take(low, high - low)
-            position, owner, at = self.position, self.owner, low
-            self._extents.add_chunks(indices, chunks, low, high)
-            for index, (_, start, n, _) in zip(indices, chunks, strict=True):
-                if n == 1:
-                    position[at] = start
-                    owner[at] = index
-                    at += 1
-                else:
-                    position[at : at + n] = np.arange(start, start + n)
-                    owner[at : at + n] = index
-                    at += n
-            if rotations is not None:
-                rotations[low:high] = 0
-        else:
-            self.free.take_cells(cells)
-            self._extents.add_cells(indices, cells, int(cells.min()), int(cells.max()) + 1)
-            counts = [chunk.n for chunk in chunks]
-            begins = np.cumsum([0, *counts[:-1]])
-            self.position[cells] = np.repeat([chunk.start for chunk in chunks] - begins, counts) + np.arange(len(cells))
-            self.owner[cells] = np.repeat(indices, counts)
-            if rotations is not None:
-                rotations[cells] = 0
-        self.last_positions.advance(chunks)
-
-    def take_steps(self, cells: Cells, step: Sequence[Chunk], k: int) -> None:
-        """Take free cells for ``k`` decode steps: ``step``, and ``k - 1`` times the same sequences a token further.
-
-        ``cells``: ``k * len(step)`` of them, ascending or descending, step after step.
-        """
-        indices = self.sets.indices_of(step)
-        where: slice | IntArray
-        if isinstance(cells, range):
-            self.free.take(cells.start, len(cells))
-            where = slice(cells.start, cells.stop)
-            self._extents.add_interleaved(indices, cells.start, cells.stop)
-        else:
-            first, last = int(cells[0]), int(cells[-1])
-            if first - last == len(cells) - 1:
-                self.free.take(last, len(cells))
-                where = slice(first, last - 1 if last else None, -1)
-                self._extents.add_interleaved(indices, last, first + 1, descending=True)
-            else:
-                self.free.take_cells(cells)
-                where = cells
-                self._extents.forget(indices)
-                self._extents.widen_all(indices, min(first, last), max(first, last) + 1)
-        if len(step) == 1:
-            start = step[0].start
-            self.position[where] = np.arange(start, start + k)
-            self.owner[where] = indices[0]
-        else:
-            table = np.arange(k)[:, None] + np.array([chunk.start for chunk in step])
-            owners = np.array(indices, dtype=np.int32)
-            if isinstance(cells, range):
-                self.position[where].reshape(table.shape)[:] = table
-                self.owner[where].reshape(table.shape)[:] = owners
-            else:
-                self.position[where] = table.ravel()
-                self.owner[where] = np.tile(owners, k)
-        if self.pending.rotations is not None:
-            self.pending.rotations[where] = 0
-        self.last_positions.advance(step, k)
+class Arena(ArenaCells):
+    """``size`` cells, what each holds, and the operations on sequences and on cells."""
 
     # Operations on sequences
 
@@ -180,75 +33,105 @@ class Arena:
 
         Returns the cells that are empty now, ascending.
         """
-        cells = np.flatnonzero(self.owner[: self.top]) if seq < 0 else self._cells_seen_by(seq)
-        whole = start <= 0 and stop == FOREVER
-        singletons, last = self.sets.singletons, self.last_positions
-        self._extents.forget((singletons.get(seq, 0),))
-        if not whole:
-            cells = _within(cells, self.position, start, stop)
+        row = None if seq < 0 else self.row_of(seq)
+        if row is not None and (start <= row.begin or stop >= row.end):
+            return self._remove_from_row(row, max(start, row.begin), min(stop, row.end))
+        self._irregular.clear()
+        self._give_up_row(seq)
+        cells = np.flatnonzero(self._owner[: self.top]) if seq < 0 else self._cells_seen_by(seq)
+        if start > 0 or stop != FOREVER:
+            cells = _within(cells, self._position, start, stop)
         if seq < 0:
             return self._relabel(cells, lambda _: frozenset())
         if not self.sets.shares_nothing(seq):
             return self._relabel(cells, lambda seqs: seqs - {seq})
-        if whole and seq in last:
-            last[seq] = -1
-        elif last.get(seq, -1) < stop:
-            last.pop(seq, None)
-        if whole and seq in singletons:
-            self._extents.set_empty(singletons[seq])
         self._clear(cells)
         return cells
+
+    def _remove_from_row(self, row: Row, start: int, stop: int) -> IntArray:
+        """``remove`` from one of the ends of a row, positions that it has; the cells in ascending order."""
+        if stop <= start:
+            return np.zeros(0, dtype=np.int64)
+        cells = np.sort(self.rows.cells(row)[start - row.begin : stop - row.begin])
+        self._clear_row(row, start, stop)
+        self.free.release(cells)
+        return cells
+
+    def _clear_row(self, row: Row, start: int, stop: int) -> None:
+        """Shorten a row by positions at one of its ends, whose cells remain to be given back."""
+        written = min(row.written, stop)
+        if written > start:
+            gone = self.rows.cells(row)[start - row.begin : written - row.begin]
+            self._position[gone] = -1
+            self._owner[gone] = 0
+        if stop == row.end:
+            row.end = start
+            row.written = min(row.written, start)
+        else:
+            row.begin = stop
+            row.written = max(row.written, stop)
+        if row.begin == row.end:
+            index = self.sets.singletons.get(row.seq)
+            if index is not None and self.sets.shares_nothing(row.seq):
+                self._bounds.set_empty(index)
+            self.rows.drop(row.seq)
+            self._add_row(row.seq, 0)
 
     def empty(self, seq: int) -> int | None:
         """Take all positions from a sequence.
 
         Returns the first of the cells that are empty now, None if there is none.
         """
-        extents = self.sets.take_extents_of(seq)
-        if extents is None:
+        row = self.rows.rows.get(seq)
+        if row is None:
             gone = self.remove(seq)
             return int(gone[0]) if len(gone) else None
-        if seq in self.last_positions:
-            self.last_positions[seq] = -1
-        for start, stop, stride in extents:
-            self.position[start:stop:stride] = -1
-            self.owner[start:stop:stride] = 0
-        self.free.release_strided(extents)
-        return min(extents)[0]
+        if row.begin == row.end:
+            return None
+        cells = self.rows.cells(row)
+        first = int(cells.min())
+        self.free.release(cells)
+        self._clear_row(row, row.begin, row.end)
+        return first
 
     def keep(self, seq: int) -> IntArray:
         """Take everything from all other sequences; returns the cells that are empty now, ascending."""
-        gone = self._relabel(np.flatnonzero(self.owner[: self.top]), lambda seqs: seqs & {seq})
-        self.sets.drop_unused(self.owner)
+        self._irregular.clear()
+        self._give_up_row(-1)
+        gone = self._relabel(np.flatnonzero(self._owner[: self.top]), lambda seqs: seqs & {seq})
+        self.sets.drop_unused(self._owner)
         return gone
 
     def share(self, src: int, dst: int, start: int = 0, stop: int = FOREVER) -> None:
         """Let ``dst`` see the cells that hold positions ``[start, stop)`` of ``src``: nothing is copied."""
-        cells = _within(self._cells_seen_by(src), self.position, start, stop)
+        self._irregular.clear()
+        self._give_up_row(-1)
+        cells = _within(self._cells_seen_by(src), self._position, start, stop)
         self._relabel(cells, lambda seqs: seqs | {dst})
-        self.sets.drop_unused(self.owner)
+        self.sets.drop_unused(self._owner)
 
     def shift(self, seq: int, start: int, stop: int, delta: int) -> tuple[IntArray, IntArray]:
         """Add ``delta`` to positions ``[start, stop)`` of a sequence; a negative result frees the cell.
 
         Returns the cells whose position changed and those that are empty now, both ascending.
         """
-        changed = _within(self._cells_seen_by(seq), self.position, start, stop)
-        self.position[changed] += delta
-        self.last_positions.clear()
-        self._extents.known.clear()
+        self._irregular.clear()
+        self._give_up_row(-1)
+        changed = _within(self._cells_seen_by(seq), self._position, start, stop)
+        self._position[changed] += delta
         self.pending.rotate(changed, delta)
-        gone = changed[self.position[changed] < 0]
+        gone = changed[self._position[changed] < 0]
         self._clear(gone)
         return changed, gone
 
     def divide(self, seq: int, start: int, stop: int, divisor: int) -> IntArray:
         """Divide positions ``[start, stop)`` of a sequence, rounding down; returns the cells, ascending."""
-        changed = _within(self._cells_seen_by(seq), self.position, start, stop)
-        divided = self.position[changed] // divisor
-        self.pending.rotate(changed, divided - self.position[changed])
-        self.position[changed] = divided
-        self.last_positions.clear()
+        self._irregular.clear()
+        self._give_up_row(-1)
+        changed = _within(self._cells_seen_by(seq), self._position, start, stop)
+        divided = self._position[changed] // divisor
+        self.pending.rotate(changed, divided - self._position[changed])
+        self._position[changed] = divided
         return changed
 
     # Operations on cells
@@ -258,68 +141,67 @@ class Arena:
         if plan.n_runs == 0:
             return
         reached = max(self.top, int((plan.dst + plan.length).max()))
-        carry(plan, ((self.position, -1), (self.owner, 0), (self.pending.rotations, 0)))
-        self._extents.widen_to_all_cells()
-        self.free.rebuild(self.owner[:reached] > 0)
+        self.write_rows()
+        origin = np.arange(reached)
+        carry(plan, ((self._position, -1), (self._owner, 0), (self.pending.rotations, 0), (origin, -1)))
+        self.rows.move(origin)
+        self._bounds.widen_to_all_cells()
+        self.free.rebuild(self._owner[:reached] > 0)
         self.pending.add_moves(plan)
 
     def vacate(self, cells: IntArray) -> None:
         """Empty ``cells``, all of them used, whichever sequences see them."""
         if len(cells):
+            self._irregular.clear()
             for index in set(self.owner[cells].tolist()):
-                self._extents.forget((index,))
                 for seq in self.sets[index]:
-                    self.last_positions.pop(seq, None)
+                    self._give_up_row(seq)
             self._clear(cells)
 
     def clear(self) -> None:
         """Empty every cell and return the head to the start."""
-        self.position[:] = -1
-        self.owner[:] = 0
-        self.free = FreeExtents(self.size)
+        self._position[:] = -1
+        self._owner[:] = 0
+        self.free = FreeCells(self.size)
+        self.rows.drop_all()
+        self._irregular.clear()
         self.sets.reset()
         self.head = 0
         self.pending.rotations = None
-        self.last_positions.clear()
 
-    def _cells_seen_by(self, seq: int) -> IntArray:
-        """Cells that a sequence sees, ascending."""
-        indices, lows, highs = self.sets.indices_with(seq), self._extents.low, self._extents.high
-        cells: IntArray
-        if len(indices) == 1:
-            index = indices[0]
-            low = lows[index]
-            cells = (self.owner[low : min(highs[index], self.top)] == index).nonzero()[0]
-        else:
-            low = min((lows[index] for index in indices), default=0)
-            high = min(max((highs[index] for index in indices), default=0), self.top)
-            sees = np.zeros(len(self.sets), dtype=np.bool_)
-            sees[list(indices)] = True
-            cells = sees[self.owner[low:high]].nonzero()[0]
-        cells += low
-        return cells
+    def restore(self, cells: IntArray, position: IntArray, owner: SetIndices) -> None:
+        """Let ``cells`` hold what they held before, whatever they hold now; rotations are left alone."""
+        self._irregular.clear()
+        self._give_up_row(-1)
+        used_now, used_before = self._owner[cells] > 0, owner > 0
+        self._position[cells] = position
+        self._owner[cells] = owner
+        if used_before.any():
+            low, high = int(cells.min()), int(cells.max()) + 1
+            for index in set(owner.tolist()):
+                self._bounds.widen(index, low, high)
+        self.free.release(cells[used_now & ~used_before])
+        self.free.take_cells(cells[used_before & ~used_now])
 
     def _relabel(self, cells: IntArray, change: Callable[[frozenset[int]], frozenset[int]]) -> IntArray:
         """Give ``cells``, which ascend, the set that ``change`` makes of theirs; return those that are empty now."""
         if len(cells) == 0:
             return cells
-        self.last_positions.clear()
-        self._extents.known.clear()
-        old = self.owner[cells]
+        old = self._owner[cells]
         table = np.zeros(len(self.sets), dtype=np.int32)
         low, high = int(cells[0]), int(cells[-1]) + 1
         for index in np.flatnonzero(np.bincount(old)).tolist():
             table[index] = new = self.sets.index_of(change(self.sets[index]))
-            self._extents.widen(new, low, high)
+            self._bounds.widen(new, low, high)
         now = table[old]
-        self.owner[cells] = now
+        self._owner[cells] = now
         gone: IntArray = cells[now == 0]
         self._clear(gone)
         return gone
 
     def _clear(self, cells: IntArray) -> None:
-        self.position[cells] = -1
-        self.owner[cells] = 0
+        self._position[cells] = -1
+        self._owner[cells] = 0
         self.free.release(cells)
 
 

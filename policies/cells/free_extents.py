@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -31,12 +31,6 @@ def _extents_between(cells: IntArray, breaks: IntArray) -> tuple[IntArray, IntAr
     breaks += 1
     starts[1:] = cells[breaks]
     return starts, ends
-
-
-def _extents_of_unsorted(cells: IntArray) -> tuple[IntArray, IntArray]:
-    if len(cells) > 1 and (cells[1:] < cells[:-1]).any():
-        cells = np.sort(cells)
-    return extents_of_cells(cells)
 
 
 class FreeExtents:
@@ -66,49 +60,14 @@ class FreeExtents:
         starts, ends = self.arrays()
         return int((ends - starts).max())
 
-    @property
-    def top(self) -> int:
-        """One past the highest cell that is not free."""
-        if self.ends and self.ends[-1] == self.size:
-            return self.starts[-1]
-        return self.size
-
     def arrays(self, first: int = 0, stop: int | None = None) -> tuple[IntArray, IntArray]:
         """Starts and ends of the extents ``first`` to ``stop - 1``, both of shape (n,); not to be written to."""
         # Copies: an array cannot grow while a view of it exists, and a profiler that samples frames keeps views alive.
         return np.asarray(self.starts[first:stop]), np.asarray(self.ends[first:stop])
 
-    def below(self, cells: IntArray) -> IntArray:
-        """Number of free cells below each of ``cells``; the same shape."""
-        starts, ends = self.arrays()
-        if len(starts) == 0:
-            return np.zeros_like(cells)
-        upto = np.cumsum(ends - starts)
-        at = np.searchsorted(starts, cells, side="right") - 1
-        # Of the last extent that begins before the cell, the part from the cell on does not count.
-        beyond = np.maximum(ends[at] - cells, 0)
-        return np.where(at < 0, 0, upto[at] - beyond)
-
-    def count_below(self, cell: int) -> int:
-        """Number of free cells below ``cell``."""
-        if len(self.starts) > _FEW:
-            starts, ends = self.arrays()
-            n = bisect_left(self.starts, cell)
-            return int(np.minimum(ends[:n], cell).sum() - starts[:n].sum())
-        return sum(min(end, cell) - start for start, end in self if start < cell)
-
     def index_after(self, cell: int) -> int:
         """Index of the first extent that ends after ``cell``; ``len(self)`` if there is none."""
         return bisect_right(self.ends, cell)
-
-    def index_before(self, cell: int) -> int:
-        """Index of the last extent that starts before ``cell``; -1 if there is none."""
-        return bisect_left(self.starts, cell) - 1
-
-    def is_free(self, start: int, n: int) -> bool:
-        """Whether cells ``[start, start + n)`` are free."""
-        i = bisect_right(self.ends, start)
-        return i < len(self.ends) and self.starts[i] <= start and self.ends[i] - start >= n
 
     def first_of(self, n: int, index: int, stop: int | None = None) -> int | None:
         """Index of the first extent of at least ``n`` cells from ``index`` to ``stop - 1``; None if there is none."""
@@ -152,50 +111,6 @@ class FreeExtents:
             self.ends.insert(i, start)
         self.total -= n
 
-    def rebuild(self, used: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-        """Start again from a mask of the cells that are not free; all cells after the mask are free."""
-        edges: list[IntArray] = [(used[1:] != used[:-1]).nonzero()[0] + 1]
-        if len(used) == 0 or not used[0]:
-            edges.insert(0, np.zeros(1, dtype=np.int64))
-        if len(used) and used[-1]:
-            edges.append(np.array([len(used)]))
-        edges.append(np.array([self.size]))
-        self._set(np.concatenate(edges))
-        if self.starts and self.starts[-1] == self.size:
-            del self.starts[-1], self.ends[-1]
-        self.total = self.size - int(np.count_nonzero(used))
-
-    def take_cells(self, cells: IntArray) -> None:
-        """Remove ``cells``, distinct and all free, in any order."""
-        if len(cells) and self._take_all(cells):
-            return
-        starts, ends = _extents_of_unsorted(cells)
-        if len(starts) <= _FEW:
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-                self.take(start, end - start)
-        else:
-            self._toggle(starts, ends)
-            self.total -= len(cells)
-
-    def _take_all(self, cells: IntArray) -> bool:
-        """Remove ``cells`` if they ascend and no other cell between them is free, as most searches find them.
-
-        Returns whether they were removed.
-        """
-        starts, ends, start, stop = self.starts, self.ends, int(cells[0]), int(cells[-1]) + 1
-        first = bisect_right(ends, start)
-        last = bisect_left(starts, stop, first)
-        left, right = starts[first], ends[last - 1]
-        lengths = np.asarray(ends)[first:last] - np.asarray(starts)[first:last]
-        free = int(lengths.sum()) - (start - left) - (right - stop)
-        if free != len(cells) or not (cells[1:] > cells[:-1]).all():
-            return False
-        rest = [extent for extent in ((left, start), (stop, right)) if extent[0] < extent[1]]
-        starts[first:last] = array("q", [extent[0] for extent in rest])
-        ends[first:last] = array("q", [extent[1] for extent in rest])
-        self.total -= len(cells)
-        return True
-
     def release(self, cells: IntArray) -> None:
         """Give back ``cells``, distinct and none of them free, in any order."""
         if len(cells) == 0:
@@ -214,28 +129,6 @@ class FreeExtents:
         else:
             self._toggle(*_extents_between(cells, breaks))
         self.total += len(cells)
-
-    def release_strided(self, extents: Sequence[tuple[int, int, int]]) -> None:
-        """Give back cells ``range(start, stop, stride)`` for each extent (start, stop, stride); none is free."""
-        single = sum([(stop - start - 1) // stride for start, stop, stride in extents if stride > 1])
-        if single + len(extents) <= _FEW:
-            for start, stop, stride in extents:
-                if stride == 1:
-                    self._release_extent(start, stop)
-                    self.total += stop - start
-                else:
-                    cells = range(start, stop, stride)
-                    for cell in cells:
-                        self._release_extent(cell, cell + 1)
-                    self.total += len(cells)
-            return
-        starts, ends = [], []
-        for start, stop, stride in extents:
-            cells_of = np.arange(start, stop, stride) if stride > 1 else np.array([start])
-            starts.append(cells_of)
-            ends.append(cells_of + (1 if stride > 1 else stop - start))
-            self.total += len(cells_of) if stride > 1 else stop - start
-        self._toggle(np.concatenate(starts), np.concatenate(ends))
 
     def give_back(self, start: int, n: int) -> None:
         """Give back cells ``[start, start + n)``, none of them free."""

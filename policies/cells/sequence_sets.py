@@ -8,8 +8,8 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.cells.sequence_extents import Extent, SequenceExtents
-from policies.vocabulary import Chunk, IntArray
+from policies.cells.set_bounds import SetBounds
+from policies.vocabulary import IntArray
 
 SetIndices = NDArray[np.int32]
 """Indices of sets of sequences; int32, since a cache of them is searched twice as fast as one of int64."""
@@ -24,11 +24,11 @@ class SequenceSets:
     Sets stay after the last cell that used them, so that "in no other set" is certain and "in another set" is not.
     """
 
-    __slots__ = ("_index", "_members", "_with", "extents", "singletons")
+    __slots__ = ("_index", "_members", "_with", "bounds", "singletons")
 
     def __init__(self, size: int):
-        self.extents = SequenceExtents(size)
-        """The cells of each set, by its index."""
+        self.bounds = SetBounds(size)
+        """Where the cells of each set may be, by its index."""
         self._members: list[frozenset[int]] = []
         self._index: dict[frozenset[int], int] = {}
         self.singletons: dict[int, int] = {}
@@ -50,10 +50,10 @@ class SequenceSets:
         """Start again with just these sets, the empty one first, each of which may have cells anywhere."""
         for table in (self._members, self._index, self.singletons, self._with):
             table.clear()
-        extents = self.extents
-        extents.reset()
+        bounds = self.bounds
+        bounds.reset()
         for key in sets:
-            extents.widen(self.index_of(key), 0, extents.size if key else 0)
+            bounds.widen(self.index_of(key), 0, bounds.size if key else 0)
 
     def index_of(self, seqs: Iterable[int]) -> int:
         """Index of a set of sequences, which is added if it is new."""
@@ -62,20 +62,12 @@ class SequenceSets:
         if index is None:
             index = self._index[key] = len(self._members)
             self._members.append(key)
-            self.extents.add_set()
+            self.bounds.add_set()
             for seq in key:
                 self._with.setdefault(seq, []).append(index)
             if len(key) == 1:
                 self.singletons[min(key)] = index
         return index
-
-    def indices_of(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Index of the set of sequences that see each chunk."""
-        singletons, indices = self.singletons, []
-        for seq, _, _, also in chunks:
-            index = None if also else singletons.get(seq)
-            indices.append(self.index_of((seq, *also)) if index is None else index)
-        return indices
 
     def indices_with(self, seq: int) -> Sequence[int]:
         """Indices of all sets that a sequence is in."""
@@ -87,22 +79,8 @@ class SequenceSets:
 
     def singletons_in_use(self) -> list[tuple[int, int]]:
         """Sequences that may have cells of their own, each with the index of its singleton."""
-        may_have_cells = self.extents.may_have_cells
+        may_have_cells = self.bounds.may_have_cells
         return [(seq, index) for seq, index in self.singletons.items() if may_have_cells(index)]
-
-    def extents_of(self, seq: int) -> Sequence[Extent] | None:
-        """All cells of a sequence that shares none, where they are known to form few extents; else None."""
-        return self.extents.known.get(self.singletons.get(seq, 0)) if self.shares_nothing(seq) else None
-
-    def take_extents_of(self, seq: int) -> list[Extent] | None:
-        """The extents of a sequence alone in its cells, which are about to be emptied and are forgotten here."""
-        index = self.singletons.get(seq)
-        if index is None or len(self._with[seq]) > 1:
-            return None
-        extents = self.extents.known.pop(index, None)
-        if extents is not None:
-            self.extents.set_empty(index)
-        return extents
 
     def drop_unused(self, owner: SetIndices) -> None:
         """Drop the sets that no cell uses, if there are many sets, and renumber ``owner`` in place."""

@@ -83,7 +83,7 @@ class StreamArenas:
         size = self.specs[group].size
         moves, cells, deltas = [], [], []
         for stream, arena in enumerate(self.arenas[group]):
-            own, shift = arena.pending.settle(arena.owner)
+            own, shift = arena.settle()
             offset = stream * size
             if own.n_runs:
                 moves.append(Moves(own.src + offset, own.dst + offset, own.length))

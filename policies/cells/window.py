@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.cells.arena import Arena
-from policies.cells.free_extents import FreeExtents
-from policies.cells.search import Cells
+from policies.cells.free_cells import Cells, FreeCells
 from policies.vocabulary import IntArray
 
 AHEAD = 256
@@ -19,6 +18,7 @@ def last_passed(arena: Arena, window: int) -> IntArray:
     A cell's token may be overwritten if its position is no higher. Cells that several sequences share are never
     overwritten (-2), empty ones always may be (-1).
     """
+    arena.write_rows()
     passed = np.full(len(arena.sets), -2)
     passed[0] = -1
     for seq, index in arena.sets.singletons_in_use():
@@ -26,12 +26,12 @@ def last_passed(arena: Arena, window: int) -> IntArray:
     return passed
 
 
-def usable_extents(arena: Arena, window: int) -> FreeExtents:
+def usable_extents(arena: Arena, window: int) -> FreeCells:
     """Free cells, and cells of a single sequence whose token its next token will not see any more."""
     top = arena.top
     kept = np.zeros(arena.size, dtype=np.bool_)
     np.greater(arena.position[:top], last_passed(arena, window)[arena.owner[:top]], out=kept[:top])
-    usable = FreeExtents(arena.size)
+    usable = FreeCells(arena.size)
     usable.rebuild(kept)
     return usable
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from policies.cells.arena import Arena
 from policies.cells.ordering import in_safe_order
-from policies.vocabulary import NO_MOVES, Chunk, IntArray, Moves
+from policies.vocabulary import NO_MOVES, IntArray, Moves
 
 
 class Compactor(ABC):
@@ -21,10 +21,10 @@ class Compactor(ABC):
     def __call__(self, arena: Arena) -> Moves:
         """The moves, in an order in which they can be carried out."""
 
-    def stays_tidy(self, arena: Arena, step: Sequence[Chunk]) -> bool:
+    def stays_tidy(self, arena: Arena, seqs: Sequence[int]) -> bool:
         """Whether there is nothing to move now, nor after decode steps that go on at the top of the arena.
 
-        ``step`` is the first of those steps, a token for each sequence. Certain if True.
+        ``seqs``: the sequences that see the tokens of a step. Certain if True.
         """
         return False
 
@@ -40,7 +40,7 @@ class FillHoles(Compactor):
         """Fill the holes in the order of ``fill_holes``."""
         return fill_holes(arena, self.most_runs)
 
-    def stays_tidy(self, arena: Arena, step: Sequence[Chunk]) -> bool:
+    def stays_tidy(self, arena: Arena, seqs: Sequence[int]) -> bool:
         """Without a hole, steps at the top make none."""
         return arena.used == arena.top
 
@@ -81,12 +81,12 @@ class Pack(Compactor):
         assert best is not None
         return in_safe_order(best, arena.size)
 
-    def stays_tidy(self, arena: Arena, step: Sequence[Chunk]) -> bool:
+    def stays_tidy(self, arena: Arena, seqs: Sequence[int]) -> bool:
         """A packed arena stays packed while only the sequence with the highest cells goes on."""
-        if len(step) != 1 or step[0].also or arena.top == 0:
+        if len(seqs) != 1 or arena.top == 0:
             return False
         last = int(arena.owner[arena.top - 1])
-        return last == arena.sets.singletons.get(step[0].seq) and is_packed(arena)
+        return last == arena.sets.singletons.get(seqs[0]) and is_packed(arena)
 
 
 pack = Pack()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from policies.cells.arena import Arena
 from policies.compaction.compactors import Compactor
 from policies.compaction.triggers import Trigger, TriggerInput
-from policies.vocabulary import NO_MOVES, Chunk, Moves
+from policies.vocabulary import NO_MOVES, Moves
 
 _IDLE_RUNS = 8
 """Runs moved in one slice of idle compaction."""
@@ -57,9 +57,9 @@ class CompactionPlanner:
         self._idle_runs = []
         self._seen_by_trigger = None
 
-    def stays_tidy(self, step: Sequence[Chunk]) -> bool:
-        """Whether compactions would move nothing during decode steps that go on at the top of the arena."""
-        return self._compactor is None or self._compactor.stays_tidy(self._arena, step)
+    def stays_tidy(self, seqs: Sequence[int]) -> bool:
+        """Whether compactions would move nothing during decode steps of ``seqs`` at the top of the arena."""
+        return self._compactor is None or self._compactor.stays_tidy(self._arena, seqs)
 
     def _plan_for_trigger(self) -> Moves:
         self._seen_by_trigger = None

@@ -7,81 +7,83 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from policies.cells.arena import Arena
+from policies.cells.free_cells import Cells
 from policies.cells.reads import padded_span, padded_spans, repeated
-from policies.cells.search import Cells, cells_array, first_cells, start_of_search
+from policies.cells.search import cells_array, start_of_search
 from policies.compaction.compactors import min_cells_to_move
 from policies.compaction.triggers import TriggerForecast, TriggerInput, cells_saved
-from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, StepReads, Usages
-from policies.fast_forward.tiles import TileMap
+from policies.fast_forward.arena_lockstep import ArenaPlan
+from policies.fast_forward.forecast import MAX_STEPS, StepReads, Usages
+from policies.fast_forward.tiles import TileSteps
 from policies.vocabulary import Chunk, IntArray
 
 
 class FreeCellPath:
-    """The cells that at most ``n`` decode steps in a row take, up from the head. Changes nothing until ``take``.
+    """The cells that at most ``n`` decode steps in a row take, up from the head. Changes nothing.
 
-    ``anywhere``: a step takes any free cells, otherwise consecutive ones.
+    ``tokens``: those of a step. ``anywhere``: a step takes any free cells, otherwise consecutive ones.
     """
 
-    def __init__(self, arena: Arena, step: Sequence[Chunk], n: int, pad: int, *, anywhere: bool):
+    def __init__(self, arena: Arena, tokens: int, n: int, pad: int, *, anywhere: bool):
         self.arena = arena
-        self.step = step
+        self.tokens = tokens
         self._pad = pad
         self._anywhere = anywhere
         self._spans: IntArray | None = None
         self.cells: Cells = self._find(min(n, MAX_STEPS))
         """What the steps take, step after step; shape (steps * tokens,)."""
-        self.steps = len(self.cells) // len(step)
+        self.steps = len(self.cells) // tokens
         """Steps that find room above the cells of the step before."""
 
     def _find(self, n: int) -> Cells:
-        """``cells`` of at most ``n`` steps."""
-        tokens, used, free = len(self.step), self.arena.used, self.arena.free
-        head = start_of_search(self.arena.head, used, tokens)
-        at = free.index_after(head)
-        if n < 1 or at == len(free):
+        """``cells`` of at most ``n`` steps, but not round the end of the cache."""
+        if n < 1:
             return range(0)
-        first = max(free.starts[at], head)
-        room = (free.ends[at] - first) // tokens
-        # From the second step on, a search begins anew from 0 where the head is too far above the number of used cells.
-        if room >= n and (first <= used + 2 * tokens or self._is_lowest(first, at)):
-            return range(first, first + n * tokens)
-        return self._find_in_extents(first, at, n)
+        head = start_of_search(self.arena.head, self.arena.used, self.tokens)
+        return self._find_anywhere(head, n) if self._anywhere else self._find_in_rows(head, n)
 
-    def _is_lowest(self, first: int, at: int) -> bool:
-        """Whether searches from 0 would also end at ``first``, in the free extent ``at``.
-
-        The cells that the steps skip are too few in a row for a step as well.
-        """
-        free = self.arena.free
-        if free.starts[at] < first:
-            return False
-        return at == 0 or (not self._anywhere and free.first_of(len(self.step), 0, at) is None)
-
-    def _find_in_extents(self, first: int, at: int, n: int) -> Cells:
-        """``cells`` from ``first`` on, in the free extents from ``at`` on, but not round the end of the cache."""
-        tokens = len(self.step)
-        # No more extents than cells are needed where any will do.
-        starts, ends = self.arena.free.arrays(at, at + n * tokens if self._anywhere else None)
-        lengths = ends - starts
-        lengths[0] = ends[0] - first
-        if not self._anywhere:
-            lengths -= lengths % tokens
-        found = min(n, int(lengths.sum()) // tokens)
+    def _find_anywhere(self, head: int, n: int) -> Cells:
+        """``cells`` where a step takes any that are free."""
+        tokens, used, free = self.tokens, self.arena.used, self.arena.free
+        cells = free.first_cells(n * tokens, head)
+        found = len(cells) // tokens
         if found == 0:
             return range(0)
-        starts = starts.copy()
-        starts[0] = first
-        cells = first_cells(starts, lengths, found * tokens)
-        heads = cells[tokens - 1 :: tokens] + 1
-        far = heads[:-1] > self.arena.used + tokens * np.arange(3, found + 2)
-        if far.any() and not self._is_lowest(first, at):
-            found = int(far.argmax()) + 1
+        cells = cells[: found * tokens]
+        # From the second step on, a search begins anew from 0 where the head is too far above the number of used cells.
+        if int(cells[-1]) >= used + 3 * tokens and free.first_cell(0) < int(cells[0]):
+            heads = cells_array(cells)[tokens - 1 :: tokens] + 1
+            far = heads[:-1] > used + tokens * np.arange(3, found + 2)
+            if far.any():
+                found = int(far.argmax()) + 1
         return cells[: found * tokens]
+
+    def _find_in_rows(self, head: int, n: int) -> Cells:
+        """``cells`` where those of a step must be consecutive."""
+        tokens, used, free = self.tokens, self.arena.used, self.arena.free
+        start, left, parts, lowest = free.first_run(tokens, head), n, list[range](), None
+        first = start
+        while start is not None and left:
+            assert first is not None
+            steps = min((free.end_of_run(start, start + left * tokens) - start) // tokens, left)
+            if start > used + (n - left + 2) * tokens:
+                # From the second step on, a search begins anew from 0, and ends here only if it finds nothing below.
+                if lowest is None:
+                    lowest = free.first_run(tokens, 0, first + tokens - 1) is None
+                if not lowest:
+                    parts.append(range(start, start + tokens))
+                    break
+            parts.append(range(start, start + steps * tokens))
+            left -= steps
+            start = free.first_run(tokens, start + steps * tokens) if left else None
+        if len(parts) < 2:
+            return parts[0] if parts else range(0)
+        return np.concatenate([cells_array(part) for part in parts])
 
     @property
     def heads(self) -> IntArray:
         """One past the last cell of each step; shape (steps,)."""
-        tokens = len(self.step)
+        tokens = self.tokens
         if isinstance(self.cells, range):
             return np.arange(self.cells.start + tokens, self.cells.stop + 1, tokens)
         return self.cells[tokens - 1 :: tokens] + 1
@@ -97,7 +99,7 @@ class FreeCellPath:
             if self.steps and max(int(cells[0]), int(cells[-1])) < top:
                 self._spans = np.full(self.steps, padded_span(top, pad, size))
             elif isinstance(cells, range) and pad <= top <= cells.start and not pad & (pad - 1):
-                tokens = len(self.step)
+                tokens = self.tokens
                 self._spans = np.arange(cells.start + tokens + pad - 1, cells.stop + pad, tokens)
                 self._spans &= -pad
                 if cells.stop > size - pad:
@@ -105,6 +107,10 @@ class FreeCellPath:
             else:
                 self._spans = padded_spans(self.tops(), self._pad, self.arena.size)
         return self._spans
+
+    def span_after(self, k: int) -> int:
+        """What attention over all cells reads in the ``k``-th step."""
+        return int(self.spans()[k - 1])
 
     def bounds(self) -> tuple[TriggerInput, int]:
         """Bounds on what a trigger will see (``Trigger.rules_out``), if there is at least one step.
@@ -124,11 +130,11 @@ class FreeCellPath:
         if isinstance(self.cells, range) and used:
             # The top rises no faster than the number of used cells.
             saved = min(saved, -(-(max(arena.top, first) - used) // pad) * pad)
-        return TriggerInput(used, top, span, pad, len(self.step), least_to_move), saved
+        return TriggerInput(used, top, span, pad, self.tokens, least_to_move), saved
 
     def forecast(self) -> TriggerForecast:
         """What a trigger will see before the first step and after each."""
-        arena, tokens = self.arena, len(self.step)
+        arena, tokens = self.arena, self.tokens
         tops = np.concatenate(([arena.top], self.tops()))
         used = arena.used + tokens * np.arange(self.steps + 1)
         spans = padded_spans(tops, self._pad, arena.size)
@@ -144,50 +150,55 @@ class FreeCellPath:
 
         return TriggerForecast(used, tops, spans, self._pad, tokens, least_to_move)
 
-    def take(self, k: int, *, look: bool) -> Usages | None:
-        """Take the cells of ``k`` steps; with ``look``, return how full the cache is after each."""
-        usages = self.usages(k) if look else None
-        self.arena.take_steps(self.cells[: k * len(self.step)], self.step, k)
-        return usages
-
     def head_after(self, k: int) -> int:
         """One past the last cell of the ``k``-th step."""
-        return int(self.cells[k * len(self.step) - 1]) + 1
+        return int(self.cells[k * self.tokens - 1]) + 1
 
     def table(self, k: int) -> IntArray:
         """The cells of the first ``k`` steps; shape (k, len(step))."""
-        return cells_array(self.cells)[: k * len(self.step)].reshape(k, len(self.step))
+        return cells_array(self.cells)[: k * self.tokens].reshape(k, self.tokens)
 
-    def fast_forward(
-        self, steps: int, take: Callable[[int, bool], Usages | None], tiles: TileMap | None = None
-    ) -> FastForward | None:
-        """The first ``steps`` steps, under the kernel ``tiled`` if there are ``tiles``, else ``masked``.
+    def reads(self, step: Sequence[Chunk], steps: int) -> StepReads:
+        """What the first ``steps`` steps read under the kernel ``masked``."""
+        return masked_step_reads(step, self.spans()[:steps])
 
-        None if there are too few steps to be worth it.
-        """
-        if steps < 2:
-            return None
-        if tiles is None:
-            sums = masked_step_reads(self.step, self.spans()[:steps])
-        else:
-            sums = tiles.plan_steps(self.step, self.table(steps))
-        return FastForward((DecodePass(len(self.step), (sums,)),), take)
+    def lockstep_plan(self, steps: int, tiles: TileSteps | None, take: Callable[[int], None]) -> ArenaPlan:
+        """The first ``steps`` steps for a lockstep batch: under the kernel ``tiled`` if there are ``tiles``."""
+        if tiles is not None:
+            scanned = tiles.scanned
+            return ArenaPlan(self.cells, scanned, tiles.runs, scanned, tiles.most_after, self.usages, take)
+        spans, n = self.spans()[:steps], self.tokens
+        scanned = n * spans if n > 1 else spans
+        return ArenaPlan(self.cells, scanned, repeated(n, steps), spans, self.span_after, self.usages, take)
 
     def usages(self, k: int) -> Usages:
         """How full the cache will be after each of the first ``k`` steps."""
-        arena, tokens = self.arena, len(self.step)
-        taken = tokens * np.arange(1, k + 1)
+        arena, free, tokens = self.arena, self.arena.free, self.tokens
+        first, last = int(self.cells[0]), int(self.cells[k * tokens - 1])
+        taken = np.arange(tokens, tokens * k + 1, tokens)
         used = arena.used + taken
-        extents, largest = extents_after(*arena.free.arrays(), self.cells[: k * tokens], taken)
-        return Usages(
-            stored=used,
-            allocated=used,
-            placeable=arena.size - used if self._anywhere else largest,
-            free_extents=extents,
-            largest_free_extent=largest,
-            span=self.tops()[:k],
-            cached=np.zeros(k, dtype=np.int64),
-        )
+        # What changes is between the ends of the extents in which the first and the last of the cells are.
+        low, high = free.start_of_run(min(first, last)), free.end_of_run(max(first, last))
+        if abs(last - first) == k * tokens - 1:
+            behind = first - low if last >= first else high - 1 - first
+            ahead = high - low - behind - taken
+            largest, lost = np.maximum(ahead, behind), 1
+            extents = np.full(k, int(behind > 0) + 1)
+            extents[-1] -= ahead[-1] == 0
+        else:
+            starts, ends = free.arrays(low, high)
+            lost, path = len(starts), cells_array(self.cells[: k * tokens])
+            if last < first:
+                # Mirrored, so that the path ascends.
+                starts, ends, path = -ends[::-1], -starts[::-1], -1 - path
+            extents, largest = extents_after(starts, ends, path, taken)
+        extents += len(free) - lost
+        least = int(largest.min())
+        others = max(free.largest_between(0, low, least), free.largest_between(high, free.size, least))
+        if others > least:
+            np.maximum(largest, others, out=largest)
+        room = arena.size - used if self._anywhere else largest
+        return Usages(used, used, room, extents, largest, self.tops()[:k], np.zeros(k, dtype=np.int64))
 
 
 def masked_step_reads(step: Sequence[Chunk], spans: IntArray, most: int | None = None, streams: int = 1) -> StepReads:

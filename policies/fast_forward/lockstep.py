@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from policies.fast_forward.state_sums import StateSums
 from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Shift
@@ -22,6 +22,48 @@ class NextStepReads(NamedTuple):
     """Contiguous pieces that the scanned cells lie in."""
     max_scanned_per_token: int
     """Cells that one token is scored against, at most."""
+    useful: int | None = None
+    """Scores against a cell that the token's sequence can see; None: all of them."""
+    span: int = 0
+    """Cells that all tokens of the pass scan together, where the kernel has them do so."""
+
+
+class PassReads(Protocol):
+    """What attention reads in one cache group in several steps from the next one on."""
+
+    def total_scanned(self, n: int) -> int:
+        """Scores computed in the first ``n`` steps."""
+        ...
+
+    def total_useful(self, n: int) -> int:
+        """Scores in the first ``n`` steps against a cell that the token's sequence can see."""
+        ...
+
+    def total_span(self, n: int) -> int:
+        """Cells read at least once in a step, summed over the first ``n`` steps."""
+        ...
+
+    def total_runs(self, n: int) -> int:
+        """Contiguous pieces read in the first ``n`` steps."""
+        ...
+
+
+class Forecast(PassReads, Protocol):
+    """What a whole lockstep batch reads in several steps; its sums are those of the first cache group."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that can be taken before something must be decided."""
+        ...
+
+    @property
+    def region_copies(self) -> Sequence[tuple[int, int]]:
+        """After how many steps a region is copied, before the next one, and how many cells it has."""
+        ...
+
+    def passes(self, members: int) -> Sequence[tuple[int, Sequence[PassReads]]]:
+        """The passes of a step of ``members`` sequences: how many each has, and what it reads by cache group."""
+        ...
 
 
 BlockSchedule = Sequence[tuple[int, Mapping[int, Any]]]
@@ -52,6 +94,18 @@ class ReadForecast(NamedTuple):
     """When members give up a full block, and read a run less."""
     region_copies: Sequence[tuple[int, int]] = ()
     """After how many steps a region is copied, before the next one, and how many cells it has."""
+
+    def passes(self, members: int) -> Sequence[tuple[int, Sequence[PassReads]]]:
+        """A single one, over a single cache group."""
+        return ((members, (self,)),)
+
+    def total_useful(self, n: int) -> int:
+        """All scores."""
+        return self.total_scanned(n)
+
+    def total_span(self, n: int) -> int:
+        """All scores: each sequence reads its own cells."""
+        return self.total_scanned(n)
 
     def total_scanned(self, n: int) -> int:
         """Scores computed in the first ``n`` steps."""
@@ -101,6 +155,10 @@ class PassSummary(NamedTuple):
     """Cells to copy before the pass."""
     shift: Shift = NO_SHIFT
     """Keys to rotate after the copies, before the pass."""
+    useful: Sequence[int] | None = None
+    """For each chunk: the cells among the scanned ones that its sequence can see; None: all of them."""
+    span: int = 0
+    """Cells that all tokens of the pass scan together, where the kernel has them do so."""
 
     @staticmethod
     def from_micro_batch(batch: MicroBatch) -> PassSummary:
@@ -198,10 +256,11 @@ class LockstepBatch(ABC, Generic[M]):
         """What the next step reads, if no member is blocked."""
 
     @abstractmethod
-    def forecast(self, n: int) -> ReadForecast:
+    def forecast(self, n: int) -> Forecast | None:
         """What the next steps read: at most ``n`` of them, before something must be decided.
 
-        At least one, if that has been reserved and no member is blocked.
+        At least one, if that has been reserved and no member is blocked; or None where the next step must be placed
+        by itself.
         """
 
     def steps_until_release(self) -> int:
@@ -217,7 +276,7 @@ class LockstepBatch(ABC, Generic[M]):
         """Take the next step, which must have been reserved."""
 
     @abstractmethod
-    def take_steps(self, forecast: ReadForecast, n: int, sums: StateSums | None = None) -> Sequence[Moves]:
+    def take_steps(self, forecast: Any, n: int, sums: StateSums | None = None) -> Sequence[Moves]:
         """Take the first ``n`` steps of the latest forecast; returns the copies that it announced for them.
 
         ``sums``: where to add up how full the cache is after each of these steps.

@@ -12,6 +12,7 @@ from policies.cells.stream_arenas import StreamArenas
 from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, Usages
 from policies.fast_forward.free_cell_path import FreeCellPath, masked_step_reads
 from policies.fast_forward.stream_tiles import StreamTiles
+from policies.fast_forward.tiles import TileSteps
 from policies.fast_forward.window_path import WindowPath
 from policies.vocabulary import Chunk, IntArray
 
@@ -37,10 +38,10 @@ def plan_steps(
     parts: list[Sequence[Chunk]] = [step]
     if apart:
         parts = list(split_by_stream(step, n_ubatch, sequential=True))
+    by_part = [[[chunk] for chunk in part] if apart else [part] for part in parts]
     paths: list[list[list[FreeCellPath]]] = []
     """A path for each stream, by pass and group."""
-    for part in parts:
-        by_stream = [[chunk] for chunk in part] if apart else [part]
+    for by_stream in by_part:
         paths.append([])
         for group in range(len(streams.specs)):
             paths[-1].append([])
@@ -53,26 +54,31 @@ def plan_steps(
     spans = [[_spans(streams, g, found, steps) for g, found in enumerate(groups)] for groups in paths]
 
     def take_steps(k: int, look: bool) -> Usages | None:
-        first_group = [path for groups in paths for path in groups[0]]
-        usages = _usages(streams, first_group, k, contiguous) if look else None
-        for groups in paths:
-            for group, found in enumerate(groups):
-                for path in found:
-                    path.take(k, look=False)
+        usages = _usages(streams, paths, by_part, k, contiguous) if look else None
+        for groups, by_stream in zip(paths, by_part, strict=True):
+            for found in groups:
+                for path, chunks in zip(found, by_stream, strict=True):
+                    if isinstance(path, WindowPath):
+                        path.overwrite(k)
+                    path.arena.take_steps(path.cells[: k * path.tokens], chunks, k)
                     path.arena.head = path.head_after(k)
-                    if tiles is not None:
-                        tiles.add_steps(group, path, k)
+        for each in entered:
+            each.take(k)
         streams.attended = {int(span[k - 1]) for groups in spans for span in groups}
         return usages
 
-    passes = []
-    for part, groups, found in zip(parts, spans, paths, strict=True):
+    passes, entered = [], list[TileSteps]()
+    for part, by_stream, groups, found in zip(parts, by_part, spans, paths, strict=True):
         n_streams = len(part) if apart else 1
         if tiles is None:
             pairs = zip(streams.specs, groups, strict=True)
             reads = tuple(masked_step_reads(part, span, spec.window, n_streams) for spec, span in pairs)
         else:
-            reads = tuple(tiles.plan_steps(group, by_stream, steps) for group, by_stream in enumerate(found))
+            seqs = [[chunk.seq for chunk in chunks] for chunks in by_stream]
+            planned = [tiles.plan_steps(group, each, seqs, steps) for group, each in enumerate(found)]
+            reads = tuple(sums for sums, _ in planned)
+            for _, new in planned:
+                entered += new
         passes.append(DecodePass(len(part), reads))
     return FastForward(tuple(passes), take_steps)
 
@@ -82,7 +88,7 @@ def _path(streams: StreamArenas, group: int, chunks: Sequence[Chunk], steps: int
     spec = streams.specs[group]
     arena = streams.arenas[group][streams.stream_of(chunks[0].seq)]
     if spec.window is None:
-        return FreeCellPath(arena, chunks, steps, spec.pad, anywhere=not contiguous)
+        return FreeCellPath(arena, len(chunks), steps, spec.pad, anywhere=not contiguous)
     return WindowPath(arena, chunks, steps, spec.pad, spec.window)
 
 
@@ -94,7 +100,7 @@ def _spans(streams: StreamArenas, group: int, paths: Sequence[FreeCellPath], ste
     tops = np.full(steps, max([path.arena.top for path in paths]))
     in_a_row = [path.cells.start for path in paths if isinstance(path.cells, range)]
     if in_a_row:
-        tokens = len(paths[0].step)
+        tokens = paths[0].tokens
         np.maximum(tops, max(in_a_row) + tokens * np.arange(1, steps + 1), out=tops)
     if len(in_a_row) < len(paths):
         for path in paths:
@@ -103,12 +109,22 @@ def _spans(streams: StreamArenas, group: int, paths: Sequence[FreeCellPath], ste
     return padded_spans(tops, spec.pad, spec.size)
 
 
-def _usages(streams: StreamArenas, paths: Sequence[FreeCellPath], k: int, contiguous: bool) -> Usages:
-    """How full the first group will be after each of the first ``k`` steps."""
+def _usages(
+    streams: StreamArenas,
+    paths: Sequence[Sequence[Sequence[FreeCellPath]]],
+    by_part: Sequence[Sequence[Sequence[Chunk]]],
+    k: int,
+    contiguous: bool,
+) -> Usages:
+    """How full the first group will be after each of the first ``k`` steps; paths by pass, group and stream."""
     if streams.n_streams == 1:
-        return paths[0].usages(k)
+        return paths[0][0][0].usages(k)
     size = streams.specs[0].size
-    growing = {streams.stream_of(path.step[0].seq): path.usages(k) for path in paths}
+    growing = {
+        streams.stream_of(chunks[0].seq): path.usages(k)
+        for groups, by_stream in zip(paths, by_part, strict=True)
+        for path, chunks in zip(groups[0], by_stream, strict=True)
+    }
     used, runs, largest, room, top = (np.zeros(k, dtype=np.int64) for _ in range(5))
     for i, arena in enumerate(streams.arenas[0]):
         if i in growing:

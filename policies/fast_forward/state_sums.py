@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from policies.fast_forward.forecast import Usages
+from policies.vocabulary import IntArray
 
 _NO_COPIES: Mapping[int, float] = {}
 
@@ -17,6 +22,8 @@ class StepWeights(NamedTuple):
     per_run: float
     copies: Mapping[int, float] = _NO_COPIES
     """What a step counts more if regions are copied before it, by its number among the steps, from 0."""
+    charges: Literal["scanned", "useful", "span"] = "scanned"
+    """What ``per_score`` is charged for: all scores, those against visible cells, or cells read at least once."""
 
 
 class StateSums:
@@ -33,6 +40,7 @@ class StateSums:
         "_per_score",
         "allocated",
         "capacity",
+        "charges",
         "external_fragmentation",
         "free_extents",
         "growth",
@@ -53,7 +61,7 @@ class StateSums:
     )
 
     def __init__(self, weights: StepWeights):
-        self._each, self._per_score, self._per_run, self._copies = weights
+        self._each, self._per_score, self._per_run, self._copies, self.charges = weights
         self.steps = 0
         """Steps summed up so far."""
         self.weight = 0.0
@@ -108,3 +116,23 @@ class StateSums:
         self.steps += n
         self.scores += growth * n
         self.stored = stored + growth * n
+
+    def take_states(self, states: Usages, scores: IntArray, runs: IntArray) -> None:
+        """Add the states after some steps, and what these are charged for; arrays of shape (steps,)."""
+        weights = self._per_score * scores
+        weights += self._each
+        if self._per_run:
+            weights += self._per_run * runs
+        weight = float(weights.sum())
+        self.weight += weight
+        self.sum_stored += float(weights @ states.stored)
+        self.sum_span += float(weights @ states.span)
+        self.sum_free_extents += float(weights @ states.free_extents)
+        self.sum_largest_free_extent += float(weights @ states.largest_free_extent)
+        free = self.capacity - states.allocated
+        missing = free - states.placeable
+        if missing.any():
+            self.external_fragmentation += float(weights @ (missing / np.maximum(free, 1)))
+        if states.allocated is not states.stored:
+            self.internal_fragmentation += float(weights @ (1 - states.stored / states.allocated))
+        self.steps += len(weights)

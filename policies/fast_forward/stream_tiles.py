@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import Arena
+from policies.cells.free_cells import Cells
 from policies.cells.reads import TILE
-from policies.cells.search import Cells
 from policies.cells.stream_arenas import StreamArenas
 from policies.fast_forward.forecast import StepReads
 from policies.fast_forward.free_cell_path import FreeCellPath
-from policies.fast_forward.tiles import TileMap
+from policies.fast_forward.tiles import TileMap, TileSteps
 from policies.fast_forward.window_path import WindowPath
 from policies.vocabulary import Chunk, IntArray, Reads
 
@@ -36,6 +36,12 @@ class StreamTiles:
         if maps is not None:
             maps[stream].add(chunks, cells)
 
+    def map_of(self, group: int, stream: int = 0) -> TileMap:
+        """The map of a stream in a group without a window."""
+        maps = self._maps[group]
+        assert maps is not None, "a group without a window has a map"
+        return maps[stream]
+
     def forget(self, seq: int = -1) -> None:
         """Note that a sequence gave up cells, or that its cells were moved; negative: any sequence."""
         for maps in self._maps:
@@ -53,34 +59,35 @@ class StreamTiles:
         scanned = TILE * counts[:, 0]
         return Reads(tokens, scanned, counts[:, 1], counts[:, 2], int(scanned.sum()))
 
-    def plan_steps(self, group: int, paths: Sequence[FreeCellPath], steps: int) -> StepReads:
-        """What attention reads in a group in decode steps along a path for each stream."""
+    def plan_steps(
+        self, group: int, paths: Sequence[FreeCellPath], step: Sequence[Sequence[int]], n: int
+    ) -> tuple[StepReads, list[TileSteps]]:
+        """What attention reads in a group in ``n`` decode steps along a path for each stream, of its sequences.
+
+        Also the tiles that they enter, to be told how many steps were taken.
+        """
         maps, window = self._maps[group], self._streams.specs[group].window
-        by_stream = []
-        for path in paths:
+        by_stream, entered = [], list[TileSteps]()
+        for path, seqs in zip(paths, step, strict=True):
             if maps is not None:
-                found = maps[self._streams.stream_of(path.step[0].seq)].plan_steps(path.step, path.table(steps))
+                entered.append(TileSteps(maps[self._streams.stream_of(seqs[0])], seqs, path.cells[: n * path.tokens]))
+                found = entered[-1].reads()
             else:
                 assert window is not None, "a group without a map has a window"
                 assert isinstance(path, WindowPath), "so its paths are those of a window"
-                found = _window_steps(path, steps, window)
+                found = _window_steps(path, seqs, n, window)
             by_stream.append(found)
         if len(by_stream) == 1:
-            return by_stream[0]
+            return by_stream[0], entered
         scanned, useful, runs, span, most = (np.stack(column) for column in zip(*by_stream, strict=True))
-        return StepReads(scanned.sum(axis=0), useful.sum(axis=0), runs.sum(axis=0), span.sum(axis=0), most.max(axis=0))
-
-    def add_steps(self, group: int, path: FreeCellPath, k: int) -> None:
-        """Note that the cells of ``k`` steps were taken."""
-        maps = self._maps[group]
-        if maps is not None:
-            maps[self._streams.stream_of(path.step[0].seq)].add_steps(path.step, path.table(k))
+        sums = [each.sum(axis=0) for each in (scanned, useful, runs, span)]
+        return StepReads(sums[0], sums[1], sums[2], sums[3], most.max(axis=0)), entered
 
 
-def _window_steps(path: WindowPath, steps: int, window: int) -> StepReads:
+def _window_steps(path: WindowPath, seqs: Sequence[int], steps: int, window: int) -> StepReads:
     """``plan_steps`` for one stream with a window, whose sequences lose cells as they are overwritten."""
     table, lost = path.table(steps), path.positions_lost(steps)
-    own = [_window_tiles(path.arena, chunk.seq, table[:, i], lost.get(chunk.seq)) for i, chunk in enumerate(path.step)]
+    own = [_window_tiles(path.arena, seq, table[:, i], lost.get(seq)) for i, seq in enumerate(seqs)]
     tiles, runs, held = (np.stack(column) for column in zip(*own, strict=True))
     scanned = TILE * tiles.sum(axis=0)
     useful = np.minimum(held, window).sum(axis=0)

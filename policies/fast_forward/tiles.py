@@ -5,55 +5,109 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.cells.arena import Arena
+from policies.cells.free_cells import Cells
 from policies.cells.reads import TILE
-from policies.cells.search import Cells
 from policies.fast_forward.forecast import StepReads
 from policies.vocabulary import Chunk, IntArray, Reads
 
-_FEW = 48
-"""Up to this many tiles are handled one by one, more as arrays."""
 
+class TileSteps:
+    """The tiles that decode steps of some sequences enter; none of the steps is taken yet."""
 
-class _SequenceTiles:
-    """The tiles of one sequence, and how many cells, tiles and runs of tiles it has."""
-
-    __slots__ = ("cells", "holds", "runs", "tiles")
-
-    def __init__(self, cells: Sequence[Cells], n_tiles: int):
-        # One more tile at either end, so that every tile has two neighbours.
-        self.holds = np.zeros(n_tiles + 2, dtype=np.int8)
-        self.cells = self.tiles = self.runs = 0
-        for some in cells:
-            self.add(some)
-
-    def add(self, cells: Cells) -> None:
-        """Add cells that it has been given. A range may have gaps, but none as long as a tile."""
-        self.cells += len(cells)
+    def __init__(self, tile_map: TileMap, seqs: Sequence[int], cells: Cells):
+        """``cells``: a cell for each sequence in turn, step after step; each sequence's ascend or descend."""
+        self._map = tile_map
+        self._rows = tile_map.rows_of(seqs)
+        n = len(self._rows)
+        self.steps = len(cells) // n
+        first_tiles = np.array(self._rows) * tile_map.width + 1
         if isinstance(cells, range):
-            first, last = cells.start // TILE, (cells.stop - 1) // TILE
-            if last - first < _FEW // 2:
-                for tile in range(first + 1, last + 2):
-                    self._enter(tile)
-                return
-            self.holds[first + 1 : last + 2] = 1
+            # A row for each tile; the steps in which the sequences come there.
+            start = cells.start
+            at = np.arange(start // TILE, (cells.stop - 1) // TILE + 1)[:, None]
+            firsts = start + np.arange(n)
+            after = np.maximum((TILE * at - firsts + (n - 1)) // n, 0)
+            where = at + first_tiles
+            entered = tile_map.flat[where] == 0
+            entered &= (after < self.steps) & ((firsts + n * after) // TILE == at)
+            # The tile before counts as a neighbour even if it was new then.
+            beside = entered[:-1]
         else:
-            self.holds[cells // TILE + 1] = 1
-        self.tiles = int(np.count_nonzero(self.holds))
-        self.runs = int(np.count_nonzero(self.holds[1:] > self.holds[:-1]))
+            # A row for each step.
+            at = (cells // TILE).reshape(-1, n)
+            after = np.broadcast_to(np.arange(len(at))[:, None], at.shape)
+            where = at + first_tiles
+            empty = tile_map.flat[where] == 0
+            entered = empty.copy()
+            entered[1:] &= at[1:] != at[:-1]
+            beside = (np.abs(at[1:] - at[:-1]) == 1) & empty[:-1]
+        new = entered.nonzero()
+        self._turn: IntArray = new[1]
+        """For each tile that a sequence enters for the first time, the place of the sequence in a step."""
+        self._step: IntArray = after[new]
+        """The step in which it does."""
+        self._where: IntArray = where[new]
+        """The tile, as an index into ``TileMap.flat``."""
+        flat = tile_map.flat
+        gained = 1 - flat[self._where - 1].astype(np.int64)
+        gained -= flat[self._where + 1]
+        later = (new[0] > 0).nonzero()[0]
+        if len(later):
+            gained[later] -= beside[new[0][later] - 1, new[1][later]]
+        self._gained: IntArray = gained
+        """By how many each adds to the contiguous pieces."""
+        self._tiles, self._runs, self.held = tile_map.totals(self._rows)
 
-    def add_one(self, cell: int) -> None:
-        """Add a cell that it has been given."""
-        self.cells += 1
-        self._enter(cell // TILE + 1)
+    @property
+    def scanned(self) -> IntArray:
+        """Scores computed in each step; shape (steps,)."""
+        tiles = np.add.accumulate(np.bincount(self._step, minlength=self.steps))
+        tiles += self._tiles
+        tiles *= TILE
+        return tiles
 
-    def _enter(self, tile: int) -> None:
-        holds = self.holds
-        if not holds[tile]:
-            self.runs += 1 - int(holds[tile - 1]) - int(holds[tile + 1])
-            self.tiles += 1
-            holds[tile] = 1
+    @property
+    def runs(self) -> IntArray:
+        """Contiguous pieces that the scanned tiles form in each step; shape (steps,)."""
+        runs = np.bincount(self._step, weights=self._gained, minlength=self.steps).astype(np.int64)
+        runs[0] += self._runs
+        return np.add.accumulate(runs)
+
+    def most_after(self, k: int) -> int:
+        """The most cells that one token is scored against in the ``k``-th step."""
+        more = np.bincount(self._turn[self._step < k], minlength=len(self._rows)).tolist()
+        tiles = self._map.tiles
+        most: int = max([tiles[row] + n for row, n in zip(self._rows, more, strict=True)])
+        return TILE * most
+
+    def reads(self) -> StepReads:
+        """What attention reads in these steps."""
+        n, steps, scanned = len(self._rows), self.steps, self.scanned
+        tiles = np.zeros((steps, n), dtype=np.int64)
+        np.add.at(tiles, (self._step, self._turn), 1)
+        tiles[0] += [self._map.tiles[row] for row in self._rows]
+        useful = np.arange(self.held + n, self.held + n * steps + 1, n)
+        most = TILE * tiles.cumsum(axis=0).max(axis=1)
+        return StepReads(scanned, useful, self.runs, scanned, most)
+
+    def take(self, k: int) -> None:
+        """Note that the first ``k`` steps were taken."""
+        tile_map, n = self._map, len(self._rows)
+        cells, tiles, runs = tile_map.cells, tile_map.tiles, tile_map.runs
+        for row in self._rows:
+            cells[row] += k
+        taken = (self._step < k).nonzero()[0]
+        if len(taken):
+            tile_map.flat[self._where[taken]] = 1
+            turn = self._turn[taken]
+            more = np.bincount(turn, minlength=n).tolist()
+            gained = np.bincount(turn, weights=self._gained[taken], minlength=n).tolist()
+            for row, entered, pieces in zip(self._rows, more, gained, strict=True):
+                tiles[row] += entered
+                runs[row] += int(pieces)
 
 
 class TileMap:
@@ -61,27 +115,52 @@ class TileMap:
 
     def __init__(self, arena: Arena):
         self._arena = arena
-        self._known: dict[int, _SequenceTiles] = {}
+        self.width = -(-arena.size // TILE) + 2
+        """Bytes of a row: one for each tile, and one at either end, so that every tile has two neighbours."""
+        self._bytes = bytearray()
+        self.flat: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        """Row by row, whether a sequence has a cell in each tile; shares its memory with ``_bytes``."""
+        self.tiles: list[int] = []
+        """Number of tiles, by row."""
+        self.runs: list[int] = []
+        """Number of contiguous pieces that they form, by row."""
+        self.cells: list[int] = []
+        """Number of cells, by row."""
+        self._rows: dict[int, int] = {}
+        """The rows by sequence."""
+        self._spare: list[int] = []
+
+    def __reduce__(self) -> tuple[object, tuple[Arena]]:
+        """A copy knows no sequence yet."""
+        return TileMap, (self._arena,)
 
     def forget(self, seq: int | None = None) -> None:
         """Note that a sequence gave up cells, or that its cells were moved; None or negative: any sequence."""
         if seq is None or seq < 0:
-            self._known.clear()
-        else:
-            self._known.pop(seq, None)
+            self._spare += self._rows.values()
+            self._rows.clear()
+        elif seq in self._rows:
+            self._spare.append(self._rows.pop(seq))
 
     def add(self, chunks: Sequence[Chunk], cells: Cells) -> None:
         """Note that the tokens of chunks were put into ``cells``, in order."""
         at = 0
         for chunk in chunks:
             for seq in chunk.seqs:
-                known = self._known.get(seq)
-                if known is not None:
+                row = self._rows.get(seq)
+                if row is not None:
                     if chunk.n == 1:
-                        known.add_one(int(cells[at]))
+                        self._add_one(row, int(cells[at]))
                     else:
-                        known.add(cells[at : at + chunk.n])
+                        self._add(row, cells[at : at + chunk.n])
             at += chunk.n
+
+    def add_step(self, seqs: Sequence[int], cells: Cells) -> None:
+        """Note that sequences got a cell each, in turn."""
+        rows = self._rows
+        for seq, cell in zip(seqs, cells if isinstance(cells, range) else cells.tolist(), strict=True):
+            if seq in rows:
+                self._add_one(rows[seq], cell)
 
     def reads(self, chunks: Sequence[Chunk]) -> Reads:
         """What attention reads for a micro-batch that has been placed."""
@@ -91,89 +170,75 @@ class TileMap:
 
     def counts(self, seq: int) -> tuple[int, int, int]:
         """Numbers of tiles, cells and runs of tiles of a sequence."""
-        known = self._of(seq)
-        return known.tiles, known.cells, known.runs
+        row = self.row_of(seq)
+        return self.tiles[row], self.cells[row], self.runs[row]
 
-    def plan_steps(self, step: Sequence[Chunk], cells: IntArray) -> StepReads:
-        """What attention reads in decode steps whose tokens go into ``cells``.
+    def totals(self, rows: Sequence[int]) -> tuple[int, int, int]:
+        """Numbers of tiles, of runs of tiles and of cells in all of some rows."""
+        all_tiles, all_runs, all_cells = self.tiles, self.runs, self.cells
+        tiles = runs = cells = 0
+        for row in rows:
+            tiles += all_tiles[row]
+            runs += all_runs[row]
+            cells += all_cells[row]
+        return tiles, runs, cells
 
-        Shape (steps, n_chunks); each column ascends or descends.
-        """
-        known = [self._of(chunk.seq) for chunk in step]
-        at = cells // TILE + 1
-        enters = np.ones(cells.shape, dtype=np.bool_)
-        np.not_equal(at[1:], at[:-1], out=enters[1:])
-        entries = enters.ravel().nonzero()[0]
-        if len(entries) <= _FEW:
-            return self._one_by_one(known, at, entries)
-        steps, seqs = np.divmod(entries, len(step))
-        tile = at[steps, seqs]
-        holds = np.stack([each.holds for each in known])
-        new = holds[seqs, tile] == 0
-        steps, seqs, tile = steps[new], seqs[new], tile[new]
-        # The tile of the step before counts as a neighbour even if it was new then.
-        before = at[steps - 1, seqs]
-        joins = (steps > 0) & (np.abs(before - tile) == 1) & (holds[seqs, before] == 0)
-        meets = holds[seqs, tile - 1].astype(np.int64) + holds[seqs, tile + 1] + joins
-        scanned = np.zeros(cells.shape, dtype=np.int64)
-        scanned[steps, seqs] = TILE
-        scanned[0] += [TILE * each.tiles for each in known]
-        scanned = np.cumsum(scanned, axis=0)
-        total = scanned.sum(axis=1)
-        runs = sum(each.runs for each in known) + np.cumsum(
-            np.bincount(steps, weights=1 - meets, minlength=len(cells))
-        ).astype(np.int64)
-        useful = sum(each.cells for each in known) + len(step) * np.arange(1, len(cells) + 1)
-        return StepReads(total, useful, runs, total, scanned.max(axis=1))
+    def sums(self, seqs: Sequence[int]) -> tuple[int, int, int]:
+        """Of several sequences that read a token each: cells scanned, runs of tiles, and most cells scanned by one."""
+        rows = self.rows_of(seqs)
+        tiles, runs, _ = self.totals(rows)
+        return TILE * tiles, runs, TILE * max([self.tiles[row] for row in rows], default=0)
 
-    @staticmethod
-    def _one_by_one(known: Sequence[_SequenceTiles], at: IntArray, entries: IntArray) -> StepReads:
-        """``plan_steps`` for few ``entries``: indices into ``at``, row by row, where a sequence enters another tile."""
-        n, apart = at.shape
-        tiles = [each.tiles for each in known]
-        total, runs, longest = sum(tiles), sum([each.runs for each in known]), max(tiles)
-        rows = [(0, total, runs, longest)]
-        came = [-1] * apart
-        """For each sequence the tile that it is in, if that was new; else one that is beside no other."""
-        for entry, tile in zip(entries.tolist(), at.ravel()[entries].tolist(), strict=True):
-            step, seq = divmod(entry, apart)
-            holds, before, came[seq] = known[seq].holds, came[seq], -1
-            if not holds[tile]:
-                runs += 1 - int(holds[tile - 1]) - int(holds[tile + 1]) - (abs(before - tile) == 1)
-                total += 1
-                tiles[seq] += 1
-                longest = max(longest, tiles[seq])
-                came[seq] = tile
-                rows.append((step, total, runs, longest))
-        table = np.array(rows)
-        lasts = np.diff(table[:, 0], append=n)
-        scanned, in_runs, most = (table[:, column].repeat(lasts) for column in (1, 2, 3))
-        now = sum([each.cells for each in known])
-        useful = np.arange(now + apart, now + apart * n + 1, apart)
-        scanned *= TILE
-        return StepReads(scanned, useful, in_runs, scanned, most * TILE)
+    def rows_of(self, seqs: Sequence[int]) -> list[int]:
+        """The rows of some sequences."""
+        rows = self._rows
+        try:
+            return [rows[seq] for seq in seqs]
+        except KeyError:
+            return [self.row_of(seq) for seq in seqs]
 
-    def add_steps(self, step: Sequence[Chunk], cells: IntArray) -> None:
-        """Note that the tokens of decode steps were put into ``cells``; shape (steps, n_chunks)."""
-        consecutive = len(step) <= TILE and _are_consecutive(cells)
-        for chunk, column in zip(step, cells.T, strict=True):
-            took: Cells = column
-            if consecutive:
-                low, high = sorted((int(column[0]), int(column[-1])))
-                took = range(low, high + 1, len(step))
-            for seq in chunk.seqs:
-                if seq in self._known:
-                    self._known[seq].add(took)
+    def row_of(self, seq: int) -> int:
+        """The row of a sequence, which is filled in if it is not known."""
+        row = self._rows.get(seq)
+        if row is None:
+            if not self._spare:
+                self._grow()
+            row = self._rows[seq] = self._spare.pop()
+            start = row * self.width
+            self._bytes[start : start + self.width] = bytes(self.width)
+            self.cells[row] = 0
+            held = self._arena.row_of(seq)
+            self._add(row, self._arena.cells_of(seq)[0] if held is None else self._arena.rows.cells(held))
+        return row
 
-    def _of(self, seq: int) -> _SequenceTiles:
-        known = self._known.get(seq)
-        if known is None:
-            extents = self._arena.sets.extents_of(seq)
-            cells = [range(*extent) for extent in extents] if extents else [self._arena.cells_of(seq)[0]]
-            known = self._known[seq] = _SequenceTiles(cells, -(-self._arena.size // TILE))
-        return known
+    def _add(self, row: int, cells: Cells) -> None:
+        """Add cells to a row."""
+        start = row * self.width
+        if isinstance(cells, range):
+            first, stop = start + cells.start // TILE + 1, start + (cells.stop - 1) // TILE + 2
+            self._bytes[first:stop] = b"\1" * (stop - first)
+        else:
+            self.flat[cells // TILE + (start + 1)] = 1
+        holds = self._bytes[start : start + self.width]
+        self.cells[row] += len(cells)
+        self.tiles[row] = holds.count(1)
+        self.runs[row] = holds.count(b"\0\1")
 
+    def _add_one(self, row: int, cell: int) -> None:
+        """Add a cell to a row."""
+        self.cells[row] += 1
+        at, holds = row * self.width + cell // TILE + 1, self._bytes
+        if not holds[at]:
+            self.runs[row] += 1 - holds[at - 1] - holds[at + 1]
+            self.tiles[row] += 1
+            holds[at] = 1
 
-def _are_consecutive(cells: IntArray) -> bool:
-    """Whether cells that ascend or descend, step after step, leave none out."""
-    return abs(int(cells[0, 0]) - int(cells[-1, -1])) == cells.size - 1
+    def _grow(self) -> None:
+        """Add rows."""
+        have = len(self.tiles)
+        more = max(have, 4)
+        self._bytes = self._bytes + bytearray(more * self.width)
+        self.flat = np.frombuffer(self._bytes, dtype=np.uint8)
+        for counts in (self.tiles, self.runs, self.cells):
+            counts += [0] * more
+        self._spare = list(range(have + more - 1, have - 1, -1))

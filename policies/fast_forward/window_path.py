@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.cells.arena import Arena
-from policies.cells.search import Cells, cells_array, start_of_search
+from policies.cells.free_cells import Cells
+from policies.cells.search import cells_array, start_of_search
 from policies.cells.window import AHEAD, last_passed, positions_lost
 from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.vocabulary import Chunk, IntArray
@@ -23,10 +24,11 @@ class WindowPath(FreeCellPath):
 
     def __init__(self, arena: Arena, step: Sequence[Chunk], n: int, pad: int, window: int):
         self._window = window
-        super().__init__(arena, step, n, pad, anywhere=True)
+        self._seqs = [chunk.seq for chunk in step]
+        super().__init__(arena, len(step), n, pad, anywhere=True)
 
     def _find(self, n: int) -> Cells:
-        arena, tokens = self.arena, len(self.step)
+        arena, tokens = self.arena, self.tokens
         head = start_of_search(arena.head, arena.used, tokens)
         self._overwrites = not arena.free.is_free(head, n * tokens)
         if not self._overwrites:
@@ -45,12 +47,12 @@ class WindowPath(FreeCellPath):
         A cell that the window has passed stays usable until it is overwritten; with each step the window passes one
         more position of each sequence in the step.
         """
-        owner, tokens = self.arena.owner[where], len(self.step)
+        owner, tokens = self.arena.owner[where], self.tokens
         # After how many steps a cell may be used, if its sequence is in the step.
         wait = self.arena.position[where] - passed[owner]
         singletons = dict(self.arena.sets.singletons_in_use())
         moves_on = np.zeros(len(passed), dtype=np.bool_)
-        moves_on[[singletons[chunk.seq] for chunk in self.step if chunk.seq in singletons]] = True
+        moves_on[[singletons[seq] for seq in self._seqs if seq in singletons]] = True
         found: IntArray = ((wait <= 0) | ((wait < n) & moves_on[owner])).nonzero()[0]
         waits = wait[found] * tokens
         while True:
@@ -68,7 +70,7 @@ class WindowPath(FreeCellPath):
 
     def _steps_in_order(self, cells: Cells, steps: int) -> int:
         """How many of the steps search on from where the one before ended, instead of from 0."""
-        arena, tokens = self.arena, len(self.step)
+        arena, tokens = self.arena, self.tokens
         cells = cells_array(cells)
         heads, taken = cells[tokens - 1 :: tokens] + 1, tokens * np.arange(1, steps + 1)
         owner = arena.owner[cells]
@@ -94,7 +96,7 @@ class WindowPath(FreeCellPath):
 
     def _lost_by(self, index: int, cells: IntArray, owner: NDArray[np.signedinteger[Any]]) -> IntArray:
         """The last position that a set's sequence has lost after each step; shape (steps,)."""
-        tokens = len(self.step)
+        tokens = self.tokens
         at = np.flatnonzero(owner == index)
         upto = np.full(len(cells) // tokens, -1)
         upto[at // tokens] = np.maximum.accumulate(self.arena.position[cells[at]])
@@ -104,15 +106,14 @@ class WindowPath(FreeCellPath):
         """The last position that a sequence has lost after each step, shape (steps,), by sequence."""
         if not self._overwrites:
             return {}
-        cells = cells_array(self.cells)[: steps * len(self.step)]
+        cells = cells_array(self.cells)[: steps * self.tokens]
         owner = self.arena.owner[cells]
         sets = self.arena.sets
         return {next(iter(sets[i])): self._lost_by(i, cells, owner) for i in set(owner.tolist()) - {0}}
 
-    def take(self, k: int, *, look: bool) -> None:
-        """Overwrite the cells; usage is not reported for groups with a window."""
+    def overwrite(self, k: int) -> None:
+        """Take from sequences what they lose when the cells of the first ``k`` steps are overwritten."""
         if self._overwrites:
-            cells = cells_array(self.cells[: k * len(self.step)])
+            cells = cells_array(self.cells[: k * self.tokens])
             for seq, last in positions_lost(self.arena, cells).items():
                 self.arena.remove(seq, 0, last + 1)
-        super().take(k, look=False)

@@ -17,11 +17,11 @@ from policies.cells.search import cells_array
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
 from policies.compaction.compactors import Compactor
 from policies.compaction.triggers import Trigger, TriggerInput
-from policies.fast_forward.forecast import FastForward
-from policies.fast_forward.multi_stream import plan_steps
+from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
 from policies.fast_forward.stream_tiles import StreamTiles
+from policies.layouts.multi_stream_steps import MultiStreamSteps
 from policies.layouts.stream_plans import Planned, Rejected, StepPlanner, check_step
-from policies.policy import CacheConfig, Kernel, Policy, Unsupported
+from policies.policy import CacheConfig, Kernel, Unsupported
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -41,7 +41,7 @@ from policies.vocabulary import (
 __all__ = ["CacheSpec", "MultiStreamPolicy", "Rejected"]
 
 
-class MultiStreamPolicy(Policy):
+class MultiStreamPolicy(MultiStreamSteps):
     """Plans every micro-batch of a step before it places any: a step that does not fit changes nothing.
 
     (Nearly nothing: two flaws of the original are reproduced, see ``_undo`` and ``take`` in ``stream_plans.py``.)
@@ -79,6 +79,7 @@ class MultiStreamPolicy(Policy):
         self.contiguous = contiguous
         self._saved: dict[int, list[IntArray]] = {}
         """What was copied to the host, by its first host cell: positions in order of cells, for each group."""
+        self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
         self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
 
     @property
@@ -324,17 +325,6 @@ class MultiStreamPolicy(Policy):
     def first_owners(self, group: int = 0) -> IntArray:
         """From the sets that the arenas keep, in order of streams."""
         return np.concatenate([arena.first_owners() for arena in self.arenas[group]])
-
-    # Fast-forwarding
-
-    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
-        """Along the free cells that the next searches find in all groups and streams, where no trigger is asked."""
-        asked = self._compactor is not None and self.trigger.checks_steps
-        if self.kernel not in ("masked", "tiled") or asked or self.wants_compaction or self._streams.unreported:
-            return None
-        if any(chunk.also for chunk in step):
-            return None
-        return plan_steps(self._streams, step, n, self._n_ubatch, contiguous=self.contiguous, tiles=self._tiles)
 
     def _forget_tiles(self, seq: int = -1) -> None:
         """Note that a sequence, or any if negative, gives up cells or gets others."""

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import Arena
+from policies.cells.free_cells import Cells
 from policies.cells.reads import padded_span
-from policies.cells.search import Cells, cells_array, find_contiguous, find_scattered, first_cells
-from policies.fast_forward.forecast import Usages
-from policies.fast_forward.free_cell_path import FreeCellPath, extents_after
+from policies.cells.search import cells_array, find_contiguous, find_scattered
+from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
+from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.layouts.unified import UnifiedPolicy
 from policies.policy import CacheConfig
 from policies.vocabulary import Chunk, IntArray, MicroBatch, SequencePlan
@@ -45,12 +46,12 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         """Place the step in its order, or longest sequences first."""
         return super().allocate(self._ordered(step), views=views)
 
-    def _find_cells(self, chunks: Sequence[Chunk]) -> Cells | None:
+    def _find_beside(self, lockstep_tokens: int, chunks: Sequence[Chunk]) -> Cells | None:
         arena = self.arena
-        if sum([chunk.n for chunk in chunks]) > arena.free.total:
+        if lockstep_tokens + sum([chunk.n for chunk in chunks]) > arena.free.total:
             return None
         # Tokens of each part, and whether they are of a prompt; adjacent generated tokens are one part.
-        parts: list[tuple[int, bool]] = []
+        parts: list[tuple[int, bool]] = [(lockstep_tokens, False)] if lockstep_tokens else []
         for chunk in chunks:
             prompt = min(max(self._prompt_ends.get(chunk.seq, 0) - chunk.start, 0), chunk.n)
             if prompt:
@@ -63,7 +64,7 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
             return at_once
         found: list[Cells] = []
         for n, is_prompt in parts:
-            found.append(self._lowest(arena, n) if is_prompt else _from_the_top(arena, n))
+            found.append(self._lowest(arena, n) if is_prompt else arena.free.last_cells(n))
             if len(found) < len(parts):
                 arena.free.take_cells(cells_array(found[-1]))
         if len(found) == 1:
@@ -79,7 +80,7 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         if len(parts) == 1 or len(prompts) != 1:
             return None
         low = cells_array(self._lowest(arena, prompts[0]))
-        high = cells_array(_from_the_top(arena, sum([n for n, is_prompt in parts if not is_prompt])))
+        high = cells_array(arena.free.last_cells(sum([n for n, is_prompt in parts if not is_prompt])))
         if low[-1] >= high[-1]:
             return None
         if parts[0][1]:
@@ -100,19 +101,28 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         """The step in its order, or longest sequences first."""
         return sorted(step, key=lambda chunk: -(chunk.start + chunk.n)) if self._sort else step
 
-    def _free_cell_path(self, step: Sequence[Chunk], n: int) -> FreeCellPath | None:
-        """Down the free cells; None before all prompts have ended."""
-        if any(self._prompt_ends.get(chunk.seq, 0) > chunk.start for chunk in step):
-            return None
-        return _DescendingPath(self.arena, self._ordered(step), n, self._pad, anywhere=True)
+    def lockstep_batch(self) -> ArenaLockstepBatch | None:
+        """None where the order of the sequences changes as they grow."""
+        return None if self._sort else super().lockstep_batch()
+
+    def may_join_lockstep(self, seq: int, tokens: int) -> bool:
+        """Not before its prompt has ended."""
+        return self._prompt_ends.get(seq, 0) <= tokens
+
+    def _generates(self, step: Sequence[Chunk]) -> bool:
+        return all(self._prompt_ends.get(chunk.seq, 0) <= chunk.start for chunk in step)
+
+    def _free_cell_path(self, tokens: int, n: int) -> FreeCellPath | None:
+        """Down the free cells."""
+        return _DescendingPath(self.arena, tokens, n, self._pad, anywhere=True)
 
 
 class _DescendingPath(FreeCellPath):
     """Decode steps that take the highest free cells."""
 
     def _find(self, n: int) -> Cells:
-        steps = min(n, self.arena.free.total // len(self.step))
-        return _from_the_top(self.arena, steps * len(self.step)) if steps > 0 else range(0)
+        steps = min(n, self.arena.free.total // self.tokens)
+        return self.arena.free.last_cells(steps * self.tokens)
 
     def tops(self) -> IntArray:
         """Top of the arena after each step, constant because the first cell is the highest; shape (steps,)."""
@@ -122,25 +132,3 @@ class _DescendingPath(FreeCellPath):
         """Span of each step, constant like the top; shape (steps,)."""
         top = max(self.arena.top, int(self.cells[0]) + 1)
         return np.full(self.steps, padded_span(top, self._pad, self.arena.size))
-
-    def usages(self, k: int) -> Usages:
-        """Counted on the mirrored arena, in which the path ascends."""
-        size, tokens = self.arena.size, len(self.step)
-        taken = tokens * np.arange(1, k + 1)
-        starts, ends = self.arena.free.arrays()
-        cells = size - 1 - cells_array(self.cells[: k * tokens])
-        extents, largest = extents_after(size - ends[::-1], size - starts[::-1], cells, taken)
-        used = self.arena.used + taken
-        return Usages(used, used, size - used, extents, largest, self.tops()[:k], np.zeros(k, dtype=np.int64))
-
-
-def _from_the_top(arena: Arena, n: int) -> Cells:
-    """The highest ``n`` free cells, descending; at least ``n`` must be free."""
-    starts, ends = arena.free.starts, arena.free.ends
-    if n == 1:
-        return range(ends[-1] - 1, ends[-1])
-    if ends[-1] - starts[-1] >= n:
-        return np.arange(ends[-1] - 1, ends[-1] - 1 - n, -1)
-    first, last = arena.free.arrays()
-    cells: IntArray = arena.size - 1 - first_cells(arena.size - last[::-1], (last - first)[::-1], n)
-    return cells

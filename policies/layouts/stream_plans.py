@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from policies.cells.arena import Arena
+from policies.cells.free_cells import Cells
 from policies.cells.saved_cells import SavedCells
-from policies.cells.search import Cells, cells_array, find_contiguous, find_scattered, start_of_search
+from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
 from policies.cells.split_batch import split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.cells.window import find_usable, positions_lost, usable_extents
@@ -30,7 +31,7 @@ def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
 
     As ``llama_batch_allocr::init``; ``NoSlot`` where coupled sequences would lie in different streams.
     """
-    if streams.n_streams == 1 and streams.arenas[-1][0].last_positions.are_continued_by(step):
+    if streams.n_streams == 1 and streams.arenas[-1][0].continues(step):
         return
     next_position: dict[int, int] = {}
     together: dict[int, set[int]] = {}
@@ -127,17 +128,14 @@ class StepPlanner:
         """
         stream, chunks, cells = slot
         arena = self._streams.arenas[group][stream]
-        lost: dict[int, int] = {}
         in_a_row = isinstance(cells, range) and arena.free.is_free(cells.start, len(cells))
         if self._streams.specs[group].window is not None and not in_a_row:
             over = cells_array(cells)
             over = over[arena.owner[over] > 0]
             if len(over):
-                lost = positions_lost(arena, over)
-                arena.vacate(over)
+                for seq, last in positions_lost(arena, over).items():
+                    arena.remove(seq, 0, last + 1)
         arena.take(cells, chunks)
-        for seq, last in lost.items():
-            arena.remove(seq, 0, last + 1)
         arena.head = int(cells[-1]) + 1
 
     def _prepare(self, group: int, batches: Sequence[tuple[Chunk, ...]]) -> list[list[Slot]] | None:
@@ -171,23 +169,23 @@ class StepPlanner:
             by_stream = dict(chunks_of)
         slots: list[Slot] = []
         for stream, chunks in by_stream.items():
-            arena = streams.arenas[group][stream]
-            n = sum([chunk.n for chunk in chunks])
-            window = streams.specs[group].window
-            head = start_of_search(arena.head, arena.used, n)
-            cells: Cells | None
-            if self._contiguous:
-                usable = arena.free if window is None else usable_extents(arena, window)
-                first, _ = find_contiguous(usable, head, n)
-                cells = None if first is None else range(first, first + n)
-            elif window is None:
-                cells = find_scattered(arena.free, head, n)
-            else:
-                cells = find_usable(arena, window, head, n)
+            cells = self.find_cells(group, stream, sum([chunk.n for chunk in chunks]))
             if cells is None:
                 return None
             slots.append((stream, tuple(chunks), cells))
         return slots
+
+    def find_cells(self, group: int, stream: int, n: int) -> Cells | None:
+        """Cells for ``n`` tokens of a micro-batch in a stream of a group; None if there are too few."""
+        arena, window = self._streams.arenas[group][stream], self._streams.specs[group].window
+        head = start_of_search(arena.head, arena.used, n)
+        if self._contiguous:
+            usable = arena.free if window is None else usable_extents(arena, window)
+            first, _ = find_contiguous(usable, head, n)
+            return None if first is None else range(first, first + n)
+        if window is None:
+            return find_scattered(arena.free, head, n)
+        return find_usable(arena, window, head, n)
 
 
 def _undo(arenas: Sequence[Arena], slots: Sequence[Slot], heads: Sequence[int], saved: Sequence[SavedCells]) -> None:

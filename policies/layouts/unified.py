@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from policies.cells.arena import FOREVER, Arena
+from policies.cells.free_cells import Cells
 from policies.cells.host_copies import chunks_of, transfers_of
 from policies.cells.reads import padded_span, reads_of
-from policies.cells.search import Cells, cells_array, find_contiguous, start_of_search
+from policies.cells.search import cells_array, find_contiguous, start_of_search
 from policies.compaction.compactors import Compactor
 from policies.compaction.planner import CompactionPlanner
 from policies.compaction.triggers import Trigger
-from policies.fast_forward.forecast import FastForward, Usages
-from policies.fast_forward.free_cell_path import FreeCellPath
+from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
 from policies.fast_forward.tiles import TileMap
-from policies.policy import CacheConfig, Kernel, Policy
+from policies.layouts.unified_steps import UnifiedSteps
+from policies.policy import CacheConfig, Kernel
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -34,7 +36,7 @@ from policies.vocabulary import (
 )
 
 
-class UnifiedPolicy(Policy):
+class UnifiedPolicy(UnifiedSteps):
     """One arena, a search for contiguous cells, and a compactor with its trigger.
 
     The bookkeeping is that of llama.cpp b4666 to b4880. ``keeps_partial``: when a later micro-batch of a step finds
@@ -73,6 +75,7 @@ class UnifiedPolicy(Policy):
         self._compaction = CompactionPlanner(self.arena, compactor, self.trigger, config.pad)
         self._tiles = TileMap(self.arena) if self.kernel == "tiled" else None
         self._keeps_partial = keeps_partial
+        self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
         self._saved: dict[int, IntArray] = {}
         """Positions of sequences that were copied out, in the order of their cells, by the first cell of the host."""
         self._n_ubatch = config.n_ubatch
@@ -89,63 +92,18 @@ class UnifiedPolicy(Policy):
             self.wants_compaction = True
         done: list[MicroBatch] = []
         for chunks in cut(step, tokens, self._n_ubatch):
-            self.update()
-            compaction.forget_plans()
-            cells = self._find_cells(chunks)
-            if cells is None and self.trigger.on_failure and self.compact().n_runs:
-                cells = self._find_cells(chunks)
+            cells = self._find_room(partial(self._find_cells, chunks))
             if cells is None:
-                n = sum(chunk.n for chunk in chunks)
-                reason = f"no room for {n} token{'s' * (n > 1)}: {arena.free.total} of {arena.size} cells are free"
+                refusal = self._no_room(sum(chunk.n for chunk in chunks), done if self._keeps_partial else ())
                 if not self._keeps_partial and done:
                     self._take_back(done)
-                    arena.head, done = head, []
-                raise NoSlot(reason, done)
+                    arena.head = head
+                raise refusal
             self._take(chunks, cells)
             done.append(self._micro_batch(chunks, cells, views))
         if compaction.checks_steps and compaction.due_after_step(tokens):
             self.wants_compaction = True
         return tuple(done)
-
-    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
-        """Follows the free cells that the next searches find, as long as no compaction is due that moves cells."""
-        arena, compaction, trigger = self.arena, self._compaction, self.trigger
-        if not arena.pending.is_empty or len(step) > self._n_ubatch:
-            return None
-        if self._tiles is None and self.kernel != "masked":
-            return None
-        path = self._free_cell_path(step, n)
-        if path is None or path.steps < 2:
-            return None
-        steps, forecast = path.steps, None
-        due_at_once = self.wants_compaction
-        if compaction.checks_steps and not due_at_once and not trigger.rules_out(*path.bounds(), steps):
-            forecast = path.forecast()
-            steps = trigger.steps_until_due(forecast, steps)
-            due_at_once = steps < 2 and not trigger.stateful
-        if due_at_once:
-            # A compaction that moves nothing can be passed over, if the trigger need not know of it.
-            if trigger.stateful or not self._stays_tidy(path):
-                return None
-            steps = path.steps
-
-        def take(k: int, look: bool) -> Usages | None:
-            if forecast is not None and not due_at_once:
-                trigger.advance(forecast, k)
-            elif compaction.checks_steps:
-                trigger.skip(k)
-            compaction.forget_plans()
-            self.attended = int(path.spans()[k - 1])
-            usages = path.take(k, look=look)
-            stop = path.head_after(k)
-            arena.head = stop if stop < arena.size else 0
-            if self._tiles is not None:
-                self._tiles.add_steps(path.step, path.table(k))
-            if due_at_once:
-                self.wants_compaction = compaction.checks_steps and compaction.due_after_step(len(step))
-            return usages
-
-        return path.fast_forward(steps, take, self._tiles)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells; the next search begins at the first of them if that is lower."""
@@ -160,7 +118,7 @@ class UnifiedPolicy(Policy):
         """All of a sequence's cells."""
         cells, positions = self.arena.cells_of(seq)
         self._saved[int(host[0])] = positions[np.argsort(cells)]
-        settled = self.arena.pending.settle(self.arena.owner)
+        settled = self.arena.settle()
         return (HostCopy(transfers_of(cells, host[positions], to_host=True), *settled),)
 
     def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
@@ -182,7 +140,7 @@ class UnifiedPolicy(Policy):
         self._compaction.forget_plans()
         cells = cells_array(found)
         arena.head = int(cells[0])
-        settled = arena.pending.settle(arena.owner)
+        settled = arena.settle()
         return (HostCopy(transfers_of(cells, host[positions], to_host=False), *settled),)
 
     def copy(self, src: int, dst: int, start: int = 0, stop: int | None = None) -> None:
@@ -196,8 +154,7 @@ class UnifiedPolicy(Policy):
         """Empty all other cells; the next search begins at the first empty one if that is lower."""
         self._forget_tiles()
         self.arena.keep(seq)
-        starts = self.arena.free.starts
-        self._lower_head(starts[0] if starts else None)
+        self._lower_head(self.arena.free.first_cell(0) if self.arena.free.total else None)
 
     def shift(self, seq: int, start: int, stop: int | None, delta: int) -> None:
         """Add to the positions, and have the keys rotated with the next micro-batch."""
@@ -246,7 +203,7 @@ class UnifiedPolicy(Policy):
         if moves.n_runs:
             self._forget_tiles()
             self.arena.compact(moves)
-            self.arena.head = min(self.arena.head, self.arena.free.starts[0])
+            self.arena.head = min(self.arena.head, self.arena.free.first_cell(0))
         return self.arena.pending.settle_moves()
 
     def can_truncate(self, seq: int, n: int) -> int:
@@ -272,20 +229,28 @@ class UnifiedPolicy(Policy):
         """The smallest sequence in each cell of the arena."""
         return self.arena.first_owners()
 
+    def _find_room(self, find: Callable[[], Cells | None]) -> Cells | None:
+        """What ``find`` finds, with a compaction before where one is due, and after where a failure asks for one."""
+        self.update()
+        self._compaction.forget_plans()
+        cells = find()
+        if cells is None and self.trigger.on_failure and self.compact().n_runs:
+            cells = find()
+        return cells
+
+    def _no_room(self, tokens: int, done: Sequence[MicroBatch]) -> NoSlot:
+        free, size = self.arena.free.total, self.arena.size
+        return NoSlot(f"no room for {tokens} token{'s' * (tokens > 1)}: {free} of {size} cells are free", done)
+
     def _find_cells(self, chunks: Sequence[Chunk]) -> Cells | None:
         """Cells for the tokens of a micro-batch, shape (n_tokens,); None, and the head where it stopped, if none."""
-        arena, n = self.arena, sum([chunk.n for chunk in chunks])
+        return self._find_beside(0, chunks)
+
+    def _find_beside(self, lockstep_tokens: int, chunks: Sequence[Chunk]) -> Cells | None:
+        """``_find_cells`` of a micro-batch whose first tokens are those of a lockstep batch."""
+        arena, n = self.arena, lockstep_tokens + sum([chunk.n for chunk in chunks])
         first, arena.head = find_contiguous(arena.free, start_of_search(arena.head, arena.used, n), n)
         return None if first is None else range(first, first + n)
-
-    def _free_cell_path(self, step: Sequence[Chunk], n: int) -> FreeCellPath | None:
-        """The cells that ``_find_cells`` will find in at most ``n`` decode steps; None where that is not known."""
-        return FreeCellPath(self.arena, step, n, self._pad, anywhere=False)
-
-    def _stays_tidy(self, path: FreeCellPath) -> bool:
-        """Whether compactions, now and after each step, would move nothing: certain if True."""
-        cells = path.cells
-        return isinstance(cells, range) and cells.start == self.arena.top and self._compaction.stays_tidy(path.step)
 
     def _take(self, chunks: Sequence[Chunk], cells: Cells) -> None:
         arena = self.arena
@@ -310,7 +275,7 @@ class UnifiedPolicy(Policy):
 
     def _micro_batch(self, chunks: tuple[Chunk, ...], cells: Cells, views: bool) -> MicroBatch:
         arena = self.arena
-        moves, shift = arena.pending.settle(arena.owner)
+        moves, shift = arena.settle()
         self.attended = padded_span(arena.top, self._pad, arena.size)
         if self._tiles is not None:
             reads = self._tiles.reads(chunks)

@@ -72,9 +72,9 @@ class WindowLockstepBatch(PagedLockstepBatch):
 
     def next_step_reads(self) -> NextStepReads:
         """One token more for each sequence, without the blocks that are given up for it."""
-        scanned, runs, _ = super().next_step_reads()
+        reads = super().next_step_reads()
         gone = 0 if self._reserved == self.steps else self._given_up_next()
-        return NextStepReads(scanned - gone * self._size, runs - gone, self.max_scanned_per_token(1))
+        return NextStepReads(reads.scanned - gone * self._size, reads.runs - gone, self.max_scanned_per_token(1))
 
     def forecast(self, n: int) -> ReadForecast:
         """Forecast steps until the free blocks run out, not counting those that are given up on the way."""

@@ -1,11 +1,10 @@
 """Free extents against a plain array of cells."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cells.free_extents import FreeExtents
-from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
 
 SIZE = 60
 
@@ -26,79 +25,15 @@ def test_taking_and_releasing_cells(operations):
     free, used = FreeExtents(SIZE), np.zeros(SIZE, dtype=bool)
     for take, cells in operations:
         chosen = np.array([c for c in sorted(cells) if used[c] != take], dtype=np.int64)
-        (free.take_cells if take else free.release)(chosen)
+        if take:
+            for cell in chosen.tolist():
+                free.take(cell, 1)
+        else:
+            free.release(chosen)
         used[chosen] = take
         assert list(free) == extents_by_hand(used)
         assert free.total == SIZE - used.sum()
         assert free.largest == max((e - s for s, e in free), default=0)
-        assert free.top == (np.flatnonzero(used)[-1] + 1 if used.any() else 0)
-
-
-def find_cell_by_cell(used, head, n):
-    """llama.cpp b4875's loop, one cell at a time: where it finds a slot, and where the head is left."""
-    size = len(used)
-    if head > sum(used) + 2 * n:
-        head = 0
-    if n > size:
-        return None, head
-    tested = 0
-    while True:
-        if head + n > size:
-            tested += size - head
-            head = 0
-            continue
-        for i in range(n):
-            if used[head + i]:
-                head += i + 1
-                tested += i + 1
-                break
-        else:
-            return head, head
-        if tested >= size:
-            return None, head
-
-
-@settings(max_examples=600)
-@given(
-    st.lists(st.booleans(), min_size=1, max_size=SIZE),
-    st.integers(0, SIZE),
-    st.integers(1, SIZE + 2),
-)
-def test_search_by_extents_equals_search_by_cells(used, head, n):
-    head = min(head, len(used) - 1)
-    free = FreeExtents(len(used))
-    free.take_cells(np.flatnonzero(used))
-    assert find_contiguous(free, start_of_search(head, sum(used), n), n) == find_cell_by_cell(used, head, n)
-
-
-@given(
-    st.lists(st.booleans(), min_size=1, max_size=SIZE),
-    st.integers(0, SIZE),
-    st.integers(1, SIZE + 2),
-)
-def test_scattered_search_takes_free_cells_round_from_the_head(used, head, n):
-    size = len(used)
-    free = FreeExtents(size)
-    free.take_cells(np.flatnonzero(used))
-    order = [(head + i) % size for i in range(size)] if head < size else list(range(size))
-    expected = [cell for cell in order if not used[cell]][:n]
-    found = find_scattered(free, head, n)
-    assert (found is None) if len(expected) < n else (cells_array(found).tolist() == expected)
-
-
-def test_searches_that_fail_leave_the_head_where_the_original_does():
-    """Full enough that most searches fail: drawn at random, since shrinking seeks the empty cases."""
-    rng = np.random.default_rng(4)
-    failed = 0
-    for _ in range(3000):
-        used = (rng.random(rng.integers(2, 64)) < rng.choice([0.3, 0.6, 0.9])).tolist()
-        head, n = int(rng.integers(len(used))), int(rng.integers(1, len(used) + 1))
-        free = FreeExtents(len(used))
-        free.take_cells(np.flatnonzero(used))
-        found = find_contiguous(free, start_of_search(head, sum(used), n), n)
-        assert found == find_cell_by_cell(used, head, n)
-        failed += found[0] is None
-    assert failed > 1000
 
 
 def test_arrays_given_out_do_not_prevent_changes():
@@ -106,7 +41,7 @@ def test_arrays_given_out_do_not_prevent_changes():
     free = FreeExtents(100)
     kept = [free.arrays()]
     for cell in range(0, 100, 2):
-        free.take_cells(np.array([cell]))
+        free.take(cell, 1)
         kept.append(free.arrays())
     assert len(free) == 50
     assert [len(starts) for starts, _ in kept[:3]] == [1, 1, 2]

@@ -8,6 +8,7 @@ from itertools import cycle
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
@@ -15,7 +16,7 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive, run
 from policies import Chunk, SequencePlan, available
 from policies.cells.arena import Arena
-from policies.fast_forward.tiles import TileMap
+from policies.fast_forward.tiles import TileMap, TileSteps
 from policies.layouts.unified import UnifiedPolicy
 from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome, scenarios
 from tests.worlds import command
@@ -260,8 +261,24 @@ def test_steps_pass_over_holes_too_short_for_them():
     assert held.plan_decode_steps(step, 60) is None
 
 
+@given(start=st.integers(0, 300), n=st.integers(1, 150), steps=st.integers(1, 90), prompt=st.integers(1, 400))
+def test_tiles_entered_by_consecutive_cells_are_those_of_any_cells(start, n, steps, prompt):
+    size = 64 * 300
+    reads = []
+    for kind in (range, np.arange):
+        arena = Arena(size)
+        arena.take(range(start, start + prompt), [Chunk(0, 0, prompt)])
+        for seq in range(1, n):
+            arena.take(range(size - seq, size - seq + 1), [Chunk(seq, 0, 1)])
+        first = start + prompt
+        planned = TileSteps(TileMap(arena), range(n), kind(first, first + n * steps))
+        reads.append([column.tolist() for column in planned.reads()])
+        assert planned.most_after(steps) == reads[-1][-1][-1]
+    assert reads[0] == reads[1]
+
+
 @pytest.mark.parametrize("down", [False, True])
-def test_tiles_entered_one_by_one_are_those_found_as_arrays(down, monkeypatch):
+def test_tiles_entered_in_steps_are_those_of_the_cells(down):
     """In a row and with gaps, up and down, beside tiles that hold something and far from them."""
     rng = np.random.default_rng(5)
     for _ in range(50):
@@ -276,8 +293,13 @@ def test_tiles_entered_one_by_one_are_those_found_as_arrays(down, monkeypatch):
             arena.take(held[seq::seqs], [Chunk(seq, 0, len(held[seq::seqs]))])
         step = [Chunk(seq, len(held[seq::seqs]), 1) for seq in range(seqs)]
         table = (free[::-1] if down else free)[: steps * seqs].reshape(steps, seqs)
-        found = []
-        for few in (10**6, 0):
-            monkeypatch.setattr("policies.fast_forward.tiles._FEW", few)
-            found.append([np.asarray(column).tolist() for column in TileMap(arena).plan_steps(step, table)])
-        assert found[0] == found[1]
+        ahead, afterwards = TileMap(arena), []
+        planned = TileSteps(ahead, range(seqs), table.ravel())
+        for k in range(steps):
+            arena.take(table[k], [chunk._replace(start=chunk.start + k) for chunk in step])
+            afterwards.append(TileMap(arena).reads(step))
+        for k, (reads, *sums) in enumerate(zip(afterwards, *planned.reads(), strict=True)):
+            scanned, useful, runs = (int(each.sum()) for each in (reads.scanned, reads.useful, reads.runs))
+            assert [scanned, useful, runs, scanned, int(reads.scanned.max())] == [int(each) for each in sums], k
+        planned.take(steps)
+        assert [ahead.counts(seq) for seq in range(seqs)] == [TileMap(arena).counts(seq) for seq in range(seqs)]

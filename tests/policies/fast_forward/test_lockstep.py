@@ -10,8 +10,8 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
-from policies import available
-from policies.fast_forward.lockstep import ReadForecast
+from policies import CacheConfig, Chunk, available
+from policies.fast_forward.lockstep import NO_READS, ReadForecast
 from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome, scenarios
 
 
@@ -28,7 +28,21 @@ def test_lockstep_changes_nothing(name, detail, scenario):
         assert_alike(a, b)
 
 
-IN_LOCKSTEP = ["paged", "vllm", "chunked", "paged-window", "hf-reserved", "growing", "oracle", "ring"]
+IN_LOCKSTEP = [
+    "contiguous",
+    "adaptive",
+    "llama.cpp-b4666",
+    "llama.cpp-b6975",
+    "prompt-decode-regions",
+    "paged",
+    "vllm",
+    "chunked",
+    "paged-window",
+    "hf-reserved",
+    "growing",
+    "oracle",
+    "ring",
+]
 
 
 @pytest.mark.parametrize("name", IN_LOCKSTEP)
@@ -46,7 +60,7 @@ def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache, detail):
                 "output_tokens": tokens,
             },
             "server": {"scheduler": "vllm", "slots": 20, "n_batch": 400, "n_ubatch": 400, "slot_context": 512},
-            "cache": {"cells": 16_000, "window": 48, "prefix_cache": prefix_cache},
+            "cache": {"cells": 16_000, "window": 48, "prefix_cache": prefix_cache, "unified": True},
         }
     )
     costs = cost_model(scenario, PROFILE)
@@ -55,7 +69,7 @@ def test_nearly_all_passes_are_made_in_lockstep(name, prefix_cache, detail):
     lockstep_batch = policy.lockstep_batch()
     lockstep_batch.place = Mock(side_effect=lockstep_batch.place)
     drive(scenario, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, PROFILE)
-    assert recorder.forward_passes > 1000
+    assert recorder.forward_passes > 700
     # Neither in single steps, nor beside a lockstep batch that they could not join.
     assert policy.allocate.call_count + lockstep_batch.place.call_count < 0.1 * recorder.forward_passes
 
@@ -118,3 +132,23 @@ def test_a_ring_takes_a_prompt_longer_than_its_window_in_several_passes():
     policy, recorder = alone("ring", 300, 10)
     assert recorder.forward_passes == -(-300 // policy.lockstep_batch().max_pass_tokens) + 9
     assert (policy.allocate.call_count, policy.lockstep_batch().place.call_count) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["contiguous", "llama.cpp-b6975"])
+def test_chunks_of_several_passes_are_summed_up_beside_the_members(name):
+    """The members take part in the first pass only; without members nothing of them is left over from before."""
+    policy = available()[name](CacheConfig(cells=512, n_ubatch=8, sequences=4, unified=True))
+    policy.allocate([Chunk(0, 0, 8)])
+    batch = policy.lockstep_batch()
+    assert batch.join(0)
+    first, second = batch.place([Chunk(1, 0, 9)])
+    reads = batch.next_step_reads()
+    assert (reads.useful, reads.runs, first.tokens, list(first.useful), second.tokens, list(second.useful)) == (
+        *(9, 1, 7, [7]),
+        *(2, [9]),
+    )
+    batch.take_step()
+    batch.leave(0)
+    passes = batch.place([Chunk(1, 9, 9)])
+    assert batch.next_step_reads() == NO_READS
+    assert [each.tokens for each in passes] == [8, 1]

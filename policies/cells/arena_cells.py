@@ -1,0 +1,253 @@
+"""What the cells of an arena hold, and how tokens are written into them.
+
+Sequences that share no cell and have no gap are kept as rows of cells; positions and owners by cell are brought up to
+date when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from policies.cells.free_cells import Cells, FreeCells
+from policies.cells.pending import PendingUpdates
+from policies.cells.search import cells_array
+from policies.cells.sequence_cells import Row, SequenceCells
+from policies.cells.sequence_sets import SequenceSets, SetIndices
+from policies.vocabulary import NO_MOVES, NO_SHIFT, CellMap, Chunk, IntArray, Moves, Shift
+
+_FEW_ROWS = 6
+"""Up to so many rows get their cells one after the other, more all at once."""
+
+
+class ArenaCells:
+    """``size`` cells, a search position ``head``, and what each cell holds."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.head = 0
+        """Where the next search for free cells begins."""
+        self._position: IntArray = np.full(size, -1, dtype=np.int64)
+        self._owner: SetIndices = np.zeros(size, dtype=np.int32)
+        self.sets = SequenceSets(size)
+        self.free = FreeCells(size)
+        self.rows = SequenceCells()
+        """Sequences that have all of their cells to themselves, and no gap."""
+        self.pending = PendingUpdates(size)
+        self._irregular: set[int] = set()
+        """Sequences that cannot have a row, since the last operation that could have changed that."""
+        self._bounds = self.sets.bounds
+
+    @property
+    def position(self) -> IntArray:
+        """Shape (size,): position of the cell's token, -1 where it is empty."""
+        self.write_rows()
+        return self._position
+
+    @property
+    def owner(self) -> SetIndices:
+        """Shape (size,): index into ``sets`` of the sequences that see the cell; 0 is the empty set."""
+        self.write_rows()
+        return self._owner
+
+    @property
+    def used(self) -> int:
+        """Cells that hold a token."""
+        return self.size - self.free.total
+
+    @property
+    def top(self) -> int:
+        """One past the highest used cell."""
+        return self.free.top
+
+    # What it holds
+
+    def cells_of(self, seq: int) -> tuple[IntArray, IntArray]:
+        """Cells of a sequence in order of position, and those positions; both of shape (n,)."""
+        row = self.rows.rows.get(seq)
+        if row is not None:
+            return self.rows.cells(row).copy(), np.arange(row.begin, row.end)
+        cells = self._cells_seen_by(seq)
+        positions = self._position[cells]
+        if (positions[1:] > positions[:-1]).all():
+            return cells, positions
+        order = np.argsort(positions, kind="stable")
+        return cells[order], positions[order]
+
+    def last_position(self, seq: int) -> int:
+        """The highest position of a sequence; -1 if it holds none."""
+        row = self.row_of(seq)
+        if row is None:
+            return int(self._position[self._cells_seen_by(seq)].max(initial=-1))
+        return row.end - 1 if row.end > row.begin else -1
+
+    def first_position(self, seq: int) -> int:
+        """The lowest position of a sequence; -1 if it holds none."""
+        row = self.row_of(seq)
+        if row is None:
+            held = self._position[self._cells_seen_by(seq)]
+            return int(held.min()) if len(held) else -1
+        return row.begin if row.end > row.begin else -1
+
+    def continues(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether each chunk has a sequence of its own with a row, which ends where the chunk begins, or is empty."""
+        for seq, start, _, also in chunks:
+            row = None if also else self.row_of(seq)
+            if row is None or (row.end != start and row.end > row.begin):
+                return False
+        return len({chunk.seq for chunk in chunks}) == len(chunks)
+
+    def sequences(self) -> list[int]:
+        """All sequences that hold cells, ascending."""
+        present = np.flatnonzero(np.bincount(self.owner[: self.top], minlength=1))
+        return sorted(frozenset().union(*(self.sets[i] for i in present.tolist())))
+
+    def cell_map(self) -> CellMap:
+        """A copy of the whole state, cell by cell."""
+        position, owner = self.position.copy(), self.owner
+        sets = list(self.sets)
+        return CellMap(position, tuple(sets[i] for i in owner.tolist()))
+
+    def first_owners(self) -> IntArray:
+        """Shape (size,): the smallest sequence in each cell, -1 where it holds no token."""
+        owner = self.owner
+        return self.sets.smallest_members()[owner]
+
+    def settle(self) -> tuple[Moves, Shift]:
+        """Give out the updates that an engine still owes, moves first."""
+        pending = self.pending
+        if pending.rotations is None:
+            return (NO_MOVES if pending.is_empty else pending.settle_moves()), NO_SHIFT
+        return pending.settle(self.owner)
+
+    # Writing tokens
+
+    def put(self, cells: IntArray, seqs: Iterable[int], start: int) -> None:
+        """Write positions ``start, start + 1, ...`` of ``seqs`` into ``cells``, which have been taken from ``free``."""
+        seqs = tuple(seqs)
+        for seq in seqs:
+            self._give_up_row(seq)
+        self._irregular.update(seqs)
+        index = self.sets.index_of(seqs)
+        self._position[cells] = np.arange(start, start + len(cells))
+        self._owner[cells] = index
+        if len(cells):
+            self._bounds.widen(index, int(cells.min()), int(cells.max()) + 1)
+        if self.pending.rotations is not None:
+            self.pending.rotations[cells] = 0
+
+    def take(self, cells: Cells, chunks: Sequence[Chunk]) -> None:
+        """Take free ``cells`` and write the tokens of ``chunks`` into them, in order."""
+        found = cells_array(cells)
+        if isinstance(cells, range):
+            self.free.take(cells.start, len(cells))
+        else:
+            self.free.take_cells(cells)
+        if self.pending.rotations is not None:
+            self.pending.rotations[found] = 0
+        at = 0
+        for seq, start, n, also in chunks:
+            row = None if also else self.row_of(seq)
+            if row is not None and row.end == row.begin != start:
+                self.rows.drop(seq)
+                row = self._add_row(seq, start)
+            if row is None or row.end != start:
+                self.put(found[at : at + n], (seq, *also), start)
+            elif n == 1:
+                self.rows.append_one(row, int(found[at]))
+            else:
+                self.rows.append(row, found[at : at + n])
+            at += n
+
+    def take_steps(self, cells: Cells, step: Sequence[Chunk], k: int) -> None:
+        """Take free cells for ``k`` decode steps: ``step``, and ``k - 1`` times the same sequences a token further.
+
+        ``cells``: ``k * len(step)`` of them, step after step.
+        """
+        n = len(step)
+        rows = [None if chunk.also else self.row_of(chunk.seq) for chunk in step]
+        if all(row is not None and row.end == chunk.start for row, chunk in zip(rows, step, strict=True)):
+            self.take_rows(cells, [row for row in rows if row is not None])
+            return
+        table = cells_array(cells).reshape(k, n)
+        for i, chunk in enumerate(step):
+            self.take(np.ascontiguousarray(table[:, i]), [chunk._replace(n=k)])
+
+    def take_rows(self, cells: Cells, rows: Sequence[Row]) -> None:
+        """Take free cells for decode steps of sequences that have rows, in turn, a token of each in every step."""
+        n = len(rows)
+        if isinstance(cells, range):
+            self.free.take(cells.start, len(cells))
+        else:
+            self.free.take_cells(cells)
+        found = cells_array(cells)
+        if self.pending.rotations is not None:
+            self.pending.rotations[found] = 0
+        if n <= _FEW_ROWS:
+            for i, row in enumerate(rows):
+                self.rows.append(row, found[i::n])
+        else:
+            self.rows.append_steps(rows, found.reshape(-1, n))
+
+    def row_of(self, seq: int) -> Row | None:
+        """The row of a sequence that may have one, which is made if it is missing; else None."""
+        row = self.rows.rows.get(seq)
+        if row is not None or seq in self._irregular:
+            return row
+        cells, positions = self.cells_of(seq)
+        n = len(cells)
+        if n == 0:
+            return self._add_row(seq, 0)
+        alone = self.sets.shares_nothing(seq) or (self._owner[cells] == self.sets.singletons.get(seq, -1)).all()
+        if not alone or int(positions[-1]) - int(positions[0]) != n - 1 or (positions[1:] == positions[:-1]).any():
+            self._irregular.add(seq)
+            return None
+        return self._add_row(seq, int(positions[0]), cells)
+
+    def _add_row(self, seq: int, begin: int, cells: IntArray | None = None) -> Row:
+        """Begin a row, whose set of sequences has an index from now on."""
+        self.sets.index_of((seq,))
+        return self.rows.add(seq, begin, cells)
+
+    def write_rows(self) -> None:
+        """Bring ``position`` and ``owner`` up to date."""
+        for row in self.rows:
+            if row.written < row.end:
+                self._write_row(row)
+
+    def _write_row(self, row: Row) -> None:
+        start = max(row.written, row.begin)
+        cells = self.rows.cells(row)[start - row.begin :]
+        index = self.sets.index_of((row.seq,))
+        self._position[cells] = np.arange(start, row.end)
+        self._owner[cells] = index
+        self._bounds.widen(index, int(cells.min()), int(cells.max()) + 1)
+        row.written = row.end
+
+    def _give_up_row(self, seq: int) -> None:
+        """Keep a sequence in ``position`` and ``owner`` alone from now on; all sequences, if negative."""
+        for row in list(self.rows) if seq < 0 else [self.rows.rows.get(seq)]:
+            if row is not None:
+                if row.written < row.end:
+                    self._write_row(row)
+                self.rows.drop(row.seq)
+
+    def _cells_seen_by(self, seq: int) -> IntArray:
+        """Cells that a sequence without a row sees, ascending."""
+        indices, lows, highs = self.sets.indices_with(seq), self._bounds.low, self._bounds.high
+        cells: IntArray
+        if len(indices) == 1:
+            index = indices[0]
+            low = lows[index]
+            if low >= highs[index]:
+                return np.zeros(0, dtype=np.int64)
+            cells = (self._owner[low : highs[index]] == index).nonzero()[0]
+        else:
+            low = min((lows[index] for index in indices), default=0)
+            high = max((highs[index] for index in indices), default=0)
+            sees = np.zeros(len(self.sets), dtype=np.bool_)
+            sees[list(indices)] = True
+            cells = sees[self._owner[low:high]].nonzero()[0]
+        cells += low
+        return cells

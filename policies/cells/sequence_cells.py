@@ -1,0 +1,113 @@
+"""The cells of each sequence by position: what an arena keeps of sequences that only grow, and are given up whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from policies.vocabulary import IntArray
+
+_FIRST_TOKENS = 1024
+"""Positions for which the table has room at first."""
+
+
+class Row:
+    """A sequence that shares no cell and has no gap: it holds positions ``[begin, end)``."""
+
+    __slots__ = ("base", "begin", "end", "number", "seq", "written")
+
+    def __init__(self, seq: int, number: int, begin: int):
+        self.seq = seq
+        self.number = number
+        """Its row in the table."""
+        self.base = begin
+        """The position of the row's first column."""
+        self.begin = begin
+        self.end = begin
+        self.written = begin
+        """The positions from here on are not in the arrays of the arena yet."""
+
+
+class SequenceCells:
+    """A table of cells: a row for each sequence, a column for each position from a row's ``base`` on."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        """The rows by sequence."""
+        self.table: IntArray = np.zeros((1, _FIRST_TOKENS), dtype=np.int64)
+        """Shape (rows, columns): the cell of each token; undefined outside ``[begin, end)``."""
+        self._spare = [0]
+        """Rows of the table that no sequence has."""
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows.values())
+
+    def cells(self, row: Row) -> IntArray:
+        """The cells of a sequence in order of position; shape (end - begin,), valid until something changes."""
+        return self.table[row.number, row.begin - row.base : row.end - row.base]
+
+    def add(self, seq: int, begin: int, cells: IntArray | None = None) -> Row:
+        """Begin a row for a sequence that has none, with the cells that it holds from position ``begin`` on."""
+        if not self._spare:
+            n = len(self.table)
+            self.table = np.concatenate((self.table, np.zeros_like(self.table)))
+            self._spare = list(range(2 * n - 1, n - 1, -1))
+        row = self.rows[seq] = Row(seq, self._spare.pop(), begin)
+        if cells is not None:
+            self.append(row, cells)
+            row.written = row.end
+        return row
+
+    def append(self, row: Row, cells: IntArray) -> None:
+        """Note the cells of a sequence's next tokens."""
+        start, n = row.end - row.base, len(cells)
+        self.make_room(start + n)
+        self.table[row.number, start : start + n] = cells
+        row.end += n
+
+    def append_one(self, row: Row, cell: int) -> None:
+        """Note the cell of a sequence's next token."""
+        at = row.end - row.base
+        self.make_room(at + 1)
+        self.table[row.number, at] = cell
+        row.end += 1
+
+    def append_steps(self, rows: Sequence[Row], cells: IntArray) -> None:
+        """Note the cells of decode steps; shape (steps, rows)."""
+        steps = len(cells)
+        self.make_room(max([row.end - row.base for row in rows]) + steps)
+        columns = self.table.shape[1]
+        at = np.array([row.number * columns + row.end - row.base for row in rows]) + np.arange(steps)[:, None]
+        self.table.reshape(-1)[at] = cells
+        for row in rows:
+            row.end += steps
+
+    def move(self, origin: IntArray) -> None:
+        """Note that tokens were moved; ``origin``: the cell that each cell's token came from, -1 for an empty cell."""
+        target = np.empty_like(origin)
+        came = (origin >= 0).nonzero()[0]
+        target[origin[came]] = came
+        for row in self:
+            cells = self.cells(row)
+            cells[:] = target[cells]
+
+    def make_room(self, columns: int) -> None:
+        """Let the table have at least that many columns."""
+        have = self.table.shape[1]
+        if columns > have:
+            grown = np.zeros((len(self.table), max(2 * have, columns)), dtype=np.int64)
+            grown[:, :have] = self.table
+            self.table = grown
+
+    def drop(self, seq: int) -> Row | None:
+        """End the row of a sequence, if it has one."""
+        row = self.rows.pop(seq, None)
+        if row is not None:
+            self._spare.append(row.number)
+        return row
+
+    def drop_all(self) -> None:
+        """End all rows."""
+        for seq in list(self.rows):
+            self.drop(seq)

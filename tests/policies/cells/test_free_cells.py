@@ -1,0 +1,117 @@
+"""Free cells against a plain array of cells, and searches against llama.cpp's loops."""
+
+from copy import deepcopy
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.cells.free_cells import FreeCells
+from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
+from tests.policies.cells.test_free_extents import SIZE, extents_by_hand
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, SIZE - 1), max_size=40), st.booleans()), max_size=12),
+    st.integers(0, SIZE),
+)
+def test_taking_and_releasing_cells(operations, low):
+    free, used = FreeCells(SIZE), np.zeros(SIZE, dtype=bool)
+    for take, cells, in_a_row in operations:
+        chosen = np.array([c for c in sorted(cells) if used[c] != take], dtype=np.int64)
+        if take and in_a_row and len(chosen):
+            last = int(chosen[0])
+            while last + 1 < SIZE and not used[last + 1]:
+                last += 1
+            chosen = np.arange(chosen[0], last + 1)
+            free.take(int(chosen[0]), len(chosen))
+        else:
+            (free.take_cells if take else free.release)(chosen)
+        used[chosen] = take
+        assert list(free) == extents_by_hand(used)
+        assert len(free) == len(list(free))
+        assert free.total == SIZE - used.sum()
+        assert free.largest == max((e - s for s, e in free), default=0)
+        assert free.largest_between(low, SIZE, 2) == max([2, *(e - max(s, low) for s, e in free)])
+        assert free.top == (np.flatnonzero(used)[-1] + 1 if used.any() else 0)
+        assert cells_array(free.last_cells(7)).tolist() == np.flatnonzero(~used)[::-1][:7].tolist()
+        cells = np.arange(SIZE + 1)
+        assert free.below(cells).tolist() == [int((~used[:cell]).sum()) for cell in cells]
+        assert [free.count_below(cell) for cell in cells] == free.below(cells).tolist()
+
+
+def test_a_copy_is_independent():
+    free = FreeCells(10)
+    free.take(3, 4)
+    twin = deepcopy(free)
+    twin.release(np.array([4]))
+    assert list(free) == [(0, 3), (7, 10)]
+    assert list(twin) == [(0, 3), (4, 5), (7, 10)]
+    assert (twin.total, twin.first_run(1, 3)) == (7, 4)
+
+
+def find_cell_by_cell(used, head, n):
+    """llama.cpp b4875's loop, one cell at a time: where it finds a slot, and where the head is left."""
+    size = len(used)
+    if head > sum(used) + 2 * n:
+        head = 0
+    if n > size:
+        return None, head
+    tested = 0
+    while True:
+        if head + n > size:
+            tested += size - head
+            head = 0
+            continue
+        for i in range(n):
+            if used[head + i]:
+                head += i + 1
+                tested += i + 1
+                break
+        else:
+            return head, head
+        if tested >= size:
+            return None, head
+
+
+@settings(max_examples=600)
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=SIZE),
+    st.integers(0, SIZE),
+    st.integers(1, SIZE + 2),
+)
+def test_search_equals_search_by_cells(used, head, n):
+    head = min(head, len(used) - 1)
+    free = FreeCells(len(used))
+    free.take_cells(np.flatnonzero(used))
+    assert find_contiguous(free, start_of_search(head, sum(used), n), n) == find_cell_by_cell(used, head, n)
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=SIZE),
+    st.integers(0, SIZE),
+    st.integers(1, SIZE + 2),
+)
+def test_scattered_search_takes_free_cells_round_from_the_head(used, head, n):
+    size = len(used)
+    free = FreeCells(size)
+    free.take_cells(np.flatnonzero(used))
+    order = [(head + i) % size for i in range(size)] if head < size else list(range(size))
+    expected = [cell for cell in order if not used[cell]][:n]
+    found = find_scattered(free, head, n)
+    assert (found is None) if len(expected) < n else (cells_array(found).tolist() == expected)
+
+
+def test_searches_that_fail_leave_the_head_where_the_original_does():
+    """Full enough that most searches fail: drawn at random, since shrinking seeks the empty cases."""
+    rng = np.random.default_rng(4)
+    failed = 0
+    for _ in range(3000):
+        used = (rng.random(rng.integers(2, 64)) < rng.choice([0.3, 0.6, 0.9])).tolist()
+        head, n = int(rng.integers(len(used))), int(rng.integers(1, len(used) + 1))
+        free = FreeCells(len(used))
+        free.take_cells(np.flatnonzero(used))
+        found = find_contiguous(free, start_of_search(head, sum(used), n), n)
+        assert found == find_cell_by_cell(used, head, n)
+        failed += found[0] is None
+    assert failed > 1000
