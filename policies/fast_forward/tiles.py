@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from policies.cells.arena import Arena
 from policies.cells.free_cells import Cells
-from policies.cells.reads import TILE
+from policies.cells.reads import TILE, repeated
 from policies.fast_forward.forecast import StepReads
 from policies.vocabulary import Chunk, IntArray, Reads
+
+_FEW_TILES = 4
+"""Up to so many tiles of a single sequence are looked at one after the other, more as arrays."""
 
 
 class TileSteps:
@@ -23,6 +26,38 @@ class TileSteps:
         self._rows = tile_map.rows_of(seqs)
         n = len(self._rows)
         self.steps = len(cells) // n
+        self._tiles, self._runs, self.held = tile_map.totals(self._rows)
+        nothing = repeated(0, 0)
+        self._turn: IntArray = nothing
+        """For each tile that a sequence enters for the first time, the place of the sequence in a step."""
+        self._step: IntArray = nothing
+        """The step in which it does."""
+        self._where: IntArray = nothing
+        """The tile, as an index into ``TileMap.flat``."""
+        self._gained: IntArray = nothing
+        """By how many each adds to the contiguous pieces."""
+        if n == 1 and isinstance(cells, range) and (cells.stop - 1) // TILE - cells.start // TILE < _FEW_TILES:
+            self._enter_alone(cells)
+        else:
+            self._enter(cells, n)
+
+    def _enter_alone(self, cells: range) -> None:
+        """Find the tiles that a single sequence enters along few consecutive cells."""
+        holds, first, found = self._map.flat, self._rows[0] * self._map.width + 1, list[tuple[int, int, int]]()
+        came = -1
+        for tile in range(cells.start // TILE, (cells.stop - 1) // TILE + 1):
+            at = first + tile
+            if not holds[at]:
+                gained = 1 - int(holds[at - 1]) - int(holds[at + 1]) - (came == at - 1)
+                found.append((max(TILE * tile - cells.start, 0), at, gained))
+                came = at
+        if found:
+            self._step, self._where, self._gained = np.array(found).T
+            self._turn = repeated(0, len(found))
+
+    def _enter(self, cells: Cells, n: int) -> None:
+        """Find the tiles that ``n`` sequences enter."""
+        tile_map = self._map
         first_tiles = np.array(self._rows) * tile_map.width + 1
         if isinstance(cells, range):
             # A row for each tile; the steps in which the sequences come there.
@@ -45,25 +80,20 @@ class TileSteps:
             entered[1:] &= at[1:] != at[:-1]
             beside = (np.abs(at[1:] - at[:-1]) == 1) & empty[:-1]
         new = entered.nonzero()
-        self._turn: IntArray = new[1]
-        """For each tile that a sequence enters for the first time, the place of the sequence in a step."""
-        self._step: IntArray = after[new]
-        """The step in which it does."""
-        self._where: IntArray = where[new]
-        """The tile, as an index into ``TileMap.flat``."""
+        self._turn, self._step, self._where = new[1], after[new], where[new]
         flat = tile_map.flat
         gained = 1 - flat[self._where - 1].astype(np.int64)
         gained -= flat[self._where + 1]
         later = (new[0] > 0).nonzero()[0]
         if len(later):
             gained[later] -= beside[new[0][later] - 1, new[1][later]]
-        self._gained: IntArray = gained
-        """By how many each adds to the contiguous pieces."""
-        self._tiles, self._runs, self.held = tile_map.totals(self._rows)
+        self._gained = gained
 
     @property
     def scanned(self) -> IntArray:
         """Scores computed in each step; shape (steps,)."""
+        if not len(self._step):
+            return np.full(self.steps, TILE * self._tiles)
         tiles = np.add.accumulate(np.bincount(self._step, minlength=self.steps))
         tiles += self._tiles
         tiles *= TILE
@@ -72,6 +102,8 @@ class TileSteps:
     @property
     def runs(self) -> IntArray:
         """Contiguous pieces that the scanned tiles form in each step; shape (steps,)."""
+        if not len(self._step):
+            return np.full(self.steps, self._runs)
         runs = np.bincount(self._step, weights=self._gained, minlength=self.steps).astype(np.int64)
         runs[0] += self._runs
         return np.add.accumulate(runs)
@@ -86,10 +118,13 @@ class TileSteps:
     def reads(self) -> StepReads:
         """What attention reads in these steps."""
         n, steps, scanned = len(self._rows), self.steps, self.scanned
+        useful = np.arange(self.held + n, self.held + n * steps + 1, n)
+        if n == 1 or not len(self._step):
+            most = scanned if n == 1 else np.full(steps, self.most_after(steps))
+            return StepReads(scanned, useful, self.runs, scanned, most)
         tiles = np.zeros((steps, n), dtype=np.int64)
         np.add.at(tiles, (self._step, self._turn), 1)
         tiles[0] += [self._map.tiles[row] for row in self._rows]
-        useful = np.arange(self.held + n, self.held + n * steps + 1, n)
         most = TILE * tiles.cumsum(axis=0).max(axis=1)
         return StepReads(scanned, useful, self.runs, scanned, most)
 
