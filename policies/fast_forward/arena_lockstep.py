@@ -158,13 +158,13 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         rows = self._host.lockstep_arena().rows.rows
         return [rows[seq] for seq in self.seqs]
 
-    def join(self, seq: int) -> bool:
+    def join(self, seq: int, place: int = 0) -> bool:
         """Join, unless the sequence shares cells, has a gap, or holds nothing."""
         row = self._host.lockstep_arena().row_of(seq)
         if row is None or row.end == row.begin or not self._host.may_join_lockstep(seq, row.end):
             return False
         member = ArenaSequence(row.end - row.begin)
-        self._add(seq, member)
+        self._add(seq, member, place)
         self._order = None
         self._held += member.length
         return True
