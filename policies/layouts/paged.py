@@ -324,16 +324,21 @@ class PagedPolicy(Policy):
 
     def _place_beside_lockstep(self, step: Sequence[Chunk], lockstep_tokens: int) -> Sequence[PassSummary]:
         """Place chunks whose blocks are reserved, where the cells do not matter, only how much is read."""
-        tokens = sum([chunk.n for chunk in step])
-        if self.blocks.copies.runs or tokens > self._n_ubatch - lockstep_tokens:
+        if self.blocks.copies.runs:
             return [PassSummary.from_micro_batch(batch) for batch in self._allocate(step, False, lockstep_tokens)]
-        rows = []
-        for seq, start, n, _ in step:
+        fits = sum([chunk.n for chunk in step]) <= self._n_ubatch - lockstep_tokens
+        return [self._write(part) for part in ([step] if fits else split_batch(step, self._n_ubatch, lockstep_tokens))]
+
+    def _write(self, chunks: Sequence[Chunk]) -> PassSummary:
+        """Write the chunks of one forward pass into blocks that they have; returns what it reads."""
+        tokens, rows = 0, []
+        for seq, start, n, _ in chunks:
             table = self.tables[seq]
             self.blocks.write(table, start, start + n)
             held = start + n - table.skipped * self.block_size
+            tokens += n
             rows.append((n, held, blocks_for(held, self.block_size)))
-        return [PassSummary(tokens, rows)]
+        return PassSummary(tokens, rows)
 
     def _reads(self, chunks: Sequence[Chunk]) -> Reads:
         """What attention reads for chunks that have just been written."""
