@@ -21,7 +21,7 @@ _LOOK_AHEAD = 256
 class FreeCells:
     """The free cells of ``size`` cells, all of them to begin with."""
 
-    __slots__ = ("_bytes", "_edged", "_extents", "_largest", "mask", "size", "total")
+    __slots__ = ("_bytes", "_edged", "_extents", "_has_grown", "_largest", "_largest_n", "mask", "size", "total")
 
     def __init__(self, size: int):
         self.size = size
@@ -34,6 +34,10 @@ class FreeCells:
         """Number of free extents, kept up to date from the first question on."""
         self._largest = 0
         """A cell of the extent that was the largest when last asked."""
+        self._largest_n = size
+        """Its length then."""
+        self._has_grown = False
+        """Whether any cell has been given back since."""
         self.total = size
         """Number of free cells."""
 
@@ -56,7 +60,10 @@ class FreeCells:
         """Length of the largest extent; 0 if there is none."""
         data, at = self._bytes, self._largest
         most = self.end_of_run(at) - self.start_of_run(at) if data[at] else 0
-        return self.largest_between(0, self.size, most)
+        # As long as cells are only taken, none can outgrow it.
+        if self._has_grown or most < self._largest_n:
+            self._largest_n, self._has_grown = self.largest_between(0, self.size, most), False
+        return self._largest_n
 
     def largest_between(self, start: int, stop: int, least: int) -> int:
         """Length of the largest extent in ``[start, stop)``, if that is more than ``least``, else ``least``."""
@@ -189,12 +196,14 @@ class FreeCells:
             self._edged[cells] = True
             self._extents -= int(pairs + np.count_nonzero(self._edged[cells + 1])) - len(cells)
         self.total += len(cells)
+        self._has_grown = True
 
     def rebuild(self, used: NDArray[np.bool_]) -> None:
         """Start again from a mask of the cells that are not free; all cells after the mask are free."""
         self.mask[: len(used)] = ~used
         self.mask[len(used) :] = True
         self._extents = None
+        self._has_grown = True
         self.total = self.size - int(np.count_nonzero(used))
 
 
