@@ -262,10 +262,10 @@ class DeviceComparison(Question):
 
         return device_comparison_figure(self)
 
-    def save(self, folder: str | Path) -> list[Path]:
+    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Write all results to a folder and return the files.
 
-        They are ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``,
+        They are ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``, with ``plots``
         ``recommendation.png``, and the best scenario of each device, ``best-rtx4090.toml`` and so on. Raises
         ``UserError``.
         """
@@ -274,7 +274,7 @@ class DeviceComparison(Question):
             for answer, found in self._with_times
             if answer.best is not None
         )
-        return write_answer(self, folder, scenarios)
+        return write_answer(self, folder, scenarios, plots=plots)
 
     def _device(self, answer: DeviceAnswer) -> dict[str, Any]:
         best, served, largest = answer.best, answer.served, answer.largest

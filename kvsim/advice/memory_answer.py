@@ -220,10 +220,10 @@ class MemoryAnswer(Question):
             "limits": self.limits,
         }
 
-    def save(self, folder: str | Path) -> list[Path]:
+    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Write ``recommendation.json`` and ``recommendation.csv`` (``table``) to a folder and return the files.
 
-        Raises ``UserError``.
+        There is nothing to draw. Raises ``UserError``.
         """
         target = writable(folder)
         written = [target / "recommendation.json", target / "recommendation.csv"]

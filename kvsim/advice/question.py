@@ -120,13 +120,15 @@ class Searched(Protocol):
         ...
 
 
-def write_answer(answer: Searched, folder: str | Path, scenarios: Iterable[tuple[str, Scenario]]) -> list[Path]:
-    """Write an answer and its best scenarios, each under its own name, to a folder; return the files.
+def write_answer(
+    answer: Searched, folder: str | Path, scenarios: Iterable[tuple[str, Scenario]], *, plots: bool
+) -> list[Path]:
+    """Write an answer, with ``plots`` drawn too, and its best scenarios by name to a folder; return the files.
 
     Raises ``UserError`` if they cannot be written.
     """
     target = writable(folder)
-    names = ["recommendation.json", "recommendation.csv", "candidates.csv", "recommendation.png"]
+    names = ["recommendation.json", "recommendation.csv", "candidates.csv"]
     written = [target / name for name in names]
     try:
         text = json.dumps(answer.to_dict(), indent=1, allow_nan=False)
@@ -134,7 +136,9 @@ def write_answer(answer: Searched, folder: str | Path, scenarios: Iterable[tuple
         written[0].write_text(text + "\n", encoding="utf-8")
         answer.table.to_csv(written[1], index=False)
         answer.candidates.to_csv(written[2], index=False)
-        answer.plot().savefig(written[3], dpi=130)
+        if plots:
+            written.append(target / "recommendation.png")
+            answer.plot().savefig(written[-1], dpi=130)
         for name, scenario in scenarios:
             written.append(target / name)
             written[-1].write_text(scenario.to_toml(), encoding="utf-8")

@@ -298,14 +298,14 @@ class Recommendation(Question):
 
         return recommendation_figure(self)
 
-    def save(self, folder: str | Path) -> list[Path]:
+    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Write all results to a folder and return the files.
 
-        They are ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``,
+        They are ``recommendation.json``, ``recommendation.csv`` (``table``), ``candidates.csv``, with ``plots``
         ``recommendation.png``, and a scenario for each finalist, ``best-1.toml`` and so on. Raises ``UserError``.
         """
         scenarios = ((f"best-{place}.toml", self.scenario_of(f)) for place, f in enumerate(self.best, 1))
-        return write_answer(self, folder, scenarios)
+        return write_answer(self, folder, scenarios, plots=plots)
 
     def scenario_of(self, finalist: Finalist) -> Scenario:
         """Return a scenario that reproduces the finalist's first replication at the load asked about."""

@@ -233,16 +233,19 @@ class Diagnosis:
 
         return why_figure(self)
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write why.png and why.csv to a folder and return the files. Raises ``UserError``."""
+    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
+        """Write why.csv and, with ``plots``, why.png to a folder and return the files. Raises ``UserError``."""
         target = writable(folder)
-        written = [target / "why.png", target / "why.csv"]
+        picture, table = target / "why.png", target / "why.csv"
         try:
-            self.plot().savefig(written[0], dpi=130)
-            self.requests.to_csv(written[1], index=False)
+            self.requests.to_csv(table, index=False)
+            if plots:
+                self.plot().savefig(picture, dpi=130)
+            else:
+                picture.unlink(missing_ok=True)  # It would pass for a picture of this table.
         except OSError as e:
             raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return written
+        return [picture, table] if plots else [table]
 
 
 def why(
@@ -349,7 +352,7 @@ def _diagnose_comparison(comparison: Comparison, policy: str | None, progress: P
         means = {name: result.summary["e2e_s"]["mean"] for name, result in results.items()}
         policy, note = _choose_policy(comparison.scenario.cache.policy, means)
     result = results.get(policy)
-    if result is None or result.tables is None:
+    if result is None or result.tables is None or result.tables.causes is None:
         result = run(comparison.scenario, policy, detail="tables", progress=progress)
     return replace(diagnose(result, comparison.scenario.name), note=note)
 
@@ -458,7 +461,7 @@ def difference_interval(values: FloatArray, n: int) -> tuple[float, float]:
     a straight line through all values, so that a steady rise does not count as noise; correlated neighbours count for
     fewer values (``_effective_number``).
     """
-    from scipy.stats import t as student
+    from scipy.special import stdtrit
 
     groups = values[:n], values[-n:]
     at = np.arange(len(values), dtype=float)
@@ -470,7 +473,7 @@ def difference_interval(values: FloatArray, n: int) -> tuple[float, float]:
     if variance <= (1e-9 * float(np.abs(values).max())) ** 2:
         return difference, difference
     freedom = variance**2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
-    reach = float(student.ppf(0.975, freedom)) * variance**0.5
+    reach = float(stdtrit(freedom, 0.975)) * variance**0.5
     return difference - reach, difference + reach
 
 

@@ -51,6 +51,7 @@ DeviceWeights = Annotated[
         autocompletion=completion.weight_types,
     ),
 ]
+Plots = Annotated[bool, typer.Option("--plots", help="Draw pictures too, and save them beside the tables.")]
 Policy = Annotated[
     str | None,
     typer.Option("--policy", "-p", help="Replace the scenario's policy.", autocompletion=completion.policies),

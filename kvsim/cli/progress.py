@@ -16,7 +16,10 @@ _LINE_EVERY_S = 10.0
 
 
 def _bar(counts: str, clock: Literal["elapsed", "remaining"]) -> Progress | None:
-    """A progress bar on the terminal's error stream; None if that is not a terminal."""
+    """A progress bar on the terminal's error stream; None if that is not a terminal.
+
+    It is drawn when it is updated, not by a thread of its own, beside which no process could be forked.
+    """
     if not sys.stderr.isatty():
         return None
     from rich.console import Console
@@ -27,7 +30,7 @@ def _bar(counts: str, clock: Literal["elapsed", "remaining"]) -> Progress | None
         return None
     time_column = TimeElapsedColumn() if clock == "elapsed" else TimeRemainingColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(counts), time_column)
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True, auto_refresh=False)
 
 
 class RunProgress:
@@ -73,7 +76,9 @@ class RunProgress:
             self._bar.start()
             self._live = True
         self._shown = now
-        self._bar.update(self._task, description=self.title, completed=done, total=self._total, detail=detail)
+        self._bar.update(
+            self._task, description=self.title, completed=done, total=self._total, detail=detail, refresh=True
+        )
 
     def _due(self, now: float) -> bool:
         """Whether it is time to update the bar."""
@@ -100,6 +105,7 @@ class SweepBar:
         self.done = self.total = 0
         self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} runs{task.fields[detail]}, left:", "remaining")
         self._task: TaskID | None = None
+        self._shown = -_EVERY_S
 
     def __call__(self, done: int, total: int, failed: int) -> None:
         """Show how many of the ``total`` runs planned so far are done, and how many of those failed."""
@@ -110,7 +116,11 @@ class SweepBar:
             # Runs of an earlier call do not count for the time that the rest takes.
             self._task = self._bar.add_task(self._title, total=total, completed=done, detail="")
             self._bar.start()
-        self._bar.update(self._task, completed=done, total=total, detail=f", {failed:,} failed" if failed else "")
+        now = time.perf_counter()
+        refresh = now - self._shown >= _EVERY_S
+        self._shown = now if refresh else self._shown
+        said = f", {failed:,} failed" if failed else ""
+        self._bar.update(self._task, completed=done, total=total, detail=said, refresh=refresh)
 
     def __enter__(self) -> SweepBar:
         return self

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kvsim.errors import Livelock, UserError
 from kvsim.experiments.measures import Measures, share_of_requests, times_digest, whole_run_measures
@@ -33,7 +33,7 @@ _WORTH_PROCESSES = 1000
 _MOST_REPLICATIONS = 1000
 _OF_AN_EARLIER_ONE = (
     *("why.png", "why.csv", "replications.csv", "snapshots.npz", "films.npz"),
-    *("cells.png", "cells-*.png", "requests-*.csv"),
+    *("comparison.png", "pareto.png", "cells.png", "cells-*.png", "requests-*.csv"),
 )
 """What an earlier comparison, and ``why`` about it, may have left in the folder: it would pass for this one's."""
 
@@ -161,11 +161,11 @@ class Comparison:
         title = f"{self.scenario.name}: latency against memory"
         return pareto_figure(verdict.latency_and_memory(), verdict.front, title, verdict.failing)
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write the figures, tables and the scenario to a folder and return the files. Raises ``UserError``."""
-        from kvsim.reports.plots import cell_maps_figure
-        from kvsim.simulation.snapshots import FILE, save_snapshots
+    def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
+        """Write the tables, the scenario and, with ``plots``, the figures to a folder and return the files.
 
+        Raises ``UserError``.
+        """
         target = writable(folder)
         try:
             if (target / "comparison.json").is_file():
@@ -178,24 +178,31 @@ class Comparison:
             for result in self.results:
                 written.append(target / f"requests-{result.policy}.csv")
                 result.requests.to_csv(written[-1], index=False)
-            written.append(target / "comparison.png")
-            self.plot().savefig(written[-1], dpi=130)
-            written.append(target / "pareto.png")
-            self.plot_pareto().savefig(written[-1], dpi=130)
             if self.replications > 1:
                 written.append(target / "replications.csv")
                 self.replications_table.to_csv(written[-1], index=False)
-            with_snapshots = [result for result in self.results if result.frames]
-            if with_snapshots:
-                written.append(target / "cells.png")
-                cell_maps_figure(with_snapshots).savefig(written[-1], dpi=110)
-                written.append(target / FILE)
-                save_snapshots(written[-1], [(result.policy, result.frames) for result in with_snapshots])
-            for result in with_snapshots:
-                written.append(target / f"cells-{result.policy}.png")
-                cell_maps_figure([result]).savefig(written[-1], dpi=110)
+            if plots:
+                written += self._save_plots(target)
         except OSError as e:
             raise UserError(f"{target}: cannot write results: {e.strerror}") from None
+        return written
+
+    def _save_plots(self, target: Path) -> list[Path]:
+        """Write the figures and, where snapshots were kept, those of the cells; return the files."""
+        from kvsim.reports.plots import cell_maps_figure
+        from kvsim.simulation.snapshots import FILE, save_snapshots
+
+        written = [target / "comparison.png", target / "pareto.png"]
+        self.plot().savefig(written[0], dpi=130)
+        self.plot_pareto().savefig(written[1], dpi=130)
+        with_snapshots = [result for result in self.results if result.frames]
+        if with_snapshots:
+            written += [target / "cells.png", target / FILE]
+            cell_maps_figure(with_snapshots).savefig(written[-2], dpi=110)
+            save_snapshots(written[-1], [(result.policy, result.frames) for result in with_snapshots])
+        for result in with_snapshots:
+            written.append(target / f"cells-{result.policy}.png")
+            cell_maps_figure([result]).savefig(written[-1], dpi=110)
         return written
 
 
@@ -205,16 +212,17 @@ def compare(
     *,
     progress: Progress | None = None,
     snapshots: bool = True,
+    detail: Literal["states", "tables"] = "tables",
     fast_forward: bool = True,
     replications: int = 1,
     max_failed: float | str = 0.0,
 ) -> Comparison:
     """Run the scenario under each policy (by default all that are installed) on the same requests and arrivals.
 
-    ``snapshots`` keeps pictures of the cells; ``fast_forward`` is as for ``run``. With several ``replications``, every
-    policy is run again with the seeds that follow the scenario's, which gives intervals for the measures and for the
-    differences; results and tables are those of the first replication. Policies that failed more than a share
-    ``max_failed`` of their requests (0.05 or "5%") are not ranked. Raises ``UserError`` and ``WorkloadError``.
+    ``snapshots`` keeps pictures of the cells; ``detail`` and ``fast_forward`` are as for ``run``. With several
+    ``replications``, every policy is run again with the seeds that follow the scenario's, which gives intervals for the
+    measures and for the differences; results and tables are those of the first replication. Policies that failed
+    more than a share ``max_failed`` of their requests (0.05 or "5%") are not ranked. Raises ``UserError`` and ``WorkloadError``.
     """
     from kvsim.simulation.run import build_policy, cost_model, profile_of
 
@@ -229,14 +237,15 @@ def compare(
     profile = profile_of(scenario)
     costs = cost_model(scenario, profile)
     chosen, left_out = choose(policies, available(), lambda policy: build_policy(scenario, policy, costs))
-    outcomes = list(_run_all(scenario, chosen, progress, snapshots, fast_forward))
+    how = _Asked(scenario, snapshots, detail, fast_forward)
+    outcomes = list(_run_all(how, chosen, progress))
     stuck = tuple(f"left out {reason}" for reason in outcomes if isinstance(reason, str))
     served = [(p, result) for p, result in zip(chosen, outcomes, strict=True) if not isinstance(result, str)]
     if not served:
         raise UserError("\n".join(stuck))
     runs = {result.policy: [_outcome(result)] for _, result in served}
     further = _counting_from(len(outcomes) * scenario.build_workload().n_requests, progress)
-    for policy, outcome in _replicate(scenario, seeds, served, fast_forward, further):
+    for policy, outcome in _replicate(how, seeds, served, further):
         if isinstance(outcome, str):
             stuck += (f"no intervals for {outcome}",)
             runs.pop(policy, None)
@@ -279,22 +288,29 @@ def choose(
     return chosen, tuple(left_out)
 
 
+class _Asked(NamedTuple):
+    """What is asked of each run of a comparison."""
+
+    scenario: Scenario
+    snapshots: bool
+    detail: Literal["states", "tables"]
+    fast_forward: bool
+
+
 def _run_all(
-    scenario: Scenario,
-    policies: Sequence[str | PolicyFactory],
-    progress: Progress | None,
-    snapshots: bool,
-    fast_forward: bool,
+    asked: _Asked, policies: Sequence[str | PolicyFactory], progress: Progress | None
 ) -> Iterator[Result | str]:
     """Run each policy, in this process or on all cores; yield its result, or the reason why it could not finish."""
-    n_requests = scenario.build_workload().n_requests
+    n_requests = asked.scenario.build_workload().n_requests
     ended = 0
     if n_requests * len(policies) < _WORTH_PROCESSES:
         for policy in policies:
-            yield _run_one(scenario, snapshots, fast_forward, policy, _counting_from(ended, progress))
+            yield _run_one(asked, policy, _counting_from(ended, progress))
             ended += n_requests
         return
-    for result in map_ordered(partial(_run_one, scenario, snapshots, fast_forward), policies):
+    import pandas as pd  # noqa: F401  (Imported once here, rather than in each process that is forked.)
+
+    for result in map_ordered(partial(_run_one, asked), policies):
         ended += n_requests
         if progress is not None:
             progress(ended, 0.0 if isinstance(result, str) else result.ended_s)
@@ -302,31 +318,31 @@ def _run_all(
 
 
 def _replicate(
-    scenario: Scenario,
+    asked: _Asked,
     seeds: Sequence[int],
     served: Sequence[tuple[str | PolicyFactory, Result]],
-    fast_forward: bool,
     progress: Progress | None,
 ) -> Iterator[tuple[str, RunOutcome | str]]:
     """Run each policy with each further seed; yield its name with the outcome, or with the reason of a failure."""
-    calls = [(scenario.model_copy(update={"seed": seed}), policy) for seed in seeds for policy, _ in served]
+    scenario, briefly = asked.scenario, asked._replace(snapshots=False, detail="states")
+    seeded = [briefly._replace(scenario=scenario.model_copy(update={"seed": seed})) for seed in seeds]
+    calls = [(each, policy) for each in seeded for policy, _ in served]
     if not calls:
         return
     names = [result.policy for _ in seeds for _, result in served]
     n_requests, ended = scenario.build_workload().n_requests, 0
     processes = n_requests * len(calls) >= _WORTH_PROCESSES
-    outcomes = map_ordered(partial(_measure_one, fast_forward), calls, processes=processes)
-    for name, outcome in zip(names, outcomes, strict=True):
+    for name, outcome in zip(names, map_ordered(_measure_one, calls, processes=processes), strict=True):
         ended += n_requests
         if progress is not None:
             progress(ended, 0.0)
         yield name, outcome
 
 
-def _measure_one(fast_forward: bool, call: tuple[Scenario, str | PolicyFactory]) -> RunOutcome | str:
-    scenario, policy = call
-    result = _run_one(scenario, False, fast_forward, policy)
-    return f"{result} (seed {scenario.seed})" if isinstance(result, str) else _outcome(result)
+def _measure_one(call: tuple[_Asked, str | PolicyFactory]) -> RunOutcome | str:
+    asked, policy = call
+    result = _run_one(asked, policy)
+    return f"{result} (seed {asked.scenario.seed})" if isinstance(result, str) else _outcome(result)
 
 
 def _outcome(result: Result) -> RunOutcome:
@@ -334,17 +350,12 @@ def _outcome(result: Result) -> RunOutcome:
     return RunOutcome(whole_run_measures(result), times_digest(result), result.summary["failures"], warnings)
 
 
-def _run_one(
-    scenario: Scenario,
-    snapshots: bool,
-    fast_forward: bool,
-    policy: str | PolicyFactory,
-    progress: Progress | None = None,
-) -> Result | str:
+def _run_one(asked: _Asked, policy: str | PolicyFactory, progress: Progress | None = None) -> Result | str:
     from kvsim.simulation.run import run
 
+    scenario, snapshots, detail, fast_forward = asked
     try:
-        return run(scenario, policy, detail="tables", snapshots=snapshots, fast_forward=fast_forward, progress=progress)
+        return run(scenario, policy, detail=detail, snapshots=snapshots, fast_forward=fast_forward, progress=progress)
     except Livelock as e:
         return str(e)
 

@@ -111,7 +111,7 @@ def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | No
     by_name["unstable"] = int(result.summary["queue"]["unstable"])
     if result.tables is None:
         if warmup not in ("none", 0) or slo is not None:
-            raise UserError(f'{result.policy}: warm-up and objectives need tables; run with detail="tables"')
+            raise UserError(f'{result.policy}: warm-up and objectives need tables; run with detail="states"')
         return by_name | _summary_measures(result.summary)
     cut, enough = _warmup(result.requests, warmup)
     steady = _after_warmup(result.requests, cut)

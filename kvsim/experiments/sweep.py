@@ -80,6 +80,8 @@ def sweep(
         if (name := store.name()) not in (None, plan.name):
             raise UserError(f"{path}: holds the sweep {name!r}, this one is {plan.name!r}; name another with --out")
         tracker = _RunTracker(plan, store, progress)
+        import pandas as pd  # noqa: F401  (Imported once here, rather than in each process that is forked.)
+
         while tasks := tracker.next_tasks():
             for finished in map_unordered(RunTasks(code_version(), tracker.plugins), _chunks(tasks), workers, dask):
                 tracker.store_finished(finished)

@@ -378,28 +378,31 @@ class SweepResult:
 
         return sweep_figure(self.table, self.plan, [measure_called(m) for m in measures or self.drawn])
 
-    def save(self, folder: str | Path | None = None) -> list[Path]:
-        """Write the tables and the figure, by default beside the store, and return the files.
+    def save(self, folder: str | Path | None = None, *, plots: bool = True) -> list[Path]:
+        """Write the tables and, with ``plots``, the figure, by default beside the store, and return the files.
 
         They are ``sweep.json`` (``to_dict``), ``sweep.csv``, ``runs.csv``, ``best.csv``, ``failures.csv`` if any run
-        failed, and ``sweep.png``; if the store is not called ``sweep.sqlite``, they contain its name instead
-        (``store.written_names``). Raises ``UserError``.
+        failed, and with ``plots`` ``sweep.png``; if the store is not called ``sweep.sqlite``, they contain its name
+        instead (``store.written_names``). Raises ``UserError``.
         """
         target = writable(self.store.parent if folder is None else folder)
         names = written_names(self.store)
         tables = {names["csv"]: self.table, names["runs"]: self.runs, names["best"]: self.best()}
         if len(self.failures):
             tables[names["failures"]] = self.failures
-        written = [target / name for name in (names["json"], *tables, names["png"])]
+        written, picture = [target / name for name in (names["json"], *tables)], target / names["png"]
         try:
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
             written[0].write_text(text + "\n", encoding="utf-8")
             for name, table in tables.items():
                 table.to_csv(target / name, index=False)
-            self.plot().savefig(written[-1], dpi=130)
+            if plots:
+                self.plot().savefig(picture, dpi=130)
+            else:
+                picture.unlink(missing_ok=True)  # It would pass for a picture of these tables.
         except OSError as e:
             raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return written
+        return [*written, picture] if plots else written
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""

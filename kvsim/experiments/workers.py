@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache, partial
 from typing import Any, TypeVar
 
 from kvsim.errors import UserError
+from kvsim.experiments.forked import ForkedWorkers, can_fork
 from kvsim.installation import install_extra
 from policies import PluginError
 from policies.plugins import loaded_files, reload_files
@@ -66,20 +67,50 @@ def _in_this_process(work: Callable[[Job], Done], jobs: Sequence[Job]) -> Iterat
 
 
 def _in_processes(work: Callable[[Job], Done], jobs: Sequence[Job], count: int, *, ordered: bool) -> Iterator[Done]:
-    import joblib
-
-    in_a_worker = partial(_in_a_worker, os.getpid(), loaded_files())
-    calls = (joblib.delayed(in_a_worker)(work, job) for job in jobs)
+    in_processes = _in_forks if can_fork() else _in_loky
     try:
-        with joblib.parallel_config("loky", inner_max_num_threads=1):
-            return_as = "generator" if ordered else "generator_unordered"
-            with _children_ignoring_interrupts():
-                done = joblib.Parallel(n_jobs=count, batch_size=1, return_as=return_as)(calls)
+        with closing(in_processes(work, jobs, count, ordered)) as done:
             yield from done
     except BrokenExecutor:
         # Callers that want results in order neither keep finished ones nor choose the number of workers.
         advice = "" if ordered else f"; finished runs are kept; try fewer than {count} workers"
         raise UserError(f"a worker died, perhaps because memory ran out{advice}") from None
+
+
+def _in_forks(
+    work: Callable[[Job], Done], jobs: Sequence[Job], count: int, ordered: bool
+) -> Generator[Done, None, None]:
+    """In processes that have what this one has imported and loaded, its plug-ins included."""
+    _thread_pools()  # Looked for once, here.
+    prepare = partial(_prepare_worker, os.getpid())
+    with _children_ignoring_interrupts():
+        workers = ForkedWorkers(partial(_with_one_thread, work), jobs, count, prepare)
+    with closing(workers):
+        early: dict[int, Done] = {}
+        due = 0
+        for number, value in workers.done():
+            if not ordered:
+                yield value
+                continue
+            early[number] = value
+            while due in early:
+                yield early.pop(due)
+                due += 1
+
+
+def _in_loky(
+    work: Callable[[Job], Done], jobs: Sequence[Job], count: int, ordered: bool
+) -> Generator[Done, None, None]:
+    """In new processes, which import what they need."""
+    import joblib
+
+    in_a_worker = partial(_in_a_worker, os.getpid(), loaded_files())
+    calls = (joblib.delayed(in_a_worker)(work, job) for job in jobs)
+    with joblib.parallel_config("loky", inner_max_num_threads=1):
+        return_as = "generator" if ordered else "generator_unordered"
+        with _children_ignoring_interrupts():
+            done = joblib.Parallel(n_jobs=count, batch_size=1, return_as=return_as)(calls)
+        yield from done
 
 
 def _on_dask(work: Callable[[Job], Done], jobs: Sequence[Job], address: str) -> Iterator[Done]:

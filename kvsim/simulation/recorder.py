@@ -23,9 +23,10 @@ FloatArray = NDArray[np.float64]
 Progress = Callable[[int, float], None]
 """Called with the number of requests that have ended and the simulated time in seconds."""
 
-Detail = Literal["requests", "cache", "tables"]
+Detail = Literal["requests", "cache", "states", "tables"]
 """What is kept of a run. ``requests``: how its requests fared. ``cache``: also means over time of how full and how
-broken up the cache was. ``tables``: also tables of all requests, all forward passes, and all changes of the cache."""
+broken up the cache was. ``states``: also tables of all requests and of all changes of the cache. ``tables``: also a
+table of all forward passes, and what each second was spent on."""
 
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 
@@ -43,8 +44,9 @@ class Recorder:
         time_breakdown: TimeBreakdown | None = None,
     ):
         """``digest``: hash all decisions; ``time_breakdown``: what says what the requests' seconds were spent on, used
-        where tables are kept."""
+        where passes are kept."""
         tables = detail == "tables"
+        self._tabulates = tables or detail == "states"
         self.detail: Detail = detail
         self.watches = snapshots or digest or detail != "requests"
         """Whether the state of the cache is wanted after each step."""
@@ -52,7 +54,7 @@ class Recorder:
         """Whether sums over many steps tell all that is wanted of them."""
         self.latencies = LatencyStats()
         self.queue = QueueMonitor()
-        self.cache_states = CacheStates(averages=detail != "requests", tabulates=tables)
+        self.cache_states = CacheStates(averages=detail != "requests", tabulates=self._tabulates)
         self.snapshots = SnapshotTaker() if snapshots else None
         self.jobs: list[Job] = []
         """In the order in which they ended, where tables are kept."""
@@ -125,7 +127,7 @@ class Recorder:
             self.queue.admitted += 1
         if self._time_breakdown is not None:
             self._time_breakdown.finish(job)
-        if self._passes is not None:
+        if self._tabulates:
             self.jobs.append(job)
         if self._progress is not None:
             self._progress(self.latencies.ended, job.finished_s)
@@ -271,10 +273,9 @@ class Recorder:
 
     def tables(self) -> Tables | None:
         """All that was recorded row by row; None if tables are not kept."""
-        if self._passes is None:
+        if not self._tabulates:
             return None
-        passes, breakdown = self._passes.table(), self._time_breakdown
-        if breakdown is not None:
-            passes = passes.join(breakdown.terms())
-        causes = None if breakdown is None else breakdown.table()
+        passes, causes = None if self._passes is None else self._passes.table(), None
+        if passes is not None and self._time_breakdown is not None:
+            passes, causes = passes.join(self._time_breakdown.terms()), self._time_breakdown.table()
         return Tables(requests_table(self.jobs), self.cache_states.table(), passes, causes)

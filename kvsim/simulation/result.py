@@ -49,13 +49,19 @@ class Result:
 
     @property
     def passes(self) -> pd.DataFrame:
-        """One row for each forward pass. Raises ``UserError`` if no tables were kept."""
+        """One row for each forward pass. Raises ``UserError`` if they were not kept."""
+        if self._kept_tables.passes is None:
+            raise UserError(f'{self.policy}: its passes were not kept; ask for them with detail="tables"')
         return self._kept_tables.passes
 
     @property
     def causes(self) -> pd.DataFrame:
         """What each completed request's seconds were spent on. Raises ``UserError`` if that was not kept."""
         if self._kept_tables.causes is None:
+            if self._kept_tables.passes is None:
+                raise UserError(
+                    f'{self.policy}: what its seconds were spent on was not kept; ask for it with detail="tables"'
+                )
             raise UserError(f"{self.policy}: there was no cost model to say what the seconds were spent on")
         return self._kept_tables.causes
 

@@ -42,7 +42,7 @@ class Tables(NamedTuple):
     """One row for each request, in order of its number."""
     cache: pd.DataFrame
     """The state of the cache over time: one row for each change, valid until the next."""
-    passes: pd.DataFrame
+    passes: pd.DataFrame | None = None
     """One row for each forward pass."""
     causes: pd.DataFrame | None = None
     """One row for each completed request: what its seconds were spent on (``TimeBreakdown.table``)."""

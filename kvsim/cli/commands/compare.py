@@ -17,6 +17,7 @@ from kvsim.cli.options import (
     NoFastForward,
     NoLeap,
     Out,
+    Plots,
     Plugins,
     Policies,
     ProfileName,
@@ -51,6 +52,7 @@ def compare(
         int, typer.Option(help="Repeat every run with this many seeds, to get confidence intervals.", min=1, max=1000)
     ] = 1,
     max_failed: MaxFailed = "0%",
+    plots: Plots = False,
     no_fast_forward: NoFastForward = False,
     no_leap: NoLeap = False,
     skip_bad_rows: SkipBadRows = False,
@@ -76,7 +78,8 @@ def compare(
             loaded,
             policy,
             progress=progress,
-            snapshots=not as_json,
+            snapshots=plots and not as_json,
+            detail="states",
             fast_forward=not (no_fast_forward or no_leap),
             replications=replications,
             max_failed=ranked_up_to,
@@ -90,9 +93,12 @@ def compare(
 
         show_comparison(console(), comparison)
         show_verdict(console(), comparison.verdict)
-        written = comparison.save(out / loaded.name)
-        pictures = [path.name for path in written if path.name in ("comparison.png", "cells.png")]
-        others = len(written) - len(pictures)
-        typer.echo(f"\nSaved {', '.join(pictures)} and {others} more files in {written[0].parent}/")
+        written = comparison.save(out / loaded.name, plots=plots)
+        named = ("comparison.csv", "comparison.png", "cells.png")
+        first = [path.name for path in written if path.name in named]
+        more = "" if plots else "; --plots draws them too"
+        typer.echo(
+            f"\nSaved {', '.join(first)} and {len(written) - len(first)} more files in {written[0].parent}/{more}"
+        )
         if any(result.summary["failed"] for result in comparison.results):
             point_to_questions("requests fail")

@@ -14,6 +14,7 @@ from kvsim.cli.options import (
     ContinueClock,
     DropFailed,
     Json,
+    Plots,
     Plugins,
     ProfileName,
     SkipBadRows,
@@ -104,6 +105,7 @@ def recommend(
         str | None, typer.Option(help="Where that server listens; by default what its --host and --port say.")
     ] = None,
     verify_requests: Annotated[int, typer.Option(help="Requests that are sent to it, at most.", min=1)] = 60,
+    plots: Plots = False,
     plugin: Plugins = None,
     out: Annotated[Path | None, typer.Option(help="The folder for results; by default results/recommend-NAME.")] = None,
     as_json: Json = False,
@@ -154,7 +156,7 @@ def recommend(
             progress=bar,
         )
     interrupted = bool(getattr(found, "interrupted", ""))
-    _show_and_save(found, out, as_json and (server is None or interrupted), quiet=as_json)
+    _show_and_save(found, out, as_json and (server is None or interrupted), quiet=as_json, plots=plots)
     if memory is not None:
         warn(filter(None, [decimal_hint(memory)]))
     if interrupted:
@@ -202,7 +204,7 @@ def _verify(found: Answer, server: ServerCommand, requests: int, as_json: bool) 
         raise typer.Exit(1)
 
 
-def _show_and_save(found: Answer, out: Path | None, as_json: bool, *, quiet: bool) -> None:
+def _show_and_save(found: Answer, out: Path | None, as_json: bool, *, quiet: bool, plots: bool) -> None:
     """Print the answer and save it; ``quiet``: print no more than the object, if that."""
     target = out or Path("results") / f"recommend-{found.scenario.name}"
     if as_json:
@@ -220,6 +222,6 @@ def _show_and_save(found: Answer, out: Path | None, as_json: bool, *, quiet: boo
         else:
             show_recommendation(console(), found, target)
     if out is not None or not quiet:
-        written = found.save(target)
+        written = found.save(target, plots=plots)
         if not quiet:
             print_saved(written, target)

@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, fail, print_json, print_saved, warn
-from kvsim.cli.options import DeviceName, Json, MaxFailedOrOwn, ModelName, Plugins, Requests, Seed, load_plugins
+from kvsim.cli.options import DeviceName, Json, MaxFailedOrOwn, ModelName, Plots, Plugins, Requests, Seed, load_plugins
 from kvsim.cli.progress import SweepBar
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def sweep(
         ),
     ] = None,
     max_failed: MaxFailedOrOwn = None,
+    plots: Plots = False,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -73,7 +74,7 @@ def sweep(
     except KeyboardInterrupt:
         finished = f"{progress.done:,} of {progress.total:,} runs are kept"
         raise typer.Exit(fail(f"stopped; {finished}; the same command goes on from there", 130)) from None
-    written = result.save()
+    written = result.save(plots=plots and not as_json)
     warn((*result.warnings, *_failures(result)))
     if as_json:
         print_json(result.to_dict())

@@ -9,7 +9,7 @@ import typer
 
 from kvsim.cli import completion
 from kvsim.cli.console import console, point_to_questions, print_json
-from kvsim.cli.options import DeviceName, Json, ModelName, Out, Plugins, Policy, load_plugins
+from kvsim.cli.options import DeviceName, Json, ModelName, Out, Plots, Plugins, Policy, load_plugins
 from kvsim.results import writable
 
 app = typer.Typer(add_completion=False)
@@ -29,6 +29,7 @@ def why(
     model: ModelName = None,
     device: DeviceName = None,
     plugin: Plugins = None,
+    plots: Plots = False,
     out: Out = Path("results"),
     as_json: Json = False,
 ) -> None:
@@ -44,6 +45,6 @@ def why(
 
     target = writable(out / found.scenario)
     show_diagnosis(console(), found)
-    written = found.save(target)
+    written = found.save(target, plots=plots)
     typer.echo(f"\nSaved {' and '.join(path.name for path in written)} in {target}/")
     point_to_questions("slow")
