@@ -25,7 +25,15 @@ from kvsim.advice.families import TargetEngine
 from kvsim.advice.finalists import Finalist, RuledOut, rank
 from kvsim.advice.recommendation import Recommendation
 from kvsim.advice.slo import Slo
-from kvsim.advice.trials import MOST_DOUBLINGS, FindLargestLoad, RunTrials, TrialOutcome, TrialRun, most_doublings
+from kvsim.advice.trials import (
+    MOST_DOUBLINGS,
+    FindLargestLoad,
+    LoadSearch,
+    RunTrials,
+    TrialOutcome,
+    TrialRun,
+    most_doublings,
+)
 from kvsim.experiments.traffic import Traffic
 from kvsim.experiments.workers import Done, Job, map_unordered
 from kvsim.model.memory_shapes import MemoryShape
@@ -136,6 +144,8 @@ class Search:
     _stage: str = ""
     _ladders: dict[int, _LadderResult] = field(default_factory=dict)
     """Results of the first stage by number."""
+    _loads_at_length: dict[int, float] = field(default_factory=dict)
+    """The largest loads of the second stage by number; 0 if none met the service level."""
     _failed: int = 0
     _later: int = 0
     """Estimated number of runs in later stages."""
@@ -266,15 +276,23 @@ class Search:
         share, replications = self._share(self.budget.long), self.traffic.search_replications
         trials = [TrialRun(c.number, r, c.scenario, share, 1.0) for c in dozen for r in replications]
         outcomes: dict[int, list[TrialOutcome]] = {}
+        met_by = {}
         for trial, outcome in self._execute(trials):
             outcomes.setdefault(trial.number, []).append(outcome)
+            met_by[trial.number, trial.replication] = outcome.met(self.slo)
         first = replications[0]
-        loads = self._largest_loads([t for t in trials if t.replication == first], self.budget.steps - 2)
+        searches = [
+            LoadSearch(t, met_by.get((t.number, first)), self._power_so_far(t.number))
+            for t in trials
+            if t.replication == first
+        ]
+        loads = self._largest_loads(searches, self.budget.steps - 2)
         keys = {}
         for c in dozen:
             known = outcomes.setdefault(c.number, [self._ladders[c.number].at_load_asked])
             met = all(o.met(self.slo) for o in known)
             worst = max(o.factor(self.slo) for o in known)
+            self._loads_at_length[c.number] = loads.get((c.number, first), 0.0)
             load = loads.get((c.number, first), self._load_so_far(c) if self.interrupted else 0.0)
             keys[c.number] = (not met, -load, 0.0 if load else worst, c.memory_order)
         ordered = sorted(dozen, key=lambda c: keys[c.number])
@@ -299,7 +317,12 @@ class Search:
         replications = range(self.traffic.replications)
         trials = [TrialRun(c.number, r, c.scenario, 1.0, 1.0) for c in few for r in replications]
         outcomes = {(trial.number, trial.replication): outcome for trial, outcome in self._execute(trials)}
-        loads = self._largest_loads(trials, self.budget.steps)
+        searches = []
+        for t in trials:
+            known, load = outcomes.get((t.number, t.replication)), self._loads_at_length.get(t.number, 0.0)
+            met = None if known is None else known.met(self.slo)
+            searches.append(LoadSearch(t, met, math.log2(load) if load else None))
+        loads = self._largest_loads(searches, self.budget.steps)
         finished = [r for r in replications if all((c.number, r) in outcomes for c in few)]
         searched = [r for r in replications if all((c.number, r) in loads for c in few)]
         return [
@@ -317,6 +340,11 @@ class Search:
         """The largest load of the first stage; empty if there was none, or without a load to change."""
         load = self._load_so_far(candidate)
         return (load,) if self.traffic.scalable and load else ()
+
+    def _power_so_far(self, number: int) -> float | None:
+        """The largest load of the first stage as a power of 2; None if none met the service level."""
+        met = self._ladders[number].met
+        return met if met >= 0 else None
 
     def _load_so_far(self, candidate: Candidate) -> float:
         """The largest load that met the service level in the first stage; 0 if none did."""
@@ -340,16 +368,16 @@ class Search:
                 self._report(len(chunk), len(trials) - len(finished))
         return sorted(finished, key=lambda pair: (pair[0].number, pair[0].replication))
 
-    def _largest_loads(self, trials: Sequence[TrialRun], steps: int) -> dict[tuple[int, int], float]:
+    def _largest_loads(self, searches: Sequence[LoadSearch], steps: int) -> dict[tuple[int, int], float]:
         """The largest load that meets the service level, by number and replication; empty without a load to change."""
         if not self.traffic.scalable:
             return {}
         loads = {}
-        search = FindLargestLoad(self.traffic, self.slo, max(steps, 0))
-        with self._until_interrupted(search, trials) as done:
+        find = FindLargestLoad(self.traffic, self.slo, max(steps, 0))
+        with self._until_interrupted(find, searches) as done:
             for trial, load, runs in done:
                 loads[trial.number, trial.replication] = load
-                self._report(runs, (len(trials) - len(loads)) * _BISECTION_RUNS)
+                self._report(runs, (len(searches) - len(loads)) * _BISECTION_RUNS)
         return loads
 
     @contextmanager

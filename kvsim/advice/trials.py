@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from kvsim.advice.early_miss import MissWatch
 from kvsim.advice.slo import LATENCY_MEASURES, Slo
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.errors import UserError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MOST_DOUBLINGS = 6
 """Maximum number of times that the load is doubled or halved."""
 
+_FIRST_REACH = 0.125
+"""How far, in doublings, the second load is from the first that is tried for a largest load."""
 _FEWEST_REQUESTS = 40
 """Runs of fewer requests do not show whether arrivals outpace service, as in ``latency_stats``."""
 
@@ -79,6 +82,16 @@ class RunTrials:
         return [(trial, run_trial(self.traffic, trial)) for trial in trials]
 
 
+class LoadSearch(NamedTuple):
+    """A largest load to be found, as it is sent to a worker."""
+
+    trial: TrialRun
+    met_at_load_asked: bool | None = None
+    """Whether the trial itself, at its own load, met the service level; None if that is not known."""
+    about: float | None = None
+    """Where the largest load is thought to be, as a power of 2 times the trial's; None if nothing is known."""
+
+
 @dataclass(frozen=True)
 class FindLargestLoad:
     """A callable that finds the largest load at which a setting meets a service level."""
@@ -88,54 +101,101 @@ class FindLargestLoad:
     steps: int
     """Bisection steps within the last doubling; 5 steps distinguish loads that differ by 2 %."""
 
-    def __call__(self, trial: TrialRun) -> tuple[TrialRun, float, int]:
-        """Return the trial, the largest multiple of its load (0 if none was met), and the number of runs needed."""
-        runs = 0
+    def __call__(self, search: LoadSearch) -> tuple[TrialRun, float, int]:
+        """Return the trial, the largest multiple of its load (0 if none was met), and the number of runs needed.
 
-        def met(power: float) -> bool:
-            nonlocal runs
-            runs += 1
-            scaled = replace(trial, load=trial.load * 2.0**power)
-            return run_trial(self.traffic, scaled).met(self.slo)
-
-        if met(0.0):
-            low = 0.0
-            most = most_doublings(self.traffic)
-            while low < most and met(low + 1):
+        What is met at a load counts as met at lower ones, what is missed as missed at higher ones.
+        """
+        trial = search.trial
+        loads = _LoadsTried(self.traffic, self.slo, trial)
+        if search.met_at_load_asked is not None:
+            loads.learn(0.0, search.met_at_load_asked)
+        most = float(most_doublings(self.traffic))
+        if search.about is not None:
+            loads.bracket(search.about, -float(MOST_DOUBLINGS), most)
+        low = 0.0
+        if loads.met(0.0):
+            while low < most and loads.met(low + 1):
                 low += 1
             if low == most:
-                return trial, 2.0**low, runs
+                return trial, 2.0**low, loads.runs
         else:
             low = -1.0
-            while low >= -MOST_DOUBLINGS and not met(low):
+            while low >= -MOST_DOUBLINGS and not loads.met(low):
                 low -= 1
             if low < -MOST_DOUBLINGS:
-                return trial, 0.0, runs
+                return trial, 0.0, loads.runs
         high = low + 1
         for _ in range(self.steps):
             middle = (low + high) / 2
-            low, high = (middle, high) if met(middle) else (low, middle)
-        return trial, float(2.0**low), runs
+            low, high = (middle, high) if loads.met(middle) else (low, middle)
+        return trial, float(2.0**low), loads.runs
 
 
-def run_trial(traffic: Traffic, trial: TrialRun) -> TrialOutcome:
-    """Execute one trial run. A scenario that cannot be served gives an outcome with an error; nothing is raised."""
+class _LoadsTried:
+    """At which loads a setting meets a service level, as far as that has been seen; loads are powers of 2."""
+
+    def __init__(self, traffic: Traffic, slo: Slo, trial: TrialRun):
+        self.runs = 0
+        self._traffic = traffic
+        self._slo = slo
+        self._trial = trial
+        self._met = -math.inf
+        """Largest load that was met."""
+        self._missed = math.inf
+        """Smallest load that was missed."""
+
+    def met(self, power: float) -> bool:
+        """Whether a load is met; it is tried if that does not follow from those that have been."""
+        if power <= self._met or power >= self._missed:
+            return power <= self._met
+        self.runs += 1
+        scaled = replace(self._trial, load=self._trial.load * 2.0**power)
+        self.learn(power, run_trial(self._traffic, scaled, self._slo).met(self._slo))
+        return power <= self._met
+
+    def learn(self, power: float, met: bool) -> None:
+        """A load has been tried."""
+        if met:
+            self._met = max(self._met, power)
+        else:
+            self._missed = min(self._missed, power)
+
+    def bracket(self, about: float, least: float, most: float) -> None:
+        """Try loads around where the largest one is thought to be, further and further away, until it lies between."""
+        power, reach = min(max(about, least), most), _FIRST_REACH
+        up = self.met(power)
+        while True:
+            further = min(max(power + (reach if up else -reach), least), most)
+            if further == power or self.met(further) != up:
+                return
+            power, reach = further, 2 * reach
+
+
+def run_trial(traffic: Traffic, trial: TrialRun, only_if_met: Slo | None = None) -> TrialOutcome:
+    """Execute one trial run. A scenario that cannot be served gives an outcome with an error; nothing is raised.
+
+    ``only_if_met``: a service level; a run that misses it for certain is ended there, as an outcome with an error.
+    """
     try:
         scenario, requests = traffic.part(trial.scenario, trial.replication, trial.share, trial.load)
     except (UserError, WorkloadError) as e:
         return _failed(e)
-    return run_requests(scenario, requests, open_loop=traffic.scalable and scenario.workload.kind != "closed-loop")
+    open_loop = traffic.scalable and scenario.workload.kind != "closed-loop"
+    return run_requests(scenario, requests, open_loop=open_loop, only_if_met=only_if_met)
 
 
-def run_requests(scenario: Scenario, requests: InMemoryRequests | None, *, open_loop: bool) -> TrialOutcome:
+def run_requests(
+    scenario: Scenario, requests: InMemoryRequests | None, *, open_loop: bool, only_if_met: Slo | None = None
+) -> TrialOutcome:
     """Run a scenario with the given requests, or with its own; an outcome with an error if it cannot be served.
 
-    ``open_loop``: requests come whether or not others end.
+    ``open_loop``: requests come whether or not others end. ``only_if_met``: as for ``run_trial``.
     """
     try:
         if requests is not None:
             scenario = InMemoryScenario.of(scenario, requests)
-        result, warnings = _run(scenario)
+        result, warnings = _run(scenario, only_if_met)
     except (UserError, WorkloadError) as e:
         return _failed(e)
     return _outcome(result, warnings, open_loop=open_loop)
@@ -145,7 +205,7 @@ def _failed(fault: Exception) -> TrialOutcome:
     return TrialOutcome({}, False, error="; ".join(str(fault).splitlines()))
 
 
-def _run(scenario: Scenario) -> tuple[Result, tuple[str, ...]]:
+def _run(scenario: Scenario, only_if_met: Slo | None) -> tuple[Result, tuple[str, ...]]:
     """Like ``simulation.run``, but without reading the scenario, and with it the trace, again."""
     from kvsim.simulation.backend import SimulatedBackend
     from kvsim.simulation.recorder import Recorder
@@ -153,9 +213,11 @@ def _run(scenario: Scenario) -> tuple[Result, tuple[str, ...]]:
 
     costs = cost_model(scenario, _profile(scenario.machine.profile, scenario.folder))
     policy = build_policy(scenario, None, costs)
-    recorder = Recorder(None, detail="requests", snapshots=False)
+    workload = scenario.build_workload()
+    watch = None if only_if_met is None else MissWatch(only_if_met, workload.n_requests)
+    recorder = Recorder(None, detail="requests", ended=watch)
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-    result, _ = drive(scenario, policy, backend, recorder, costs.profile)
+    result, _ = drive(scenario, policy, backend, recorder, costs.profile, workload=workload)
     return result, tuple(costs.warnings())
 
 

@@ -222,7 +222,8 @@ def compare(
     ``snapshots`` keeps pictures of the cells; ``detail`` and ``fast_forward`` are as for ``run``. With several
     ``replications``, every policy is run again with the seeds that follow the scenario's, which gives intervals for the
     measures and for the differences; results and tables are those of the first replication. Policies that failed
-    more than a share ``max_failed`` of their requests (0.05 or "5%") are not ranked. Raises ``UserError`` and ``WorkloadError``.
+    more than a share ``max_failed`` of their requests (0.05 or "5%") are not ranked. Raises ``UserError`` and
+    ``WorkloadError``.
     """
     from kvsim.simulation.run import build_policy, cost_model, profile_of
 

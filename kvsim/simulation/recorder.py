@@ -42,9 +42,10 @@ class Recorder:
         digest: bool = False,
         snapshots: bool = False,
         time_breakdown: TimeBreakdown | None = None,
+        ended: Callable[[Job], None] | None = None,
     ):
         """``digest``: hash all decisions; ``time_breakdown``: what says what the requests' seconds were spent on, used
-        where passes are kept."""
+        where passes are kept; ``ended`` is called with each request that has ended."""
         tables = detail == "tables"
         self._tabulates = tables or detail == "states"
         self.detail: Detail = detail
@@ -92,6 +93,7 @@ class Recorder:
         self._time_breakdown = time_breakdown if tables else None
         self._passes = PassLog() if tables else None
         self._progress = progress
+        self._ended = ended
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
 
     def arrived(self, job: Job) -> None:
@@ -131,6 +133,8 @@ class Recorder:
             self.jobs.append(job)
         if self._progress is not None:
             self._progress(self.latencies.ended, job.finished_s)
+        if self._ended is not None:
+            self._ended(job)
 
     def forward(self, start_s: float, seconds: float, batch: MicroBatch) -> None:
         """A forward pass has been run."""
