@@ -182,13 +182,16 @@ class Comparison:
                 written.append(target / "replications.csv")
                 self.replications_table.to_csv(written[-1], index=False)
             if plots:
-                written += self._save_plots(target)
+                written += self.plot_to(target)
         except OSError as e:
             raise UserError(f"{target}: cannot write results: {e.strerror}") from None
         return written
 
-    def _save_plots(self, target: Path) -> list[Path]:
-        """Write the figures and, where snapshots were kept, those of the cells; return the files."""
+    def plot_to(self, target: Path) -> list[Path]:
+        """Write the figures and, where snapshots were kept, those of the cells to a folder; return the files.
+
+        Raises ``OSError``.
+        """
         from kvsim.reports.plots import cell_maps_figure
         from kvsim.simulation.snapshots import FILE, save_snapshots
 

@@ -21,6 +21,7 @@ from kvsim.advice.slo import read_slo
 from kvsim.advice.trials import (
     MOST_DOUBLINGS,
     FindLargestLoad,
+    LoadSearch,
     TrialOutcome,
     TrialRun,
     most_doublings,
@@ -157,7 +158,9 @@ def test_largest_loads_rise_with_the_limit():
     ).candidates[20]
     for r in range(2):
         loads = [
-            FindLargestLoad(traffic, read_slo(f"e2e_p95<{limit}ms"), 3)(TrialRun(0, r, candidate.scenario, 1.0, 1.0))[1]
+            FindLargestLoad(traffic, read_slo(f"e2e_p95<{limit}ms"), 3)(
+                LoadSearch(TrialRun(0, r, candidate.scenario, 1.0, 1.0))
+            )[1]
             for limit in (1, 200, 400, 800, 3200)
         ]
         assert loads == sorted(loads)
@@ -170,9 +173,13 @@ def test_the_largest_load_meets_the_bound_and_a_slightly_larger_one_does_not():
     choices = build_search_space(traffic.scenario, traffic.summary, "vllm", PROFILE, memory_shape("tiny"), None)
     scenario = next(c for c in choices.candidates if c.scenario.server.slots == 4).scenario
     trial = TrialRun(0, 0, scenario, 1.0, 1.0)
-    _, most, _ = FindLargestLoad(traffic, slo, 5)(trial)
+    find = FindLargestLoad(traffic, slo, 5)
+    _, most, runs = find(LoadSearch(trial))
     assert run_trial(traffic, replace(trial, load=most)).met(slo)
     assert not run_trial(traffic, replace(trial, load=most * 2 ** (1 / 32))).met(slo)
+    for about in (-2.0, math.log2(most) - 0.1, math.log2(most), 9.0):
+        assert find(LoadSearch(trial, about=about))[1] == most
+    assert find(LoadSearch(trial, False, math.log2(most)))[2] < runs
 
 
 def test_flags_agree_with_the_scenario():

@@ -512,7 +512,7 @@ def test_the_policy_chosen_from_a_comparison(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_prints_a_table_and_saves_a_picture(tmp_path):
-    done = command("why", "chat", "-p", "paged", "--out", str(tmp_path))
+    done = command("why", "chat", "-p", "paged", "--plots", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "400 completed requests (simulated)" in done.stdout
     assert "The slowest quarter takes" in done.stdout

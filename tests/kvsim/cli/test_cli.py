@@ -104,7 +104,7 @@ def test_compare_as_one_object(kvsim, tmp_path):
 
 @pytest.mark.slow
 def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
-    printed = succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--out", "kept"))
+    printed = succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--out", "kept", "--plots"))
     folder = tmp_path / "kept" / "chat"
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     compared = json.loads((folder / "comparison.json").read_text())
@@ -114,9 +114,12 @@ def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
         assert table.loc[summary["policy"], "ttft_p95_s"] == pytest.approx(summary["ttft_s"]["p95"])
         assert len(pd.read_csv(folder / f"requests-{summary['policy']}.csv")) == 40
     assert load_scenario(folder / "scenario.toml").workload.requests == 40
-    assert f"{len(list(folder.iterdir())) - 2} more files in kept/chat/" in printed
+    assert f"{len(list(folder.iterdir())) - 3} more files in kept/chat/" in printed
     for name in ("cells.png", "cells-paged.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    printed = succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--out", "kept"))
+    assert list(folder.glob("*.png")) + list(folder.glob("*.npz")) == []
+    assert "in kept/chat/; --plots draws them too" in printed
 
 
 MISTAKES = {

@@ -159,6 +159,8 @@ def test_other_code_repeats_every_run(small, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_workers_of_another_kvsim_are_refused(tmp_path, monkeypatch):
+    """Forked workers cannot be of another, so that new processes are started."""
+    monkeypatch.setattr("kvsim.experiments.workers.can_fork", lambda: False)
     pretend_other_code(monkeypatch)
     with pytest.raises(UserError, match=r"the workers run a different kvsim: .*, this process has 0\.0"):
         sweep(SMALL, out=tmp_path / "a.sqlite", workers=2)
@@ -348,7 +350,7 @@ def test_the_command_prints_a_table_and_a_conclusion(within, tmp_path):
     assert "point cache.cells workload.rate policy runs e2e mean" in printed
     assert "24 runs, 0 of which could not finish" in printed
     assert "small: lowest e2e_mean of 4 points: " in printed
-    assert "Saved sweep.sqlite, sweep.json, sweep.csv, runs.csv, best.csv, sweep.png in results/small/" in printed
+    assert "Saved sweep.sqlite, sweep.json, sweep.csv, runs.csv, best.csv in results/small/" in printed
     assert len(pd.read_csv(tmp_path / "results" / "small" / "runs.csv")) == 24
 
 

@@ -261,7 +261,7 @@ THREE = ("-p", "paged", "-p", "ring", "-p", "oracle", "--requests", "60")
 
 @pytest.mark.slow
 def test_compare_with_replications(within, tmp_path):
-    finished = within("compare", "chat", *THREE, "--replications", "3")
+    finished = within("compare", "chat", *THREE, "--replications", "3", "--plots")
     assert (finished.returncode, finished.stderr) == (0, "")
     printed = " ".join(finished.stdout.split())
     assert "3 replications, 95% intervals (t)" in printed

@@ -5,6 +5,7 @@ import json
 import tracemalloc
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from kvsim.errors import UserError
@@ -69,8 +70,17 @@ def test_tables_are_there_when_they_are_asked_for():
         _ = result.requests
 
 
+def test_requests_and_states_can_be_kept_without_passes():
+    whole, brief = (run(world(30.0, 60), detail=detail) for detail in ("tables", "states"))
+    pd.testing.assert_frame_equal(brief.requests, whole.requests)
+    pd.testing.assert_frame_equal(brief.cache, whole.cache)
+    for table in ("passes", "causes"):
+        with pytest.raises(UserError, match=r'not kept; ask for (them|it) with detail="tables"'):
+            getattr(brief, table)
+
+
 def test_what_else_could_be_kept_is_refused():
-    with pytest.raises(UserError, match="no detail called 'all'; there are requests, cache, tables"):
+    with pytest.raises(UserError, match="no detail called 'all'; there are requests, cache, states, tables"):
         run(world(30.0, 5), detail="all")
 
 

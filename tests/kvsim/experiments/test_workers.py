@@ -1,0 +1,81 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from kvsim.errors import NoTimes, UserError
+from kvsim.experiments import forked
+from kvsim.experiments.workers import map_ordered, map_unordered
+
+pytestmark = pytest.mark.skipif(not forked.can_fork(), reason="processes are not forked here")
+
+HERE = []
+"""Filled by a test: forked processes have what this one has."""
+
+
+@pytest.fixture(autouse=True)
+def two_processors(monkeypatch):
+    monkeypatch.setattr("kvsim.experiments.workers.usable_processors", lambda: 2)
+
+
+def double(number):
+    return 2 * number + len(HERE), os.getpid()
+
+
+def fail_at_three(number):
+    if number == 3:
+        raise ValueError("three")
+    return number
+
+
+def kill_at_three(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_forked_processes_do_the_jobs_with_what_is_here(monkeypatch):
+    monkeypatch.setattr("tests.kvsim.experiments.test_workers.HERE", [None])
+    done = list(map_ordered(double, range(20)))
+    assert [value for value, _ in done] == [2 * number + 1 for number in range(20)]
+    assert len({process for _, process in done} - {os.getpid()}) == 2
+    assert sorted(value for value, _ in map_unordered(double, range(20), workers=3)) == [value for value, _ in done]
+
+
+def test_an_error_in_a_forked_process_is_raised_here():
+    with pytest.raises(ValueError, match="three") as raised:
+        list(map_ordered(fail_at_three, range(6)))
+    assert "fail_at_three" in raised.value.__notes__[0]
+
+
+def test_an_error_that_cannot_be_sent_says_the_same():
+    def work(number):
+        raise NoTimes(f"no times for {number}", threading.Lock())
+
+    with pytest.raises(RuntimeError, match=r"NoTimes: no times for [01]"):
+        list(map_ordered(work, range(2)))
+
+
+def test_a_forked_process_that_dies_is_told():
+    with pytest.raises(UserError, match=r"a worker died, .*; finished runs are kept; try fewer than 2 workers"):
+        list(map_unordered(kill_at_three, range(6), workers=2))
+
+
+def test_processes_end_with_the_last_job_that_is_wanted():
+    jobs = map_unordered(double, range(100), workers=2)
+    _, process = next(jobs)
+    jobs.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_no_process_is_forked_beside_another_thread():
+    over = threading.Event()
+    waiting = threading.Thread(target=over.wait)
+    waiting.start()
+    try:
+        assert not forked.can_fork()
+    finally:
+        over.set()
+        waiting.join()
