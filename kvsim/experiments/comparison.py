@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.errors import Livelock, UserError
 from kvsim.experiments.measures import Measures, share_of_requests, times_digest, whole_run_measures
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from kvsim.simulation.recorder import Progress
+    from kvsim.simulation.recorder import Detail, Progress
     from kvsim.simulation.result import Result
 
 _WORTH_PROCESSES = 1000
@@ -215,14 +215,15 @@ def compare(
     *,
     progress: Progress | None = None,
     snapshots: bool = True,
-    detail: Literal["states", "tables"] = "tables",
+    detail: Detail = "tables",
     fast_forward: bool = True,
     replications: int = 1,
     max_failed: float | str = 0.0,
 ) -> Comparison:
     """Run the scenario under each policy (by default all that are installed) on the same requests and arrivals.
 
-    ``snapshots`` keeps pictures of the cells; ``detail`` and ``fast_forward`` are as for ``run``. With several
+    ``snapshots`` keeps pictures of the cells; ``detail`` and ``fast_forward`` are as for ``run``, and
+    ``detail`` is ``rows`` at least. With several
     ``replications``, every policy is run again with the seeds that follow the scenario's, which gives intervals for the
     measures and for the differences; results and tables are those of the first replication. Policies that failed
     more than a share ``max_failed`` of their requests (0.05 or "5%") are not ranked. Raises ``UserError`` and
@@ -297,7 +298,7 @@ class _Asked(NamedTuple):
 
     scenario: Scenario
     snapshots: bool
-    detail: Literal["states", "tables"]
+    detail: Detail
     fast_forward: bool
 
 
@@ -328,7 +329,7 @@ def _replicate(
     progress: Progress | None,
 ) -> Iterator[tuple[str, RunOutcome | str]]:
     """Run each policy with each further seed; yield its name with the outcome, or with the reason of a failure."""
-    scenario, briefly = asked.scenario, asked._replace(snapshots=False, detail="states")
+    scenario, briefly = asked.scenario, asked._replace(snapshots=False, detail="rows")
     seeded = [briefly._replace(scenario=scenario.model_copy(update={"seed": seed})) for seed in seeds]
     calls = [(each, policy) for each in seeded for policy, _ in served]
     if not calls:

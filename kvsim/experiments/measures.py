@@ -98,7 +98,8 @@ def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | No
     """Return a run's measures by name (``MEASURES``); None for those that are not known.
 
     Requests that arrived during the warm-up do not count, and means over time begin with the first request that does.
-    A result without tables gives the measures of its summary; ``warmup`` must then be ``none``. ``memory_bytes`` is the
+    A result without tables gives the measures of its summary; ``warmup`` must then be ``none``. Without states of the
+    cache, means over time are those of the summary, and nothing may be cut as warm-up. ``memory_bytes`` is the
     mean size of the cells that no other sequence could take, ``cache_bytes`` the size of all cells. ``too_short`` and
     ``unstable`` are 1 if the latencies depend on the length of the run (``estimates.mser5``, ``QueueMonitor``).
     Raises ``UserError``.
@@ -121,7 +122,7 @@ def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | No
         by_name
         | _request_measures(steady)
         | _goodput_measures(steady, slo)
-        | _cache_measures(result.cache, steady, cell_bytes)
+        | _cache_measures(result, cut, steady, cell_bytes)
         | {"warmup_requests": cut, "too_short": int(not enough)}
     )
 
@@ -259,8 +260,17 @@ def _goodput_measures(steady: _SteadyPart, slo: Objectives | None) -> Measures:
     }
 
 
-def _cache_measures(states: pd.DataFrame, steady: _SteadyPart, cell_bytes: float) -> Measures:
+def _cache_measures(result: Result, cut: int, steady: _SteadyPart, cell_bytes: float) -> Measures:
     """Means over time; each state lasts until the next."""
+    if not cut and result.tables is not None and result.tables.cache is None:
+        means = result.summary["cache"]
+        allocated = means["allocated_cells_mean"]
+        return {
+            "utilization_mean": means["utilization_mean"],
+            "external_fragmentation_mean": means["external_fragmentation_mean"],
+            "memory_bytes": None if allocated is None else allocated * cell_bytes,
+        }
+    states = result.cache
     times = states["time_s"].to_numpy(dtype=np.float64)
     lasted = np.diff(np.clip(np.append(times, steady.end_s), steady.start_s, steady.end_s))
     total = float(lasted.sum())

@@ -27,6 +27,7 @@ _sampled = attrgetter(*_SAMPLED)
 _MEANS = {
     **{f"{name}_mean": name for name in _SHARES},
     "stored_cells_mean": "stored",
+    "allocated_cells_mean": "allocated",
     "span_cells_mean": "span",
     "free_extents_mean": "free_extents",
     "largest_free_extent_mean": "largest_free_extent",
@@ -71,6 +72,7 @@ class CacheStates:
                 sums.external_fragmentation / weight,
                 sums.internal_fragmentation / weight,
                 stored,
+                sums.sum_allocated / weight,
                 sums.sum_span / weight,
                 sums.sum_free_extents / weight,
                 sums.sum_largest_free_extent / weight,
@@ -89,9 +91,10 @@ class CacheStates:
         means = self._means.means() if self._means is not None else None
         return dict.fromkeys(_MEANS) if means is None else {key: means[state] for key, state in _MEANS.items()}
 
-    def table(self) -> pd.DataFrame:
-        """One row for each change, valid until the next."""
-        assert self._rows is not None, "no table is kept"
+    def table(self) -> pd.DataFrame | None:
+        """One row for each change, valid until the next; None if they are not kept."""
+        if self._rows is None:
+            return None
         table = self._rows.table()
         stored, allocated = table["stored"].to_numpy(), table["allocated"].to_numpy()
         free = self._capacity - allocated
@@ -109,6 +112,7 @@ class CacheStates:
             external_fragmentation(usages.placeable, free),
             internal_fragmentation(usages.stored, usages.allocated),
             usages.stored,
+            usages.allocated,
             usages.span,
             usages.free_extents,
             usages.largest_free_extent,

@@ -23,10 +23,10 @@ FloatArray = NDArray[np.float64]
 Progress = Callable[[int, float], None]
 """Called with the number of requests that have ended and the simulated time in seconds."""
 
-Detail = Literal["requests", "cache", "states", "tables"]
+Detail = Literal["requests", "cache", "rows", "states", "tables"]
 """What is kept of a run. ``requests``: how its requests fared. ``cache``: also means over time of how full and how
-broken up the cache was. ``states``: also tables of all requests and of all changes of the cache. ``tables``: also a
-table of all forward passes, and what each second was spent on."""
+broken up the cache was. ``rows``: also a table of all requests. ``states``: also a table of all changes of the cache.
+``tables``: also a table of all forward passes, and what each second was spent on."""
 
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 
@@ -47,15 +47,16 @@ class Recorder:
         """``digest``: hash all decisions; ``time_breakdown``: what says what the requests' seconds were spent on, used
         where passes are kept; ``ended`` is called with each request that has ended."""
         tables = detail == "tables"
-        self._tabulates = tables or detail == "states"
+        states = tables or detail == "states"
+        self._keeps_jobs = states or detail == "rows"
         self.detail: Detail = detail
         self.watches = snapshots or digest or detail != "requests"
         """Whether the state of the cache is wanted after each step."""
-        self.can_sum_up = not (snapshots or digest or tables)
+        self.can_sum_up = not (snapshots or digest or states)
         """Whether sums over many steps tell all that is wanted of them."""
         self.latencies = LatencyStats()
         self.queue = QueueMonitor()
-        self.cache_states = CacheStates(averages=detail != "requests", tabulates=self._tabulates)
+        self.cache_states = CacheStates(averages=detail != "requests", tabulates=states)
         self.snapshots = SnapshotTaker() if snapshots else None
         self.jobs: list[Job] = []
         """In the order in which they ended, where tables are kept."""
@@ -129,7 +130,7 @@ class Recorder:
             self.queue.admitted += 1
         if self._time_breakdown is not None:
             self._time_breakdown.finish(job)
-        if self._tabulates:
+        if self._keeps_jobs:
             self.jobs.append(job)
         if self._progress is not None:
             self._progress(self.latencies.ended, job.finished_s)
@@ -277,7 +278,7 @@ class Recorder:
 
     def tables(self) -> Tables | None:
         """All that was recorded row by row; None if tables are not kept."""
-        if not self._tabulates:
+        if not self._keeps_jobs:
             return None
         passes, causes = None if self._passes is None else self._passes.table(), None
         if passes is not None and self._time_breakdown is not None:

@@ -44,7 +44,9 @@ class Result:
 
     @property
     def cache(self) -> pd.DataFrame:
-        """The state of the cache over time. Raises ``UserError`` if no tables were kept."""
+        """The state of the cache over time. Raises ``UserError`` if it was not kept."""
+        if self._kept_tables.cache is None:
+            raise UserError(f'{self.policy}: states of the cache were not kept; ask for them with detail="states"')
         return self._kept_tables.cache
 
     @property

@@ -123,8 +123,8 @@ def run(
 ) -> Result:
     """Run a scenario, given as such or by name or file, with predicted step times, under its own policy or another.
 
-    ``detail`` says what is kept of it: how the requests fared, or also means of how full the cache was, or also tables
-    of requests and states, or of everything (``recorder.Detail``). The less, the faster is a long run, and with the
+    ``detail`` says what is kept of it: how the requests fared, or also means of how full the cache was, or also a table
+    of requests, of states, or of everything (``recorder.Detail``). The less, the faster is a long run, and with the
     least whole groups decode in lockstep. ``snapshots`` keeps pictures of the cells. ``fast-forward`` takes decode
     steps that are alike in one event, to the same result as one by one. Raises ``UserError`` and ``WorkloadError``.
     """

@@ -40,7 +40,7 @@ class Tables(NamedTuple):
 
     requests: pd.DataFrame
     """One row for each request, in order of its number."""
-    cache: pd.DataFrame
+    cache: pd.DataFrame | None = None
     """The state of the cache over time: one row for each change, valid until the next."""
     passes: pd.DataFrame | None = None
     """One row for each forward pass."""

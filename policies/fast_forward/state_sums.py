@@ -53,6 +53,7 @@ class StateSums:
         "span_stop",
         "steps",
         "stored",
+        "sum_allocated",
         "sum_free_extents",
         "sum_largest_free_extent",
         "sum_span",
@@ -66,7 +67,9 @@ class StateSums:
         """Steps summed up so far."""
         self.weight = 0.0
         """Their weight."""
-        self.sum_stored = self.sum_span = self.sum_free_extents = self.sum_largest_free_extent = 0.0
+        self.sum_stored = self.sum_allocated = self.sum_span = self.sum_free_extents = self.sum_largest_free_extent = (
+            0.0
+        )
         self.external_fragmentation = self.internal_fragmentation = 0.0
         """Sums of the shares that ``Usage`` defines."""
         self.scores = 0
@@ -102,6 +105,7 @@ class StateSums:
         weighted = stored * weight + growth * later
         self.weight += weight
         self.sum_stored += weighted
+        self.sum_allocated += self.allocated * weight
         self.sum_span += span * weight
         if span < self.span_stop:
             self.sum_span += later
@@ -126,6 +130,7 @@ class StateSums:
         weight = float(weights.sum())
         self.weight += weight
         self.sum_stored += float(weights @ states.stored)
+        self.sum_allocated += float(weights @ states.allocated)
         self.sum_span += float(weights @ states.span)
         self.sum_free_extents += float(weights @ states.free_extents)
         self.sum_largest_free_extent += float(weights @ states.largest_free_extent)

@@ -79,7 +79,7 @@ def compare(
             policy,
             progress=progress,
             snapshots=plots and not as_json,
-            detail="states",
+            detail="states" if plots else "rows",
             fast_forward=not (no_fast_forward or no_leap),
             replications=replications,
             max_failed=ranked_up_to,

@@ -9,7 +9,14 @@ import pytest
 
 import kvsim
 from kvsim import UserError
-from kvsim.experiments.measures import MEASURES, Objectives, latencies_by_arrival, measures, share_of_requests
+from kvsim.experiments.measures import (
+    MEASURES,
+    Objectives,
+    latencies_by_arrival,
+    measures,
+    share_of_requests,
+    whole_run_measures,
+)
 from kvsim.experiments.verdict import judge, pareto, rank
 from tests.worlds import command
 
@@ -199,6 +206,17 @@ def test_measures_without_warmup_are_those_of_the_summary(chat):
             assert full[name] == pytest.approx(value, rel=1e-9), name
     assert 0 < full["memory_bytes"] < full["cache_bytes"]
     assert full["goodput_requests_per_s"] is None
+
+
+def test_measures_of_a_whole_run_need_no_states(chat):
+    rows, whole = kvsim.run(chat.scenario, "paged", detail="rows"), whole_run_measures(chat)
+    found = whole_run_measures(rows)
+    assert {name: found[name] is None for name in MEASURES} == {name: whole[name] is None for name in MEASURES}
+    assert {k: v for k, v in found.items() if v is not None} == pytest.approx(
+        {k: v for k, v in whole.items() if v is not None}, rel=1e-9
+    )
+    with pytest.raises(UserError, match='detail="states"'):
+        measures(rows, 20)
 
 
 def test_requests_of_the_warmup_do_not_count(chat):

@@ -71,16 +71,19 @@ def test_tables_are_there_when_they_are_asked_for():
 
 
 def test_requests_and_states_can_be_kept_without_passes():
-    whole, brief = (run(world(30.0, 60), detail=detail) for detail in ("tables", "states"))
+    whole, brief, rows = (run(world(30.0, 60), detail=detail) for detail in ("tables", "states", "rows"))
     pd.testing.assert_frame_equal(brief.requests, whole.requests)
     pd.testing.assert_frame_equal(brief.cache, whole.cache)
+    pd.testing.assert_frame_equal(rows.requests, whole.requests, rtol=1e-9)
+    with pytest.raises(UserError, match='ask for them with detail="states"'):
+        _ = rows.cache
     for table in ("passes", "causes"):
         with pytest.raises(UserError, match=r'not kept; ask for (them|it) with detail="tables"'):
             getattr(brief, table)
 
 
 def test_what_else_could_be_kept_is_refused():
-    with pytest.raises(UserError, match="no detail called 'all'; there are requests, cache, states, tables"):
+    with pytest.raises(UserError, match="no detail called 'all'; there are requests, cache, rows, states, tables"):
         run(world(30.0, 5), detail="all")
 
 
