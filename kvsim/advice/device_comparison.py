@@ -260,7 +260,7 @@ class DeviceComparison(Question):
         """Draw the largest load of each device and, where prices were given, what a million output tokens cost."""
         from kvsim.reports.device_comparison_plot import device_comparison_figure
 
-        return device_comparison_figure(self)
+        return device_comparison_figure(self.to_dict())
 
     def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Write all results to a folder and return the files.

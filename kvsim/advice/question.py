@@ -13,7 +13,7 @@ from kvsim.costs.devices import devices
 from kvsim.costs.profile import Profile
 from kvsim.errors import UserError
 from kvsim.experiments.traffic import Traffic
-from kvsim.results import writable
+from kvsim.results import save_picture, writable
 from kvsim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -136,9 +136,7 @@ def write_answer(
         written[0].write_text(text + "\n", encoding="utf-8")
         answer.table.to_csv(written[1], index=False)
         answer.candidates.to_csv(written[2], index=False)
-        if plots:
-            written.append(target / "recommendation.png")
-            answer.plot().savefig(written[-1], dpi=130)
+        written += save_picture(target / "recommendation.png", answer.plot if plots else None)
         for name, scenario in scenarios:
             written.append(target / name)
             written[-1].write_text(scenario.to_toml(), encoding="utf-8")

@@ -296,7 +296,7 @@ class Recommendation(Question):
         """Draw the finalists' distance from the bounds, and their largest loads."""
         from kvsim.reports.recommendation_plot import recommendation_figure
 
-        return recommendation_figure(self)
+        return recommendation_figure(self.to_dict())
 
     def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Write all results to a folder and return the files.

@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.advice.remedies import FAILURES, REMEDIES, Remedy
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError, counted
-from kvsim.results import writable
+from kvsim.results import save_picture, writable
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import failure_lines
 from kvsim.simulation.job import FailureKind
@@ -236,16 +236,12 @@ class Diagnosis:
     def save(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Write why.csv and, with ``plots``, why.png to a folder and return the files. Raises ``UserError``."""
         target = writable(folder)
-        picture, table = target / "why.png", target / "why.csv"
+        table = target / "why.csv"
         try:
             self.requests.to_csv(table, index=False)
-            if plots:
-                self.plot().savefig(picture, dpi=130)
-            else:
-                picture.unlink(missing_ok=True)  # It would pass for a picture of this table.
+            return [*save_picture(target / "why.png", self.plot if plots else None), table]
         except OSError as e:
             raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return [picture, table] if plots else [table]
 
 
 def why(

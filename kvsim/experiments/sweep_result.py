@@ -29,7 +29,7 @@ from kvsim.experiments.verdict import (
     rank,
     reason_not_to_rank,
 )
-from kvsim.results import writable
+from kvsim.results import save_picture, writable
 from kvsim.scenario.assumptions import assumptions
 from kvsim.simulation.failures import failure_lines
 
@@ -376,7 +376,7 @@ class SweepResult:
         """
         from kvsim.reports.sweep_plots import sweep_figure
 
-        return sweep_figure(self.table, self.plan, [measure_called(m) for m in measures or self.drawn])
+        return sweep_figure(self.table, self.plan.file, [measure_called(m) for m in measures or self.drawn])
 
     def save(self, folder: str | Path | None = None, *, plots: bool = True) -> list[Path]:
         """Write the tables and, with ``plots``, the figure, by default beside the store, and return the files.
@@ -390,19 +390,15 @@ class SweepResult:
         tables = {names["csv"]: self.table, names["runs"]: self.runs, names["best"]: self.best()}
         if len(self.failures):
             tables[names["failures"]] = self.failures
-        written, picture = [target / name for name in (names["json"], *tables)], target / names["png"]
+        written = [target / name for name in (names["json"], *tables)]
         try:
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
             written[0].write_text(text + "\n", encoding="utf-8")
             for name, table in tables.items():
                 table.to_csv(target / name, index=False)
-            if plots:
-                self.plot().savefig(picture, dpi=130)
-            else:
-                picture.unlink(missing_ok=True)  # It would pass for a picture of these tables.
+            return written + save_picture(target / names["png"], self.plot if plots else None)
         except OSError as e:
             raise UserError(f"{target}: cannot write results: {e.strerror}") from None
-        return [*written, picture] if plots else written
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""

@@ -40,8 +40,11 @@ _SNAPSHOT_FILES = (FILE, "films.npz")
 """Names of the saved snapshots, now and in earlier versions."""
 
 
-def comparison_page(folder: Path, saved: dict[str, Any]) -> Page:
-    """Make the page of a folder; ``saved`` is the content of its ``comparison.json``."""
+def comparison_page(folder: Path, saved: dict[str, Any], pictures: Path | None = None, missing: str = "") -> Page:
+    """Make the page of a folder; ``saved`` is the content of its ``comparison.json``.
+
+    ``pictures``: another folder with pictures of it; ``missing``: why there are no more of them.
+    """
     scenario = read(folder / "scenario.toml")
     runs: list[dict[str, Any]] = saved["policies"]
     first = runs[0]
@@ -54,17 +57,19 @@ def comparison_page(folder: Path, saved: dict[str, Any]) -> Page:
     ]
     asked += plugins(saved)
     figures = [Figure.of("Latency", latency_ranges(runs), "P50, P95 and P99 of TTFT, TPOT and end-to-end latency")]
+    folders = [folder] if pictures is None else [folder, pictures]
     for name, title in _FIGURES.items():
-        if (folder / name).is_file():
-            figures.append(Figure.of_png(title, (folder / name).read_bytes(), title, wide=True))
+        path = next((path / name for path in folders if (path / name).is_file()), None)
+        if path is not None:
+            figures.append(Figure.of_png(title, path.read_bytes(), title, wide=True))
     tables = [_request_table(runs), *(_latency_table(saved, runs, key) for key in _LATENCIES)]
     if saved.get("intervals"):
         tables.append(_interval_table(saved))
     sections = [
         Section("Latency and throughput", tables=tables, figures=figures),
-        Section("The cache", tables=_cache_tables(runs)),
+        Section("The cache", [f"Not drawn over time: {missing}."] if missing else [], _cache_tables(runs)),
     ]
-    path = next((folder / name for name in _SNAPSHOT_FILES if (folder / name).is_file()), None)
+    path = next((path / name for path in folders for name in _SNAPSHOT_FILES if (path / name).is_file()), None)
     if path is not None:
         strips = [SnapshotStrip(snapshots) for snapshots in load_snapshots(path)]
         sections.append(Section("The cells over time", snapshots=strips))

@@ -57,11 +57,11 @@ class Figure:
     """Whether small screens scroll the image instead of shrinking it."""
 
     @classmethod
-    def of(cls, title: str, drawing: Drawing, alt: str) -> Figure:
+    def of(cls, title: str, drawing: Drawing, alt: str, *, wide: bool = False) -> Figure:
         """Make one from a matplotlib figure."""
         data = io.BytesIO()
         drawing.savefig(data, format="png", dpi=120)
-        return cls.of_png(title, data.getvalue(), alt)
+        return cls.of_png(title, data.getvalue(), alt, wide=wide)
 
     @classmethod
     def of_png(cls, title: str, data: bytes, alt: str, *, wide: bool = False) -> Figure:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import platform
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kvsim
 from kvsim.errors import UserError
 from kvsim.experiments.policy_code import plugins_line
-from kvsim.reports.page import Section
+from kvsim.reports.page import Figure, Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
 
 _VERSIONS = ("numpy", "scipy", "simpy", "pandas")
 
@@ -37,6 +40,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise UserError(f"{path}: a JSON object is expected")
     return saved
+
+
+def picture(path: Path, title: str, draw: Callable[[], Drawing]) -> Figure:
+    """The picture that was saved with the results; drawn from them if none was."""
+    if path.is_file():
+        return Figure.of_png(title, path.read_bytes(), title, wide=True)
+    return Figure.of(title, draw(), title, wide=True)
 
 
 def reproduce(command: str, listings: Sequence[tuple[str, str]]) -> Section:

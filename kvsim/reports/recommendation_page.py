@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvsim.advice.engine_flags import COMMANDS
 from kvsim.advice.flag_effects import Effect
-from kvsim.reports.page import Cell, Figure, Page, Section, Table, interval, number, words
-from kvsim.reports.parts import footer, read, reproduce
+from kvsim.reports.page import Cell, Page, Section, Table, interval, number, words
+from kvsim.reports.parts import footer, picture, read, reproduce
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
 
 _SETTINGS = (
     "policy",
@@ -25,6 +28,7 @@ _SETTINGS = (
     "type_v",
 )
 _CANDIDATE_COLUMNS = (*_SETTINGS, "reason", "detail")
+_PICTURE = "recommendation.png"
 
 
 def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
@@ -41,12 +45,10 @@ def recommendation_page(folder: Path, saved: dict[str, Any]) -> Page:
         f"{searched['settings']:,} settings, {searched['runs']:,} runs of up to {traffic['requests']:,} requests. "
         f"{traffic['note']}.",
     ]
-    figures = []
-    if (folder / "recommendation.png").is_file():
-        title = "Distance from the bounds, and largest loads"
-        figures.append(Figure.of_png(title, (folder / "recommendation.png").read_bytes(), title, wide=True))
+    title = "Distance from the bounds, and largest loads"
+    drawn = picture(folder / _PICTURE, title, lambda: _drawn(saved))
     sections = [
-        Section("The best settings", [str(saved["rule"]).capitalize() + "."], [_best_table(saved)], figures),
+        Section("The best settings", [str(saved["rule"]).capitalize() + "."], [_best_table(saved)], [drawn]),
         Section("Commands", listings=_commands(saved)),
         Section("Settings that were ruled out", tables=_ruled_out(folder, saved)),
         Section("Limits of these predictions", [str(line) for line in saved["limits"]]),
@@ -106,23 +108,29 @@ def _devices_page(folder: Path, saved: dict[str, Any]) -> Page:
         prices = [number(each[key]) for key in ("price_per_hour", "cost_per_million", "cost_per_million_at_largest")]
         verdict = words(each["verdict"] or "no verdict")
         rows.append([words(each["device"]), verdict, *measures, *loads, rate, *prices])
-    figures = []
-    if (folder / "recommendation.png").is_file():
-        title = "Largest load of each device, and what a million output tokens cost"
-        figures.append(Figure.of_png(title, (folder / "recommendation.png").read_bytes(), title, wide=True))
+    title = "Largest load of each device, and what a million output tokens cost"
+    drawn = picture(folder / _PICTURE, title, lambda: _drawn(saved))
     note = "Loads are multiples of the load asked about."
     unknown = [f"{each['device']}: {each['no_verdict']}." for each in devices if each["no_verdict"]]
     typed = [(each["device"], f"{each['command']} {each['typed']}") for each in devices if each["command"]]
     chosen = [each for each in devices if each["scenario"]]
     files = [(f"Scenario for {each['device']}", read(folder / each["scenario"])) for each in chosen]
     sections = [
-        Section("The devices", unknown, [Table("By device, with intervals", heads, rows, note)], figures),
+        Section("The devices", unknown, [Table("By device, with intervals", heads, rows, note)], [drawn]),
         Section("Commands", listings=typed),
         Section("Limits of these predictions", [str(line) for line in saved["limits"]]),
         reproduce(str(saved["command"]), files),
     ]
     conclusion = [*(str(line) for line in saved["bases"]), str(saved["conclusion"])]
     return Page(f"Devices for {saved['scenario']}", asked, conclusion, sections, footer())
+
+
+def _drawn(saved: dict[str, Any]) -> Drawing:
+    """The figure of an answer with times."""
+    from kvsim.reports.device_comparison_plot import device_comparison_figure
+    from kvsim.reports.recommendation_plot import recommendation_figure
+
+    return device_comparison_figure(saved) if "devices" in saved else recommendation_figure(saved)
 
 
 def _best_table(saved: dict[str, Any]) -> Table:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import counted
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
 from kvsim.experiments.sweep_result import MOST_DRAWN
-from kvsim.reports.page import Cell, Figure, Page, Section, Table, milliseconds, number, words
-from kvsim.reports.parts import footer, plugin_options, plugins, reproduce
+from kvsim.reports.page import Cell, Page, Section, Table, milliseconds, number, words
+from kvsim.reports.parts import footer, picture, plugin_options, plugins, reproduce
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
 
 _SHOWN = ("e2e_mean", "e2e_p95", "ttft_p95", "tpot_p95", "throughput_tokens_per_s", "failed_share", "preemptions")
 _MOST_FAILURES = 200
 """Maximum number of failed runs listed."""
 
 
-def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") -> Page:
-    """Make the page of a sweep in a folder; ``saved`` is the content of its JSON file."""
+def sweep_page(folder: Path, saved: dict[str, Any], name: str = "sweep.png") -> Page:
+    """Make the page of a sweep in a folder; ``saved`` is the content of its JSON file, ``name`` that of its picture."""
     import tomli_w
 
     sweep, points = saved["sweep"], saved["points"]
@@ -34,10 +37,10 @@ def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") 
     ]
     asked += plugins(saved)
     figures = []
-    if (folder / picture).is_file():
+    if points:
         drawn = sweep.get("show", [saved["measure"]])[:MOST_DRAWN]
         title = f"{', '.join(drawn)} over the axes"
-        figures.append(Figure.of_png(title, (folder / picture).read_bytes(), title, wide=True))
+        figures.append(picture(folder / name, title, lambda: _drawn(sweep, points, drawn)))
     sections = [
         Section("The best policy at each point", tables=[_best_table(saved, axes)], figures=figures),
         Section("All points", tables=[_points_table(saved, axes)]),
@@ -50,6 +53,16 @@ def sweep_page(folder: Path, saved: dict[str, Any], picture: str = "sweep.png") 
     return Page(
         f"Sweep: {saved['name']}", asked, [*saved.get("basis", ()), str(saved["conclusion"])], sections, footer()
     )
+
+
+def _drawn(sweep: dict[str, Any], points: list[dict[str, Any]], measures: list[str]) -> Drawing:
+    """The figure of a sweep, from the rows of its table."""
+    import pandas as pd
+
+    from kvsim.experiments.sweep_file import SweepFile
+    from kvsim.reports.sweep_plots import sweep_figure
+
+    return sweep_figure(pd.DataFrame(points), SweepFile.model_validate(sweep), measures)
 
 
 def _best_table(saved: dict[str, Any], axes: list[str]) -> Table:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure, SubFigure
 
-from kvsim.experiments.sweep_file import Span, SweepPlan
+from kvsim.experiments.sweep_file import Span, SweepFile
 from kvsim.experiments.verdict import BOUND
 
 _MOST_PANELS = 6
@@ -28,30 +28,31 @@ _LETTER_IN = 0.1
 """Maximum width of a letter of a tick label, in inches."""
 
 
-def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measures: Sequence[str]) -> Figure:
-    """Draw measures over the axes, with a colour per policy and intervals over replications.
+def sweep_figure(table: pd.DataFrame, file: SweepFile, measures: Sequence[str]) -> Figure:
+    """Draw measures of a table (``SweepResult.table``) over the axes, with a colour per policy and intervals.
 
     For each measure a grid of one axis takes one panel; a grid of two or three has a panel for each value of the other
     axes, if they have few values. Other designs and larger grids are drawn as points over each axis in turn. Points
     with failed requests are hollow.
     """
     drawn = {measure: table[table[measure].notna()] if len(table) else table for measure in measures}
-    numeric = [key for key in plan.axes if pd.api.types.is_numeric_dtype(table[key])]
-    across = max(numeric or plan.axes, key=lambda key: table[key].nunique(), default=None)
-    others = [key for key in plan.axes if key != across]
+    keys, palette = list(file.axes), _palette(list(dict.fromkeys(table["policy"])))
+    numeric = [key for key in keys if pd.api.types.is_numeric_dtype(table[key])]
+    across = max(numeric or keys, key=lambda key: table[key].nunique(), default=None)
+    others = [key for key in keys if key != across]
     columns, rows = [*others, None, None][:2]
     few = all(table[key].nunique() <= _MOST_PANELS for key in others)
-    grid = plan.file.design == "grid" and len(plan.axes) <= 3 and few
-    width, height = _panels_size(table, columns, rows) if grid else _dots_size(plan)
+    grid = file.design == "grid" and len(keys) <= 3 and few
+    width, height = _panels_size(table, columns, rows) if grid else _dots_size(len(keys))
     # Measures with a single panel stand side by side, others one above the other.
     beside = 2 if len(measures) > 1 and grid and columns is None else 1
     with mpl.rc_context({**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}):
         figure = Figure(figsize=(width * beside, height * -(-len(measures) // beside)), layout="constrained")
         for measure, part in zip(measures, _parts(figure, len(measures), beside), strict=False):
             if grid:
-                _panels(part, width, drawn[measure], plan, measure, across, columns, rows)
+                _panels(part, width, drawn[measure], palette, measure, across, columns, rows)
             else:
-                _dots(part, drawn[measure], plan, measure)
+                _dots(part, drawn[measure], file, palette, measure)
             if len(measures) > 1:
                 part.suptitle(f"{measure}{_unit(measure)}", fontsize=12)
                 for axis in part.axes:
@@ -60,7 +61,7 @@ def sweep_figure(table: pd.DataFrame, plan: SweepPlan, measures: Sequence[str]) 
         _legend(figure, figure.axes[0])
         hollow = "; hollow: requests failed" if any(_failed(each).any() for each in drawn.values()) else ""
         what = f": {measures[0]}{_unit(measures[0])}" if len(measures) == 1 else ""
-        figure.suptitle(f"{plan.name}{what}{hollow}", fontsize=14)
+        figure.suptitle(f"{file.name}{what}{hollow}", fontsize=14)
     return figure
 
 
@@ -87,16 +88,16 @@ def _panels_size(table: pd.DataFrame, columns: str | None, rows: str | None) -> 
     return max(3.2 + 3.4 * len(_values(table, columns)), 7.5), 1.6 + 3.2 * len(_values(table, rows))
 
 
-def _dots_size(plan: SweepPlan) -> tuple[float, float]:
+def _dots_size(n_axes: int) -> tuple[float, float]:
     """Width and height of a panel for each axis, in inches."""
-    return max(4.6 * min(len(plan.axes), 3), 7.5), 1.4 + 3.6 * -(-len(plan.axes) // 3)
+    return max(4.6 * min(n_axes, 3), 7.5), 1.4 + 3.6 * -(-n_axes // 3)
 
 
 def _panels(
     figure: Figure | SubFigure,
     width: float,
     table: pd.DataFrame,
-    plan: SweepPlan,
+    palette: dict[str, Any],
     measure: str,
     across: str | None,
     columns: str | None,
@@ -105,7 +106,6 @@ def _panels(
     column_values, row_values = _values(table, columns), _values(table, rows)
     room = (width - 1.0) / len(column_values)
     axes = figure.subplots(len(row_values), len(column_values), squeeze=False, sharex=True, sharey=True)
-    palette = _palette(plan.policies)
     for i, row in enumerate(row_values):
         for j, column in enumerate(column_values):
             axis, part = axes[i, j], table
@@ -148,8 +148,10 @@ def _line(axis: Axes, part: pd.DataFrame, measure: str, across: str | None, poli
     axis.plot(x_failed, part[measure][failed], marker, markersize=6, markerfacecolor="white", color=colour, zorder=5)
 
 
-def _dots(figure: Figure | SubFigure, table: pd.DataFrame, plan: SweepPlan, measure: str) -> None:
-    keys = plan.axes
+def _dots(
+    figure: Figure | SubFigure, table: pd.DataFrame, file: SweepFile, palette: dict[str, Any], measure: str
+) -> None:
+    keys = list(file.axes)
     columns = min(len(keys), 3)
     rows = -(-len(keys) // columns)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
@@ -157,7 +159,6 @@ def _dots(figure: Figure | SubFigure, table: pd.DataFrame, plan: SweepPlan, meas
         axis.set_visible(False)
     for axis, key in zip(axes.flat, keys, strict=False):
         text = table if pd.api.types.is_numeric_dtype(table[key]) else table.astype({key: str})
-        palette = _palette(plan.policies)
         markers = {policy: _MARKERS[at % len(_MARKERS)] for at, policy in enumerate(palette)}
         sns.scatterplot(
             text, x=key, y=measure, hue="policy", style="policy", palette=palette, markers=markers, s=34, ax=axis
@@ -165,7 +166,7 @@ def _dots(figure: Figure | SubFigure, table: pd.DataFrame, plan: SweepPlan, meas
         for policy, part in text[_failed(text)].groupby("policy", sort=False):
             look = {"marker": markers[str(policy)], "edgecolor": palette[str(policy)]}
             axis.scatter(part[key], part[measure], s=34, facecolor="white", zorder=5, **look)
-        spec = plan.file.axes[key]
+        spec = file.axes[key]
         if isinstance(spec, Span) and spec.scale == "log":
             axis.set_xscale("log")
     for axis in axes.flat:

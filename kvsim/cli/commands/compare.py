@@ -64,6 +64,7 @@ def compare(
     from kvsim.simulation.run import profile_of
     from policies import available
 
+    plots = plots and not as_json  # There is no folder for them.
     ranked_up_to = share_of_requests("--max-failed", max_failed)
     load_plugins(plugin)
     loaded = load_with(
@@ -78,7 +79,7 @@ def compare(
             loaded,
             policy,
             progress=progress,
-            snapshots=plots and not as_json,
+            snapshots=plots,
             detail="states" if plots else "rows",
             fast_forward=not (no_fast_forward or no_leap),
             replications=replications,
@@ -96,7 +97,7 @@ def compare(
         written = comparison.save(out / loaded.name, plots=plots)
         named = ("comparison.csv", "comparison.png", "cells.png")
         first = [path.name for path in written if path.name in named]
-        more = "" if plots else "; --plots draws them too"
+        more = "" if plots else "; --plots draws pictures too"
         typer.echo(
             f"\nSaved {', '.join(first)} and {len(written) - len(first)} more files in {written[0].parent}/{more}"
         )

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from kvsim.cli.progress import RunProgress
+
 app = typer.Typer(add_completion=False)
 
 
@@ -25,8 +27,12 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page about saved results; it needs no network and opens from disk."""
+    """Write one self-contained HTML page about saved results; it needs no network and opens from disk.
+
+    Pictures that were not saved are drawn; for those of the cache over time the runs of a comparison are repeated.
+    """
     from kvsim.reports.sources import report as write
 
-    written = write(results, out)
+    with RunProgress("running it again for its pictures", 100) as bar:
+        written = write(results, out, progress=bar.share)
     typer.echo(f"Wrote {written} ({written.stat().st_size / 1e6:.1f} MB)")

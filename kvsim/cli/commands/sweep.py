@@ -74,7 +74,7 @@ def sweep(
     except KeyboardInterrupt:
         finished = f"{progress.done:,} of {progress.total:,} runs are kept"
         raise typer.Exit(fail(f"stopped; {finished}; the same command goes on from there", 130)) from None
-    written = result.save(plots=plots and not as_json)
+    written = result.save(plots=plots)
     warn((*result.warnings, *_failures(result)))
     if as_json:
         print_json(result.to_dict())

@@ -119,7 +119,7 @@ def test_compare_writes_a_picture_and_tables(kvsim, tmp_path):
         assert (folder / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     printed = succeeded(kvsim("compare", "chat", *BOTH, "--requests", "40", "--out", "kept"))
     assert list(folder.glob("*.png")) + list(folder.glob("*.npz")) == []
-    assert "in kept/chat/; --plots draws them too" in printed
+    assert "in kept/chat/; --plots draws pictures too" in printed
 
 
 MISTAKES = {

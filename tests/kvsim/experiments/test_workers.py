@@ -1,10 +1,14 @@
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
+import kvsim
 from kvsim.errors import NoTimes, UserError
 from kvsim.experiments import forked
 from kvsim.experiments.workers import map_ordered, map_unordered
@@ -82,3 +86,48 @@ def test_no_process_is_forked_beside_another_thread():
     finally:
         over.set()
         waiting.join()
+
+
+@pytest.mark.slow
+def test_forked_or_new_the_processes_give_the_same(monkeypatch):
+    monkeypatch.setattr("kvsim.experiments.comparison._WORTH_PROCESSES", 1)
+    scenario, policies = kvsim.load("chat", workload__requests=40), ["paged", "contiguous"]
+    forks = kvsim.compare(scenario, policies, snapshots=False)
+    monkeypatch.setattr("kvsim.experiments.workers.can_fork", lambda: False)
+    new = kvsim.compare(scenario, policies, snapshots=False)
+    assert forks.outcomes == new.outcomes
+
+
+FOREVER = """
+import time
+from kvsim.experiments.workers import map_unordered
+
+def work(number):
+    print(number, flush=True)
+    time.sleep(600)
+
+list(map_unordered(work, [0, 1], workers=2))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signalled", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_behind(signalled):
+    environment = os.environ | {"PYTHONPATH": str(Path(kvsim.__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-c", FOREVER],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as running:
+        assert running.stdout is not None
+        for _ in range(2):
+            running.stdout.readline()
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        assert len(children) == 2
+        running.send_signal(signalled)
+        running.wait(10)
+    until = time.monotonic() + 10
+    while any(Path(f"/proc/{child}/cmdline").exists() for child in children):
+        assert time.monotonic() < until, "workers outlive what started them"
+        time.sleep(0.01)

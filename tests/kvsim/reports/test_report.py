@@ -56,7 +56,8 @@ def all_policies_page(results, tmp_path_factory):
         for i, preset in enumerate(PRESETS, 1)
     ]
     (folder / "comparison.json").write_text(json.dumps(saved))
-    shutil.copy(results / "scenario.toml", folder)
+    for name in ("scenario.toml", "comparison.png"):
+        shutil.copy(results / name, folder)
     return kvsim.report(folder)
 
 
@@ -255,6 +256,49 @@ def test_a_report_of_a_comparison_over_replications(replications_page):
     assert "Over replications" in html
     assert "--policy oracle --replications 2" in html
     assert html.count("data:image/png") >= 3
+
+
+@pytest.mark.slow
+def test_a_comparison_saved_without_pictures_is_drawn_for_its_page(page, tmp_path):
+    heard = []
+    found = kvsim.compare(kvsim.load("chat", workload__requests=60), POLICIES, snapshots=False, detail="rows")
+    found.save(tmp_path, plots=False)
+    html = kvsim.report(tmp_path, progress=heard.append).read_text(encoding="utf-8")
+    for part in ("data:image/png", 'type="range"', "The cells over time"):
+        assert html.count(part) == page.read_text(encoding="utf-8").count(part) > 0
+    assert heard == sorted(heard)
+    assert heard[-1] == 1
+    assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "old", "new", "why"),
+    [
+        ("scenario.toml", "seed = ", "seed = 1", "repeated with this version, the runs have other results"),
+        ("comparison.json", '"policy": "paged"', '"policy": "mine"', "no policy called &#39;mine&#39;"),
+    ],
+)
+def test_a_comparison_that_cannot_be_repeated_is_not_drawn_over_time(results, tmp_path, file, old, new, why):
+    for name in ("scenario.toml", "comparison.json"):
+        shutil.copy(results / name, tmp_path)
+    text = (tmp_path / file).read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / file).write_text(text.replace(old, new), encoding="utf-8")
+    html = kvsim.report(tmp_path).read_text(encoding="utf-8")
+    assert f"Not drawn over time: {why}" in html
+    assert html.count("data:image/png") == 1
+
+
+@pytest.mark.slow
+def test_what_was_saved_without_pictures_is_drawn_for_its_page(recommended, tmp_path):
+    sweep = {"name": "slots", "scenario": "chat", "policies": ["paged", "ring"], "axes": {"server.slots": [2, 4]}}
+    found = kvsim.sweep(sweep, requests=20, out=tmp_path / "sweep.sqlite", workers=1)
+    found.save(plots=False)
+    recommended.save(tmp_path / "answer", plots=False)
+    assert not list(tmp_path.rglob("*.png"))
+    for folder in (tmp_path, tmp_path / "answer"):
+        assert kvsim.report(folder).read_text(encoding="utf-8").count("data:image/png") == 1
 
 
 @pytest.fixture(scope="module")
