@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from policies.content import Key
 from policies.paging.free_lists.protocol import BlockKeys
+
+_FEWEST = 64
+"""So many blocks must at least have left a list before those behind them are moved up."""
 
 
 class LruQueue:
@@ -15,37 +17,64 @@ class LruQueue:
     tracks_use = False
 
     def __init__(self, blocks: Iterable[int], keys: BlockKeys, *, plain_first: bool = True):
-        self._queue = OrderedDict.fromkeys(blocks)
         self._keys = keys
         self._plain_first = plain_first
+        self._front: list[int] = []
+        """Plain blocks that go before all others, the next to be handed out last."""
+        self._queue = list(blocks)
+        """All others in order, from the index ``_next`` on."""
+        self._next = 0
+        self._gone: dict[int, int] = {}
+        """Blocks that were taken out of the middle, and how often: their first so many entries do not count."""
+        self._n = len(self._queue)
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return self._n
 
     def take(self, n: int) -> list[int]:
         """Hand out the first ``n`` blocks of the queue."""
-        pop = self._queue.popitem
-        return [pop(False)[0] for _ in range(n)]
+        front, queue, first = self._front, self._queue, self._next
+        self._n -= n
+        taken: list[int] = []
+        if front:
+            taken = front[: -n - 1 : -1]
+            del front[len(front) - len(taken) :]
+            n -= len(taken)
+        if not self._gone:
+            taken += queue[first : first + n]
+            first += n
+        else:
+            while n:
+                block = queue[first]
+                first += 1
+                if not self._is_gone(block):
+                    taken.append(block)
+                    n -= 1
+        if first >= _FEWEST and 2 * first > len(queue):
+            del queue[:first]
+            first = 0
+        self._next = first
+        return taken
 
     def release(self, blocks: Sequence[int]) -> None:
         """Queue blocks: the first plain one will be handed out next, the last cached one after all others."""
-        queue, keys = self._queue, self._keys
+        self._n += len(blocks)
         if not self._plain_first:
-            queue.update(dict.fromkeys(blocks))
+            self._queue += blocks
             return
-        plain = []
-        for block in blocks:
-            if keys[block] is not None:
-                queue[block] = None
-            else:
-                plain.append(block)
-        for block in reversed(plain):
-            queue[block] = None
-            queue.move_to_end(block, last=False)
+        keys = self._keys
+        plain = [block for block in blocks if keys[block] is None]
+        if not plain:
+            self._queue += blocks
+            return
+        self._front += plain[::-1]
+        if len(plain) < len(blocks):
+            self._queue += [block for block in blocks if keys[block] is not None]
 
     def remove(self, block: int) -> None:
         """Take a block out of the middle of the queue."""
-        del self._queue[block]
+        self._gone[block] = self._gone.get(block, 0) + 1
+        self._n -= 1
 
     def forget(self, block: int) -> None:
         """The block keeps its place in the queue."""
@@ -58,4 +87,22 @@ class LruQueue:
 
     def order(self) -> list[int]:
         """The queue, front first."""
-        return list(self._queue)
+        gone = dict(self._gone)
+        found = self._front[::-1]
+        for block in self._queue[self._next :]:
+            if gone.get(block):
+                gone[block] -= 1
+            else:
+                found.append(block)
+        return found
+
+    def _is_gone(self, block: int) -> bool:
+        """Whether the next entry, which is the block's, does not count."""
+        times = self._gone.get(block)
+        if times is None:
+            return False
+        if times == 1:
+            del self._gone[block]
+        else:
+            self._gone[block] = times - 1
+        return True
