@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+_NEAR = 12
+"""How many blocks are looked at on either side for the end of an extent before it is searched for."""
+
 _RENEWAL = 1.0
 """How often each block must on average have been taken or given back before lengths that are kept are dropped."""
 
@@ -191,7 +194,7 @@ class _ExtentLengths:
         for block in blocks:
             below, above = free[block - 1], free[block + 1]
             if below and above:
-                start = self._map.start(block)
+                start = self._start(block)
                 length = lengths[start]
                 left = block - start
             else:
@@ -243,6 +246,18 @@ class _ExtentLengths:
                 most = length
         self._most = most
         return joints
+
+    def _start(self, block: int) -> int:
+        """The first block of the extent that a block is inside of."""
+        free, low, high = self._map.free, block - 1, block + 1
+        while block - low < _NEAR:
+            if not free[low - 1]:
+                return low
+            if not free[high + 1]:
+                return high + 1 - self._length[high]
+            low -= 1
+            high += 1
+        return self._map.start(block)
 
     @property
     def largest(self) -> int:

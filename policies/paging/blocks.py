@@ -5,7 +5,6 @@ Order and rules are those of vLLM 0.33.0 (``vllm/v1/core/block_pool.py``).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 from policies.content import Key
@@ -27,7 +26,7 @@ class BlockPool:
         self.first = first
         self.keys: BlockKeys = [None] * n
         """Each block's key while it is cached, else None."""
-        self._refs = array("i", bytes(4 * n))
+        self._refs = [0] * n
         self._counting = True
         """Whether the reference counts are up to date; if not, no block is shared and none is cached."""
         self.free = free(range(first, n), self.keys)
@@ -43,11 +42,11 @@ class BlockPool:
         """For each key the block, or the blocks in the order in which they were cached."""
 
     @property
-    def refs(self) -> array[int]:
-        """For each block the number of sequences that hold it; shape (n,)."""
+    def refs(self) -> list[int]:
+        """For each block the number of sequences that hold it."""
         refs = self._refs
         if not self._counting:
-            refs[self.first :] = array("i", [1]) * (self.n - self.first)
+            refs[self.first :] = [1] * (self.n - self.first)
             for block in self.free.order():
                 refs[block] = 0
             self._counting = True
