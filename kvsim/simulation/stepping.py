@@ -76,9 +76,9 @@ class Stepper:
         if now + seconds >= event:
             steps = _first_reaching(event - now, seconds_of, steps, seconds)
             seconds = seconds_of(steps)
-        recorder = self._recorder
-        predictor.took_lockstep_steps(members, batch.max_scanned_per_token(steps))
-        recorder.lockstep_steps(steps, forecast.total_scanned(steps), forecast.total_useful(steps))
+        recorder, sizes = self._recorder, forecast.pass_sizes(members)
+        predictor.took_lockstep_steps(max(sizes), batch.max_scanned_per_token(steps))
+        recorder.lockstep_steps(steps * len(sizes), forecast.total_scanned(steps), forecast.total_useful(steps))
         if recorder.watches:
             sums = StateSums(predictor.lockstep_weights(members, forecast))
             copies = batch.take_steps(forecast, steps, sums)
@@ -90,7 +90,7 @@ class Stepper:
         return steps, seconds, None
 
     def _mixed_step(self, step: Sequence[Chunk], batch: LockstepBatch[Any], now: float) -> Advance:
-        """Take one step in which a lockstep batch gets its tokens in the first pass of some chunks."""
+        """Take one step in which a lockstep batch gets its tokens beside some chunks."""
         predictor = self._predictor
         assert predictor is not None
         self._scheduler.started.clear()
@@ -98,11 +98,11 @@ class Stepper:
             passes = batch.place(step)
         except NoSlot as reason:
             return 1, self._run(step, reason.done, now), reason
-        seconds, members, reads = 0.0, len(batch), batch.next_step_reads()
-        for chunks in passes:
+        seconds, by_pass = 0.0, batch.members_by_pass()
+        for i, chunks in enumerate(passes):
+            members, reads = by_pass[i] if i < len(by_pass) else (0, NO_READS)
             seconds += predictor.mixed_step(members, reads, chunks)
             self._recorder.mixed_step(chunks, reads)
-            members, reads = 0, NO_READS
         batch.take_step()
         if self._recorder.watches:
             self._recorder.cache(now, self._policy.usage())

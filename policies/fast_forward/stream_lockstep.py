@@ -1,0 +1,416 @@
+"""Sequences with a stream each that decode in lockstep: which cells they take follows from the count of steps.
+
+A micro-batch has consecutive sequences only, so that a step makes several passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from policies.cells.reads import TILE, tile_counts
+from policies.cells.split_batch import split_by_stream
+from policies.cells.stream_arenas import StreamArenas
+from policies.fast_forward.arena_lockstep import summed_up
+from policies.fast_forward.lockstep import (
+    NO_READS,
+    LockstepBatch,
+    NextStepReads,
+    PassReads,
+    PassSummary,
+)
+from policies.fast_forward.state_sums import StateSums
+from policies.fast_forward.stream_growth import ENDLESS, StreamGrowth, StreamMember
+from policies.fast_forward.stream_states import StreamStates
+from policies.fast_forward.stream_tiles import StreamTiles
+from policies.fast_forward.tile_growth import TileForecast, TileGrowth
+from policies.vocabulary import Chunk, IntArray, MicroBatch, Moves
+
+_Counts = tuple[int, int, int]
+"""Of a sequence in one cache group: its tiles, the pieces that they form, and the cells that its next token sees."""
+
+
+class StreamHost(Protocol):
+    """What a lockstep batch asks of the policy whose sequences it has."""
+
+    capacity: int
+    """Cells that can hold tokens."""
+
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
+        """Place the chunks of a step."""
+        ...
+
+    def place_alone(self, group: int, chunk: Chunk) -> None:
+        """Place a chunk in its stream of a group, in which there is room."""
+        ...
+
+
+class StreamLockstepBatch(LockstepBatch[StreamMember]):
+    """Sequences alone in their streams, under the kernel ``tiled``.
+
+    They share nothing, but their order decides on the passes of a step.
+    """
+
+    takes_from_pool = True
+
+    def __init__(self, host: StreamHost, streams: StreamArenas, tiles: StreamTiles, n_ubatch: int):
+        # A step makes as many passes as it takes.
+        super().__init__(ENDLESS)
+        self._host = host
+        self._streams = streams
+        self._tiles = tiles
+        self._n_ubatch = n_ubatch
+        self._held = 0
+        """Tokens of all members."""
+        self._sums = tuple(TileGrowth() for _ in streams.specs)
+        """What they hold, by cache group."""
+        self._until: int | None = None
+        """The step count at which one of them must be looked at; None where that must be found anew."""
+        self._passes: Sequence[Sequence[int]] | None = None
+        """The members in each pass of a step; None where that must be found anew."""
+        self._placed: list[tuple[int, NextStepReads]] = []
+        """Members, and what they read, in each pass of the step that was placed last."""
+
+    def join(self, seq: int, place: int = 0) -> bool:
+        """Join, unless the sequence has a gap, has lost its beginning, or holds nothing."""
+        groups = []
+        for group, arena in self._streams.of(seq):
+            row, window = arena.row_of(seq), self._streams.specs[group].window
+            if row is None or row.end == row.begin or (window is None and row.begin > 0):
+                return False
+            tile_map = self._tiles.map_of(group, self._streams.stream_of(seq)) if window is None else None
+            groups.append(StreamGrowth(arena, row, window, tile_map))
+        member = StreamMember(seq, tuple(groups))
+        self._held += member.length
+        self._add(seq, member, place)
+        member.look(self.steps)
+        self._count(member)
+        self._passes = None
+        return True
+
+    def leave(self, seq: int) -> None:
+        """Leave, keeping all cells."""
+        member = self._members[seq]
+        member.write(self.steps)
+        self._count(member, -1)
+        self._held -= self._drop(seq).length
+        self._passes = None
+
+    def write_all(self) -> None:
+        """Bring all arenas up to date."""
+        for member in self._members.values():
+            member.write(self.steps)
+
+    def blocked(self) -> list[int]:
+        """Empty: what a member cannot take for granted is found when the step is placed."""
+        return []
+
+    def reserve_step(self) -> bool:
+        """Always: whether there is room is seen when the step is placed."""
+        return True
+
+    def _count(self, member: StreamMember, times: int = 1) -> None:
+        for group, sums in zip(member.groups, self._sums, strict=True):
+            group.count_in(sums, times)
+        self._until = None
+
+    def _look(self) -> int:
+        """Look where members go on from that cannot go on as they did; the steps that all can take as they do."""
+        if self._until is None:
+            self._until = min([member.until for member in self._members.values()], default=ENDLESS)
+        if self._until <= self.steps:
+            for member in self._members.values():
+                if member.until <= self.steps:
+                    member.write(self.steps)
+                    self._count(member, -1)
+                    member.look(self.steps)
+                    self._count(member)
+            self._until = min([member.until for member in self._members.values()])
+        return self._until - self.steps
+
+    # Placing a step
+
+    def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
+        """Place chunks behind a token of each member. Raises ``NoSlot``."""
+        self._look()
+        chunks = [*self.chunks(), *step]
+        if not self._has_room(step):
+            return self._place_all(chunks)
+        found, self._placed = list[PassSummary](), []
+        if step:
+            passes: Sequence[Sequence[Chunk]] = split_by_stream(chunks, self._n_ubatch, sequential=True)
+        else:
+            own = {chunk.seq: chunk for chunk in chunks}
+            passes = [[own[seq] for seq in seqs] for seqs in self._member_passes()]
+        for each in passes:
+            theirs = [chunk for chunk in each if chunk.seq in self._members]
+            others = [chunk for chunk in each if chunk.seq not in self._members]
+            reads, summaries = list[NextStepReads](), list[PassSummary]()
+            for group in range(len(self._sums)):
+                reads.append(self._member_reads(group, theirs))
+                summaries.append(self._placed_beside(group, others))
+            self._placed.append((len(theirs), reads[0]._replace(further=tuple(reads[1:]))))
+            found.append(summaries[0]._replace(further=tuple(summaries[1:])))
+        for member in self._members.values():
+            if member.until <= self.steps:
+                member.since = member.until = self._until = self.steps + 1
+        return found
+
+    def _has_room(self, step: Sequence[Chunk]) -> bool:
+        """Whether ``step``, and members that cannot go on as they did, find room: certain if True."""
+        streams, chunks = self._streams, list(step)
+        if streams.unreported:
+            return False
+        if self._until is not None and self._until <= self.steps:
+            chunks += [chunk for chunk in self.chunks() if self._members[chunk.seq].until <= self.steps]
+        for chunk in chunks:
+            for group, arena in streams.of(chunk.seq):
+                window = streams.specs[group].window
+                if not arena.continues((chunk,)):
+                    return False
+                if arena.free.total < chunk.n and (
+                    window is None or min(chunk.n, self._n_ubatch) > arena.size + 1 - window
+                ):
+                    return False
+        return len({chunk.seq for chunk in chunks}) == len(chunks)
+
+    def _place_all(self, chunks: Sequence[Chunk]) -> Sequence[PassSummary]:
+        """Place all chunks, those of members as well, as the policy does."""
+        self.write_all()
+        self._until = self.steps
+        for member in self._members.values():
+            member.until = self.steps
+        passes = [summed_up(batch, self._members) for batch in self._host.allocate(chunks)]
+        self._placed = [(count, reads) for count, reads, _ in passes]
+        for member in self._members.values():
+            member.since = member.until = self._until = self.steps + 1
+        return [summary for _, _, summary in passes]
+
+    def _member_reads(self, group: int, chunks: Sequence[Chunk]) -> NextStepReads:
+        """What members read in a pass of the next step; those that cannot go on as they did are placed."""
+        if not chunks:
+            return NO_READS
+        tiles = runs = most = useful = 0
+        steps, window = self.steps + 1, self._streams.specs[group].window
+        for chunk in chunks:
+            member = self._members[chunk.seq]
+            growth = member.groups[group]
+            if member.until <= self.steps:
+                self._host.place_alone(group, chunk)
+                (count, pieces), held = growth.tile_counts(), growth.held_now
+            else:
+                count, pieces, held = growth.tiles_after(steps), growth.runs, growth.held_after(steps - member.since)
+            tiles += count
+            runs += pieces
+            most = max(most, count)
+            useful += held if window is None else min(held, window)
+        return NextStepReads(TILE * tiles, runs, TILE * most, useful)
+
+    def _placed_beside(self, group: int, chunks: Sequence[Chunk]) -> PassSummary:
+        """Place chunks in a group; what they read."""
+        window = self._streams.specs[group].window
+        rows, useful, tokens = list[tuple[int, int, int]](), list[int](), 0
+        for chunk in chunks:
+            self._host.place_alone(group, chunk)
+            stream = self._streams.stream_of(chunk.seq)
+            if window is None:
+                tiles, held, runs = self._tiles.map_of(group, stream).counts(chunk.seq)
+            else:
+                cells, _ = self._streams.cells_of(group, chunk.seq)
+                tiles, runs = tile_counts(cells)
+                held = min(len(cells), window + chunk.n - 1)
+            rows.append((chunk.n, TILE * tiles, runs))
+            useful.append(held)
+            tokens += chunk.n
+        return PassSummary(tokens, rows, useful=useful)
+
+    def chunks(self) -> list[Chunk]:
+        """The members' next tokens."""
+        members = self._members
+        return [Chunk(seq, members[seq].length, 1) for seq in self.seqs]
+
+    def members_by_pass(self) -> Sequence[tuple[int, NextStepReads]]:
+        """Of the step that was placed last."""
+        return self._placed
+
+    def next_step_reads(self) -> NextStepReads:
+        """What members read in the first pass of the step that was placed last."""
+        return self._placed[0][1] if self._placed else NO_READS
+
+    # Many steps
+
+    def forecast(self, n: int) -> StreamForecast | None:
+        """Forecast steps as long as all members go on as they do; None where one cannot."""
+        steps = min(n, self._look())
+        if steps < 1 or self._streams.unreported:
+            return None
+        passes = [len(each) for each in self._member_passes()]
+        return StreamForecast(self, steps, passes, self.reads_of(None))
+
+    def reads_of(self, sizes: set[int] | None) -> list[GroupForecast]:
+        """What is read from the next step on in passes of some sizes, or in all, by cache group."""
+        sums, members = self._sums, list(self._members.values())
+        if sizes is not None:
+            members = [self._members[seq] for seqs in self._member_passes() if len(seqs) in sizes for seq in seqs]
+            sums = tuple(TileGrowth() for _ in self._sums)
+            for member in members:
+                for growth, own in zip(member.groups, sums, strict=True):
+                    growth.count_in(own)
+        return [
+            GroupForecast(own.forecast(self.steps), self.steps, group, members, self._streams.specs[group].window)
+            for group, own in enumerate(sums)
+        ]
+
+    def max_scanned_per_token(self, n: int) -> int:
+        """The most cells that one token is scored against in the next ``n`` steps."""
+        steps, members = self.steps + n, self._members.values()
+        return TILE * max([growth.tiles_after(steps) for member in members for growth in member.groups])
+
+    def take_step(self) -> None:
+        """Count the step that has been placed."""
+        self.steps += 1
+        self._held += len(self._members)
+
+    def take_steps(self, forecast: object, n: int, sums: StateSums | None = None) -> Sequence[Moves]:
+        """Count ``n`` steps; nothing is moved."""
+        if sums is not None:
+            sums.capacity = self._host.capacity
+            sums.take_states(self.states().usages(n), n)
+        self.steps += n
+        self._held += n * len(self._members)
+        return ()
+
+    def states(self) -> StreamStates:
+        """How full the first cache group is, now and after the next steps."""
+        growing = {}
+        for seq, member in self._members.items():
+            if member.until <= self.steps:
+                member.write(self.steps)
+            else:
+                growing[self._streams.stream_of(seq)] = member.groups[0].first, self.steps - member.since
+        return StreamStates(self._streams, growing)
+
+    def total_held(self, n: int) -> int:
+        """Tokens that the members have after each of the next ``n`` steps, summed up."""
+        return n * self._held + len(self._members) * (n * (n + 1) // 2)
+
+    def _member_passes(self) -> Sequence[Sequence[int]]:
+        """The members in each pass of a step."""
+        if self._passes is None:
+            batches = split_by_stream([Chunk(seq, 0, 1) for seq in self.seqs], self._n_ubatch, sequential=True)
+            self._passes = [[chunk.seq for chunk in batch] for batch in batches]
+        return self._passes
+
+
+class GroupForecast:
+    """What some members read in one cache group in several steps from the next one on; all sums are exact."""
+
+    __slots__ = ("_group", "_members", "_steps", "_tiles", "_window")
+
+    def __init__(
+        self, tiles: TileForecast, steps: int, group: int, members: Sequence[StreamMember], window: int | None
+    ):
+        """``steps``: those taken before."""
+        self._tiles = tiles
+        self._steps = steps
+        self._group = group
+        self._members = members
+        self._window = window
+
+    def total_scanned(self, n: int) -> int:
+        """Scores computed in the first ``n`` steps."""
+        return TILE * self._tiles.total(n)
+
+    def total_useful(self, n: int) -> int:
+        """Scores in the first ``n`` steps against a cell that the token's sequence can see."""
+        total = 0
+        for held, most in self._held():
+            growing = min(n, max(most - held, 0))
+            total += growing * held + growing * (growing + 1) // 2 + (n - growing) * most
+        return total
+
+    def total_span(self, n: int) -> int:
+        """All scores: each sequence reads its own cells."""
+        return self.total_scanned(n)
+
+    def total_runs(self, n: int) -> int:
+        """Contiguous pieces read in the first ``n`` steps."""
+        return n * self._tiles.runs
+
+    def each_scanned(self, n: int) -> IntArray:
+        """Scores computed in each of the first ``n`` steps; shape (n,)."""
+        return TILE * self._tiles.each(n)
+
+    def each_useful(self, n: int) -> IntArray:
+        """Scores in each of them against a cell that the token's sequence can see; shape (n,)."""
+        useful = np.zeros(n, dtype=np.int64)
+        for held, most in self._held():
+            useful += np.minimum(np.arange(held + 1, held + n + 1), most)
+        return useful
+
+    def each_span(self, n: int) -> IntArray:
+        """All scores; shape (n,)."""
+        return self.each_scanned(n)
+
+    def each_runs(self, n: int) -> IntArray:
+        """Contiguous pieces read in each of them; shape (n,)."""
+        return np.full(n, self._tiles.runs)
+
+    def _held(self) -> list[tuple[int, int]]:
+        """What each member holds before the first step, and the most that one of its tokens can see."""
+        found = []
+        for member in self._members:
+            growth = member.groups[self._group]
+            held = growth.held_after(self._steps - member.since)
+            most = ENDLESS if self._window is None else self._window
+            found.append((min(held, most), most))
+        return found
+
+
+class StreamForecast:
+    """What all members read in several steps, in several passes; its sums are those of the first cache group."""
+
+    __slots__ = ("_batch", "_groups", "_sizes", "steps")
+
+    region_copies: ClassVar[Sequence[tuple[int, int]]] = ()
+
+    def __init__(self, batch: StreamLockstepBatch, steps: int, sizes: Sequence[int], groups: Sequence[GroupForecast]):
+        """``sizes``: members in each pass. ``groups``: what all passes read together."""
+        self.steps = steps
+        """Steps that can be taken before something must be decided."""
+        self._batch = batch
+        self._sizes = sizes
+        self._groups = groups
+
+    def pass_sizes(self, members: int) -> Sequence[int]:
+        """How many members each pass has."""
+        return self._sizes
+
+    def passes(
+        self, members: int, alike: Callable[[int], Hashable]
+    ) -> Sequence[tuple[Sequence[int], Sequence[PassReads]]]:
+        """Those together for whose sizes ``alike`` gives the same."""
+        together: dict[Hashable, list[int]] = {}
+        for size in self._sizes:
+            together.setdefault(alike(size), []).append(size)
+        if len(together) == 1:
+            return ((self._sizes, self._groups),)
+        return [(sizes, self._batch.reads_of(set(sizes))) for sizes in together.values()]
+
+    def total_scanned(self, n: int) -> int:
+        """Scores computed in the first ``n`` steps."""
+        return self._groups[0].total_scanned(n)
+
+    def total_useful(self, n: int) -> int:
+        """Scores in the first ``n`` steps against a cell that the token's sequence can see."""
+        return self._batch.total_held(n)
+
+    def total_span(self, n: int) -> int:
+        """All scores: each sequence reads its own cells."""
+        return self._groups[0].total_span(n)
+
+    def total_runs(self, n: int) -> int:
+        """Contiguous pieces read in the first ``n`` steps."""
+        return self._groups[0].total_runs(n)
