@@ -17,7 +17,7 @@ from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers import Scheduler
 from policies import Chunk, MicroBatch, NoSlot, Policy
-from policies.fast_forward.lockstep import NO_READS, LockstepBatch
+from policies.fast_forward.lockstep import NO_READS, Forecast, LockstepBatch
 from policies.fast_forward.state_sums import StateSums
 
 Advance = tuple[int, float, NoSlot | None]
@@ -76,9 +76,8 @@ class Stepper:
         if now + seconds >= event:
             steps = _first_reaching(event - now, seconds_of, steps, seconds)
             seconds = seconds_of(steps)
-        recorder, sizes = self._recorder, forecast.pass_sizes(members)
-        predictor.took_lockstep_steps(max(sizes), batch.max_scanned_per_token(steps))
-        recorder.lockstep_steps(steps * len(sizes), forecast.total_scanned(steps), forecast.total_useful(steps))
+        recorder = self._recorder
+        self._count_passes(batch, forecast, steps)
         if recorder.watches:
             sums = StateSums(predictor.lockstep_weights(members, forecast))
             copies = batch.take_steps(forecast, steps, sums)
@@ -88,6 +87,13 @@ class Stepper:
         for moves in copies:
             recorder.moved(moves)
         return steps, seconds, None
+
+    def _count_passes(self, batch: LockstepBatch[Any], forecast: Forecast, steps: int) -> None:
+        """Count what members of a lockstep batch read alone in the first ``steps`` steps of a forecast."""
+        predictor, sizes = self._predictor, forecast.pass_sizes(len(batch))
+        assert predictor is not None
+        predictor.took_lockstep_steps(max(sizes), batch.max_scanned_per_token(steps))
+        self._recorder.lockstep_steps(steps * len(sizes), forecast.total_scanned(steps), forecast.total_useful(steps))
 
     def _mixed_step(self, step: Sequence[Chunk], batch: LockstepBatch[Any], now: float) -> Advance:
         """Take one step in which a lockstep batch gets its tokens beside some chunks."""
@@ -103,6 +109,10 @@ class Stepper:
             members, reads = by_pass[i] if i < len(by_pass) else (0, NO_READS)
             seconds += predictor.mixed_step(members, reads, chunks)
             self._recorder.mixed_step(chunks, reads)
+        alone = batch.passes_alone()
+        if alone is not None:
+            seconds += predictor.lockstep_steps(len(batch), alone)(1)
+            self._count_passes(batch, alone, 1)
         batch.take_step()
         if self._recorder.watches:
             self._recorder.cache(now, self._policy.usage())

@@ -44,6 +44,25 @@ def split_by_stream(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -
     return batches
 
 
+def consecutive(seqs: Sequence[int], most: int) -> list[list[int]]:
+    """Different sequences in lists of consecutive ones, at most ``most`` in each, that keep their order.
+
+    Each list begins with the first that is left.
+    """
+    places = {seq: i for i, seq in enumerate(seqs)}
+    found = list[list[int]]()
+    for first in seqs:
+        if first not in places:
+            continue
+        chosen, place, seq = [first], places.pop(first), first + 1
+        while len(chosen) < most and places.get(seq, -1) > place:
+            chosen.append(seq)
+            place = places.pop(seq)
+            seq += 1
+        found.append(chosen)
+    return found
+
+
 def _split_single(step: Sequence[Chunk], n_ubatch: int, sequential: bool) -> list[tuple[Chunk, ...]]:
     """``split_by_stream`` for steps in which each sequence has one chunk, and no chunk has two sequences."""
     left = {chunk.seq: chunk for chunk in step}
@@ -52,9 +71,8 @@ def _split_single(step: Sequence[Chunk], n_ubatch: int, sequential: bool) -> lis
     for first in step:
         # A micro-batch begins with the first chunk of which something is left.
         while first.seq in left:
-            chosen = [left[first.seq]]
+            chosen, seq = [left[first.seq]], first.seq + 1
             if sequential:
-                seq = first.seq + 1
                 while len(chosen) <= n_ubatch and seq in left and places[seq] > places[seq - 1]:
                     chosen.append(left[seq])
                     seq += 1

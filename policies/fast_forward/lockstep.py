@@ -305,8 +305,12 @@ class LockstepBatch(ABC, Generic[M]):
         """What the next step reads, if no member is blocked."""
 
     def members_by_pass(self) -> Sequence[tuple[int, NextStepReads]]:
-        """How many members each pass of the step placed last has, and what they read in it; later ones have none."""
+        """How many members each pass that ``place`` has returned has, and what they read in it; later ones have none."""
         return ((len(self._members), self.next_step_reads()),)
+
+    def passes_alone(self) -> Forecast | None:
+        """Passes of the step placed last that ``place`` has not returned, which have a token each of members only."""
+        return None
 
     @abstractmethod
     def forecast(self, n: int) -> Forecast | None:

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from policies.cells.reads import TILE, tile_counts
-from policies.cells.split_batch import split_by_stream
+from policies.cells.split_batch import consecutive, split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.fast_forward.arena_lockstep import summed_up
 from policies.fast_forward.lockstep import (
@@ -62,16 +62,18 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
         self._streams = streams
         self._tiles = tiles
         self._n_ubatch = n_ubatch
-        self._held = 0
-        """Tokens of all members."""
         self._sums = tuple(TileGrowth() for _ in streams.specs)
         """What they hold, by cache group."""
         self._until: int | None = None
         """The step count at which one of them must be looked at; None where that must be found anew."""
-        self._passes: Sequence[Sequence[int]] | None = None
+        self._highest: tuple[int, int] | None = None
+        """Of those that grow the highest phase, of the others the most tiles; None where that must be found anew."""
+        self._passes: list[list[int]] | None = None
         """The members in each pass of a step; None where that must be found anew."""
         self._placed: list[tuple[int, NextStepReads]] = []
-        """Members, and what they read, in each pass of the step that was placed last."""
+        """Members, and what they read, in each pass of the step placed last that has other chunks too."""
+        self._alone: StreamForecast | None = None
+        """The other passes of that step."""
 
     def join(self, seq: int, place: int = 0) -> bool:
         """Join, unless the sequence has a gap, has lost its beginning, or holds nothing."""
@@ -83,7 +85,6 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
             tile_map = self._tiles.map_of(group, self._streams.stream_of(seq)) if window is None else None
             groups.append(StreamGrowth(arena, row, window, tile_map))
         member = StreamMember(seq, tuple(groups))
-        self._held += member.length
         self._add(seq, member, place)
         member.look(self.steps)
         self._count(member)
@@ -95,7 +96,7 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
         member = self._members[seq]
         member.write(self.steps)
         self._count(member, -1)
-        self._held -= self._drop(seq).length
+        self._drop(seq)
         self._passes = None
 
     def write_all(self) -> None:
@@ -114,7 +115,7 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
     def _count(self, member: StreamMember, times: int = 1) -> None:
         for group, sums in zip(member.groups, self._sums, strict=True):
             group.count_in(sums, times)
-        self._until = None
+        self._until = self._highest = None
 
     def _look(self) -> int:
         """Look where members go on from that cannot go on as they did; the steps that all can take as they do."""
@@ -135,16 +136,12 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
     def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
         """Place chunks behind a token of each member. Raises ``NoSlot``."""
         self._look()
-        chunks = [*self.chunks(), *step]
+        self._alone = None
         if not self._has_room(step):
-            return self._place_all(chunks)
+            return self._place_all(step)
+        beside, alone = self._passes_beside(step)
         found, self._placed = list[PassSummary](), []
-        if step:
-            passes: Sequence[Sequence[Chunk]] = split_by_stream(chunks, self._n_ubatch, sequential=True)
-        else:
-            own = {chunk.seq: chunk for chunk in chunks}
-            passes = [[own[seq] for seq in seqs] for seqs in self._member_passes()]
-        for each in passes:
+        for each in beside:
             theirs = [chunk for chunk in each if chunk.seq in self._members]
             others = [chunk for chunk in each if chunk.seq not in self._members]
             reads, summaries = list[NextStepReads](), list[PassSummary]()
@@ -153,10 +150,30 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
                 summaries.append(self._placed_beside(group, others))
             self._placed.append((len(theirs), reads[0]._replace(further=tuple(reads[1:]))))
             found.append(summaries[0]._replace(further=tuple(summaries[1:])))
+        if alone:
+            apart = [chunk.seq for each in beside for chunk in each]
+            self._alone = StreamForecast(self, 1, alone, self._reads_without(apart))
         for member in self._members.values():
             if member.until <= self.steps:
                 member.since = member.until = self._until = self.steps + 1
         return found
+
+    def _passes_beside(self, step: Sequence[Chunk]) -> tuple[Sequence[Sequence[Chunk]], list[list[int]]]:
+        """The passes of a step that have chunks of ``step`` or of members that must be placed; and those of members
+        alone.
+
+        Chunks come behind all members, so that they can only prolong what these form.
+        """
+        members, apart, alone = self._members, list[int](), list[list[int]]()
+        others = {chunk.seq for chunk in step}
+        due = self._until is not None and self._until <= self.steps
+        for seqs in self._member_passes():
+            if seqs[-1] + 1 in others or (due and any(members[seq].until <= self.steps for seq in seqs)):
+                apart += seqs
+            else:
+                alone.append(seqs)
+        chunks = [*(Chunk(seq, members[seq].length, 1) for seq in apart), *step]
+        return split_by_stream(chunks, self._n_ubatch, sequential=True), alone
 
     def _has_room(self, step: Sequence[Chunk]) -> bool:
         """Whether ``step``, and members that cannot go on as they did, find room: certain if True."""
@@ -176,13 +193,13 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
                     return False
         return len({chunk.seq for chunk in chunks}) == len(chunks)
 
-    def _place_all(self, chunks: Sequence[Chunk]) -> Sequence[PassSummary]:
-        """Place all chunks, those of members as well, as the policy does."""
+    def _place_all(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
+        """Place a step, and the chunks of members, as the policy does."""
         self.write_all()
         self._until = self.steps
         for member in self._members.values():
             member.until = self.steps
-        passes = [summed_up(batch, self._members) for batch in self._host.allocate(chunks)]
+        passes = [summed_up(batch, self._members) for batch in self._host.allocate([*self.chunks(), *step])]
         self._placed = [(count, reads) for count, reads, _ in passes]
         for member in self._members.values():
             member.since = member.until = self._until = self.steps + 1
@@ -235,6 +252,10 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
         """Of the step that was placed last."""
         return self._placed
 
+    def passes_alone(self) -> StreamForecast | None:
+        """Of the step that was placed last."""
+        return self._alone
+
     def next_step_reads(self) -> NextStepReads:
         """What members read in the first pass of the step that was placed last."""
         return self._placed[0][1] if self._placed else NO_READS
@@ -246,18 +267,26 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
         steps = min(n, self._look())
         if steps < 1 or self._streams.unreported:
             return None
-        passes = [len(each) for each in self._member_passes()]
-        return StreamForecast(self, steps, passes, self.reads_of(None))
+        return StreamForecast(self, steps, self._member_passes(), self._reads_without(()))
 
-    def reads_of(self, sizes: set[int] | None) -> list[GroupForecast]:
-        """What is read from the next step on in passes of some sizes, or in all, by cache group."""
-        sums, members = self._sums, list(self._members.values())
-        if sizes is not None:
-            members = [self._members[seq] for seqs in self._member_passes() if len(seqs) in sizes for seq in seqs]
-            sums = tuple(TileGrowth() for _ in self._sums)
-            for member in members:
-                for growth, own in zip(member.groups, sums, strict=True):
-                    growth.count_in(own)
+    def reads_of(self, seqs: Sequence[int]) -> list[GroupForecast]:
+        """What some members read from the next step on, by cache group."""
+        members, sums = [self._members[seq] for seq in seqs], [TileGrowth() for _ in self._sums]
+        for member in members:
+            for growth, own in zip(member.groups, sums, strict=True):
+                growth.count_in(own)
+        return self._group_forecasts(sums, members)
+
+    def _reads_without(self, seqs: Sequence[int]) -> list[GroupForecast]:
+        """What all but some members read from the next step on; these may also be sequences that are no members."""
+        apart = set(seqs)
+        sums = [each.copy() for each in self._sums] if apart else self._sums
+        for seq in apart & self._members.keys():
+            for growth, own in zip(self._members[seq].groups, sums, strict=True):
+                growth.count_in(own, -1)
+        return self._group_forecasts(sums, [member for seq, member in self._members.items() if seq not in apart])
+
+    def _group_forecasts(self, sums: Sequence[TileGrowth], members: Sequence[StreamMember]) -> list[GroupForecast]:
         return [
             GroupForecast(own.forecast(self.steps), self.steps, group, members, self._streams.specs[group].window)
             for group, own in enumerate(sums)
@@ -265,13 +294,17 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
 
     def max_scanned_per_token(self, n: int) -> int:
         """The most cells that one token is scored against in the next ``n`` steps."""
-        steps, members = self.steps + n, self._members.values()
-        return TILE * max([growth.tiles_after(steps) for member in members for growth in member.groups])
+        if self._highest is None:
+            groups = [growth for member in self._members.values() for growth in member.groups]
+            phases = [growth.phase for growth in groups if growth.phase is not None]
+            others = [growth.tiles for growth in groups if growth.phase is None]
+            self._highest = max(phases, default=-ENDLESS), max(others, default=0)
+        phase, tiles = self._highest
+        return TILE * max((self.steps + n + phase) // TILE, tiles)
 
     def take_step(self) -> None:
         """Count the step that has been placed."""
         self.steps += 1
-        self._held += len(self._members)
 
     def take_steps(self, forecast: object, n: int, sums: StateSums | None = None) -> Sequence[Moves]:
         """Count ``n`` steps; nothing is moved."""
@@ -279,7 +312,6 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
             sums.capacity = self._host.capacity
             sums.take_states(self.states().usages(n), n)
         self.steps += n
-        self._held += n * len(self._members)
         return ()
 
     def states(self) -> StreamStates:
@@ -292,15 +324,10 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
                 growing[self._streams.stream_of(seq)] = member.groups[0].first, self.steps - member.since
         return StreamStates(self._streams, growing)
 
-    def total_held(self, n: int) -> int:
-        """Tokens that the members have after each of the next ``n`` steps, summed up."""
-        return n * self._held + len(self._members) * (n * (n + 1) // 2)
-
-    def _member_passes(self) -> Sequence[Sequence[int]]:
+    def _member_passes(self) -> list[list[int]]:
         """The members in each pass of a step."""
         if self._passes is None:
-            batches = split_by_stream([Chunk(seq, 0, 1) for seq in self.seqs], self._n_ubatch, sequential=True)
-            self._passes = [[chunk.seq for chunk in batch] for batch in batches]
+            self._passes = consecutive(self.seqs, self._n_ubatch + 1)
         return self._passes
 
 
@@ -325,9 +352,12 @@ class GroupForecast:
 
     def total_useful(self, n: int) -> int:
         """Scores in the first ``n`` steps against a cell that the token's sequence can see."""
+        if self._window is None:
+            members = self._members
+            return n * sum([member.length for member in members]) + len(members) * (n * (n + 1) // 2)
         total = 0
         for held, most in self._held():
-            growing = min(n, max(most - held, 0))
+            growing = min(n, most - held)
             total += growing * held + growing * (growing + 1) // 2 + (n - growing) * most
         return total
 
@@ -370,18 +400,21 @@ class GroupForecast:
 
 
 class StreamForecast:
-    """What all members read in several steps, in several passes; its sums are those of the first cache group."""
+    """What members read in several steps, in several passes; its sums are those of the first cache group."""
 
-    __slots__ = ("_batch", "_groups", "_sizes", "steps")
+    __slots__ = ("_batch", "_groups", "_passes", "_sizes", "steps")
 
     region_copies: ClassVar[Sequence[tuple[int, int]]] = ()
 
-    def __init__(self, batch: StreamLockstepBatch, steps: int, sizes: Sequence[int], groups: Sequence[GroupForecast]):
-        """``sizes``: members in each pass. ``groups``: what all passes read together."""
+    def __init__(
+        self, batch: StreamLockstepBatch, steps: int, passes: Sequence[Sequence[int]], groups: Sequence[GroupForecast]
+    ):
+        """``passes``: the members in each. ``groups``: what all passes read together."""
         self.steps = steps
         """Steps that can be taken before something must be decided."""
         self._batch = batch
-        self._sizes = sizes
+        self._passes = passes
+        self._sizes = [len(each) for each in passes]
         self._groups = groups
 
     def pass_sizes(self, members: int) -> Sequence[int]:
@@ -392,12 +425,16 @@ class StreamForecast:
         self, members: int, alike: Callable[[int], Hashable]
     ) -> Sequence[tuple[Sequence[int], Sequence[PassReads]]]:
         """Those together for whose sizes ``alike`` gives the same."""
-        together: dict[Hashable, list[int]] = {}
-        for size in self._sizes:
-            together.setdefault(alike(size), []).append(size)
-        if len(together) == 1:
+        kinds = {size: alike(size) for size in set(self._sizes)}
+        if len(set(kinds.values())) == 1:
             return ((self._sizes, self._groups),)
-        return [(sizes, self._batch.reads_of(set(sizes))) for sizes in together.values()]
+        together: dict[Hashable, list[Sequence[int]]] = {}
+        for seqs in self._passes:
+            together.setdefault(kinds[len(seqs)], []).append(seqs)
+        return [
+            ([len(seqs) for seqs in passes], self._batch.reads_of([seq for seqs in passes for seq in seqs]))
+            for passes in together.values()
+        ]
 
     def total_scanned(self, n: int) -> int:
         """Scores computed in the first ``n`` steps."""
@@ -405,7 +442,7 @@ class StreamForecast:
 
     def total_useful(self, n: int) -> int:
         """Scores in the first ``n`` steps against a cell that the token's sequence can see."""
-        return self._batch.total_held(n)
+        return self._groups[0].total_useful(n)
 
     def total_span(self, n: int) -> int:
         """All scores: each sequence reads its own cells."""

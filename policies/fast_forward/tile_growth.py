@@ -41,6 +41,13 @@ class TileGrowth:
             self._whole += times * whole
             self._phases[rest] += times
 
+    def copy(self) -> TileGrowth:
+        """The same, to be changed by itself."""
+        other = TileGrowth()
+        other._fixed, other._growing, other._whole = self._fixed, self._growing, self._whole
+        other._phases, other.runs = self._phases.copy(), self.runs
+        return other
+
     def after(self, steps: int) -> int:
         """Tiles after that many steps in all."""
         whole, rest = divmod(steps, TILE)
