@@ -1,4 +1,4 @@
-"""A sequence alone in a stream, as long as it takes the next cell in every step: what it holds follows from the steps."""
+"""A sequence alone in a stream that takes the next cell in every step: what it holds follows from the steps."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class StreamGrowth:
         return bool((cells == (start + np.arange(arena.size)) % arena.size).all())
 
     def _room(self, first: int, end: int) -> int:
-        """Steps along free cells ``[first, end)`` in which each new tile prolongs the piece before it, and only that."""
+        """Steps along free cells ``[first, end)`` in which each new tile prolongs the piece before it, and no other."""
         free, tile = self._arena.free, first // TILE * TILE
         # The cell before, or one in the same tile, is held.
         if first == tile:

@@ -5,31 +5,21 @@ A micro-batch has consecutive sequences only, so that a step makes several passe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import ClassVar, Protocol
-
-import numpy as np
+from collections.abc import Sequence
+from typing import Protocol
 
 from policies.cells.reads import TILE, tile_counts
 from policies.cells.split_batch import consecutive, split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.fast_forward.arena_lockstep import summed_up
-from policies.fast_forward.lockstep import (
-    NO_READS,
-    LockstepBatch,
-    NextStepReads,
-    PassReads,
-    PassSummary,
-)
+from policies.fast_forward.lockstep import NO_READS, LockstepBatch, NextStepReads, PassSummary
 from policies.fast_forward.state_sums import StateSums
+from policies.fast_forward.stream_forecast import StreamForecast, StreamGroupForecast
 from policies.fast_forward.stream_growth import ENDLESS, StreamGrowth, StreamMember
 from policies.fast_forward.stream_states import StreamStates
 from policies.fast_forward.stream_tiles import StreamTiles
-from policies.fast_forward.tile_growth import TileForecast, TileGrowth
-from policies.vocabulary import Chunk, IntArray, MicroBatch, Moves
-
-_Counts = tuple[int, int, int]
-"""Of a sequence in one cache group: its tiles, the pieces that they form, and the cells that its next token sees."""
+from policies.fast_forward.tile_growth import TileGrowth
+from policies.vocabulary import Chunk, MicroBatch, Moves
 
 
 class StreamHost(Protocol):
@@ -152,7 +142,7 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
             found.append(summaries[0]._replace(further=tuple(summaries[1:])))
         if alone:
             apart = [chunk.seq for each in beside for chunk in each]
-            self._alone = StreamForecast(self, 1, alone, self._reads_without(apart))
+            self._alone = StreamForecast(self.reads_of, 1, alone, self._reads_without(apart))
         for member in self._members.values():
             if member.until <= self.steps:
                 member.since = member.until = self._until = self.steps + 1
@@ -267,9 +257,9 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
         steps = min(n, self._look())
         if steps < 1 or self._streams.unreported:
             return None
-        return StreamForecast(self, steps, self._member_passes(), self._reads_without(()))
+        return StreamForecast(self.reads_of, steps, self._member_passes(), self._reads_without(()))
 
-    def reads_of(self, seqs: Sequence[int]) -> list[GroupForecast]:
+    def reads_of(self, seqs: Sequence[int]) -> list[StreamGroupForecast]:
         """What some members read from the next step on, by cache group."""
         members, sums = [self._members[seq] for seq in seqs], [TileGrowth() for _ in self._sums]
         for member in members:
@@ -277,7 +267,7 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
                 growth.count_in(own)
         return self._group_forecasts(sums, members)
 
-    def _reads_without(self, seqs: Sequence[int]) -> list[GroupForecast]:
+    def _reads_without(self, seqs: Sequence[int]) -> list[StreamGroupForecast]:
         """What all but some members read from the next step on; these may also be sequences that are no members."""
         apart = set(seqs)
         sums = [each.copy() for each in self._sums] if apart else self._sums
@@ -286,9 +276,11 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
                 growth.count_in(own, -1)
         return self._group_forecasts(sums, [member for seq, member in self._members.items() if seq not in apart])
 
-    def _group_forecasts(self, sums: Sequence[TileGrowth], members: Sequence[StreamMember]) -> list[GroupForecast]:
+    def _group_forecasts(
+        self, sums: Sequence[TileGrowth], members: Sequence[StreamMember]
+    ) -> list[StreamGroupForecast]:
         return [
-            GroupForecast(own.forecast(self.steps), self.steps, group, members, self._streams.specs[group].window)
+            StreamGroupForecast(own.forecast(self.steps), self.steps, group, members, self._streams.specs[group].window)
             for group, own in enumerate(sums)
         ]
 
@@ -329,125 +321,3 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
         if self._passes is None:
             self._passes = consecutive(self.seqs, self._n_ubatch + 1)
         return self._passes
-
-
-class GroupForecast:
-    """What some members read in one cache group in several steps from the next one on; all sums are exact."""
-
-    __slots__ = ("_group", "_members", "_steps", "_tiles", "_window")
-
-    def __init__(
-        self, tiles: TileForecast, steps: int, group: int, members: Sequence[StreamMember], window: int | None
-    ):
-        """``steps``: those taken before."""
-        self._tiles = tiles
-        self._steps = steps
-        self._group = group
-        self._members = members
-        self._window = window
-
-    def total_scanned(self, n: int) -> int:
-        """Scores computed in the first ``n`` steps."""
-        return TILE * self._tiles.total(n)
-
-    def total_useful(self, n: int) -> int:
-        """Scores in the first ``n`` steps against a cell that the token's sequence can see."""
-        if self._window is None:
-            members = self._members
-            return n * sum([member.length for member in members]) + len(members) * (n * (n + 1) // 2)
-        total = 0
-        for held, most in self._held():
-            growing = min(n, most - held)
-            total += growing * held + growing * (growing + 1) // 2 + (n - growing) * most
-        return total
-
-    def total_span(self, n: int) -> int:
-        """All scores: each sequence reads its own cells."""
-        return self.total_scanned(n)
-
-    def total_runs(self, n: int) -> int:
-        """Contiguous pieces read in the first ``n`` steps."""
-        return n * self._tiles.runs
-
-    def each_scanned(self, n: int) -> IntArray:
-        """Scores computed in each of the first ``n`` steps; shape (n,)."""
-        return TILE * self._tiles.each(n)
-
-    def each_useful(self, n: int) -> IntArray:
-        """Scores in each of them against a cell that the token's sequence can see; shape (n,)."""
-        useful = np.zeros(n, dtype=np.int64)
-        for held, most in self._held():
-            useful += np.minimum(np.arange(held + 1, held + n + 1), most)
-        return useful
-
-    def each_span(self, n: int) -> IntArray:
-        """All scores; shape (n,)."""
-        return self.each_scanned(n)
-
-    def each_runs(self, n: int) -> IntArray:
-        """Contiguous pieces read in each of them; shape (n,)."""
-        return np.full(n, self._tiles.runs)
-
-    def _held(self) -> list[tuple[int, int]]:
-        """What each member holds before the first step, and the most that one of its tokens can see."""
-        found = []
-        for member in self._members:
-            growth = member.groups[self._group]
-            held = growth.held_after(self._steps - member.since)
-            most = ENDLESS if self._window is None else self._window
-            found.append((min(held, most), most))
-        return found
-
-
-class StreamForecast:
-    """What members read in several steps, in several passes; its sums are those of the first cache group."""
-
-    __slots__ = ("_batch", "_groups", "_passes", "_sizes", "steps")
-
-    region_copies: ClassVar[Sequence[tuple[int, int]]] = ()
-
-    def __init__(
-        self, batch: StreamLockstepBatch, steps: int, passes: Sequence[Sequence[int]], groups: Sequence[GroupForecast]
-    ):
-        """``passes``: the members in each. ``groups``: what all passes read together."""
-        self.steps = steps
-        """Steps that can be taken before something must be decided."""
-        self._batch = batch
-        self._passes = passes
-        self._sizes = [len(each) for each in passes]
-        self._groups = groups
-
-    def pass_sizes(self, members: int) -> Sequence[int]:
-        """How many members each pass has."""
-        return self._sizes
-
-    def passes(
-        self, members: int, alike: Callable[[int], Hashable]
-    ) -> Sequence[tuple[Sequence[int], Sequence[PassReads]]]:
-        """Those together for whose sizes ``alike`` gives the same."""
-        kinds = {size: alike(size) for size in set(self._sizes)}
-        if len(set(kinds.values())) == 1:
-            return ((self._sizes, self._groups),)
-        together: dict[Hashable, list[Sequence[int]]] = {}
-        for seqs in self._passes:
-            together.setdefault(kinds[len(seqs)], []).append(seqs)
-        return [
-            ([len(seqs) for seqs in passes], self._batch.reads_of([seq for seqs in passes for seq in seqs]))
-            for passes in together.values()
-        ]
-
-    def total_scanned(self, n: int) -> int:
-        """Scores computed in the first ``n`` steps."""
-        return self._groups[0].total_scanned(n)
-
-    def total_useful(self, n: int) -> int:
-        """Scores in the first ``n`` steps against a cell that the token's sequence can see."""
-        return self._groups[0].total_useful(n)
-
-    def total_span(self, n: int) -> int:
-        """All scores: each sequence reads its own cells."""
-        return self._groups[0].total_span(n)
-
-    def total_runs(self, n: int) -> int:
-        """Contiguous pieces read in the first ``n`` steps."""
-        return self._groups[0].total_runs(n)

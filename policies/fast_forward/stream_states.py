@@ -60,7 +60,7 @@ class StreamStates:
         return Usage(self._capacity, self._used, self._used, placeable, extents, largest, top)
 
     def usages(self, n: int) -> Usages:
-        """The states after each of the next ``n`` steps, in which all that grow go on, and single cells can be taken."""
+        """The states after each of the next ``n`` steps, in which all that grow go on; single cells can be taken."""
         steps = np.arange(1, n + 1)
         used = self._used + self._growing * steps
         extents = np.full(n, self._extents)
