@@ -305,7 +305,7 @@ class LockstepBatch(ABC, Generic[M]):
         """What the next step reads, if no member is blocked."""
 
     def members_by_pass(self) -> Sequence[tuple[int, NextStepReads]]:
-        """How many members each pass that ``place`` has returned has, and what they read in it; later ones have none."""
+        """How many members each pass that ``place`` returned has, and what they read in it; later ones have none."""
         return ((len(self._members), self.next_step_reads()),)
 
     def passes_alone(self) -> Forecast | None:

@@ -1,4 +1,4 @@
-"""What sequences with a stream each read in lockstep, in one or several passes: sums of what is known from the steps."""
+"""What sequences with a stream each read in lockstep, in one or several passes: it follows from the steps."""
 
 from __future__ import annotations
 
