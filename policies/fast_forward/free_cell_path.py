@@ -163,7 +163,7 @@ class FreeCellPath:
         return masked_step_reads(step, self.spans()[:steps])
 
     def group_reads(self, steps: int, tiles: TileSteps | None) -> GroupReads:
-        """What a lockstep batch reads in the first ``steps`` steps: under the kernel ``tiled`` if ``tiles`` are given."""
+        """What a lockstep batch reads in the first ``steps`` steps, under the kernel ``tiled`` if there are tiles."""
         if tiles is not None:
             scanned = tiles.scanned
             return GroupReads(scanned, tiles.runs, scanned, tiles.most_after)
