@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,11 @@ from kvsim.costs.profile import PassCosts, Profile
 from kvsim.costs.tables import FloatArray, SecondsTable, shares
 from policies import FastForward, Group, Kernel, MicroBatch, Reads
 from policies.fast_forward.forecast import StepReads
-from policies.fast_forward.lockstep import Forecast, NextStepReads, PassReads, PassSummary
+from policies.fast_forward.lockstep import NO_READS, Forecast, NextStepReads, PassReads, PassSummary, StepArrays
+from policies.vocabulary import IntArray
+
+_Charge = Literal["scanned", "useful", "span", "runs"]
+"""What decode steps are charged for, of what they read."""
 
 
 def scans_together(kernel: Kernel, group: Group) -> bool:
@@ -213,12 +217,22 @@ class PassPrice:
         return found
 
     def of_mixed_step(self, tokens: int, reads: NextStepReads, chunks: PassSummary) -> float:
-        """A pass in which a lockstep batch of ``tokens`` sequences gets its tokens beside some chunks.
-
-        The model has one cache group.
-        """
+        """A pass in which a lockstep batch of ``tokens`` sequences gets its tokens beside some chunks."""
         n, k = tokens + chunks.tokens, tokens + len(chunks.chunk_reads)
         price = self.regime(n, k)
+        asked = [self._mixed_group(price, 0, tokens, reads, chunks)]
+        for i, summary in enumerate(chunks.further):
+            own = reads.further[i] if reads.further else NO_READS
+            asked.append(self._mixed_group(price, i + 1, tokens, own, summary))
+        if n > self.most_tokens:
+            self.most_tokens = n
+        seconds: float = price.total(n, k, asked)
+        return seconds
+
+    def _mixed_group(
+        self, price: RegimePrice, group: int, tokens: int, reads: NextStepReads, chunks: PassSummary
+    ) -> tuple[float, float, int]:
+        """Share, seconds of attention and runs of one cache group in such a pass."""
         attention, runs, longest = 0.0, reads.runs, reads.max_scanned_per_token
         useful = chunks.useful if self._skips else None
         count, single = tokens, reads.scanned if useful is None or reads.useful is None else reads.useful
@@ -232,43 +246,30 @@ class PassPrice:
             runs += pieces
             if cells > longest:
                 longest = cells
-        if self._together[0]:
-            attention = price.together_s(n, chunks.span)
+        if self._together[group]:
+            attention = price.together_s(tokens + chunks.tokens, chunks.span)
         else:
-            attention += price.singles_s(count, single, k)
-        if n > self.most_tokens:
-            self.most_tokens = n
+            attention += price.singles_s(count, single, tokens + len(chunks.chunk_reads))
         if longest > self.most_cells:
             self.most_cells = longest
-        seconds: float = price.total(n, k, ((self._groups[0].share, attention, runs),))
-        return seconds
+        return self._groups[group].share, attention, runs
 
     def of_lockstep_step(self, members: int) -> tuple[float, float, float]:
-        """What a step of a lockstep batch costs: whatever it reads, for each cell charged for, and for each run."""
+        """What a step of a lockstep batch costs: whatever it reads, for each cell charged for, and for each run.
+
+        Of one that makes a single pass over a single cache group.
+        """
         share, price = self._groups[0].share, self._decode
         cell_s = price.together_s(members, 1) if self._together[0] else price.cell_s(members)
         return self._fixed_s(members), share * cell_s, share * price.runs_s(1)
-
-    @property
-    def charges(self) -> Literal["scanned", "useful", "span"]:
-        """What is charged for, of what a pass reads in the first cache group."""
-        if self._together[0]:
-            return "span"
-        return "useful" if self._skips else "scanned"
 
     def of_lockstep_steps(self, members: int, forecast: Forecast) -> Callable[[int], float]:
         """The seconds of the first ``steps`` steps of a lockstep batch together, as a function of ``steps``.
 
         Copies that are made between the steps are not included.
         """
-        fixed, terms = 0.0, list[tuple[float, Callable[[int], int]]]()
-        for tokens, groups in forecast.passes(members):
-            fixed += self._fixed_s(tokens)
-            for reads, group, together in zip(groups, self._groups, self._together, strict=True):
-                terms.append(self._scan_term(tokens, reads, group.share, together))
-                run = group.share * self._decode.runs_s(1)
-                if run:
-                    terms.append((run, reads.total_runs))
+        fixed, found = self._lockstep_terms(members, forecast)
+        terms = [(each, _total(what, reads)) for each, what, reads in found]
         if len(terms) == 1:
             ((scan, total),) = terms
             return lambda steps: steps * fixed + scan * total(steps)
@@ -281,6 +282,32 @@ class PassPrice:
 
         return seconds
 
+    def of_each_lockstep_step(self, members: int, forecast: Forecast, steps: int) -> FloatArray:
+        """The seconds of each of the first ``steps`` steps, if each can be looked at; shape (steps,)."""
+        fixed, terms = self._lockstep_terms(members, forecast)
+        seconds = np.full(steps, fixed)
+        for each, what, reads in terms:
+            seconds += each * _each(what, reads, steps)
+        return seconds
+
+    def _lockstep_terms(self, members: int, forecast: Forecast) -> tuple[float, list[tuple[float, _Charge, PassReads]]]:
+        """What steps of a lockstep batch cost: whatever they read, and each unit of what is charged for."""
+        fixed, price = 0.0, self._decode
+        terms: list[tuple[float, _Charge, PassReads]] = []
+        for sizes, groups in forecast.passes(members, price.cell_s):
+            tokens = sizes[0]
+            for size in sizes:
+                fixed += self._fixed_s(size)
+            for reads, group, together in zip(groups, self._groups, self._together, strict=True):
+                if together:
+                    terms.append((group.share * price.together_s(tokens, 1), "span", reads))
+                else:
+                    terms.append((group.share * price.cell_s(tokens), "useful" if self._skips else "scanned", reads))
+                run = group.share * price.runs_s(1)
+                if run:
+                    terms.append((run, "runs", reads))
+        return fixed, terms
+
     def _fixed_s(self, tokens: int) -> float:
         """Seconds of a pass of a token each of ``tokens`` sequences, apart from what it reads."""
         fixed = self._fixed.get(tokens)
@@ -288,15 +315,6 @@ class PassPrice:
             nothing = [(group.share, 0.0, 0) for group in self._groups]
             fixed = self._fixed[tokens] = self._decode.total(tokens, tokens, nothing)
         return fixed
-
-    def _scan_term(
-        self, tokens: int, reads: PassReads, share: float, together: bool
-    ) -> tuple[float, Callable[[int], int]]:
-        """What a cell costs in decode steps of ``tokens`` sequences, and for how many some steps are charged."""
-        price = self._decode
-        if together:
-            return share * price.together_s(tokens, 1), reads.total_span
-        return share * price.cell_s(tokens), reads.total_useful if self._skips else reads.total_scanned
 
     def attention_of_batch(self, batch: MicroBatch, *, runs_are_holes: bool) -> AttentionTerms:
         """Attention in one micro-batch, split. ``runs_are_holes``: count runs beyond one for each chunk as holes."""
@@ -351,3 +369,22 @@ class PassPrice:
         """Remember the sizes of decode steps that were taken."""
         for each in steps.passes:
             self.reached(each.tokens, max(int(sums.max_scanned_per_token.max()) for sums in each.groups))
+
+
+def _total(what: _Charge, reads: PassReads) -> Callable[[int], int]:
+    """How much some steps together are charged for."""
+    if what == "scanned":
+        return reads.total_scanned
+    if what == "useful":
+        return reads.total_useful
+    return reads.total_span if what == "span" else reads.total_runs
+
+
+def _each(what: _Charge, reads: PassReads, steps: int) -> IntArray:
+    """How much each of some steps is charged for; shape (steps,)."""
+    arrays = cast("StepArrays", reads)
+    if what == "scanned":
+        return arrays.each_scanned(steps)
+    if what == "useful":
+        return arrays.each_useful(steps)
+    return arrays.each_span(steps) if what == "span" else arrays.each_runs(steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from kvsim.costs.cost_model import CostModel
@@ -171,12 +172,12 @@ class SimulatedBackend(PassByPass):
 
     def mixed_step(self, members: int, reads: NextStepReads, chunks: PassSummary) -> float:
         """Predicted seconds of the pass, and of the moves and rotations before it."""
-        group = self._groups[0]
         seconds = self._price.of_mixed_step(members, reads, chunks)
-        if chunks.moves is not NO_MOVES:
-            seconds += group.share * self._costs.moves(chunks.moves)
-        if chunks.shift is not NO_SHIFT:
-            seconds += group.share * self._costs.shift(chunks.shift, group)
+        for group, each in zip(self._groups, (chunks, *chunks.further), strict=True):
+            if each.moves is not NO_MOVES:
+                seconds += group.share * self._costs.moves(each.moves)
+            if each.shift is not NO_SHIFT:
+                seconds += group.share * self._costs.shift(each.shift, group)
         return seconds
 
     def lockstep_steps(self, members: int, forecast: Forecast) -> Callable[[int], float]:
@@ -194,7 +195,8 @@ class SimulatedBackend(PassByPass):
     def lockstep_weights(self, members: int, forecast: Forecast) -> StepWeights:
         """Predicted seconds, by the same formula."""
         each, per_score, per_run = self._price.of_lockstep_step(members)
-        return StepWeights(each, per_score, per_run, self._region_copies(forecast), self._price.charges)
+        by_step = partial(self._price.of_each_lockstep_step, members, forecast)
+        return StepWeights(each, per_score, per_run, self._region_copies(forecast), by_step)
 
     def _region_copies(self, forecast: Forecast) -> dict[int, float]:
         """Seconds of the copies of regions that grow between the steps, by the steps before each."""

@@ -168,14 +168,15 @@ class Recorder:
             for (tokens, _, _), seen in zip(chunks.chunk_reads, chunks.useful, strict=True):
                 useful += tokens * seen
         self.lockstep_steps(1, scores, useful)
-        if chunks.moves is not NO_MOVES:
-            self.moved(chunks.moves)
+        for each in (chunks, *chunks.further):
+            if each.moves is not NO_MOVES:
+                self.moved(each.moves)
 
-    def lockstep_steps(self, steps: int, scores: int, useful: int) -> None:
-        """A lockstep batch has taken steps alone, each in one pass; ``useful`` of its ``scores`` were."""
+    def lockstep_steps(self, passes: int, scores: int, useful: int) -> None:
+        """A lockstep batch has taken steps alone, in so many passes; ``useful`` of its ``scores`` were."""
         self.scores += scores
         self.useful_scores += useful
-        self.forward_passes += steps
+        self.forward_passes += passes
 
     def fast_forward(
         self, starts_s: FloatArray, seconds: Sequence[FloatArray], steps: FastForward, usages: Usages | None

@@ -17,7 +17,7 @@ from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers import Scheduler
 from policies import Chunk, MicroBatch, NoSlot, Policy
-from policies.fast_forward.lockstep import NO_READS, LockstepBatch
+from policies.fast_forward.lockstep import NO_READS, Forecast, LockstepBatch
 from policies.fast_forward.state_sums import StateSums
 
 Advance = tuple[int, float, NoSlot | None]
@@ -77,8 +77,7 @@ class Stepper:
             steps = _first_reaching(event - now, seconds_of, steps, seconds)
             seconds = seconds_of(steps)
         recorder = self._recorder
-        predictor.took_lockstep_steps(members, batch.max_scanned_per_token(steps))
-        recorder.lockstep_steps(steps, forecast.total_scanned(steps), forecast.total_useful(steps))
+        self._count_passes(batch, forecast, steps)
         if recorder.watches:
             sums = StateSums(predictor.lockstep_weights(members, forecast))
             copies = batch.take_steps(forecast, steps, sums)
@@ -89,8 +88,15 @@ class Stepper:
             recorder.moved(moves)
         return steps, seconds, None
 
+    def _count_passes(self, batch: LockstepBatch[Any], forecast: Forecast, steps: int) -> None:
+        """Count what members of a lockstep batch read alone in the first ``steps`` steps of a forecast."""
+        predictor, sizes = self._predictor, forecast.pass_sizes(len(batch))
+        assert predictor is not None
+        predictor.took_lockstep_steps(max(sizes), batch.max_scanned_per_token(steps))
+        self._recorder.lockstep_steps(steps * len(sizes), forecast.total_scanned(steps), forecast.total_useful(steps))
+
     def _mixed_step(self, step: Sequence[Chunk], batch: LockstepBatch[Any], now: float) -> Advance:
-        """Take one step in which a lockstep batch gets its tokens in the first pass of some chunks."""
+        """Take one step in which a lockstep batch gets its tokens beside some chunks."""
         predictor = self._predictor
         assert predictor is not None
         self._scheduler.started.clear()
@@ -98,11 +104,15 @@ class Stepper:
             passes = batch.place(step)
         except NoSlot as reason:
             return 1, self._run(step, reason.done, now), reason
-        seconds, members, reads = 0.0, len(batch), batch.next_step_reads()
-        for chunks in passes:
+        seconds, by_pass = 0.0, batch.members_by_pass()
+        for i, chunks in enumerate(passes):
+            members, reads = by_pass[i] if i < len(by_pass) else (0, NO_READS)
             seconds += predictor.mixed_step(members, reads, chunks)
             self._recorder.mixed_step(chunks, reads)
-            members, reads = 0, NO_READS
+        alone = batch.passes_alone()
+        if alone is not None:
+            seconds += predictor.lockstep_steps(len(batch), alone)(1)
+            self._count_passes(batch, alone, 1)
         batch.take_step()
         if self._recorder.watches:
             self._recorder.cache(now, self._policy.usage())

@@ -72,11 +72,17 @@ def table_reads(chunks: Sequence[Chunk], lengths: IntArray, runs: IntArray) -> R
     return Reads(tokens, lengths, lengths, runs, int(lengths.sum()))
 
 
+def tile_counts(cells: IntArray) -> tuple[int, int]:
+    """Number of tiles that ``cells`` lie in, and of contiguous pieces that these form."""
+    tiles = np.unique(cells // TILE)
+    return len(tiles), len(extents_of_cells(tiles)[0])
+
+
 def _scanned(kernel: Kernel, cells: IntArray) -> tuple[int, int]:
     """Number of cells scanned, and of contiguous pieces that they form."""
     if kernel == "gather":
         return len(cells), len(extents_of_cells(np.sort(cells))[0])
     if kernel == "tiled":
-        tiles = np.unique(cells // TILE)
-        return len(tiles) * TILE, len(extents_of_cells(tiles)[0])
+        tiles, runs = tile_counts(cells)
+        return tiles * TILE, runs
     return int(cells.max() - cells.min()) + 1, 1

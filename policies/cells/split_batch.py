@@ -44,29 +44,47 @@ def split_by_stream(step: Sequence[Chunk], n_ubatch: int, *, sequential: bool) -
     return batches
 
 
+def consecutive(seqs: Sequence[int], most: int) -> list[list[int]]:
+    """Different sequences in lists of consecutive ones, at most ``most`` in each, that keep their order.
+
+    Each list begins with the first that is left.
+    """
+    places = {seq: i for i, seq in enumerate(seqs)}
+    found = list[list[int]]()
+    for first in seqs:
+        if first not in places:
+            continue
+        chosen, place, seq = [first], places.pop(first), first + 1
+        while len(chosen) < most and places.get(seq, -1) > place:
+            chosen.append(seq)
+            place = places.pop(seq)
+            seq += 1
+        found.append(chosen)
+    return found
+
+
 def _split_single(step: Sequence[Chunk], n_ubatch: int, sequential: bool) -> list[tuple[Chunk, ...]]:
     """``split_by_stream`` for steps in which each sequence has one chunk, and no chunk has two sequences."""
-    left = list(step)
+    left = {chunk.seq: chunk for chunk in step}
+    places = {chunk.seq: i for i, chunk in enumerate(step)}
     batches: list[tuple[Chunk, ...]] = []
-    while left:
-        chosen: list[Chunk] = []
-        others: list[Chunk] = []
-        follower = left[0].seq
-        for chunk in left:
-            if len(chosen) <= n_ubatch and (not sequential or chunk.seq == follower):
-                chosen.append(chunk)
-                follower = chunk.seq + 1
+    for first in step:
+        # A micro-batch begins with the first chunk of which something is left.
+        while first.seq in left:
+            chosen, seq = [left[first.seq]], first.seq + 1
+            if sequential:
+                while len(chosen) <= n_ubatch and seq in left and places[seq] > places[seq - 1]:
+                    chosen.append(left[seq])
+                    seq += 1
             else:
-                others.append(chunk)
-        give = min(min([chunk.n for chunk in chosen]), max(1, n_ubatch // len(chosen)))
-        if all(chunk.n == give for chunk in chosen):
-            batches.append(tuple(chosen))
-            left = others
-        else:
-            batches.append(tuple([Chunk(seq, start, give) for seq, start, _, _ in chosen]))
-            going = {chunk.seq for chunk in chosen}
-            cut = [Chunk(c.seq, c.start + give, c.n - give) if c.seq in going else c for c in left]
-            left = [chunk for chunk in cut if chunk.n]
+                chosen = list(left.values())[: n_ubatch + 1]
+            give = min(min([chunk.n for chunk in chosen]), max(1, n_ubatch // len(chosen)))
+            batches.append(tuple([c if c.n == give else Chunk(c.seq, c.start, give) for c in chosen]))
+            for seq, start, n, _ in chosen:
+                if n == give:
+                    del left[seq]
+                else:
+                    left[seq] = Chunk(seq, start + give, n - give)
     return batches
 
 

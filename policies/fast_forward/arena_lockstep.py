@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Container, Hashable, Sequence
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from policies.cells.arena import Arena
-from policies.cells.free_cells import Cells
 from policies.cells.reads import TILE
 from policies.cells.sequence_cells import Row
 from policies.fast_forward.forecast import MAX_STEPS, Usages
@@ -25,11 +24,9 @@ from policies.fast_forward.tiles import TileMap
 from policies.vocabulary import Chunk, IntArray, MicroBatch, Moves, Shift
 
 
-class ArenaPlan(NamedTuple):
-    """Decode steps of a lockstep batch that a policy has planned; none of them is taken yet."""
+class GroupReads(NamedTuple):
+    """What decode steps of a lockstep batch read in one cache group."""
 
-    cells: Cells
-    """What they take, step after step, for each sequence in turn."""
     scanned: IntArray
     """Scores computed in each step, those of all sequences together; shape (steps,)."""
     runs: IntArray
@@ -38,6 +35,15 @@ class ArenaPlan(NamedTuple):
     """Cells that the kernel reads at least once, likewise."""
     max_scanned_per_token: Callable[[int], int]
     """The most cells that one token is scored against in the first so many steps."""
+    useful: IntArray | None = None
+    """Scores against a cell that the token's sequence can see, likewise; None: those of all tokens held."""
+
+
+class ArenaPlan(NamedTuple):
+    """Decode steps of a lockstep batch that a policy has planned; none of them is taken yet."""
+
+    groups: Sequence[GroupReads]
+    """What they read."""
     usages: Callable[[int], Usages]
     """How full the cache is after each of the first so many steps; to be asked before they are taken."""
     take: Callable[[int], None]
@@ -71,47 +77,84 @@ class LockstepHost(Protocol):
         ...
 
 
-class ArenaForecast:
-    """What a lockstep batch reads in several steps from the next one on; all sums are exact."""
+class GroupForecast:
+    """What a lockstep batch reads in one cache group in several steps from the next one on; all sums are exact."""
 
-    __slots__ = ("_held", "_members", "_plan", "_totals", "steps")
+    __slots__ = ("_held", "_members", "_reads", "_totals", "steps")
 
-    region_copies: Sequence[tuple[int, int]] = ()
-
-    def __init__(self, plan: ArenaPlan, members: int, held: int):
+    def __init__(self, reads: GroupReads, members: int, held: int):
         """``held``: tokens that the members have before the first step."""
-        self.steps = len(plan.span)
+        self.steps = len(reads.span)
         """Steps that can be taken before something must be decided."""
-        self._plan = plan
+        self._reads = reads
         self._members = members
         self._held = held
         self._totals: dict[str, IntArray] = {}
 
-    def passes(self, members: int) -> Sequence[tuple[int, Sequence[PassReads]]]:
-        """The passes of a step: the sequences in each, and what they read."""
-        return ((members, (self,)),)
-
     def total_scanned(self, n: int) -> int:
         """Scores computed in the first ``n`` steps."""
-        return self._total("scanned", self._plan.scanned, n)
+        return self._total("scanned", self._reads.scanned, n)
 
     def total_useful(self, n: int) -> int:
         """Scores in the first ``n`` steps against a cell that the token's sequence can see."""
+        if self._reads.useful is not None:
+            return self._total("useful", self._reads.useful, n)
         return n * self._held + self._members * (n * (n + 1) // 2)
 
     def total_span(self, n: int) -> int:
         """Cells read at least once in a step, summed over the first ``n`` steps."""
-        return self._total("span", self._plan.span, n)
+        return self._total("span", self._reads.span, n)
 
     def total_runs(self, n: int) -> int:
         """Contiguous pieces read in the first ``n`` steps."""
-        return self._total("runs", self._plan.runs, n)
+        return self._total("runs", self._reads.runs, n)
+
+    def each_scanned(self, n: int) -> IntArray:
+        """Scores computed in each of the first ``n`` steps; shape (n,)."""
+        return self._reads.scanned[:n]
+
+    def each_useful(self, n: int) -> IntArray:
+        """Scores in each of them against a cell that the token's sequence can see; shape (n,)."""
+        if self._reads.useful is not None:
+            return self._reads.useful[:n]
+        return np.arange(self._held + self._members, self._held + self._members * n + 1, self._members)
+
+    def each_span(self, n: int) -> IntArray:
+        """Cells read at least once in each of them; shape (n,)."""
+        return self._reads.span[:n]
+
+    def each_runs(self, n: int) -> IntArray:
+        """Contiguous pieces read in each of them; shape (n,)."""
+        return self._reads.runs[:n]
 
     def _total(self, name: str, by_step: IntArray, n: int) -> int:
         totals = self._totals.get(name)
         if totals is None:
             totals = self._totals[name] = np.add.accumulate(by_step)
         return int(totals[n - 1])
+
+
+class ArenaForecast(GroupForecast):
+    """What is read in the first cache group, and in the further ones."""
+
+    __slots__ = ("_further",)
+
+    region_copies: ClassVar[Sequence[tuple[int, int]]] = ()
+
+    def __init__(self, groups: Sequence[GroupReads], members: int, held: int):
+        """``held``: tokens that the members have before the first step."""
+        super().__init__(groups[0], members, held)
+        self._further = [GroupForecast(reads, members, held) for reads in groups[1:]]
+
+    def pass_sizes(self, members: int) -> Sequence[int]:
+        """All in one."""
+        return (members,)
+
+    def passes(
+        self, members: int, alike: Callable[[int], Hashable]
+    ) -> Sequence[tuple[Sequence[int], Sequence[PassReads]]]:
+        """A single one."""
+        return (((members,), (self, *self._further)),)
 
 
 class ArenaSequence(LockstepSequence):
@@ -134,19 +177,9 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         self._host = host
         self._held = 0
         """Tokens of all members."""
-        self._order: list[int] | None = []
-        """The members in order; None where that must be found anew."""
         self._plan: ArenaPlan | None = None
         self._reads = NO_READS
         """Of the step that was placed last."""
-
-    @property
-    def seqs(self) -> Sequence[int]:
-        """The members, in the order in which they get their tokens."""
-        if self._order is None:
-            members = self._members
-            self._order = sorted(members, key=lambda seq: members[seq].join_index)
-        return self._order
 
     @property
     def held(self) -> int:
@@ -165,14 +198,12 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
             return False
         member = ArenaSequence(row.end - row.begin)
         self._add(seq, member, place)
-        self._order = None
         self._held += member.length
         return True
 
     def leave(self, seq: int) -> None:
         """Leave, keeping all cells."""
         self._held -= self._drop(seq).length
-        self._order = None
 
     def blocked(self) -> list[int]:
         """Empty: what must be decided concerns all of them."""
@@ -191,25 +222,13 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         if found is not None:
             return (found,)
         batches = self._host.allocate([*self.chunks(), *step])
-        return [self._summary(batch, len(self) if i == 0 else 0) for i, batch in enumerate(batches)]
+        passes = [summed_up(batch, self._members if i == 0 else ()) for i, batch in enumerate(batches)]
+        self._reads = passes[0][1] if passes else NO_READS
+        return [summary for _, _, summary in passes]
 
     def chunks(self) -> list[Chunk]:
         """The members' next tokens."""
         return [Chunk(row.seq, row.end, 1) for row in self.rows()]
-
-    def _summary(self, batch: MicroBatch, members: int) -> PassSummary:
-        """Sum up a micro-batch, the first chunks of which are those of ``members``."""
-        (place,) = batch.places
-        reads = place.reads
-        tokens, scanned, useful, runs = (
-            array.tolist() for array in (reads.tokens, reads.scanned, reads.useful, reads.runs)
-        )
-        if members:
-            most = max(scanned[:members])
-            self.note_reads(sum(scanned[:members]), sum(runs[:members]), most, reads.span)
-        rows = list(zip(tokens[members:], scanned[members:], runs[members:], strict=True))
-        count = batch.n_tokens - members
-        return PassSummary(count, rows, place.moves, place.shift, useful[members:], reads.span)
 
     def note_reads(self, scanned: int, runs: int, most: int, span: int) -> None:
         """Note what the members read in the step that has just been placed."""
@@ -222,12 +241,12 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
     def forecast(self, n: int) -> ArenaForecast | None:
         """Forecast steps up to the next search or compaction; None where the next step must be placed by itself."""
         plan = self._plan = self._host.plan_lockstep(self, min(n, MAX_STEPS))
-        return None if plan is None else ArenaForecast(plan, len(self._members), self._held)
+        return None if plan is None else ArenaForecast(plan.groups, len(self._members), self._held)
 
     def max_scanned_per_token(self, n: int) -> int:
         """In the steps of the latest forecast."""
         assert self._plan is not None
-        return self._plan.max_scanned_per_token(n)
+        return max([reads.max_scanned_per_token(n) for reads in self._plan.groups])
 
     def take_step(self) -> None:
         """Count the step that has been placed."""
@@ -236,18 +255,40 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
 
     def take_steps(self, forecast: object, n: int, sums: StateSums | None = None) -> Sequence[Moves]:
         """Take the cells of ``n`` steps; nothing is moved."""
-        plan, members = self._plan, len(self._members)
+        plan = self._plan
         assert plan is not None
         if sums is not None:
-            charged = plan.span if sums.charges == "span" else plan.scanned
-            if sums.charges == "useful":
-                charged = np.arange(self._held + members, self._held + members * n + 1, members)
             sums.capacity = self._host.capacity
-            sums.take_states(plan.usages(n), charged[:n], plan.runs[:n])
+            sums.take_states(plan.usages(n), n)
         plan.take(n)
         self.steps += n
         self._held += n * len(self._members)
         return ()
+
+
+def summed_up(batch: MicroBatch, members: Container[int]) -> tuple[int, NextStepReads, PassSummary]:
+    """A micro-batch, as its tokens of members of a lockstep batch, what they read, and the other chunks."""
+    own = [chunk.seq in members for chunk in batch.chunks]
+    count = sum(own)
+    reads, summaries = list[NextStepReads](), list[PassSummary]()
+    for place in batch.places:
+        scores = pieces = most = visible = 0
+        rows, seen = list[tuple[int, int, int]](), list[int]()
+        columns = (place.reads.tokens, place.reads.scanned, place.reads.useful, place.reads.runs)
+        for mine, n, scanned, useful, runs in zip(own, *(array.tolist() for array in columns), strict=True):
+            if mine:
+                scores += scanned
+                pieces += runs
+                most = max(most, scanned)
+                visible += useful
+            else:
+                rows.append((n, scanned, runs))
+                seen.append(useful)
+        span = place.reads.span
+        reads.append(NextStepReads(scores, pieces, most, visible, span) if count else NO_READS)
+        summaries.append(PassSummary(batch.n_tokens - count, rows, place.moves, place.shift, seen, span))
+    further = tuple(reads[1:]) if count else ()
+    return count, reads[0]._replace(further=further), summaries[0]._replace(further=tuple(summaries[1:]))
 
 
 def pass_summary(

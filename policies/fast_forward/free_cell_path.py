@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from policies.cells.reads import padded_span, padded_spans, repeated
 from policies.cells.search import cells_array, start_of_search
 from policies.compaction.compactors import min_cells_to_move
 from policies.compaction.triggers import TriggerForecast, TriggerInput, cells_saved
-from policies.fast_forward.arena_lockstep import ArenaPlan
+from policies.fast_forward.arena_lockstep import GroupReads
 from policies.fast_forward.forecast import MAX_STEPS, StepReads, Usages
 from policies.fast_forward.tiles import TileSteps
 from policies.vocabulary import Chunk, IntArray
@@ -162,14 +162,13 @@ class FreeCellPath:
         """What the first ``steps`` steps read under the kernel ``masked``."""
         return masked_step_reads(step, self.spans()[:steps])
 
-    def lockstep_plan(self, steps: int, tiles: TileSteps | None, take: Callable[[int], None]) -> ArenaPlan:
-        """The first ``steps`` steps for a lockstep batch: under the kernel ``tiled`` if there are ``tiles``."""
+    def group_reads(self, steps: int, tiles: TileSteps | None) -> GroupReads:
+        """What a lockstep batch reads in the first ``steps`` steps, under the kernel ``tiled`` if there are tiles."""
         if tiles is not None:
             scanned = tiles.scanned
-            return ArenaPlan(self.cells, scanned, tiles.runs, scanned, tiles.most_after, self.usages, take)
+            return GroupReads(scanned, tiles.runs, scanned, tiles.most_after)
         spans, n = self.spans()[:steps], self.tokens
-        scanned = n * spans if n > 1 else spans
-        return ArenaPlan(self.cells, scanned, repeated(n, steps), spans, self.span_after, self.usages, take)
+        return GroupReads(n * spans if n > 1 else spans, repeated(n, steps), spans, self.span_after)
 
     def usages(self, k: int) -> Usages:
         """How full the cache will be after each of the first ``k`` steps."""

@@ -6,11 +6,11 @@ One count of steps tells how long all of them are, so that simulating a step cos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from policies.fast_forward.state_sums import StateSums
-from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Shift
+from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, MicroBatch, Moves, Shift
 
 
 class NextStepReads(NamedTuple):
@@ -26,6 +26,8 @@ class NextStepReads(NamedTuple):
     """Scores against a cell that the token's sequence can see; None: all of them."""
     span: int = 0
     """Cells that all tokens of the pass scan together, where the kernel has them do so."""
+    further: Sequence[NextStepReads] = ()
+    """The same in the further cache groups."""
 
 
 class PassReads(Protocol):
@@ -61,8 +63,37 @@ class Forecast(PassReads, Protocol):
         """After how many steps a region is copied, before the next one, and how many cells it has."""
         ...
 
-    def passes(self, members: int) -> Sequence[tuple[int, Sequence[PassReads]]]:
-        """The passes of a step of ``members`` sequences: how many each has, and what it reads by cache group."""
+    def pass_sizes(self, members: int) -> Sequence[int]:
+        """How many of ``members`` sequences each pass of a step has."""
+        ...
+
+    def passes(
+        self, members: int, alike: Callable[[int], Hashable]
+    ) -> Sequence[tuple[Sequence[int], Sequence[PassReads]]]:
+        """The passes of a step of ``members`` sequences: their sizes, and what they read together by cache group.
+
+        Those are put together for whose sizes ``alike`` gives the same.
+        """
+        ...
+
+
+class StepArrays(Protocol):
+    """What attention reads in one cache group in each of several steps, one by one; arrays of shape (steps,)."""
+
+    def each_scanned(self, n: int) -> IntArray:
+        """Scores computed in each of the first ``n`` steps."""
+        ...
+
+    def each_useful(self, n: int) -> IntArray:
+        """Scores in each of them against a cell that the token's sequence can see."""
+        ...
+
+    def each_span(self, n: int) -> IntArray:
+        """Cells read at least once in each of them."""
+        ...
+
+    def each_runs(self, n: int) -> IntArray:
+        """Contiguous pieces read in each of them."""
         ...
 
 
@@ -95,9 +126,15 @@ class ReadForecast(NamedTuple):
     region_copies: Sequence[tuple[int, int]] = ()
     """After how many steps a region is copied, before the next one, and how many cells it has."""
 
-    def passes(self, members: int) -> Sequence[tuple[int, Sequence[PassReads]]]:
+    def pass_sizes(self, members: int) -> Sequence[int]:
+        """All in one."""
+        return (members,)
+
+    def passes(
+        self, members: int, alike: Callable[[int], Hashable]
+    ) -> Sequence[tuple[Sequence[int], Sequence[PassReads]]]:
         """A single one, over a single cache group."""
-        return ((members, (self,)),)
+        return (((members,), (self,)),)
 
     def total_useful(self, n: int) -> int:
         """All scores."""
@@ -159,6 +196,8 @@ class PassSummary(NamedTuple):
     """For each chunk: the cells among the scanned ones that its sequence can see; None: all of them."""
     span: int = 0
     """Cells that all tokens of the pass scan together, where the kernel has them do so."""
+    further: Sequence[PassSummary] = ()
+    """The same in the further cache groups."""
 
     @staticmethod
     def from_micro_batch(batch: MicroBatch) -> PassSummary:
@@ -212,12 +251,22 @@ class LockstepBatch(ABC, Generic[M]):
         """Whether the scheduler has a step placed as a whole, rather than room reserved for one sequence after another:
         then all sequences give up what a step leaves behind before any takes what it needs."""
         self._members: dict[int, M] = {}
+        self._order: list[int] | None = []
+        """The members in order; None where that must be found anew."""
         self._joins = 0
         self._most: int | None = 0
         """Tokens of the longest member, less all steps; None where that must be computed anew."""
 
     def __len__(self) -> int:
         return len(self._members)
+
+    @property
+    def seqs(self) -> Sequence[int]:
+        """The members, in the order in which they get their tokens."""
+        if self._order is None:
+            members = self._members
+            self._order = sorted(members, key=lambda seq: members[seq].join_index)
+        return self._order
 
     @abstractmethod
     def join(self, seq: int, place: int = 0) -> bool:
@@ -255,6 +304,14 @@ class LockstepBatch(ABC, Generic[M]):
     def next_step_reads(self) -> NextStepReads:
         """What the next step reads, if no member is blocked."""
 
+    def members_by_pass(self) -> Sequence[tuple[int, NextStepReads]]:
+        """How many members each pass that ``place`` returned has, and what they read in it; later ones have none."""
+        return ((len(self._members), self.next_step_reads()),)
+
+    def passes_alone(self) -> Forecast | None:
+        """Passes of the step placed last that ``place`` has not returned, which have a token each of members only."""
+        return None
+
     @abstractmethod
     def forecast(self, n: int) -> Forecast | None:
         """What the next steps read: at most ``n`` of them, before something must be decided.
@@ -290,9 +347,11 @@ class LockstepBatch(ABC, Generic[M]):
             self._most = member._length
         member.lockstep_batch, member.join_index = self, (place << _JOIN_BITS) + self._joins
         self._members[seq] = member
+        self._order = None
 
     def _drop(self, seq: int) -> M:
         member = self._members.pop(seq)
+        self._order = None
         member.lockstep_batch = None
         if member._length == self._most:
             self._most = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from policies.fast_forward.forecast import Usages
-from policies.vocabulary import IntArray
+from policies.vocabulary import FloatArray
 
 _NO_COPIES: Mapping[int, float] = {}
 
@@ -22,8 +22,8 @@ class StepWeights(NamedTuple):
     per_run: float
     copies: Mapping[int, float] = _NO_COPIES
     """What a step counts more if regions are copied before it, by its number among the steps, from 0."""
-    charges: Literal["scanned", "useful", "span"] = "scanned"
-    """What ``per_score`` is charged for: all scores, those against visible cells, or cells read at least once."""
+    by_step: Callable[[int], FloatArray] | None = None
+    """What each of the first so many steps counts, where what it reads is known step by step; shape (steps,)."""
 
 
 class StateSums:
@@ -39,8 +39,8 @@ class StateSums:
         "_per_run",
         "_per_score",
         "allocated",
+        "by_step",
         "capacity",
-        "charges",
         "external_fragmentation",
         "free_extents",
         "growth",
@@ -62,7 +62,7 @@ class StateSums:
     )
 
     def __init__(self, weights: StepWeights):
-        self._each, self._per_score, self._per_run, self._copies, self.charges = weights
+        self._each, self._per_score, self._per_run, self._copies, self.by_step = weights
         self.steps = 0
         """Steps summed up so far."""
         self.weight = 0.0
@@ -121,12 +121,10 @@ class StateSums:
         self.scores += growth * n
         self.stored = stored + growth * n
 
-    def take_states(self, states: Usages, scores: IntArray, runs: IntArray) -> None:
-        """Add the states after some steps, and what these are charged for; arrays of shape (steps,)."""
-        weights = self._per_score * scores
-        weights += self._each
-        if self._per_run:
-            weights += self._per_run * runs
+    def take_states(self, states: Usages, steps: int) -> None:
+        """Add the states after the first ``steps`` steps, which must be known step by step."""
+        assert self.by_step is not None, "the clock knows each step"
+        weights = self.by_step(steps)
         weight = float(weights.sum())
         self.weight += weight
         self.sum_stored += float(weights @ states.stored)
@@ -140,4 +138,4 @@ class StateSums:
             self.external_fragmentation += float(weights @ (missing / np.maximum(free, 1)))
         if states.allocated is not states.stored:
             self.internal_fragmentation += float(weights @ (1 - states.stored / states.allocated))
-        self.steps += len(weights)
+        self.steps += steps

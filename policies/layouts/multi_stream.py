@@ -18,6 +18,8 @@ from policies.cells.stream_arenas import CacheSpec, StreamArenas
 from policies.compaction.compactors import Compactor
 from policies.compaction.triggers import Trigger, TriggerInput
 from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
+from policies.fast_forward.stream_lockstep import StreamLockstepBatch
+from policies.fast_forward.stream_states import StreamStates
 from policies.fast_forward.stream_tiles import StreamTiles
 from policies.layouts.multi_stream_steps import MultiStreamSteps
 from policies.layouts.stream_plans import Planned, Rejected, StepPlanner, check_step
@@ -79,8 +81,11 @@ class MultiStreamPolicy(MultiStreamSteps):
         self.contiguous = contiguous
         self._saved: dict[int, list[IntArray]] = {}
         """What was copied to the host, by its first host cell: positions in order of cells, for each group."""
-        self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
         self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
+        self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
+        self._in_streams: StreamLockstepBatch | None = None
+        if n_streams > 1 and self._tiles is not None and compactor is None and not contiguous:
+            self._in_streams = StreamLockstepBatch(self, self._streams, self._tiles, config.n_ubatch)
 
     @property
     def arenas(self) -> tuple[tuple[Arena, ...], ...]:
@@ -187,6 +192,7 @@ class MultiStreamPolicy(MultiStreamSteps):
 
     def keep(self, seq: int) -> None:
         """Empty all other cells of the sequence's stream."""
+        self._write_lockstep()
         self._forget_tiles()
         for _, arena in self._streams.of(seq):
             gone = arena.keep(seq)
@@ -247,6 +253,7 @@ class MultiStreamPolicy(MultiStreamSteps):
                 raise Unsupported(
                     f"{self.name}: between streams only whole sequences are copied, not [{start}, {stop})"
                 )
+        self._write_lockstep()
         self._forget_tiles()
         for (group, source), (_, target) in pairs:
             if source is target:
@@ -305,26 +312,29 @@ class MultiStreamPolicy(MultiStreamSteps):
 
     def sequences(self) -> list[int]:
         """The sequences with a cell in any group."""
+        self._write_lockstep()
         return sorted({seq for _, arena in self._streams.of(-1) for seq in arena.sequences()})
 
     def usage(self) -> Usage:
         """From the free extents of the first group."""
-        arenas = self.arenas[0]
-        used = sum(arena.used for arena in arenas)
-        largest = max(arena.free.largest for arena in arenas)
-        placeable = largest if self.contiguous else max(arena.free.total for arena in arenas)
-        free_extents = sum(len(arena.free) for arena in arenas)
-        top = max(i * arena.size + arena.top if arena.used else 0 for i, arena in enumerate(arenas))
-        return Usage(self.capacity, used, used, placeable, free_extents, largest, top)
+        states = StreamStates(self._streams, {}) if self._in_streams is None else self._in_streams.states()
+        return states.usage(contiguous=self.contiguous)
 
     def occupancy(self, group: int = 0) -> CellMap:
         """The cells of all streams, in order."""
+        self._write_lockstep()
         maps = [arena.cell_map() for arena in self.arenas[group]]
         return CellMap(np.concatenate([m.position for m in maps]), tuple(o for m in maps for o in m.owners))
 
     def first_owners(self, group: int = 0) -> IntArray:
         """From the sets that the arenas keep, in order of streams."""
+        self._write_lockstep()
         return np.concatenate([arena.first_owners() for arena in self.arenas[group]])
+
+    def _write_lockstep(self) -> None:
+        """Bring the arenas of sequences in lockstep up to date."""
+        if self._in_streams is not None:
+            self._in_streams.write_all()
 
     def _forget_tiles(self, seq: int = -1) -> None:
         """Note that a sequence, or any if negative, gives up cells or gets others."""

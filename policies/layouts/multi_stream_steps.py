@@ -15,6 +15,7 @@ from policies.fast_forward.forecast import FastForward
 from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.fast_forward.lockstep import PassSummary
 from policies.fast_forward.multi_stream import plan_steps
+from policies.fast_forward.stream_lockstep import StreamLockstepBatch
 from policies.fast_forward.stream_tiles import StreamTiles
 from policies.fast_forward.tiles import TileSteps
 from policies.layouts.stream_plans import StepPlanner
@@ -34,6 +35,8 @@ class MultiStreamSteps(Policy):
     _tiles: StreamTiles | None
     _planner: StepPlanner
     _lockstep: ArenaLockstepBatch
+    _in_streams: StreamLockstepBatch | None
+    """The sequences that decode in lockstep, where each has a stream of its own."""
     _compactor: Compactor | None
     trigger: Trigger
     _n_ubatch: int
@@ -52,10 +55,21 @@ class MultiStreamSteps(Policy):
             return None
         return plan_steps(self._streams, step, n, self._n_ubatch, contiguous=self.contiguous, tiles=self._tiles)
 
-    def lockstep_batch(self) -> ArenaLockstepBatch | None:
-        """The sequences that decode in lockstep, where there is one cache for all that is never compacted."""
+    def lockstep_batch(self) -> ArenaLockstepBatch | StreamLockstepBatch | None:
+        """The sequences that decode in lockstep, in one cache for all that is never compacted, or each in its own."""
+        if self._in_streams is not None:
+            return self._in_streams
         single = self.n_streams == 1 and len(self.caches) == 1 and self.caches[0].window is None
         return self._lockstep if single and self._compactor is None and self.kernel in ("masked", "tiled") else None
+
+    def place_alone(self, group: int, chunk: Chunk) -> None:
+        """Place a chunk in its stream of a group, in which there is room."""
+        stream, chunks = self._streams.stream_of(chunk.seq), (chunk,)
+        cells = self._planner.find_cells(group, stream, chunk.n)
+        assert cells is not None, "there is room"
+        self._planner.take(group, (stream, chunks, cells))
+        if self._tiles is not None:
+            self._tiles.add(group, stream, chunks, cells)
 
     def lockstep_arena(self) -> Arena:
         """The only arena."""
@@ -82,7 +96,7 @@ class MultiStreamSteps(Policy):
             if tiles is not None:
                 tiles.take(k)
 
-        return path.lockstep_plan(path.steps, tiles, take)
+        return ArenaPlan((path.group_reads(path.steps, tiles),), path.usages, take)
 
     def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> PassSummary | None:
         """``allocate`` of one micro-batch that finds room."""

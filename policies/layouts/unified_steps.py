@@ -98,7 +98,7 @@ class UnifiedSteps(Policy):
             if tiles is not None:
                 tiles.take(k)
 
-        return path.lockstep_plan(planned.steps, tiles, take)
+        return ArenaPlan((path.group_reads(planned.steps, tiles),), path.usages, take)
 
     def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> PassSummary | None:
         """``allocate`` of one micro-batch."""

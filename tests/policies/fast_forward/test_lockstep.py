@@ -34,6 +34,7 @@ IN_LOCKSTEP = [
     "llama.cpp-b4666",
     "llama.cpp-b6975",
     "prompt-decode-regions",
+    "streams",
     "paged",
     "vllm",
     "chunked",
