@@ -157,7 +157,7 @@ bench: setup  ## run the benchmarks
 	$(BIN)/python -m benchmarks.presets
 	$(BIN)/python -m benchmarks.presets --million --rounds 1
 	$(BIN)/python -m benchmarks.scale
-	$(BIN)/python -m benchmarks.shares paged
+	$(BIN)/python -m benchmarks.shares paged llama.cpp-b6975
 	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.engine --model small
 	$(BIN)/python -m benchmarks.observe

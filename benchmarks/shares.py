@@ -1,44 +1,42 @@
-"""Where the simulator's time goes: ``python -m benchmarks.shares PRESET [--scheduler vllm] [--detail requests]
-[--load 0.7] [--requests N] [--json]``.
+"""Where the simulator's time goes: ``python -m benchmarks.shares PRESET... [--scheduler vllm] [--detail requests]
+[--load 0.7] [--requests SHARE] [--json | --markdown]``.
 
-One run in a process of its own, in which a timer of the processor's time looks every few milliseconds at which function
-runs. Compiled modules do not show in that, so the run is of Python alone (``KVSIM_PURE=1``): of compiled code it says
-what was worth compiling, not what is left.
+A run for each combination, in a process of its own, in which a timer of the processor's time looks every few
+milliseconds at which function runs. Compiled modules do not show in that, so the runs are of Python alone
+(``KVSIM_PURE=1``): of compiled code they say what was worth compiling, not what is left.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from benchmarks.preset_tables import Part, in_console, in_markdown
 from benchmarks.runs import NORMAL, service_rate, task, usual
 from benchmarks.speed import Task, run_isolated
 from kvsim.cli.commands.run import Detail
 from kvsim.errors import no_such
 from policies import available
 
-TURNS = 10
+TURNS = 5
 """Requests of a run, as many times those that are usual."""
+_MOST = 3
+"""Functions that are named."""
 
 
 def shares_of(given: Task, load: float) -> dict[str, Any]:
-    """Shares of the samples of a run, by part and by its most frequent function. Raises ``RuntimeError``."""
+    """Shares of a run's samples by part, and by function where they are largest. Raises ``RuntimeError``."""
     rate = load * service_rate(given, 1.0)
     found = run_isolated(replace(given, rate=rate, sample=True))
     total = max(found["samples"], 1)
-    rows = []
-    for part, functions in found["parts"].items():
-        if functions:
-            most = max(functions, key=functions.__getitem__)
-            share = sum(functions.values()) / total
-            rows.append({"part": part, "share": share, "function": most, "function_share": functions[most] / total})
-    rows.sort(key=lambda row: -row["share"])
+    functions = {name: n for part in found["parts"].values() for name, n in part.items()}
+    most = sorted(functions, key=functions.__getitem__, reverse=True)[:_MOST]
     return {
         "policy": given.policy,
         "scheduler": given.scheduler,
@@ -46,42 +44,57 @@ def shares_of(given: Task, load: float) -> dict[str, Any]:
         "load": load,
         "requests": given.requests,
         "samples": found["samples"],
-        "shares": rows,
+        "parts": {part: sum(names.values()) / total for part, names in found["parts"].items()},
+        "functions": {name: functions[name] / total for name in most},
     }
 
 
+def parts_of(runs: Sequence[dict[str, Any]]) -> list[Part]:
+    """The shares of all runs in one table, and where each was most."""
+    names = sorted(runs[0]["parts"], key=lambda part: -sum(run["parts"][part] for run in runs))
+    rows = [[name, *(f"{run['parts'][name]:.0%}" for run in runs)] for name in names]
+    rows.append(["samples", *(f"{run['samples']:,}" for run in runs)])
+    text = f"Shares of the processor's time, of Python alone, at {runs[0]['load']:g} of the rate of service:"
+    most = [
+        f"{_heading(run)}: {', '.join(f'{name} {share:.0%}' for name, share in run['functions'].items())}"
+        for run in runs
+    ]
+    heads = ["part", *map(_heading, runs)]
+    return [Part(text, heads=heads, rows=rows), Part(f"Most of it in: {'; '.join(most)}.")]
+
+
+def _heading(run: dict[str, Any]) -> str:
+    return f"`{run['policy']}`, `{run['scheduler']}`, {run['detail']}"
+
+
 def main(
-    policy: Annotated[str, typer.Argument(help="A preset.")],
-    scheduler: Annotated[str, typer.Option()] = "vllm",
-    detail: Annotated[Detail, typer.Option(help="What the run records.")] = Detail.requests,
+    policies: Annotated[list[str], typer.Argument(help="Presets.")],
+    scheduler: Annotated[list[str] | None, typer.Option(help="By default vllm.")] = None,
+    detail: Annotated[list[Detail] | None, typer.Option(help="What runs record; by default requests.")] = None,
     load: Annotated[float, typer.Option(help="Arrivals over the rate of service.")] = NORMAL,
-    requests: Annotated[int | None, typer.Option(help="How many; by default ten times those of a table's run.")] = None,
+    requests: Annotated[float, typer.Option(help="How many, as a share of the usual.", min=1e-6, max=100)] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page's table.")] = False,
 ) -> None:
     """Where the simulator's time goes."""
-    console = Console(width=120)
-    if policy not in available():
-        console.print(no_such("policy", policy, available()))
+    console = Console(width=160)
+    if wrong := [name for name in policies if name not in available()]:
+        console.print(no_such("policy", wrong[0], available()), markup=False)
         raise typer.Exit(2)
-    number = TURNS * usual(policy, 1.0) if requests is None else requests
+    runs = []
     try:
-        report = shares_of(task(policy, number, scheduler=scheduler, detail=detail.value), load)
+        for policy, server, what in product(policies, scheduler or ["vllm"], detail or [Detail.requests]):
+            given = task(policy, usual(policy, TURNS * requests), scheduler=server, detail=what.value)
+            runs.append(shares_of(given, load))
     except RuntimeError as e:
         console.print(str(e), markup=False)
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps(report, indent=1))
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in ("part", "share", "most of it in", "its share"):
-        table.add_column(head, justify="right" if "share" in head else "left")
-    for row in report["shares"]:
-        table.add_row(row["part"], f"{row['share']:.0%}", escape(row["function"]), f"{row['function_share']:.0%}")
-    console.print(table)
-    console.print(
-        f"\n{policy} under {scheduler}, detail {detail}, {load:g} of the rate of service, {number:,} requests: "
-        f"{report['samples']:,} samples of Python code; nothing compiled was used."
-    )
+        typer.echo(json.dumps({"runs": runs}, indent=1))
+    elif markdown:
+        typer.echo(in_markdown(parts_of(runs)))
+    else:
+        in_console(console, parts_of(runs))
 
 
 if __name__ == "__main__":

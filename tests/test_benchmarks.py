@@ -237,12 +237,18 @@ def test_a_sample_belongs_to_the_innermost_function_of_a_part() -> None:
 
 @pytest.mark.slow
 def test_shares_of_time_are_told() -> None:
-    done = ran(shares.main, "paged", "--scheduler", "llama-server", "--requests", "500", "--json")
+    done = ran(shares.main, "paged", "--scheduler=vllm", "--scheduler=llama-server", "--requests", "0.01", "--json")
     assert done.exit_code == 0, done.output
-    report = json.loads(done.output)
-    assert sum(row["share"] for row in report["shares"]) == pytest.approx(1)
-    assert report["samples"] > 0
-    assert report["shares"][0]["share"] > report["shares"][-1]["share"]
+    found = json.loads(done.output)["runs"]
+    assert [run["scheduler"] for run in found] == ["vllm", "llama-server"]
+    for run in found:
+        assert run["requests"] == 500
+        assert run["samples"] > 0
+        assert sum(run["parts"].values()) == pytest.approx(1)
+    (table, most) = shares.parts_of(found)
+    assert [row[0] for row in table.rows[-1:]] == ["samples"]
+    assert {row[0] for row in table.rows[:-1]} == {*sampling.PARTS}
+    assert next(iter(found[0]["functions"])) in most.text
 
 
 def test_failures_of_vidur_are_reported_in_one_line(tmp_path: Path) -> None:
