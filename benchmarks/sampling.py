@@ -39,7 +39,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "arena cells": ("policies/cells/", "policies/layouts/", "policies/compaction/"),
     "prices": ("kvsim/costs/", "kvsim/simulation/backend.py"),
     "server": ("kvsim/simulation/",),
-    "arrivals": ("workloads/", "benchmarks/", *(f"kvsim/simulation/{name}.py" for name in _ARRIVALS)),
+    "arrivals": ("workloads/", "benchmarks/speed.py", *(f"kvsim/simulation/{name}.py" for name in _ARRIVALS)),
     "SimPy": ("simpy/",),
     "figures": tuple(f"kvsim/simulation/{name}.py" for name in _FIGURES),
     OTHER: ("kvsim/", "policies/"),
@@ -66,12 +66,13 @@ def part_of(file: str) -> str | None:
 def sampled(work: Callable[[], object]) -> dict[str, Any]:
     """Do the work; return the samples in all, and for each part those in each of its functions.
 
-    A sample belongs to the innermost function of a part: what Python, NumPy and others do for it is its own.
+    A sample belongs to the innermost function of a part: what Python, NumPy and others do for it is its own. What is in
+    no part, or in this function, is left out.
     """
     found: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
 
     def look(_: int, frame: FrameType | None) -> None:
-        while frame is not None:
+        while frame is not None and frame.f_code is not sampled.__code__:
             code: CodeType = frame.f_code
             part = part_of(code.co_filename)
             if part is not None:
