@@ -154,7 +154,10 @@ bench: setup  ## run the benchmarks
 	$(BIN)/python -m benchmarks.thresholds
 	$(BIN)/python -m benchmarks.paged
 	$(BIN)/python -m benchmarks.fast_forward --requests 75
+	$(BIN)/python -m benchmarks.presets
+	$(BIN)/python -m benchmarks.presets --million --rounds 1
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.shares paged llama.cpp-b6975
 	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.engine --model small
 	$(BIN)/python -m benchmarks.observe

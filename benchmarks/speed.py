@@ -1,4 +1,4 @@
-"""Shared by the benchmarks of the simulator's speed: a scenario, and the measurement of one run in an isolated process.
+"""A scenario for the benchmarks of the simulator's speed, and the measurement of one run in an isolated process.
 
 ``python -m benchmarks.speed`` reads a task as JSON from its standard input, runs it and prints the result as JSON: a
 process for each run, so that its peak memory is its own and no run benefits from an earlier one.
@@ -24,11 +24,12 @@ import numpy as np
 import simpy
 from pydantic import Field
 
+from benchmarks.sampling import sampled
 from kvsim.costs.profile import load_profile
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.arrivals import Process
 from kvsim.simulation.backend import SimulatedBackend
-from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.recorder import Detail, Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
 from workloads import AzureTrace, Lengths, Prefixes, Synthetic, Workload, named_rng, no_gaps, poisson_gaps
 from workloads.generators.gaps import Gaps, moments
@@ -50,6 +51,8 @@ ISCA 2024)."""
 
 _PAGE = 4096
 """Requests drawn at a time."""
+_WARM_UP = 4
+"""Requests of a run before the one that is timed, by whose end all modules and the profile have been read."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,14 @@ class Task:
     cells: int = 2
     slot_context: int = 2
     prefix_cache: bool = False
+    scheduler: str = "vllm"
+    detail: Detail = "requests"
     trace: str | None = None
     """Azure file with the requests' lengths; None: drawn lengths."""
     count: bool = False
     """Count SimPy's events instead of timing the run."""
+    sample: bool = False
+    """Say in which parts of the simulator the run is while it runs, instead of timing it."""
     bare: int = 0
     """If positive, time this many events of bare SimPy instead of a run."""
 
@@ -137,7 +144,7 @@ class Task:
             {
                 "name": "scale",
                 "server": {
-                    "scheduler": "vllm",
+                    "scheduler": self.scheduler,
                     "slots": self.slots,
                     "n_batch": self.n_batch,
                     "n_ubatch": self.n_batch,
@@ -154,12 +161,12 @@ def _lengths(trace: str) -> Sequence[tuple[int, int]]:
     return [(request.prompt_tokens, request.output_tokens) for request in AzureTrace(Path(trace))]
 
 
-def simulate(world: GivenScenario, policy: str) -> dict[str, Any]:
-    """The summary of ``kvsim.run(world, policy, detail="requests")``, which itself would reread the scenario and lose
-    the given workload."""
+def simulate(world: GivenScenario, policy: str, detail: Detail) -> dict[str, Any]:
+    """The summary of ``kvsim.run(world, policy, detail=detail)``, which itself would reread the scenario and lose the
+    given workload."""
     costs = cost_model(world, load_profile(world.machine.profile, world.folder))
     chosen = build_policy(world, policy, costs)
-    backend, recorder = SimulatedBackend(costs, chosen.kernel, chosen.groups), Recorder(detail="requests")
+    backend, recorder = SimulatedBackend(costs, chosen.kernel, chosen.groups), Recorder(detail=detail)
     return drive(world, chosen, backend, recorder, costs.profile)[0].summary
 
 
@@ -192,14 +199,17 @@ def run_task(task: Task) -> dict[str, Any]:
     """Run the task in this process."""
     if task.bare:
         return {"events_per_s": bare_events(task.bare)}
+    simulate(dataclasses.replace(task, requests=_WARM_UP).world(), task.policy, task.detail)
     world = task.world()
     if task.count:
         with patch.object(simpy, "Environment", _Counted):
-            simulate(world, task.policy)
+            simulate(world, task.policy, task.detail)
         return {"events": _Counted.steps}
+    if task.sample:
+        return sampled(lambda: simulate(world, task.policy, task.detail))
     before = memory("VmRSS")
     wall, cpu = time.perf_counter(), time.process_time()
-    summary = simulate(world, task.policy)
+    summary = simulate(world, task.policy, task.detail)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return {"wall_s": wall, "cpu_s": cpu, "before_mb": before, "peak_mb": memory("VmHWM"), "summary": summary}
 
@@ -213,15 +223,21 @@ def memory(what: str) -> float:
         with open("/proc/self/status", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(what))
     except (OSError, StopIteration):
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most / 1e6 if sys.platform == "darwin" else most * 1024 / 1e6
+        return megabytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def megabytes(maxrss: int) -> float:
+    """``ru_maxrss`` in MB; the system gives it in kilobytes, that of Apple in bytes."""
+    return maxrss / 1e6 if sys.platform == "darwin" else maxrss * 1024 / 1e6
 
 
 def run_isolated(task: Task) -> dict[str, Any]:
     """Run the task in an isolated process. Raises ``RuntimeError`` with the last line of its error output."""
     given = json.dumps(dataclasses.asdict(task))
     command = [sys.executable, "-m", "benchmarks.speed"]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, env=one_thread())
+    # Compiled modules have no Python frames, so that a sample would take their time for their caller's.
+    env = one_thread() | ({"KVSIM_PURE": "1"} if task.sample else {})
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, env=env)
     if done.returncode:
         raise RuntimeError(f"{task.policy}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
     found: dict[str, Any] = json.loads(done.stdout)
