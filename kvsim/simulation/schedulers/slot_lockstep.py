@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvsim.simulation.job import Job
@@ -23,13 +23,15 @@ class SlotLockstep:
         self.batch = batch
         if batch is not None:
             batch.places_whole_steps = True
+        self._most = len(slots) if batch is None else batch.max_pass_tokens - 1
+        """How many can go in lockstep, so that the first pass has room for a token of each and of one more."""
         self.in_batch = False
         """Whether the batch that is being run has a token for each of these slots."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def join_ready(self, beside: Iterable[Slot]) -> None:
+    def join_ready(self, beside: Sequence[Slot]) -> None:
         """Let slots join that now only generate, and those leave whose next token needs a decision.
 
         ``beside``: the busy slots that are not in lockstep, by number. Where all take from one pool, they must take in
@@ -37,6 +39,11 @@ class SlotLockstep:
         """
         batch, jobs, slots = self.batch, self._jobs, self._slots
         self.in_batch = batch is not None
+        if self._most < len(slots):
+            generating = sum([slot.job is not None and slot.job.generated > 0 for slot in beside])
+            if len(jobs) + generating > self._most:
+                self.end()
+                return
         blocked: list[int] = batch.blocked() if batch is not None and len(jobs) else []
         for slot in beside:
             job = slot.job

@@ -80,9 +80,8 @@ class SlotServer(SchedulerBase):
         self.queue.append(job)
 
     def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:
-        """Let slots that only generate go in lockstep, if a batch, and a pass, always has room for all of them."""
-        most = self._n_batch if batch is None else min(self._n_batch, batch.max_pass_tokens)
-        if len(self.slots) < most:
+        """Let slots that only generate go in lockstep, if a batch always has room for all of them."""
+        if len(self.slots) < self._n_batch:
             self._lockstep = SlotLockstep(self.slots, batch, self._steps_to_end)
 
     def _steps_to_end(self, job: Job) -> int:
