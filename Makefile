@@ -23,7 +23,7 @@ GUIDELLM := 0.8.1
 # How long "make fuzz" looks at each group of readers.
 SECONDS ?= 60
 
-.PHONY: help setup run check test test-llama test-vllm test-load test-gpu lint types fast unit fuzz bench lock clean
+.PHONY: help setup core run check test test-llama test-vllm test-load test-gpu lint types fast unit fuzz bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -35,6 +35,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,notebooks]'
 	@touch $@
+
+# Half a minute where a source has changed, nothing where none has; without a C compiler it only says so.
+core: setup  ## compile the simulator's core, if it has changed
+	@$(BIN)/python setup.py --quiet build_ext --inplace
 
 # A real model for the tests, 93 MB; without it they skip.
 $(SMOLLM2): $(STAMP)
@@ -81,7 +85,7 @@ $(LLAMA_EARLY)/.installed: | $(LLAMA)
 	@$(COMPILE) --target $(LLAMA_EARLY) llama-cpp-python==$(EARLY) || $(call FAILED,$(EARLY))
 	@touch $@
 
-run: setup  ## compare the policies on the built-in scenario
+run: core  ## compare the policies on the built-in scenario
 	$(BIN)/kvsim compare
 
 lint: setup  ## check format and style
@@ -97,7 +101,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 fast: setup
 	$(PYTEST) -m "not slow"
 
-unit: setup $(SMOLLM2)  ## run all tests
+unit: core $(SMOLLM2)  ## run all tests
 	$(PYTEST)
 
 check: lint types fast  ## lint, check types, run the fast tests
@@ -149,7 +153,7 @@ test-gpu: setup $(GPU)  ## install the package that prices passes on GPUs, and t
 	@$(BIN)/python -c "import aiconfigurator_core"
 	$(BIN)/python -m pytest tests/kvsim/calibration/published
 
-bench: setup  ## run the benchmarks
+bench: core  ## run the benchmarks
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
 	$(BIN)/python -m benchmarks.paged
@@ -166,6 +170,7 @@ lock: setup $(SMOLLM2) $(LLAMA)  ## write constraints.txt anew
 	@{ echo "# Exact versions that the tests passed with; 'make setup' installs them. Refresh with 'make lock'."; $(BIN)/pip freeze --exclude-editable; } > constraints.txt
 
 clean:  ## remove .venv and everything that was built
+	find kvsim policies \( -name '*.so' -o -name '*.pyd' -o -name '*.sources' \) -delete
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The documentation site, in build/site; once its packages are there, no network is needed.
@@ -199,5 +204,5 @@ docs: $(DOCS)
 	@echo "built build/site/index.html"
 
 # The pictures in docs/images, from the built-in scenarios.
-pictures: setup
+pictures: core
 	$(BIN)/python docs/pictures.py

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBLIC.
@@ -59,6 +59,21 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from real_engine.accuracy import accuracy as accuracy
 
 __version__ = "0.1.0"
+
+
+def _load_alone(module: str) -> None:
+    """Load a module from beside this package, without the package that it is in."""
+    if module not in sys.modules:
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        spec = spec_from_file_location(module, os.path.join(folder, *module.split(".")) + ".py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[module] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[module])
+
+
+# First, since it decides whether compiled modules are used; alone, since its package loads NumPy, which takes long.
+_load_alone("policies.compiled")
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
     "kvsim.advice.device_comparison": ("DeviceComparison",),

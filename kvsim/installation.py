@@ -7,6 +7,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from policies.compiled import STATE
+
 NAME = "kvsim"
 HOME = Path(__file__).resolve().parent
 """The folder of the package."""
@@ -15,10 +17,11 @@ HOME = Path(__file__).resolve().parent
 
 
 def described() -> str:
-    """The version of kvsim and of Python, and where both are, in a line."""
+    """The version of kvsim and of Python, where both are, and whether the core is compiled, in a line."""
     from kvsim import __version__
 
-    return f"{NAME} {__version__} from {HOME.parent}, Python {platform.python_version()} at {sys.executable}"
+    python = f"Python {platform.python_version()} at {sys.executable}"
+    return f"{NAME} {__version__} from {HOME.parent}, core {STATE}, {python}"
 
 
 def install_extra(extra: str) -> str:

@@ -4,6 +4,7 @@ Knows no clock, no bytes and no model; imports neither ``kvsim`` nor ``real_engi
 import is in ``policies.api``.
 """
 
+from policies import compiled  # noqa: F401  (first: it decides whether compiled modules are used)
 from policies.content import NOTHING, Content
 from policies.fast_forward.forecast import FastForward, Usages
 from policies.paging.eviction import EVICTIONS, Eviction, FreeOrder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,8 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy
 from kvsim.simulation.schedulers import SCHEDULERS
 from kvsim.simulation.server import Server
-from policies import HostCopy, MicroBatch, Moves, Policy, Transfer
+from policies import HostCopy, MicroBatch, Moves, Policy, Transfer, compiled
+from tests.paths import ROOT
 from workloads import Prefixes, Request, Workload
 
 
@@ -156,3 +158,21 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         except SystemExit as end:
             code = int(end.code or 0)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def attributes_of(thing: object) -> dict[str, Any]:
+    """The attributes of an object by name; one of a compiled class has no ``__dict__``, but a list of their names."""
+    names: Sequence[str] = getattr(type(thing), "__mypyc_attrs__", ())
+    return {name: getattr(thing, name) for name in names if name != "__dict__"} | getattr(thing, "__dict__", {})
+
+
+def printed_by_python(program: str) -> str:
+    """What a program prints in a process of its own that uses no compiled module."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {compiled.PURE: "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout

@@ -108,7 +108,7 @@ class RegimePrice:
         found = self._cells_of_one.get(chunks)
         if found is None:
             weights = shares(chunks, self._chunk_knots)
-            cell, more = (float(weights @ costs) if costs else 0.0 for costs in self._by_chunks)
+            cell, more = [float(weights @ costs) if costs else 0.0 for costs in self._by_chunks]
             found = self._cells_of_one[chunks] = cell, more
         return found
 

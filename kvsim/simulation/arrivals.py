@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import simpy
 
@@ -18,8 +17,7 @@ IdleWork = Callable[[], float]
 """Does a slice of what can be done while nothing else is to be done; its seconds, 0 when there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """What one turn of the server took in, relative to the steps around it rather than to the clock."""
 
     slices: int

@@ -10,6 +10,7 @@ from typing import Protocol
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.tables import FloatArray
 from policies import NO_MOVES, NO_SHIFT, Chunk, FastForward, Group, HostCopy, Kernel, MicroBatch, Moves, Transfer
+from policies.compiled import mypyc_attr
 from policies.fast_forward.lockstep import Forecast, NextStepReads, PassSummary
 from policies.fast_forward.state_sums import StepWeights
 from workloads import Request
@@ -84,10 +85,14 @@ class Backend(Protocol):
         ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PassByPass(ABC):
     """A backend that runs a step as one micro-batch after another."""
 
-    predictor: Predictor | None = None
+    @property
+    def predictor(self) -> Predictor | None:
+        """None: it measures; a backend that predicts overrides it."""
+        return None
 
     @abstractmethod
     def forward(self, batch: MicroBatch) -> float:
@@ -98,16 +103,20 @@ class PassByPass(ABC):
         return [self.forward(batch) for batch in batches]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DelegatingBackend:
     """A backend that hands every call to another one; base class for backends that look on.
 
     It has no predictor, so that every step passes through it.
     """
 
-    predictor: Predictor | None = None
-
     def __init__(self, inner: Backend):
         self._inner = inner
+
+    @property
+    def predictor(self) -> Predictor | None:
+        """None, so that nothing is priced without the inner backend."""
+        return None
 
     @property
     def wants_views(self) -> bool:
@@ -139,6 +148,7 @@ class DelegatingBackend:
         return self._inner.copy(copies)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedBackend(PassByPass):
     """Predicts from a cost model, single steps as well as steps ahead of time."""
 
@@ -148,10 +158,14 @@ class SimulatedBackend(PassByPass):
         self._costs = costs
         self._groups = groups
         self._price = costs.pass_price(kernel, groups)
-        self.predictor = self
         self.steps = self._price.of_steps
         self.took = self._price.reached_by
         self.took_lockstep_steps = self._price.reached
+
+    @property
+    def predictor(self) -> Predictor:
+        """Itself."""
+        return self
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
         """Do nothing: a prediction needs no content."""

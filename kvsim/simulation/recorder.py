@@ -16,6 +16,7 @@ from kvsim.simulation.run_tables import PassLog, Tables, requests_table
 from kvsim.simulation.snapshots import HostPrompts, SnapshotTaker
 from kvsim.simulation.time_breakdown import TimeBreakdown
 from policies import NO_MOVES, FastForward, HostCopy, MicroBatch, Moves, Policy, Transfer, Usage, Usages
+from policies.compiled import mypyc_attr
 from policies.fast_forward.lockstep import NextStepReads, PassSummary
 
 FloatArray = NDArray[np.float64]
@@ -31,6 +32,7 @@ broken up the cache was. ``rows``: also a table of all requests. ``states``: als
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Recorder:
     """Hears of every event of a run, counts it, and hands it to the tables that are kept; times in seconds."""
 

@@ -170,7 +170,7 @@ class ArenaSequence(LockstepSequence):
 class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
     """Sequences that share no cell and have no gap; each step takes cells as a micro-batch of single tokens does."""
 
-    takes_from_pool = True
+    takes_from_pool: ClassVar[bool] = True
 
     def __init__(self, host: LockstepHost, max_pass_tokens: int):
         super().__init__(max_pass_tokens)

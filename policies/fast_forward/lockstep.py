@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+from policies.compiled import mypyc_attr
 from policies.fast_forward.state_sums import StateSums
 from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, MicroBatch, Moves, Shift
 
@@ -208,6 +209,7 @@ class PassSummary(NamedTuple):
         return PassSummary(batch.n_tokens, rows, place.moves, place.shift)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LockstepSequence:
     """A sequence that can be a member of a lockstep batch, and whose length then grows with the batch's steps."""
 
@@ -236,10 +238,11 @@ _JOIN_BITS = 40
 """More joins than a run can have, counted in the lower bits of a ``join_index``; above them is the member's place."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LockstepBatch(ABC, Generic[M]):
     """Sequences that get one token each in every step, in order of their places, then of joining."""
 
-    takes_from_pool: bool
+    takes_from_pool: ClassVar[bool]
     """Whether members take from a pool that other sequences use as well, so that the order within a step matters."""
 
     def __init__(self, max_pass_tokens: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from policies.fast_forward.forecast import MAX_STEPS
 from policies.fast_forward.lockstep import LockstepBatch, LockstepSequence, NextStepReads, PassSummary, ReadForecast
@@ -70,7 +70,7 @@ class RegionLockstepBatch(LockstepBatch[Region]):
     On the way, one at a time may move on to a larger region.
     """
 
-    takes_from_pool = False
+    takes_from_pool: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from policies.paging.blocks import BlockPool
 from policies.paging.decode_steps import plan_decode_steps
 from policies.paging.free_lists.belady import Future
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
-from policies.paging.growth import blocks_for, most_blocks_in_window
+from policies.paging.growth import blocks_for, blocks_for_each, most_blocks_in_window
 from policies.paging.host_offload import HostOffload
 from policies.paging.host_tier import HostTier
 from policies.paging.lockstep import PagedLockstepBatch
@@ -346,6 +346,6 @@ class PagedPolicy(Policy):
         if self.kernel == "gather":
             held = [self.tables[chunk.seq] for chunk in chunks]
             lengths = np.array([table.length - table.skipped * size for table in held], dtype=np.int64)
-            return table_reads(chunks, lengths, blocks_for(lengths, size))
+            return table_reads(chunks, lengths, blocks_for_each(lengths, size))
         span = padded_span(self.blocks.counted_occupancy().top, self._pad, self.groups[0].cells)
         return reads_of(self.kernel, chunks, lambda seq: self.tables[seq].view(size).cells, span)

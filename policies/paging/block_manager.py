@@ -62,7 +62,7 @@ class BlockManager:
         keys = table.content.keys(self.block_size, len(found))
         if self.window is not None:
             table.skipped = next((at for at, block in enumerate(found) if block != NULL), 0)
-        self.pool.touch(block for block in found[table.skipped :] if block >= 0)
+        self.pool.touch([block for block in found[table.skipped :] if block >= 0])
         table.blocks += found if self.bring_in is None else self.bring_in(found, keys)
         table.length = len(found) * self.block_size
         table.n_keyed = len(found)

@@ -12,7 +12,7 @@ import numpy as np
 from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, StepReads, Usages, lengths_after
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
-from policies.paging.growth import blocks_for, next_block_step, steps_covered
+from policies.paging.growth import blocks_for_each, next_block_step, steps_covered
 from policies.vocabulary import IntArray
 
 
@@ -32,7 +32,7 @@ def plan_decode_steps(blocks: BlockManager, tables: Sequence[BlockTable], n: int
     if steps < 2:
         return None
     lengths = lengths_after([s.length for s in tables], steps)
-    scanned, runs = lengths.sum(axis=1), blocks_for(lengths, size).sum(axis=1)
+    scanned, runs = lengths.sum(axis=1), blocks_for_each(lengths, size).sum(axis=1)
     sums = StepReads(scanned, scanned, runs, scanned, lengths.max(axis=1))
     return FastForward((DecodePass(len(tables), (sums,)),), partial(_take_decode_steps, blocks, tables))
 

@@ -7,15 +7,17 @@ each further step. A block holds ``size`` tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from policies.vocabulary import IntArray
 
-T = TypeVar("T", int, IntArray)
+
+def blocks_for(tokens: int, size: int) -> int:
+    """Number of blocks that ``tokens`` tokens fill, the last perhaps in part."""
+    return -(-tokens // size)
 
 
-def blocks_for(tokens: T, size: int) -> T:
-    """Number of blocks that ``tokens`` tokens fill, the last perhaps in part; elementwise for an array."""
+def blocks_for_each(tokens: IntArray, size: int) -> IntArray:
+    """``blocks_for`` of each of many numbers of tokens; same shape."""
     return -(-tokens // size)
 
 

@@ -69,7 +69,7 @@ class HostOffload:
         if cached.count(None) + idle + more + keep_free > len(self._pool.free):
             return None
         del self._swapped[ticket]
-        self._pool.touch(block for block in cached if block is not None)
+        self._pool.touch([block for block in cached if block is not None])
         fresh = iter(self._pool.take(cached.count(None)))
         for block, slot in zip(cached, slots, strict=True):
             if block is None:

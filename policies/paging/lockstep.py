@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
+from typing import ClassVar
 
 from policies.fast_forward.forecast import MAX_STEPS
 from policies.fast_forward.lockstep import BlockSchedule, LockstepBatch, NextStepReads, PassSummary, ReadForecast
@@ -31,7 +32,7 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
     the order of single steps; the occupancy of blocks is kept up to date only where it is watched.
     """
 
-    takes_from_pool = True
+    takes_from_pool: ClassVar[bool] = True
 
     def __init__(self, blocks: BlockManager, place: PlaceChunks, reserve_chunks: ReserveChunks, max_pass_tokens: int):
         """``max_pass_tokens``: the most tokens in one forward pass."""

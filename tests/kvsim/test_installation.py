@@ -123,5 +123,6 @@ def test_the_version(monkeypatch):
     done = command("--version")
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = done.stdout.splitlines()
-    assert line.startswith(f"kvsim {__version__} from {Path(installation.HOME).parent}, Python 3.")
+    assert line.startswith(f"kvsim {__version__} from {Path(installation.HOME).parent}, core ")
+    assert ", Python 3." in line
     assert line.endswith(sys.executable)

@@ -51,33 +51,43 @@ class SharesBlocks(PagedPolicy):
 class SkipsAReference(PagedPolicy):
     """One block of each sequence that goes is never given back."""
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        release = self.pool.release
-        self.pool.release = lambda blocks: release(blocks[1:])
+    def free(self, seq, *span):
+        if seq in self.tables and self.tables[seq].blocks:
+            self.pool.share(self.tables[seq].blocks[:1])
+        super().free(seq, *span)
 
 
 class LeavesAKey(PagedPolicy):
     """Writes into a cached block, which is still found as what it was."""
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        prepare, refs = self.blocks.prepare_write, self.pool.refs
-        self.blocks.prepare_write = lambda table, at: prepare(table, at) if refs[table.blocks[at]] > 1 else None
+    def reserve(self, chunk, **options):
+        return self._keeping_keys((chunk,), lambda: super(LeavesAKey, self).reserve(chunk, **options))
+
+    def allocate(self, step, **options):
+        return self._keeping_keys(step, lambda: super(LeavesAKey, self).allocate(step, **options))
+
+    def _keeping_keys(self, step, write):
+        held = [
+            (self.tables[chunk.seq].blocks, chunk.start // self.block_size)
+            for chunk in step
+            if chunk.seq in self.tables
+        ]
+        keys = {blocks[at]: self.pool.keys[blocks[at]] for blocks, at in held if at < len(blocks)}
+        written = write()
+        for block, key in keys.items():
+            if key is not None and self.pool.keys[block] is None:
+                self.pool.store(block, key)
+        return written
 
 
 class LetsTheUnwrittenBeFound(PagedPolicy):
     """A block that was scheduled keeps its key when its sequence ends before it has run."""
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        release = self.blocks.release
-
-        def keep_keys(table, keep):
+    def free(self, seq, *span):
+        if seq in self.tables:
+            table = self.tables[seq]
             table.n_keyed = min(table.n_keyed, table.length // self.block_size)
-            release(table, keep)
-
-        self.blocks.release = keep_keys
+        super().free(seq, *span)
 
 
 class ForgetsATransfer(PagedPolicy):
@@ -85,9 +95,9 @@ class ForgetsATransfer(PagedPolicy):
 
     def __init__(self, name, config, **options):
         super().__init__(name, replace(config, host_cells=64), **options)
-        log = self._offload.log
-        add = log.add
-        log.add = lambda block, slot, *, to_host: add(block, slot, to_host=True) if to_host else None
+
+    def settle_transfers(self):
+        return tuple(transfer for transfer in super().settle_transfers() if transfer.to_host)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job, Status
 from kvsim.simulation.recorder import Recorder
 from policies import Chunk, HostCopy, NoSlot, Policy, SequencePlan
+from policies.compiled import mypyc_attr
 from policies.fast_forward.lockstep import LockstepBatch
 
 
@@ -66,6 +67,7 @@ class Scheduler(Protocol):
         ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SchedulerBase(ABC):
     """A request's way in and out, which all schedulers share."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
@@ -11,8 +13,10 @@ from kvsim.simulation.schedulers.host_prompt_cache import ratio
 from kvsim.simulation.schedulers.slot_server import SlotServer
 from kvsim.simulation.schedulers.slots import Slot
 from policies import NOTHING, Content, NoSlot, Policy
+from policies.compiled import mypyc_attr
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class EarlyLlamaServer(SlotServer):
     """llama-server of build b4875 (``examples/server/server.cpp``), of March 2025.
 
@@ -27,7 +31,7 @@ class EarlyLlamaServer(SlotServer):
     Where a single token finds no room, every request in a slot fails, and the slots keep what they hold.
     """
 
-    _last_first = False
+    _last_first: ClassVar[bool] = False
 
     def __init__(
         self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder, log: DecisionLog = no_log

@@ -9,8 +9,10 @@ from kvsim.simulation.schedulers.host_prompt_cache import Entry
 from kvsim.simulation.schedulers.llama_server import LlamaServer
 from kvsim.simulation.schedulers.slots import Slot
 from policies import Content
+from policies.compiled import mypyc_attr
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FairLlamaServer(LlamaServer):
     """Today's llama-server with four rules of our own; the rest is the server's.
 
@@ -55,8 +57,8 @@ class FairLlamaServer(LlamaServer):
     def _call_deferred(self, now: float) -> None:
         """Queue the request deferred first, behind those that came before it."""
         job = self.deferred.popleft()
-        later = (at for at, other in enumerate(self.queue) if _arrival(other) > _arrival(job))
-        self.queue.insert(next(later, len(self.queue)), job)
+        later = [at for at, other in enumerate(self.queue) if _arrival(other) > _arrival(job)]
+        self.queue.insert(later[0] if later else len(self.queue), job)
 
 
 def _arrival(job: Job | None) -> tuple[float, int]:

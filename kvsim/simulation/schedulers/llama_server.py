@@ -15,11 +15,13 @@ from kvsim.simulation.schedulers.host_prompt_cache import Entry, HostPromptCache
 from kvsim.simulation.schedulers.slot_server import SlotServer
 from kvsim.simulation.schedulers.slots import Slot
 from policies import NOTHING, Chunk, Content, NoSlot, Policy
+from policies.compiled import mypyc_attr
 
 _KEPT_AT_LEAST = np.float32(0.5)
 """Share of a slot's tokens that a request must keep; otherwise they are saved first, and a better state looked for."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LlamaServer(SlotServer):
     """Today's llama-server (llama.cpp, ``tools/server/server-context.cpp``, ``server-queue.cpp``; 2026).
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from kvsim.simulation.schedulers.decision_log import DecisionLog, no_log
 from kvsim.simulation.schedulers.slot_lockstep import SlotLockstep
 from kvsim.simulation.schedulers.slots import Slot, Slots, reused_runs
 from policies import NOTHING, Chunk, Content, NoSlot, Policy
+from policies.compiled import mypyc_attr
 from policies.fast_forward.lockstep import LockstepBatch
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SlotServer(SchedulerBase):
     """llama-server's loop: take all tasks, compose a batch of the slots, run it piece by piece.
 
@@ -29,7 +31,7 @@ class SlotServer(SchedulerBase):
     are too long and of slots that are full, and what is done when a piece finds no room.
     """
 
-    _last_first = True
+    _last_first: ClassVar[bool] = True
     """Whether of the slots that were never used the last is the one to be used first."""
 
     def __init__(

@@ -12,8 +12,10 @@ from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import SchedulerBase
 from policies import Chunk, NoSlot, Policy
+from policies.compiled import mypyc_attr
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Static(SchedulerBase):
     """What engines did before continuous batching (Yu et al., Orca, OSDI 2022): ``slots`` requests at a time.
 

@@ -15,11 +15,13 @@ from kvsim.simulation.schedulers.progress import ProgressWatch
 from kvsim.simulation.schedulers.queues import FcfsQueue, PriorityQueue, Queue, urgency
 from kvsim.simulation.schedulers.running import RunningJobs
 from policies import Chunk, NoSlot, Policy
+from policies.compiled import mypyc_attr
 from policies.fast_forward.lockstep import LockstepBatch
 
 _UNLIMITED = 1 << 62
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Vllm(SchedulerBase):
     """``Scheduler.schedule`` of vLLM 0.33.0, for any policy.
 

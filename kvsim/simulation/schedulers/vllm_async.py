@@ -13,6 +13,7 @@ from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.vllm import Vllm
 from policies import Chunk, NoSlot, Policy
+from policies.compiled import mypyc_attr
 
 BATCHES = 2
 """Steps in flight at once, the one that is being composed included (``max_concurrent_batches``)."""
@@ -43,6 +44,7 @@ class _InFlight:
     """Those of the outputs that come after the job's last one, and will be dropped."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AsyncVllm(Vllm):
     """``AsyncScheduler`` of vLLM 0.33.0 under ``EngineCore.step_with_batch_queue``: one step is composed ahead.
 

@@ -95,7 +95,7 @@ class RankedFreeBlocks:
                 taken.append(self._plain.popitem(last=False)[0])
                 continue
             entry = heapq.heappop(self._heap)
-            while self._entries.get(entry[2]) is not entry:
+            while self._entries.get(entry[2]) != entry:  # No two are equal, by their times.
                 entry = heapq.heappop(self._heap)
             del self._entries[entry[2]]
             taken.append(entry[2])
@@ -133,4 +133,4 @@ class RankedFreeBlocks:
 
     def order(self) -> list[int]:
         """Plain blocks, then cached ones by rank."""
-        return [*self._plain, *(block for _, _, block in sorted(self._entries.values()))]
+        return [*self._plain, *[block for _, _, block in sorted(self._entries.values())]]

@@ -147,13 +147,26 @@ def test_steps_taken_together_are_those_taken_one_by_one(name, eviction):
     assert (together[0][0]["preemptions"] > 0) == (name != "paged-window")
 
 
+class LockstepRecorder(Recorder):
+    """Keeps how many steps a lockstep batch took alone, each time that it took any."""
+
+    def __init__(self):
+        super().__init__(detail="requests")
+        self.taken = []
+
+    def lockstep_steps(self, steps, *scores):
+        super().lockstep_steps(steps, *scores)
+        self.taken.append(steps)
+
+    def mixed_step(self, chunks, reads):
+        super().mixed_step(chunks, reads)
+        self.taken.pop()
+
+
 def test_most_steps_are_taken_together():
     """The control of the test above."""
     world = load_scenario("chat", workload__requests=20, server__scheduler="vllm", server__async_scheduling=True)
-    policy, recorder, costs = build_policy(world, "vllm"), Recorder(detail="requests"), cost_model(world, PROFILE)
-    batch, taken = policy.lockstep_batch(), []
-    take_steps = batch.take_steps
-    batch.take_steps = lambda forecast, n: (taken.append(n), take_steps(forecast, n))[1]
+    policy, recorder, costs = build_policy(world, "vllm"), LockstepRecorder(), cost_model(world, PROFILE)
     drive(world, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, PROFILE)
-    assert sum(taken) > 0.9 * recorder.forward_passes
-    assert len(taken) < recorder.forward_passes / 10
+    assert sum(recorder.taken) > 0.9 * recorder.forward_passes
+    assert len(recorder.taken) < recorder.forward_passes / 10

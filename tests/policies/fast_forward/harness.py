@@ -11,9 +11,10 @@ from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
 from kvsim.simulation.run_tables import requests_table
 from policies.layouts.paged import PagedPolicy
+from tests.worlds import attributes_of
 
 PROFILE = load_profile("default")
-COUNTS = [name for name, value in vars(Recorder()).items() if isinstance(value, int) and not name.startswith("_")]
+COUNTS = [name for name, value in attributes_of(Recorder()).items() if isinstance(value, int) and name[0] != "_"]
 
 
 HOST_CACHES = st.fixed_dictionaries(

@@ -66,7 +66,7 @@ def blocks_are_counted(policy, shadow):
     pool, tables = policy.pool, policy.tables.values()
     held = Counter(block for s in tables for block in s.blocks[s.skipped :])
     assert all(block == NULL for s in tables for block in s.blocks[: s.skipped])
-    assert pool.refs.tolist() == [held[block] for block in range(pool.n)]
+    assert pool.refs == [held[block] for block in range(pool.n)]
     free = pool.free.order()
     assert sorted(free) == [block for block in range(pool.first, pool.n) if not held[block]]
     assert len(pool.free) == len(free)

@@ -27,7 +27,9 @@ def test_sum_and_top_are_those_of_a_list(n, data):
         else:
             first = data.draw(blocks)
             chosen = (
-                range(first, n) if what == "empty all above" else data.draw(st.lists(blocks, unique=True, max_size=9))
+                list(range(first, n))
+                if what == "empty all above"
+                else data.draw(st.lists(blocks, unique=True, max_size=9))
             )
             getattr(occupancy, what.split()[0])(chosen)
             for block in chosen:

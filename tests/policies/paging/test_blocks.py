@@ -15,11 +15,17 @@ A, B, C, D = 11, 12, 13, 14
 """Keys."""
 
 
+class Evicted(list):
+    """Blocks and their keys, in the order in which they were evicted."""
+
+    def __call__(self, block, key):
+        self.append((block, key))
+
+
 def pool_of(blocks, order=NEW, eviction="lru"):
     """A pool with that many blocks besides block 0, which writes down what it evicts."""
     pool = BlockPool(blocks + 1, partial(free_blocks, eviction, order=order, future=Future([])))
-    pool.evicted = []
-    pool.on_evict = lambda block, key: pool.evicted.append((block, key))
+    pool.on_evict = Evicted()
     return pool
 
 
@@ -69,7 +75,7 @@ def test_a_chain_released_from_its_end_loses_its_end_first():
     pool.release([3, 2, 1])
     assert pool.leading([A, B, C]) == [1, 2, 3]
     assert pool.take(1) == [3]
-    assert pool.evicted == [(3, C)]
+    assert pool.on_evict == [(3, C)]
     assert pool.leading([A, B, C]) == [1, 2]
     assert pool.take(1) == [2]
     assert pool.leading([A, B, C]) == [1]
@@ -113,7 +119,7 @@ def test_the_first_of_several_blocks_cached_under_one_key_is_found():
     assert (pool.find(A), pool.n_cached) == (2, 1)
     pool.forget(2)
     assert (pool.find(A), pool.n_cached) == (None, 0)
-    assert pool.evicted == [(2, A), (3, A), (1, A), (2, A)]
+    assert pool.on_evict == [(2, A), (3, A), (1, A), (2, A)]
 
 
 def test_a_block_that_is_handed_out_is_no_longer_found():
@@ -121,12 +127,12 @@ def test_a_block_that_is_handed_out_is_no_longer_found():
     store(pool, *zip(pool.take(2), (A, B), strict=True))
     pool.release([2, 1])
     assert pool.take(2) == [2, 1]
-    assert pool.evicted == [(2, B), (1, A)]
+    assert pool.on_evict == [(2, B), (1, A)]
     assert (pool.find(A), pool.find(B), pool.n_cached, pool.n_free_cached) == (None, None, 0, 0)
     assert pool.release([1, 2]) == [1, 2]
     assert pool.free.order() == [1, 2]
     assert pool.take(2) == [1, 2]
-    assert len(pool.evicted) == 2
+    assert len(pool.on_evict) == 2
 
 
 def test_evictions_are_reported_while_the_block_can_still_be_found():
@@ -158,19 +164,19 @@ def test_a_free_block_that_is_uncached_keeps_its_place(order):
     pool.release([3, 2, 1])
     pool.forget(2)
     assert pool.free.order() == [4, 3, 2, 1]
-    assert (pool.n_free_cached, pool.n_cached, pool.evicted) == (2, 2, [(2, B)])
+    assert (pool.n_free_cached, pool.n_cached, pool.on_evict) == (2, 2, [(2, B)])
     pool.forget(2)
     pool.forget(4)
-    assert pool.evicted == [(2, B)]
+    assert pool.on_evict == [(2, B)]
     assert pool.take(4) == [4, 3, 2, 1]
-    assert pool.evicted == [(2, B), (3, C), (1, A)]
+    assert pool.on_evict == [(2, B), (3, C), (1, A)]
 
 
 def test_a_block_in_use_that_is_uncached_comes_back_as_a_plain_one():
     pool = pool_of(3)
     store(pool, *zip(pool.take(2), (A, B), strict=True))
     pool.forget(1)
-    assert (pool.find(A), pool.n_free_cached, pool.evicted) == (None, 0, [(1, A)])
+    assert (pool.find(A), pool.n_free_cached, pool.on_evict) == (None, 0, [(1, A)])
     pool.release([2, 1])
     assert pool.free.order() == [1, 3, 2]
 
@@ -188,7 +194,7 @@ def test_a_reset_waits_until_nothing_is_in_use(eviction):
     assert pool.keys == [None] * 4
     assert sorted(pool.free.order()) == [1, 2, 3]
     taken = pool.take(3)
-    assert (sorted(taken), pool.evicted) == ([1, 2, 3], [])
+    assert (sorted(taken), pool.on_evict) == ([1, 2, 3], [])
     store(pool, *zip(taken, (C, D, B), strict=True))
     assert pool.leading([C, D, B, A]) == taken
 
@@ -222,7 +228,7 @@ def test_counts_are_those_of_a_simple_model(eviction, operations):
             assert block not in holders
             holders.append(block)
             gone = [(b, k) for b, k in cached if b == block]
-            assert pool.evicted == gone
+            assert pool.on_evict == gone
             cached = [pair for pair in cached if pair not in gone]
         elif what == "store" and block in holders and block not in dict(cached):
             pool.store(block, key)
@@ -242,7 +248,7 @@ def test_counts_are_those_of_a_simple_model(eviction, operations):
         elif what == "reset":
             assert pool.forget_all() == (not holders)
             cached = cached if holders else []
-        pool.evicted.clear()
+        pool.on_evict.clear()
         assert refs(pool) == [holders.count(b) for b in range(6)]
         assert sorted(pool.free.order()) == sorted(set(range(1, 6)) - set(holders))
         assert pool.keys == [dict(cached).get(b) for b in range(6)]
