@@ -192,6 +192,8 @@ class SimulatedBackend(PassByPass):
                 seconds += group.share * self._costs.moves(each.moves)
             if each.shift is not NO_SHIFT:
                 seconds += group.share * self._costs.shift(each.shift, group)
+            if each.transfers:
+                seconds += group.share * self._costs.transfers(each.transfers)
         return seconds
 
     def lockstep_steps(self, members: int, forecast: Forecast) -> Callable[[int], float]:

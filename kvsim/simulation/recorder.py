@@ -173,6 +173,8 @@ class Recorder:
         for each in (chunks, *chunks.further):
             if each.moves is not NO_MOVES:
                 self.moved(each.moves)
+            if each.transfers:
+                self.transferred(each.transfers)
 
     def lockstep_steps(self, passes: int, scores: int, useful: int) -> None:
         """A lockstep batch has taken steps alone, in so many passes; ``useful`` of its ``scores`` were."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from policies.compiled import mypyc_attr
 from policies.fast_forward.state_sums import StateSums
-from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, MicroBatch, Moves, Shift
+from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, MicroBatch, Moves, Shift, Transfer
 
 
 class NextStepReads(NamedTuple):
@@ -199,6 +199,8 @@ class PassSummary(NamedTuple):
     """Cells that all tokens of the pass scan together, where the kernel has them do so."""
     further: Sequence[PassSummary] = ()
     """The same in the further cache groups."""
+    transfers: Sequence[Transfer] = ()
+    """Copies between the cache and the host tier to make before the pass."""
 
     @staticmethod
     def from_micro_batch(batch: MicroBatch) -> PassSummary:
@@ -206,7 +208,7 @@ class PassSummary(NamedTuple):
         (place,) = batch.places
         reads = place.reads
         rows = list(zip(reads.tokens.tolist(), reads.scanned.tolist(), reads.runs.tolist(), strict=True))
-        return PassSummary(batch.n_tokens, rows, place.moves, place.shift)
+        return PassSummary(batch.n_tokens, rows, place.moves, place.shift, transfers=place.transfers)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -113,12 +113,16 @@ class PagedPolicy(Policy):
         """Tokens in flight and known tokens of the chunk that is being reserved ahead."""
         batch = PagedLockstepBatch if window is None else WindowLockstepBatch
         self._lockstep_batch = batch(
-            self.blocks, self._place_beside_lockstep, self._admission.reserve_beside, config.n_ubatch
+            self.blocks,
+            self._place_beside_lockstep,
+            self._admission.reserve_beside,
+            config.n_ubatch,
+            None if self._offload is None else self._offload.log,
         )
 
     def lockstep_batch(self) -> LockstepBatch[Any] | None:
-        """None where other kernels read, or blocks may have to come from the host tier."""
-        return self._lockstep_batch if self.kernel == "gather" and self.host is None else None
+        """None where other kernels read."""
+        return self._lockstep_batch if self.kernel == "gather" else None
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Note what the sequence will say; what it holds already must agree with that."""
@@ -327,7 +331,11 @@ class PagedPolicy(Policy):
         if self.blocks.copies.runs:
             return [PassSummary.from_micro_batch(batch) for batch in self._allocate(step, False, lockstep_tokens)]
         fits = sum([chunk.n for chunk in step]) <= self._n_ubatch - lockstep_tokens
-        return [self._write(part) for part in ([step] if fits else split_batch(step, self._n_ubatch, lockstep_tokens))]
+        parts = [step] if fits else split_batch(step, self._n_ubatch, lockstep_tokens)
+        passes = [self._write(part) for part in parts]
+        if transfers := self.settle_transfers():
+            passes[0] = passes[0]._replace(transfers=transfers)
+        return passes
 
     def _write(self, chunks: Sequence[Chunk]) -> PassSummary:
         """Write the chunks of one forward pass into blocks that they have; returns what it reads."""

@@ -12,6 +12,7 @@ from policies.fast_forward.state_sums import StateSums
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
 from policies.paging.growth import next_block_step, steps_covered
+from policies.paging.host_tier import TransferLog
 from policies.paging.watched_steps import WatchedSteps
 from policies.vocabulary import Chunk, Moves
 
@@ -34,9 +35,18 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
 
     takes_from_pool: ClassVar[bool] = True
 
-    def __init__(self, blocks: BlockManager, place: PlaceChunks, reserve_chunks: ReserveChunks, max_pass_tokens: int):
-        """``max_pass_tokens``: the most tokens in one forward pass."""
+    def __init__(
+        self,
+        blocks: BlockManager,
+        place: PlaceChunks,
+        reserve_chunks: ReserveChunks,
+        max_pass_tokens: int,
+        transfers: TransferLog | None,
+    ):
+        """``max_pass_tokens``: the most tokens in one forward pass. ``transfers``: copies that are due between the pool
+        and a host tier, if there is one."""
         super().__init__(max_pass_tokens)
+        self._transfers = transfers
         self._blocks = blocks
         self._reserve_chunks = reserve_chunks
         self._pool = blocks.pool
@@ -130,10 +140,15 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         new = 0 if self._reserved == self.steps else len(self._begins.get(self.steps % self._size, ()))
         return NextStepReads(self._held + len(self._members), self._runs + new, self._most_tokens() + 1)
 
-    def forecast(self, n: int) -> ReadForecast:
-        """Forecast steps until the free blocks run out."""
+    def forecast(self, n: int) -> ReadForecast | None:
+        """Forecast steps until the free blocks run out; with a host tier, up to the next step that takes some."""
         size, members, free = self._size, len(self._members), len(self._pool.free)
         begins, n = sorted(self._steps_until(self._begins), key=_first_step), min(n, MAX_STEPS)
+        if self._transfers is not None:
+            # What a taken block held may be copied to the host first, which takes time in that step.
+            n = 0 if len(self._transfers) else min(n, *(step for step, _ in begins[:1]), n)
+            if n == 0:
+                return None
         if (n // size + 1) * members > free:
             n = min(n, steps_covered([(step, len(group)) for step, group in begins], free, size))
         return ReadForecast(n, self._held, members, self._runs, block_size=size, block_starts=begins)

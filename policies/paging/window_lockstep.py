@@ -10,6 +10,7 @@ from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
 from policies.paging.blocks import NULL
 from policies.paging.growth import blocks_behind, first_block_behind_step
+from policies.paging.host_tier import TransferLog
 from policies.paging.lockstep import PagedLockstepBatch, PlaceChunks, ReserveChunks, add_to_group
 from policies.paging.watched_steps import WatchedSteps
 from policies.vocabulary import Chunk
@@ -25,9 +26,16 @@ class WindowLockstepBatch(PagedLockstepBatch):
     one, so that what one gives up may be what the next one takes.
     """
 
-    def __init__(self, blocks: BlockManager, place: PlaceChunks, reserve_chunks: ReserveChunks, max_pass_tokens: int):
-        """``max_pass_tokens``: the most tokens in one forward pass."""
-        super().__init__(blocks, place, reserve_chunks, max_pass_tokens)
+    def __init__(
+        self,
+        blocks: BlockManager,
+        place: PlaceChunks,
+        reserve_chunks: ReserveChunks,
+        max_pass_tokens: int,
+        transfers: TransferLog | None,
+    ):
+        """As for ``PagedLockstepBatch``; the block manager has a window."""
+        super().__init__(blocks, place, reserve_chunks, max_pass_tokens, transfers)
         assert blocks.window is not None
         self._window = blocks.window
         self._eventful = True
@@ -76,9 +84,11 @@ class WindowLockstepBatch(PagedLockstepBatch):
         gone = 0 if self._reserved == self.steps else self._given_up_next()
         return NextStepReads(reads.scanned - gone * self._size, reads.runs - gone, self.max_scanned_per_token(1))
 
-    def forecast(self, n: int) -> ReadForecast:
+    def forecast(self, n: int) -> ReadForecast | None:
         """Forecast steps until the free blocks run out, not counting those that are given up on the way."""
         forecast = super().forecast(n)
+        if forecast is None:
+            return None
         self._add_due_givers(self.steps)
         gives, stop = self._steps_until(self._gives), self.steps + forecast.steps
         if self._first_gives and self._first_gives[0][0] < stop:

@@ -32,8 +32,8 @@ HOST_CACHES = st.fixed_dictionaries(
 def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "static")):
     """Small caches and short contexts, so that requests wait, are preempted, shifted and refused."""
     scheduler = draw(st.sampled_from(schedulers))
-    host = draw(st.sampled_from([0, 0, 400])) if scheduler == "vllm" else 0
-    swap = bool(host) and draw(st.booleans())
+    host = draw(st.sampled_from([0, 0, 40, 400]))
+    swap = bool(host) and scheduler == "vllm" and draw(st.booleans())
     return load_scenario(
         {
             "name": "random",
