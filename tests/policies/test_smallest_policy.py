@@ -80,6 +80,7 @@ def test_every_scheduler_serves_all_requests_with_it(scheduler, monkeypatch):
     assert result.cache["stored"].max() > 0
 
 
+@pytest.mark.slow
 def test_it_passes_the_invariants():
     quick = settings(SETTINGS, max_examples=50, phases=[Phase.generate])
     run_state_machine_as_test(partial(CacheMachine, LowestFree), settings=quick)

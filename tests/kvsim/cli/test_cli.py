@@ -317,6 +317,7 @@ def test_compare_ends_where_nobody_makes_progress(within, tmp_path):
     assert said.startswith(f"left out {NO_PROGRESS}")
 
 
+@pytest.mark.slow
 def test_compare_shows_prefix_hits_and_preemptions(within, tmp_path):
     (tmp_path / "tight.toml").write_text(TIGHT.replace('"swap"', '"recompute"'))
     printed = succeeded(within("compare", "tight.toml", "--policy", "paged", "--policy", "chunked", "--out", "kept"))

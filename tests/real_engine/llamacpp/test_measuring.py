@@ -141,6 +141,7 @@ def world(tiny, calibrated, tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_predictions_follow_the_schedule_of_the_real_run(world, calibrated, library):
     validation = kvsim.validate(world, calibrated.profile, engine="llamacpp", library=FOLDER)
     wanted = {"A": ["llama.cpp-b4666"], "B": ["llama.cpp-b6975", "streams"]}[library.era]

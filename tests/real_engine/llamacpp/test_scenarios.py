@@ -9,7 +9,7 @@ from tests.real_engine.llamacpp.conftest import WINDOW
 from tests.real_engine.llamacpp.runs import backend_of, run
 from tests.worlds import scenario
 
-pytestmark = pytest.mark.llama
+pytestmark = [pytest.mark.llama, pytest.mark.slow]
 
 ERA_OF = {policy: era for era, names in POLICIES.items() for policy in names}
 PLAIN = [policy for policy in ERA_OF if policy != "sliding-window"]

@@ -85,6 +85,7 @@ def losses(model, prompt, answer):
     return np.array([row.max() - row[token] for row, token in zip(rows, answer, strict=True)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [name for names in POLICIES.values() for name in names if name != "sliding-window"])
 def test_texts_in_a_shared_cache_equal_those_computed_alone(smollm2, library, only, policy):
     only(next(era for era, names in POLICIES.items() if policy in names))
@@ -98,6 +99,7 @@ def test_texts_in_a_shared_cache_equal_those_computed_alone(smollm2, library, on
     assert library.era == "B" or clock.moved > 20
 
 
+@pytest.mark.slow
 def test_the_answer_to_another_prompt_differs_by_more_than_rounding(smollm2):
     """The control: most tokens would not be chosen."""
     texts, _ = texts_in_shared_cache(smollm2, POLICIES[smollm2.library.era][0])

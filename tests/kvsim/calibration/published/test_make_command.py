@@ -1,9 +1,11 @@
 """``kvsim profile make`` with the made-up package: files, what is printed, and refusals."""
 
 import json
+from functools import partial
 
 import pytest
 
+from kvsim.calibration.published.make import make_profile
 from kvsim.costs.device_profiles import find_device_profile
 from kvsim.costs.profile import load_profile
 from tests.kvsim.cli.test_cli import complaint, succeeded
@@ -21,6 +23,12 @@ def own_folders(package, tmp_path, monkeypatch):
     monkeypatch.setattr("kvsim.calibration.published.make.user_cache_path", lambda *a, **k: tmp_path / "cache")
 
 
+@pytest.fixture
+def few_passes(monkeypatch):
+    """For tests that do not look at how well the profile predicts; one of this file prices as many as users do."""
+    monkeypatch.setattr("kvsim.calibration.published.make.make_profile", partial(make_profile, passes=400))
+
+
 def test_a_profile_is_saved_where_scenarios_look_for_it(tmp_path):
     printed = succeeded(command(*H100, "--tp", "2", "--weights", "fp8"))
     for said in ("h100_sxm-llama-3.1-8b-tp2-fp8", "NVIDIA's aiconfigurator-core 9.9", "Apache-2.0", "held out"):
@@ -29,7 +37,7 @@ def test_a_profile_is_saved_where_scenarios_look_for_it(tmp_path):
     assert find_device_profile("llama-3.1-8b", "h100_sxm", tp=2, weights="fp8").weights == "fp8"
 
 
-def test_a_profile_is_saved_under_another_name_and_told_in_json(tmp_path):
+def test_a_profile_is_saved_under_another_name_and_told_in_json(tmp_path, few_passes):
     out = tmp_path / "mine.json"
     told = json.loads(succeeded(command(*H100, "--engine", "sglang", "--host-ms", "0.5", "--out", str(out), "--json")))
     assert told["files"] == [str(out), str(out.with_suffix(".png"))]
@@ -38,7 +46,7 @@ def test_a_profile_is_saved_under_another_name_and_told_in_json(tmp_path):
     assert (profile.engine, profile.host.seconds) == ("sglang 0.24.0", 0.0005)
 
 
-def test_a_model_given_as_config_json_only(tmp_path):
+def test_a_model_given_as_config_json_only(tmp_path, few_passes):
     fields = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
     fields |= {"intermediate_size": 96, "vocab_size": 100, "head_dim": 32, "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(fields))
