@@ -27,6 +27,8 @@ class SteppingServer(FakeServer):
 
     steps: list = field(default_factory=list)
     """Of each step: tokens of prompts, contexts of the sequences, and the seconds that it really took."""
+    factor: float = 1.0
+    """Of all seconds; small where a test does not look at how exactly they are found again."""
     _waiting: list = field(default_factory=list)
     _serving: list = field(default_factory=list)
     _loop: asyncio.Task | None = None
@@ -58,7 +60,7 @@ class SteppingServer(FakeServer):
             contexts = [one.prompt + one.sent for one in serving]
             took = STEP_S + CHUNK_S * len(serving) + TOKEN_S * prompts + CELL_S * sum(contexts)
             began = time.monotonic()
-            await asyncio.sleep(took)
+            await asyncio.sleep(self.factor * took)
             took = time.monotonic() - began
             self.steps.append((prompts, contexts, took))
             for one in serving:

@@ -22,6 +22,7 @@ from tests.kvsim.engines.live.test_calibration_samples import SCENARIO, staircas
 from tests.worlds import command
 
 FLAGS = "-np 2 -c 4096 -t 1 -fa on"
+QUICK = 0.25
 
 
 def prices(profile, scenario):
@@ -67,7 +68,7 @@ def test_the_fit_recovers_the_costs_of_the_steps(kind, seconds, tmp_path):
 @pytest.mark.slow
 def test_the_command_saves_a_profile_that_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with fake_server(SteppingServer(key="secret")) as server:
+    with fake_server(SteppingServer(key="secret", factor=QUICK)) as server:
         monkeypatch.setenv("MY_KEY", "secret")
         told = ["--url", server.url, "--model", "smollm2", "--flags", FLAGS, "--key-env", "MY_KEY"]
         said = command("calibrate", *told, "--seconds", "3", "--bound", "0.5", "--out", "mine.profile.json")
@@ -87,20 +88,20 @@ def test_the_command_saves_a_profile_that_runs(tmp_path, monkeypatch):
         "cache": {"policy": "llama.cpp-b6975", "cells": 4096, "type_k": "f16", "type_v": "f16"},
         "machine": {"profile": str(tmp_path / "mine.profile.json")},
     }
-    assert run(load_scenario(served), detail="requests").summary["ttft_s"]["p50"] > STEP_S
+    assert run(load_scenario(served), detail="requests").summary["ttft_s"]["p50"] > QUICK * STEP_S
 
 
 @pytest.mark.slow
 def test_a_calibration_goes_on_where_the_server_went(tmp_path):
     journal = tmp_path / "p.part"
-    with fake_server(SteppingServer(faulty_from=8, is_gone=True)) as server:
+    with fake_server(SteppingServer(faulty_from=8, is_gone=True, factor=QUICK)) as server:
         found = find_server(server.url, model="smollm2", flags=FLAGS)
         with pytest.raises(UserError, match=server.url):
             calibrate_server(found, seconds=3.0, journal=journal)
         port = server.port
     kept = journal.read_text(encoding="utf-8").splitlines()
     assert len(kept) > 1
-    with fake_server(SteppingServer(port=port)) as server:
+    with fake_server(SteppingServer(port=port, factor=QUICK)) as server:
         found = find_server(server.url, model="smollm2", flags=FLAGS)
         done = calibrate_server(found, seconds=3.0, journal=journal)
     assert done.resumed == len(kept) - 1
