@@ -131,6 +131,7 @@ def test_pip_installs_it(tmp_path):
     assert "plug-in own-policy 0.1.0" in done.stdout
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass():
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],

@@ -390,6 +390,7 @@ def test_of_a_trace_without_texts_one_line_says_that_hits_are_unknown(within, tm
     assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
 
 
+@pytest.mark.slow
 def test_a_run_that_preempts_does_not_claim_that_nothing_was_found(within, tmp_path):
     rows = "2024-01-01 00:00:00,60,60\n" * 8
     (tmp_path / "mine.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")

@@ -59,6 +59,7 @@ def test_cells_and_texts_agree_where_sequences_come_back_from_the_host(model, on
         assert different(model, backend) < 0.02
 
 
+@pytest.mark.slow
 def test_cells_of_both_caches_agree_where_half_of_the_layers_have_a_window(windowed):
     for unified in (True, False):
         world = chats(**KEYS, cache__cells=2048, cache__unified=unified, cache__window=WINDOW)

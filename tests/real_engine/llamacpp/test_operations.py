@@ -168,6 +168,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["masked", "tiled"])
 @pytest.mark.parametrize(("era", "policy", "keys"), WORLDS.values(), ids=WORLDS)
 def test_cells_agree_after_random_operations(request, only, era, policy, keys, kernel):

@@ -52,6 +52,7 @@ def worlds(era):
         yield "streams", {"cache": "unified = false", "requests": 30}
 
 
+@pytest.mark.slow
 def test_what_is_recorded_agrees_in_every_record(record, library):
     for policy, keys in worlds(library.era):
         finished, out = record("--policy", policy, "--json", **keys)

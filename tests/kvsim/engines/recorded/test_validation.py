@@ -318,6 +318,7 @@ def test_no_recording_is_refused():
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_for_each_recording_and_saves_a_picture(write, lines, tmp_path):
     first, second = write(lines, "first.jsonl"), write(recorded(later_s=0.05), "second.jsonl")
     out = tmp_path / "out"
