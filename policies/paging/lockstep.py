@@ -146,8 +146,8 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         begins, n = sorted(self._steps_until(self._begins), key=_first_step), min(n, MAX_STEPS)
         if self._transfers is not None:
             # What a taken block held may be copied to the host first, which takes time in that step.
-            n = 0 if len(self._transfers) else min(n, *(step for step, _ in begins[:1]), n)
-            if n == 0:
+            n = min(n, begins[0][0]) if begins else n
+            if len(self._transfers) or n == 0:
                 return None
         if (n // size + 1) * members > free:
             n = min(n, steps_covered([(step, len(group)) for step, group in begins], free, size))
