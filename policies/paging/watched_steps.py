@@ -52,10 +52,10 @@ class WatchedSteps:
         self._occupancy.grow(block)
         self._sums.runs += 1
 
-    def give_up_block(self) -> None:
-        """A sequence has given up a full block."""
+    def give_up_blocks(self, n: int) -> None:
+        """A sequence has given up full blocks."""
         sums = self._sums
-        sums.runs -= 1
-        sums.scores -= self._size
+        sums.runs -= n
+        sums.scores -= n * self._size
         sums.stored = self._occupancy.stored + self._members
         self._highest = -1

@@ -45,20 +45,29 @@ class WindowLockstepBatch(PagedLockstepBatch):
         self._first_gives: list[tuple[int, int, int]] = []
         """A heap: for each sequence that will not give up its first block in the next ``block_size`` steps the step in
         which it does, its ``join_index``, and its number. Entries of sequences that have left may be in it."""
+        self._overdue: _Group = {}
+        """Sequences that still hold blocks behind the window, as after a prefill: they give up all in their first
+        step, and are then grouped as the others."""
+        self._given = -1
+        """The step for which blocks were given up before any were taken."""
 
     def join(self, seq: int, place: int = 0) -> bool:
-        """Join as in any paged batch, unless a block behind the window is still held, as after a prefill."""
+        """Join as in any paged batch, unless the blocks have been given up that the next token does not see."""
         table, size, window = self._blocks.tables.get(seq), self._size, self._window
         if table is None:
             return False
         seen = table.length - self._blocks.lag
-        if table.skipped != blocks_behind(seen - 1, window, size) or not super().join(seq, place):
+        behind = blocks_behind(seen - 1, window, size)
+        if table.skipped > behind or not super().join(seq, place):
             return False
         step = self.steps + first_block_behind_step(seen, window, size)
-        if seen < window:
+        if table.skipped < behind:
+            self._overdue[seq] = table
+        elif seen < window:
             heapq.heappush(self._first_gives, (step, table.join_index, seq))
         else:
             self._add_giver(step % size, seq, table)
+        self._given = -1
         self._held -= table.skipped * size
         self._runs -= table.skipped
         return True
@@ -66,6 +75,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
     def leave(self, seq: int) -> None:
         """Leave, keeping the blocks that the window still sees."""
         table, size = self._members[seq], self._size
+        self._overdue.pop(seq, None)
         remainder = (self.steps + first_block_behind_step(table.length - self._blocks.lag, self._window, size)) % size
         group = self._gives.get(remainder)
         if group is not None and group.pop(seq, None) is not None and not group:
@@ -75,13 +85,16 @@ class WindowLockstepBatch(PagedLockstepBatch):
         super().leave(seq)
 
     def reserve_with(self, step: Sequence[Chunk]) -> bool:
-        """As for other batches; False as well where a chunk may give up blocks, which members have to do first."""
-        return not any(chunk.start for chunk in step) and super().reserve_with(step)
+        """As for other batches. Members give up blocks before the chunks do, also if there is no room then."""
+        if self.steps not in (self._reserved, self._given) and any(chunk.start for chunk in step):
+            self._give_up(self.steps, [], [], None)
+            self._given = self.steps
+        return super().reserve_with(step)
 
     def next_step_reads(self) -> NextStepReads:
         """One token more for each sequence, without the blocks that are given up for it."""
         reads = super().next_step_reads()
-        gone = 0 if self._reserved == self.steps else self._given_up_next()
+        gone = 0 if self.steps in (self._reserved, self._given) else self._given_up_next()
         return NextStepReads(reads.scanned - gone * self._size, reads.runs - gone, self.max_scanned_per_token(1))
 
     def forecast(self, n: int) -> ReadForecast | None:
@@ -122,6 +135,12 @@ class WindowLockstepBatch(PagedLockstepBatch):
         """
         size = self._size
         first, stop = self.steps + (self._reserved == self.steps), self.steps + n
+        if first < stop and (self._overdue or self._given == first):
+            takes = self._due(self._begins, first, first + 1)
+            for _, group in takes:
+                self._runs += len(group)
+            self._give_up(first, takes, self._fills(first, first + 1), watch)
+            first += 1
         for start in range(first, stop, size):
             self._add_due_givers(start)
             end = min(start + size, stop)
@@ -132,15 +151,44 @@ class WindowLockstepBatch(PagedLockstepBatch):
             for _, group in takes:
                 self._runs += len(group)
             if self._in_order:
-                ahead = 1 - self._blocks.lag
-                due = self._due(self._begins, start + ahead, end + ahead)
-                fills = [(step - ahead, group) for step, group in due]
-                self._one_by_one(gives, takes, fills, watch)
+                self._one_by_one(gives, takes, self._fills(start, end), watch)
                 continue
             givers = [table for _, group in gives for table in group.values()]
             self._cache_first_blocks(givers, start)
             if watch is not None or not self._exchange(givers, takes):
                 self._one_by_one(gives, takes, [], watch)
+
+    def _give_up(
+        self,
+        step: int,
+        takes: Sequence[tuple[int, _Group]],
+        fills: Sequence[tuple[int, _Group]],
+        watch: WatchedSteps | None,
+    ) -> None:
+        """In a single step give up what is due, if that was not done before, and what is overdue; take, and cache."""
+        if self._given == step:
+            self._one_by_one([], takes, fills, watch)
+            return
+        self._add_due_givers(step)
+        gives, overdue = self._due(self._gives, step, step + 1), self._overdue
+        n_given = self._given_up_next()
+        self._held -= n_given * self._size
+        self._runs -= n_given
+        if not self._in_order:
+            self._cache_first_blocks([table for _, group in gives for table in group.values()], step)
+        self._one_by_one([*gives, (step, overdue)], takes, fills, watch)
+        for seq, table in overdue.items():
+            seen = table.length - self._blocks.lag
+            remainder = (self.steps + first_block_behind_step(seen, self._window, self._size)) % self._size
+            self._add_giver(remainder, seq, table)
+        self._overdue = {}
+
+    def _fills(self, start: int, stop: int) -> list[tuple[int, _Group]]:
+        """Where blocks are cached in the order in which they are filled, the groups that fill one, with the step."""
+        if not self._in_order:
+            return []
+        ahead = 1 - self._blocks.lag
+        return [(step - ahead, group) for step, group in self._due(self._begins, start + ahead, stop + ahead)]
 
     def _due(self, groups: dict[int, _Group], start: int, stop: int) -> list[tuple[int, _Group]]:
         """The groups whose step is in ``[start, stop)``, at most ``block_size`` steps; ascending, with that step."""
@@ -194,7 +242,7 @@ class WindowLockstepBatch(PagedLockstepBatch):
 
         Where a step is placed as a whole, all give up theirs before any takes one.
         """
-        pool, give_up, cache_blocks = self._pool, self._blocks.give_up, self._cache_blocks
+        pool, cache_blocks = self._pool, self._cache_blocks
         kinds = enumerate((gives, begins, fills))
         first = self.places_whole_steps
         events = [
@@ -213,12 +261,10 @@ class WindowLockstepBatch(PagedLockstepBatch):
                 if watch is not None:
                     watch.begin_block(block)
             elif kind == 0:
-                block = table.blocks[table.skipped]
-                table.blocks[table.skipped] = NULL
-                table.skipped += 1
-                give_up((block,))
+                before = table.skipped
+                self._blocks.skip_behind_window(table, table.length + step - self.steps - self._blocks.lag)
                 if watch is not None:
-                    watch.give_up_block()
+                    watch.give_up_blocks(table.skipped - before)
             else:
                 assert cache_blocks is not None
                 cache_blocks(table, table.length + step - self.steps + 1 - self._blocks.lag)
@@ -226,7 +272,10 @@ class WindowLockstepBatch(PagedLockstepBatch):
     def _given_up_next(self) -> int:
         """Number of blocks given up in the next step."""
         self._add_due_givers(self.steps)
-        return len(self._gives.get(self.steps % self._size, ()))
+        found = len(self._gives.get(self.steps % self._size, ()))
+        for table in self._overdue.values():
+            found += blocks_behind(table.length - self._blocks.lag, self._window, self._size) - table.skipped
+        return found
 
     def _add_due_givers(self, step: int) -> None:
         """Group those that give up their first block in the ``block_size`` steps from this one on by remainder."""
