@@ -12,8 +12,9 @@ def transfers_of(cells: IntArray, host: IntArray, *, to_host: bool) -> HostRuns:
     if len(cells) == 0:
         return HostRuns(to_host, cells, host, cells)
     follows = (cells[1:] - cells[:-1] == 1) & (host[1:] - host[:-1] == 1)
-    firsts = np.concatenate(([0], (~follows).nonzero()[0] + 1))
-    return HostRuns(to_host, cells[firsts], host[firsts], np.diff(firsts, append=len(cells)))
+    bounds = np.concatenate(([0], (~follows).nonzero()[0] + 1, [len(cells)]))
+    firsts = bounds[:-1]
+    return HostRuns(to_host, cells[firsts], host[firsts], bounds[1:] - firsts)
 
 
 def chunks_of(seq: int, positions: IntArray) -> tuple[Chunk, ...]:

@@ -215,7 +215,7 @@ class MultiStreamPolicy(MultiStreamSteps):
             if spec.window is not None:
                 seen = positions > positions.max(initial=-1) - spec.window
                 cells, positions = cells[seen], positions[seen]
-            saved.append(positions[np.argsort(cells)])
+            saved.append(positions[np.argsort(cells, kind="stable")])  # Mostly they ascend already.
             cells = cells + self.stream_of(seq) * spec.size
             transfers = transfers_of(cells, host[positions], to_host=True)
             copies.append(HostCopy(transfers, *self._streams.settle(group)))
