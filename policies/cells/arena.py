@@ -14,7 +14,7 @@ import numpy as np
 
 from policies.cells.arena_cells import ArenaCells
 from policies.cells.free_cells import FreeCells
-from policies.cells.ordering import carry
+from policies.cells.ordering import new_cells
 from policies.cells.sequence_cells import Row
 from policies.cells.sequence_sets import SetIndices
 from policies.vocabulary import IntArray, Moves
@@ -141,13 +141,27 @@ class Arena(ArenaCells):
         if plan.n_runs == 0:
             return
         reached = max(self.top, int((plan.dst + plan.length).max()))
-        self.write_rows()
-        origin = np.arange(reached)
-        carry(plan, ((self._position, -1), (self._owner, 0), (self.pending.rotations, 0), (origin, -1)))
-        self.rows.move(origin)
+        rows_only = self.pending.rotations is None and self.has_rows_only()
+        held = None if rows_only else (~self.free.mask[:reached]).nonzero()[0]
+        self.free.move(plan)
+        goes = new_cells(plan, ~self.free.mask[:reached])
+        if held is not None:
+            self.write_rows()
+            self._carry(held, goes[held])
+        elif self.rows.forget_written():
+            self._position[:reached] = -1
+            self._owner[:reached] = 0
+        self.rows.move(goes)
         self._bounds.widen_to_all_cells()
-        self.free.rebuild(self._owner[:reached] > 0)
         self.pending.add_moves(plan)
+
+    def _carry(self, held: IntArray, goes_to: IntArray) -> None:
+        """Carry what is known of each used cell to the cell that its token goes to."""
+        for array, empty in ((self._position, -1), (self._owner, 0), (self.pending.rotations, 0)):
+            if array is not None:
+                moved = array[held]
+                array[held] = empty
+                array[goes_to] = moved
 
     def vacate(self, cells: IntArray) -> None:
         """Empty ``cells``, all of them used, whichever sequences see them."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.vocabulary import IntArray
+from policies.vocabulary import IntArray, Moves
 
 Cells = range | IntArray
 """Cells in the order in which they are filled; a range if they are consecutive and ascend."""
@@ -16,6 +16,9 @@ _FREE, _USED = b"\1", b"\0"
 
 _LOOK_AHEAD = 256
 """A search for n scattered cells looks at the next 2 n + this many first: mostly enough of them are free."""
+
+_MANY_RUNS = 512
+"""So many runs are moved all at once, fewer one after the other."""
 
 
 class FreeCells:
@@ -196,6 +199,21 @@ class FreeCells:
             self._edged[cells] = True
             self._extents -= int(pairs + np.count_nonzero(self._edged[cells + 1])) - len(cells)
         self.total += len(cells)
+        self._has_grown = True
+
+    def move(self, plan: Moves) -> None:
+        """Note that the tokens of used cells were moved."""
+        if plan.n_runs > _MANY_RUNS:
+            # A cell is left as often as it is read, and filled as often as it is written.
+            left = np.bincount(np.concatenate((plan.src, plan.dst + plan.length)), minlength=self.size + 1)
+            left -= np.bincount(np.concatenate((plan.dst, plan.src + plan.length)), minlength=self.size + 1)
+            self.mask[:] = left[:-1].cumsum() + self.mask
+        else:
+            data = self._bytes
+            for src, dst, n in zip(plan.src.tolist(), plan.dst.tolist(), plan.length.tolist(), strict=True):
+                data[src : src + n] = _FREE * n
+                data[dst : dst + n] = bytes(n)
+        self._extents = None
         self._has_grown = True
 
     def rebuild(self, used: NDArray[np.bool_]) -> None:

@@ -1,16 +1,13 @@
 """The order in which runs of cells can be moved so that none overwrites what a later one still reads.
 
-Also the opposite: what a sequence of ordered moves amounts to if all cells move together.
+Also the opposite: where the tokens are after a sequence of ordered moves.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,337 +15,253 @@ from numpy.typing import NDArray
 from policies.cells.free_extents import extents_of_cells
 from policies.vocabulary import NO_MOVES, IntArray, Moves
 
-_SHORT = 24
-"""Runs of up to this many cells, as most are, are handled cell by cell: arrays take longer for so few."""
 
+def in_safe_order(runs: Moves, packed: int, size: int) -> Moves:
+    """The moves that ``runs`` make together, in an order that overwrites nothing still needed.
 
-def in_safe_order(source: IntArray, size: int) -> Moves:
-    """Moves that bring cell ``source[i]`` to cell ``i`` for all i, in an order that overwrites nothing still needed.
-
-    No moves where that would need a free cell and all ``size`` cells are used.
+    ``runs`` share no cell that they read and none that they write, which are all below ``packed``, the number of used
+    cells. No moves where the order would need a free cell and all ``size`` cells are used.
     """
-    target = (source != np.arange(len(source))).nonzero()[0]
-    if len(target) == 0:
-        return NO_MOVES
-    packed, source = len(source), source[target]
-    breaks = ((source[1:] - source[:-1] != 1) | (target[1:] - target[:-1] != 1)).nonzero()[0] + 1
-    starts = np.concatenate(([0], breaks))
-    lengths = np.diff(starts, append=len(source))
-    moves = Moves(source[starts], target[starts], lengths)
-    of_run = np.arange(len(lengths)).repeat(lengths)
-    reader = np.full(max(int(source.max()) + 1, packed), -1)
-    reader[source] = of_run
-    readers = reader[target]
-    waits = (readers >= 0) & (readers != of_run)
-    if not waits.any():
-        return moves
-    return _Ordering(moves, source, target, packed, size, waits, readers < 0).solve()
+    src, dst, length = runs.src, runs.dst, runs.length
+    by_source = src.argsort()
+    starts, lengths = src[by_source], length[by_source]
+    ends = np.concatenate(([0], starts + lengths))
+    upto = np.concatenate(([0], lengths.cumsum()))
+
+    def read_below(cells: IntArray) -> IntArray:
+        before = starts.searchsorted(cells)
+        counts: IntArray = upto[before] - np.maximum(ends[before] - cells, 0)
+        return counts
+
+    read = read_below(dst + length) - read_below(dst)
+    # A run may read cells that it writes itself.
+    blocked = read - np.maximum(length - np.abs(src - dst), 0)
+    if not blocked.any():
+        return runs
+    return _Ordering(runs, packed, size, blocked, (blocked > 0) & (read < length)).solve()
 
 
-def carry(plan: Moves, arrays: Iterable[tuple[NDArray[Any] | None, int]]) -> None:
-    """Carry out the moves on several arrays; cells that are left become the value given with each array."""
-    net = net_moves(plan)
-    for held, empty in arrays:
-        if held is None:
-            continue
-        if net is None:
-            plan.carry(held, empty)
-        else:
-            read, src, dst = net
-            moved = held[src]
-            held[read] = empty
-            held[dst] = moved
+def new_cells(plan: Moves, used: NDArray[np.bool_]) -> IntArray:
+    """Where the token in each cell ends up by a plan; ``used``: the cells that hold a token then, both of shape (n,).
 
-
-def net_moves(plan: Moves) -> tuple[IntArray, IntArray, IntArray] | None:
-    """What a plan amounts to if all cells move together: the cells read, and the net sources and targets.
-
-    Three arrays: all cells that are read, and for each token that ends up in a new cell its old cell and its new one.
-    None if the plan reads a cell that it has left.
+    Undefined for cells that hold no token before.
     """
-    n, runs = plan.n_cells, plan.n_runs
-    run = np.repeat(np.arange(runs), plan.length)
-    inside = np.arange(n) - np.repeat(np.cumsum(plan.length) - plan.length, plan.length)
-    src, dst = plan.src[run] + inside, plan.dst[run] + inside
-    read = np.full(int(max(src.max(), dst.max())) + 1, -1)
-    read[src] = run
-    if int(np.count_nonzero(read >= 0)) == n and not (read[dst] > run).any():
-        return src, src, dst
-    # Some tokens are moved twice: their first target is read again later.
-    written = dst * runs + run
-    order = np.argsort(written)
-    written = written[order]
-    before = np.searchsorted(written, src * runs + run) - 1
-    via = order[before]
-    again = (before >= 0) & (dst[via] == src)
-    origin = src.copy()
-    for _ in range(runs):
-        came = np.where(again, origin[via], src)
-        if (came == origin).all():
-            break
-        origin = came
-    last = np.append(dst[order][1:] != dst[order][:-1], True)
-    stays = order[last]
-    stays = stays[run[stays] >= read[dst[stays]]]
-    if len(np.unique(origin[stays])) < len(stays):
-        return None
-    return src, origin[stays], dst[stays]
+    order = plan.src.argsort()
+    starts = plan.src[order]
+    ends = starts + plan.length[order]
+    goes = np.arange(len(used))
+    if _moves_once(plan, order, starts, ends):
+        # Between two runs, and before the first and after the last, nothing moves.
+        shifts = np.zeros(2 * len(order) + 1, dtype=np.int64)
+        shifts[1::2] = (plan.dst - plan.src)[order]
+        edges = np.zeros(2 * len(order) + 2, dtype=np.int64)
+        edges[1:-1:2], edges[2:-1:2], edges[-1] = starts, ends, len(used)
+        goes += np.repeat(shifts, edges[1:] - edges[:-1])
+        return goes
+    origin = goes.copy()
+    plan.apply(origin)
+    held = used.nonzero()[0]
+    goes[origin[held]] = held
+    return goes
+
+
+def _moves_once(plan: Moves, order: IntArray, starts: IntArray, ends: IntArray) -> bool:
+    """Whether no run reads what an earlier one has read or written; ``order`` is that of the cells that they read."""
+    if (starts[1:] < ends[:-1]).any():
+        return False
+    # The runs that read what each run writes.
+    first, stop = ends.searchsorted(plan.dst, side="right"), starts.searchsorted(plan.dst + plan.length)
+    latest = np.maximum.reduceat(np.append(order, -1), np.stack((first, stop), axis=1).reshape(-1))[::2]
+    return not ((latest > np.arange(len(order))) & (first < stop)).any()
 
 
 class _Ordering:
     """Orders runs: one is ready when no other run has yet to read one of its target cells."""
 
-    def __init__(
-        self,
-        moves: Moves,
-        source: IntArray,
-        target: IntArray,
-        packed: int,
-        size: int,
-        waits: NDArray[np.bool_],
-        clear: NDArray[np.bool_],
-    ):
-        """``source`` and ``target`` are those of ``moves``, cell by cell.
-
-        ``waits``: targets that another run has yet to read. ``clear``: targets that no run reads. The first ``packed``
-        cells are used in the end.
-        """
+    def __init__(self, moves: Moves, packed: int, size: int, blocked: IntArray, splittable: NDArray[np.bool_]):
+        """``blocked``: target cells of each run that others read. ``splittable``: whether there are others as well."""
         self._packed = packed
         self._size = size
-        self._reader = array("q")
-        """For each tracked cell the run that has yet to read it, or -1."""
-        self._writer = array("q")
-        """For each tracked cell the run that has yet to write it, or -1."""
-        lengths = moves.length
+        edges = np.zeros(size + 1, dtype=np.int8)
+        edges[moves.src] += 1
+        edges[moves.src + moves.length] -= 1
+        self._pending = bytearray(edges.cumsum(dtype=np.int8).tobytes())
+        """For each cell whether a run has yet to read it, as 1 or 0."""
+        firsts = np.zeros(packed, dtype=np.int8)
+        firsts[moves.dst] = 1
+        self._firsts = bytearray(firsts.tobytes())
+        """For each cell whether it is the first target of a run."""
+        targets = moves.dst.tolist()
+        self._writer = {cell: run for run, cell in enumerate(targets)}
+        """The run with that first target."""
         self._runs: list[tuple[int, int, int]] = list(
-            zip(moves.src.tolist(), moves.dst.tolist(), lengths.tolist(), strict=True)
+            zip(moves.src.tolist(), targets, moves.length.tolist(), strict=True)
         )
         """Source, target and length of each run."""
-        of_run = np.repeat(np.arange(len(lengths)), lengths)
-        # Cells beyond these are used only if a run is set aside there, which seldom needs more.
-        self._track(min(size, max(int(source.max()) + 1, packed) + int(lengths.max())))
-        self._readers[source] = of_run
-        self._writers[target] = of_run
-        self._blocking: list[int] = np.bincount(of_run[waits], minlength=len(lengths)).tolist()
-        """For each run the number of its target cells that other runs have yet to read."""
-        free = np.bincount(of_run[clear], minlength=len(lengths)).tolist()
-        self._splittable = [i for i, blocking in enumerate(self._blocking) if blocking and free[i]]
+        self._blocking: list[int] = blocked.tolist()
+        """For each run the number of its target cells that other runs have yet to read; 0 when it is done."""
+        self._splittable: list[int] = splittable.nonzero()[0].tolist()
         """A heap with all runs that can be split, some of whose target cells are clear, and maybe others."""
-        self._left = [True] * len(lengths)
-        self._n_left = len(lengths)
+        self._ready = deque(run for run, cells in enumerate(self._blocking) if not cells)
+        self._n_left = len(targets)
         self._by_length: list[tuple[int, int]] | None = None
         """A heap with all runs that are left, shortest first, and maybe others; made when it is first needed."""
         self._done: list[tuple[int, int, int]] = []
 
     def solve(self) -> Moves:
         """Emit ready runs until all are done; where none is ready, split one or set one aside."""
-        ready = deque(i for i, blocking in enumerate(self._blocking) if blocking == 0)
-        runs, done, left, blocking, splittable = self._runs, self._done, self._left, self._blocking, self._splittable
-        while self._n_left:
-            reader, writer, writers = self._reader, self._writer, self._writers
-            before = len(done)
-            while ready:
-                i = ready.popleft()
-                src, dst, n = run = runs[i]
-                done.append(run)
-                left[i] = False
-                if n == 1:
-                    writer[dst] = reader[src] = -1
-                    other = writer[src]
-                    if other >= 0:
-                        blocking[other] = blocked = blocking[other] - 1
-                        if blocked == 0:
-                            ready.append(other)
-                        elif runs[other][2] > 1:
-                            heappush(splittable, other)
-                else:
-                    writers[dst : dst + n] = -1
-                    self._read(src, n, i, ready)
-            self._n_left -= len(done) - before
-            if self._n_left and not self._split(ready):
+        while True:
+            self._emit()
+            if not self._n_left:
+                return Moves.from_runs(self._done)
+            if not self._split():
                 if self._packed == self._size:
                     return NO_MOVES  # A full cache in cycles: no cell to set a run aside in, and nothing to gain.
-                self._set_aside(ready)
-        return Moves.from_runs(done)
+                self._set_aside()
 
-    def _track(self, cells: int) -> None:
-        """Keep track of the readers and writers of the first ``cells`` cells."""
-        more = array("q", (-1,)) * (cells - len(self._reader))
-        self._reader, self._writer = self._reader + more, self._writer + more
-        # The same memory twice: arrays of the standard library are faster for single cells, NumPy's for many.
-        self._readers, self._writers = np.asarray(self._reader), np.asarray(self._writer)
+    def _emit(self) -> None:
+        """Emit the runs that are ready, and those that become so by that."""
+        ready, runs, done, blocking = self._ready, self._runs, self._done, self._blocking
+        pending, firsts, writer, packed = self._pending, self._firsts, self._writer, self._packed
+        splittable, before = self._splittable, len(done)
+        while ready:
+            i = ready.popleft()
+            src, _, n = run = runs[i]
+            done.append(run)
+            if n > 1:
+                self._read(src, n, i)
+                continue
+            # Most runs have a single cell: what _read does of several.
+            pending[src] = 0
+            first = firsts.rfind(1, 0, src + 1) if src < packed else -1
+            if first >= 0:
+                other = writer[first]
+                cells = runs[other][2]
+                if first + cells > src:
+                    blocking[other] = blocked = blocking[other] - 1
+                    if not blocked:
+                        ready.append(other)
+                    elif cells > 1:
+                        heappush(splittable, other)
+        self._n_left -= len(done) - before
 
-    def _read(self, src: int, n: int, i: int, ready: deque[int]) -> None:
-        """Note that run ``i`` has read cells ``[src, src + n)``, and unblock the runs that write them."""
-        if n == 1:
-            self._reader[src] = -1
-            other = self._writer[src]
-            if other >= 0 and other != i:
-                self._unblock(other, 1, ready)
+    def _read(self, src: int, n: int, i: int) -> None:
+        """Note that run ``i`` has read cells ``[src, src + n)``, and unblock the runs that write them, in order."""
+        runs, firsts, stop = self._runs, self._firsts, src + n
+        self._pending[src:stop] = bytes(n)
+        if src >= self._packed:
             return
-        self._readers[src : src + n] = -1
-        if n <= _SHORT:
-            counts: dict[int, int] = {}
-            for other in self._writer[src : src + n]:
-                counts[other] = counts.get(other, 0) + 1
-            found = sorted(counts.items()) if len(counts) > 1 else list(counts.items())
-        else:
-            waiting = np.sort(self._writers[src : src + n])
-            first = np.concatenate(([0], np.flatnonzero(waiting[1:] != waiting[:-1]) + 1))
-            found = list(zip(waiting[first].tolist(), np.diff(first, append=n).tolist(), strict=True))
+        found = list[tuple[int, int]]()
+        at = firsts.rfind(1, 0, src + 1)
+        if at < 0:
+            at = firsts.find(1, src, stop)
+        while at >= 0:
+            other = self._writer[at]
+            end = at + runs[other][2]
+            if end > src and other != i:
+                found.append((other, min(end, stop) - max(at, src)))
+            at = firsts.find(1, max(end, src), stop)
+        if len(found) > 1:
+            found.sort()
         for other, cells in found:
-            if other >= 0 and other != i:
-                self._unblock(other, cells, ready)
+            self._unblock(other, cells)
 
-    def _unblock(self, run: int, cells: int, ready: deque[int]) -> None:
+    def _unblock(self, run: int, cells: int) -> None:
         blocking = self._blocking[run] = self._blocking[run] - cells
         if blocking == 0:
-            ready.append(run)
+            self._ready.append(run)
         elif self._runs[run][2] > 1:
             heappush(self._splittable, run)
 
-    def _blocked_cells(self, i: int) -> int:
-        _, dst, n = self._runs[i]
-        if n <= _SHORT:
-            readers = self._reader[dst : dst + n]
-            return n - readers.count(-1) - readers.count(i)
-        cells = self._readers[dst : dst + n]
-        return int(np.count_nonzero((cells >= 0) & (cells != i)))
-
-    def _can_split(self, i: int) -> bool:
-        _, dst, n = self._runs[i]
-        if n == 1 or self._blocking[i] == 0:
-            return False
-        if n <= _SHORT:
-            return -1 in self._reader[dst : dst + n]
-        return bool((self._readers[dst : dst + n] < 0).any())
-
-    def _split(self, ready: deque[int]) -> bool:
+    def _split(self) -> bool:
         """Cut a run that is partly clear into clear and blocked parts; False if there is none: only cycles are left."""
-        splittable, left, runs, blocking, reader = (
-            self._splittable,
-            self._left,
-            self._runs,
-            self._blocking,
-            self._reader,
-        )
+        splittable, runs, blocking, find = self._splittable, self._runs, self._blocking, self._pending.find
         while splittable:
             i = heappop(splittable)
-            if not left[i] or not blocking[i]:
+            if not blocking[i]:
                 continue
             _, dst, n = runs[i]
-            if n == 1:
+            stop = dst + n
+            at = find(0, dst, stop)
+            if at < 0:
                 continue
-            if n <= _SHORT:
-                readers = reader[dst : dst + n]
-                if -1 not in readers:
-                    continue
-                before = readers[0]
-                edges = [0]
-                for k, now in enumerate(readers):
-                    if now != before:
-                        if (now < 0) != (before < 0):
-                            edges.append(k)
-                        before = now
-            else:
-                clear = self._readers[dst : dst + n] < 0
-                if not clear.any():
-                    continue
-                edges = [0, *((clear[1:] != clear[:-1]).nonzero()[0] + 1).tolist()]
-            edges.append(n)
-            self._cut(i, edges, reader[dst] < 0, ready)
+            clear, edges, sought = at == dst, [dst] if at == dst else [dst, at], 1
+            while (at := find(sought, at, stop)) >= 0:
+                edges.append(at)
+                sought = 1 - sought
+            edges.append(stop)
+            self._cut(i, edges, clear)
             return True
         return False
 
-    def _cut(self, i: int, edges: list[int], clear: bool, ready: deque[int]) -> None:
-        """Cut run ``i`` at ``edges``; the first part keeps its number.
+    def _cut(self, i: int, edges: list[int], clear: bool) -> None:
+        """Cut run ``i`` at targets ``edges``; the first part keeps its number.
 
         ``clear``: whether the target of the first part is clear; from there on it alternates.
         """
-        runs, reader, writer, blocking = self._runs, self._reader, self._writer, self._blocking
+        runs, blocking = self._runs, self._blocking
         src, dst, _ = runs[i]
-        more = len(edges) - 2
-        first = len(runs) - 1
-        runs[i] = (src, dst, edges[1])
-        for a, b in pairwise(edges[1:]):
-            part = len(runs)
-            runs.append((src + a, dst + a, b - a))
-            if b - a == 1:
-                reader[src + a] = writer[dst + a] = part
+        shift = src - dst
+        distance = abs(shift)
+        part = i
+        for start, stop in pairwise(edges):
+            n = stop - start
+            # What a part reads itself does not block it.
+            blocked = 0 if clear else min(n, distance)
+            if part == i:
+                runs[i] = (src, dst, n)
+                blocking[i] = blocked
             else:
-                self._readers[src + a : src + b] = part
-                self._writers[dst + a : dst + b] = part
-        blocking += [0] * more
-        self._left += [True] * more
-        self._n_left += more
-        if self._by_length is not None:
-            for part in (i, *range(first + 1, len(runs))):
-                heappush(self._by_length, (runs[part][2], part))
-        for k in range(more + 1):
-            # Counted when all parts exist: a run does not block itself, but its parts block each other.
-            part = first + k if k else i
+                runs.append((start + shift, start, n))
+                blocking.append(blocked)
+                self._firsts[start] = 1
+                self._writer[start] = part
             if clear:
-                blocked = 0
-            else:
-                _, to, n = runs[part]
-                if n == 1:
-                    blocked = int(reader[to] != part)
-                elif n <= _SHORT:
-                    blocked = n - reader[to : to + n].count(part)
-                else:
-                    blocked = int(np.count_nonzero(self._readers[to : to + n] != part))
-            blocking[part] = blocked
-            if blocked == 0:
-                ready.append(part)
+                self._ready.append(part)
+            if self._by_length is not None:
+                heappush(self._by_length, (n, part))
+            part = len(runs)
             clear = not clear
+        self._n_left += len(edges) - 2
 
-    def _set_aside(self, ready: deque[int]) -> None:
+    def _set_aside(self) -> None:
         """Break a cycle: copy the shortest run, or what fits of it, beyond the packed cells, to be copied back."""
-        starts, ends = extents_of_cells(np.flatnonzero(self._readers[self._packed :] < 0) + self._packed)
-        known = len(self._reader)
-        if len(ends) and ends[-1] == known:
-            ends[-1] = self._size
-        elif known < self._size:
-            starts, ends = np.append(starts, known), np.append(ends, self._size)
+        runs, blocking = self._runs, self._blocking
+        beyond = np.frombuffer(self._pending, dtype=np.uint8)[self._packed : self._size]
+        starts, ends = extents_of_cells((beyond == 0).nonzero()[0] + self._packed)
         widest = int((ends - starts).argmax())
         aside, room = int(starts[widest]), int(ends[widest] - starts[widest])
         if self._by_length is None:
-            self._by_length = [(run[2], i) for i, run in enumerate(self._runs) if self._left[i]]
+            self._by_length = [(run[2], i) for i, run in enumerate(runs) if blocking[i]]
             heapify(self._by_length)
-        while not self._left[(shortest := self._by_length[0])[1]] or self._runs[shortest[1]][2] != shortest[0]:
+        while not blocking[(shortest := self._by_length[0])[1]] or runs[shortest[1]][2] != shortest[0]:
             heappop(self._by_length)
         i = shortest[1]
-        src, dst, n = self._runs[i]
+        src, dst, n = runs[i]
         part = min(n, room)
-        if aside + part > known:
-            self._track(aside + part)
-        for run in [] if part == n else [self._replace(i, False, (src + part, dst + part, n - part))]:
-            self._blocking[run] = self._blocked_cells(run)
-            if self._can_split(run):
-                heappush(self._splittable, run)
-        self._done.append((src, aside, part))
-        self._replace(i, True, (aside, dst, part))
-        self._blocking[i] = self._blocked_cells(i)
-        if self._can_split(i):
-            heappush(self._splittable, i)
-        self._read(src, part, i, ready)
-
-    def _replace(self, i: int, reuse: bool, run: tuple[int, int, int]) -> int:
-        """Make ``run`` number ``i`` (``reuse``) or a new number; returns it. The caller counts what blocks it."""
-        if reuse:
-            self._runs[i] = run
-        else:
-            i = len(self._runs)
-            self._runs.append(run)
-            self._blocking.append(0)
-            self._left.append(True)
+        if part < n:
+            rest = len(runs)
+            runs.append((src + part, dst + part, n - part))
+            blocking.append(self._blocked_cells(dst + part, n - part, src + part))
+            self._firsts[dst + part] = 1
+            self._writer[dst + part] = rest
             self._n_left += 1
-        src, dst, n = run
-        if n == 1:
-            self._reader[src] = self._writer[dst] = i
-        else:
-            self._readers[src : src + n] = i
-            self._writers[dst : dst + n] = i
+            self._note_left(rest)
+        self._done.append((src, aside, part))
+        blocking[i] = self._blocked_cells(dst, part, src)
+        runs[i] = (aside, dst, part)
+        self._pending[aside : aside + part] = b"\1" * part
+        self._note_left(i)
+        self._read(src, part, i)
+
+    def _blocked_cells(self, dst: int, n: int, src: int) -> int:
+        """How many of ``n`` target cells are yet to be read by others than the run that reads ``n`` from ``src`` on."""
+        return self._pending.count(1, dst, dst + n) - max(n - abs(src - dst), 0)
+
+    def _note_left(self, run: int) -> None:
+        """Put a new run, or a changed one, where runs to split and runs to set aside are looked for."""
+        _, dst, n = self._runs[run]
         if self._by_length is not None:
-            heappush(self._by_length, (n, i))
-        return i
+            heappush(self._by_length, (n, run))
+        if n > 1 and self._blocking[run] and self._pending.find(0, dst, dst + n) >= 0:
+            heappush(self._splittable, run)

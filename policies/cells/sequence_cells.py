@@ -83,14 +83,19 @@ class SequenceCells:
         for row in rows:
             row.end += steps
 
-    def move(self, origin: IntArray) -> None:
-        """Note that tokens were moved; ``origin``: the cell that each cell's token came from, -1 for an empty cell."""
-        target = np.empty_like(origin)
-        came = (origin >= 0).nonzero()[0]
-        target[origin[came]] = came
+    def move(self, goes: IntArray) -> None:
+        """Note that tokens were moved; ``goes``: the cell that each used cell's token is in now."""
         for row in self:
             cells = self.cells(row)
-            cells[:] = target[cells]
+            cells[:] = goes[cells]
+
+    def forget_written(self) -> bool:
+        """Note that the arrays of the arena have none of the positions any more; whether they had any."""
+        had = False
+        for row in self:
+            had = had or row.written > row.begin
+            row.written = row.begin
+        return had
 
     def make_room(self, columns: int) -> None:
         """Let the table have at least that many columns."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,8 @@ import numpy as np
 
 from policies.cells.arena import Arena
 from policies.cells.ordering import in_safe_order
-from policies.vocabulary import NO_MOVES, IntArray, Moves
+from policies.compaction.packing import Pieces
+from policies.vocabulary import NO_MOVES, Moves
 
 
 class Compactor(ABC):
@@ -59,27 +59,7 @@ class Pack(Compactor):
         """No moves if the arena is packed, or if it is full and cells would have to move in cycles."""
         if is_packed(arena):
             return NO_MOVES
-        cells = np.flatnonzero(arena.owner[: arena.top])
-        owner = arena.owner[cells]
-        # 16 bits, where they suffice, are sorted in a fraction of the time.
-        order = np.argsort(owner.astype(np.uint16) if len(arena.sets) < 2**16 else owner, kind="stable")
-        bounds = np.flatnonzero(np.diff(owner[order])) + 1
-        sequences = [_by_position(arena, sequence) for sequence in np.split(cells[order], bounds)]
-        if len(sequences) == 1:
-            return in_safe_order(sequences[0], arena.size)
-        best: IntArray | None = None
-        fewest = len(cells) + 1
-        targets = np.arange(len(cells))
-        orders = [sorted(sequences, key=rank) for rank in (_first_cell, _middle_cell, _commonest_offset)]
-        orders.append(_filling_gaps(orders[0]))
-        # Of few sequences several orders are often the same.
-        for ordered in {tuple(map(id, ordered)): ordered for ordered in orders}.values():
-            source = np.concatenate(ordered)
-            moved = int(np.count_nonzero(source != targets))
-            if moved < fewest:
-                best, fewest = source, moved
-        assert best is not None
-        return in_safe_order(best, arena.size)
+        return in_safe_order(Pieces(arena).fewest_moves(), arena.used, arena.size)
 
     def stays_tidy(self, arena: Arena, seqs: Sequence[int]) -> bool:
         """A packed arena stays packed while only the sequence with the highest cells goes on."""
@@ -100,17 +80,18 @@ def fill_holes(arena: Arena, most_runs: int) -> Moves:
     moved. Nothing is sorted: sequences end up scattered.
     """
     used = arena.used
-    moving = np.flatnonzero(arena.owner[used : arena.top]) + used
+    moving = np.flatnonzero(~arena.free.mask[used : arena.top]) + used
     if len(moving) == 0:
         return NO_MOVES
-    starts, ends = arena.free.arrays()
-    below = int(np.searchsorted(starts, used))
-    lengths = np.minimum(ends[:below], used) - starts[:below]
+    starts, ends = arena.free.arrays(0, used)
+    # Each hole takes a run or more.
+    starts = starts[:most_runs]
+    lengths = ends[:most_runs] - starts
     upto = np.cumsum(lengths)
     # For each cell of each hole, the cell that fills it, counted from the end of those that move.
-    inside = np.arange(len(moving)) - np.repeat(upto - lengths, lengths)
+    inside = np.arange(upto[-1]) - np.repeat(upto - lengths, lengths)
     source = moving[np.repeat(len(moving) - upto, lengths) + inside]
-    target = np.repeat(starts[:below], lengths) + inside
+    target = np.repeat(starts, lengths) + inside
     first = np.concatenate(([0], np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1))
     runs = np.diff(first, append=len(source))[:most_runs]
     first = first[:most_runs]
@@ -134,46 +115,3 @@ def is_packed(arena: Arena) -> bool:
 def min_cells_to_move(arena: Arena) -> int:
     """Fewest cells that packing must move: those at or above the ``used``-th, as many as are free below it."""
     return arena.free.count_below(arena.used)
-
-
-def _by_position(arena: Arena, cells: IntArray) -> IntArray:
-    positions = arena.position[cells]
-    if (positions[1:] > positions[:-1]).all():
-        return cells
-    ordered: IntArray = cells[np.argsort(positions, kind="stable")]
-    return ordered
-
-
-def _ascending(sequence: IntArray) -> IntArray:
-    return sequence if (sequence[1:] > sequence[:-1]).all() else np.sort(sequence)
-
-
-def _first_cell(sequence: IntArray) -> float:
-    return float(sequence.min())
-
-
-def _middle_cell(sequence: IntArray) -> float:
-    cells, half = _ascending(sequence), len(sequence) // 2
-    return float(cells[half] if len(cells) % 2 else (cells[half - 1] + cells[half]) / 2)
-
-
-def _commonest_offset(sequence: IntArray) -> float:
-    """The commonest difference between a token's cell and its index in the sequence; the smallest, if several are."""
-    offsets = sequence - np.arange(len(sequence))
-    if (offsets[1:] < offsets[:-1]).any():
-        offsets.sort()
-    first = np.concatenate(([0], np.flatnonzero(offsets[1:] != offsets[:-1]) + 1))
-    counts = np.diff(first, append=len(offsets))
-    return float(offsets[first[counts.argmax()]])
-
-
-def _filling_gaps(sequences: Sequence[IntArray]) -> list[IntArray]:
-    """The given order, but the last sequence that fits into a gap before the next one is placed there."""
-    left, ordered, at = deque(sequences), list[IntArray](), 0
-    while left:
-        gap = int(left[0].min()) - at
-        fits = next((i for i in range(len(left) - 1, 0, -1) if len(left[i]) <= gap), 0)
-        ordered.append(left[fits])
-        del left[fits]
-        at += len(ordered[-1])
-    return ordered

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from policies.cells.free_cells import FreeCells
 from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
+from policies.vocabulary import Moves
 from tests.policies.cells.test_free_extents import SIZE, extents_by_hand
 
 
@@ -115,3 +116,19 @@ def test_searches_that_fail_leave_the_head_where_the_original_does():
         assert found == find_cell_by_cell(used, head, n)
         failed += found[0] is None
     assert failed > 1000
+
+
+@given(st.sets(st.integers(0, SIZE - 1), min_size=1, max_size=40), st.sampled_from([1, 1000]))
+def test_moving_tokens_moves_the_free_cells(cells, times):
+    """To the lowest free cell and back, once or so often that all moves are counted together."""
+    free, target = FreeCells(SIZE), min(set(range(SIZE)) - cells)
+    used = sorted(cells)
+    free.take_cells(np.array(used))
+    there = [(used[-1], target, 1), (target, used[-1], 1)] * (times // 2) + [(used[-1], target, 1)]
+    free.move(Moves.from_runs(there))
+    now = np.zeros(SIZE, dtype=bool)
+    now[[*used[:-1], target]] = True
+    assert list(free) == extents_by_hand(now)
+    assert len(free) == len(list(free))
+    assert free.total == SIZE - len(used)
+    assert free.largest == max(e - s for s, e in free)
