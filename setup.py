@@ -44,6 +44,7 @@ COMPILED = [
     "kvsim.simulation.schedulers.vllm_async",
     "kvsim.simulation.server",
     "kvsim.simulation.stepping",
+    "policies.cells.ordering",
     "policies.content",
     "policies.fast_forward.lockstep",
     "policies.fast_forward.region_lockstep",
