@@ -68,8 +68,11 @@ class LockstepHost(Protocol):
         """At most ``n`` decode steps; None where something must be decided first."""
         ...
 
-    def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> PassSummary | None:
-        """Place chunks and a token of each member in one pass; None if they need several. Raises ``NoSlot``."""
+    def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> Sequence[PassSummary] | None:
+        """Place chunks behind a token of each member, which are all in the first pass. Raises ``NoSlot``.
+
+        None, and nothing has changed, where ``allocate`` must do so.
+        """
         ...
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
@@ -220,7 +223,7 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         self._reads = NO_READS
         found = self._host.place_with_lockstep(self, step)
         if found is not None:
-            return (found,)
+            return found
         batches = self._host.allocate([*self.chunks(), *step])
         passes = [summed_up(batch, self._members if i == 0 else ()) for i, batch in enumerate(batches)]
         self._reads = passes[0][1] if passes else NO_READS
@@ -292,20 +295,27 @@ def summed_up(batch: MicroBatch, members: Container[int]) -> tuple[int, NextStep
 
 
 def pass_summary(
-    batch: ArenaLockstepBatch, step: Sequence[Chunk], span: int, tiles: TileMap | None, moves: Moves, shift: Shift
+    batch: ArenaLockstepBatch | None,
+    step: Sequence[Chunk],
+    span: int,
+    tiles: TileMap | None,
+    moves: Moves,
+    shift: Shift,
 ) -> PassSummary:
-    """What is read in a pass that has been placed: a token of each member, and some chunks.
+    """What is read in a pass that has been placed: a token of each member if there is a batch, and some chunks.
 
     Under the kernel ``tiled`` if there are ``tiles``, else ``masked``, with a span of ``span`` cells.
     """
-    members = len(batch)
     if tiles is None:
-        batch.note_reads(members * span, members, span, span)
+        if batch is not None:
+            members = len(batch)
+            batch.note_reads(members * span, members, span, span)
         rows = [(chunk.n, span, 1) for chunk in step]
         return PassSummary(
             sum([chunk.n for chunk in step]), rows, moves, shift, [chunk.start + chunk.n for chunk in step], span
         )
-    batch.note_reads(*tiles.sums(batch.seqs), 0)
+    if batch is not None:
+        batch.note_reads(*tiles.sums(batch.seqs), 0)
     rows, useful, tokens = [], [], 0
     for seq, _, n, _ in step:
         n_tiles, cells, runs = tiles.counts(seq)

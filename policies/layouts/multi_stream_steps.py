@@ -20,9 +20,7 @@ from policies.fast_forward.stream_tiles import StreamTiles
 from policies.fast_forward.tiles import TileSteps
 from policies.layouts.stream_plans import StepPlanner
 from policies.policy import Policy
-from policies.vocabulary import (
-    Chunk,
-)
+from policies.vocabulary import Chunk, split_batch
 
 
 class MultiStreamSteps(Policy):
@@ -98,25 +96,43 @@ class MultiStreamSteps(Policy):
 
         return ArenaPlan((path.group_reads(path.steps, tiles),), path.usages, take)
 
-    def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> PassSummary | None:
-        """``allocate`` of one micro-batch that finds room."""
+    def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> Sequence[PassSummary] | None:
+        """``allocate`` of micro-batches all of which are certain to find room."""
         arena, members = self.arenas[0][0], len(batch)
         tokens = members + sum([chunk.n for chunk in step])
-        if tokens > self._n_ubatch or self.wants_compaction or not arena.continues(step):
+        if self.wants_compaction or not arena.continues(step):
             return None
-        cells = self._planner.find_cells(0, 0, tokens)
+        parts: list[Sequence[Chunk]] = [step]
+        if tokens > self._n_ubatch:
+            if members >= self._n_ubatch or self.contiguous or tokens > arena.free.total:
+                return None
+            parts = list(split_batch(step, self._n_ubatch, members))
+        self._streams.attended = set()
+        found = list[PassSummary]()
+        for part in parts:
+            summary = self._place_part(None if found else batch, part)
+            if summary is None:
+                return None
+            found.append(summary)
+        return found
+
+    def _place_part(self, batch: ArenaLockstepBatch | None, step: Sequence[Chunk]) -> PassSummary | None:
+        """Place one micro-batch of chunks, behind a token of each member if there is a batch; None without room."""
+        arena, members = self.arenas[0][0], 0 if batch is None else len(batch)
+        cells = self._planner.find_cells(0, 0, members + sum([chunk.n for chunk in step]))
         if cells is None:
             return None
-        arena.take_rows(cells[:members], batch.rows())
+        tiles = None if self._tiles is None else self._tiles.map_of(0)
+        if batch is not None:
+            arena.take_rows(cells[:members], batch.rows())
+            if tiles is not None:
+                tiles.add_step(batch.seqs, cells[:members])
         if step:
             arena.take(cells[members:], step)
+            if tiles is not None:
+                tiles.add(step, cells[members:])
         arena.head = int(cells[-1]) + 1
-        tiles = None
-        if self._tiles is not None:
-            tiles = self._tiles.map_of(0)
-            tiles.add_step(batch.seqs, cells[:members])
-            tiles.add(step, cells[members:])
         moves, shift = self._streams.settle(0)
         span = padded_span(arena.top, self.caches[0].pad, arena.size)
-        self._streams.attended = {span}
+        self._streams.attended.add(span)
         return pass_summary(batch, step, span, tiles, moves, shift)

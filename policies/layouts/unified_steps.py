@@ -100,7 +100,7 @@ class UnifiedSteps(Policy):
 
         return ArenaPlan((path.group_reads(planned.steps, tiles),), path.usages, take)
 
-    def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> PassSummary | None:
+    def place_with_lockstep(self, batch: ArenaLockstepBatch, step: Sequence[Chunk]) -> Sequence[PassSummary] | None:
         """``allocate`` of one micro-batch."""
         arena, compaction, members = self.arena, self._compaction, len(batch)
         tokens = members + sum([chunk.n for chunk in step])
@@ -124,7 +124,7 @@ class UnifiedSteps(Policy):
         found = pass_summary(batch, step, span, self._tiles, moves, shift)
         if compaction.checks_steps and compaction.due_after_step(tokens):
             self.wants_compaction = True
-        return found
+        return (found,)
 
     def _plan(self, tokens: int, n: int, seqs: Sequence[int]) -> _Planned | None:
         """At most ``n`` decode steps of ``tokens`` tokens each, of ``seqs``; None where something must be decided."""
