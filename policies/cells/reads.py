@@ -74,8 +74,11 @@ def table_reads(chunks: Sequence[Chunk], lengths: IntArray, runs: IntArray) -> R
 
 def tile_counts(cells: IntArray) -> tuple[int, int]:
     """Number of tiles that ``cells`` lie in, and of contiguous pieces that these form."""
-    tiles = np.unique(cells // TILE)
-    return len(tiles), len(extents_of_cells(tiles)[0])
+    tiles = cells // TILE
+    holds = np.zeros(int(tiles.max(initial=0)) + 2, dtype=np.bool_)
+    tiles += 1
+    holds[tiles] = True
+    return int(np.count_nonzero(holds)), int(np.count_nonzero(holds[1:] > holds[:-1]))
 
 
 def _scanned(kernel: Kernel, cells: IntArray) -> tuple[int, int]:

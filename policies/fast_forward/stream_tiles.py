@@ -105,14 +105,15 @@ def _window_tiles(
     steps = np.arange(len(taken))
     lost = np.full(len(taken), -1) if lost is None else lost
     held = len(cells) - np.searchsorted(positions, lost, side="right") + steps + 1
-    new, enters_at = np.unique(taken // TILE, return_index=True)
-    tiles = np.union1d(cells // TILE, new)
-    # A tile is held until its last position is lost, and again from the step that takes a cell in it.
-    last = np.full(len(tiles), -1)
-    np.maximum.at(last, np.searchsorted(tiles, cells // TILE), positions)
+    # A tile is held until its last position is lost, and again from the step that takes a cell in it; -1 where never.
+    most = max(int(cells.max(initial=0)), int(taken.max())) // TILE + 1
+    last, entered = np.full((2, most), -1)
+    last[cells // TILE] = positions
+    entered[taken[::-1] // TILE] = steps[::-1]
+    tiles = ((last >= 0) | (entered >= 0)).nonzero()[0]
+    last, enters = last[tiles], entered[tiles]
     leaves = np.where(last < 0, 0, np.searchsorted(lost, last))
-    enters = np.full(len(tiles), len(taken))
-    enters[np.searchsorted(tiles, new)] = enters_at
+    enters[enters < 0] = len(taken)
     holds = (steps < leaves[:, None]) | (steps >= enters[:, None])
     begins = holds.copy()
     begins[1:] &= ~(holds[:-1] & (np.diff(tiles) == 1)[:, None])
