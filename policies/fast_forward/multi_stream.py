@@ -14,6 +14,7 @@ from policies.fast_forward.free_cell_path import FreeCellPath, masked_step_reads
 from policies.fast_forward.stream_tiles import StreamTiles
 from policies.fast_forward.tiles import TileSteps
 from policies.fast_forward.window_path import WindowPath
+from policies.fast_forward.window_tiles import WindowTileSteps
 from policies.vocabulary import Chunk, IntArray
 
 
@@ -67,7 +68,7 @@ def plan_steps(
         streams.attended = {int(span[k - 1]) for groups in spans for span in groups}
         return usages
 
-    passes, entered = [], list[TileSteps]()
+    passes, entered = [], list[TileSteps | WindowTileSteps]()
     for part, by_stream, groups, found in zip(parts, by_part, spans, paths, strict=True):
         n_streams = len(part) if apart else 1
         if tiles is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.cells.arena import Arena
-from policies.cells.reads import TILE, tile_counts
+from policies.cells.reads import TILE
 from policies.cells.search import start_of_search
 from policies.cells.sequence_cells import Row
 from policies.fast_forward.lockstep import LockstepSequence
@@ -26,8 +26,8 @@ class StreamGrowth:
 
     __slots__ = ("_arena", "_window", "first", "phase", "row", "runs", "tile_map", "tiles")
 
-    def __init__(self, arena: Arena, row: Row, window: int | None, tile_map: TileMap | None):
-        """``window``: tokens that attention looks back. ``tile_map``: where the tiles of the group are kept."""
+    def __init__(self, arena: Arena, row: Row, window: int | None, tile_map: TileMap):
+        """``window``: tokens that attention looks back. ``tile_map``: that of the stream."""
         self._arena = arena
         self._window = window
         self.row = row
@@ -72,15 +72,8 @@ class StreamGrowth:
 
     def tile_counts(self) -> tuple[int, int]:
         """Tiles that it holds in the arena now, and the contiguous pieces that they form."""
-        if self.tile_map is not None:
-            tiles, _, runs = self.tile_map.counts(self.row.seq)
-            return tiles, runs
-        free = self._arena.free
-        low, top = free.end_of_run(0) if free.mask[0] else 0, free.top
-        if top - low == self._arena.used:
-            return (top - 1) // TILE - low // TILE + 1, 1
-        cells, _ = self._arena.cells_of(self.row.seq)
-        return tile_counts(cells)
+        tiles, _, runs = self.tile_map.counts(self.row.seq)
+        return tiles, runs
 
     def count_in(self, sums: TileGrowth, times: int = 1) -> None:
         """Count its tiles in, or out again with ``times`` -1."""
@@ -105,10 +98,10 @@ class StreamGrowth:
         if self.phase is not None:
             cells, chunk = range(self.first, self.first + k), Chunk(self.row.seq, self.row.end, k)
             self._arena.take_rows(cells, (self.row,))
-            if self.tile_map is not None:
-                self.tile_map.add((chunk,), cells)
+            self.tile_map.add((chunk,), cells)
             self._arena.head = self.first = cells.stop
             return
+        self.tile_map.forget(self.row.seq)
         size = self._arena.size
         while k > 0:
             # Not all at once: a sequence that holds nothing would begin anew.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.cells.reads import TILE, tile_counts
+from policies.cells.reads import TILE
 from policies.cells.split_batch import consecutive, split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.fast_forward.arena_lockstep import summed_up
@@ -72,7 +72,7 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
             row, window = arena.row_of(seq), self._streams.specs[group].window
             if row is None or row.end == row.begin or (window is None and row.begin > 0):
                 return False
-            tile_map = self._tiles.map_of(group, self._streams.stream_of(seq)) if window is None else None
+            tile_map = self._tiles.map_of(group, self._streams.stream_of(seq))
             groups.append(StreamGrowth(arena, row, window, tile_map))
         member = StreamMember(seq, tuple(groups))
         self._add(seq, member, place)
@@ -222,12 +222,9 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
         for chunk in chunks:
             self._host.place_alone(group, chunk)
             stream = self._streams.stream_of(chunk.seq)
-            if window is None:
-                tiles, held, runs = self._tiles.map_of(group, stream).counts(chunk.seq)
-            else:
-                cells, _ = self._streams.cells_of(group, chunk.seq)
-                tiles, runs = tile_counts(cells)
-                held = min(len(cells), window + chunk.n - 1)
+            tiles, held, runs = self._tiles.map_of(group, stream).counts(chunk.seq)
+            if window is not None:
+                held = min(held, window + chunk.n - 1)
             rows.append((chunk.n, TILE * tiles, runs))
             useful.append(held)
             tokens += chunk.n

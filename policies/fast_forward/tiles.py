@@ -167,7 +167,7 @@ class TileMap:
 
     def __reduce__(self) -> tuple[object, tuple[Arena]]:
         """A copy knows no sequence yet."""
-        return TileMap, (self._arena,)
+        return type(self), (self._arena,)
 
     def forget(self, seq: int | None = None) -> None:
         """Note that a sequence gave up cells, or that its cells were moved; None or negative: any sequence."""
@@ -239,9 +239,7 @@ class TileMap:
             if not self._spare:
                 self._grow()
             row = self._rows[seq] = self._spare.pop()
-            start = row * self.width
-            self._bytes[start : start + self.width] = bytes(self.width)
-            self.cells[row] = 0
+            self._clear(row)
             held = self._arena.row_of(seq)
             self._add(row, self._arena.cells_of(seq)[0] if held is None else self._arena.rows.cells(held))
         return row
@@ -254,10 +252,21 @@ class TileMap:
             self._bytes[first:stop] = b"\1" * (stop - first)
         else:
             self.flat[cells // TILE + (start + 1)] = 1
-        holds = self._bytes[start : start + self.width]
         self.cells[row] += len(cells)
+        self.count(row)
+
+    def count(self, row: int) -> None:
+        """Count a row's tiles, and the pieces that they form, anew."""
+        start = row * self.width
+        holds = self._bytes[start : start + self.width]
         self.tiles[row] = holds.count(1)
         self.runs[row] = holds.count(b"\0\1")
+
+    def _clear(self, row: int) -> None:
+        """Let a row have no cells."""
+        start = row * self.width
+        self._bytes[start : start + self.width] = bytes(self.width)
+        self.cells[row] = 0
 
     def _add_one(self, row: int, cell: int) -> None:
         """Add a cell to a row."""

@@ -81,7 +81,7 @@ class MultiStreamPolicy(MultiStreamSteps):
         self.contiguous = contiguous
         self._saved: dict[int, list[IntArray]] = {}
         """What was copied to the host, by its first host cell: positions in order of cells, for each group."""
-        self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
+        self._planner = StepPlanner(self._streams, self._tiles, config.n_ubatch, contiguous=contiguous)
         self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
         self._in_streams: StreamLockstepBatch | None = None
         if n_streams > 1 and self._tiles is not None and compactor is None and not contiguous:
@@ -154,8 +154,9 @@ class MultiStreamPolicy(MultiStreamSteps):
         """What a group's layers read; ``per_cell``: under ``masked``, for a span of one cell and without a window."""
         window = self.caches[group].window
         if per_cell is None:
-            reads = None if self._tiles is None else self._tiles.reads(group, chunks)
-            if reads is None:
+            if self._tiles is not None:
+                reads = self._tiles.reads(group, chunks)
+            else:
                 reads = reads_of(self.kernel, chunks, lambda seq: self._streams.cells_of(group, seq)[0], span)
             scanned, whole = reads.scanned, reads.span
         else:

@@ -11,6 +11,7 @@ from policies.cells.search import cells_array, find_contiguous, find_scattered, 
 from policies.cells.split_batch import split_by_stream
 from policies.cells.stream_arenas import StreamArenas
 from policies.cells.window import find_usable, positions_lost, usable_extents
+from policies.fast_forward.stream_tiles import StreamTiles
 from policies.layouts.unified import cut
 from policies.vocabulary import Chunk, NoSlot, split_batch
 
@@ -62,9 +63,10 @@ def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
 class StepPlanner:
     """Finds the cells that a step's micro-batches will take, and takes them."""
 
-    def __init__(self, streams: StreamArenas, n_ubatch: int, *, contiguous: bool):
-        """``contiguous``: a micro-batch's cells in a stream must lie in a row."""
+    def __init__(self, streams: StreamArenas, tiles: StreamTiles | None, n_ubatch: int, *, contiguous: bool):
+        """``contiguous``: a micro-batch's cells in a stream must lie in a row. ``tiles`` are told what is lost."""
         self._streams = streams
+        self._tiles = tiles
         self._n_ubatch = n_ubatch
         self._contiguous = contiguous
 
@@ -134,7 +136,9 @@ class StepPlanner:
             over = over[arena.owner[over] > 0]
             if len(over):
                 for seq, last in positions_lost(arena, over).items():
-                    arena.remove(seq, 0, last + 1)
+                    gone = arena.remove(seq, 0, last + 1)
+                    if self._tiles is not None:
+                        self._tiles.lose(group, stream, seq, gone)
         arena.take(cells, chunks)
         arena.head = int(cells[-1]) + 1
 
@@ -156,6 +160,8 @@ class StepPlanner:
                 self.take(group, slot)
         for slots, heads, saved in reversed(undo):
             _undo(arenas, slots, heads, saved)
+        if self._tiles is not None and self._streams.specs[group].window is not None:
+            self._tiles.forget_in(group)
         return found if len(found) == len(batches) else None
 
     def _find(self, group: int, batch: Sequence[Chunk]) -> list[Slot] | None:
