@@ -238,8 +238,15 @@ class ArenaCells:
 
     def _write_row(self, row: Row) -> None:
         start = max(row.written, row.begin)
-        cells = self.rows.cells(row)[start - row.begin :]
         index = self.sets.index_of((row.seq,))
+        if row.end == start + 1:
+            cell = self.rows.last_cell(row)
+            self._position[cell] = start
+            self._owner[cell] = index
+            self._bounds.widen(index, cell, cell + 1)
+            row.written = row.end
+            return
+        cells = self.rows.cells(row)[start - row.begin :]
         self._position[cells] = np.arange(start, row.end)
         self._owner[cells] = index
         self._bounds.widen(index, int(cells.min()), int(cells.max()) + 1)

@@ -47,6 +47,10 @@ class SequenceCells:
         """The cells of a sequence in order of position; shape (end - begin,), valid until something changes."""
         return self.table[row.number, row.begin - row.base : row.end - row.base]
 
+    def last_cell(self, row: Row) -> int:
+        """The cell of a sequence's last token."""
+        return int(self.table[row.number, row.end - row.base - 1])
+
     def add(self, seq: int, begin: int, cells: IntArray | None = None) -> Row:
         """Begin a row for a sequence that has none, with the cells that it holds from position ``begin`` on."""
         if not self._spare:
