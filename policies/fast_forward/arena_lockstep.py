@@ -10,7 +10,7 @@ import numpy as np
 from policies.cells.arena import Arena
 from policies.cells.reads import TILE
 from policies.cells.sequence_cells import Row
-from policies.fast_forward.forecast import MAX_STEPS, Usages
+from policies.fast_forward.forecast import MAX_STEPS, StepReads, Usages
 from policies.fast_forward.lockstep import (
     NO_READS,
     LockstepBatch,
@@ -38,6 +38,16 @@ class GroupReads(NamedTuple):
     useful: IntArray | None = None
     """Scores against a cell that the token's sequence can see, likewise; None: those of all tokens held."""
 
+    @staticmethod
+    def of(reads: StepReads) -> GroupReads:
+        """Of steps that were planned one by one."""
+        most = reads.max_scanned_per_token
+
+        def max_scanned_per_token(n: int) -> int:
+            return int(most[:n].max())
+
+        return GroupReads(reads.scanned, reads.runs, reads.span, max_scanned_per_token, reads.useful)
+
 
 class ArenaPlan(NamedTuple):
     """Decode steps of a lockstep batch that a policy has planned; none of them is taken yet."""
@@ -56,8 +66,8 @@ class LockstepHost(Protocol):
     capacity: int
     """Cells that can hold tokens."""
 
-    def lockstep_arena(self) -> Arena:
-        """The arena that the sequences lie in."""
+    def lockstep_arenas(self) -> Sequence[Arena]:
+        """The arenas that the sequences lie in, one in each cache group."""
         ...
 
     def may_join_lockstep(self, seq: int, tokens: int) -> bool:
@@ -189,17 +199,18 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         """Tokens of all members."""
         return self._held
 
-    def rows(self) -> list[Row]:
-        """The members' rows in the arena."""
-        rows = self._host.lockstep_arena().rows.rows
+    def rows(self, group: int = 0) -> list[Row]:
+        """The members' rows in the arena of a cache group."""
+        rows = self._host.lockstep_arenas()[group].rows.rows
         return [rows[seq] for seq in self.seqs]
 
     def join(self, seq: int, place: int = 0) -> bool:
         """Join, unless the sequence shares cells, has a gap, or holds nothing."""
-        row = self._host.lockstep_arena().row_of(seq)
-        if row is None or row.end == row.begin or not self._host.may_join_lockstep(seq, row.end):
+        held = [arena.row_of(seq) for arena in self._host.lockstep_arenas()]
+        rows = [row for row in held if row is not None and row.end > row.begin]
+        if len(rows) < len(held) or not self._host.may_join_lockstep(seq, rows[0].end):
             return False
-        member = ArenaSequence(row.end - row.begin)
+        member = ArenaSequence(rows[0].end - rows[0].begin)
         self._add(seq, member, place)
         self._held += member.length
         return True
@@ -214,9 +225,11 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
 
     def reserve_step(self) -> bool:
         """Whether all members can still go in lockstep; whether there is room is seen when the step is placed."""
-        arena = self._host.lockstep_arena()
-        rows = arena.rows.rows
-        return all(seq in rows or arena.row_of(seq) is not None for seq in self._members)
+        return all(
+            seq in arena.rows.rows or arena.row_of(seq) is not None
+            for arena in self._host.lockstep_arenas()
+            for seq in self._members
+        )
 
     def place(self, step: Sequence[Chunk]) -> Sequence[PassSummary]:
         """Place chunks behind a token of each member. Raises ``NoSlot``."""
@@ -233,9 +246,9 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         """The members' next tokens."""
         return [Chunk(row.seq, row.end, 1) for row in self.rows()]
 
-    def note_reads(self, scanned: int, runs: int, most: int, span: int) -> None:
-        """Note what the members read in the step that has just been placed."""
-        self._reads = NextStepReads(scanned, runs, most, self._held + len(self._members), span)
+    def note_reads(self, reads: Sequence[NextStepReads]) -> None:
+        """Note what the members read in each cache group in the step that has just been placed."""
+        self._reads = reads[0]._replace(further=tuple(reads[1:]))
 
     def next_step_reads(self) -> NextStepReads:
         """What members read in the step that has just been placed."""
@@ -295,31 +308,35 @@ def summed_up(batch: MicroBatch, members: Container[int]) -> tuple[int, NextStep
 
 
 def pass_summary(
-    batch: ArenaLockstepBatch | None,
+    rows: Sequence[Row],
     step: Sequence[Chunk],
     span: int,
     tiles: TileMap | None,
     moves: Moves,
     shift: Shift,
-) -> PassSummary:
-    """What is read in a pass that has been placed: a token of each member if there is a batch, and some chunks.
+    window: int | None = None,
+) -> tuple[NextStepReads, PassSummary]:
+    """What is read in one cache group in a pass that has been placed: by a token of each row, and by some chunks.
 
-    Under the kernel ``tiled`` if there are ``tiles``, else ``masked``, with a span of ``span`` cells.
+    Under the kernel ``tiled`` if there are ``tiles``, else ``masked``, with a span of ``span`` cells. ``window``:
+    tokens that attention looks back.
     """
     if tiles is None:
-        if batch is not None:
-            members = len(batch)
-            batch.note_reads(members * span, members, span, span)
-        rows = [(chunk.n, span, 1) for chunk in step]
-        return PassSummary(
-            sum([chunk.n for chunk in step]), rows, moves, shift, [chunk.start + chunk.n for chunk in step], span
-        )
-    if batch is not None:
-        batch.note_reads(*tiles.sums(batch.seqs), 0)
-    rows, useful, tokens = [], [], 0
-    for seq, _, n, _ in step:
-        n_tiles, cells, runs = tiles.counts(seq)
-        rows.append((n, TILE * n_tiles, runs))
-        useful.append(cells)
-        tokens += n
-    return PassSummary(tokens, rows, moves, shift, useful)
+        held = [row.end for row in rows]
+        counts = [(chunk.n, span, 1) for chunk in step]
+        useful = [chunk.start + chunk.n for chunk in step]
+        scanned, runs, most = len(rows) * span, len(rows), span
+    else:
+        held = [row.end - row.begin for row in rows]
+        scanned, runs, most = tiles.sums([row.seq for row in rows])
+        span, counts, useful = 0, [], []
+        for seq, _, n, _ in step:
+            n_tiles, cells, pieces = tiles.counts(seq)
+            counts.append((n, TILE * n_tiles, pieces))
+            useful.append(cells)
+    if window is not None:
+        held = [min(n, window) for n in held]
+        useful = [min(n, window + chunk.n - 1) for n, chunk in zip(useful, step, strict=True)]
+    tokens = sum([chunk.n for chunk in step])
+    reads = NextStepReads(scanned, runs, most, sum(held), span) if rows else NO_READS
+    return reads, PassSummary(tokens, counts, moves, shift, useful, span)

@@ -47,7 +47,7 @@ def plan_steps(
         for group in range(len(streams.specs)):
             paths[-1].append([])
             for chunks in by_stream:
-                path = _path(streams, group, chunks, steps, contiguous)
+                path = path_of(streams, group, [chunk.seq for chunk in chunks], steps, contiguous=contiguous)
                 steps = min(steps, path.steps)
                 if steps < 2:
                     return None
@@ -84,13 +84,13 @@ def plan_steps(
     return FastForward(tuple(passes), take_steps)
 
 
-def _path(streams: StreamArenas, group: int, chunks: Sequence[Chunk], steps: int, contiguous: bool) -> FreeCellPath:
-    """Where the tokens of one stream go in a group."""
+def path_of(streams: StreamArenas, group: int, seqs: Sequence[int], steps: int, *, contiguous: bool) -> FreeCellPath:
+    """Where the tokens of sequences of one stream go in a group."""
     spec = streams.specs[group]
-    arena = streams.arenas[group][streams.stream_of(chunks[0].seq)]
+    arena = streams.arenas[group][streams.stream_of(seqs[0])]
     if spec.window is None:
-        return FreeCellPath(arena, len(chunks), steps, spec.pad, anywhere=not contiguous)
-    return WindowPath(arena, chunks, steps, spec.pad, spec.window)
+        return FreeCellPath(arena, len(seqs), steps, spec.pad, anywhere=not contiguous)
+    return WindowPath(arena, seqs, steps, spec.pad, spec.window)
 
 
 def _spans(streams: StreamArenas, group: int, paths: Sequence[FreeCellPath], steps: int) -> IntArray:

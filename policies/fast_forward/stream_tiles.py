@@ -67,16 +67,17 @@ class StreamTiles:
 
         Also the tiles that they enter, to be told how many steps were taken.
         """
-        window, entered = self._streams.specs[group].window, list[TileSteps | WindowTileSteps]()
-        for path, seqs in zip(paths, step, strict=True):
-            tile_map = self._maps[group][self._streams.stream_of(seqs[0])]
-            if isinstance(path, WindowPath) and isinstance(tile_map, WindowTileMap) and window is not None:
-                entered.append(WindowTileSteps(tile_map, path, seqs, n, window))
-            else:
-                entered.append(TileSteps(tile_map, seqs, path.cells[: n * path.tokens]))
+        entered = [self.steps_along(group, path, seqs, n) for path, seqs in zip(paths, step, strict=True)]
         by_stream = [each.reads() for each in entered]
         if len(by_stream) == 1:
             return by_stream[0], entered
         scanned, useful, runs, span, most = (np.stack(column) for column in zip(*by_stream, strict=True))
         sums = [each.sum(axis=0) for each in (scanned, useful, runs, span)]
         return StepReads(sums[0], sums[1], sums[2], sums[3], most.max(axis=0)), entered
+
+    def steps_along(self, group: int, path: FreeCellPath, seqs: Sequence[int], n: int) -> TileSteps | WindowTileSteps:
+        """The tiles that ``n`` decode steps of sequences along a path enter in their stream of a group."""
+        tile_map, window = self._maps[group][self._streams.stream_of(seqs[0])], self._streams.specs[group].window
+        if isinstance(path, WindowPath) and isinstance(tile_map, WindowTileMap) and window is not None:
+            return WindowTileSteps(tile_map, path, seqs, n, window)
+        return TileSteps(tile_map, seqs, path.cells[: n * path.tokens])

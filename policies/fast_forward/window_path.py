@@ -13,7 +13,7 @@ from policies.cells.free_cells import Cells
 from policies.cells.search import cells_array, start_of_search
 from policies.cells.window import AHEAD, last_passed, positions_lost
 from policies.fast_forward.free_cell_path import FreeCellPath
-from policies.vocabulary import Chunk, IntArray
+from policies.vocabulary import IntArray
 
 
 class WindowPath(FreeCellPath):
@@ -22,10 +22,11 @@ class WindowPath(FreeCellPath):
     Where a passed cell is overwritten, its sequence loses all tokens up to that position.
     """
 
-    def __init__(self, arena: Arena, step: Sequence[Chunk], n: int, pad: int, window: int):
+    def __init__(self, arena: Arena, seqs: Sequence[int], n: int, pad: int, window: int):
+        """``seqs``: the sequences that get a token in each step."""
         self._window = window
-        self._seqs = [chunk.seq for chunk in step]
-        super().__init__(arena, len(step), n, pad, anywhere=True)
+        self._seqs = seqs
+        super().__init__(arena, len(seqs), n, pad, anywhere=True)
 
     def _find(self, n: int) -> Cells:
         arena, tokens = self.arena, self.tokens

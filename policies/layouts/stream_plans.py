@@ -130,17 +130,24 @@ class StepPlanner:
         """
         stream, chunks, cells = slot
         arena = self._streams.arenas[group][stream]
-        in_a_row = isinstance(cells, range) and arena.free.is_free(cells.start, len(cells))
-        if self._streams.specs[group].window is not None and not in_a_row:
-            over = cells_array(cells)
-            over = over[arena.owner[over] > 0]
-            if len(over):
-                for seq, last in positions_lost(arena, over).items():
-                    gone = arena.remove(seq, 0, last + 1)
-                    if self._tiles is not None:
-                        self._tiles.lose(group, stream, seq, gone)
+        self.overwrite(group, stream, cells)
         arena.take(cells, chunks)
         arena.head = int(cells[-1]) + 1
+
+    def overwrite(self, group: int, stream: int, cells: Cells) -> None:
+        """Have sequences lose what they hold in ``cells``, which are to be taken, and all before that."""
+        arena = self._streams.arenas[group][stream]
+        if self._streams.specs[group].window is None:
+            return
+        if isinstance(cells, range) and arena.free.is_free(cells.start, len(cells)):
+            return
+        over = cells_array(cells)
+        over = over[arena.owner[over] > 0]
+        if len(over):
+            for seq, last in positions_lost(arena, over).items():
+                gone = arena.remove(seq, 0, last + 1)
+                if self._tiles is not None:
+                    self._tiles.lose(group, stream, seq, gone)
 
     def _prepare(self, group: int, batches: Sequence[tuple[Chunk, ...]]) -> list[list[Slot]] | None:
         """Find and take slots for all micro-batches in order, then undo it all (``prepare``)."""

@@ -77,9 +77,9 @@ class UnifiedSteps(Policy):
         """The sequences that decode in lockstep, where the kernel reads as a forecast says."""
         return self._lockstep if self.kernel in ("masked", "tiled") else None
 
-    def lockstep_arena(self) -> Arena:
+    def lockstep_arenas(self) -> Sequence[Arena]:
         """The only arena."""
-        return self.arena
+        return (self.arena,)
 
     def may_join_lockstep(self, seq: int, tokens: int) -> bool:
         """Any sequence may."""
@@ -121,7 +121,8 @@ class UnifiedSteps(Policy):
             arena.head = end if end < arena.size else 0
         moves, shift = arena.settle()
         self.attended = span = padded_span(arena.top, self._pad, arena.size)
-        found = pass_summary(batch, step, span, self._tiles, moves, shift)
+        reads, found = pass_summary(batch.rows(), step, span, self._tiles, moves, shift)
+        batch.note_reads((reads,))
         if compaction.checks_steps and compaction.due_after_step(tokens):
             self.wants_compaction = True
         return (found,)
