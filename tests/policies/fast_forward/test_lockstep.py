@@ -11,7 +11,9 @@ from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
 from policies import CacheConfig, Chunk, available
+from policies.cells.stream_arenas import CacheSpec
 from policies.fast_forward.lockstep import NO_READS, ReadForecast
+from policies.layouts.multi_stream import MultiStreamPolicy
 from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome, scenarios
 
 
@@ -146,7 +148,45 @@ def test_a_ring_takes_a_prompt_longer_than_its_window_in_several_passes():
     assert placing.call_count == 1
 
 
-@pytest.mark.parametrize("name", ["contiguous", "llama.cpp-b6975"])
+@pytest.mark.parametrize("kernel", ["tiled", "masked"])
+def test_cells_that_a_window_has_passed_are_overwritten_in_lockstep(kernel):
+    """Two sequences under a window of 24 tokens beside a prompt now and then, in 90 cells, against single steps."""
+    caches = [CacheSpec(900, 32, share=0.5), CacheSpec(90, 30, window=24, share=0.5)]
+    together, single = (
+        MultiStreamPolicy("windows", CacheConfig(cells=900, n_ubatch=40), caches, kernel=kernel) for _ in range(2)
+    )
+    batch, held, taken = together.lockstep_batch(), {0: 30, 1: 11}, 0
+    for seq, n in held.items():
+        for policy in (together, single):
+            policy.allocate([Chunk(seq, 0, n)])
+        assert batch.join(seq)
+
+    def next_step(*others):
+        (passed,) = single.allocate([*(Chunk(seq, n, 1) for seq, n in held.items()), *others])
+        held.update({seq: n + 1 for seq, n in held.items()})
+        return [(int(p.reads.scanned[:2].sum()), int(p.reads.useful[:2].sum())) for p in passed.places]
+
+    for prompt in (3, 9, 1, 30, 2, 2, 8):
+        if forecast := batch.forecast(13):
+            taken += forecast.steps
+            groups = forecast.passes(2, lambda size: size)[0][1]
+            expected = [next_step() for _ in range(forecast.steps)]
+            each = [zip(g.each_scanned(forecast.steps), g.each_useful(forecast.steps), strict=True) for g in groups]
+            assert list(zip(*each, strict=True)) == [tuple(step) for step in expected]
+            batch.take_steps(forecast, forecast.steps)
+        batch.place([Chunk(2, 0, prompt)])
+        first = batch.next_step_reads()
+        assert [(r.scanned, r.useful) for r in (first, *first.further)] == next_step(Chunk(2, 0, prompt))
+        batch.take_step()
+        for policy in (together, single):
+            policy.free(2)
+        for group in range(2):
+            mine, other = together.occupancy(group), single.occupancy(group)
+            assert (mine.position.tolist(), mine.owners) == (other.position.tolist(), other.owners)
+    assert taken > 40
+
+
+@pytest.mark.parametrize("name", ["contiguous", "llama.cpp-b6975", "sliding-window"])
 def test_chunks_of_several_passes_are_summed_up_beside_the_members(name):
     """The members take part in the first pass only; without members nothing of them is left over from before."""
     policy = available()[name](CacheConfig(cells=512, n_ubatch=8, sequences=4, unified=True))
