@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from kvsim.simulation.result import Result
+    from kvsim.simulation.run_tables import Tables
 
 FloatArray = NDArray[np.float64]
 
@@ -98,8 +99,7 @@ def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | No
     """Return a run's measures by name (``MEASURES``); None for those that are not known.
 
     Requests that arrived during the warm-up do not count, and means over time begin with the first request that does.
-    A result without tables gives the measures of its summary; ``warmup`` must then be ``none``. Without states of the
-    cache, means over time are those of the summary, and nothing may be cut as warm-up. ``memory_bytes`` is the
+    A result without tables gives the measures of its summary; ``warmup`` must then be ``none``. ``memory_bytes`` is the
     mean size of the cells that no other sequence could take, ``cache_bytes`` the size of all cells. ``too_short`` and
     ``unstable`` are 1 if the latencies depend on the length of the run (``estimates.mser5``, ``QueueMonitor``).
     Raises ``UserError``.
@@ -112,7 +112,7 @@ def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | No
     by_name["unstable"] = int(result.summary["queue"]["unstable"])
     if result.tables is None:
         if warmup not in ("none", 0) or slo is not None:
-            raise UserError(f'{result.policy}: warm-up and objectives need tables; run with detail="states"')
+            raise UserError(f'{result.policy}: warm-up and objectives need tables; run with detail="rows"')
         return by_name | _summary_measures(result.summary)
     cut, enough = _warmup(result.requests, warmup)
     steady = _after_warmup(result.requests, cut)
@@ -122,7 +122,7 @@ def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | No
         by_name
         | _request_measures(steady)
         | _goodput_measures(steady, slo)
-        | _cache_measures(result, cut, steady, cell_bytes)
+        | _cache_measures(result.tables, steady, cell_bytes)
         | {"warmup_requests": cut, "too_short": int(not enough)}
     )
 
@@ -260,31 +260,15 @@ def _goodput_measures(steady: _SteadyPart, slo: Objectives | None) -> Measures:
     }
 
 
-def _cache_measures(result: Result, cut: int, steady: _SteadyPart, cell_bytes: float) -> Measures:
+def _cache_measures(tables: Tables, steady: _SteadyPart, cell_bytes: float) -> Measures:
     """Means over time; each state lasts until the next."""
-    if not cut and result.tables is not None and result.tables.cache is None:
-        means = result.summary["cache"]
-        allocated = means["allocated_cells_mean"]
-        return {
-            "utilization_mean": means["utilization_mean"],
-            "external_fragmentation_mean": means["external_fragmentation_mean"],
-            "memory_bytes": None if allocated is None else allocated * cell_bytes,
-        }
-    states = result.cache
-    times = states["time_s"].to_numpy(dtype=np.float64)
-    lasted = np.diff(np.clip(np.append(times, steady.end_s), steady.start_s, steady.end_s))
-    total = float(lasted.sum())
-    if total <= 0:
+    means = tables.states.means_between(steady.start_s, steady.end_s)
+    if means is None:
         return {}
-
-    def mean(column: str) -> float:
-        # BLAS would sum in an order that depends on its threads.
-        return float((lasted * states[column].to_numpy(dtype=np.float64)).sum()) / total
-
     return {
-        "utilization_mean": mean("utilization"),
-        "external_fragmentation_mean": mean("external_fragmentation"),
-        "memory_bytes": mean("allocated") * cell_bytes,
+        "utilization_mean": means["utilization"],
+        "external_fragmentation_mean": means["external_fragmentation"],
+        "memory_bytes": means["allocated"] * cell_bytes,
     }
 
 

@@ -72,7 +72,7 @@ def _run(task: RunTask) -> Row:
     scenario = task.scenario
     known = (task.digest, task.number, task.replication, task.policy, task.settings, scenario.to_toml())
     try:
-        result = run(scenario, policy=task.factory, detail="states")
+        result = run(scenario, policy=task.factory, detail="rows")
         measured, times = measures(result, task.warmup, task.slo), times_digest(result)
     except (UserError, WorkloadError) as e:
         return Row(*known, "failed", error=one_line(str(e)))

@@ -1,16 +1,14 @@
-"""How full and how broken up the cache was over time: means, and a row for each change where tables are kept."""
+"""How full and how broken up the cache was over time: means, and each state where these are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.simulation.distribution import TimeMean
-from kvsim.simulation.rows import Rows
 from policies import Usage, Usages
 from policies.fast_forward.state_sums import StateSums
 from policies.vocabulary import external_fragmentation, internal_fragmentation
@@ -19,11 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FloatArray = NDArray[np.float64]
+Cells = TypeVar("Cells", int, NDArray[np.int64])
 
 _SHARES = ("utilization", "external_fragmentation", "internal_fragmentation")
-_SAMPLED = ("stored", "allocated", "placeable", "free_extents", "largest_free_extent", "span")
-"""Fields of ``Usage`` that are kept in the table."""
-_sampled = attrgetter(*_SAMPLED)
 _MEANS = {
     **{f"{name}_mean": name for name in _SHARES},
     "stored_cells_mean": "stored",
@@ -33,17 +29,17 @@ _MEANS = {
     "largest_free_extent_mean": "largest_free_extent",
 }
 """Keys of the summary, and the state that each is the mean over time of."""
-_averaged = attrgetter(*_MEANS.values())
+_sampled = attrgetter("stored", "allocated", "placeable", "free_extents", "largest_free_extent", "span")
+"""Fields of ``Usage`` and ``Usages`` from which all that is averaged follows, as ``StateSums.last`` has them."""
 _COLUMNS = ("time_s", "stored", "allocated", "free", "span", "free_extents", "largest_free_extent", *_SHARES)
 
 
 class CacheStates:
     """States of the first cache group as they change."""
 
-    def __init__(self, *, averages: bool, tabulates: bool):
-        """``averages``: keep means over time; ``tabulates``: keep a row for each change."""
-        self._means = TimeMean(list(_MEANS.values())) if averages else None
-        self._rows = Rows({"time_s": float, **dict.fromkeys(_SAMPLED, int)}) if tabulates else None
+    def __init__(self, *, averages: bool, keeps: bool):
+        """``averages``: keep means over time; ``keeps``: keep all states that these are of."""
+        self._means = TimeMean(list(_MEANS.values()), keeps=keeps) if averages else None
         self._capacity = 0
 
     def begin(self, now: float) -> None:
@@ -55,9 +51,7 @@ class CacheStates:
         """From ``now`` on the cache is in this state."""
         self._capacity = usage.capacity
         if self._means is not None:
-            self._means.hold(now, _averaged(usage))
-        if self._rows is not None:
-            self._rows.add((now, *_sampled(usage)))
+            self._means.hold(now, _averages(usage.capacity, *_sampled(usage)))
 
     def hold_sums(self, now: float, sums: StateSums) -> None:
         """From ``now`` on the cache goes through some states; what counts until the next one are their means."""
@@ -65,7 +59,7 @@ class CacheStates:
             return
         weight = sums.weight
         stored = sums.sum_stored / weight
-        self._means.hold(
+        self._means.hold_mean(
             now,
             (
                 stored / sums.capacity,
@@ -77,43 +71,48 @@ class CacheStates:
                 sums.sum_free_extents / weight,
                 sums.sum_largest_free_extent / weight,
             ),
+            _averages(sums.capacity, *sums.last),
         )
 
     def extend(self, starts_s: FloatArray, usages: Usages) -> None:
         """From each of some times on the cache is in the state after that step; arrays of shape (steps,)."""
         if self._means is not None:
-            self._means.extend(starts_s, self._averaged_columns(usages))
-        if self._rows is not None:
-            self._rows.extend((starts_s, *_sampled(usages)))
+            self._means.extend(starts_s, _averages(self._capacity, *_sampled(usages)))
 
     def means(self) -> dict[str, float | None]:
         """Means over time, from the first arrival to the last change; None where none were kept or no time passed."""
         means = self._means.means() if self._means is not None else None
         return dict.fromkeys(_MEANS) if means is None else {key: means[state] for key, state in _MEANS.items()}
 
-    def table(self) -> pd.DataFrame | None:
-        """One row for each change, valid until the next; None if they are not kept."""
-        if self._rows is None:
-            return None
-        table = self._rows.table()
-        stored, allocated = table["stored"].to_numpy(), table["allocated"].to_numpy()
-        free = self._capacity - allocated
-        table["free"] = free
-        table["utilization"] = stored / self._capacity
-        table["external_fragmentation"] = external_fragmentation(table["placeable"].to_numpy(), free)
-        table["internal_fragmentation"] = internal_fragmentation(stored, allocated)
+    def table(self) -> pd.DataFrame:
+        """One row for each change, valid until the next; all states must be kept, and none be a mean of several."""
+        import pandas as pd
+
+        assert self._means is not None, "states are kept"
+        starts, *columns = self._means.rows().T
+        table = pd.DataFrame({"time_s": starts, **dict(zip(_MEANS.values(), columns, strict=True))})
+        table["free"] = self._capacity - table["allocated"]
+        cells = [name for name in _COLUMNS[1:] if name not in _SHARES]
+        table = table.astype(dict.fromkeys(cells, np.int64))
         return table[list(_COLUMNS)].drop_duplicates("time_s", keep="last", ignore_index=True)
 
-    def _averaged_columns(self, usages: Usages) -> Sequence[NDArray[Any]]:
-        """What is averaged over time, as ``_averaged`` has it of one state."""
-        free = self._capacity - usages.allocated
-        return [
-            usages.stored / self._capacity,
-            external_fragmentation(usages.placeable, free),
-            internal_fragmentation(usages.stored, usages.allocated),
-            usages.stored,
-            usages.allocated,
-            usages.span,
-            usages.free_extents,
-            usages.largest_free_extent,
-        ]
+    def kept(self) -> TimeMean:
+        """All states, which must be kept."""
+        assert self._means is not None, "states are kept"
+        return self._means
+
+
+def _averages(
+    capacity: int, stored: Cells, allocated: Cells, placeable: Cells, free_extents: Cells, largest: Cells, span: Cells
+) -> tuple[Any, ...]:
+    """What is averaged over time, in the order of ``_MEANS``, of one state or of many."""
+    return (
+        stored / capacity,
+        external_fragmentation(placeable, capacity - allocated),
+        internal_fragmentation(stored, allocated),
+        stored,
+        allocated,
+        span,
+        free_extents,
+        largest,
+    )

@@ -162,16 +162,21 @@ class Distribution:
 
 
 class TimeMean:
-    """Means over time of the columns of a state that changes now and then, in bounded memory.
+    """Means over time of the columns of a state that changes now and then, in bounded memory unless states are kept.
 
     Raises ``ValueError`` for times that go back, at the latest when the means are asked for.
     """
 
-    __slots__ = ("_begin", "_names", "_pending", "_settled", "_size")
+    __slots__ = ("_begin", "_kept", "_lasts", "_n_settled", "_names", "_pending", "_settled", "_size")
 
-    def __init__(self, names: Sequence[str]):
-        """``names``: names of the columns, in order."""
+    def __init__(self, names: Sequence[str], *, keeps: bool = False):
+        """``names``: names of the columns, in order; ``keeps``: keep all states, for means from any time on."""
         self._names = tuple(names)
+        self._kept: list[FloatArray] | None = [] if keeps else None
+        self._lasts: dict[int, tuple[float, ...]] = {}
+        """The last state of each that is a mean of several, by its number."""
+        self._n_settled = 0
+        """Number of states that have been processed."""
         self._size = _BLOCK * (1 + len(names))
         self._pending: list[float] = []
         """Start and columns of each state that has not been processed yet, flat; a list grows fastest."""
@@ -188,6 +193,12 @@ class TimeMean:
         pending += values
         if len(pending) == self._size:
             self._settle()
+
+    def hold_mean(self, start_s: float, values: tuple[float, ...], last: tuple[float, ...]) -> None:
+        """From ``start_s`` until the next there are several states, whose mean this is; ``last``: the last of them."""
+        if self._kept is not None:
+            self._lasts[self._n_settled + len(self._pending) // (1 + len(self._names))] = last
+        self.hold(start_s, values)
 
     def extend(self, starts_s: FloatArray, columns: Sequence[NDArray[np.generic]]) -> None:
         """Many states, as if held one after another; all arrays of shape (steps,)."""
@@ -226,13 +237,44 @@ class TimeMean:
             return None
         return dict(zip(self._names, ((spent.total + spent.lost) / seconds).tolist(), strict=True))
 
+    def rows(self) -> FloatArray:
+        """All states that were kept, the start first in each; shape (states, 1 + columns)."""
+        assert self._kept is not None, "the states are kept"
+        return np.concatenate([*self._kept, self._rows()])
+
+    def means_between(self, start_s: float, end_s: float) -> dict[str, float] | None:
+        """Each column's mean over time from ``start_s`` to ``end_s``; None where no time passes.
+
+        Where a mean of several states is held at ``start_s``, it must be within the last of them. States must be kept.
+        """
+        rows = self.rows()
+        starts, states = rows[:, 0], rows[:, 1:]
+        lasted = np.diff(np.clip(np.append(starts, end_s), start_s, end_s))
+        seconds = float(lasted.sum())
+        if seconds <= 0:
+            return None
+        at_start = int(np.searchsorted(starts, start_s, side="right")) - 1
+        if at_start in self._lasts:
+            states[at_start] = self._lasts[at_start]
+        # BLAS would sum in an order that depends on its threads.
+        totals = [float((lasted * column).sum()) for column in states.T]
+        return {name: total / seconds for name, total in zip(self._names, totals, strict=True)}
+
     def _settle(self) -> None:
+        rows = self._rows()
         self._settled = self._spent()
+        self._n_settled += len(rows)
+        if self._kept is not None:
+            self._kept.append(rows)
         self._pending.clear()
+
+    def _rows(self) -> FloatArray:
+        """The states that have not been processed yet."""
+        return np.array(self._pending, dtype=np.float64).reshape(-1, 1 + len(self._names))
 
     def _spent(self) -> _Spent | None:
         """The sums over all states so far; None without any."""
-        rows = np.array(self._pending, dtype=np.float64).reshape(-1, 1 + len(self._names))
+        rows = self._rows()
         before = self._settled
         if before is not None:
             rows = np.vstack(((before.start_s, *before.state), rows))

@@ -26,8 +26,9 @@ Progress = Callable[[int, float], None]
 
 Detail = Literal["requests", "cache", "rows", "states", "tables"]
 """What is kept of a run. ``requests``: how its requests fared. ``cache``: also means over time of how full and how
-broken up the cache was. ``rows``: also a table of all requests. ``states``: also a table of all changes of the cache.
-``tables``: also a table of all forward passes, and what each second was spent on."""
+broken up the cache was. ``rows``: also a table of all requests, and those means from the arrival of any of them on.
+``states``: also a table of all changes of the cache. ``tables``: also a table of all forward passes, and what each
+second was spent on."""
 
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 
@@ -58,7 +59,7 @@ class Recorder:
         """Whether sums over many steps tell all that is wanted of them."""
         self.latencies = LatencyStats()
         self.queue = QueueMonitor()
-        self.cache_states = CacheStates(averages=detail != "requests", tabulates=states)
+        self.cache_states = CacheStates(averages=detail != "requests", keeps=self._keeps_jobs)
         self.snapshots = SnapshotTaker() if snapshots else None
         self.jobs: list[Job] = []
         """In the order in which they ended, where tables are kept."""
@@ -288,4 +289,6 @@ class Recorder:
         passes, causes = None if self._passes is None else self._passes.table(), None
         if passes is not None and self._time_breakdown is not None:
             passes, causes = passes.join(self._time_breakdown.terms()), self._time_breakdown.table()
-        return Tables(requests_table(self.jobs), self.cache_states.table(), passes, causes)
+        states = self.cache_states
+        cache = None if self.can_sum_up else states.table()
+        return Tables(requests_table(self.jobs), states.kept(), cache, passes, causes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.simulation.distribution import TimeMean
 from kvsim.simulation.job import Job
 from kvsim.simulation.rows import Rows
 from policies import FastForward, MicroBatch
@@ -40,6 +41,9 @@ class Tables(NamedTuple):
 
     requests: pd.DataFrame
     """One row for each request, in order of its number."""
+    states: TimeMean
+    """How full and how broken up the cache was, for means from the arrival of a request to the end of another; columns
+    are fields of ``Usage``."""
     cache: pd.DataFrame | None = None
     """The state of the cache over time: one row for each change, valid until the next."""
     passes: pd.DataFrame | None = None

@@ -46,6 +46,7 @@ class StateSums:
         "growth",
         "internal_fragmentation",
         "largest_free_extent",
+        "last",
         "placeable",
         "runs",
         "scores",
@@ -80,6 +81,8 @@ class StateSums:
         """By how many a step stores and scans more cells than the one before."""
         self.capacity = self.stored = self.allocated = self.placeable = 0
         self.free_extents = self.largest_free_extent = 0
+        self.last = (0, 0, 0, 0, 0, 0)
+        """The state after the last step so far: stored, allocated, placeable, free and largest extents, span."""
         self.span = 0
         self.span_stop = 0
         """What the span grows up to, by a cell in each step."""
@@ -120,6 +123,14 @@ class StateSums:
         self.steps += n
         self.scores += growth * n
         self.stored = stored + growth * n
+        self.last = (
+            self.stored - growth,
+            self.allocated,
+            self.placeable,
+            self.free_extents,
+            self.largest_free_extent,
+            max(span, min(span + n - 1, self.span_stop)),
+        )
 
     def take_states(self, states: Usages, steps: int) -> None:
         """Add the states after the first ``steps`` steps, which must be known step by step."""
@@ -139,3 +150,11 @@ class StateSums:
         if states.allocated is not states.stored:
             self.internal_fragmentation += float(weights @ (1 - states.stored / states.allocated))
         self.steps += steps
+        self.last = (
+            int(states.stored[steps - 1]),
+            int(states.allocated[steps - 1]),
+            int(states.placeable[steps - 1]),
+            int(states.free_extents[steps - 1]),
+            int(states.largest_free_extent[steps - 1]),
+            int(states.span[steps - 1]),
+        )

@@ -215,8 +215,20 @@ def test_measures_of_a_whole_run_need_no_states(chat):
     assert {k: v for k, v in found.items() if v is not None} == pytest.approx(
         {k: v for k, v in whole.items() if v is not None}, rel=1e-9
     )
-    with pytest.raises(UserError, match='detail="states"'):
-        measures(rows, 20)
+
+
+def test_measures_after_a_warmup_need_no_table_of_the_cache(chat):
+    for policy in ("paged", "streams", "contiguous", "fill-holes"):
+        whole, brief = (kvsim.run(chat.scenario, policy, detail=detail) for detail in ("tables", "rows"))
+        for cut in (1, 20, 77):
+            assert brief.tables.cache is None
+            found, known = ({k: v for k, v in measures(run, cut).items() if v is not None} for run in (brief, whole))
+            assert found == pytest.approx(known, rel=1e-9, abs=1e-12), (policy, cut)
+
+
+def test_measures_after_a_warmup_need_requests(chat):
+    with pytest.raises(UserError, match='detail="rows"'):
+        measures(kvsim.run(chat.scenario, detail="cache"), 20)
 
 
 def test_requests_of_the_warmup_do_not_count(chat):
