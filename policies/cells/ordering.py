@@ -102,7 +102,7 @@ class _Ordering:
         """For each run the number of its target cells that other runs have yet to read; 0 when it is done."""
         self._splittable: list[int] = splittable.nonzero()[0].tolist()
         """A heap with all runs that can be split, some of whose target cells are clear, and maybe others."""
-        self._ready = deque(run for run, cells in enumerate(self._blocking) if not cells)
+        self._ready = deque([run for run, cells in enumerate(self._blocking) if not cells])
         self._n_left = len(targets)
         self._by_length: list[tuple[int, int]] | None = None
         """A heap with all runs that are left, shortest first, and maybe others; made when it is first needed."""
