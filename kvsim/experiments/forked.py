@@ -120,9 +120,9 @@ def _serve(
     while True:
         try:
             number = connection.recv()
+            connection.send_bytes(_attempt(work, jobs[number], number))
         except (EOFError, OSError):
             return
-        connection.send_bytes(_attempt(work, jobs[number], number))
 
 
 def _attempt(work: Callable[[Job], Any], job: Job, number: int) -> bytes:

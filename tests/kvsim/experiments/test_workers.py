@@ -1,3 +1,5 @@
+import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -131,3 +133,17 @@ def test_no_process_is_left_behind(signalled):
     while any(Path(f"/proc/{child}/cmdline").exists() for child in children):
         assert time.monotonic() < until, "workers outlive what started them"
         time.sleep(0.01)
+
+
+def test_a_process_whose_parent_has_gone_during_a_job_ends_in_silence(monkeypatch):
+    monkeypatch.setattr(forked.signal, "signal", lambda *_: None)
+    ours, theirs = multiprocessing.Pipe()
+
+    def close(job):
+        ours.close()
+        return job
+
+    ours.send(0)
+    forked._serve(close, [0], lambda: None, theirs, ())
+    gc.unfreeze()
+    theirs.close()
