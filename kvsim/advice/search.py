@@ -34,6 +34,7 @@ from kvsim.advice.trials import (
     TrialRun,
     most_doublings,
 )
+from kvsim.experiments.preload import preload
 from kvsim.experiments.traffic import Traffic
 from kvsim.experiments.workers import Done, Job, map_unordered
 from kvsim.model.memory_shapes import MemoryShape
@@ -162,6 +163,7 @@ class Search:
                 self.ruled_out[c.number] = RuledOut(c.reason, c.detail)
         last_stage = budget.best * budget.replications * (1 + _BISECTION_RUNS)
         self._later = budget.neighbours * 2 + budget.kept * (3 + _BISECTION_RUNS) + last_stage
+        preload(c.scenario for c in self.space.candidates if not c.reason)
         self._stage = "while screening settings"
         dozen = self._screen()
         if self.interrupted and not dozen:

@@ -313,8 +313,6 @@ def _run_all(
             yield _run_one(asked, policy, _counting_from(ended, progress))
             ended += n_requests
         return
-    import pandas as pd  # noqa: F401  (Imported once here, rather than in each process that is forked.)
-
     for result in map_ordered(partial(_run_one, asked), policies):
         ended += n_requests
         if progress is not None:

@@ -11,6 +11,7 @@ from kvsim.errors import UserError
 from kvsim.experiments.estimates import check_precision
 from kvsim.experiments.fingerprint import code_version, digest_of, scenario_parts
 from kvsim.experiments.policy_code import describe_code
+from kvsim.experiments.preload import preload
 from kvsim.experiments.store import Row, Store, SweepPosition, Timing
 from kvsim.experiments.sweep_file import Point, SweepPlan, plan_sweep
 from kvsim.experiments.sweep_result import SweepResult
@@ -80,8 +81,7 @@ def sweep(
         if (name := store.name()) not in (None, plan.name):
             raise UserError(f"{path}: holds the sweep {name!r}, this one is {plan.name!r}; name another with --out")
         tracker = _RunTracker(plan, store, progress)
-        import pandas as pd  # noqa: F401  (Imported once here, rather than in each process that is forked.)
-
+        preload(point.scenario for point in plan.points if point.scenario is not None)
         while tasks := tracker.next_tasks():
             for finished in map_unordered(RunTasks(code_version(), tracker.plugins), _chunks(tasks), workers, dask):
                 tracker.store_finished(finished)
