@@ -110,6 +110,7 @@ RUNS = [
 def figures():
     """Every figure and a hash of every table of each run, with what is kept at the least and at the most."""
     import kvsim
+    from kvsim.simulation.rows import Table
 
     told = []
     for name, scheduler, policy, keys in RUNS:
@@ -117,8 +118,9 @@ def figures():
         world = kvsim.load_scenario(name, server__scheduler=scheduler, **least, **keys)
         for detail in ("requests", "tables"):
             result = kvsim.run(world, policy, detail=detail)
-            tables = [] if result.tables is None else [table for table in result.tables if table is not None]
-            hashes = [hashlib.blake2b(table.to_csv().encode()).hexdigest() for table in tables]
+            kept = () if result.tables is None else result.tables
+            tables = [each.to_csv() for each in kept if isinstance(each, Table)]
+            hashes = [hashlib.blake2b(table.encode()).hexdigest() for table in tables]
             told.append([name, scheduler, policy, keys, detail, {**result.summary, "wall_s": None}, hashes])
     return told
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,12 @@ import numpy as np
 from kvsim.advice.remedies import FAILURES, REMEDIES, Remedy
 from kvsim.costs.tables import FloatArray
 from kvsim.errors import UserError, counted
+from kvsim.experiments.student import t_quantile
 from kvsim.results import save_picture, writable
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import failure_lines
 from kvsim.simulation.job import FailureKind
+from kvsim.simulation.rows import Table
 from policies import current_name
 
 if TYPE_CHECKING:
@@ -76,20 +78,51 @@ class Contrast:
     names: tuple[str, str]
     size: int
     """Number of requests in each group."""
-    table: pd.DataFrame
-    """One row per cause. The columns are each group's mean seconds under its name, ``difference`` (seconds), and
-    ``share`` (of what the causes with a positive difference add; 0 for the others, see ``given_back_s``)."""
+    seconds: tuple[FloatArray, FloatArray]
+    """Mean seconds of each of ``CAUSES``, for each group."""
     interval_s: tuple[float, float] | None
     """95 % interval of the difference of the mean latencies; None if the groups were chosen by latency itself."""
-    server_work: pd.Series[float]
+    server_work: Mapping[str, float]
     """What the server did while the second group waited for a slot or for cells, as shares by
     ``time_breakdown.TERMS``; empty if no request waited, or if it is unknown."""
 
     @property
     def means_s(self) -> tuple[float, float]:
         """Mean latency of each group, in seconds."""
-        first, second = (float(self.table[name].sum()) for name in self.names)
+        first, second = (float(seconds.sum()) for seconds in self.seconds)
         return first, second
+
+    @property
+    def differences_s(self) -> FloatArray:
+        """By how many seconds each of ``CAUSES`` took the second group longer."""
+        return self.seconds[1] - self.seconds[0]
+
+    @property
+    def shares(self) -> FloatArray:
+        """Share of each of ``CAUSES`` in what those with a positive difference add; 0 for the others
+        (``given_back_s``)."""
+        added = self.differences_s.clip(min=0)
+        total = float(added.sum())
+        return added / total if total else np.zeros(len(CAUSES))
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per cause; the columns are each group's mean seconds under its name, ``difference`` and ``share``."""
+        import pandas as pd
+
+        return pd.DataFrame(self._columns(), index=pd.Index(list(CAUSES), name="cause"))
+
+    def _columns(self) -> dict[str, FloatArray]:
+        return dict(zip(self.names, self.seconds, strict=True)) | {
+            "difference": self.differences_s,
+            "share": self.shares,
+        }
+
+    def rows(self) -> Iterator[tuple[str, dict[str, float]]]:
+        """Each cause with its row of the table."""
+        columns = self._columns()
+        for cause, *row in zip(CAUSES, *(column.tolist() for column in columns.values()), strict=True):
+            yield cause, dict(zip(columns, row, strict=True))
 
     @property
     def difference_s(self) -> float:
@@ -99,7 +132,7 @@ class Contrast:
     @property
     def given_back_s(self) -> float:
         """By how many seconds the causes that took the second group less time make the difference smaller."""
-        return -float(self.table["difference"].clip(upper=0).sum())
+        return -float(self.differences_s.clip(max=0).sum())
 
     @property
     def adds_up(self) -> bool:
@@ -121,7 +154,7 @@ class Contrast:
     @property
     def dominant(self) -> str | None:
         """The cause with the largest part of the difference; None if the second group is not slower."""
-        return str(self.table["difference"].idxmax()) if self.slower else None
+        return list(CAUSES)[int(self.differences_s.argmax())] if self.slower else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints for this contrast."""
@@ -134,8 +167,8 @@ class Contrast:
             "interval_s": None if self.interval_s is None else list(self.interval_s),
             "slower": self.slower,
             "dominant": self.dominant,
-            "causes": {str(cause): row for cause, row in self.table.astype(object).to_dict("index").items()},
-            "server_meanwhile": {str(key): float(value) for key, value in self.server_work.items()},
+            "causes": dict(self.rows()),
+            "server_meanwhile": dict(self.server_work),
         }
 
 
@@ -152,7 +185,7 @@ class Diagnosis:
     """Whether latencies were measured on the real engine rather than predicted."""
     failed: int
     """Number of failed requests; they are not in the fields below."""
-    requests: pd.DataFrame
+    completed: Table
     """One row per completed request by arrival: id, arrival_s, e2e_s, and the seconds of each of ``CAUSES`` (its name
     with ``_s``), whose sum is e2e_s."""
     over_time: Contrast
@@ -169,6 +202,11 @@ class Diagnosis:
     """Why this policy was chosen, if it is neither the scenario's own nor the one asked for."""
 
     @property
+    def requests(self) -> pd.DataFrame:
+        """The completed requests as a pandas table."""
+        return self.completed.frame
+
+    @property
     def main(self) -> Contrast | None:
         """The contrast that shows the slowdown: over time or else across requests; None if neither does."""
         return next((contrast for contrast in (self.over_time, self.across) if contrast.slower), None)
@@ -179,7 +217,7 @@ class Diagnosis:
         diagnosis = f"{_over_time(self.over_time)} {_across(self.across)}"
         if not self.failed:
             return diagnosis
-        return f"{_failed(self.failed, len(self.requests), self.failures)}. Of the others: {diagnosis}"
+        return f"{_failed(self.failed, len(self.completed), self.failures)}. Of the others: {diagnosis}"
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -198,12 +236,12 @@ class Diagnosis:
         causes, main = [], self.main
         if main is not None and main.dominant is not None:
             causes.append(main.dominant)
-            work = main.server_work[list(_CAUSE_OF_WORK)] if len(main.server_work) else main.server_work
-            if causes == ["queueing"] and len(work) and work.max() >= 0.2:
-                causes.insert(0, _CAUSE_OF_WORK[str(work.idxmax())])
-        total_s = float(self.requests["e2e_s"].sum())
-        recomputed = float(self.requests["prefix_s"].sum()) >= 0.1 * total_s > 0
-        if recomputed or (main is not None and float(main.table["share"]["prefix"]) >= 0.1):
+            work = {term: main.server_work[term] for term in _CAUSE_OF_WORK} if main.server_work else {}
+            if causes == ["queueing"] and work and max(work.values()) >= 0.2:
+                causes.insert(0, _CAUSE_OF_WORK[max(work, key=work.__getitem__)])
+        total_s = float(self.completed.columns["e2e_s"].sum())
+        recomputed = float(self.completed.columns["prefix_s"].sum()) >= 0.1 * total_s > 0
+        if recomputed or (main is not None and main.shares[list(CAUSES).index("prefix")] >= 0.1):
             causes.append("prefix")
         return list(dict.fromkeys(causes))
 
@@ -214,7 +252,7 @@ class Diagnosis:
             "policy": self.policy,
             "measured": self.measured,
             "basis": self.basis,
-            "completed": len(self.requests),
+            "completed": len(self.completed),
             "failed": self.failed,
             "failures": [dict(each) for each in self.failures],
             "note": self.note or None,
@@ -238,7 +276,7 @@ class Diagnosis:
         target = writable(folder)
         table = target / "why.csv"
         try:
-            self.requests.to_csv(table, index=False)
+            table.write_text(self.completed.to_csv(), encoding="utf-8")
             return [*save_picture(target / "why.png", self.plot if plots else None), table]
         except OSError as e:
             raise UserError(f"{target}: cannot write results: {e.strerror}") from None
@@ -289,24 +327,24 @@ def why(
             raise UserError(f"the result is of policy {source.policy!r}, not {policy!r}")
         return diagnose(source, source.scenario.name)
     name = source.scenario.name
-    causes = _waits_as_queueing(source.causes) if source.scenario.server.scheduler == "static" else source.causes
+    causes = source.causes
+    if source.scenario.server.scheduler == "static":
+        causes = causes.assign(queueing_s=causes["queueing_s"] + causes["cells_s"], cells_s=0.0)
     return _diagnose_measured(name, {str(p): rows for p, rows in causes.groupby("policy", sort=False)}, policy)
 
 
 def diagnose(result: Result, source: str) -> Diagnosis:
     """Diagnose a finished run that kept tables; ``source`` is how to run it again. Raises ``UserError``."""
-    rows = result.causes.assign(machine_s=0.0)
+    rows = result.table_of_causes
+    rows = rows.with_columns({"machine_s": np.zeros(len(rows))})
     if result.scenario.server.scheduler == "static":
-        rows = _waits_as_queueing(rows)
+        # Under static batching, empty slots of a batch are not free.
+        waited = rows.columns["queueing_s"] + rows.columns["cells_s"]
+        rows = rows.with_columns({"queueing_s": waited, "cells_s": np.zeros(len(rows))})
     failures = result.summary["failures"]
-    diagnosis = _diagnosis(result.scenario.name, source, result.policy, rows, result.passes, failures)
+    diagnosis = _diagnosis(result.scenario.name, source, result.policy, rows, result.table_of_passes, failures)
     saves = result.summary["host"]["saves"]
     return replace(diagnosis, basis=result.summary["basis"], host_cache=saves > 0)
-
-
-def _waits_as_queueing(causes: pd.DataFrame) -> pd.DataFrame:
-    """Count waiting for cells as queueing: under static batching, empty slots of a batch are not free."""
-    return causes.assign(queueing_s=causes["queueing_s"] + causes["cells_s"], cells_s=0.0)
 
 
 def _failed(failed: int, completed: int, failures: Sequence[Mapping[str, Any]]) -> str:
@@ -380,30 +418,30 @@ def _diagnose_measured(name: str, runs: Mapping[str, pd.DataFrame], policy: str 
     chosen = next(iter(runs)) if policy is None else policy
     if chosen not in runs:
         raise UserError(f"{name}: policy {chosen!r} was not measured; accepted: {', '.join(runs)}")
-    rows = runs[chosen].groupby("id", as_index=False)[["arrival_s", "e2e_s", *_COLUMNS]].mean()
-    return _diagnosis(name, name, chosen, rows, None)
+    means = runs[chosen].groupby("id", as_index=False)[["arrival_s", "e2e_s", *_COLUMNS]].mean()
+    return _diagnosis(name, name, chosen, Table({str(column): means[column].to_numpy() for column in means}), None)
 
 
 def _diagnosis(
     name: str,
     source: str,
     policy: str,
-    causes: pd.DataFrame,
-    passes: pd.DataFrame | None,
+    causes: Table,
+    passes: Table | None,
     failures: Sequence[Mapping[str, Any]] = (),
 ) -> Diagnosis:
     """Contrast the groups of requests; ``passes`` are those of a simulated run, None if latencies were measured."""
     failed = sum(each["count"] for each in failures)
-    requests = causes.sort_values(["arrival_s", "id"], ignore_index=True)
+    requests = causes.sorted_by("arrival_s", "id")
     if len(requests) < FEWEST_REQUESTS:
         because = f"; {_failed(failed, len(requests), failures)}" if failed else ""
         few = f"{counted(len(requests), 'completed request')} under {policy}; at least {FEWEST_REQUESTS} are needed"
         raise UserError(f"{name}: {few}{because}")
     quarter = len(requests) // 4
-    by_latency = requests.sort_values(["e2e_s", "arrival_s", "id"], ignore_index=True)
-    early, late = requests.head(quarter), requests.tail(quarter)
-    fast, slow = by_latency.head(quarter), by_latency.tail(quarter)
-    interval = difference_interval(requests["e2e_s"].to_numpy(dtype=float), quarter)
+    by_latency = requests.sorted_by("e2e_s", "arrival_s", "id")
+    early, late = requests[:quarter], requests[-quarter:]
+    fast, slow = by_latency[:quarter], by_latency[-quarter:]
+    interval = difference_interval(requests.columns["e2e_s"], quarter)
     over_time = _contrast(("early", "late"), early, late, interval, passes)
     across = _contrast(("fast", "slow"), fast, slow, None, passes)
     return Diagnosis(name, source, policy, passes is None, failed, requests, over_time, across, failures)
@@ -411,43 +449,34 @@ def _diagnosis(
 
 def _contrast(
     names: tuple[str, str],
-    first: pd.DataFrame,
-    second: pd.DataFrame,
+    first: Table,
+    second: Table,
     interval: tuple[float, float] | None,
-    passes: pd.DataFrame | None,
+    passes: Table | None,
 ) -> Contrast:
-    import pandas as pd
-
-    table = pd.DataFrame({name: rows[_COLUMNS].mean() for name, rows in zip(names, (first, second), strict=True)})
-    table.index = pd.Index(list(CAUSES), name="cause")
-    table["difference"] = table[names[1]] - table[names[0]]
-    added = table["difference"].clip(lower=0)
-    total = float(added.sum())
-    table["share"] = added / total if total else 0.0
-    server_work = pd.Series(dtype=float) if passes is None else _server_work(second, passes)
-    return Contrast(names, len(first), table, interval, server_work)
+    earlier, later = (np.array([rows.columns[name].mean() for name in _COLUMNS]) for rows in (first, second))
+    server_work = {} if passes is None else _server_work(second.columns, passes.columns)
+    return Contrast(names, len(first), (earlier, later), interval, server_work)
 
 
-def _server_work(requests: pd.DataFrame, passes: pd.DataFrame) -> pd.Series[float]:
+def _server_work(requests: Mapping[str, FloatArray], passes: Mapping[str, FloatArray]) -> dict[str, float]:
     """Shares of the kinds of work that passes did while the requests waited for a slot or for cells."""
-    import pandas as pd
-
-    waited = (requests["queueing_s"] + requests["cells_s"]).to_numpy(dtype=float)
-    if not waited.sum() > 0 or not len(passes):
-        return pd.Series(dtype=float)
-    starts, before = passes["start_s"].to_numpy(dtype=float), passes["waited_s"].to_numpy(dtype=float)
-    edges = np.stack([starts - before, starts, starts + passes["seconds"].to_numpy(dtype=float)], axis=1).ravel()
-    begun = requests["arrival_s"].to_numpy(dtype=float)
+    waited = requests["queueing_s"] + requests["cells_s"]
+    starts, before = passes["start_s"], passes["waited_s"]
+    if not waited.sum() > 0 or not len(starts):
+        return {}
+    edges = np.stack([starts - before, starts, starts + passes["seconds"]], axis=1).ravel()
+    begun = requests["arrival_s"]
     ended = begun + waited
     spent = {}
     for term in _SERVER_WORK:
         # What is copied for whole sequences, or waited for, comes before the pass and is no part of its seconds.
         beside = before if term == "transfers_s" else np.zeros(len(starts))
-        parts = np.stack([np.zeros(len(starts)), beside, passes[term].to_numpy(dtype=float)], axis=1)
+        parts = np.stack([np.zeros(len(starts)), beside, passes[term]], axis=1)
         known = parts.ravel().cumsum()
         spent[term] = float((np.interp(ended, edges, known) - np.interp(begun, edges, known)).sum())
     total = sum(spent.values())
-    return pd.Series({term: seconds / total for term, seconds in spent.items()} if total > 0 else {}, dtype=float)
+    return {term: seconds / total for term, seconds in spent.items()} if total > 0 else {}
 
 
 def difference_interval(values: FloatArray, n: int) -> tuple[float, float]:
@@ -457,8 +486,6 @@ def difference_interval(values: FloatArray, n: int) -> tuple[float, float]:
     a straight line through all values, so that a steady rise does not count as noise; correlated neighbours count for
     fewer values (``_effective_number``).
     """
-    from scipy.special import stdtrit
-
     groups = values[:n], values[-n:]
     at = np.arange(len(values), dtype=float)
     slope = float(np.polyfit(at, values, 1)[0])
@@ -469,7 +496,7 @@ def difference_interval(values: FloatArray, n: int) -> tuple[float, float]:
     if variance <= (1e-9 * float(np.abs(values).max())) ** 2:
         return difference, difference
     freedom = variance**2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
-    reach = float(stdtrit(freedom, 0.975)) * variance**0.5
+    reach = t_quantile(0.95, freedom) * variance**0.5
     return difference - reach, difference + reach
 
 
@@ -507,9 +534,9 @@ def _across(c: Contrast) -> str:
 
 
 def _blame(c: Contrast) -> str:
-    ranked = c.table.sort_values("share", ascending=False, kind="stable")
-    shares, costs = ranked["share"].tolist(), ranked["difference"].tolist()
-    first, second = (CAUSES[str(cause)] for cause in ranked.index[:2])
+    ranked = sorted(c.rows(), key=lambda pair: -pair[1]["share"])
+    shares, costs = ([row[column] for _, row in ranked] for column in ("share", "difference"))
+    first, second = (CAUSES[cause] for cause, _ in ranked[:2])
     if c.adds_up:
         most = f"{shares[0]:.0%} of that is {first}"
         most += f", {shares[1]:.0%} {second}" if shares[1] >= 0.1 else ""
@@ -518,9 +545,9 @@ def _blame(c: Contrast) -> str:
         most = f"{seconds(costs[0])} more go to {first}"
         most += f", {seconds(costs[1])} more to {second}" if shares[1] >= 0.1 else ""
         most += f"; other causes give back {seconds(c.given_back_s)}"
-    if c.dominant in ("queueing", "cells") and len(c.server_work):
-        term = str(c.server_work.idxmax())
-        most += f"; while they waited, {c.server_work.max():.0%} of the server's time went to {_SERVER_WORK[term]}"
+    if c.dominant in ("queueing", "cells") and c.server_work:
+        term = max(c.server_work, key=c.server_work.__getitem__)
+        most += f"; while they waited, {c.server_work[term]:.0%} of the server's time went to {_SERVER_WORK[term]}"
     return f"{most}."
 
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from kvsim.experiments.student import t_quantile
 
 FloatArray = NDArray[np.float64]
 
@@ -190,7 +191,7 @@ def quantile_by_batches(values: ArrayLike, q: float, batches: int = 16, level: f
     value = float(np.quantile(x, q))
     quantiles = np.quantile(_batches(x, batches), q, axis=1)
     error = math.sqrt(float(((quantiles - value) ** 2).sum()) / (batches - 1) / batches)
-    half = _t_quantile(level, batches - 1) * error
+    half = t_quantile(level, batches - 1) * error
     return Interval(value, value - half, value + half, level, batches, f"t over the quantiles of {batches} batches")
 
 
@@ -251,7 +252,7 @@ def paired_ratio(values: ArrayLike, others: ArrayLike, level: float = LEVEL) -> 
     if np.allclose(x, value * y, rtol=1e-12, atol=0):
         return Interval(value, value, value, level, n, method)  # Exact, however uncertain the denominator is.
     (vx, vxy), (_, vy) = np.cov(x, y).tolist()
-    t2 = _t_quantile(level, n - 1) ** 2 / n
+    t2 = t_quantile(level, n - 1) ** 2 / n
     # All ratios r for which the mean of x - r y is within its own t interval of 0: the roots of a quadratic.
     a, b, c = below**2 - t2 * vy, above * below - t2 * vxy, above**2 - t2 * vx
     inside = b * b - a * c
@@ -356,12 +357,5 @@ def _t(x: FloatArray, level: float, method: str) -> Interval:
     value, n = float(x.mean()), len(x)
     if n < 2:
         return Interval(value, -math.inf, math.inf, level, n, method)
-    half = _t_quantile(level, n - 1) * float(x.std(ddof=1)) / math.sqrt(n) if (x != x[0]).any() else 0.0
+    half = t_quantile(level, n - 1) * float(x.std(ddof=1)) / math.sqrt(n) if (x != x[0]).any() else 0.0
     return Interval(value, value - half, value + half, level, n, method)
-
-
-@cache
-def _t_quantile(level: float, degrees: int) -> float:
-    from scipy import special
-
-    return float(special.stdtrit(degrees, (1 + level) / 2))

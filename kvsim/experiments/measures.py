@@ -18,9 +18,8 @@ from kvsim.scenario.prefixes import hit_rate
 from kvsim.scenario.section import Section
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from kvsim.simulation.result import Result
+    from kvsim.simulation.rows import Table
     from kvsim.simulation.run_tables import Tables
 
 FloatArray = NDArray[np.float64]
@@ -84,8 +83,8 @@ class Objectives(Section):
 class _SteadyPart:
     """The part of a run after its warm-up."""
 
-    requests: pd.DataFrame
-    completed: pd.DataFrame
+    requests: Table
+    completed: Table
     start_s: float
     """Arrival time of the first request after the warm-up."""
     end_s: float
@@ -114,8 +113,9 @@ def measures(result: Result, warmup: WarmupRule = "mser-5", slo: Objectives | No
         if warmup not in ("none", 0) or slo is not None:
             raise UserError(f'{result.policy}: warm-up and objectives need tables; run with detail="rows"')
         return by_name | _summary_measures(result.summary)
-    cut, enough = _warmup(result.requests, warmup)
-    steady = _after_warmup(result.requests, cut)
+    requests = by_arrival(result.tables.requests)
+    cut, enough = _warmup(requests, warmup)
+    steady = _after_warmup(requests, cut)
     if result.summary["prefix"]["hit_rate"] is not None:
         by_name["prefix_hit_rate"] = _prefix_hit_rate(steady)
     return (
@@ -171,7 +171,7 @@ def measure_interval(measure: str, values: FloatArray | Sequence[float], level: 
 
 def whole_run_measures(result: Result) -> Measures:
     """Return the measures of a whole run, equal to those of its summary, and ``too_short`` as found by MSER-5."""
-    _, enough = _warmup(result.requests, "mser-5")
+    _, enough = _warmup(by_arrival(result.kept_tables.requests), "mser-5")
     return measures(result, "none") | {"too_short": int(not enough)}
 
 
@@ -180,68 +180,72 @@ def times_digest(result: Result) -> str:
 
     Times are taken to the nanosecond: fast-forwarding may change the last of their digits.
     """
-    requests = result.requests.sort_values("id")
-    times = requests[["started_s", "first_token_s", "finished_s"]].to_numpy(dtype=np.float64)
-    completed = (requests["status"] == "completed").to_numpy(dtype=np.float64)
-    rounded = np.round(np.column_stack([requests["id"].to_numpy(dtype=np.float64), completed, times]), 9)
+    requests = result.kept_tables.requests.columns
+    completed = requests["status"] == "completed"
+    times = [requests[name] for name in ("started_s", "first_token_s", "finished_s")]
+    rounded = np.round(np.column_stack([requests["id"], completed, *times]).astype(np.float64), 9)
     return hashlib.blake2b(rounded.tobytes(), digest_size=16).hexdigest()
 
 
-def by_arrival(requests: pd.DataFrame) -> pd.DataFrame:
+def by_arrival(requests: Table) -> Table:
     """Sort a table of requests by arrival."""
-    return requests.sort_values(["arrival_s", "id"], ignore_index=True)
+    return requests.sorted_by("arrival_s", "id")
 
 
-def latencies_by_arrival(requests: pd.DataFrame) -> FloatArray:
+def latencies_by_arrival(requests: Table) -> FloatArray:
     """Return the end-to-end latencies of the completed requests by arrival; shape (completed,), seconds."""
-    ordered = by_arrival(requests)
-    return ordered.loc[ordered["status"] == "completed", "e2e_s"].to_numpy(dtype=np.float64)
+    ordered = by_arrival(requests).columns
+    latencies: FloatArray = ordered["e2e_s"][ordered["status"] == "completed"]
+    return latencies
 
 
-def _warmup(requests: pd.DataFrame, rule: WarmupRule) -> tuple[int, bool]:
-    """Number of requests to leave out, and whether enough remain."""
+def _warmup(requests: Table, rule: WarmupRule) -> tuple[int, bool]:
+    """Number of requests, which are in order of arrival, to leave out, and whether enough remain."""
     if rule == "none":
         return 0, True
     if isinstance(rule, int):
         return min(rule, len(requests)), rule < len(requests)
-    latencies = latencies_by_arrival(requests)
+    latencies, arrivals = latencies_by_arrival(requests), requests.columns["arrival_s"]
     if not len(latencies):
         return 0, False
-    if requests["arrival_s"].nunique() == 1:
+    if arrivals[0] == arrivals[-1]:
         return 0, True  # A batch has no steady state to warm up to.
     cut = mser5(latencies)
     if not cut.drop:
         return 0, cut.enough
     # The cut counts completed requests; failed ones among them are left out too.
-    completed = (by_arrival(requests)["status"] == "completed").to_numpy()
+    completed = requests.columns["status"] == "completed"
     return int(np.flatnonzero(completed)[cut.drop]), cut.enough
 
 
-def _after_warmup(requests: pd.DataFrame, cut: int) -> _SteadyPart:
-    kept = by_arrival(requests).iloc[cut:]
-    completed = kept[kept["status"] == "completed"]
-    ends = (float(kept["arrival_s"].min()), float(kept["finished_s"].max())) if len(kept) else (0.0, 0.0)
+def _after_warmup(requests: Table, cut: int) -> _SteadyPart:
+    kept = requests[cut:]
+    completed = kept[kept.columns["status"] == "completed"]
+    ends = (
+        (float(kept.columns["arrival_s"][0]), float(np.nanmax(kept.columns["finished_s"]))) if len(kept) else (0.0, 0.0)
+    )
     return _SteadyPart(kept, completed, *ends)
 
 
 def _request_measures(steady: _SteadyPart) -> Measures:
     by_name: Measures = {}
     for latency in LATENCIES:
-        values = steady.completed[f"{latency}_s"].dropna().to_numpy(dtype=np.float64)
+        values = steady.completed.columns[f"{latency}_s"]
+        values = values[~np.isnan(values)]
         by_name[f"{latency}_mean"] = float(values.mean()) if len(values) else None
         for name, q in STATISTICS.items():
             by_name[f"{latency}_{name}"] = float(np.quantile(values, q)) if len(values) else None
-    output_tokens = int(steady.completed["output_tokens"].sum())
+    output_tokens = int(steady.completed.columns["output_tokens"].sum())
     return by_name | {
         "throughput_tokens_per_s": output_tokens / steady.seconds if steady.seconds > 0 else None,
         "failed_share": 1 - len(steady.completed) / len(steady.requests) if len(steady.requests) else None,
-        "preemptions": int(steady.requests["preemptions"].sum()),
+        "preemptions": int(steady.requests.columns["preemptions"].sum()),
         "requests": len(steady.requests),
     }
 
 
 def _prefix_hit_rate(steady: _SteadyPart) -> float | None:
-    started = steady.requests[steady.requests["started_s"].notna()]
+    started = steady.requests[~np.isnan(steady.requests.columns["started_s"])].columns
     return hit_rate(int(started["cached_tokens"].sum()), int(started["prompt_tokens"].sum()), "tokens")
 
 
@@ -252,7 +256,7 @@ def _goodput_measures(steady: _SteadyPart, slo: Objectives | None) -> Measures:
     for latency in LATENCIES:
         limit = getattr(slo, f"{latency}_s")
         if limit is not None:
-            good &= ~(steady.completed[f"{latency}_s"] > limit).to_numpy()
+            good &= ~(steady.completed.columns[f"{latency}_s"] > limit)
     met = int(good.sum())
     return {
         "goodput_requests_per_s": met / steady.seconds if steady.seconds > 0 else None,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.simulation.distribution import TimeMean
+from kvsim.simulation.rows import Table
 from policies import Usage, Usages
 from policies.fast_forward.state_sums import StateSums
 from policies.vocabulary import external_fragmentation, internal_fragmentation
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FloatArray = NDArray[np.float64]
 Cells = TypeVar("Cells", int, NDArray[np.int64])
@@ -84,17 +82,15 @@ class CacheStates:
         means = self._means.means() if self._means is not None else None
         return dict.fromkeys(_MEANS) if means is None else {key: means[state] for key, state in _MEANS.items()}
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> Table:
         """One row for each change, valid until the next; all states must be kept, and none be a mean of several."""
-        import pandas as pd
-
         assert self._means is not None, "states are kept"
-        starts, *columns = self._means.rows().T
-        table = pd.DataFrame({"time_s": starts, **dict(zip(_MEANS.values(), columns, strict=True))})
-        table["free"] = self._capacity - table["allocated"]
-        cells = [name for name in _COLUMNS[1:] if name not in _SHARES]
-        table = table.astype(dict.fromkeys(cells, np.int64))
-        return table[list(_COLUMNS)].drop_duplicates("time_s", keep="last", ignore_index=True)
+        starts, *averaged = self._means.rows().T
+        columns = {"time_s": starts, **dict(zip(_MEANS.values(), averaged, strict=True))}
+        columns["free"] = self._capacity - columns["allocated"]
+        lasted = np.append(starts[1:] != starts[:-1], True)
+        shares = ("time_s", *_SHARES)
+        return Table({k: columns[k] if k in shares else columns[k].astype(int) for k in _COLUMNS})[lasted]
 
     def kept(self) -> TimeMean:
         """All states, which must be kept."""

@@ -288,7 +288,8 @@ class Recorder:
             return None
         passes, causes = None if self._passes is None else self._passes.table(), None
         if passes is not None and self._time_breakdown is not None:
-            passes, causes = passes.join(self._time_breakdown.terms()), self._time_breakdown.table()
+            passes = passes.with_columns(self._time_breakdown.terms().columns)
+            causes = self._time_breakdown.table()
         states = self.cache_states
         cache = None if self.can_sum_up else states.table()
         return Tables(requests_table(self.jobs), states.kept(), cache, passes, causes)

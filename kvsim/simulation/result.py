@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import UserError
 from kvsim.scenario.prefixes import hit_rate
 from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.rows import Table
 from kvsim.simulation.run_tables import Tables
 from kvsim.simulation.snapshots import Frame
 from workloads import Prefixes
@@ -40,35 +41,46 @@ class Result:
     @property
     def requests(self) -> pd.DataFrame:
         """One row for each request. Raises ``UserError`` if no tables were kept."""
-        return self._kept_tables.requests
+        return self.kept_tables.requests.frame
 
     @property
     def cache(self) -> pd.DataFrame:
         """The state of the cache over time. Raises ``UserError`` if it was not kept."""
-        if self._kept_tables.cache is None:
+        if self.kept_tables.cache is None:
             raise UserError(f'{self.policy}: states of the cache were not kept; ask for them with detail="states"')
-        return self._kept_tables.cache
+        return self.kept_tables.cache.frame
 
     @property
     def passes(self) -> pd.DataFrame:
         """One row for each forward pass. Raises ``UserError`` if they were not kept."""
-        if self._kept_tables.passes is None:
-            raise UserError(f'{self.policy}: its passes were not kept; ask for them with detail="tables"')
-        return self._kept_tables.passes
+        return self.table_of_passes.frame
 
     @property
     def causes(self) -> pd.DataFrame:
         """What each completed request's seconds were spent on. Raises ``UserError`` if that was not kept."""
-        if self._kept_tables.causes is None:
-            if self._kept_tables.passes is None:
+        return self.table_of_causes.frame
+
+    @property
+    def table_of_passes(self) -> Table:
+        """As ``passes``, without pandas."""
+        if self.kept_tables.passes is None:
+            raise UserError(f'{self.policy}: its passes were not kept; ask for them with detail="tables"')
+        return self.kept_tables.passes
+
+    @property
+    def table_of_causes(self) -> Table:
+        """As ``causes``, without pandas."""
+        if self.kept_tables.causes is None:
+            if self.kept_tables.passes is None:
                 raise UserError(
                     f'{self.policy}: what its seconds were spent on was not kept; ask for it with detail="tables"'
                 )
             raise UserError(f"{self.policy}: there was no cost model to say what the seconds were spent on")
-        return self._kept_tables.causes
+        return self.kept_tables.causes
 
     @property
-    def _kept_tables(self) -> Tables:
+    def kept_tables(self) -> Tables:
+        """All tables. Raises ``UserError`` if none were kept."""
         if self.tables is None:
             raise UserError(f'{self.policy}: no tables were kept of this run; ask for them with detail="tables"')
         return self.tables

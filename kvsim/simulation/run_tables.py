@@ -2,53 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.simulation.distribution import TimeMean
 from kvsim.simulation.job import Job
-from kvsim.simulation.rows import Rows
+from kvsim.simulation.rows import Rows, Table
 from policies import FastForward, MicroBatch
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FloatArray = NDArray[np.float64]
 
 _PASSES = {"start_s": float, "seconds": float, "tokens": int, "chunks": int, "scores": int, "cells_read": int}
-_REQUESTS = (
-    "id",
-    "status",
-    "arrival_s",
-    "started_s",
-    "first_token_s",
-    "finished_s",
-    "prompt_tokens",
-    "output_tokens",
-    "truncated",
-    "cached_tokens",
-    "preemptions",
-    "error",
-    "failure",
-)
+_REQUESTS = {
+    "id": int,
+    "status": object,
+    "arrival_s": float,
+    "started_s": float,
+    "first_token_s": float,
+    "finished_s": float,
+    "prompt_tokens": int,
+    "output_tokens": int,
+    "truncated": bool,
+    "cached_tokens": int,
+    "preemptions": int,
+    "error": object,
+    "failure": object,
+}
 
 
 class Tables(NamedTuple):
     """What happened in a run, row by row; times in seconds."""
 
-    requests: pd.DataFrame
+    requests: Table
     """One row for each request, in order of its number."""
     states: TimeMean
     """How full and how broken up the cache was, for means from the arrival of a request to the end of another; columns
     are fields of ``Usage``."""
-    cache: pd.DataFrame | None = None
+    cache: Table | None = None
     """The state of the cache over time: one row for each change, valid until the next."""
-    passes: pd.DataFrame | None = None
+    passes: Table | None = None
     """One row for each forward pass."""
-    causes: pd.DataFrame | None = None
+    causes: Table | None = None
     """One row for each completed request: what its seconds were spent on (``TimeBreakdown.table``)."""
 
 
@@ -71,15 +69,13 @@ class PassLog:
             passes.append((start, took, tokens, tokens, reads.scanned, reads.span))
         self._rows.extend([np.stack(columns, axis=1).ravel() for columns in zip(*passes, strict=True)])
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> Table:
         """All passes, in the order in which they were run."""
         return self._rows.table()
 
 
-def requests_table(jobs: Sequence[Job]) -> pd.DataFrame:
+def requests_table(jobs: Sequence[Job]) -> Table:
     """One row for each job that has ended, in order of its request's number; times in seconds."""
-    import pandas as pd
-
     rows = [
         (
             job.request.id,
@@ -98,10 +94,17 @@ def requests_table(jobs: Sequence[Job]) -> pd.DataFrame:
         )
         for job in jobs
     ]
-    table = pd.DataFrame(rows, columns=list(_REQUESTS))
-    table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
-    table["e2e_s"] = table["finished_s"] - table["arrival_s"]
-    several = table["output_tokens"] > 1
-    spread = table["finished_s"] - table["first_token_s"]
-    table["tpot_s"] = spread.where(several) / (table["output_tokens"] - 1).where(several)
-    return table.sort_values("id", ignore_index=True)
+    columns = zip(*rows, strict=True) if rows else ((),) * len(_REQUESTS)
+    table = Table(
+        {name: np.array(column, dtype=kind) for (name, kind), column in zip(_REQUESTS.items(), columns, strict=True)}
+    )
+    arrived, first, finished, output = (
+        table.columns[name] for name in ("arrival_s", "first_token_s", "finished_s", "output_tokens")
+    )
+    later = np.where(output > 1, output - 1, 1)
+    latencies = {
+        "ttft_s": first - arrived,
+        "e2e_s": finished - arrived,
+        "tpot_s": np.where(output > 1, (finished - first) / later, math.nan),
+    }
+    return table.with_columns(latencies).sorted_by("id")

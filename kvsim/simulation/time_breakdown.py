@@ -24,7 +24,6 @@ if a pass has no other tokens of the request, they are charged all of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,11 +31,8 @@ from kvsim.costs.cost_model import CostModel
 from kvsim.costs.pass_price import RegimePrice
 from kvsim.costs.tables import FloatArray
 from kvsim.simulation.job import Job
-from kvsim.simulation.rows import Rows
+from kvsim.simulation.rows import Rows, Table
 from policies import Chunk, FastForward, MicroBatch, Policy
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CAUSES = ("queueing", "cells", "own", "batch", "context", "holes", "compaction", "failures", "prefix", "transfers")
 """Causes, in the order of the columns of ``TimeBreakdown.table``, where each ends in ``_s``."""
@@ -262,17 +258,15 @@ class TimeBreakdown:
         cells = queued if held_back > queued - 1e-9 * e2e else held_back
         self._rows.append((number, job.arrival_s, e2e, queued - cells, cells, *spent.tolist()))
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> Table:
         """One row for each completed request, in order of its number: id, arrival_s, e2e_s, and the seconds of each of
         ``CAUSES``, which make up e2e_s."""
-        import pandas as pd
-
         names = ["id", "arrival_s", "e2e_s", *SECONDS]
         rows = np.array(self._rows, dtype=float).reshape(-1, len(names))
-        table = pd.DataFrame(rows, columns=names).astype({"id": int})
-        return table.sort_values("id", ignore_index=True)
+        columns = dict(zip(names, rows.T, strict=True))
+        return Table({**columns, "id": columns["id"].astype(int)}).sorted_by("id")
 
-    def terms(self) -> pd.DataFrame:
+    def terms(self) -> Table:
         """One row for each forward pass: ``TERMS``, ``cut``, whether it was run only because a batch was cut (0 or 1),
         and ``waited_s``, seconds of copies, and of waiting for them, before it."""
         return self._terms.table()

@@ -14,7 +14,7 @@ def show_diagnosis(console: Console, found: Diagnosis) -> None:
     """Print the conclusion, both contrasts, and what to try."""
     show_basis(console, found.basis)
     kind = "measured" if found.measured else "simulated"
-    counts = f"{counted(len(found.requests), 'completed request')} ({kind})"
+    counts = f"{counted(len(found.completed), 'completed request')} ({kind})"
     if found.failed:
         counts += f"; {found.failed:,} failed and are not in the table"
     console.print(f"[bold]{found.scenario}[/] under [bold]{found.policy}[/], {counts}", highlight=False)
@@ -41,11 +41,12 @@ def _causes(contrast: Contrast) -> Table:
     """The causes that took any time, and their sum."""
     first, second = contrast.names
     table = new_table("mean seconds spent on", first, second, "difference", "share")
-    rows = contrast.table[(contrast.table[[first, second]] != 0).any(axis=1)]
-    for cause, row in rows.iterrows():
+    for cause, row in contrast.rows():
+        if not row[first] and not row[second]:
+            continue
         share = f"{row['share']:.0%}" if contrast.slower and row["difference"] > 0 else "–"
         cells = (seconds(row[column]) for column in (first, second, "difference"))
-        table.add_row(CAUSES[str(cause)], *cells, share)
+        table.add_row(CAUSES[cause], *cells, share)
     table.add_section()
     share = "100%" if contrast.slower and contrast.adds_up else "–"
     table.add_row("in all", *map(seconds, (*contrast.means_s, contrast.difference_s)), share)

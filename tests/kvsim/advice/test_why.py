@@ -22,6 +22,7 @@ from kvsim.errors import Livelock
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.job import FailureKind
 from kvsim.simulation.recorder import DETAILS
+from kvsim.simulation.rows import Table
 from kvsim.simulation.run import run
 from kvsim.simulation.time_breakdown import SECONDS, TERMS
 from policies import available
@@ -185,9 +186,9 @@ def test_if_most_requests_failed_the_message_says_why():
 
 def given_seconds(**seconds):
     """Two groups of requests whose causes took these seconds: (first, second)."""
-    columns = [f"{cause}_s" for cause in CAUSES]
+    zeros = {f"{cause}_s": 0.0 for cause in CAUSES}
     groups = [
-        pd.DataFrame([{**dict.fromkeys(columns, 0.0), **{f"{cause}_s": pair[i] for cause, pair in seconds.items()}}])
+        Table({k: np.array([v]) for k, v in {**zeros, **{f"{c}_s": pair[i] for c, pair in seconds.items()}}.items()})
         for i in (0, 1)
     ]
     return _contrast(("early", "late"), *groups, None, None)

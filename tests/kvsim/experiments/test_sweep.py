@@ -88,7 +88,7 @@ def test_invalid_points_are_stored_with_their_reason(small):
 def test_a_row_can_be_run_again_by_itself(small, tmp_path):
     row = next(row for row in small.rows if row.status == "done" and row.replication == 1)
     (tmp_path / "one.toml").write_text(row.scenario)
-    again = kvsim.run(tmp_path / "one.toml", detail="states").summary
+    again = kvsim.run(tmp_path / "one.toml", detail="rows").summary
     again.pop("wall_s")
     assert json.loads(row.summary) == json.loads(json.dumps(again))
 

@@ -242,12 +242,12 @@ def test_requests_of_the_warmup_do_not_count(chat):
 
 
 def test_mser_cuts_where_latencies_settle(chat):
-    latencies = latencies_by_arrival(chat.requests)
+    latencies = latencies_by_arrival(chat.tables.requests)
     assert len(latencies) == 300
     tables = chat.tables
-    slow = tables.requests.copy()
-    slow.loc[:29, ["first_token_s", "finished_s"]] += np.linspace(30, 1, 30)[:, None]
-    slow["e2e_s"] = slow["finished_s"] - slow["arrival_s"]
+    columns, late = tables.requests.columns, np.append(np.linspace(30, 1, 30), np.zeros(270))
+    moved = {name: columns[name] + late for name in ("first_token_s", "finished_s", "e2e_s")}
+    slow = tables.requests.with_columns(moved)
     transient = kvsim.Result(chat.scenario, "paged", chat.summary, chat.ended_s, tables._replace(requests=slow))
     found = measures(transient)
     assert 25 <= found["warmup_requests"] <= 40

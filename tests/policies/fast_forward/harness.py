@@ -133,7 +133,11 @@ def outcome(scenario, name, *, fast_forward, detail="tables"):
     order = [job.request.id for job in recorder.all_jobs]
     tables = recorder.tables() or ()
     means = pd.DataFrame([recorder.cache_states.means()])
-    return (counts, cells, policy.usage(), seen, order), [requests_table(recorder.all_jobs), means, *tables[2:4]]
+    return (counts, cells, policy.usage(), seen, order), [
+        requests_table(recorder.all_jobs).frame,
+        means,
+        *(t.frame for t in tables[2:4]),
+    ]
 
 
 def assert_alike(tables, others):
