@@ -1,10 +1,43 @@
-"""Copies of whole sequences between cells and the host tier, as runs."""
+"""Copies of whole sequences between cells and the host tier, as runs, and what is known of them there."""
 
 from __future__ import annotations
+
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from policies.vocabulary import Chunk, HostRuns, IntArray
+
+State = TypeVar("State")
+
+
+class HostStates(Generic[State]):
+    """What is known of the sequences that were copied to host cells, until others are copied over them."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, State] = {}
+        self._owner: IntArray = np.zeros(0, dtype=np.int64)
+        """For each host cell the number of the state that lies there; 0 if none ever did."""
+        self._kept = 0
+
+    def __len__(self) -> int:
+        """Number of states."""
+        return len(self._states)
+
+    def keep(self, host: IntArray, state: State) -> None:
+        """Keep a state that is copied to ``host``, shape (n,); forget those any of whose cells are among them."""
+        missing = int(host.max()) + 1 - len(self._owner)
+        if missing > 0:
+            self._owner = np.concatenate((self._owner, np.zeros(missing + len(self._owner), dtype=np.int64)))
+        for gone in set(self._owner[host].tolist()):
+            self._states.pop(gone, None)
+        self._kept += 1
+        self._owner[host] = self._kept
+        self._states[self._kept] = state
+
+    def at(self, host: IntArray) -> State:
+        """The state that was copied to ``host`` last."""
+        return self._states[int(self._owner[host[0]])]
 
 
 def transfers_of(cells: IntArray, host: IntArray, *, to_host: bool) -> HostRuns:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import FOREVER, Arena
-from policies.cells.host_copies import chunks_of, transfers_of
+from policies.cells.host_copies import HostStates, chunks_of, transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
@@ -79,8 +79,8 @@ class MultiStreamPolicy(MultiStreamSteps):
         self.moves_cells = compactor is not None
         self._n_ubatch = config.n_ubatch
         self.contiguous = contiguous
-        self._saved: dict[int, list[IntArray]] = {}
-        """What was copied to the host, by its first host cell: positions in order of cells, for each group."""
+        self._saved = HostStates[list[IntArray]]()
+        """Of what was copied to the host: positions in order of cells, for each group."""
         self._planner = StepPlanner(self._streams, self._tiles, config.n_ubatch, contiguous=contiguous)
         self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
         self._in_streams: StreamLockstepBatch | None = None
@@ -220,7 +220,7 @@ class MultiStreamPolicy(MultiStreamSteps):
             cells = cells + self.stream_of(seq) * spec.size
             transfers = transfers_of(cells, host[positions], to_host=True)
             copies.append(HostCopy(transfers, *self._streams.settle(group)))
-        self._saved[int(host[0])] = saved
+        self._saved.keep(host, saved)
         return tuple(copies)
 
     def copy_in(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
@@ -230,7 +230,7 @@ class MultiStreamPolicy(MultiStreamSteps):
         """
         self.free(seq)
         found = []
-        for group, (spec, positions) in enumerate(zip(self.caches, self._saved[int(host[0])], strict=True)):
+        for group, (spec, positions) in enumerate(zip(self.caches, self._saved.at(host), strict=True)):
             slots = self._planner.find_one(group, chunks_of(seq, positions))
             if slots is None:
                 free = self.arenas[group][self.stream_of(seq)].free.total

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.cells.arena import FOREVER, Arena
 from policies.cells.free_cells import Cells
-from policies.cells.host_copies import chunks_of, transfers_of
+from policies.cells.host_copies import HostStates, chunks_of, transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array, find_contiguous, start_of_search
 from policies.compaction.compactors import Compactor
@@ -76,8 +76,8 @@ class UnifiedPolicy(UnifiedSteps):
         self._tiles = TileMap(self.arena) if self.kernel == "tiled" else None
         self._keeps_partial = keeps_partial
         self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
-        self._saved: dict[int, IntArray] = {}
-        """Positions of sequences that were copied out, in the order of their cells, by the first cell of the host."""
+        self._saved = HostStates[IntArray]()
+        """Positions of sequences that were copied out, in the order of their cells."""
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
 
@@ -117,7 +117,7 @@ class UnifiedPolicy(UnifiedSteps):
     def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
         """All of a sequence's cells."""
         cells, positions = self.arena.cells_of(seq)
-        self._saved[int(host[0])] = positions[np.argsort(cells)]
+        self._saved.keep(host, positions[np.argsort(cells, kind="stable")])
         settled = self.arena.settle()
         return (HostCopy(transfers_of(cells, host[positions], to_host=True), *settled),)
 
@@ -128,7 +128,7 @@ class UnifiedPolicy(UnifiedSteps):
         the first of them (``read_kv_cache_meta`` of b4875).
         """
         self.free(seq)
-        arena, positions = self.arena, self._saved[int(host[0])]
+        arena, positions = self.arena, self._saved.at(host)
         chunks = chunks_of(seq, positions)
         self._compaction.forget_plans()
         found = self._find_cells(chunks)
