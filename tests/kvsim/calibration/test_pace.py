@@ -17,6 +17,7 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
+from policies import MicroBatch
 from tests.kvsim.calibration.drifting import TRUTH, DriftingClock, DriftingSubject, at_pace
 from tests.worlds import GivenTimes
 
@@ -225,7 +226,7 @@ def test_reference_passes_are_not_on_the_servers_clock():
     passes = ReferencePasses(lambda: reference(0.001), lambda: reference(0.002))
     keeper = PaceKeeper(passes, every_s=0.5, clock=clock, spent=lambda: (clock(), clock()))
     paced = PaceMeasuringBackend(GivenTimes(lambda _: clock.work(0.2)), keeper)
-    assert [paced.step((), [None]) for _ in range(7)] == [[0.2]] * 7
+    assert [paced.step((), [MicroBatch((), ())]) for _ in range(7)] == [[0.2]] * 7
     # Before the first step, and then after every half second.
     assert len(keeper.ticks) == 3
     assert keeper.ticks[0].seconds == (0.001, 0.002)
