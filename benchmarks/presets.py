@@ -33,6 +33,7 @@ from benchmarks.runs import (
     Run,
     bare_timeouts,
     circumstances,
+    follow,
     ratio,
     service_rate,
     task,
@@ -180,13 +181,7 @@ def main(
         console.print(str(e), markup=False)
         raise typer.Exit(2) from None
     bench = millions.MillionBenchmark(requests) if million else PresetBenchmark(policies, schedulers, details, requests)
-    try:
-        with console.status("") as status:
-            for line in bench.run_all(rounds):
-                status.update(line)
-    except RuntimeError as e:
-        console.print(str(e), markup=False)
-        raise typer.Exit(1) from None
+    follow(console, bench.run_all(rounds))
     report = bench.report(rounds)
     parts = million_parts(report) if million else preset_parts(report)
     _save(out, markdown, report, parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -12,11 +11,14 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import typer
+from rich.console import Console
 
 from benchmarks.speed import Task, run_isolated
 from kvsim.installation import described
 from kvsim.machine import BUSY_BELOW, processor
 from kvsim.simulation.recorder import Detail
+from policies.compiled import COMPILED, STATE
 
 LIGHT, NORMAL, OVERLOAD = 0.3, 0.7, 3.0
 """Arrival rates over the service rate, the rate of completion when all requests arrive at once."""
@@ -151,11 +153,15 @@ def medians(rounds: int) -> str:
     return "one round" if rounds == 1 else f"medians of {rounds} rounds"
 
 
-def core() -> str:
-    """Whether modules of the simulator that this process has loaded are compiled, in words."""
-    ours = [module for name, module in sys.modules.items() if name.startswith(("kvsim.", "policies."))]
-    files = [module.__file__ for module in ours if module.__file__ is not None]
-    return "in Python" if all(file.endswith(".py") for file in files) else "compiled"
+def follow(console: Console, lines: Iterable[str]) -> None:
+    """Show each line of progress until the next comes; a run that fails ends the program with one line."""
+    try:
+        with console.status("") as status:
+            for line in lines:
+                status.update(line)
+    except RuntimeError as e:
+        console.print(str(e), markup=False)
+        raise typer.Exit(1) from None
 
 
 def circumstances(share: float, rounds: int, bare: Iterable[float]) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def circumstances(share: float, rounds: int, bare: Iterable[float]) -> dict[str,
         "processor": processor(),
         "python": platform.python_version(),
         "kvsim": described(),
-        "core": core(),
+        "core": COMPILED if STATE == COMPILED else "in Python",
         "versions": {name: version(name) for name in ("numpy", "simpy")},
         "share": share,
         "rounds": rounds,

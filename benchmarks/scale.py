@@ -34,6 +34,7 @@ from benchmarks.runs import (
     Run,
     bare_timeouts,
     circumstances,
+    follow,
     interval,
     medians,
     ratio,
@@ -301,13 +302,7 @@ def main(
         raise typer.Exit(2) from None
     lengths = None if trace is None else str(trace.resolve())
     bench = ScaleBenchmark(requests, lengths, million=million)
-    try:
-        with console.status("") as status:
-            for line in bench.run_all(rounds):
-                status.update(line)
-    except RuntimeError as e:
-        console.print(str(e), markup=False)
-        raise typer.Exit(1) from None
+    follow(console, bench.run_all(rounds))
     report = report_of(bench, requests, rounds, trace)
     show(console, bench, report)
     if vidur is None:

@@ -113,11 +113,7 @@ class PagedPolicy(Policy):
         """Tokens in flight and known tokens of the chunk that is being reserved ahead."""
         batch = PagedLockstepBatch if window is None else WindowLockstepBatch
         self._lockstep_batch = batch(
-            self.blocks,
-            self._place_beside_lockstep,
-            self._admission.reserve_beside,
-            config.n_ubatch,
-            None if self._offload is None else self._offload.log,
+            self.blocks, self._place_beside_lockstep, self._admission.reserve_beside, config.n_ubatch
         )
 
     def lockstep_batch(self) -> LockstepBatch[Any] | None:

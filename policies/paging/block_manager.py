@@ -10,6 +10,7 @@ from policies.paging.block_table import BlockTable
 from policies.paging.blocks import NULL, BlockPool
 from policies.paging.copy_on_write import PendingCopies
 from policies.paging.growth import blocks_behind, blocks_for, blocks_in_sight
+from policies.paging.host_tier import TransferLog
 from policies.vocabulary import NO_MOVES, Moves, Usage
 
 
@@ -42,6 +43,8 @@ class BlockManager:
         self.copies = PendingCopies(block_size)
         self.bring_in: Callable[[Sequence[int], Sequence[Key]], list[int]] | None = None
         """Replaces found blocks that are in the host tier, ``~slot``, by blocks that they are copied to."""
+        self.transfers: TransferLog | None = None
+        """Copies that are due between the pool and a host tier, if there is one."""
         self.lag = 0
         """Decode steps after which it is known what a token says that a decode step has placed: 1 where steps are
         composed ahead, otherwise 0, and blocks are cached when they are taken."""

@@ -26,6 +26,7 @@ class HostOffload:
         self._tickets = count()
         self._pool.on_evict = self._keep_evicted
         blocks.bring_in = self._bring_in
+        blocks.transfers = self.log
 
     def continue_prefix(self, found: list[int], keys: Sequence[Key]) -> None:
         """Extend a found prefix by blocks in the host tier, as ``~slot``, and by blocks of the pool behind them."""

@@ -12,7 +12,6 @@ from policies.fast_forward.state_sums import StateSums
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
 from policies.paging.growth import next_block_step, steps_covered
-from policies.paging.host_tier import TransferLog
 from policies.paging.watched_steps import WatchedSteps
 from policies.vocabulary import Chunk, Moves
 
@@ -35,18 +34,9 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
 
     takes_from_pool: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        blocks: BlockManager,
-        place: PlaceChunks,
-        reserve_chunks: ReserveChunks,
-        max_pass_tokens: int,
-        transfers: TransferLog | None,
-    ):
-        """``max_pass_tokens``: the most tokens in one forward pass. ``transfers``: copies that are due between the pool
-        and a host tier, if there is one."""
+    def __init__(self, blocks: BlockManager, place: PlaceChunks, reserve_chunks: ReserveChunks, max_pass_tokens: int):
+        """``max_pass_tokens``: the most tokens in one forward pass."""
         super().__init__(max_pass_tokens)
-        self._transfers = transfers
         self._blocks = blocks
         self._reserve_chunks = reserve_chunks
         self._pool = blocks.pool
@@ -144,10 +134,11 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
         """Forecast steps until the free blocks run out; with a host tier, up to the next step that takes some."""
         size, members, free = self._size, len(self._members), len(self._pool.free)
         begins, n = sorted(self._steps_until(self._begins), key=_first_step), min(n, MAX_STEPS)
-        if self._transfers is not None:
+        transfers = self._blocks.transfers
+        if transfers is not None:
             # What a taken block held may be copied to the host first, which takes time in that step.
             n = min(n, begins[0][0]) if begins else n
-            if len(self._transfers) or n == 0:
+            if len(transfers) or n == 0:
                 return None
         if (n // size + 1) * members > free:
             n = min(n, steps_covered([(step, len(group)) for step, group in begins], free, size))

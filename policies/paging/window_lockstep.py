@@ -10,7 +10,6 @@ from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
 from policies.paging.blocks import NULL
 from policies.paging.growth import blocks_behind, first_block_behind_step
-from policies.paging.host_tier import TransferLog
 from policies.paging.lockstep import PagedLockstepBatch, PlaceChunks, ReserveChunks, add_to_group
 from policies.paging.watched_steps import WatchedSteps
 from policies.vocabulary import Chunk
@@ -26,16 +25,9 @@ class WindowLockstepBatch(PagedLockstepBatch):
     one, so that what one gives up may be what the next one takes.
     """
 
-    def __init__(
-        self,
-        blocks: BlockManager,
-        place: PlaceChunks,
-        reserve_chunks: ReserveChunks,
-        max_pass_tokens: int,
-        transfers: TransferLog | None,
-    ):
+    def __init__(self, blocks: BlockManager, place: PlaceChunks, reserve_chunks: ReserveChunks, max_pass_tokens: int):
         """As for ``PagedLockstepBatch``; the block manager has a window."""
-        super().__init__(blocks, place, reserve_chunks, max_pass_tokens, transfers)
+        super().__init__(blocks, place, reserve_chunks, max_pass_tokens)
         assert blocks.window is not None
         self._window = blocks.window
         self._eventful = True
