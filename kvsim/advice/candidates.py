@@ -175,7 +175,7 @@ class SearchSpace:
     policies_left_out: dict[str, tuple[str, str]]
     """Policies without any candidate: a key of ``REASONS``, and an explanation."""
     shape: MemoryShape
-    """Of the model that is served."""
+    """Shape of the model that is served."""
     weights: str | None
     """Storage type of its weights, if one was chosen."""
 

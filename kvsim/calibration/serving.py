@@ -36,7 +36,7 @@ _COLD = 8
 """First passes of a run, which are not sampled: the processor's caches still hold earlier work."""
 
 _COLD_AFTER_REFERENCE = 2
-"""The same, after reference passes in the middle of a run."""
+"""First passes after reference passes in the middle of a run, which are not sampled either."""
 
 
 class SamplingBackend(PaceMeasuringBackend):

@@ -22,7 +22,7 @@ class Device:
     memory_bytes: int
     """All of its memory, as CUDA reports it."""
     memory_source: str
-    """Who reported the memory."""
+    """Where the figure of the memory comes from."""
     bandwidth_gb_s: float
     """Memory bandwidth by the data sheet, 10**9 bytes/s."""
     titles: tuple[str, ...]

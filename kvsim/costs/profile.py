@@ -239,7 +239,7 @@ class Fit(PassCosts):
     """Median relative error over the passes that were not used in the fit."""
     held_out_error_p95: float
     held_out: dict[Regime, HeldOut] = {}
-    """The same by regime; empty in profiles with one."""
+    """Errors on held-out passes by regime; empty in profiles with one."""
     held_out_error_median_without_pace: float | None = None
     """The median if measurements were not divided by the machine's pace; None in older profiles."""
 

@@ -47,7 +47,7 @@ class RunOutcome(NamedTuple):
     failures: list[dict[str, Any]]
     """Why requests failed, as in the run's summary."""
     warnings: tuple[str, ...]
-    """Those of the run's warnings that are not about its workload."""
+    """The run's warnings, except those about its workload."""
 
 
 @dataclass(frozen=True)

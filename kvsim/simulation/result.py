@@ -36,7 +36,7 @@ class Result:
     """One line each: where the prediction went beyond what the profile measured, what was left out of a trace or mended
     in it, and whether arrivals outpaced service."""
     notes: tuple[str, ...] = ()
-    """Those of the warnings that are about the workload, and so the same under every policy."""
+    """Warnings about the workload, which are the same under every policy."""
 
     @property
     def requests(self) -> pd.DataFrame:

@@ -124,9 +124,10 @@ def run(
     """Run a scenario, given as such or by name or file, with predicted step times, under its own policy or another.
 
     ``detail`` says what is kept of it: how the requests fared, or also means of how full the cache was, or also a table
-    of requests, of states, or of everything (``recorder.Detail``). The less, the faster is a long run, and with the
-    least whole groups decode in lockstep. ``snapshots`` keeps pictures of the cells. ``fast-forward`` takes decode
-    steps that are alike in one event, to the same result as one by one. Raises ``UserError`` and ``WorkloadError``.
+    of requests, of states, or of everything (``recorder.Detail``). The less, the faster is a long run: sequences
+    decode in lockstep only where no table of states is kept. ``snapshots`` keeps pictures of the cells.
+    ``fast_forward`` takes decode steps that are alike in one event, to the same result as one by one. Raises
+    ``UserError`` and ``WorkloadError``.
     """
     if detail not in DETAILS:
         raise UserError(no_such("detail", detail, DETAILS))

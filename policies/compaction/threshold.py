@@ -24,7 +24,7 @@ class _Measure(NamedTuple):
     before_step: bool
     """Before a step; otherwise after it, to compact before the next."""
     of_span: bool
-    """Of the cells below the padded span; otherwise below the highest used one."""
+    """Whether cells below the padded span count; otherwise those below the highest used one."""
     least: int
     """Where these are fewer cells, the cache is left alone."""
     counted_as_used: Literal["pad", "tokens"] | None

@@ -40,7 +40,7 @@ class GroupReads(NamedTuple):
 
     @staticmethod
     def of(reads: StepReads) -> GroupReads:
-        """Of steps that were planned one by one."""
+        """What steps read that were planned one by one."""
         most = reads.max_scanned_per_token
 
         def max_scanned_per_token(n: int) -> int:
@@ -192,7 +192,7 @@ class ArenaLockstepBatch(LockstepBatch[ArenaSequence]):
         """Tokens of all members."""
         self._plan: ArenaPlan | None = None
         self._reads = NO_READS
-        """Of the step that was placed last."""
+        """Reads of the step that was placed last."""
 
     @property
     def held(self) -> int:

@@ -28,7 +28,7 @@ class NextStepReads(NamedTuple):
     span: int = 0
     """Cells that all tokens of the pass scan together, where the kernel has them do so."""
     further: Sequence[NextStepReads] = ()
-    """The same in the further cache groups."""
+    """What is read in the further cache groups."""
 
 
 class PassReads(Protocol):
@@ -198,7 +198,7 @@ class PassSummary(NamedTuple):
     span: int = 0
     """Cells that all tokens of the pass scan together, where the kernel has them do so."""
     further: Sequence[PassSummary] = ()
-    """The same in the further cache groups."""
+    """What is read in the further cache groups."""
     transfers: Sequence[Transfer] = ()
     """Copies between the cache and the host tier to make before the pass."""
 

@@ -111,7 +111,7 @@ class StreamForecast:
     def passes(
         self, members: int, alike: Callable[[int], Hashable]
     ) -> Sequence[tuple[Sequence[int], Sequence[PassReads]]]:
-        """Those together for whose sizes ``alike`` gives the same."""
+        """Group passes for whose sizes ``alike`` gives the same value."""
         kinds = {size: alike(size) for size in set(self._sizes)}
         if len(set(kinds.values())) == 1:
             return ((self._sizes, self._groups),)

@@ -57,7 +57,7 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
         self._until: int | None = None
         """The step count at which one of them must be looked at; None where that must be found anew."""
         self._highest: tuple[int, int] | None = None
-        """Of those that grow the highest phase, of the others the most tiles; None where that must be found anew."""
+        """The highest phase of members that grow, and the most tiles of others; None where that must be found anew."""
         self._passes: list[list[int]] | None = None
         """The members in each pass of a step; None where that must be found anew."""
         self._placed: list[tuple[int, NextStepReads]] = []
@@ -236,11 +236,11 @@ class StreamLockstepBatch(LockstepBatch[StreamMember]):
         return [Chunk(seq, members[seq].length, 1) for seq in self.seqs]
 
     def members_by_pass(self) -> Sequence[tuple[int, NextStepReads]]:
-        """Of the step that was placed last."""
+        """Members and their reads in each pass of the step that was placed last."""
         return self._placed
 
     def passes_alone(self) -> StreamForecast | None:
-        """Of the step that was placed last."""
+        """Passes of the step that was placed last which have a token each of members only."""
         return self._alone
 
     def next_step_reads(self) -> NextStepReads:

@@ -42,7 +42,7 @@ class TileGrowth:
             self._phases[rest] += times
 
     def copy(self) -> TileGrowth:
-        """The same, to be changed by itself."""
+        """Copy it, so that the copy can be changed by itself."""
         other = TileGrowth()
         other._fixed, other._growing, other._whole = self._fixed, self._growing, self._whole
         other._phases, other.runs = self._phases.copy(), self.runs

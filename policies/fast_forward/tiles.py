@@ -219,7 +219,7 @@ class TileMap:
         return tiles, runs, cells
 
     def sums(self, seqs: Sequence[int]) -> tuple[int, int, int]:
-        """Of several sequences that read a token each: cells scanned, runs of tiles, and most cells scanned by one."""
+        """Cells scanned for a token of each of several sequences, runs of tiles, and the most cells scanned for one."""
         rows = self.rows_of(seqs)
         tiles, runs, _ = self.totals(rows)
         return TILE * tiles, runs, TILE * max([self.tiles[row] for row in rows], default=0)

@@ -80,7 +80,7 @@ class MultiStreamPolicy(MultiStreamSteps):
         self._n_ubatch = config.n_ubatch
         self.contiguous = contiguous
         self._saved = HostStates[list[IntArray]]()
-        """Of what was copied to the host: positions in order of cells, for each group."""
+        """Positions of sequences that were copied out, in the order of their cells, for each group."""
         self._planner = StepPlanner(self._streams, self._tiles, config.n_ubatch, contiguous=contiguous)
         self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
         self._in_streams: StreamLockstepBatch | None = None

@@ -39,7 +39,7 @@ class ImportOptions:
     host_ms: float | None = None
     """What the host adds to each step; by default nothing."""
     source: str | None = None
-    """Who measured the tables."""
+    """Source of the tables: a person, project or paper."""
     url: str = ""
     licence: str = "not stated"
     notes: tuple[str, ...] = ()

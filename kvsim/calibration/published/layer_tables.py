@@ -54,7 +54,7 @@ class Link:
     gb_s: float
     """Bandwidth in each direction, 10**9 bytes/s."""
     latency_us: float
-    """Of each message."""
+    """Latency of each message, microseconds."""
 
     def all_reduce_s(self, size: FloatArray) -> FloatArray:
         """Seconds of an all-reduce of ``size`` bytes by a ring: each device sends 2 (n - 1) times an n-th of them."""

@@ -17,7 +17,7 @@ from kvsim.errors import UserError
 from kvsim.experiments.fingerprint import code_version, digest_of
 
 SEED = 19
-"""Of the passes that are drawn, which are thus the same ones for every device and model of the same reach."""
+"""Seed of the passes that are drawn: they are the same for every device and model of the same reach."""
 
 
 def make_profile(

@@ -43,9 +43,9 @@ class Vocabulary:
     answers: tuple[int, ...] = ()
     """Tokens that answers shall consist of, one for each answer; none where the server cannot be made to."""
     tokens_per_word: float = 1.0
-    """Of words: how many tokens the server counts for each."""
+    """Tokens that the server counts for each word."""
     extra_tokens: int = 0
-    """Of words: tokens that the server adds to each prompt."""
+    """Tokens that the server adds to each prompt of words."""
 
     @property
     def units(self) -> Sequence[Unit]:

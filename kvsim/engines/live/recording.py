@@ -48,7 +48,7 @@ class LiveRecording:
     ended: int
     """Sent, and ended well or not."""
     failed: int
-    """Of these, not answered, or otherwise than asked."""
+    """Requests among them that got no answer, or another one than they asked for."""
     first_failure: str | None
     steps: int | None
     """From the server's log; None without one."""

@@ -119,7 +119,7 @@ class _Sending:
         self._row = 0
         """Failures since the last success."""
         self._silent = 0
-        """Of these, the last ones for which the server was silent."""
+        """Latest failures in a row for which the server was silent."""
         self.ended: list[Exchange] = []
 
     def begin(self, group: asyncio.TaskGroup, workload: Workload) -> None:

@@ -56,7 +56,7 @@ class Verification:
     """What the recommended server did with the traffic."""
 
     place: int
-    """Of the setting, among the best."""
+    """The setting's place among the best."""
     typed: tuple[str, ...]
     """The words of the command that started the server."""
     url: str

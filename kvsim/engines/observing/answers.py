@@ -42,9 +42,9 @@ class Answer:
     whole: bool = True
     """Whether all text could be kept."""
     text_events: int = 0
-    """Events of a stream that had text, of whatever kind."""
+    """Events of a stream that had text of any kind."""
     bytes_of_text: int = 0
-    """Of whatever kind, thoughts and calls among it."""
+    """Bytes of text of all kinds, thoughts and calls included."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None

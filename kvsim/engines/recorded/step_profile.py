@@ -53,7 +53,7 @@ def fitted_to(recordings: Sequence[SteppedServer], name: str, *, half: bool = Fa
 
 
 def _told(recording: SteppedServer, each: Sequence[T]) -> list[T]:
-    """Of one for each step, those of the steps that tell the pace."""
+    """From values of all steps, the values of the steps that tell the pace."""
     return list(compress(each, that_tell(recording.steps)))
 
 

@@ -140,7 +140,7 @@ class SentAfter(NamedTuple):
     """What a request waited for before it was sent."""
 
     requests: tuple[int, ...]
-    """Those that had to end."""
+    """Requests that had to end first."""
     think_s: float
     """Seconds from the end of the last of them until it was sent."""
 

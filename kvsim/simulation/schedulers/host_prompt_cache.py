@@ -81,7 +81,7 @@ class HostPromptCache:
         self._entries: dict[Entry, None] = {}
         """The oldest first."""
         self._by_first: dict[tuple[int, int], dict[Entry, None]] = {}
-        """The same, by their first token: only those that begin alike can be of use to each other."""
+        """Entries by their first token: only those that begin alike can be of use to each other."""
         self._free = FreeExtents(_CELLS)
 
     @property

@@ -41,7 +41,7 @@ class _InFlight:
     outputs: int = 0
     """Output tokens that come out of them (vLLM's ``num_output_placeholders``)."""
     beyond: int = 0
-    """Those of the outputs that come after the job's last one, and will be dropped."""
+    """Outputs among them that come after the job's last one, and will be dropped."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
