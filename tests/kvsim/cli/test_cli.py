@@ -4,11 +4,8 @@ Where only the answer matters, a command runs in this process, which is quicker.
 """
 
 import json
-import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pandas as pd
@@ -17,57 +14,15 @@ import pytest
 from kvsim import __main__ as program
 from kvsim import load_profile, load_scenario
 from kvsim.scenario.builtin import builtin_names
+from tests.kvsim.cli.answers import PROGRAM, TIGHT, complaint, succeeded
 from tests.workloads.fuzz.readers import AZURE
-from tests.worlds import command
 
-PROGRAM = Path(sys.executable).parent / "kvsim"
 BOTH = ("--policy", "contiguous", "--policy", "paged")
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 SUMMARY_KEYS = {"scenario", "policy", "seed", "requests", "completed", "failed", "throughput_tokens_per_s", *LATENCIES}
 SUMMARY_KEYS |= {"cache", "profile", "basis", "wall_s", "preemptions", "recomputed_tokens", "prefix", "host"}
 CACHE_KEYS = {"utilization_mean", "external_fragmentation_mean", "internal_fragmentation_mean", "failed_allocations"}
 CACHE_KEYS |= {"batch_splits", "moved_bytes", "moved_cells"}
-PROGRESS = re.compile(r".*: \d+% after \d+ s")
-
-
-@pytest.fixture
-def kvsim(tmp_path):
-    """Runs the program in an empty folder, with no terminal."""
-    quiet = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
-
-    def run(*arguments):
-        return subprocess.run([PROGRAM, *arguments], cwd=tmp_path, env=quiet, capture_output=True, text=True)
-
-    return run
-
-
-@pytest.fixture
-def within(tmp_path, monkeypatch):
-    """Run a command within this process."""
-    monkeypatch.chdir(tmp_path)
-    return command
-
-
-def complaints(finished):
-    """What a command said beside its output, but for how far it was: a busy machine takes long enough to be told."""
-    return [line for line in finished.stderr.splitlines() if not PROGRESS.fullmatch(line)]
-
-
-def succeeded(finished, warned=False):
-    """What a command printed that went well; and that it had nothing to complain of, or warnings only."""
-    assert finished.returncode == 0
-    assert bool(complaints(finished)) is warned
-    assert all(line.startswith("warning: ") for line in complaints(finished))
-    return finished.stdout
-
-
-def complaint(finished):
-    """The one line that answers a mistake."""
-    assert finished.returncode == 2
-    assert finished.stdout == ""
-    (line,) = complaints(finished)
-    assert line.startswith("kvsim: ")
-    return line.removeprefix("kvsim: ")
 
 
 def check_summary(summary):
@@ -234,30 +189,6 @@ def test_a_server_that_cannot_be_is_refused_in_one_line(within, tmp_path, keys, 
     assert answer in said
 
 
-TIGHT = """
-name = "tight"
-[workload]
-kind = "sessions"
-sessions = 8
-rate = 100.0
-think_s = 0.2
-max_context = 480
-user_tokens = {kind = "fixed", value = 20}
-output_tokens = {kind = "fixed", value = 40}
-[server]
-scheduler = "vllm"
-slots = 4
-n_batch = 256
-preemption = "swap"
-prefetch = "on-resume"
-reserve_full = false
-[cache]
-policy = "paged"
-cells = 640
-host_cells = 8192
-"""
-
-
 def test_run_tells_of_prefixes_preemptions_and_the_host_tier(within, tmp_path):
     (tmp_path / "tight.toml").write_text(TIGHT)
     told = json.loads(succeeded(within("run", "tight.toml", "--json")))
@@ -334,67 +265,6 @@ def test_compare_shows_prefix_hits_and_preemptions(within, tmp_path):
     assert (table["preemptions"] > 0).all()
     assert f"{table.loc['paged', 'prefix_hit_rate']:.1%}" in printed
     assert "preemp-" in printed
-
-
-# kvsim prefix-cache
-
-
-def mooncake_rows(*prompts):
-    """A trace of prompts, each told by the ids of its blocks."""
-    keys = ({"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids} for ids in prompts)
-    return "".join(json.dumps(row) + "\n" for row in keys)
-
-
-TRACE = mooncake_rows([1, 2], [1, 3, 4], [1, 2])
-
-
-def test_a_trace_can_be_studied_as_it_is(within, tmp_path):
-    (tmp_path / "some.prompts.jsonl").write_text(TRACE)
-    printed = succeeded(within("prefix-cache", "some.prompts.jsonl", "--blocks", "4,2", "-e", "belady", "-e", "lru"))
-    lines = [" ".join(line.split()) for line in printed.splitlines()]
-    assert lines[:3] == [
-        "blocks tokens belady lru lru / belady",
-        "2 1,024 28.6% 28.6% 100%",
-        "4 2,048 42.9% 42.9% 100%",
-    ]
-    assert "3 requests ask for 7 blocks of 512 tokens, 4 of them distinct; infinite cache 42.9%" in lines
-    assert lines[-1] == "Saved prefix-cache.csv and prefix-cache.png in results/some/"
-    table = pd.read_csv(tmp_path / "results" / "some" / "prefix-cache.csv")
-    assert table["hits"].tolist() == [2, 3, 2, 3]
-    assert (tmp_path / "results" / "some" / "prefix-cache.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_a_study_as_one_object(kvsim, tmp_path):
-    """By the installed program, which may use other processes."""
-    (tmp_path / "trace.jsonl").write_text(TRACE)
-    told = json.loads(succeeded(kvsim("prefix-cache", "trace.jsonl", "--requests", "2", "--json")))
-    assert told.pop("lookups_per_s") > 0
-    runs = [(run["eviction"], run["blocks"], run["hits"]) for run in told.pop("runs")]
-    assert runs == [(name, n, 1) for name in ("lru", "fifo", "lfu", "sieve", "belady") for n in (3, 4)]
-    assert told == {
-        "scenario": "trace",
-        "block_size": 512,
-        "requests": 2,
-        "prompt_tokens": 2560,
-        "references": 5,
-        "distinct": 4,
-        "infinite_hit_rate": pytest.approx(0.2),
-        "reason": None,
-        "knee_blocks": {},
-    }
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
-
-
-def test_of_a_trace_without_texts_one_line_says_that_hits_are_unknown(within, tmp_path):
-    (tmp_path / "mine.csv").write_bytes(AZURE)
-    done = within("prefix-cache", "mine.csv")
-    assert succeeded(done) == "mine: unknown: this trace does not say which prompts share a beginning\n"
-    told = json.loads(succeeded(within("prefix-cache", "mine.csv", "--json")))
-    assert (told["infinite_hit_rate"], told["runs"]) == (None, [])
-    assert told["reason"] == "unknown: this trace does not say which prompts share a beginning"
-    assert "prefix hits: unknown: this trace does not say" in succeeded(within("workload", "describe", "mine.csv"))
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
 
 
 @pytest.mark.slow
@@ -510,71 +380,10 @@ def test_columns_are_for_tables_only(within, tmp_path):
     assert "for a trace given by --trace only" in complaint(within("recommend", "--scenario", "chat", *slo, *NAMED))
 
 
-def test_a_scenario_can_be_studied(within, tmp_path):
-    (tmp_path / "tight.toml").write_text(TIGHT)
-    told = json.loads(succeeded(within("prefix-cache", "tight.toml", "--json", "-e", "lru", "--block-size", "4")))
-    assert (told["scenario"], told["block_size"]) == ("tight", 4)
-    rates = [run["hit_rate"] for run in told["runs"]]
-    assert rates[-1] == pytest.approx(told["infinite_hit_rate"])
-    assert 0.5 < rates[-1] < 1
-    assert {run["of_best"] for run in told["runs"]} == {None}
-
-
-BLOCKS = "whole numbers from 1 to 2**28 with commas between them are accepted"
-STUDY_MISTAKES = {
-    **{
-        f"blocks {text!r}": (("--blocks", text), f"--blocks: {text!r}: {BLOCKS}")
-        for text in ("", "0", "-1", "many", "1,,2", "1.5", "1;2", "268435457")
-    },
-    "unknown eviction": (
-        ("-e", "lru", "-e", "mru"),
-        "--eviction: no eviction called 'mru'; did you mean 'lru'?",
-    ),
-    "no requests": (("--requests", "0"), "trace: workload.limit: input should be greater than 0, got 0"),
-}
-
-
-@pytest.mark.parametrize(("options", "answer"), STUDY_MISTAKES.values(), ids=STUDY_MISTAKES)
-def test_a_study_of_mistakes_writes_nothing(within, tmp_path, options, answer):
-    (tmp_path / "trace.jsonl").write_text(TRACE)
-    assert complaint(within("prefix-cache", "trace.jsonl", *options)).startswith(answer)
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
-
-
-TRACE_MISTAKES = {
-    "malformed": ("odd.jsonl", "odd.jsonl: begins with 'odd'; expected a trace of one of the kinds azure, "),
-    "missing": ("lost.jsonl", "lost.jsonl: no such file"),
-    "not a trace": ("lost.toml", "lost.toml: no such file, and not a built-in scenario"),
-    "no full block": ("short.toml", "short: no prompt is longer than a block of 16 tokens; try a smaller block size"),
-}
-
-
-def complain_of_a_trace(within, tmp_path, name):
-    (tmp_path / "odd.jsonl").write_text("odd\n")
-    (tmp_path / "short.toml").write_text('[workload]\nprompt_tokens = {kind = "fixed", value = 15}\n')
-    return complaint(within("prefix-cache", name))
-
-
-@pytest.mark.parametrize(("name", "answer"), TRACE_MISTAKES.values(), ids=TRACE_MISTAKES)
-def test_what_cannot_be_studied_is_answered_in_one_line(within, tmp_path, name, answer):
-    assert complain_of_a_trace(within, tmp_path, name).startswith(answer)
-
-
-@pytest.mark.parametrize("name", ["odd.jsonl", "lost.jsonl", "short.toml"])
-def test_what_cannot_be_studied_leaves_no_folder(within, tmp_path, name):
-    complain_of_a_trace(within, tmp_path, name)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.jsonl", "short.toml"]
-
-
 def test_what_cannot_be_compared_leaves_no_folder(within, tmp_path):
     give(tmp_path, GIVEN_FILES)
     assert "lost.csv: no such file" in complaint(within("compare", "lost.toml", *BOTH))
     assert {path.name for path in tmp_path.iterdir()} == set(GIVEN_FILES)
-
-
-def test_a_trace_may_have_a_name_that_no_folder_can_have(within, tmp_path):
-    (tmp_path / "+odd.jsonl").write_text(TRACE)
-    assert json.loads(succeeded(within("prefix-cache", "+odd.jsonl", "--json")))["requests"] == 3
 
 
 def test_a_scenario_that_is_shown_loads_again(within, tmp_path):

@@ -23,7 +23,7 @@ from kvsim.model.storage_types import (
     weight_bytes,
 )
 from tests.gguf_files import SMOLLM2_MISSING, Small
-from tests.kvsim.cli.test_cli import complaint, succeeded
+from tests.kvsim.cli.answers import complaint, succeeded
 from tests.worlds import command
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

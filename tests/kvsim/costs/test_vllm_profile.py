@@ -13,7 +13,7 @@ from kvsim.costs.vllm_profile import profile_run, serve_defaults
 from kvsim.errors import UserError
 from kvsim.model.engine_versions import PRESENT
 from kvsim.model.memory_shapes import memory_shape, model_names
-from tests.kvsim.cli.test_cli import complaint, succeeded
+from tests.kvsim.cli.answers import complaint, succeeded
 from tests.worlds import command
 
 GIB = 1 << 30

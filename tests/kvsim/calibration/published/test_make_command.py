@@ -8,7 +8,7 @@ import pytest
 from kvsim.calibration.published.make import make_profile
 from kvsim.costs.device_profiles import find_device_profile
 from kvsim.costs.profile import load_profile
-from tests.kvsim.cli.test_cli import complaint, succeeded
+from tests.kvsim.cli.answers import complaint, succeeded
 from tests.worlds import command
 
 pytestmark = pytest.mark.slow
