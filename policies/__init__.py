@@ -14,12 +14,13 @@ from policies.plugins import (
     available,
     engine_of,
     fault_in_plugin,
+    in_group,
     load_plugin,
     origins,
     why_left_out,
 )
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
-from policies.presets import Preset, current_name
+from policies.presets import GROUPS, Preset, PresetGroup, current_name
 from policies.vocabulary import (
     NO_MOVES,
     NO_SHIFT,
@@ -42,6 +43,7 @@ from policies.vocabulary import (
 
 __all__ = [
     "EVICTIONS",
+    "GROUPS",
     "NOTHING",
     "NO_MOVES",
     "NO_SHIFT",
@@ -64,6 +66,7 @@ __all__ = [
     "Policy",
     "PolicyFactory",
     "Preset",
+    "PresetGroup",
     "Reads",
     "RelativeCosts",
     "SequencePlan",
@@ -77,6 +80,7 @@ __all__ = [
     "current_name",
     "engine_of",
     "fault_in_plugin",
+    "in_group",
     "load_plugin",
     "origins",
     "why_left_out",

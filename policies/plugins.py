@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from policies.origin import Origin
 from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory
-from policies.presets import ALIASES, PRESETS, Preset
+from policies.presets import ALIASES, PRESETS, Preset, PresetGroup
 
 ENTRY_POINT_GROUP = "kvsim.policies"
 """Where other packages register policies, as entry points."""
@@ -48,6 +48,14 @@ def available() -> dict[str, Preset]:
     """
     found, _ = _installed(entry_points)
     return found | {name: preset for presets in _files.values() for name, preset in presets.items()}
+
+
+def in_group(group: PresetGroup) -> list[str]:
+    """The names of a group's policies: plug-ins are in ``standard``, and what ideas are held against is in ``papers``."""
+    known = available()
+    names = [name for name, preset in known.items() if preset.group == group]
+    against = {known[name].against for name in names}
+    return [name for name in known if name in names or name in against]
 
 
 def engine_of(name: str) -> str:

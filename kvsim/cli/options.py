@@ -13,6 +13,7 @@ from kvsim.model.engine_shapes import STORAGES, Storage
 
 if TYPE_CHECKING:
     from kvsim.scenario.scenario import Scenario
+    from policies import PresetGroup
     from workloads.traces.table_row import Time
 
 ScenarioName = Annotated[
@@ -209,6 +210,16 @@ def load_plugins(files: list[Path] | None) -> None:
                 load_plugin(file)
         except PluginError as e:
             raise UserError(str(e)) from e
+
+
+def preset_group(name: str) -> PresetGroup:
+    """The group of policies that a user names. Raises ``UserError``."""
+    from policies import GROUPS
+
+    for group in GROUPS:
+        if group == name:
+            return group
+    raise UserError(f"--group: {no_such('group of policies', name, GROUPS)}")
 
 
 def trace_keys(skip_bad_rows: bool, drop_failed: bool, continue_clock: bool) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from kvsim.simulation.backend import Backend, DelegatingBackend, SimulatedBacken
 from kvsim.simulation.recorder import Progress, Recorder
 from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
-from policies import Chunk, HostCopy, MicroBatch, Moves, Policy, PolicyFactory, Transfer, available
+from policies import Chunk, HostCopy, MicroBatch, Moves, Policy, PolicyFactory, Transfer, in_group
 from real_engine import Engine, load_model
 from real_engine.llamacpp import LlamaCpp
 
@@ -196,7 +196,7 @@ def validate(
         runner = _LlamaCppRunner(session, profile)
     else:
         runner = _NumpyRunner(scenario, profile)
-        chosen, _ = choose(policies, available(), lambda policy: build_policy(scenario, policy))
+        chosen, _ = choose(policies, in_group("standard"), lambda policy: build_policy(scenario, policy))
         left_out = ()
     runs: dict[str, list[_Run]] = {}
     try:

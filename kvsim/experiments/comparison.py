@@ -19,7 +19,7 @@ from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario, load_scenario
 from kvsim.simulation.failures import sum_failures
 from kvsim.simulation.inferred_text import inferred_lines
-from policies import PolicyFactory, available, current_name
+from policies import PolicyFactory, PresetGroup, current_name, in_group
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -219,8 +219,12 @@ def compare(
     fast_forward: bool = True,
     replications: int = 1,
     max_failed: float | str = 0.0,
+    group: PresetGroup = "standard",
 ) -> Comparison:
-    """Run the scenario under each policy (by default all that are installed) on the same requests and arrivals.
+    """Run the scenario under each policy on the same requests and arrivals.
+
+    By default these are the policies of a ``group``: ``standard`` (what engines do, ideas of our own, and plug-ins) or
+    ``papers`` (ideas from papers, and the policies that they are held against).
 
     ``snapshots`` keeps pictures of the cells; ``detail`` and ``fast_forward`` are as for ``run``, and
     ``detail`` is ``rows`` at least. With several
@@ -241,7 +245,7 @@ def compare(
         raise UserError(f"replications: seed {scenario.seed} leaves no room for further ones")
     profile = profile_of(scenario)
     costs = cost_model(scenario, profile)
-    chosen, left_out = choose(policies, available(), lambda policy: build_policy(scenario, policy, costs))
+    chosen, left_out = choose(policies, in_group(group), lambda policy: build_policy(scenario, policy, costs))
     how = _Asked(scenario, snapshots, detail, fast_forward)
     outcomes = list(_run_all(how, chosen, progress))
     stuck = tuple(f"left out {reason}" for reason in outcomes if isinstance(reason, str))

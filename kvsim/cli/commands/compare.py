@@ -28,6 +28,7 @@ from kvsim.cli.options import (
     TensorParallel,
     load_plugins,
     load_with,
+    preset_group,
 )
 from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
@@ -39,6 +40,10 @@ app = typer.Typer(add_completion=False)
 def compare(
     scenario: ScenarioName = "chat",
     policy: Policies = None,
+    group: Annotated[
+        str,
+        typer.Option(help="Without --policy, the policies of this group: standard or papers.", metavar="GROUP"),
+    ] = "standard",
     seed: Seed = None,
     requests: Requests = None,
     model: ModelName = None,
@@ -58,19 +63,20 @@ def compare(
     skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
-    """Run one scenario under several policies (all of them by default) and compare."""
+    """Run one scenario under several policies (by default what engines do, and ours) and compare."""
     from kvsim.experiments.comparison import compare as compare_policies
     from kvsim.experiments.measures import share_of_requests
     from kvsim.simulation.run import profile_of
-    from policies import available
+    from policies import in_group
 
     plots = plots and not as_json  # There is no folder for them.
     ranked_up_to = share_of_requests("--max-failed", max_failed)
+    chosen = preset_group(group)
     load_plugins(plugin)
     loaded = load_with(
         scenario, seed, requests, profile, skip_bad_rows, model=model, device=device, tp=tp, weights=weights
     )
-    total = (len(policy) if policy else len(available())) * loaded.build_workload().n_requests * replications
+    total = (len(policy) if policy else len(in_group(chosen))) * loaded.build_workload().n_requests * replications
     profile_of(loaded)  # Raises before a folder is made.
     if not as_json:
         writable(out / loaded.name)
@@ -84,6 +90,7 @@ def compare(
             fast_forward=not (no_fast_forward or no_leap),
             replications=replications,
             max_failed=ranked_up_to,
+            group=chosen,
         )
     warn(comparison.warnings)
     if as_json:

@@ -13,6 +13,12 @@ from kvsim.errors import UserError, no_such
 
 app = typer.Typer(add_completion=False)
 
+_SHOWN = (
+    *("name", "summary", "layout", "compactor", "trigger", "kernel"),
+    *("parameters", "source", "engine", "group", "against", "measured"),
+)
+"""What of a preset the option --json shows."""
+
 
 @app.command()
 def policies(
@@ -48,7 +54,6 @@ def policies(
         raise UserError(why_left_out(name) or no_such("policy or scheduler", name, [*known, *SCHEDULERS]))
     preset = known[name]
     if as_json:
-        fields = ("name", "summary", "layout", "compactor", "trigger", "kernel", "parameters", "source", "engine")
-        print_json({field: getattr(preset, field) for field in fields})
+        print_json({field: getattr(preset, field) for field in _SHOWN})
     else:
         show_preset(console(), preset)

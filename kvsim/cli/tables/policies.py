@@ -42,6 +42,8 @@ def show_preset(console: Console, p: Preset) -> None:
                 **({"engine": engine} if engine else {}),
                 "parameters": f"cache.cells; {parameters}" if parameters else "cache.cells",
                 "source": p.source,
+                **({"compared with": p.against} if p.against else {}),
+                **({"measured": p.measured} if p.measured else {}),
             }
         )
     )

@@ -1,44 +1,20 @@
-"""The named policies: presets of layout, compactor, trigger and kernel."""
+"""The presets of what engines do, and of our own ideas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from policies.origin import Origin
 from policies.policy import CacheConfig, Policy
+from policies.presets.preset import Preset
 
 if TYPE_CHECKING:
     from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 
 _B6975_PAD = 256
 """Multiple of cells to which llama.cpp pads the attended span since b6975."""
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A policy by name; calling it builds one."""
-
-    name: str
-    summary: str
-    layout: str
-    compactor: str
-    trigger: str
-    kernel: str
-    parameters: tuple[str, ...]
-    """Keys of the scenario's ``[cache]`` section that have an effect."""
-    source: str
-    build: Callable[[str, CacheConfig], Policy]
-    engine: str = ""
-    """The engine and version whose defaults apply where a scenario says nothing; empty for a layout of our own."""
-    origin: Origin | None = None
-    """Where a plug-in comes from; None if it is built in."""
-
-    def __call__(self, config: CacheConfig) -> Policy:
-        """A new policy with an empty cache. Raises ``ValueError`` where the configuration is impossible."""
-        return self.build(self.name, config)
 
 
 def _plain(name: str, config: CacheConfig) -> Policy:
@@ -212,7 +188,7 @@ _NONE, _NEVER = "none", "never"
 _FULL = "full: everything packed to the low end, each sequence contiguous and in order"
 _HOLES = "fill-holes: the last cells fill the holes below, a limited number of runs at a time"
 
-PRESETS = (
+STANDARD = (
     Preset(
         "contiguous",
         "contiguous slots, nothing is ever moved",
@@ -428,17 +404,4 @@ PRESETS = (
         _oracle,
     ),
 )
-"""All built-in presets; the six core ones come first."""
-
-
-ALIASES = {
-    "split-regions": "prompt-decode-regions",
-    "llama.cpp-2024": "llama.cpp-b4666",
-    "llama.cpp-today": "llama.cpp-b6975",
-}
-"""Names that presets had in the version before this one, and still answer to."""
-
-
-def current_name(name: str) -> str:
-    """The name that a policy has now; a name that is no alias is returned as it is."""
-    return ALIASES.get(name, name)
+"""In the order of tables; the six core ones come first."""

@@ -1,0 +1,8 @@
+"""The presets of ideas from papers and issues: a module for each section of docs/reproduced.md."""
+
+from __future__ import annotations
+
+from policies.presets.preset import Preset
+
+PAPERS: tuple[Preset, ...] = ()
+"""In the order of docs/reproduced.md."""
