@@ -51,7 +51,7 @@ def available() -> dict[str, Preset]:
 
 
 def in_group(group: PresetGroup) -> list[str]:
-    """The names of a group's policies: plug-ins are in ``standard``, and what ideas are held against is in ``papers``."""
+    """The names of a group's policies; plug-ins are in ``standard``, what ideas are held against in ``papers``."""
     known = available()
     names = [name for name, preset in known.items() if preset.group == group]
     against = {known[name].against for name in names}
