@@ -152,7 +152,7 @@ class Vllm(SchedulerBase):
         if batch is not None:
             blocked = batch.blocked()
             if blocked:
-                self._running.leave_lockstep(blocked)
+                self._leave_lockstep(blocked)
         members = len(lockstep)
         left = self._budget - members
         if left < 0 or (members >= batch.max_pass_tokens if batch is not None else not members):
@@ -322,6 +322,10 @@ class Vllm(SchedulerBase):
         self._release(job)
         self._end(job, now)
         self._cache_full = False
+
+    def _leave_lockstep(self, slots: list[int]) -> None:
+        """Take the jobs of some slots out of the lockstep."""
+        self._running.leave_lockstep(slots)
 
     def _end_lockstep(self) -> None:
         self._running.end_lockstep()

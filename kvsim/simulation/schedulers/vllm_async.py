@@ -247,18 +247,29 @@ class AsyncVllm(Vllm):
         """Whether the job had just one token in the step that has ended, as those in lockstep have in every step."""
         return self._tokens_in_step.get(job) == 1
 
+    def _leave_lockstep(self, slots: list[int]) -> None:
+        """Take jobs out of the lockstep, each of which has a token in flight."""
+        super()._leave_lockstep(slots)
+        self._launch_last_tokens([self._running.by_slot[slot] for slot in slots])
+
     def _end_lockstep(self) -> None:
         """Take all jobs out of the lockstep, each of which has a token in flight."""
         lockstep = self._running.lockstep
-        if lockstep is not None and len(lockstep) and self.flights:
-            flight = self.flights[-1]
-            listed = {part.job for part in flight}
-            for job in lockstep.jobs():
-                if job not in listed:
-                    self._launch(job, 1, True, False)
-                    flight.append(_Part(job, 1, True, False, job.preemptions))
-            flight.sort(key=lambda part: part.job.admission)
+        members = [] if lockstep is None else lockstep.jobs()
         super()._end_lockstep()
+        self._launch_last_tokens(members)
+
+    def _launch_last_tokens(self, jobs: list[Job]) -> None:
+        """Count the tokens in flight that jobs had in lockstep in the last step, where there are any."""
+        if not jobs or not self.flights:
+            return
+        flight = self.flights[-1]
+        listed = {part.job for part in flight}
+        for job in jobs:
+            if job not in listed:
+                self._launch(job, 1, True, False)
+                flight.append(_Part(job, 1, True, False, job.preemptions))
+        flight.sort(key=lambda part: part.job.admission)
 
     def _preempt(self, job: Job) -> None:
         """Take the job's cells; what is in flight of it is stale. It may even have ended by then."""

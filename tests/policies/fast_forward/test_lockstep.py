@@ -204,3 +204,25 @@ def test_chunks_of_several_passes_are_summed_up_beside_the_members(name):
     passes = batch.place([Chunk(1, 9, 9)])
     assert batch.next_step_reads() == NO_READS
     assert [each.tokens for each in passes] == [8, 1]
+
+
+def test_a_sequence_that_leaves_the_lockstep_to_grow_still_has_a_token_in_flight():
+    """Where it is preempted at once, asynchronous scheduling lets the next one go first."""
+    lengths = {"kind": "lognormal", "min": 1}
+    server = {"scheduler": "vllm", "async_scheduling": True, "slots": 1, "n_batch": 8, "n_ubatch": 4}
+    found = load_scenario(
+        {
+            "seed": 0,
+            "workload": {
+                "kind": "poisson",
+                "rate": 30.0,
+                "requests": 5,
+                "prompt_tokens": {**lengths, "mu": 2.0, "sigma": 1.0, "max": 100},
+                "output_tokens": {**lengths, "mu": 3.5, "sigma": 0.8, "max": 200},
+            },
+            "server": {**server, "slot_context": 160, "chunked_prefill": False, "reserve_full": False},
+            "cache": {"cells": 192},
+        }
+    )
+    fast, slow = (outcome(found, "growing", fast_forward=on, detail="requests")[0] for on in (True, False))
+    assert fast == slow
