@@ -5,6 +5,7 @@ import is in ``policies.api``.
 """
 
 from policies import compiled  # noqa: F401  (first: it decides whether compiled modules are used)
+from policies.cells.region_search import SearchName
 from policies.content import NOTHING, Content
 from policies.fast_forward.forecast import FastForward, Usages
 from policies.paging.eviction import EVICTIONS, Eviction, FreeOrder
@@ -69,6 +70,7 @@ __all__ = [
     "PresetGroup",
     "Reads",
     "RelativeCosts",
+    "SearchName",
     "SequencePlan",
     "Shift",
     "Transfer",

@@ -29,6 +29,7 @@ from policies.vocabulary import (
 )
 
 if TYPE_CHECKING:
+    from policies.cells.region_search import SearchName
     from policies.fast_forward.forecast import FastForward
     from policies.fast_forward.lockstep import LockstepBatch
     from policies.paging.eviction import Eviction, FreeOrder
@@ -70,6 +71,8 @@ class CacheConfig:
     """One cache for all sequences (llama-server's ``--kv-unified``), instead of an equal share for each."""
     n_layers: int = 4
     """Layers of the model, on which llama.cpp's limit of runs in one defragmentation depends."""
+    search: SearchName | None = None
+    """Regions of sequences: how free cells for one are searched for; None leaves it to the policy."""
     sort_batch: bool = False
     """Prompt/decode regions: place the longest sequences of a batch first."""
     prefix_cache: bool = True

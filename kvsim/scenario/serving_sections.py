@@ -10,7 +10,7 @@ from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shap
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.scenario.section import Section
-from policies import Eviction, FreeOrder, Kernel, current_name
+from policies import Eviction, FreeOrder, Kernel, SearchName, current_name
 
 
 def _shape(name: str) -> ModelShape | MemoryShape:
@@ -121,6 +121,9 @@ class CacheSection(Section):
     unified: bool | None = None
     """One cache for all slots (``--kv-unified``), or an equal share for each, under policies that support both; by
     default as in the engine that the policy stands for, but one where ``server.slot_context`` is more than a share."""
+    search: SearchName | None = None
+    """How free cells for a sequence's region are searched for, under policies that have regions; by default the
+    policy's own search."""
     sort_batch: bool = False
     """Prompt/decode regions: place the longest sequences of a batch first."""
     pad: PositiveInt = 32

@@ -51,12 +51,16 @@ class Regions(Protocol):
         ...
 
     @property
-    def largest_free(self) -> int:
-        """Cells of the largest free extent."""
+    def room_to_grow(self) -> int:
+        """Cells of an extent in which every region finds room that has no more of them."""
+        ...
+
+    def room_after(self, room: int, size: int) -> int:
+        """What is left at least of ``room`` when a region of ``size`` cells, no more than these, has been taken."""
         ...
 
     def move_to_larger(self, region: Region, size: int) -> Moves:
-        """Replace a full region by one of ``size`` cells, for which there must be a free extent; the cells to copy."""
+        """Replace a full region by one of ``size`` cells, for which there must be room; the cells to copy."""
         ...
 
 
@@ -205,10 +209,10 @@ class RegionLockstepBatch(LockstepBatch[Region]):
     def _plan(self, n: int) -> tuple[int, list[tuple[int, int]]]:
         """How many of ``n`` steps can be taken, and the copies on the way: the steps before each, and its cells.
 
-        Members move to larger regions one at a time, and only while the largest free extent has room for all of them,
-        so that neither their order nor a lack of room could matter.
+        Members move to larger regions one at a time, and only while there is room for all of them wherever they go, so
+        that neither their order nor a lack of room could matter.
         """
-        end, ends, room = self._next(self._ends), self._ends, self._regions.largest_free
+        end, ends, room = self._next(self._ends), self._ends, self._regions.room_to_grow
         if end is None or end >= self.steps + n:
             return n, []
         copies: list[tuple[int, int]] = []
@@ -224,7 +228,7 @@ class RegionLockstepBatch(LockstepBatch[Region]):
             if upcoming[0][0] == end:
                 return end - self.steps, copies
             copies.append((end - self.steps, sizes[seq]))
-            sizes[seq], room = size, room - size
+            sizes[seq], room = size, self._regions.room_after(room, size)
         return n, copies
 
     def _next(self, heap: list[_Event]) -> int | None:

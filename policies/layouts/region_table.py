@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from policies.cells.free_extents import FreeExtents
+from policies.cells.region_search import RegionSearch
 from policies.fast_forward.region_lockstep import Region
 from policies.fast_forward.state_sums import StateSums
 from policies.vocabulary import NO_SHIFT, Chunk, IntArray, Moves, NoSlot, Shift, View
@@ -60,56 +60,65 @@ class TokenOrder:
 class RegionTable:
     """Where each sequence's region lies, how many cells hold a token, and which cells are free for new regions."""
 
-    def __init__(self, cells: int, order: TokenOrder, *, best_fit: bool):
-        """``best_fit``: take the smallest free extent that is large enough, instead of the first."""
+    def __init__(self, order: TokenOrder, search: RegionSearch):
+        """``search``: finds the cells of new regions, in an empty cache."""
         self.order = order
         self.max_held = order.max_held
-        self.free = FreeExtents(cells)
+        self.search = search
+        self.free = search.free
         self.regions: dict[int, Region] = {}
         self.stored = 0
         """Cells of all regions that hold a token."""
-        self._best_fit = best_fit
-        self._largest_free: int | None = cells
-        """Cells of the largest free extent; None where it must be looked for."""
+        self._largest: tuple[int, int] | None = None
+        """What ``largest`` says; None where it must be looked for."""
         self._highest: Region | None = None
         """The region behind all others that hold a token; None where it must be looked for, or there is none."""
 
+    def largest(self) -> tuple[int, int]:
+        """Cells of the largest region that there is room for, and of the largest free extent."""
+        if self._largest is None:
+            self._largest = self.search.largest, self.free.largest
+        return self._largest
+
     @property
-    def largest_free(self) -> int:
-        """Cells of the largest free extent."""
-        if self._largest_free is None:
-            self._largest_free = self.free.largest
-        return self._largest_free
+    def room_to_grow(self) -> int:
+        """Cells of an extent in which every region finds room that has no more of them."""
+        return self.search.room
 
-    def take(self, size: int) -> int:
-        """The first cell of a new region. Raises ``NoSlot``."""
-        start = self.take_if_free(size)
+    def room_after(self, room: int, size: int) -> int:
+        """What is left at least of ``room`` when a region of ``size`` cells, no more than these, has been taken."""
+        return self.search.room_after(room, size)
+
+    def take(self, n: int) -> Region:
+        """A new region for ``n`` cells. Raises ``NoSlot``."""
+        region = self.take_if_free(n)
+        if region is None:
+            raise NoSlot(f"no free extent of {n} cells: the largest has {self.largest()[0]} of {self.free.total}")
+        return region
+
+    def take_if_free(self, n: int) -> Region | None:
+        """A new region for ``n`` cells; None where there is no room for one."""
+        start = self.search.find(n)
         if start is None:
-            raise NoSlot(f"no free extent of {size} cells: the largest has {self.free.largest} of {self.free.total}")
-        return start
-
-    def take_if_free(self, size: int) -> int | None:
-        """The first cell of a new region; None where no free extent is large enough."""
-        at = self.free.best_of(size) if self._best_fit else self.free.first_of(size, 0)
-        if at is None:
             return None
-        start = self.free.starts[at]
-        self.free.take(start, size)
-        self._largest_free = None
-        return start
+        region = Region(start, self.search.size_of(n))
+        self.search.take(start, region.size)
+        self._largest = None
+        return region
 
     def release(self, region: Region) -> None:
         """Give back all cells of a region."""
-        self.free.give_back(region.start, region.size)
-        self._largest_free = None
+        self.search.give_back(region.start, region.size)
+        self._largest = None
         if region is self._highest:
             self._highest = None
 
     def move_to_larger(self, region: Region, size: int) -> Moves:
-        """Replace a full region by one of ``size`` cells, for which there must be a free extent; the cells to copy."""
+        """Replace a full region by one of ``size`` cells, for which there must be room; the cells to copy."""
         start, before = region.start, region.size
-        region.start, region.size = self.take(size), size
-        self.free.give_back(start, before)
+        new = self.take(size)
+        region.start, region.size = new.start, new.size
+        self.search.give_back(start, before)
         if region is self._highest:
             self._highest = None
         self._note_filled(region)
@@ -165,9 +174,9 @@ class RegionTable:
 
     def look(self, sums: StateSums, growing: int) -> None:
         """Note the state after the next step, in which ``growing`` regions get a token in one cell more each."""
-        largest, free = self.largest_free, self.free
+        free = self.free
         sums.capacity, sums.allocated = free.size, free.size - free.total
-        sums.placeable = sums.largest_free_extent = largest
+        sums.placeable, sums.largest_free_extent = self.largest()
         sums.free_extents = len(free)
         sums.stored, sums.growth = self.stored + growing, growing
         region = self._highest_region()

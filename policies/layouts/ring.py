@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from policies.cells.region_search import region_search
 from policies.fast_forward.region_lockstep import Region
 from policies.layouts.region_table import TokenOrder
 from policies.layouts.sequence_regions import SequenceRegionPolicy
@@ -110,7 +111,8 @@ class RingPolicy(SequenceRegionPolicy):
     can_fast_forward = True
 
     def __init__(self, name: str, config: CacheConfig):
-        self.window = min(config.window, config.max_tokens, config.cells)
+        most = region_search(config.search or self.default_search, config.cells).most
+        self.window = min(config.window, config.max_tokens, most)
         self.sinks = min(config.sinks, self.window - 1)
         order = RingOrder(self.window, self.sinks, max(config.max_tokens, self.window))
         config = replace(config, n_ubatch=min(config.n_ubatch, self.window - self.sinks))

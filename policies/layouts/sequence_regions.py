@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from policies.cells.reads import padded_span, reads_of
+from policies.cells.region_search import region_search
 from policies.fast_forward.forecast import MAX_STEPS, DecodePass, FastForward, StepReads, Usages, lengths_after
 from policies.fast_forward.lockstep import LockstepBatch, PassSummary
 from policies.fast_forward.region_lockstep import Region, RegionLockstepBatch
@@ -28,6 +29,9 @@ from policies.vocabulary import (
     split_batch,
 )
 
+if TYPE_CHECKING:
+    from policies.cells.region_search import SearchName
+
 
 class SequenceRegionPolicy(Policy):
     """Gives each sequence a region of its own, whose cells its tokens fill in order.
@@ -35,8 +39,8 @@ class SequenceRegionPolicy(Policy):
     A subclass says how large a region is when its sequence starts, and, where it may grow, how large it is then.
     """
 
-    best_fit = False
-    """Take the smallest free extent that is large enough, instead of the first."""
+    default_search: ClassVar[SearchName] = "first-fit"
+    """How regions are searched for where the configuration does not say."""
 
     def __init__(self, name: str, config: CacheConfig, kernel: Kernel = "sliced", order: TokenOrder | None = None):
         """``order``: which cell of its region each token takes; by default, token ``i`` the ``i``-th."""
@@ -47,7 +51,8 @@ class SequenceRegionPolicy(Policy):
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
         self._order = order or TokenOrder()
-        self._table = RegionTable(config.cells, self._order, best_fit=self.best_fit)
+        self._search = region_search(config.search or self.default_search, config.cells)
+        self._table = RegionTable(self._order, self._search)
         self._regions = self._table.regions
         self._plans: dict[int, SequencePlan] = {}
         self._default_plan = SequencePlan(1, config.max_tokens, config.max_tokens)
@@ -68,9 +73,14 @@ class SequenceRegionPolicy(Policy):
     def _next_size(self, size: int) -> int | None:
         """Cells of the region that replaces a full one of ``size`` cells; None where none does."""
         try:
-            return self.larger_size(size, size + 1)
+            return self._search.size_of(self.larger_size(size, size + 1))
         except Unsupported:
             return None
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The cells of the largest region that there can be."""
+        return self._search.most
 
     # Admission
 
@@ -78,14 +88,13 @@ class SequenceRegionPolicy(Policy):
         """Remember the plan, and take the sequence's first region if there is room for it."""
         self._plans[seq] = plan
         if seq not in self._regions:
-            size = self.size_at_start(plan)
-            start = self._table.take_if_free(size)
-            if start is not None:
-                self._regions[seq] = Region(start, size)
+            region = self._table.take_if_free(self.size_at_start(plan))
+            if region is not None:
+                self._regions[seq] = region
 
     def admits(self, plan: SequencePlan) -> bool:
-        """Whether some free extent is large enough for the sequence's first region."""
-        return self._table.free.first_of(self.size_at_start(plan), 0) is not None
+        """Whether there is room for the sequence's first region, and could be for its last."""
+        return self.refusal(plan) is None and self._search.find(self.size_at_start(plan)) is not None
 
     # Placement
 
@@ -117,7 +126,7 @@ class SequenceRegionPolicy(Policy):
 
     def _make_room(self, step: Sequence[Chunk]) -> None:
         """Take and grow regions for the whole step; undone if one finds no room."""
-        table, regions = self._table, self._regions
+        table, regions, cursor = self._table, self._regions, self._search.cursor
         taken: list[tuple[int, Region | None, Region]] = []
         try:
             for chunk in step:
@@ -129,7 +138,8 @@ class SequenceRegionPolicy(Policy):
                     size = self.larger_size(old.size, need)
                 else:
                     continue
-                new = Region(table.take(size), size, old.length if old else 0)
+                new = table.take(size)
+                new.length = old.length if old else 0
                 taken.append((chunk.seq, old, new))
                 regions[chunk.seq] = new
         except (NoSlot, Unsupported) as reason:
@@ -139,6 +149,7 @@ class SequenceRegionPolicy(Policy):
                     del regions[seq]
                 else:
                     regions[seq] = old
+            self._search.cursor = cursor
             raise NoSlot(str(reason)) from None
         for _, old, new in taken:
             if old is not None:
@@ -172,10 +183,10 @@ class SequenceRegionPolicy(Policy):
         return sorted(self._regions)
 
     def usage(self) -> Usage:
-        """From the free extents: no new region can be larger than the largest."""
-        free = self._table.free
-        largest, allocated = free.largest, self.capacity - free.total
-        return Usage(self.capacity, self._table.stored, allocated, largest, len(free), largest, self._table.top())
+        """From the free extents, and the largest region that the search would find room for."""
+        table, free = self._table, self._table.free
+        (placeable, largest), allocated = table.largest(), self.capacity - free.total
+        return Usage(self.capacity, table.stored, allocated, placeable, len(free), largest, table.top())
 
     def occupancy(self, group: int = 0) -> CellMap:
         """Laid out from the regions."""
@@ -234,7 +245,7 @@ class ReservedPolicy(SequenceRegionPolicy):
 
     def size_at_start(self, plan: SequencePlan) -> int:
         """The most that the sequence may ever hold."""
-        return plan.max_tokens
+        return min(plan.max_tokens, self.max_sequence_tokens)
 
 
 class GrowingPolicy(SequenceRegionPolicy):
@@ -251,21 +262,21 @@ class GrowingPolicy(SequenceRegionPolicy):
 
     def larger_size(self, size: int, tokens: int) -> int:
         """Twice the size, or more where that is not enough."""
-        return max(min(2 * size, self.capacity), self._power(tokens))
+        return max(min(2 * size, self.max_sequence_tokens), self._power(tokens))
 
     def _power(self, tokens: int) -> int:
-        return max(min(max(self.least, 1 << (tokens - 1).bit_length()), self.capacity), tokens)
+        return max(min(max(self.least, 1 << (tokens - 1).bit_length()), self.max_sequence_tokens), tokens)
 
 
 class OraclePolicy(SequenceRegionPolicy):
-    """Knows every length ahead: a region of just the cells that the sequence will fill, best fit.
+    """Knows every length ahead: a region of just the cells that the sequence will fill, by default best fit.
 
     Nothing ever moves, no cell is reserved that will not be used, attention reads the sequence alone, and an admitted
     sequence always completes. The bound that other policies are measured against; no real server knows lengths.
     """
 
     can_fast_forward = True
-    best_fit = True
+    default_search = "best-fit"
 
     def size_at_start(self, plan: SequencePlan) -> int:
         """What the sequence will hold at its end."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from policies.presets.papers import searches
 from policies.presets.preset import Preset
 
-PAPERS: tuple[Preset, ...] = ()
+PAPERS: tuple[Preset, ...] = (*searches.PRESETS,)
 """In the order of docs/reproduced.md."""

@@ -10,6 +10,7 @@ from kvsim.simulation.backend import SimulatedBackend
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
 from kvsim.simulation.run_tables import requests_table
+from policies.cells.region_search import SEARCHES
 from policies.layouts.paged import PagedPolicy
 from tests.worlds import attributes_of
 
@@ -64,6 +65,7 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "threshold": draw(st.sampled_from([0.05, 0.4])),
                 "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced", "masked", "tiled", "tiled"])),
                 "unified": draw(st.booleans()),
+                "search": draw(st.sampled_from([None, None, *SEARCHES])),
                 "sort_batch": draw(st.booleans()),
                 "prefix_cache": draw(st.booleans()),
                 "eviction": draw(st.sampled_from(["lru", "lru", "fifo", "lfu", "sieve"])),

@@ -31,7 +31,7 @@ class Shadow:
         """All of that for each sequence in the host tier, by ticket."""
         self.window = {g: {} for g, group in enumerate(policy.groups) if group.window is not None}
         """The tokens that must still be there, by group with a window and by open sequence."""
-        self.ring = min(config.window, config.max_tokens, config.cells) if policy.unbounded else None
+        self.ring = min(config.window, config.max_tokens, policy.max_sequence_tokens) if policy.unbounded else None
         """Tokens of a sequence that a ring keeps."""
         self.streams = policy.capacity // policy.max_sequence_tokens
         self.paged = isinstance(policy, PagedPolicy)

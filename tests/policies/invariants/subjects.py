@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from policies import EVICTIONS, CacheConfig, Content, available
+from policies.cells.region_search import SEARCHES
 from policies.layouts.llamacpp import mid_2025, today
 from policies.layouts.multi_stream import CacheSpec
 from policies.layouts.paged import PagedPolicy
@@ -23,7 +24,7 @@ SETTINGS = settings(
 )
 KEEP_WHAT_WAS_PLACED = {"llama.cpp-b4666"}
 """Where a step that finds no room keeps the micro-batches that had found theirs, as the original did."""
-RESERVE_AHEAD = {"hf-reserved", "oracle", "ring"}
+RESERVE_AHEAD = {"hf-reserved", "oracle", "ring", "first-fit", "next-fit", "buddy", "slab"}
 """Where an admitted sequence always finds room."""
 TAKE_ANY_ROOM = {"contiguous", "llama.cpp-b4666", "prompt-decode-regions"}
 """Where one micro-batch finds room exactly if ``usage().placeable`` says so."""
@@ -102,6 +103,7 @@ CONFIGS = st.builds(
     window=st.integers(8, 24),
     sinks=st.integers(0, 3),
     unified=st.booleans(),
+    search=st.sampled_from([None, None, *SEARCHES]),
     sort_batch=st.booleans(),
     prefix_cache=st.sampled_from([True, True, True, False]),
     eviction=st.sampled_from(EVICTIONS),
