@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-IDEAS: dict[str, str] = {}
+IDEAS: dict[str, str] = {
+    "searches": "searches",
+}
 """The ideas by name, and the module here whose function ``find`` gives their findings."""
 
 
