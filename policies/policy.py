@@ -57,6 +57,8 @@ class CacheConfig:
     """Cells in a block, for layouts that have blocks."""
     chunk_size: int = 64
     """Cells in a chunk, for layouts that have chunks."""
+    page_tokens: int = 32
+    """Cells in a page of virtual memory, for layouts that have pages."""
     pad: int = 32
     """The ``masked`` kernel's span is rounded up to a multiple of this many cells."""
     kernel: Kernel | None = None

@@ -179,6 +179,8 @@ class Place(NamedTuple):
     """One for each chunk, filled only where the caller asked: a real engine needs them, a clock does not."""
     transfers: tuple[Transfer, ...] = ()
     """Copies to and from the host tier, in order, before everything else."""
+    mapped: int = 0
+    """Pages of virtual memory, each of all layers of the group, to map before the pass while it waits."""
 
 
 class HostRuns(Sequence[Transfer]):

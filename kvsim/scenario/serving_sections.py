@@ -112,6 +112,9 @@ class CacheSection(Section):
     """Cells in a block, for paged layouts."""
     chunk_size: PositiveInt = 64
     """Cells in a chunk, for the chunked layout."""
+    page_tokens: PositiveInt = 32
+    """Virtually contiguous: tokens in a page, which are the bytes of a page over those of a token's K in one layer: 32
+    of Llama 3.1 8B in 16 bits where pages have 64 KiB."""
     threshold: Annotated[float, Field(ge=0, le=1)] = LLAMACPP_B4666.threshold
     """Fragmentation ratio above which the threshold trigger starts compaction (``--defrag-thold``)."""
     window: Annotated[int, Field(ge=2)] = 256
@@ -162,3 +165,6 @@ class MachineSection(Section):
     """Bandwidth to the host tier, 10**9 bytes/s; by default that of copies inside the cache, by the profile."""
     host_latency_s: NonNegativeFloat = 0.0
     """Seconds before each run of cells on the way to or from the host tier; only with ``host_gb_s``."""
+    map_page_us: NonNegativeFloat = 40.0
+    """Virtually contiguous: microseconds to map one page of K or V of one layer. The default is CUDA's for 2 MiB, 2 of
+    ``cuMemMap`` and 38 of ``cuMemSetAccess`` (vAttention, arXiv 2405.04437, Table 3)."""

@@ -68,6 +68,7 @@ class PagedPolicy(Policy):
         tail_only: bool = False,
         future: Future | None = None,
         kernel: Kernel = "gather",
+        one_run: bool = False,
     ):
         """Build an empty cache of ``config.cells // block_size`` blocks; raises ``ValueError`` if none can be used.
 
@@ -75,6 +76,7 @@ class PagedPolicy(Policy):
         blocks are found again by their content, from the moment they are scheduled. ``window``: attention of all layers
         looks back that many tokens, and blocks behind are given up; ``tail_only``: then only the last window of a
         prompt can be found again (vLLM's retention interval of 0). ``future``: what clairvoyant eviction looks at.
+        ``one_run``: under ``sliced``, a sequence's blocks lie in one range of virtual addresses.
         """
         n_blocks, reserved = config.cells // block_size, int(null_block)
         if n_blocks <= reserved:
@@ -85,6 +87,7 @@ class PagedPolicy(Policy):
         self.block_size = block_size
         self.groups = (Group(n_blocks * block_size, window=window, host_cells=host_blocks * block_size),)
         self.kernel = config.kernel or kernel
+        self._one_run = one_run and self.kernel == "sliced"
         self.prefix_cache = prefix_cache
         self.window = window
         self.can_free_while_decoding = window is not None or prefix_cache
@@ -111,14 +114,19 @@ class PagedPolicy(Policy):
         self._future = future
         self._ahead: tuple[int, int] | None = None
         """Tokens in flight and known tokens of the chunk that is being reserved ahead."""
-        batch = PagedLockstepBatch if window is None else WindowLockstepBatch
-        self._lockstep_batch = batch(
-            self.blocks, self._place_beside_lockstep, self._admission.reserve_beside, config.n_ubatch
+        hooks = self.blocks, self._place_beside_lockstep, self._admission.reserve_beside, config.n_ubatch
+        self._lockstep_batch = (
+            PagedLockstepBatch(*hooks, one_run=self._one_run) if window is None else WindowLockstepBatch(*hooks)
         )
 
     def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """None where other kernels read."""
-        return self._lockstep_batch if self.kernel == "gather" else None
+        return self._lockstep_batch if self._reads_own_cells else None
+
+    @property
+    def _reads_own_cells(self) -> bool:
+        """Whether attention reads a sequence's cells and no others."""
+        return self.kernel == "gather" or self._one_run
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Note what the sequence will say; what it holds already must agree with that."""
@@ -201,7 +209,7 @@ class PagedPolicy(Policy):
 
     def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Plan steps until the free blocks run out; blocks are taken and cached in the order of single steps."""
-        plain = self.kernel == "gather" and self.window is None and self.host is None
+        plain = self._reads_own_cells and self.window is None and self.host is None
         if not plain or self.blocks.copies.runs or len(step) > self._n_ubatch:
             return None
         tables: list[BlockTable] = []
@@ -211,7 +219,7 @@ class PagedPolicy(Policy):
                 return None
             tables.append(table)
         n = min(n, *(self._max_tokens - table.length for table in tables))
-        return plan_decode_steps(self.blocks, tables, n)
+        return plan_decode_steps(self.blocks, tables, n, one_run=self._one_run)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
@@ -341,15 +349,16 @@ class PagedPolicy(Policy):
             self.blocks.write(table, start, start + n)
             held = start + n - table.skipped * self.block_size
             tokens += n
-            rows.append((n, held, blocks_for(held, self.block_size)))
+            rows.append((n, held, 1 if self._one_run else blocks_for(held, self.block_size)))
         return PassSummary(tokens, rows)
 
     def _reads(self, chunks: Sequence[Chunk]) -> Reads:
         """What attention reads for chunks that have just been written."""
         size = self.block_size
-        if self.kernel == "gather":
+        if self._reads_own_cells:
             held = [self.tables[chunk.seq] for chunk in chunks]
             lengths = np.array([table.length - table.skipped * size for table in held], dtype=np.int64)
-            return table_reads(chunks, lengths, blocks_for_each(lengths, size))
+            runs = np.ones_like(lengths) if self._one_run else blocks_for_each(lengths, size)
+            return table_reads(chunks, lengths, runs)
         span = padded_span(self.blocks.counted_occupancy().top, self._pad, self.groups[0].cells)
         return reads_of(self.kernel, chunks, lambda seq: self.tables[seq].view(size).cells, span)

@@ -73,7 +73,7 @@ class Admission:
         blocks, size = self._blocks, self._blocks.block_size
         table = blocks.tables.get(seq)
         if table is None:
-            table = blocks.tables[seq] = BlockTable(NOTHING)
+            table = blocks.tables[seq] = BlockTable(NOTHING, 0, seq)
         held = table.blocks
         found = self._found.get(seq, []) if start and not held else []
         if found and not self._still_cached(table, found):
@@ -101,7 +101,7 @@ class Admission:
         if n and start // size < len(held):
             blocks.prepare_write(table, start // size)
         if more:
-            held += self._pool.take(more)
+            blocks.extend(table, more, ahead=0 < start == len(held) * size)
         if blocks.prefix_cache:
             blocks.cache_full_blocks(table, start + n if known is None else min(start + n, known))
         table.reserved = start + n

@@ -9,6 +9,7 @@ from policies.paging.block_occupancy import BlockOccupancy
 from policies.paging.block_table import BlockTable
 from policies.paging.blocks import NULL, BlockPool
 from policies.paging.copy_on_write import PendingCopies
+from policies.paging.free_lists.parked import ParkedPages
 from policies.paging.growth import blocks_behind, blocks_for, blocks_in_sight
 from policies.paging.host_tier import TransferLog
 from policies.vocabulary import NO_MOVES, Moves, Usage
@@ -31,6 +32,8 @@ class BlockManager:
     ):
         """``tail_only``: of a prompt only the last blocks that a window needs to see are cached."""
         self.pool = pool
+        self.pages = pool.free if isinstance(pool.free, ParkedPages) else None
+        """The free list, where blocks are pages that stay mapped in a slot."""
         self.block_size = block_size
         self.capacity = (pool.n - pool.first) * block_size
         """Cells of all blocks that can be handed out."""
@@ -56,7 +59,7 @@ class BlockManager:
         """Tell a sequence's table what the sequence says, and make the table if there is none."""
         table = self.tables.get(seq)
         if table is None:
-            self.tables[seq] = BlockTable(content, prompt_tokens)
+            self.tables[seq] = BlockTable(content, prompt_tokens, seq)
         else:
             table.content, table.prompt_tokens = content, prompt_tokens
 
@@ -70,6 +73,12 @@ class BlockManager:
         table.length = len(found) * self.block_size
         table.n_keyed = len(found)
         self.count_tokens(table, table.skipped)
+
+    def extend(self, table: BlockTable, n: int, *, ahead: bool) -> None:
+        """Append free blocks to a table; ``ahead``: the first one is for the token behind those that it holds."""
+        if self.pages is not None:
+            self.pages.turn_to(table.seq, len(table.blocks), ahead=ahead)
+        table.blocks += self.pool.take(n)
 
     def share(self, source: BlockTable, target: BlockTable, stop: int) -> None:
         """Let an empty table hold the first ``stop`` tokens of another one."""

@@ -13,10 +13,12 @@ from policies.vocabulary import IntArray, View
 class BlockTable(LockstepSequence):
     """The blocks of one sequence, and how far they are filled."""
 
-    __slots__ = ("begins_at", "blocks", "content", "n_keyed", "prompt_tokens", "reserved", "skipped")
+    __slots__ = ("begins_at", "blocks", "content", "n_keyed", "prompt_tokens", "reserved", "seq", "skipped")
 
-    def __init__(self, content: Content, prompt_tokens: int = 0):
+    def __init__(self, content: Content, prompt_tokens: int = 0, seq: int = -1):
         super().__init__()
+        self.seq = seq
+        """The number of the sequence."""
         self.content = content
         """The text of the sequence."""
         self.prompt_tokens = prompt_tokens

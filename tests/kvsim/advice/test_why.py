@@ -199,7 +199,7 @@ def test_shares_of_a_difference_never_exceed_the_whole():
     contrast = given_seconds(context=(0.020, 0.0341), queueing=(0.0091, 0.005))
     assert contrast.difference_s == pytest.approx(0.010)
     assert contrast.given_back_s == pytest.approx(0.0041)
-    assert contrast.table["share"].tolist() == [0.0] * 4 + [pytest.approx(1.0)] + [0.0] * 6
+    assert contrast.table["share"].tolist() == [0.0] * 4 + [pytest.approx(1.0)] + [0.0] * 7
     expected = "14.1 ms more go to attention over useful cells; other causes give back 4.1 ms."
     assert _blame(contrast) == expected
     written = io.StringIO()

@@ -60,7 +60,8 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
             "cache": {
                 "cells": draw(st.sampled_from([192, 320, 800, 4000])),
                 "block_size": draw(st.sampled_from([1, 4, 16])),
-                "chunk_size": draw(st.sampled_from([8, 64])),
+                "chunk_size": (chunk := draw(st.sampled_from([8, 64]))),
+                "page_tokens": chunk // 2,
                 "window": draw(st.sampled_from([2, 16, 21, 48])),
                 "threshold": draw(st.sampled_from([0.05, 0.4])),
                 "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced", "masked", "tiled", "tiled"])),

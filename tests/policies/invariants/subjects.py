@@ -68,6 +68,7 @@ POLICIES = available() | {
 _MANY = {"no room", "preempted before written"}
 MUST_BE_SEEN = {name: _MANY | {"hit", "copied on write"} for name in ("paged", "vllm", "paged-window", "tails only")}
 MUST_BE_SEEN["chunked"] = _MANY | {"copied on write"}
+MUST_BE_SEEN["vattention"] = _MANY
 MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "swapped in", "reserve refused"}
 """Situations that the machine must have met with a policy."""
 
@@ -97,6 +98,7 @@ CONFIGS = st.builds(
     max_tokens=st.integers(16, 64),
     block_size=st.just(4),
     chunk_size=st.just(8),
+    page_tokens=st.sampled_from([4, 8]),
     pad=st.sampled_from([1, 8, 32]),
     kernel=st.sampled_from([None, "masked", "tiled", "gather", "sliced"]),
     threshold=st.sampled_from([0.0, 0.1, 0.5]),
