@@ -1,5 +1,11 @@
 """The direction of what docs/reproduced.md says of virtual memory, on a small version."""
 
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.reproduced import mapped_pages
 from benchmarks.reproduced.virtual_memory import KIB, OUTPUTS, page_tokens, paged, served
 
 
@@ -27,3 +33,13 @@ def test_one_run_is_read_faster_than_a_table_and_most_so_while_decoding():
         file = "virtual-memory-cpu.toml"
         gains.append(served(file, 1, **keys).throughput / paged(file, 1, **keys))
     assert 1.0 < gains[0] < gains[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are mapped on Linux only")
+def test_passes_and_mappings_are_timed():
+    table, ranges = mapped_pages.passes(200, 2, repeats=2, each=1)
+    assert len(table) == len(ranges) == 2
+    assert all(us > 0 for us in mapped_pages.mapping_us(512, repeats=2))
+    view = mapped_pages.batch_of(200, 2).views[0]
+    assert len(np.unique(view.cells)) == 200
