@@ -22,8 +22,6 @@ class ParkedPages(Uncached):
     away from the end of its range.
     """
 
-    tracks_use = True
-
     def __init__(self, blocks: Iterable[int]):
         self._unmapped = list(blocks)[::-1]
         """Pages that were never mapped, the next one last."""
