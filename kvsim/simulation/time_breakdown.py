@@ -70,6 +70,8 @@ class _Watch:
     stop: int
     """Position up to which tokens are charged to the cause."""
     cause: int
+    prompt_tokens: int
+    """Tokens of the prompt that the request started with, which the server may have cut."""
 
 
 class TimeBreakdown:
@@ -197,19 +199,20 @@ class TimeBreakdown:
         self._by_slot[job.slot] = job
         if job.request.id in self._short_before:
             self._held_back[job.request.id] = self._short_s - self._short_before.pop(job.request.id)
+        prompt = job.request.prompt_tokens - job.discarded
         if job.preemptions:
             self._spent[job.slot] = self._kept.pop(job.request.id)
-            self._watched[job.slot] = _Watch(job, job.furthest, _FAILURES)
+            self._watched[job.slot] = _Watch(job, job.furthest, _FAILURES, prompt)
             return
         self._spent[job.slot] = 0.0
         if job.request.content:
             # The last token is always computed: what it says comes out of it.
-            known = min(self._known(job), job.request.prompt_tokens - 1)
-            self._watched[job.slot] = _Watch(job, max(known, held), _PREFIX)
+            known = min(self._known(job, prompt), prompt - 1)
+            self._watched[job.slot] = _Watch(job, max(known, held), _PREFIX, prompt)
 
-    def _known(self, job: Job) -> int:
-        """Number of tokens at the beginning of the request that were computed before, in whole blocks."""
-        keys = job.content.keys(self._block, job.request.prompt_tokens // self._block)
+    def _known(self, job: Job, prompt: int) -> int:
+        """Number of tokens at the beginning of the prompt that were computed before, in whole blocks."""
+        keys = job.content.keys(self._block, prompt // self._block)
         return self._block * next((i for i, key in enumerate(keys) if key not in self._seen), len(keys))
 
     def _look(self, watch: _Watch, row: FloatArray, start: int, tokens: int, price: RegimePrice) -> None:
@@ -224,7 +227,7 @@ class TimeBreakdown:
             row[_OWN] -= seconds
             row[watch.cause] += seconds
         job = watch.job
-        if start + tokens >= max(watch.stop, job.request.prompt_tokens):
+        if start + tokens >= max(watch.stop, watch.prompt_tokens):
             self._remember(job, start + tokens)
             del self._watched[job.slot]
 

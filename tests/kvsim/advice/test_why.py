@@ -67,6 +67,22 @@ def test_seconds_add_up_and_fast_forwards_change_none(world, name):
     np.testing.assert_allclose(passes[list(TERMS)].sum(axis=1), passes["seconds"], rtol=1e-9)
 
 
+def test_a_prompt_that_the_server_has_cut_is_watched_no_longer_than_it_is():
+    """What follows it are tokens of the answer, of which none was computed before."""
+    tokens = {"kind": "fixed", "value": 60}
+    world = load_scenario(
+        {
+            "workload": {"kind": "sessions", "sessions": 1, "turns": {"kind": "fixed", "value": 3}, "rate": 2.0}
+            | {"system_tokens": tokens, "user_tokens": tokens, "output_tokens": tokens},
+            "server": {"scheduler": "llama-server-b4875", "n_batch": 4, "slot_context": 160, "n_keep": 4},
+            "cache": {"cells": 192},
+        },
+        server__keep_idle_slots=False,
+    )
+    fast, single = (breakdown(world, "contiguous", fast_forward=on)[0] for on in (True, False))
+    np.testing.assert_allclose(fast[SECONDS], single[SECONDS], rtol=1e-9, atol=1e-9)
+
+
 def test_attention_behind_a_window_is_charged_no_more_than_it_costs():
     """A chunk of several tokens can see more cells than its window still holds."""
     lengths = {"kind": "fixed", "value": 60}
