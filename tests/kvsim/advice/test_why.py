@@ -69,11 +69,19 @@ def test_seconds_add_up_and_fast_forwards_change_none(world, name):
 
 def test_a_prompt_that_the_server_has_cut_is_watched_no_longer_than_it_is():
     """What follows it are tokens of the answer, of which none was computed before."""
-    tokens = {"kind": "fixed", "value": 60}
+    lengths = {"kind": "lognormal", "min": 1}
     world = load_scenario(
         {
-            "workload": {"kind": "sessions", "sessions": 1, "turns": {"kind": "fixed", "value": 3}, "rate": 2.0}
-            | {"system_tokens": tokens, "user_tokens": tokens, "output_tokens": tokens},
+            "seed": 133,
+            "workload": {
+                "kind": "sessions",
+                "sessions": 1,
+                "rate": 2.0,
+                "turns": {"kind": "fixed", "value": 3},
+                "system_tokens": {"kind": "fixed", "value": 20},
+                "user_tokens": {**lengths, "mu": 2.0, "sigma": 1.0, "max": 100},
+                "output_tokens": {**lengths, "mu": 4.5, "sigma": 0.8, "max": 200},
+            },
             "server": {"scheduler": "llama-server-b4875", "n_batch": 4, "slot_context": 160, "n_keep": 4},
             "cache": {"cells": 192},
         },
