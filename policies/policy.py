@@ -178,6 +178,10 @@ class Policy(ABC):
         """
         return 0
 
+    def cached_tokens(self, content: Content, tokens: int) -> int:
+        """How many tokens ``match`` would find of a text now. Changes nothing; by default none are found."""
+        return 0
+
     # Placement
 
     def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False) -> bool:

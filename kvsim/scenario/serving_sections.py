@@ -88,8 +88,12 @@ class ServerSection(Section):
     async_scheduling: bool = False
     """vllm: each step is composed when the one before it starts (``--async-scheduling``): new requests wait, and ended
     ones hold what they have, for a step longer. As in vLLM on by default on a device, off on CPUs."""
-    order: Literal["fcfs", "priority"] = "fcfs"
-    """vllm: the order of admission; preemption goes in the reverse order."""
+    order: Literal["fcfs", "priority", "longest-prefix", "depth-first"] = "fcfs"
+    """vllm: the order of admission: as they came; by priority, where preemption goes in the reverse order; most cached
+    tokens first (SGLang's ``--schedule-policy lpm``); or down one branch after the other of the tree of their
+    prompts."""
+    longest_prefix_limit: NonNegativeInt = 128
+    """vllm, ``longest-prefix``: where more requests wait, they are served as they came, as in SGLang; 0: no limit."""
     preemption: Literal["recompute", "swap"] = "recompute"
     """vllm: a preempted request is recomputed, or is swapped to the host tier (``cache.host_cells``)."""
     prefetch: Literal["none", "on-resume", "predictive"] = "none"

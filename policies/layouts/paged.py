@@ -151,6 +151,14 @@ class PagedPolicy(Policy):
             self._lockstep_batch.cache_all_full_blocks()
         return self._admission.match(seq, content, tokens)
 
+    def cached_tokens(self, content: Content, tokens: int) -> int:
+        """Tokens of the longest cached prefix, as ``match`` finds them."""
+        if not self.prefix_cache:
+            return 0
+        if not content.private:
+            self._lockstep_batch.cache_all_full_blocks()
+        return self._admission.cached_tokens(content, tokens)
+
     def found(self, seq: int) -> list[int]:
         """The blocks that ``match`` found last for the sequence; ``~slot`` for those in the host tier."""
         return self._admission.found(seq)

@@ -45,16 +45,22 @@ class Admission:
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """Tokens of the longest cached prefix of a text, in the pool or the host tier; always fewer than ``tokens``."""
-        size = self._blocks.block_size
-        keys = content.lookup_keys(size, tokens)
+        found = self._found[seq] = self._look_up(content, tokens)
+        return len(found) * self._blocks.block_size
+
+    def cached_tokens(self, content: Content, tokens: int) -> int:
+        """What ``match`` would say, for no sequence in particular."""
+        return len(self._look_up(content, tokens)) * self._blocks.block_size
+
+    def _look_up(self, content: Content, tokens: int) -> list[int]:
+        """The cached blocks that a text begins with, in the pool or the host tier; for a window, as in ``trailing``."""
+        keys = content.lookup_keys(self._blocks.block_size, tokens)
         if self._in_sight is not None:
-            found = self._pool.trailing(keys, self._in_sight)
-        else:
-            found = self._pool.leading(keys)
-            if self._host is not None:
-                self._host.continue_prefix(found, keys)
-        self._found[seq] = found
-        return len(found) * size
+            return self._pool.trailing(keys, self._in_sight)
+        found = self._pool.leading(keys)
+        if self._host is not None:
+            self._host.continue_prefix(found, keys)
+        return found
 
     def found(self, seq: int) -> list[int]:
         """The blocks that ``match`` found last for the sequence; ``~slot`` for those in the host tier."""

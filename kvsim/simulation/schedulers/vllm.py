@@ -11,8 +11,9 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import SchedulerBase
+from kvsim.simulation.schedulers.prefix_orders import queue_for
 from kvsim.simulation.schedulers.progress import ProgressWatch
-from kvsim.simulation.schedulers.queues import FcfsQueue, PriorityQueue, Queue, urgency
+from kvsim.simulation.schedulers.queues import Queue, urgency
 from kvsim.simulation.schedulers.running import RunningJobs
 from policies import Chunk, NoSlot, Policy
 from policies.compiled import mypyc_attr
@@ -36,7 +37,7 @@ class Vllm(SchedulerBase):
         super().__init__(scenario, policy, backend, recorder)
         server = scenario.server
         self._running = RunningJobs(server.slots)
-        self.waiting: Queue = PriorityQueue() if server.order == "priority" else FcfsQueue()
+        self.waiting: Queue = queue_for(server, policy)
         self._budget = scenario.n_batch
         self._threshold = server.long_prefill_threshold
         self._chunked = server.chunked_prefill
@@ -175,10 +176,9 @@ class Vllm(SchedulerBase):
             left = unserved
         self._left = left
         if may_admit:
-            first = self.waiting.first()
+            waiting = len(self.waiting)
             self._admit_waiting(step, now)
-            still = bool(self.waiting) and self.waiting.first() is first
-            self._admission_blocked = still and not self._policy.can_free_while_decoding
+            self._admission_blocked = len(self.waiting) == waiting and not self._policy.can_free_while_decoding
         return list(step.values()) if step or members else None
 
     def _serve_others(self, step: dict[int, Chunk], left: int) -> int | None:
@@ -224,6 +224,8 @@ class Vllm(SchedulerBase):
     def _admit_waiting(self, step: dict[int, Chunk], now: float) -> None:
         """Add chunks for waiting requests, in order, until one finds no room."""
         budget, threshold, policy, running = self._left, self._most_of_one(), self._policy, self._running
+        if budget > 0 and running.free_slots:
+            self.waiting.arrange()
         while budget > 0 and running.free_slots and (job := self._next_waiting()) is not None:
             slot, others_run = running.free_slots[-1], bool(running.jobs)
             plan, swapped, tokens = self._plan(job), job.ticket is not None, job.tokens

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.presets.papers import searches, virtual_memory
+from policies.presets.papers import radix_tree, searches, virtual_memory
 from policies.presets.preset import Preset
 
-PAPERS: tuple[Preset, ...] = (*virtual_memory.PRESETS, *searches.PRESETS)
+PAPERS: tuple[Preset, ...] = (*virtual_memory.PRESETS, *radix_tree.PRESETS, *searches.PRESETS)
 """In the order of docs/reproduced.md."""

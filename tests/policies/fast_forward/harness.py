@@ -54,7 +54,8 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "long_prefill_threshold": draw(st.sampled_from([0, 0, 10])),
                 "reserve_full": draw(st.booleans()),
                 "async_scheduling": draw(st.booleans()),
-                "order": draw(st.sampled_from(["fcfs", "fcfs", "priority"])),
+                "order": draw(st.sampled_from(["fcfs", "fcfs", "priority", "longest-prefix", "depth-first"])),
+                "longest_prefix_limit": draw(st.sampled_from([128, 2])),
                 "preemption": "swap" if swap else "recompute",
             },
             "cache": {
@@ -92,7 +93,7 @@ def workloads(draw):
             "turns": {"kind": "fixed", "value": 3},
             "user_tokens": prompt,
             "output_tokens": output,
-            "system_tokens": {"kind": "fixed", "value": 20},
+            "system_tokens": {"kind": "fixed", "value": draw(st.sampled_from([20, 40]))},
         }
     arrivals = {
         "poisson": {"rate": draw(st.sampled_from([2.0, 30.0, 200.0]))},
