@@ -11,6 +11,7 @@ from rich.markup import escape
 
 IDEAS: dict[str, str] = {
     "virtual-memory": "virtual_memory",
+    "radix-tree": "radix_tree",
     "searches": "searches",
 }
 """The ideas by name, and the module here whose function ``find`` gives their findings."""
