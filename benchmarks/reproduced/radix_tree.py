@@ -72,6 +72,8 @@ def hellaswag(seed: int, questions: int = 60, shots: int = 1500) -> Sent:
 
 SENT: Mapping[str, Callable[[int], Sent]] = {"mmlu by subject": mmlu_by_subject, "hellaswag": hellaswag}
 """Workloads that are sent in the order of SGLang's benchmarks."""
+AS_SENT = ("mmlu by subject", "hellaswag", "agents", "chat-short", "chat-long")
+"""The paper's workloads, as nearly in the order of its benchmarks as we can send them."""
 
 
 class Served(NamedTuple):
@@ -160,11 +162,11 @@ def of_workload(name: str, runs: Sequence[Runs]) -> list[Finding]:
 
 def find() -> list[Finding]:
     """Every figure of the section "Radix tree"."""
-    runs, names = measured(served), (*AT_ONCE, *SENT)
-    average = mean([sum(run[name, "longest-prefix"].part for name in names) / len(names) for run in runs])
+    runs = measured(served)
+    average = mean([sum(run[name, "longest-prefix"].part for name in AS_SENT) / len(AS_SENT) for run in runs])
     limited = mean([run["mmlu", "limited"].part for run in runs])
     return [
-        *(each for name in (*names, "coding agents") for each in of_workload(name, runs)),
-        finding(OPTIMUM, "section 6.2", average, "share", f"mean over {len(names)} workloads; {MODEL}"),
+        *(each for name in (*AT_ONCE, *SENT, "coding agents") for each in of_workload(name, runs)),
+        finding(OPTIMUM, "section 6.2", average, "share", f"mean over {', '.join(AS_SENT)}; {MODEL}"),
         finding(OPTIMUM, "section 6.2", limited, "share", f"mmlu, fcfs while more than 128 wait; {MODEL}"),
     ]
