@@ -8,7 +8,7 @@ from tests.paths import ROOT
 
 def hit_rate(order, limit=0):
     table, _, folder = table_of(ROOT / "examples" / "reproduced" / "radix-mmlu.toml")
-    table["workload"]["sessions"] = 200
+    table["workload"]["sessions"] = 150
     table["server"] |= {"order": order, "longest_prefix_limit": limit}
     scenario = load_scenario({**table, "folder": folder})
     cache = InfiniteCache(1, "tokens")
