@@ -124,10 +124,10 @@ def outcome(scenario, name, *, fast_forward, detail="tables"):
         policy, recorder = build_policy(scenario, name, costs), KeepingRecorder(detail)
         backend = SimulatedBackend(costs, policy.kernel, policy.groups)
         drive(scenario, policy, backend, recorder, PROFILE, fast_forward=fast_forward)
-    except UserError as e:
-        return str(e), None
     except Livelock as e:
         return str(e).split(" s: ")[-1], None
+    except UserError as e:
+        return str(e), None
     counts = {count: getattr(recorder, count) for count in COUNTS}
     cells = [(policy.occupancy(g).position.tolist(), policy.occupancy(g).owners) for g in range(len(policy.groups))]
     if isinstance(policy, PagedPolicy):
