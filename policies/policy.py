@@ -67,6 +67,10 @@ class CacheConfig:
     """Fragmentation ratio above which a threshold trigger compacts."""
     window: int = 256
     """Tokens that a ring or a sliding window keeps for each sequence."""
+    full_layers: int = 1
+    """Two-level pages: layers with full attention, for so many ``window_layers``."""
+    window_layers: int = 5
+    """Two-level pages: layers with a sliding window, for so many ``full_layers``."""
     sinks: int = 4
     """First tokens of each sequence that a ring never overwrites (Xiao et al., arXiv 2309.17453)."""
     unified: bool = True
@@ -108,13 +112,16 @@ class Policy(ABC):
     name: str
     """The name in every table and command."""
     capacity: int
-    """Cells that can hold tokens, in the first group."""
+    """Cells that can hold tokens, in the first group; with ``shared_memory`` of all layers."""
     groups: tuple[Group, ...]
     """The caches side by side; one, except for models with a sliding window in some layers."""
     kernel: Kernel
     """How attention reads the cells."""
     block_size: int = 1
     """Cells that are handed out together."""
+    shared_memory: bool = False
+    """Whether the groups take their cells from one memory. ``capacity`` and ``usage`` are then of all groups together,
+    in cells of all layers; and each group numbers its cells as if it had the memory to itself."""
     unbounded: bool = False
     """Whether a sequence may go on for ever in a bounded number of cells, forgetting its oldest tokens."""
 
@@ -311,9 +318,10 @@ class Policy(ABC):
         return sorted({seq for cell_map in maps for owners in set(cell_map.owners) for seq in owners})
 
     def usage(self) -> Usage:
-        """How full and how broken up the first group is now; asked for after every step where tables are kept.
+        """How full and how broken up the first group is now, or with ``shared_memory`` all of them.
 
-        By default counted from ``occupancy()`` and ``contiguous``, as if nothing were reserved ahead.
+        Asked for after every step where tables are kept. By default counted from ``occupancy()`` and ``contiguous``,
+        as if nothing were reserved ahead.
         """
         return usage_of(self.occupancy(), self.capacity, self.groups[0].streams, contiguous=self.contiguous)
 

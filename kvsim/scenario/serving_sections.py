@@ -123,6 +123,10 @@ class CacheSection(Section):
     """Fragmentation ratio above which the threshold trigger starts compaction (``--defrag-thold``)."""
     window: Annotated[int, Field(ge=2)] = 256
     """Tokens that a ring or a sliding window keeps for each sequence."""
+    full_layers: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Two-level pages: layers with full attention, for so many ``window_layers``; only the ratio matters."""
+    window_layers: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Two-level pages: layers with a sliding window, for so many ``full_layers``."""
     sinks: NonNegativeInt = 4
     """First tokens of each sequence that a ring never overwrites."""
     unified: bool | None = None

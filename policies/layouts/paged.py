@@ -119,6 +119,11 @@ class PagedPolicy(Policy):
             PagedLockstepBatch(*hooks, one_run=self._one_run) if window is None else WindowLockstepBatch(*hooks)
         )
 
+    @property
+    def admission(self) -> Admission:
+        """Says which chunks find room, and gives them theirs."""
+        return self._admission
+
     def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """None where other kernels read."""
         return self._lockstep_batch if self._reads_own_cells else None

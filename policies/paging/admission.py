@@ -115,11 +115,11 @@ class Admission:
 
     def reserve_step(self, step: Sequence[Chunk]) -> None:
         """Take blocks for all chunks of a step that have not got theirs yet, or raise ``NoSlot`` and take none."""
-        need, free = self._need(step), len(self._pool.free)
+        need, free = self.need(step), len(self._pool.free)
         if need > free:
             blocks = f"{need} block{'s' * (need > 1)}"
             raise NoSlot(f"the step needs {blocks} of {self._blocks.block_size} cells, {free} are free")
-        self._attach_found(step)
+        self.attach_found(step)
         self._reserve_all(step)
 
     def reserve_beside(self, step: Sequence[Chunk], besides: int, take: Callable[[], bool]) -> bool:
@@ -128,17 +128,17 @@ class Admission:
         ``take``: takes those, before the chunks get theirs.
         """
         try:
-            need = self._need(step)
+            need = self.need(step)
         except NoSlot:
             return False
         if need + besides > len(self._pool.free):
             return False
-        self._attach_found(step)
+        self.attach_found(step)
         taken = take()
         self._reserve_all(step)
         return taken
 
-    def _attach_found(self, step: Sequence[Chunk]) -> None:
+    def attach_found(self, step: Sequence[Chunk]) -> None:
         """Let sequences have what was found of them, so that it is not handed out to other chunks."""
         for chunk in step:
             if chunk.start and self._found.get(chunk.seq):
@@ -147,31 +147,38 @@ class Admission:
     def _reserve_all(self, step: Sequence[Chunk]) -> None:
         """Take blocks for the chunks that have not got theirs yet; there must be enough."""
         for chunk in step:
-            if not self._is_reserved(chunk) and not self.reserve(chunk, 0, False, 0, 0):
+            if not self.is_reserved(chunk) and not self.reserve(chunk, 0, False, 0, 0):
                 raise AssertionError(f"{self._name}: blocks that were counted are not there")
 
-    def _is_reserved(self, chunk: Chunk) -> bool:
+    def is_reserved(self, chunk: Chunk) -> bool:
+        """Whether a chunk has got its blocks, and is still to be placed."""
         table = self._blocks.tables.get(chunk.seq)
         return table is not None and table.reserved == chunk.start + chunk.n > table.length
 
-    def _need(self, step: Sequence[Chunk]) -> int:
-        """Free blocks that the whole step takes. Free blocks that two sequences have found are counted twice."""
+    def need(self, step: Sequence[Chunk], whole: int = 0, in_flight: int = 0) -> int:
+        """Free blocks that the whole step takes. Free blocks that two sequences have found are counted twice.
+
+        ``whole``: as if each sequence were to hold at least that many tokens. ``in_flight``: as in ``reserve``. Raises
+        ``NoSlot`` if what a sequence had found is gone.
+        """
         need = 0
         blocks, size = self._blocks, self._blocks.block_size
         writers: dict[int, int] = {}
         """For each shared block, the chunks so far that write to it."""
         for chunk in step:
-            if self._is_reserved(chunk):
+            if self.is_reserved(chunk):
                 continue
             seq, start, n, _ = chunk
             table = blocks.tables.get(seq) or BlockTable(NOTHING)
             if blocks.window is not None:
-                blocks.skip_behind_window(table, start)
+                blocks.skip_behind_window(table, start - in_flight)
             found = self._found.get(seq, []) if start and not table.blocks else []
             if found and not self._still_cached(table, found):
                 del self._found[seq]
                 raise NoSlot(f"what sequence {seq} had found has been handed out since")
             more, extra = self._missing(table, found, start, min(start + n, self._max_tokens))
+            if whole:
+                more = max(more, min(blocks_for(whole, size), self.most_blocks) - len(table.blocks) - len(found))
             if extra and not found:
                 # The last holder of a shared block writes into it; those before it take a copy.
                 block = table.blocks[start // size]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from policies.presets.papers import radix_tree, searches, virtual_memory
+from policies.presets.papers import radix_tree, searches, two_level_pages, virtual_memory
 from policies.presets.preset import Preset
 
-PAPERS: tuple[Preset, ...] = (*virtual_memory.PRESETS, *radix_tree.PRESETS, *searches.PRESETS)
+PAPERS: tuple[Preset, ...] = (
+    *virtual_memory.PRESETS,
+    *two_level_pages.PRESETS,
+    *radix_tree.PRESETS,
+    *searches.PRESETS,
+)
 """In the order of docs/reproduced.md."""
