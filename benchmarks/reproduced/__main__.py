@@ -11,6 +11,7 @@ from rich.markup import escape
 
 IDEAS: dict[str, str] = {
     "virtual-memory": "virtual_memory",
+    "two-level-pages": "two_level_pages",
     "radix-tree": "radix_tree",
     "searches": "searches",
 }
