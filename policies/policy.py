@@ -40,6 +40,12 @@ the sequence's own (llama.cpp without flash attention). ``tiled``: as ``masked``
 the sequence (flash attention). ``gather``: just the sequence's cells, found through a table (paged attention).
 ``sliced``: the sequence's own stretch of the cache, from its lowest cell to its highest."""
 
+AdmissionRuleName = Literal["as-it-fits", "no-evict", "expected"]
+"""``as-it-fits``: a sequence starts if there is room for what it has (vLLM). ``no-evict``: only if there is room for
+all that it and those that run may ever hold, so that none is ever preempted (TensorRT-LLM's GUARANTEED_NO_EVICT).
+``expected``: only if there is room for its own limit and for a share of what those that run may still generate, a share
+that is learned from preemptions (SGLang)."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
@@ -89,6 +95,10 @@ class CacheConfig:
     """Paged: the version of vLLM whose order of free blocks is kept."""
     watermark: float = 0.0
     """Paged: share of the blocks that a waiting sequence must leave free while others run."""
+    admission: AdmissionRuleName = "as-it-fits"
+    """Paged: how much room a sequence that starts must leave for those that run."""
+    conservativeness: float = 1.0
+    """Paged, ``admission`` "expected": the larger, the more room is expected to be needed."""
     host_cells: int = 0
     """Paged: cells of a tier in host memory for what is evicted or swapped out."""
     future: Callable[[], Iterable[tuple[Content, int]]] | None = None
@@ -151,6 +161,9 @@ class Policy(ABC):
     can_free_while_decoding: bool = False
     """Whether decode steps may make room for waiting requests: by giving up cells, or by forgetting a shared prefix."""
 
+    admits_while_decoding: bool = False
+    """Whether ``admits`` may say yes after decode steps in which no cell was given up, where it said no before."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Make ``can_fast_forward`` False in a subclass that does not declare it."""
         super().__init_subclass__(**options)
@@ -170,6 +183,9 @@ class Policy(ABC):
     def admits(self, plan: SequencePlan) -> bool:
         """Whether such a sequence may start now, or should wait; by default it may, as in llama.cpp."""
         return True
+
+    def note_preemption(self) -> None:  # noqa: B027  (most policies do not learn from it)
+        """Be told that a sequence has just been preempted, and is gone; by default no effect."""
 
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why such a sequence could not be served even if it had the cache to itself, with the sizes; or None."""

@@ -10,7 +10,7 @@ from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shap
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.scenario.section import Section
-from policies import Eviction, FreeOrder, Kernel, SearchName, current_name
+from policies import AdmissionRuleName, Eviction, FreeOrder, Kernel, SearchName, current_name
 
 
 def _shape(name: str) -> ModelShape | MemoryShape:
@@ -96,6 +96,12 @@ class ServerSection(Section):
     """vllm, ``longest-prefix``: where more requests wait, they are served as they came, as in SGLang; 0: no limit."""
     preemption: Literal["recompute", "swap"] = "recompute"
     """vllm: a preempted request is recomputed, or is swapped to the host tier (``cache.host_cells``)."""
+    victim: Literal["newest", "fewest-generated"] = "newest"
+    """vllm: who is preempted: the request that was admitted last (vLLM), or the one with the fewest output tokens, and
+    among equals the longest prompt (SGLang); with ``order = "priority"`` that of the least urgent ones."""
+    requeue: Literal["front", "back"] = "front"
+    """vllm: where a preempted request waits: before all others (vLLM), or behind them (SGLang); no effect with
+    ``order = "priority"``."""
     prefetch: Literal["none", "on-resume", "predictive"] = "none"
     """What is copied back from the host tier ahead of its use: nothing; prefixes of waiting requests; or also those of
     the next turns of sessions, at the time when they are expected."""
@@ -153,6 +159,13 @@ class CacheSection(Section):
     """Paged: the version of vLLM whose order of free blocks is followed."""
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Paged: share of the blocks that a waiting request must leave free while others run."""
+    admission: AdmissionRuleName = "as-it-fits"
+    """Paged: a request starts if there is room for what it has ("as-it-fits", vLLM), for all that it and those that run
+    may ever hold ("no-evict", TensorRT-LLM's GUARANTEED_NO_EVICT), or for what they are expected to ("expected",
+    SGLang). What they may hold follows from ``workload.max_output_tokens`` and ``server.slot_context``."""
+    conservativeness: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Paged, ``admission = "expected"``: the larger, the more running requests are expected to generate
+    (SGLang's ``--schedule-conservativeness``)."""
     host_cells: Annotated[int, Field(ge=0, le=2**26)] = 0
     """Paged: cells in host memory, for blocks that are evicted or swapped out."""
 

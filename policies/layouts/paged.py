@@ -9,15 +9,17 @@ each sequence (MLC-LLM, TGI).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from policies.cells.reads import padded_span, reads_of, table_reads
 from policies.content import NOTHING, Content, Key
-from policies.fast_forward.forecast import FastForward
+from policies.fast_forward.forecast import FastForward, Usages
 from policies.fast_forward.lockstep import LockstepBatch, PassSummary
 from policies.paging.admission import Admission
+from policies.paging.admission_rules import admission_rule
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
 from policies.paging.blocks import BlockPool
@@ -118,6 +120,10 @@ class PagedPolicy(Policy):
         self._lockstep_batch = (
             PagedLockstepBatch(*hooks, one_run=self._one_run) if window is None else WindowLockstepBatch(*hooks)
         )
+        self._steps = 0
+        """Steps taken, but those of the lockstep batch."""
+        self._rule = admission_rule(config, self.blocks, self._admission, self.steps_taken, self._blocks_in_use)
+        self.admits_while_decoding = self._rule.admits_while_decoding
 
     @property
     def admission(self) -> Admission:
@@ -137,7 +143,15 @@ class PagedPolicy(Policy):
         """Note what the sequence will say; what it holds already must agree with that."""
         if self._future is not None:
             self._future.advance(plan.request)
-        self.blocks.open(seq, plan.content, plan.prompt_tokens)
+        self.blocks.open(seq, plan)
+
+    def admits(self, plan: SequencePlan) -> bool:
+        """What the admission rule says; a sequence that has the cache to itself may always start."""
+        return not self.tables or self._rule.admits(plan)
+
+    def note_preemption(self) -> None:
+        """Let the admission rule learn from it."""
+        self._rule.preempted()
 
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why all blocks together are too few, or None."""
@@ -202,7 +216,9 @@ class PagedPolicy(Policy):
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
-        return self._allocate(step, views, 0)
+        placed = self._allocate(step, views, 0)
+        self._steps += len(placed) > 0
+        return placed
 
     def _allocate(self, step: Sequence[Chunk], views: bool, lockstep_tokens: int) -> tuple[MicroBatch, ...]:
         """Place a step whose first pass has ``lockstep_tokens`` tokens of the lockstep batch too."""
@@ -232,7 +248,8 @@ class PagedPolicy(Policy):
                 return None
             tables.append(table)
         n = min(n, *(self._max_tokens - table.length for table in tables))
-        return plan_decode_steps(self.blocks, tables, n, one_run=self._one_run)
+        planned = plan_decode_steps(self.blocks, tables, n, one_run=self._one_run)
+        return None if planned is None else planned._replace(take_steps=partial(self._take_planned, planned))
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
@@ -244,6 +261,8 @@ class PagedPolicy(Policy):
         if start == 0 and (stop is None or stop >= table.length):
             self.blocks.release(table, 0)
             del self.tables[seq]
+            if not self.tables:
+                self._rule.emptied()
             return
         length, gone = table.length, table.skipped * self.block_size
         if start >= length:
@@ -329,6 +348,23 @@ class PagedPolicy(Policy):
         for seq in sorted(self.tables, reverse=True):
             owners[self.tables[seq].view(self.block_size).cells] = seq
         return owners
+
+    def steps_taken(self) -> int:
+        """Steps since the cache was made."""
+        return self._steps + self._lockstep_batch.steps
+
+    def _blocks_in_use(self, plan: SequencePlan) -> int:
+        """Blocks at the beginning of a text that other sequences hold, so that it takes no room to share them."""
+        if not self.prefix_cache or self.window is not None or plan.content.private:
+            return 0
+        self._lockstep_batch.cache_all_full_blocks()
+        found = self.pool.leading(plan.content.lookup_keys(self.block_size, plan.start_tokens))
+        return sum(1 for block in found if self.pool.refs[block] > 0)
+
+    def _take_planned(self, planned: FastForward, k: int, look: bool) -> Usages | None:
+        """Take the first ``k`` steps of a plan, and count them."""
+        self._steps += k
+        return planned.take_steps(k, look)
 
     def _place(
         self, chunks: tuple[Chunk, ...], copies: Moves, transfers: tuple[Transfer, ...], views: bool

@@ -79,7 +79,7 @@ class Admission:
         blocks, size = self._blocks, self._blocks.block_size
         table = blocks.tables.get(seq)
         if table is None:
-            table = blocks.tables[seq] = BlockTable(NOTHING, 0, seq)
+            table = blocks.tables[seq] = BlockTable(NOTHING, seq=seq)
         held = table.blocks
         found = self._found.get(seq, []) if start and not held else []
         if found and not self._still_cached(table, found):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.content import Content, Key
+from policies.content import Key
 from policies.paging.block_occupancy import BlockOccupancy
 from policies.paging.block_table import BlockTable
 from policies.paging.blocks import NULL, BlockPool
@@ -12,7 +12,7 @@ from policies.paging.copy_on_write import PendingCopies
 from policies.paging.free_lists.parked import ParkedPages
 from policies.paging.growth import blocks_behind, blocks_for, blocks_in_sight
 from policies.paging.host_tier import TransferLog
-from policies.vocabulary import NO_MOVES, Moves, Usage
+from policies.vocabulary import NO_MOVES, Moves, SequencePlan, Usage
 
 
 class BlockManager:
@@ -55,13 +55,13 @@ class BlockManager:
         """Whether blocks that are given up before they were written are no longer cached; in vLLM they still are."""
         self._tail_only = tail_only
 
-    def open(self, seq: int, content: Content, prompt_tokens: int) -> None:
+    def open(self, seq: int, plan: SequencePlan) -> None:
         """Tell a sequence's table what the sequence says, and make the table if there is none."""
         table = self.tables.get(seq)
         if table is None:
-            self.tables[seq] = BlockTable(content, prompt_tokens, seq)
+            self.tables[seq] = BlockTable(plan.content, plan, seq)
         else:
-            table.content, table.prompt_tokens = content, prompt_tokens
+            table.content, table.plan = plan.content, plan
 
     def attach(self, table: BlockTable, found: Sequence[int]) -> None:
         """Begin an empty table with cached blocks: ``NULL`` before a window, ``~slot`` for those in the host tier."""
@@ -135,7 +135,7 @@ class BlockManager:
         keys, pool = table.content.keys(size, stop), self.pool
         first, last = max(table.n_keyed, table.skipped), stop
         if self._tail_only and self.window is not None:
-            end = (table.prompt_tokens - 1) // size
+            end = (table.plan.prompt_tokens - 1) // size
             first, last = max(first, end - blocks_in_sight(self.window, size)), min(stop, end)
         if last - first == 1:
             if pool.keys[table.blocks[first]] is None:

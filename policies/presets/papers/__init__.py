@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from policies.presets.papers import radix_tree, searches, two_level_pages, virtual_memory
+from policies.presets.papers import admission, radix_tree, searches, two_level_pages, virtual_memory
 from policies.presets.preset import Preset
 
 PAPERS: tuple[Preset, ...] = (
+    *admission.PRESETS,
     *virtual_memory.PRESETS,
     *two_level_pages.PRESETS,
     *radix_tree.PRESETS,

@@ -57,6 +57,8 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "order": draw(st.sampled_from(["fcfs", "fcfs", "priority", "longest-prefix", "depth-first"])),
                 "longest_prefix_limit": draw(st.sampled_from([128, 2])),
                 "preemption": "swap" if swap else "recompute",
+                "requeue": draw(st.sampled_from(["front", "front", "back"])),
+                "victim": draw(st.sampled_from(["newest", "newest", "fewest-generated"])),
             },
             "cache": {
                 "cells": draw(st.sampled_from([192, 320, 800, 4000])),
@@ -73,6 +75,7 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "eviction": draw(st.sampled_from(["lru", "lru", "fifo", "lfu", "sieve"])),
                 "free_order": draw(st.sampled_from(["0.33.0", "0.33.0", "0.22.1"])),
                 "watermark": draw(st.sampled_from([0.0, 0.1])),
+                "conservativeness": draw(st.sampled_from([1.0, 0.2, 10.0])),
                 "host_cells": host,
             },
         }
@@ -85,8 +88,11 @@ def workloads(draw):
     prompt = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5])), "sigma": 1.0, "min": 1, "max": 100}
     output = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5, 4.5])), "sigma": 0.8, "min": 1, "max": 200}
     kind = draw(st.sampled_from(["poisson", "gamma", "batch", "closed-loop", "sessions"]))
+    stated = draw(st.sampled_from([None, None, 20, 90]))
+    limit = {} if stated is None else {"max_output_tokens": stated}
     if kind == "sessions":
         return {
+            **limit,
             "kind": kind,
             "sessions": draw(st.integers(1, 6)),
             "rate": draw(st.sampled_from([2.0, 50.0])),
@@ -102,7 +108,8 @@ def workloads(draw):
         "closed-loop": {"users": 4, "think_s": draw(st.sampled_from([0.0, 0.5]))},
     }
     requests = draw(st.integers(1, 25))
-    return {"kind": kind, "prompt_tokens": prompt, "output_tokens": output, "requests": requests, **arrivals[kind]}
+    lengths = {"prompt_tokens": prompt, "output_tokens": output, **limit}
+    return {"kind": kind, **lengths, "requests": requests, **arrivals[kind]}
 
 
 class KeepingRecorder(Recorder):

@@ -69,6 +69,7 @@ _MANY = {"no room", "preempted before written"}
 MUST_BE_SEEN = {name: _MANY | {"hit", "copied on write"} for name in ("paged", "vllm", "paged-window", "tails only")}
 MUST_BE_SEEN["radix-tree"] = _MANY | {"hit"}
 MUST_BE_SEEN |= {name: _MANY | {"hit"} for name in ("two-level-pages", "layer-groups", "uniform-pages")}
+MUST_BE_SEEN["expected-length"] = MUST_BE_SEEN["no-evict"] = {"hit"}
 MUST_BE_SEEN["chunked"] = _MANY | {"copied on write"}
 MUST_BE_SEEN["vattention"] = _MANY
 MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "swapped in", "reserve refused"}
