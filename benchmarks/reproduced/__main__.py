@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 IDEAS: dict[str, str] = {
+    "admission": "admission",
     "virtual-memory": "virtual_memory",
     "two-level-pages": "two_level_pages",
     "radix-tree": "radix_tree",

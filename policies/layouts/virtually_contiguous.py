@@ -31,7 +31,7 @@ class VirtuallyContiguousPolicy(PagedPolicy):
         """Build an empty cache of ``config.cells // config.page_tokens`` pages; raises ``ValueError`` for none."""
         super().__init__(
             name,
-            replace(config, watermark=0.0, host_cells=0),
+            replace(config, watermark=0.0, host_cells=0, admission="as-it-fits"),
             block_size=config.page_tokens,
             free=lambda blocks, _: ParkedPages(blocks),
             null_block=False,

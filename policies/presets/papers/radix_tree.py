@@ -23,7 +23,7 @@ def _radix_tree(name: str, config: CacheConfig) -> Policy:
 
     return PagedPolicy(
         name,
-        replace(config, watermark=0.0, host_cells=0),
+        replace(config, watermark=0.0, host_cells=0, admission="as-it-fits"),
         block_size=1,
         free=partial(free_blocks, "lru"),
         prefix_cache=True,
