@@ -44,7 +44,7 @@ PRESETS = (
         "never",
         "gather",
         (*_KEYS, "conservativeness"),
-        "SGLang's PrefillAdder and new-token ratio (pull request 708; issues 322 and 26248)",
+        "SGLang's PrefillAdder and new-token ratio (pull request 708, issue 26248)",
         _expected_length,
         group="papers",
         against="paged",
