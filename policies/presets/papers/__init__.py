@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.presets.papers import searches
+from policies.presets.papers import searches, token_eviction
 from policies.presets.preset import Preset
 
-PAPERS: tuple[Preset, ...] = (*searches.PRESETS,)
+PAPERS: tuple[Preset, ...] = (*token_eviction.PRESETS, *searches.PRESETS)
 """In the order of docs/reproduced.md."""

@@ -12,6 +12,7 @@ from policies.layouts.llamacpp import mid_2025, today
 from policies.layouts.multi_stream import CacheSpec
 from policies.layouts.paged import PagedPolicy
 from policies.paging.eviction import free_blocks
+from policies.presets.papers.token_eviction import PRESETS as TOKEN_EVICTION
 
 SETTINGS = settings(
     derandomize=True,
@@ -68,6 +69,8 @@ POLICIES = available() | {
 _MANY = {"no room", "preempted before written"}
 MUST_BE_SEEN = {name: _MANY | {"hit", "copied on write"} for name in ("paged", "vllm", "paged-window", "tails only")}
 MUST_BE_SEEN["chunked"] = _MANY | {"copied on write"}
+MUST_BE_SEEN |= {preset.name: {"no room", "evicted"} for preset in TOKEN_EVICTION}
+MUST_BE_SEEN |= {name: {"no room", "evicted", "compacted"} for name in ("h2o-compacted", "snapkv-compacted")}
 MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "swapped in", "reserve refused"}
 """Situations that the machine must have met with a policy."""
 
@@ -102,6 +105,8 @@ CONFIGS = st.builds(
     threshold=st.sampled_from([0.0, 0.1, 0.5]),
     window=st.integers(8, 24),
     sinks=st.integers(0, 3),
+    budget=st.sampled_from([6, 12, 20]),
+    budget_groups=st.sampled_from([1, 1, 3]),
     unified=st.booleans(),
     search=st.sampled_from([None, None, *SEARCHES]),
     sort_batch=st.booleans(),
