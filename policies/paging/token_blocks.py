@@ -223,5 +223,7 @@ class TokenBlocks:
 
 def _runs(src: IntArray, dst: IntArray) -> Moves:
     """Single cells joined where both sides go on; both of shape (cells,)."""
+    if not len(src):
+        return NO_MOVES
     first = np.flatnonzero(np.concatenate(([True], (np.diff(src) != 1) | (np.diff(dst) != 1))))
     return Moves(src[first], dst[first], np.diff(first, append=len(src)))
