@@ -70,7 +70,9 @@ _MANY = {"no room", "preempted before written"}
 MUST_BE_SEEN = {name: _MANY | {"hit", "copied on write"} for name in ("paged", "vllm", "paged-window", "tails only")}
 MUST_BE_SEEN["chunked"] = _MANY | {"copied on write"}
 MUST_BE_SEEN |= {preset.name: {"no room", "evicted"} for preset in TOKEN_EVICTION}
-MUST_BE_SEEN |= {name: {"no room", "evicted", "compacted"} for name in ("h2o-compacted", "snapkv-compacted")}
+MUST_BE_SEEN |= {
+    name: {"no room", "evicted", "compacted"} for name in ("h2o-compacted", "h2o-packed", "snapkv-compacted")
+}
 MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "swapped in", "reserve refused"}
 """Situations that the machine must have met with a policy."""
 
