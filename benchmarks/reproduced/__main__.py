@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 IDEAS: dict[str, str] = {
+    "token-eviction": "token_eviction",
     "searches": "searches",
 }
 """The ideas by name, and the module here whose function ``find`` gives their findings."""

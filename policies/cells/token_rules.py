@@ -32,6 +32,11 @@ class TokenRule(ABC):
     def evicted(self, positions: IntArray, prompt_tokens: int, scores: Scores) -> IntArray:
         """Indices into ``positions``, those of the tokens held, ascending: the tokens to evict, ascending."""
 
+    @property
+    def queries(self) -> int | None:
+        """Of how many latest query tokens an engine is to sum up the attention that is ranked by; None: of all."""
+        return None
+
     def most_held(self, prompt: int, final: int, n_ubatch: int) -> int:
         """The most tokens held at once of a sequence with ``prompt`` tokens in its prompt and ``final`` in all.
 
@@ -87,6 +92,11 @@ class PromptHeavy(TokenRule):
         weights = scores(positions[: held - min(OBSERVED, self.budget)])
         around = np.pad(weights, KERNEL // 2, mode="edge")
         return _lightest(np.lib.stride_tricks.sliding_window_view(around, KERNEL).max(axis=1), excess)
+
+    @property
+    def queries(self) -> int | None:
+        """Those at the end of the prompt."""
+        return OBSERVED
 
     def most_held(self, prompt: int, final: int, n_ubatch: int) -> int:
         """The prompt is held whole."""

@@ -103,8 +103,10 @@ class TokenBlocks:
         self._count(gone, -1)
         if self._refill:
             own.empty = np.concatenate((own.empty, gone))
-        touched = np.unique(gone // self.size)
-        self._free(own, touched[self._tokens[touched] == 0])
+        touched = gone // self.size
+        touched = touched[self._tokens[touched] == 0]
+        if len(touched):
+            self._free(own, np.unique(touched))
 
     def truncate(self, seq: int, n: int) -> None:
         """Keep the first ``n`` tokens of a sequence that has lost none, and what its last block has room for."""
@@ -172,11 +174,12 @@ class TokenBlocks:
     def cells_read(self, seq: int) -> int:
         """Cells that a kernel reads which goes through a sequence's blocks: its tokens, and the holes among them."""
         own = self.held[seq]
-        return len(own.blocks) * self.size - int(np.count_nonzero(self._unwritten[own.empty]))
+        return len(own.blocks) * self.size - self._n_unwritten(own)
 
     def blocks_read(self, seq: int) -> int:
         """Blocks in which these cells lie."""
-        return int(np.count_nonzero(self._tokens[self.held[seq].blocks]))
+        own = self.held[seq]
+        return len(own.blocks) - self._n_unwritten(own) // self.size
 
     def view(self, seq: int) -> View:
         """The cells that hold a token of a sequence, in order of position."""
@@ -200,6 +203,10 @@ class TokenBlocks:
 
     # Helpers
 
+    def _n_unwritten(self, own: HeldTokens) -> int:
+        """Cells that are behind all that their blocks have held: of one block a part, of others all."""
+        return int(np.count_nonzero(self._unwritten[own.empty])) if len(own.empty) else 0
+
     def _cells_of(self, blocks: IntArray) -> IntArray:
         cells: IntArray = (blocks[:, None] * self.size + np.arange(self.size)).reshape(-1)
         return cells
@@ -213,8 +220,6 @@ class TokenBlocks:
             self._tokens += each * np.bincount(cells // self.size, minlength=len(self._tokens))
 
     def _free(self, own: HeldTokens, blocks: IntArray) -> None:
-        if not len(blocks):
-            return
         gone = set(blocks.tolist())
         own.blocks = [block for block in own.blocks if block not in gone]
         own.empty = own.empty[~np.isin(own.empty // self.size, blocks)]

@@ -117,5 +117,6 @@ def test_every_block_is_free_or_has_one_owner_and_counts_its_tokens(refill, roun
         assert sorted([*blocks, *pool.pool.free.order()]) == list(range(1, 40))
         assert all(cell // SIZE in pool.held[s].blocks for cell, (s, _) in cells.items())
         assert pool.stored == len(cells)
+        assert pool.blocks_read(seq) == len({cell // SIZE for cell, (s, _) in cells.items() if s == seq})
         assert pool.top == max(cells, default=-1) + 1
         assert len(own.cells) <= pool.cells_read(seq) <= len(own.blocks) * SIZE
