@@ -1,6 +1,6 @@
 """The direction of what docs/reproduced.md says of token eviction, on a small version."""
 
-from benchmarks.reproduced.token_eviction import BATCH, blocks_held, served
+from benchmarks.reproduced.token_eviction import BATCH, blocks_of, served
 
 SMALL = {
     "workload__requests": 12,
@@ -13,11 +13,13 @@ SMALL = {
 
 
 def test_holes_keep_blocks_that_refilling_needs_less_of_and_packing_hardly_any():
-    stay, refilled, packed, whole = (
-        blocks_held(1, policy, 102, 16, prompt=256, answer=128)
+    found = {
+        policy: blocks_of(1, policy, 102, 16, prompt=256, answer=128)
         for policy in ("h2o", "h2o-refilled", "h2o-packed", "h2o-blocks")
-    )
+    }
+    stay, refilled, packed, whole = (each.held / each.needed for each in found.values())
     assert stay > refilled > 2 > 1.1 > packed >= whole == 1
+    assert all(each.whole > each.held for each in found.values())
 
 
 def test_what_evicts_tokens_serves_more_only_where_holes_are_packed():
