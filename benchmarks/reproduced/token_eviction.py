@@ -184,13 +184,14 @@ def _plenty_of_memory() -> Iterator[Finding]:
         ("H100", BATCH, PLENTY, _GPU),
         ("CPU", CPU, {"workload__requests": PLENTY["workload__requests"]}, cpu),
     ):
-        found = runs(path, ("h2o", "h2o-packed"), **keys)
+        found = runs(path, ("paged", "h2o", "h2o-packed"), **keys)
         holes = [s.throughput for s in found["h2o"]]
         prefix = f"plenty of memory, {where}"
         useful = mean([s.useful for s in found["h2o"]])
         yield _finding(f"{prefix}: cells read that hold a token, h2o", "no claim", useful, "share", differs)
-        faster = ratio([s.throughput for s in found["h2o-packed"]], holes)
-        yield _finding(f"{prefix}: tokens/s, h2o-packed over h2o", "no claim", faster, differs=differs)
+        for other in ("paged", "h2o"):
+            faster = ratio([s.throughput for s in found["h2o-packed"]], [s.throughput for s in found[other]])
+            yield _finding(f"{prefix}: tokens/s, h2o-packed over {other}", "no claim", faster, differs=differs)
         for threshold in THRESHOLDS:
             tidied = runs(path, ("h2o-compacted",), cache__threshold=threshold, **keys)["h2o-compacted"]
             faster, copying = ratio([s.throughput for s in tidied], holes), mean([1000 * s.copying for s in tidied])
