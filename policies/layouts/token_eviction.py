@@ -138,24 +138,26 @@ class TokenEvictionPolicy(Policy):
 
         ``whole``: the prompt of the only sequence must fit as well, as far as it is ever held at once.
         """
-        missing = []
-        for blocks in self._blocks:
-            need = sum(blocks.missing(seq, n) for seq, n in tokens.items())
-            if whole:
-                most = blocks_for(self.rule.most_held(whole, whole, self._n_ubatch), self.block_size)
-                need = max(need, most - sum(len(blocks.of(seq).blocks) for seq in tokens))
-            missing.append(need - len(blocks.pool.free))
-        if max(missing) <= 0:
-            return True
-        if self._compact_above is None:
-            return False
-        excess = [sum(max(blocks.excess_blocks(seq), 0) for seq in blocks.held) for blocks in self._blocks]
-        if any(more > gained for more, gained in zip(missing, excess, strict=True)):
-            return False
-        for group, more in enumerate(missing):
-            if more > 0:
-                self._compact_all(group)
+        most = blocks_for(self.rule.most_held(whole, whole, self._n_ubatch), self.block_size) if whole else 0
+        short = []
+        for group, blocks in enumerate(self._blocks):
+            least = most - sum([len(blocks.of(seq).blocks) for seq in tokens]) if whole else 0
+            free = len(blocks.pool.free)
+            if max(sum([blocks.missing(seq, n) for seq, n in tokens.items()]), least) > free:
+                if self._compact_above is None or not self._compacting_suffices(blocks, tokens, least):
+                    return False
+                short.append(group)
+        for group in short:
+            self._compact_all(group, tokens)
         return True
+
+    def _compacting_suffices(self, blocks: TokenBlocks, tokens: dict[int, int], least: int) -> bool:
+        """Whether there would be enough blocks in a group if all sequences were compacted; ``least`` are needed."""
+        excess = {seq: blocks.excess_blocks(seq, tokens.get(seq, 0)) for seq in blocks.held}
+        # What is compacted has room for its tokens then.
+        missing = sum([blocks.missing(seq, n) for seq, n in tokens.items() if excess.get(seq, 0) <= 0])
+        freed = sum([more for more in excess.values() if more > 0])
+        return max(missing, least) <= len(blocks.pool.free) + freed
 
     def _place(self, chunks: tuple[Chunk, ...], views: bool) -> MicroBatch:
         """Write the chunks of one forward pass into blocks that they have."""
@@ -198,12 +200,13 @@ class TokenEvictionPolicy(Policy):
         """Pack each sequence's tokens into as few blocks as hold them; no moves where holes are left to be."""
         if self._compact_above is None:
             return NO_MOVES
-        every = [self._compact_all(group) for group in range(len(self.groups))]
+        every = [self._compact_all(group, {}) for group in range(len(self.groups))]
         return every[0]
 
-    def _compact_all(self, group: int) -> Moves:
+    def _compact_all(self, group: int, tokens: dict[int, int]) -> Moves:
+        """Compact a group's sequences, but leave them room for so many more tokens each."""
         blocks = self._blocks[group]
-        moves = Moves.join([blocks.compact(seq) for seq in sorted(blocks.held)])
+        moves = Moves.join([blocks.compact(seq, tokens.get(seq, 0)) for seq in sorted(blocks.held)])
         self._add_moves(group, moves)
         return moves
 
@@ -234,10 +237,11 @@ class TokenEvictionPolicy(Policy):
         self._ends[seq] = start
 
     def can_truncate(self, seq: int, n: int) -> int:
-        """All ``n`` tokens, or 0 once one of the sequence's tokens has been evicted."""
+        """``n`` tokens if that is all of the sequence, or as long as none of them has been evicted; otherwise 0."""
         end = self._ends.get(seq, 0)
-        whole = all(len(blocks.of(seq).cells) == end for blocks in self._blocks) if end else False
-        return min(n, end) if whole else 0
+        if n >= end:
+            return end
+        return n if all(len(blocks.held[seq].cells) == end for blocks in self._blocks) else 0
 
     # Looking in
 

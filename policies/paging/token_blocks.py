@@ -136,18 +136,19 @@ class TokenBlocks:
         read = self.cells_read(seq)
         return fragmentation(len(self.held[seq].cells), read) if read else 0.0
 
-    def excess_blocks(self, seq: int) -> int:
-        """Blocks that compacting a sequence would free."""
+    def excess_blocks(self, seq: int, more: int = 0) -> int:
+        """Blocks that compacting a sequence would free, if it has to have room for ``more`` tokens."""
         own = self.held[seq]
-        return len(own.blocks) - blocks_for(len(own.cells) + own.reserved, self.size)
+        return len(own.blocks) - blocks_for(len(own.cells) + max(own.reserved, more), self.size)
 
-    def compact(self, seq: int) -> Moves:
+    def compact(self, seq: int, more: int = 0) -> Moves:
         """Copy the tokens of a sequence's emptiest blocks into the holes of its fullest, if that frees a block.
 
-        Fewest cells move that way. No run overlaps another, so that any order is safe.
+        Fewest cells move that way. No run overlaps another, so that any order is safe. ``more``: leave room for so
+        many further tokens.
         """
         own = self.held[seq]
-        excess = self.excess_blocks(seq)
+        excess = self.excess_blocks(seq, more)
         if excess <= 0:
             return NO_MOVES
         blocks = np.array(own.blocks)

@@ -104,6 +104,19 @@ def test_below_the_threshold_only_a_missing_block_has_holes_compacted():
         policy.allocate([Chunk(1, 0, 16)])
 
 
+def test_compaction_leaves_the_step_that_asks_for_it_its_room():
+    """Five blocks hold 14 tokens, so that compacting frees one, if no more than two tokens are to go to the others."""
+    policy = cache("snapkv-compacted", budget=13, blocks=8, threshold=0.9, n_ubatch=32)
+    start(policy, 16)
+    policy.allocate([Chunk(0, 16, 1)])
+    policy.open(1, SequencePlan(16, 40, 40))
+    with pytest.raises(NoSlot):
+        policy.allocate([Chunk(0, 17, 3), Chunk(1, 0, 16)])
+    (batch,) = policy.allocate([Chunk(0, 17, 2), Chunk(1, 0, 16)])
+    assert len(set(batch.places[0].cells.tolist())) == 18
+    assert batch.places[0].moves.n_runs > 0
+
+
 def test_nothing_is_copied_where_all_that_could_be_freed_is_too_little():
     policy, _ = scattered("h2o-compacted", threshold=0.9, blocks=8)
     with pytest.raises(NoSlot):
@@ -137,6 +150,7 @@ def test_a_tail_can_go_until_a_token_is_evicted():
     policy.allocate([Chunk(0, 6, 6)])
     policy.allocate([Chunk(0, 12, 1)])
     assert policy.can_truncate(0, 6) == 0
+    assert policy.can_truncate(0, 13) == 13
     with pytest.raises(Unsupported, match="tokens have been evicted"):
         policy.free(0, 6)
     policy.free(0)
