@@ -72,6 +72,8 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "free_order": draw(st.sampled_from(["0.33.0", "0.33.0", "0.22.1"])),
                 "watermark": draw(st.sampled_from([0.0, 0.1])),
                 "host_cells": host,
+                "budget": draw(st.sampled_from([24, 6, 256])),
+                "budget_groups": draw(st.sampled_from([1, 1, 3])),
             },
         }
     )
