@@ -59,6 +59,7 @@ COMPILED = [
     "policies.paging.decode_steps",
     "policies.paging.free_lists.belady",
     "policies.paging.free_lists.lru",
+    "policies.paging.free_lists.parked",
     "policies.paging.free_lists.ranked",
     "policies.paging.free_lists.sieve",
     "policies.paging.free_lists.uncached",

@@ -20,7 +20,7 @@ from policies.plugins import (
     origins,
     why_left_out,
 )
-from policies.policy import CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
+from policies.policy import AdmissionRuleName, CacheConfig, Kernel, Policy, PolicyFactory, Unsupported
 from policies.presets import GROUPS, Preset, PresetGroup, current_name
 from policies.vocabulary import (
     NO_MOVES,
@@ -48,6 +48,7 @@ __all__ = [
     "NOTHING",
     "NO_MOVES",
     "NO_SHIFT",
+    "AdmissionRuleName",
     "CacheConfig",
     "CellMap",
     "Chunk",

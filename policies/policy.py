@@ -41,6 +41,12 @@ the sequence's own (llama.cpp without flash attention). ``tiled``: as ``masked``
 the sequence (flash attention). ``gather``: just the sequence's cells, found through a table (paged attention).
 ``sliced``: the sequence's own stretch of the cache, from its lowest cell to its highest."""
 
+AdmissionRuleName = Literal["as-it-fits", "no-evict", "expected"]
+"""``as-it-fits``: a sequence starts if there is room for what it has (vLLM). ``no-evict``: only if there is room for
+all that it and those that run may ever hold, so that none is ever preempted (TensorRT-LLM's GUARANTEED_NO_EVICT).
+``expected``: only if there is room for its own limit and for a share of what those that run may still generate, a share
+that is learned from preemptions (SGLang)."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
@@ -58,6 +64,8 @@ class CacheConfig:
     """Cells in a block, for layouts that have blocks."""
     chunk_size: int = 64
     """Cells in a chunk, for layouts that have chunks."""
+    page_tokens: int = 32
+    """Cells in a page of virtual memory, for layouts that have pages."""
     pad: int = 32
     """The ``masked`` kernel's span is rounded up to a multiple of this many cells."""
     kernel: Kernel | None = None
@@ -66,6 +74,10 @@ class CacheConfig:
     """Fragmentation ratio above which a threshold trigger compacts."""
     window: int = 256
     """Tokens that a ring or a sliding window keeps for each sequence."""
+    full_layers: int = 1
+    """Two-level pages: layers with full attention, for so many ``window_layers``."""
+    window_layers: int = 5
+    """Two-level pages: layers with a sliding window, for so many ``full_layers``."""
     sinks: int = 4
     """First tokens of each sequence that a ring never overwrites, and StreamingLLM never evicts (Xiao et al., arXiv
     2309.17453)."""
@@ -91,6 +103,10 @@ class CacheConfig:
     """Paged: the version of vLLM whose order of free blocks is kept."""
     watermark: float = 0.0
     """Paged: share of the blocks that a waiting sequence must leave free while others run."""
+    admission: AdmissionRuleName = "as-it-fits"
+    """Paged: how much room a sequence that starts must leave for those that run."""
+    conservativeness: float = 1.0
+    """Paged, ``admission`` "expected": the larger, the more room is expected to be needed."""
     host_cells: int = 0
     """Paged: cells of a tier in host memory for what is evicted or swapped out."""
     future: Callable[[], Iterable[tuple[Content, int]]] | None = None
@@ -116,13 +132,16 @@ class Policy(ABC):
     name: str
     """The name in every table and command."""
     capacity: int
-    """Cells that can hold tokens, in the first group."""
+    """Cells that can hold tokens, in the first group; with ``shared_memory`` of all layers."""
     groups: tuple[Group, ...]
     """The caches side by side; one, except for models with a sliding window in some layers."""
     kernel: Kernel
     """How attention reads the cells."""
     block_size: int = 1
     """Cells that are handed out together."""
+    shared_memory: bool = False
+    """Whether the groups take their cells from one memory. ``capacity`` and ``usage`` are then of all groups together,
+    in cells of all layers; and each group numbers its cells as if it had the memory to itself."""
     unbounded: bool = False
     """Whether a sequence may go on for ever in a bounded number of cells, forgetting its oldest tokens."""
     forgets: bool = False
@@ -154,6 +173,9 @@ class Policy(ABC):
     can_free_while_decoding: bool = False
     """Whether decode steps may make room for waiting requests: by giving up cells, or by forgetting a shared prefix."""
 
+    admits_while_decoding: bool = False
+    """Whether ``admits`` may say yes after decode steps in which no cell was given up, where it said no before."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Make ``can_fast_forward`` False in a subclass that does not declare it."""
         super().__init_subclass__(**options)
@@ -174,6 +196,9 @@ class Policy(ABC):
         """Whether such a sequence may start now, or should wait; by default it may, as in llama.cpp."""
         return True
 
+    def note_preemption(self) -> None:  # noqa: B027  (most policies do not learn from it)
+        """Be told that a sequence has just been preempted, and is gone; by default no effect."""
+
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why such a sequence could not be served even if it had the cache to itself, with the sizes; or None."""
         if self.unbounded or plan.final_tokens <= self.max_sequence_tokens:
@@ -186,6 +211,10 @@ class Policy(ABC):
 
         They belong to the sequence as soon as a chunk that starts behind them has been reserved. By default none are.
         """
+        return 0
+
+    def cached_tokens(self, content: Content, tokens: int) -> int:
+        """How many tokens ``match`` would find of a text now. Changes nothing; by default none are found."""
         return 0
 
     # Placement
@@ -317,9 +346,10 @@ class Policy(ABC):
         return sorted({seq for cell_map in maps for owners in set(cell_map.owners) for seq in owners})
 
     def usage(self) -> Usage:
-        """How full and how broken up the first group is now; asked for after every step where tables are kept.
+        """How full and how broken up the first group is now, or with ``shared_memory`` all of them.
 
-        By default counted from ``occupancy()`` and ``contiguous``, as if nothing were reserved ahead.
+        Asked for after every step where tables are kept. By default counted from ``occupancy()`` and ``contiguous``,
+        as if nothing were reserved ahead.
         """
         return usage_of(self.occupancy(), self.capacity, self.groups[0].streams, contiguous=self.contiguous)
 

@@ -41,13 +41,20 @@ class SequencePlan(NamedTuple):
     prompt_tokens: int
     """Length of the prompt."""
     max_tokens: int
-    """The most positions that the sequence can ever hold: a server's limit for one sequence."""
+    """The most positions that the sequence can ever hold: by the server's limit for one sequence, and the client's."""
     final_tokens: int
     """Positions that it will hold when it ends. Only clairvoyant policies may look at it."""
     content: Content = NOTHING
     """What it says and will say. Other sequences may find only what has been run."""
     request: int = -1
     """The number of its request in the workload. Only clairvoyant policies may look at it."""
+    generated: int = 0
+    """Output tokens that it had when it was preempted, which are computed again behind its prompt."""
+
+    @property
+    def start_tokens(self) -> int:
+        """Tokens that must be computed, or found, before the next one is generated."""
+        return self.prompt_tokens + self.generated
 
 
 class View(NamedTuple):
@@ -179,6 +186,8 @@ class Place(NamedTuple):
     """One for each chunk, filled only where the caller asked: a real engine needs them, a clock does not."""
     transfers: tuple[Transfer, ...] = ()
     """Copies to and from the host tier, in order, before everything else."""
+    mapped: int = 0
+    """Pages of virtual memory, each of all layers of the group, to map before the pass while it waits."""
 
 
 class HostRuns(Sequence[Transfer]):

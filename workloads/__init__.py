@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from workloads.generators.gaps import poisson_gaps as poisson_gaps
     from workloads.generators.gaps import weibull_gaps as weibull_gaps
     from workloads.generators.joint import GivenPrompt as GivenPrompt
+    from workloads.generators.lengths import Capped as Capped
     from workloads.generators.lengths import Empirical as Empirical
     from workloads.generators.lengths import Fixed as Fixed
     from workloads.generators.lengths import Gamma as Gamma
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from workloads.generators.sessions import Sessions as Sessions
     from workloads.generators.sessions import Tools as Tools
     from workloads.generators.synthetic import Synthetic as Synthetic
+    from workloads.limited import LimitedOutputs as LimitedOutputs
     from workloads.request import BadRowError as BadRowError
     from workloads.request import MissingExtraError as MissingExtraError
     from workloads.request import Prefixes as Prefixes
@@ -65,11 +67,12 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "weibull_gaps",
     ),
     "workloads.generators.joint": ("GivenPrompt",),
-    "workloads.generators.lengths": ("Empirical", "Fixed", "Gamma", "Lengths", "Lognormal", "Zipf"),
+    "workloads.generators.lengths": ("Capped", "Empirical", "Fixed", "Gamma", "Lengths", "Lognormal", "Zipf"),
     "workloads.generators.mix": ("Mix", "part_seed"),
     "workloads.generators.modulated": ("diurnal_gaps", "modulated_gaps"),
     "workloads.generators.sessions": ("MAX_TURNS", "Sessions", "Tools"),
     "workloads.generators.synthetic": ("Synthetic",),
+    "workloads.limited": ("LimitedOutputs",),
     "workloads.request": (
         "BadRowError",
         "MissingExtraError",

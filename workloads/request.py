@@ -52,6 +52,9 @@ class Request(NamedTuple):
     """Tokens that a context shift discards, 0 for half of the rest; None: as the server has it."""
     cache_prompt: bool | None = None
     """Whether it begins with what its slot holds of its prompt; None: as the server has it."""
+    max_output_tokens: int | None = None
+    """The most tokens that its client lets be generated (``max_tokens``), at least ``output_tokens``; None: as many as
+    its sequence has room for."""
 
     @property
     def answer(self) -> Segment:

@@ -10,6 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 
 IDEAS: dict[str, str] = {
+    "admission": "admission",
+    "virtual-memory": "virtual_memory",
+    "two-level-pages": "two_level_pages",
+    "radix-tree": "radix_tree",
     "token-eviction": "token_eviction",
     "searches": "searches",
 }

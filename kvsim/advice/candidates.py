@@ -327,8 +327,9 @@ def _untimed(policy: str, profile: Profile) -> str:
 
 def _policies_left_out(searched: set[str], engine: str, window: int | None, model: str) -> dict[str, tuple[str, str]]:
     """Installed policies that are not searched: a key of ``REASONS``, and an explanation."""
-    # streams is llama.cpp-b6975 with a cache per slot, and paged is vllm without its prefix cache.
-    covered = {"streams": "llama.cpp-b6975", "paged": "vllm"}
+    # streams is llama.cpp-b6975 with a cache per slot, paged is vllm without its prefix cache, and layer-groups and
+    # uniform-pages are vllm where some of the layers have a window.
+    covered = {"streams": "llama.cpp-b6975", "paged": "vllm", "layer-groups": "vllm", "uniform-pages": "vllm"}
     left_out: dict[str, tuple[str, str]] = {}
     for name, preset in available().items():
         if name in searched or covered.get(name) in searched:

@@ -274,6 +274,13 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
             host_cache=False,
         ),
     ),
+    "mapping": (
+        Remedy(
+            "map fewer, larger pages, or use a block table, which maps none",
+            "cache.page_tokens, four times as many; kvsim compare {scenario} -p paged",
+            parameter="page_tokens",
+        ),
+    ),
     "machine": (
         Remedy(
             "find out what else runs on these cores, stop it, and measure again",

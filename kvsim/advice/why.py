@@ -50,6 +50,7 @@ CAUSES: dict[str, str] = {
     "failures": "batch splits and preemptions",
     "prefix": "prompt tokens that an earlier request had computed",
     "transfers": "copies to and from the host",
+    "mapping": "mapping pages",
     "machine": "the machine: measured minus predicted",
 }
 """The causes that a request's time is attributed to, with descriptions.
@@ -65,9 +66,16 @@ _SERVER_WORK = {
     "holes_s": "attention over cells of other sequences and free cells",
     "moves_s": "compaction",
     "transfers_s": "copies to and from the host",
+    "mapping_s": "mapping pages",
 }
 """What a server does while requests wait; the keys are ``time_breakdown.TERMS``."""
-_CAUSE_OF_WORK = {"useful_s": "context", "holes_s": "holes", "moves_s": "compaction", "transfers_s": "transfers"}
+_CAUSE_OF_WORK = {
+    "useful_s": "context",
+    "holes_s": "holes",
+    "moves_s": "compaction",
+    "transfers_s": "transfers",
+    "mapping_s": "mapping",
+}
 """The cause whose remedies reduce a kind of server work."""
 
 

@@ -31,6 +31,7 @@ class BeforePass(NamedTuple):
     moves_s: float
     shift_s: float
     transfers_s: float
+    mapping_s: float
 
 
 class CostModel:
@@ -39,9 +40,15 @@ class CostModel:
     Without a ``link``, a copy to or from the host tier costs what the profile measured for one inside the cache.
     """
 
-    def __init__(self, profile: Profile, link: HostLink | None = None, cell_bytes: float = 0.0):
-        """``cell_bytes``: bytes of K and V of one token in all layers, for copies that the profile has not measured."""
+    def __init__(
+        self, profile: Profile, link: HostLink | None = None, cell_bytes: float = 0.0, map_page_s: float = 0.0
+    ):
+        """``cell_bytes``: bytes of K and V of one token in all layers, for copies that the profile has not measured.
+
+        ``map_page_s``: seconds to map a page of virtual memory in all layers.
+        """
         self.profile = profile
+        self._map_page_s = map_page_s
         self._link = link
         self._cell_bytes = cell_bytes
         self._prices: dict[tuple[Kernel, tuple[Group, ...]], PassPrice] = {}
@@ -59,6 +66,7 @@ class CostModel:
             group.share * self.moves(place.moves) if place.moves.n_runs else 0.0,
             group.share * self.shift(place.shift, group) if len(place.shift.cells) else 0.0,
             group.share * self.transfers(place.transfers) if place.transfers else 0.0,
+            group.share * self.mapping(place.mapped),
         )
 
     @property
@@ -91,6 +99,10 @@ class CostModel:
         if self._link is not None:
             return self._between_tiers(len(copy.transfers), copy.cells)
         return host_copies_s(self.profile, copy, self._cell_bytes)
+
+    def mapping(self, pages: int) -> float:
+        """Seconds to map pages of virtual memory in all layers."""
+        return self._map_page_s * pages
 
     def _between_tiers(self, runs: int, cells: int) -> float:
         if not runs:

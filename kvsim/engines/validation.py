@@ -38,8 +38,10 @@ from kvsim.simulation.recorder import Progress, Recorder
 from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
 from policies import Chunk, HostCopy, MicroBatch, Moves, Policy, PolicyFactory, Transfer, in_group
+from policies.layouts.virtually_contiguous import VirtuallyContiguousPolicy
 from real_engine import Engine, load_model
 from real_engine.llamacpp import LlamaCpp
+from real_engine.virtual_memory import VirtualEngine
 
 _MEASURES = ("ttft_s", "tpot_s", "e2e_s")
 _STATISTICS = ("mean", "p50", "p95", "p99")
@@ -317,7 +319,18 @@ class _NumpyRunner:
         self.reference_passes = numpy_reference_passes(self._model, cache.type_k, cache.type_v)
 
     def backend(self, policy: Policy, choice: str | PolicyFactory) -> tuple[Policy, Backend]:
-        cache, seed = self._scenario.cache, self._scenario.seed
+        served, cache, seed = self._scenario, self._scenario.cache, self._scenario.seed
+        if isinstance(policy, VirtuallyContiguousPolicy) and policy.kernel == "sliced":
+            if (cache.type_k, cache.type_v) != ("f32", "f32"):
+                raise UserError(f"{policy.name}: pages are mapped for K and V in f32 only")
+            return policy, VirtualEngine(
+                self._model,
+                policy.groups,
+                seed,
+                page_tokens=policy.block_size,
+                slots=served.server.slots,
+                max_tokens=served.slot_context,
+            )
         engine = Engine(self._model, policy.groups, policy.kernel, seed, type_k=cache.type_k, type_v=cache.type_v)
         return policy, engine
 

@@ -19,7 +19,11 @@ _BINS = 60
 """Maximum number of points along the time axis, each the mean of equally many requests."""
 # The order keeps similar colours apart in the stack.
 _STACK = ("queueing", "own", "batch", "context", "holes", "compaction", "transfers", "prefix", "failures", "machine")
-_COLOURS = {**dict(zip(_STACK, sns.color_palette("colorblind", 10), strict=True)), "cells": (0.25, 0.25, 0.45)}
+_COLOURS = {
+    **dict(zip(_STACK, sns.color_palette("colorblind", 10), strict=True)),
+    "cells": (0.25, 0.25, 0.45),
+    "mapping": (0.45, 0.3, 0.25),
+}
 _LABELS = {
     "queueing": "waiting for a slot",
     "cells": "waiting for cells",
@@ -31,6 +35,7 @@ _LABELS = {
     "failures": "batch splits, preemptions",
     "prefix": "prefix misses",
     "transfers": "host copies",
+    "mapping": "mapping pages",
     "machine": "the machine",
 }
 

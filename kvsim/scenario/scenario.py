@@ -27,7 +27,7 @@ from kvsim.model.engine_versions import ENGINE_VERSIONS, LLAMACPP_B4666, PRESENT
 from kvsim.scenario.builtin import builtin_names, builtin_text
 from kvsim.scenario.content import content_of
 from kvsim.scenario.device_defaults import table_on, with_device_defaults
-from kvsim.scenario.section import Section
+from kvsim.scenario.section import Section, WorkloadSection
 from kvsim.scenario.server_defaults import (
     AUTO,
     TODAYS_SERVERS,
@@ -248,7 +248,7 @@ class Scenario(Section):
 
     def build_workload(self) -> workloads.Workload:
         """Build the workload. Raises ``WorkloadError`` if a trace cannot be read."""
-        return self.workload.build(self.seed, self.folder)
+        return self.workload.build_limited(self.seed, self.folder)
 
     def _file(self, name: str) -> bool:
         try:
@@ -406,6 +406,7 @@ def _explain(label: str, error: ErrorDetails) -> str:
     given = error.get("input")
     if error["type"] == "extra_forbidden":
         known = [name for name in section.model_fields if name != "folder"]
+        known.sort(key=WorkloadSection.model_fields.__contains__)  # What all kinds have comes after what is their own.
         if section is ServerSection:
             known += other_names("server")
         return f"{label}: {key}: {unknown('key', location[-1], known)}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt
+
+import workloads
 
 MAX_ENTRIES = 10_000
 """The most entries of a list in a scenario file."""
@@ -15,6 +18,24 @@ class Section(BaseModel):
 
     # Schemas are built when first used: a scenario builds those of all its sections at once.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+
+class WorkloadSection(Section):
+    """What all kinds of workload have; a subclass builds one."""
+
+    max_output_tokens: PositiveInt | None = None
+    """The most tokens that clients let be generated (``max_tokens`` of their requests); longer outputs are cut to it.
+    By default they state none."""
+
+    if TYPE_CHECKING:
+
+        def build(self, seed: int, folder: Path) -> workloads.Workload:
+            """Build the workload, without the limit."""
+
+    def build_limited(self, seed: int, folder: Path) -> workloads.Workload:
+        """Build the workload, with the limit that clients state."""
+        built, limit = self.build(seed, folder), self.max_output_tokens
+        return built if limit is None else workloads.LimitedOutputs(built, limit)
 
 
 def entries(at_least: int, at_most: int) -> BeforeValidator:

@@ -37,6 +37,7 @@ _SERVER_KEYS = {
     "reserve_full": ("vllm",),
     "async_scheduling": ("vllm",),
     "order": ("vllm",),
+    "longest_prefix_limit": ("vllm",),
 }
 """Keys of the section ``server`` that only some schedulers look at."""
 

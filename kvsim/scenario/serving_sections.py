@@ -10,7 +10,7 @@ from kvsim.model.engine_shapes import ModelShape, Storage, is_engine_model, shap
 from kvsim.model.engine_versions import LLAMACPP_B4666, PRESENT
 from kvsim.model.memory_shapes import MemoryShape, memory_shape
 from kvsim.scenario.section import Section
-from policies import Eviction, FreeOrder, Kernel, SearchName, current_name
+from policies import AdmissionRuleName, Eviction, FreeOrder, Kernel, SearchName, current_name
 
 
 def _shape(name: str) -> ModelShape | MemoryShape:
@@ -88,10 +88,20 @@ class ServerSection(Section):
     async_scheduling: bool = False
     """vllm: each step is composed when the one before it starts (``--async-scheduling``): new requests wait, and ended
     ones hold what they have, for a step longer. As in vLLM on by default on a device, off on CPUs."""
-    order: Literal["fcfs", "priority"] = "fcfs"
-    """vllm: the order of admission; preemption goes in the reverse order."""
+    order: Literal["fcfs", "priority", "longest-prefix", "depth-first"] = "fcfs"
+    """vllm: the order of admission: as they came; by priority, where preemption goes in the reverse order; most cached
+    tokens first (SGLang's ``--schedule-policy lpm``); or down one branch after the other of the tree of their
+    prompts."""
+    longest_prefix_limit: NonNegativeInt = 128
+    """vllm, ``longest-prefix``: where more requests wait, they are served as they came, as in SGLang; 0: no limit."""
     preemption: Literal["recompute", "swap"] = "recompute"
     """vllm: a preempted request is recomputed, or is swapped to the host tier (``cache.host_cells``)."""
+    victim: Literal["newest", "fewest-generated"] = "newest"
+    """vllm: who is preempted: the request that was admitted last (vLLM), or the one with the fewest output tokens, and
+    among equals the longest prompt (SGLang); with ``order = "priority"`` that of the least urgent ones."""
+    requeue: Literal["front", "back"] = "front"
+    """vllm: where a preempted request waits: before all others (vLLM), or behind them (SGLang); no effect with
+    ``order = "priority"``."""
     prefetch: Literal["none", "on-resume", "predictive"] = "none"
     """What is copied back from the host tier ahead of its use: nothing; prefixes of waiting requests; or also those of
     the next turns of sessions, at the time when they are expected."""
@@ -112,10 +122,17 @@ class CacheSection(Section):
     """Cells in a block, for paged layouts."""
     chunk_size: PositiveInt = 64
     """Cells in a chunk, for the chunked layout."""
+    page_tokens: PositiveInt = 32
+    """Virtually contiguous: tokens in a page, which are the bytes of a page over those of a token's K in one layer: 32
+    of Llama 3.1 8B in 16 bits where pages have 64 KiB."""
     threshold: Annotated[float, Field(ge=0, le=1)] = LLAMACPP_B4666.threshold
     """Fragmentation ratio above which the threshold trigger starts compaction (``--defrag-thold``)."""
     window: Annotated[int, Field(ge=2)] = 256
     """Tokens that a ring or a sliding window keeps for each sequence."""
+    full_layers: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Two-level pages: layers with full attention, for so many ``window_layers``; only the ratio matters."""
+    window_layers: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Two-level pages: layers with a sliding window, for so many ``full_layers``."""
     sinks: NonNegativeInt = 4
     """First tokens of each sequence that a ring never overwrites, and StreamingLLM never evicts."""
     budget: Annotated[int, Field(ge=2)] = 256
@@ -146,6 +163,13 @@ class CacheSection(Section):
     """Paged: the version of vLLM whose order of free blocks is followed."""
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Paged: share of the blocks that a waiting request must leave free while others run."""
+    admission: AdmissionRuleName = "as-it-fits"
+    """Paged: a request starts if there is room for what it has ("as-it-fits", vLLM), for all that it and those that run
+    may ever hold ("no-evict", TensorRT-LLM's GUARANTEED_NO_EVICT), or for what they are expected to ("expected",
+    SGLang). What they may hold follows from ``workload.max_output_tokens`` and ``server.slot_context``."""
+    conservativeness: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Paged, ``admission = "expected"``: the larger, the more running requests are expected to generate
+    (SGLang's ``--schedule-conservativeness``)."""
     host_cells: Annotated[int, Field(ge=0, le=2**26)] = 0
     """Paged: cells in host memory, for blocks that are evicted or swapped out."""
 
@@ -166,3 +190,6 @@ class MachineSection(Section):
     """Bandwidth to the host tier, 10**9 bytes/s; by default that of copies inside the cache, by the profile."""
     host_latency_s: NonNegativeFloat = 0.0
     """Seconds before each run of cells on the way to or from the host tier; only with ``host_gb_s``."""
+    map_page_us: NonNegativeFloat = 40.0
+    """Virtually contiguous: microseconds to map one page of K or V of one layer. The default is CUDA's for 2 MiB, 2 of
+    ``cuMemMap`` and 38 of ``cuMemSetAccess`` (vAttention, arXiv 2405.04437, Table 3)."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, StringConstraints, field_validator
 
 import workloads
-from kvsim.scenario.section import Section
+from kvsim.scenario.section import Section, WorkloadSection
 
 
-class TraceWorkload(Section):
+class TraceWorkload(WorkloadSection):
     """The keys of all traces. A file may be plain, or compressed by gzip, bzip2 or xz."""
 
     count_key: ClassVar[str] = "limit"

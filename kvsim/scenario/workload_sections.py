@@ -22,7 +22,7 @@ import workloads
 from kvsim.errors import no_such
 from kvsim.scenario.length_sections import AnyLengths, AnyOutputs, FixedLengths, LognormalLengths, refuse_decreasing
 from kvsim.scenario.named_workloads import NAMED, named_section
-from kvsim.scenario.section import MAX_ENTRIES, Section, entries
+from kvsim.scenario.section import MAX_ENTRIES, WorkloadSection, entries
 from kvsim.scenario.trace_sections import (
     AzureWorkload,
     BurstGptWorkload,
@@ -45,7 +45,7 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 """A number of requests."""
 
 
-class GeneratedWorkload(Section):
+class GeneratedWorkload(WorkloadSection):
     """The keys of all generated workloads of single requests."""
 
     count_key: ClassVar[str] = "requests"
@@ -219,7 +219,7 @@ class ClosedLoopWorkload(GeneratedWorkload):
         return self._synthetic(seed, gaps, self.users)
 
 
-class ConversationsWorkload(Section):
+class ConversationsWorkload(WorkloadSection):
     """The keys of sessions and agents; see ``workloads.Sessions``."""
 
     count_key: ClassVar[str] = "sessions"
@@ -252,6 +252,7 @@ class ConversationsWorkload(Section):
         return turns
 
     def _sessions(self, seed: int, tools: workloads.Tools | None) -> workloads.Workload:
+        outputs, limit = self.output_tokens.build(), self.max_output_tokens
         return workloads.Sessions(
             seed,
             self.sessions,
@@ -261,7 +262,7 @@ class ConversationsWorkload(Section):
             self.system_tokens.build(),
             self.popularity,
             self.user_tokens.build(),
-            self.output_tokens.build(),
+            outputs if limit is None else workloads.Capped(outputs, limit),
             self.think_s,
             self.max_context,
             tools,
@@ -309,7 +310,7 @@ class AgentsWorkload(ConversationsWorkload):
         return self._sessions(seed, workloads.Tools(self.tool_share, self.result_tokens.build(), self.tool_s))
 
 
-class NamedWorkload(Section):
+class NamedWorkload(WorkloadSection):
     """A generator that was fitted to a public trace and ships with the package; see ``kvsim workload list``."""
 
     count_key: ClassVar[str] = "requests"
@@ -383,7 +384,7 @@ AnyPart = Annotated[_Open, Discriminator(_workload_kind), BeforeValidator(_mixab
 """The parts of a mix: any workload with arrival times."""
 
 
-class MixWorkload(Section):
+class MixWorkload(WorkloadSection):
     """Several workloads at once; see ``workloads.Mix``. Each part has its own seed (``workloads.part_seed``)."""
 
     count_key: ClassVar[str] = "limit"
@@ -396,7 +397,7 @@ class MixWorkload(Section):
 
     def build(self, seed: int, folder: Path) -> workloads.Workload:
         """Build the workload and all its parts."""
-        parts = [part.build(workloads.part_seed(seed, place), folder) for place, part in enumerate(self.parts)]
+        parts = [part.build_limited(workloads.part_seed(seed, place), folder) for place, part in enumerate(self.parts)]
         return workloads.Mix(parts, self.limit)
 
 

@@ -177,15 +177,16 @@ class SimulatedBackend(PassByPass):
         """Predicted seconds of the pass, and of what is to be done before it."""
         seconds = self._price.of_batch(batch)
         for place, group in zip(batch.places, self._groups, strict=True):
-            if place.moves.n_runs or len(place.shift.cells) or place.transfers:
+            if place.moves.n_runs or len(place.shift.cells) or place.transfers or place.mapped:
                 before = self._costs.before_pass(place, group)
                 seconds += before.moves_s
                 seconds += before.shift_s
                 seconds += before.transfers_s
+                seconds += before.mapping_s
         return seconds
 
     def mixed_step(self, members: int, reads: NextStepReads, chunks: PassSummary) -> float:
-        """Predicted seconds of the pass, and of the moves and rotations before it."""
+        """Predicted seconds of the pass, and of what is to be done before it."""
         seconds = self._price.of_mixed_step(members, reads, chunks)
         for group, each in zip(self._groups, (chunks, *chunks.further), strict=True):
             if each.moves is not NO_MOVES:
@@ -194,6 +195,8 @@ class SimulatedBackend(PassByPass):
                 seconds += group.share * self._costs.shift(each.shift, group)
             if each.transfers:
                 seconds += group.share * self._costs.transfers(each.transfers)
+            if each.mapped:
+                seconds += group.share * self._costs.mapping(each.mapped)
         return seconds
 
     def lockstep_steps(self, members: int, forecast: Forecast) -> Callable[[int], float]:

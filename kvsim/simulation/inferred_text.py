@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_WORDS = {"host_copies": "copies to host memory"}
+_WORDS = {"host_copies": "copies to host memory", "mapping": "mapping pages"}
 """What is printed for keys that are no words."""
 
 

@@ -72,6 +72,8 @@ class Recorder:
         self.batch_splits = 0
         self.moved_cells = 0
         self.move_runs = 0
+        self.mapped_pages = 0
+        """Pages of virtual memory that passes waited for."""
         self.compactions = 0
         self.context_shifts = 0
         self.preemptions = 0
@@ -154,6 +156,7 @@ class Recorder:
         for place in batch.places:
             self.moved(place.moves)
             self.transferred(place.transfers)
+            self.mapped_pages += place.mapped
             if self._digest is not None:
                 self._digest.update(place.cells.tobytes())
         if self._digest is not None:
@@ -176,6 +179,7 @@ class Recorder:
                 self.moved(each.moves)
             if each.transfers:
                 self.transferred(each.transfers)
+            self.mapped_pages += each.mapped
 
     def lockstep_steps(self, passes: int, scores: int, useful: int) -> None:
         """A lockstep batch has taken steps alone, in so many passes; ``useful`` of its ``scores`` were."""

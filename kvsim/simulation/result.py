@@ -105,6 +105,7 @@ def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict
             "move_runs": recorder.move_runs,
             "moved_cells": recorder.moved_cells,
             "moved_bytes": int(recorder.moved_cells * cell_bytes),
+            "mapped_pages": recorder.mapped_pages,
         },
         "context_shifts": recorder.context_shifts,
         "preemptions": recorder.preemptions,

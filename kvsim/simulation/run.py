@@ -104,7 +104,9 @@ def cost_model(scenario: Scenario, profile: Profile) -> CostModel:
     link = None
     if machine.host_gb_s is not None:
         link = HostLink(machine.host_gb_s * 1e9, machine.host_latency_s, scenario.cell_bytes)
-    return CostModel(profile, link, scenario.cell_bytes)
+    # A page of each layer's K, and one of its V.
+    map_page_s = machine.map_page_us * 1e-6 * 2 * scenario.model.shape.n_layers
+    return CostModel(profile, link, scenario.cell_bytes, map_page_s)
 
 
 def ledger_for(scenario: Scenario, policy: Policy, costs: CostModel) -> TimeBreakdown:
@@ -153,6 +155,9 @@ def _inferred(scenario: Scenario, profile: Profile, policy: Policy, recorder: Re
     basis = cost_model(scenario, profile).host_copies_basis
     if recorder.host_saves and basis is not None:
         found["host_copies"] = basis
+    if recorder.mapped_pages:
+        each = f"at {scenario.machine.map_page_us:g} µs for each page of a layer's K or V"
+        found["mapping"] = f"{each} (machine.map_page_us)"
     return found
 
 

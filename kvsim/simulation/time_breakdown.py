@@ -15,7 +15,8 @@ terms of its price say (``kvsim/costs/pass_price.py``), and each term is put dow
 - ``failures``: the base of passes that there would not be if a batch had not been cut for want of room; from a
   preemption to the next slot, and what was computed once more after it;
 - ``prefix``: prompt tokens computed although an earlier request had computed the same beginning;
-- ``transfers``: copies to and from the host tier, and waiting for them.
+- ``transfers``: copies to and from the host tier, and waiting for them;
+- ``mapping``: mapping pages of virtual memory before a pass.
 
 Tokens that are computed once more, or might have been found, are charged the difference that they make to the pass;
 if a pass has no other tokens of the request, they are charged all of it.
@@ -34,15 +35,27 @@ from kvsim.simulation.job import Job
 from kvsim.simulation.rows import Rows, Table
 from policies import Chunk, FastForward, MicroBatch, Policy
 
-CAUSES = ("queueing", "cells", "own", "batch", "context", "holes", "compaction", "failures", "prefix", "transfers")
+CAUSES = (
+    "queueing",
+    "cells",
+    "own",
+    "batch",
+    "context",
+    "holes",
+    "compaction",
+    "failures",
+    "prefix",
+    "transfers",
+    "mapping",
+)
 """Causes, in the order of the columns of ``TimeBreakdown.table``, where each ends in ``_s``."""
 
 SECONDS = [f"{cause}_s" for cause in CAUSES]
 """Names of these columns."""
 
-TERMS = ("fixed_s", "matrix_s", "useful_s", "holes_s", "moves_s", "transfers_s")
+TERMS = ("fixed_s", "matrix_s", "useful_s", "holes_s", "moves_s", "transfers_s", "mapping_s")
 """Terms of a pass: its base and its chunks; matrix work; attention over cells that are seen, and over others; moves and
-rotations; copies to and from the host tier."""
+rotations; copies to and from the host tier; mapping pages of virtual memory."""
 
 _OWN, _BATCH, _CONTEXT, _HOLES, _COMPACTION, _FAILURES, _PREFIX, _TRANSFERS = range(8)
 _BLOCK = 16
@@ -57,6 +70,8 @@ class _Watch:
     stop: int
     """Position up to which tokens are charged to the cause."""
     cause: int
+    prompt_tokens: int
+    """Tokens of the prompt that the request started with, which the server may have cut."""
 
 
 class TimeBreakdown:
@@ -101,20 +116,21 @@ class TimeBreakdown:
         n, chunks, now = batch.n_tokens, len(batch.chunks), self._pass
         price, extra = self._price.regime(n, chunks), self._count_off(n)
         useful, holes = self._price.attention_of_batch(batch, runs_are_holes=self._pieces_are_holes)
-        moves = transfers = 0.0
+        moves = transfers = mapping = 0.0
         for place, group in zip(batch.places, self._groups, strict=True):
             before = self._costs.before_pass(place, group)
             moves += before.moves_s
             moves += before.shift_s
             transfers += before.transfers_s
+            mapping += before.mapping_s
         matrix, pieces, first_s = price.matrix_s(n), price.chunks_s(chunks), price.chunks_s(1)
         waited_s, self._waited_s = self._waited_s, 0.0
-        self._terms.add((price.base_s + pieces, matrix, useful, holes, moves, transfers, extra, waited_s))
+        self._terms.add((price.base_s + pieces, matrix, useful, holes, moves, transfers, mapping, extra, waited_s))
         if self._slot_is_free(n) and not any(self._unfinished(chunk) for chunk in batch.chunks):
-            self._short_s += price.base_s + pieces + matrix + useful + holes + moves + transfers
+            self._short_s += price.base_s + pieces + matrix + useful + holes + moves + transfers + mapping
         base = 0.0 if extra else price.base_s
         all_but_attention = base + matrix + pieces
-        now[:] = (0.0, all_but_attention, useful, holes, moves, price.base_s - base, 0.0, transfers)
+        now[:] = (0.0, all_but_attention, useful, holes, moves, price.base_s - base, 0.0, transfers, mapping)
         ones = [chunk.seq for chunk in batch.chunks if chunk.n == 1]
         now[ones, _OWN] = one = base + price.matrix_s(1) + first_s
         now[ones, _BATCH] = max(all_but_attention - one, 0.0)
@@ -139,7 +155,7 @@ class TimeBreakdown:
             nothing, flags, waits = np.zeros(steps), np.zeros(steps, dtype=np.int64), np.zeros(steps)
             flags[0], waits[0], self._waited_s = cut, self._waited_s, 0.0
             fixed_s, matrix_s = np.full(steps, fixed), np.full(steps, matrix)
-            columns.append((fixed_s, matrix_s, useful, other, nothing, nothing, flags, waits))
+            columns.append((fixed_s, matrix_s, useful, other, nothing, nothing, nothing, flags, waits))
             useful_s, other_s = float(useful.sum()), float(other.sum())
             batch += fixed + matrix
             context += useful_s
@@ -149,7 +165,7 @@ class TimeBreakdown:
         self._terms.extend([np.stack(column, axis=1).ravel() for column in zip(*columns, strict=True)])
         failures, mine = price.base_s * sum(extra), price.base_s * all(extra)
         others = max(steps * (batch - own) - (failures - mine), 0.0)
-        self._spent += (steps * own - mine, others, context, holes, 0.0, failures, 0.0, 0.0)
+        self._spent += (steps * own - mine, others, context, holes, 0.0, failures, 0.0, 0.0, 0.0)
 
     def waited(self, seconds: float) -> None:
         """A step waited for copies, or for copies that were on their way."""
@@ -183,19 +199,20 @@ class TimeBreakdown:
         self._by_slot[job.slot] = job
         if job.request.id in self._short_before:
             self._held_back[job.request.id] = self._short_s - self._short_before.pop(job.request.id)
+        prompt = job.request.prompt_tokens - job.discarded
         if job.preemptions:
             self._spent[job.slot] = self._kept.pop(job.request.id)
-            self._watched[job.slot] = _Watch(job, job.furthest, _FAILURES)
+            self._watched[job.slot] = _Watch(job, job.furthest, _FAILURES, prompt)
             return
         self._spent[job.slot] = 0.0
         if job.request.content:
             # The last token is always computed: what it says comes out of it.
-            known = min(self._known(job), job.request.prompt_tokens - 1)
-            self._watched[job.slot] = _Watch(job, max(known, held), _PREFIX)
+            known = min(self._known(job, prompt), prompt - 1)
+            self._watched[job.slot] = _Watch(job, max(known, held), _PREFIX, prompt)
 
-    def _known(self, job: Job) -> int:
-        """Number of tokens at the beginning of the request that were computed before, in whole blocks."""
-        keys = job.content.keys(self._block, job.request.prompt_tokens // self._block)
+    def _known(self, job: Job, prompt: int) -> int:
+        """Number of tokens at the beginning of the prompt that were computed before, in whole blocks."""
+        keys = job.content.keys(self._block, prompt // self._block)
         return self._block * next((i for i, key in enumerate(keys) if key not in self._seen), len(keys))
 
     def _look(self, watch: _Watch, row: FloatArray, start: int, tokens: int, price: RegimePrice) -> None:
@@ -210,7 +227,7 @@ class TimeBreakdown:
             row[_OWN] -= seconds
             row[watch.cause] += seconds
         job = watch.job
-        if start + tokens >= max(watch.stop, job.request.prompt_tokens):
+        if start + tokens >= max(watch.stop, watch.prompt_tokens):
             self._remember(job, start + tokens)
             del self._watched[job.slot]
 

@@ -201,6 +201,8 @@ class PassSummary(NamedTuple):
     """What is read in the further cache groups."""
     transfers: Sequence[Transfer] = ()
     """Copies between the cache and the host tier to make before the pass."""
+    mapped: int = 0
+    """Pages of virtual memory to map before the pass."""
 
     @staticmethod
     def from_micro_batch(batch: MicroBatch) -> PassSummary:
@@ -208,7 +210,9 @@ class PassSummary(NamedTuple):
         (place,) = batch.places
         reads = place.reads
         rows = list(zip(reads.tokens.tolist(), reads.scanned.tolist(), reads.runs.tolist(), strict=True))
-        return PassSummary(batch.n_tokens, rows, place.moves, place.shift, transfers=place.transfers)
+        return PassSummary(
+            batch.n_tokens, rows, place.moves, place.shift, transfers=place.transfers, mapped=place.mapped
+        )
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -9,15 +9,17 @@ each sequence (MLC-LLM, TGI).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from policies.cells.reads import padded_span, reads_of, table_reads
 from policies.content import NOTHING, Content, Key
-from policies.fast_forward.forecast import FastForward
+from policies.fast_forward.forecast import FastForward, Usages
 from policies.fast_forward.lockstep import LockstepBatch, PassSummary
 from policies.paging.admission import Admission
+from policies.paging.admission_rules import admission_rule
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
 from policies.paging.blocks import BlockPool
@@ -68,6 +70,7 @@ class PagedPolicy(Policy):
         tail_only: bool = False,
         future: Future | None = None,
         kernel: Kernel = "gather",
+        one_run: bool = False,
     ):
         """Build an empty cache of ``config.cells // block_size`` blocks; raises ``ValueError`` if none can be used.
 
@@ -75,6 +78,7 @@ class PagedPolicy(Policy):
         blocks are found again by their content, from the moment they are scheduled. ``window``: attention of all layers
         looks back that many tokens, and blocks behind are given up; ``tail_only``: then only the last window of a
         prompt can be found again (vLLM's retention interval of 0). ``future``: what clairvoyant eviction looks at.
+        ``one_run``: under ``sliced``, a sequence's blocks lie in one range of virtual addresses.
         """
         n_blocks, reserved = config.cells // block_size, int(null_block)
         if n_blocks <= reserved:
@@ -85,6 +89,7 @@ class PagedPolicy(Policy):
         self.block_size = block_size
         self.groups = (Group(n_blocks * block_size, window=window, host_cells=host_blocks * block_size),)
         self.kernel = config.kernel or kernel
+        self._one_run = one_run and self.kernel == "sliced"
         self.prefix_cache = prefix_cache
         self.window = window
         self.can_free_while_decoding = window is not None or prefix_cache
@@ -111,20 +116,42 @@ class PagedPolicy(Policy):
         self._future = future
         self._ahead: tuple[int, int] | None = None
         """Tokens in flight and known tokens of the chunk that is being reserved ahead."""
-        batch = PagedLockstepBatch if window is None else WindowLockstepBatch
-        self._lockstep_batch = batch(
-            self.blocks, self._place_beside_lockstep, self._admission.reserve_beside, config.n_ubatch
+        hooks = self.blocks, self._place_beside_lockstep, self._admission.reserve_beside, config.n_ubatch
+        self._lockstep_batch = (
+            PagedLockstepBatch(*hooks, one_run=self._one_run) if window is None else WindowLockstepBatch(*hooks)
         )
+        self._steps = 0
+        """Steps taken, but those of the lockstep batch."""
+        self._rule = admission_rule(config, self.blocks, self._admission, self.steps_taken, self._blocks_in_use)
+        self.admits_while_decoding = self._rule.admits_while_decoding
+
+    @property
+    def admission(self) -> Admission:
+        """Says which chunks find room, and gives them theirs."""
+        return self._admission
 
     def lockstep_batch(self) -> LockstepBatch[Any] | None:
         """None where other kernels read."""
-        return self._lockstep_batch if self.kernel == "gather" else None
+        return self._lockstep_batch if self._reads_own_cells else None
+
+    @property
+    def _reads_own_cells(self) -> bool:
+        """Whether attention reads a sequence's cells and no others."""
+        return self.kernel == "gather" or self._one_run
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Note what the sequence will say; what it holds already must agree with that."""
         if self._future is not None:
             self._future.advance(plan.request)
-        self.blocks.open(seq, plan.content, plan.prompt_tokens)
+        self.blocks.open(seq, plan)
+
+    def admits(self, plan: SequencePlan) -> bool:
+        """What the admission rule says; a sequence that has the cache to itself may always start."""
+        return not self.tables or self._rule.admits(plan)
+
+    def note_preemption(self) -> None:
+        """Let the admission rule learn from it."""
+        self._rule.preempted()
 
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why all blocks together are too few, or None."""
@@ -142,6 +169,14 @@ class PagedPolicy(Policy):
         if not content.private:
             self._lockstep_batch.cache_all_full_blocks()
         return self._admission.match(seq, content, tokens)
+
+    def cached_tokens(self, content: Content, tokens: int) -> int:
+        """Tokens of the longest cached prefix, as ``match`` finds them."""
+        if not self.prefix_cache:
+            return 0
+        if not content.private:
+            self._lockstep_batch.cache_all_full_blocks()
+        return self._admission.cached_tokens(content, tokens)
 
     def found(self, seq: int) -> list[int]:
         """The blocks that ``match`` found last for the sequence; ``~slot`` for those in the host tier."""
@@ -181,7 +216,9 @@ class PagedPolicy(Policy):
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
-        return self._allocate(step, views, 0)
+        placed = self._allocate(step, views, 0)
+        self._steps += len(placed) > 0
+        return placed
 
     def _allocate(self, step: Sequence[Chunk], views: bool, lockstep_tokens: int) -> tuple[MicroBatch, ...]:
         """Place a step whose first pass has ``lockstep_tokens`` tokens of the lockstep batch too."""
@@ -201,7 +238,7 @@ class PagedPolicy(Policy):
 
     def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
         """Plan steps until the free blocks run out; blocks are taken and cached in the order of single steps."""
-        plain = self.kernel == "gather" and self.window is None and self.host is None
+        plain = self._reads_own_cells and self.window is None and self.host is None
         if not plain or self.blocks.copies.runs or len(step) > self._n_ubatch:
             return None
         tables: list[BlockTable] = []
@@ -211,7 +248,8 @@ class PagedPolicy(Policy):
                 return None
             tables.append(table)
         n = min(n, *(self._max_tokens - table.length for table in tables))
-        return plan_decode_steps(self.blocks, tables, n)
+        planned = plan_decode_steps(self.blocks, tables, n, one_run=self._one_run)
+        return None if planned is None else planned._replace(take_steps=partial(self._take_planned, planned))
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
@@ -223,6 +261,8 @@ class PagedPolicy(Policy):
         if start == 0 and (stop is None or stop >= table.length):
             self.blocks.release(table, 0)
             del self.tables[seq]
+            if not self.tables:
+                self._rule.emptied()
             return
         length, gone = table.length, table.skipped * self.block_size
         if start >= length:
@@ -309,6 +349,23 @@ class PagedPolicy(Policy):
             owners[self.tables[seq].view(self.block_size).cells] = seq
         return owners
 
+    def steps_taken(self) -> int:
+        """Steps since the cache was made."""
+        return self._steps + self._lockstep_batch.steps
+
+    def _blocks_in_use(self, plan: SequencePlan) -> int:
+        """Blocks at the beginning of a text that other sequences hold, so that it takes no room to share them."""
+        if not self.prefix_cache or self.window is not None or plan.content.private:
+            return 0
+        self._lockstep_batch.cache_all_full_blocks()
+        found = self.pool.leading(plan.content.lookup_keys(self.block_size, plan.start_tokens))
+        return sum(1 for block in found if self.pool.refs[block] > 0)
+
+    def _take_planned(self, planned: FastForward, k: int, look: bool) -> Usages | None:
+        """Take the first ``k`` steps of a plan, and count them."""
+        self._steps += k
+        return planned.take_steps(k, look)
+
     def _place(
         self, chunks: tuple[Chunk, ...], copies: Moves, transfers: tuple[Transfer, ...], views: bool
     ) -> MicroBatch:
@@ -341,15 +398,16 @@ class PagedPolicy(Policy):
             self.blocks.write(table, start, start + n)
             held = start + n - table.skipped * self.block_size
             tokens += n
-            rows.append((n, held, blocks_for(held, self.block_size)))
+            rows.append((n, held, 1 if self._one_run else blocks_for(held, self.block_size)))
         return PassSummary(tokens, rows)
 
     def _reads(self, chunks: Sequence[Chunk]) -> Reads:
         """What attention reads for chunks that have just been written."""
         size = self.block_size
-        if self.kernel == "gather":
+        if self._reads_own_cells:
             held = [self.tables[chunk.seq] for chunk in chunks]
             lengths = np.array([table.length - table.skipped * size for table in held], dtype=np.int64)
-            return table_reads(chunks, lengths, blocks_for_each(lengths, size))
+            runs = np.ones_like(lengths) if self._one_run else blocks_for_each(lengths, size)
+            return table_reads(chunks, lengths, runs)
         span = padded_span(self.blocks.counted_occupancy().top, self._pad, self.groups[0].cells)
         return reads_of(self.kernel, chunks, lambda seq: self.tables[seq].view(size).cells, span)

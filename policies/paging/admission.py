@@ -45,16 +45,22 @@ class Admission:
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """Tokens of the longest cached prefix of a text, in the pool or the host tier; always fewer than ``tokens``."""
-        size = self._blocks.block_size
-        keys = content.lookup_keys(size, tokens)
+        found = self._found[seq] = self._look_up(content, tokens)
+        return len(found) * self._blocks.block_size
+
+    def cached_tokens(self, content: Content, tokens: int) -> int:
+        """What ``match`` would say, for no sequence in particular."""
+        return len(self._look_up(content, tokens)) * self._blocks.block_size
+
+    def _look_up(self, content: Content, tokens: int) -> list[int]:
+        """The cached blocks that a text begins with, in the pool or the host tier; for a window, as in ``trailing``."""
+        keys = content.lookup_keys(self._blocks.block_size, tokens)
         if self._in_sight is not None:
-            found = self._pool.trailing(keys, self._in_sight)
-        else:
-            found = self._pool.leading(keys)
-            if self._host is not None:
-                self._host.continue_prefix(found, keys)
-        self._found[seq] = found
-        return len(found) * size
+            return self._pool.trailing(keys, self._in_sight)
+        found = self._pool.leading(keys)
+        if self._host is not None:
+            self._host.continue_prefix(found, keys)
+        return found
 
     def found(self, seq: int) -> list[int]:
         """The blocks that ``match`` found last for the sequence; ``~slot`` for those in the host tier."""
@@ -73,7 +79,7 @@ class Admission:
         blocks, size = self._blocks, self._blocks.block_size
         table = blocks.tables.get(seq)
         if table is None:
-            table = blocks.tables[seq] = BlockTable(NOTHING)
+            table = blocks.tables[seq] = BlockTable(NOTHING, seq=seq)
         held = table.blocks
         found = self._found.get(seq, []) if start and not held else []
         if found and not self._still_cached(table, found):
@@ -101,7 +107,7 @@ class Admission:
         if n and start // size < len(held):
             blocks.prepare_write(table, start // size)
         if more:
-            held += self._pool.take(more)
+            blocks.extend(table, more, ahead=0 < start == len(held) * size)
         if blocks.prefix_cache:
             blocks.cache_full_blocks(table, start + n if known is None else min(start + n, known))
         table.reserved = start + n
@@ -109,11 +115,11 @@ class Admission:
 
     def reserve_step(self, step: Sequence[Chunk]) -> None:
         """Take blocks for all chunks of a step that have not got theirs yet, or raise ``NoSlot`` and take none."""
-        need, free = self._need(step), len(self._pool.free)
+        need, free = self.need(step), len(self._pool.free)
         if need > free:
             blocks = f"{need} block{'s' * (need > 1)}"
             raise NoSlot(f"the step needs {blocks} of {self._blocks.block_size} cells, {free} are free")
-        self._attach_found(step)
+        self.attach_found(step)
         self._reserve_all(step)
 
     def reserve_beside(self, step: Sequence[Chunk], besides: int, take: Callable[[], bool]) -> bool:
@@ -122,17 +128,17 @@ class Admission:
         ``take``: takes those, before the chunks get theirs.
         """
         try:
-            need = self._need(step)
+            need = self.need(step)
         except NoSlot:
             return False
         if need + besides > len(self._pool.free):
             return False
-        self._attach_found(step)
+        self.attach_found(step)
         taken = take()
         self._reserve_all(step)
         return taken
 
-    def _attach_found(self, step: Sequence[Chunk]) -> None:
+    def attach_found(self, step: Sequence[Chunk]) -> None:
         """Let sequences have what was found of them, so that it is not handed out to other chunks."""
         for chunk in step:
             if chunk.start and self._found.get(chunk.seq):
@@ -141,31 +147,38 @@ class Admission:
     def _reserve_all(self, step: Sequence[Chunk]) -> None:
         """Take blocks for the chunks that have not got theirs yet; there must be enough."""
         for chunk in step:
-            if not self._is_reserved(chunk) and not self.reserve(chunk, 0, False, 0, 0):
+            if not self.is_reserved(chunk) and not self.reserve(chunk, 0, False, 0, 0):
                 raise AssertionError(f"{self._name}: blocks that were counted are not there")
 
-    def _is_reserved(self, chunk: Chunk) -> bool:
+    def is_reserved(self, chunk: Chunk) -> bool:
+        """Whether a chunk has got its blocks, and is still to be placed."""
         table = self._blocks.tables.get(chunk.seq)
         return table is not None and table.reserved == chunk.start + chunk.n > table.length
 
-    def _need(self, step: Sequence[Chunk]) -> int:
-        """Free blocks that the whole step takes. Free blocks that two sequences have found are counted twice."""
+    def need(self, step: Sequence[Chunk], whole: int = 0, in_flight: int = 0) -> int:
+        """Free blocks that the whole step takes. Free blocks that two sequences have found are counted twice.
+
+        ``whole``: as if each sequence were to hold at least that many tokens. ``in_flight``: as in ``reserve``. Raises
+        ``NoSlot`` if what a sequence had found is gone.
+        """
         need = 0
         blocks, size = self._blocks, self._blocks.block_size
         writers: dict[int, int] = {}
         """For each shared block, the chunks so far that write to it."""
         for chunk in step:
-            if self._is_reserved(chunk):
+            if self.is_reserved(chunk):
                 continue
             seq, start, n, _ = chunk
             table = blocks.tables.get(seq) or BlockTable(NOTHING)
             if blocks.window is not None:
-                blocks.skip_behind_window(table, start)
+                blocks.skip_behind_window(table, start - in_flight)
             found = self._found.get(seq, []) if start and not table.blocks else []
             if found and not self._still_cached(table, found):
                 del self._found[seq]
                 raise NoSlot(f"what sequence {seq} had found has been handed out since")
             more, extra = self._missing(table, found, start, min(start + n, self._max_tokens))
+            if whole:
+                more = max(more, min(blocks_for(whole, size), self.most_blocks) - len(table.blocks) - len(found))
             if extra and not found:
                 # The last holder of a shared block writes into it; those before it take a copy.
                 block = table.blocks[start // size]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.content import Content, Key
+from policies.content import Key
 from policies.paging.block_occupancy import BlockOccupancy
 from policies.paging.block_table import BlockTable
 from policies.paging.blocks import NULL, BlockPool
 from policies.paging.copy_on_write import PendingCopies
+from policies.paging.free_lists.parked import ParkedPages
 from policies.paging.growth import blocks_behind, blocks_for, blocks_in_sight
 from policies.paging.host_tier import TransferLog
-from policies.vocabulary import NO_MOVES, Moves, Usage
+from policies.vocabulary import NO_MOVES, Moves, SequencePlan, Usage
 
 
 class BlockManager:
@@ -31,6 +32,8 @@ class BlockManager:
     ):
         """``tail_only``: of a prompt only the last blocks that a window needs to see are cached."""
         self.pool = pool
+        self.pages = pool.free if isinstance(pool.free, ParkedPages) else None
+        """The free list, where blocks are pages that stay mapped in a slot."""
         self.block_size = block_size
         self.capacity = (pool.n - pool.first) * block_size
         """Cells of all blocks that can be handed out."""
@@ -52,13 +55,13 @@ class BlockManager:
         """Whether blocks that are given up before they were written are no longer cached; in vLLM they still are."""
         self._tail_only = tail_only
 
-    def open(self, seq: int, content: Content, prompt_tokens: int) -> None:
+    def open(self, seq: int, plan: SequencePlan) -> None:
         """Tell a sequence's table what the sequence says, and make the table if there is none."""
         table = self.tables.get(seq)
         if table is None:
-            self.tables[seq] = BlockTable(content, prompt_tokens)
+            self.tables[seq] = BlockTable(plan.content, plan, seq)
         else:
-            table.content, table.prompt_tokens = content, prompt_tokens
+            table.content, table.plan = plan.content, plan
 
     def attach(self, table: BlockTable, found: Sequence[int]) -> None:
         """Begin an empty table with cached blocks: ``NULL`` before a window, ``~slot`` for those in the host tier."""
@@ -70,6 +73,12 @@ class BlockManager:
         table.length = len(found) * self.block_size
         table.n_keyed = len(found)
         self.count_tokens(table, table.skipped)
+
+    def extend(self, table: BlockTable, n: int, *, ahead: bool) -> None:
+        """Append free blocks to a table; ``ahead``: the first one is for the token behind those that it holds."""
+        if self.pages is not None:
+            self.pages.turn_to(table.seq, len(table.blocks), ahead=ahead)
+        table.blocks += self.pool.take(n)
 
     def share(self, source: BlockTable, target: BlockTable, stop: int) -> None:
         """Let an empty table hold the first ``stop`` tokens of another one."""
@@ -126,7 +135,7 @@ class BlockManager:
         keys, pool = table.content.keys(size, stop), self.pool
         first, last = max(table.n_keyed, table.skipped), stop
         if self._tail_only and self.window is not None:
-            end = (table.prompt_tokens - 1) // size
+            end = (table.plan.prompt_tokens - 1) // size
             first, last = max(first, end - blocks_in_sight(self.window, size)), min(stop, end)
         if last - first == 1:
             if pool.keys[table.blocks[first]] is None:

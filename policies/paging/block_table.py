@@ -7,20 +7,25 @@ import numpy as np
 from policies.content import Content
 from policies.fast_forward.lockstep import LockstepSequence
 from policies.paging.growth import blocks_for
-from policies.vocabulary import IntArray, View
+from policies.vocabulary import IntArray, SequencePlan, View
+
+UNKNOWN = SequencePlan(0, 0, 0)
+"""The plan of a sequence that was not announced."""
 
 
 class BlockTable(LockstepSequence):
     """The blocks of one sequence, and how far they are filled."""
 
-    __slots__ = ("begins_at", "blocks", "content", "n_keyed", "prompt_tokens", "reserved", "skipped")
+    __slots__ = ("begins_at", "blocks", "content", "n_keyed", "plan", "reserved", "seq", "skipped")
 
-    def __init__(self, content: Content, prompt_tokens: int = 0):
+    def __init__(self, content: Content, plan: SequencePlan = UNKNOWN, seq: int = -1):
         super().__init__()
+        self.seq = seq
+        """The number of the sequence."""
         self.content = content
         """The text of the sequence."""
-        self.prompt_tokens = prompt_tokens
-        """Length of its prompt."""
+        self.plan = plan
+        """What was known of it when it started."""
         self.blocks: list[int] = []
         """The block of every ``block_size`` positions; ``NULL`` where it was given up behind a window."""
         self.begins_at = 0

@@ -16,8 +16,12 @@ from policies.paging.growth import blocks_for_each, next_block_step, steps_cover
 from policies.vocabulary import IntArray
 
 
-def plan_decode_steps(blocks: BlockManager, tables: Sequence[BlockTable], n: int) -> FastForward | None:
+def plan_decode_steps(
+    blocks: BlockManager, tables: Sequence[BlockTable], n: int, *, one_run: bool = False
+) -> FastForward | None:
     """Plan at most ``n`` decode steps of these sequences, until the free blocks run out.
+
+    ``one_run``: each sequence is read as one run, not block by block.
 
     None where fewer than two steps can be taken, where a sequence must first copy a shared block, and where some have
     spare blocks and others have none.
@@ -32,7 +36,8 @@ def plan_decode_steps(blocks: BlockManager, tables: Sequence[BlockTable], n: int
     if steps < 2:
         return None
     lengths = lengths_after([s.length for s in tables], steps)
-    scanned, runs = lengths.sum(axis=1), blocks_for_each(lengths, size).sum(axis=1)
+    scanned = lengths.sum(axis=1)
+    runs = np.full(steps, len(tables)) if one_run else blocks_for_each(lengths, size).sum(axis=1)
     sums = StepReads(scanned, scanned, runs, scanned, lengths.max(axis=1))
     return FastForward((DecodePass(len(tables), (sums,)),), partial(_take_decode_steps, blocks, tables))
 
@@ -59,7 +64,7 @@ def _take_decode_steps(blocks: BlockManager, tables: Sequence[BlockTable], k: in
             if full:
                 blocks.cache_full_blocks(tables[i], starts[i] + step + 1 - lag)
             else:
-                tables[i].blocks += blocks.pool.take(1)
+                blocks.extend(tables[i], 1, ahead=True)
                 took = True
         if took and look:
             changes.append((step, blocks.usage()))

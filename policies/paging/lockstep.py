@@ -34,19 +34,29 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
 
     takes_from_pool: ClassVar[bool] = True
 
-    def __init__(self, blocks: BlockManager, place: PlaceChunks, reserve_chunks: ReserveChunks, max_pass_tokens: int):
-        """``max_pass_tokens``: the most tokens in one forward pass."""
+    def __init__(
+        self,
+        blocks: BlockManager,
+        place: PlaceChunks,
+        reserve_chunks: ReserveChunks,
+        max_pass_tokens: int,
+        *,
+        one_run: bool = False,
+    ):
+        """``max_pass_tokens``: the most tokens in one forward pass. ``one_run``: each sequence is read as one run."""
         super().__init__(max_pass_tokens)
+        self._one_run = one_run
         self._blocks = blocks
         self._reserve_chunks = reserve_chunks
         self._pool = blocks.pool
         self._size = blocks.block_size
         self._place = place
         self._cache_blocks = blocks.cache_full_blocks if blocks.prefix_cache else None
-        self._in_order = self._cache_blocks is not None and self._pool.free.tracks_use
-        """Whether blocks must be cached in the order in which they are filled, not just before a lookup."""
-        self._eventful = self._in_order
-        """Whether there may be something to do in a step in which no sequence begins a block."""
+        self._eventful = self._cache_blocks is not None and self._pool.free.tracks_use
+        """Whether there may be something to do in a step in which no sequence begins a block: blocks must be cached in
+        the order in which they are filled, not just before a lookup."""
+        self._in_order = self._eventful or blocks.pages is not None
+        """Whether blocks must be taken one by one, in the order of steps."""
         self._begins: dict[int, dict[int, BlockTable]] = {}
         """For each remainder the sequences that begin a block then; remainders without one are left out."""
         self._held = 0
@@ -128,13 +138,16 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
     def next_step_reads(self) -> NextStepReads:
         """One token more for each sequence, and a block more for those that begin one."""
         new = 0 if self._reserved == self.steps else len(self._begins.get(self.steps % self._size, ()))
-        return NextStepReads(self._held + len(self._members), self._runs + new, self._most_tokens() + 1)
+        runs = len(self._members) if self._one_run else self._runs + new
+        return NextStepReads(self._held + len(self._members), runs, self._most_tokens() + 1)
 
     def forecast(self, n: int) -> ReadForecast | None:
         """Forecast steps until the free blocks run out; with a host tier, up to the next step that takes some."""
         size, members, free = self._size, len(self._members), len(self._pool.free)
         begins, n = sorted(self._steps_until(self._begins), key=_first_step), min(n, MAX_STEPS)
-        transfers = self._blocks.transfers
+        pages, transfers = self._blocks.pages, self._blocks.transfers
+        if pages is not None and pages.due:
+            return None
         if transfers is not None:
             # What a taken block held may be copied to the host first, which takes time in that step.
             n = min(n, begins[0][0]) if begins else n
@@ -142,6 +155,8 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
                 return None
         if (n // size + 1) * members > free:
             n = min(n, steps_covered([(step, len(group)) for step, group in begins], free, size))
+        if self._one_run:
+            return ReadForecast(n, self._held, members, members)
         return ReadForecast(n, self._held, members, self._runs, block_size=size, block_starts=begins)
 
     def max_scanned_per_token(self, n: int) -> int:
@@ -163,7 +178,8 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
             self._set_aside(n, forecast.block_starts)
         else:
             self._begin_reserved()
-            watch = WatchedSteps(self._blocks, sums, self.steps, len(self._members), self._held, self._runs)
+            members, runs = len(self._members), self._runs
+            watch = WatchedSteps(self._blocks, sums, self.steps, members, self._held, runs, one_run=self._one_run)
             self._set_aside(n, forecast.block_starts, watch)
             watch.take_up_to(self.steps + n)
         self.steps += n
@@ -230,23 +246,20 @@ class PagedLockstepBatch(LockstepBatch[BlockTable]):
 
     def _begin(self, step: int, watch: WatchedSteps | None) -> None:
         """In the order of joining, take the blocks that are begun in this step and cache those that will be full."""
-        pool, size = self._pool, self._size
-        lag = self._blocks.lag
+        size, lag = self._size, self._blocks.lag
         begins, fills = self._begins.get(step % size), self._begins.get((step + 1 - lag) % size)
         if begins is None and fills is None:
             return
         begins, fills = begins or {}, fills or {}
-        assert self._cache_blocks is not None
         self._runs += len(begins)
         if watch is not None:
             watch.take_up_to(step)
         for seq, table in sorted({**begins, **fills}.items(), key=lambda item: item[1].join_index):
             if seq in begins:
-                (block,) = pool.take(1)
-                table.blocks.append(block)
+                self._blocks.extend(table, 1, ahead=True)
                 if watch is not None:
-                    watch.begin_block(block)
-            if seq in fills:
+                    watch.begin_block(table.blocks[-1])
+            if seq in fills and self._cache_blocks is not None:
                 self._cache_blocks(table, table.length + step - self.steps + 1 - lag)
 
 

@@ -103,7 +103,8 @@ def _sliding_window(name: str, config: CacheConfig) -> Policy:
     return MultiStreamPolicy(name, config, caches, n_streams=streams, kernel="tiled")
 
 
-def _paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
+def paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
+    """Blocks with the free list, prefix cache and admission rule that the configuration names."""
     from policies.layouts.paged import PagedPolicy
     from policies.paging.eviction import free_blocks
     from policies.paging.free_lists.belady import Future
@@ -132,11 +133,11 @@ def _stack(blocks: Iterable[int], keys: BlockKeys) -> FreeBlocks:
 
 
 def _paged_window(name: str, config: CacheConfig) -> Policy:
-    return _paged(name, replace(config, host_cells=0), config.window)
+    return paged(name, replace(config, host_cells=0), config.window)
 
 
 def _vllm(name: str, config: CacheConfig) -> Policy:
-    return _paged(name, replace(config, eviction="lru", free_order="0.33.0", host_cells=0))
+    return paged(name, replace(config, eviction="lru", free_order="0.33.0", host_cells=0, admission="as-it-fits"))
 
 
 def _chunked(name: str, config: CacheConfig) -> Policy:
@@ -145,7 +146,7 @@ def _chunked(name: str, config: CacheConfig) -> Policy:
 
     return PagedPolicy(
         name,
-        replace(config, watermark=0.0, host_cells=0),
+        replace(config, watermark=0.0, host_cells=0, admission="as-it-fits"),
         block_size=config.chunk_size,
         free=lambda blocks, _: LowestFirst(blocks),
         null_block=False,
@@ -185,6 +186,7 @@ def _regions(name: str, config: CacheConfig) -> Policy:
 _BLOCKS = "blocks from a free queue, block 0 never handed out; full ones are shared by sequences that begin alike"
 _RUN = "one run of cells for each micro-batch, first fit from a moving head"
 _NONE, _NEVER = "none", "never"
+_PAGED_KEYS = ("block_size", "prefix_cache", "eviction", "free_order", "watermark", "admission", "conservativeness")
 _FULL = "full: everything packed to the low end, each sequence contiguous and in order"
 _HOLES = "fill-holes: the last cells fill the holes below, a limited number of runs at a time"
 
@@ -229,9 +231,9 @@ STANDARD = (
         _NONE,
         _NEVER,
         "gather",
-        ("block_size", "prefix_cache", "eviction", "free_order", "watermark", "host_cells"),
+        (*_PAGED_KEYS, "host_cells"),
         "Kwon et al., PagedAttention (SOSP 2023); vLLM 0.33.0's KVCacheManager and BlockPool",
-        _paged,
+        paged,
     ),
     Preset(
         "ring",
@@ -306,7 +308,7 @@ STANDARD = (
     Preset(
         "hf-reserved",
         "room for the longest possible sequence, up front",
-        "one region of a slot's whole context for each sequence, first fit",
+        "one region for each sequence, first fit: its slot's whole context, or its prompt and its client's limit",
         _NONE,
         _NEVER,
         "sliced",
@@ -344,7 +346,7 @@ STANDARD = (
         _NONE,
         _NEVER,
         "gather",
-        ("block_size", "window", "prefix_cache", "eviction", "free_order", "watermark"),
+        (*_PAGED_KEYS, "window"),
         "vLLM 0.33.0, SlidingWindowManager",
         _paged_window,
     ),

@@ -50,6 +50,22 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
+class Capped:
+    """Another distribution's lengths, at most ``max``."""
+
+    lengths: Lengths
+    max: int
+
+    def draw(self, rng: np.random.Generator, n: int) -> IntArray:
+        """Draw ``n`` lengths; longer ones become ``max``."""
+        return np.minimum(self.lengths.draw(rng, n), self.max)
+
+    def at(self, u: FloatArray) -> IntArray:
+        """The quantiles at the shares ``u``."""
+        return np.minimum(self.lengths.at(u), self.max)
+
+
+@dataclass(frozen=True, slots=True)
 class Lognormal:
     """A lognormal distribution: exp(normal(mu, sigma)), rounded and limited to ``[min, max]``.
 

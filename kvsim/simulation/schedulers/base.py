@@ -124,7 +124,9 @@ class SchedulerBase(ABC):
             request, context = job.request, self._context
             prompt = request.prompt_tokens - job.discarded
             final = min(prompt + request.output_tokens - 1, context)
-            plan = job.plan = SequencePlan(prompt, context, final, job.content, request.id)
+            limit = request.max_output_tokens
+            most = context if limit is None else min(prompt + limit - 1, context)
+            plan = job.plan = SequencePlan(prompt, most, final, job.content, request.id)
         return plan
 
     def _start(self, seq: int, job: Job, held: int, now: float) -> None:

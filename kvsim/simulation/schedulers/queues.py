@@ -1,4 +1,7 @@
-"""The order in which requests wait: first come first served, or by priority."""
+"""The order in which requests wait: first come first served, or by priority.
+
+Orders that look at what prompts say are in ``prefix_orders.py``.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,10 @@ class Queue(Protocol):
         """Queue a request that was preempted."""
         ...
 
+    def arrange(self) -> None:
+        """Put the requests in order, before the scheduler asks for the first ones."""
+        ...
+
     def first(self) -> Job:
         """The request to be admitted next; the queue must not be empty."""
         ...
@@ -44,6 +51,9 @@ class FcfsQueue(deque[Job]):
     def put_back(self, job: Job) -> None:
         """Queue at the front."""
         self.appendleft(job)
+
+    def arrange(self) -> None:
+        """No effect: they always are in order."""
 
     def first(self) -> Job:
         """The request at the front."""
@@ -76,6 +86,9 @@ class PriorityQueue:
     def put_back(self, job: Job) -> None:
         """Queue at its place."""
         self.add(job)
+
+    def arrange(self) -> None:
+        """No effect: they always are in order."""
 
     def first(self) -> Job:
         """The most urgent request."""

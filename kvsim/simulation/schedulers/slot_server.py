@@ -136,7 +136,9 @@ class SlotServer(SchedulerBase):
                 return 0
             if not self.queue:
                 return lockstep.steps_to_next_end
-            if self._admission_blocked and (lockstep.batch is not None or not self._policy.can_free_while_decoding):
+            policy = self._policy
+            told = lockstep.batch is not None or not policy.can_free_while_decoding
+            if self._admission_blocked and told and not policy.admits_while_decoding:
                 return lockstep.steps_until_room()
             return 1
         jobs = [slot.job for slot in self.slots.all if slot.job is not None]

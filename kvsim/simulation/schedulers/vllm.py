@@ -11,8 +11,9 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import SchedulerBase
+from kvsim.simulation.schedulers.prefix_orders import queue_for
 from kvsim.simulation.schedulers.progress import ProgressWatch
-from kvsim.simulation.schedulers.queues import FcfsQueue, PriorityQueue, Queue, urgency
+from kvsim.simulation.schedulers.queues import Queue, urgency
 from kvsim.simulation.schedulers.running import RunningJobs
 from policies import Chunk, NoSlot, Policy
 from policies.compiled import mypyc_attr
@@ -36,12 +37,14 @@ class Vllm(SchedulerBase):
         super().__init__(scenario, policy, backend, recorder)
         server = scenario.server
         self._running = RunningJobs(server.slots)
-        self.waiting: Queue = PriorityQueue() if server.order == "priority" else FcfsQueue()
+        self.waiting: Queue = queue_for(server, policy)
         self._budget = scenario.n_batch
         self._threshold = server.long_prefill_threshold
         self._chunked = server.chunked_prefill
         self._reserve_full = server.reserve_full
         self._by_priority = server.order == "priority"
+        self._fewest_generated = server.victim == "fewest-generated"
+        self._requeues_last = server.requeue == "back"
         self._swaps = server.preemption == "swap"
         self._limit = _UNLIMITED if policy.unbounded else self._context - 1
         """Tokens of a sequence that are ever computed."""
@@ -175,10 +178,10 @@ class Vllm(SchedulerBase):
             left = unserved
         self._left = left
         if may_admit:
-            first = self.waiting.first()
+            waiting = len(self.waiting)
             self._admit_waiting(step, now)
-            still = bool(self.waiting) and self.waiting.first() is first
-            self._admission_blocked = still and not self._policy.can_free_while_decoding
+            may_change = self._policy.can_free_while_decoding or self._policy.admits_while_decoding
+            self._admission_blocked = len(self.waiting) == waiting and not may_change
         return list(step.values()) if step or members else None
 
     def _serve_others(self, step: dict[int, Chunk], left: int) -> int | None:
@@ -224,17 +227,21 @@ class Vllm(SchedulerBase):
     def _admit_waiting(self, step: dict[int, Chunk], now: float) -> None:
         """Add chunks for waiting requests, in order, until one finds no room."""
         budget, threshold, policy, running = self._left, self._most_of_one(), self._policy, self._running
+        if budget > 0 and running.free_slots:
+            self.waiting.arrange()
         while budget > 0 and running.free_slots and (job := self._next_waiting()) is not None:
             slot, others_run = running.free_slots[-1], bool(running.jobs)
             plan, swapped, tokens = self._plan(job), job.ticket is not None, job.tokens
+            if job.generated:
+                plan = plan._replace(generated=job.generated)
+            if not policy.admits(plan):
+                return
             if job.ticket is not None:
                 held = policy.swap_in(slot, job.ticket, tokens, waits=others_run)
                 if held is None:
                     return
                 job.ticket = None
             else:
-                if not policy.admits(plan):
-                    return
                 held = policy.match(slot, job.content, tokens)
             n = min(tokens - held, threshold)
             if n > budget:
@@ -332,16 +339,28 @@ class Vllm(SchedulerBase):
         self._in_lockstep, self.lockstep_batch = False, None
 
     def _victim(self) -> Job:
-        return max(self.running, key=urgency) if self._by_priority else self.running[-1]
+        """The running request to be preempted: the last one, the least urgent, or the one with the fewest outputs."""
+        running = self.running
+        if self._by_priority:
+            return max(running, key=_urgency_and_progress if self._fewest_generated else urgency)
+        return max(running, key=_progress) if self._fewest_generated else running[-1]
 
     def _preempt(self, job: Job) -> None:
         """Take the job's cells, and let it wait until there is room again."""
         job.ticket = self._policy.swap_out(job.slot) if self._swaps and job.computed else None
         self._leave(job)
+        self._policy.note_preemption()
         self._recorder.preempted(job)
         job.status, job.computed = "preempted", 0
         job.preemptions += 1
-        self.waiting.put_back(job)
+        self._requeue(job)
+
+    def _requeue(self, job: Job) -> None:
+        """Let a preempted job wait again."""
+        if self._requeues_last:
+            self.waiting.add(job)
+        else:
+            self.waiting.put_back(job)
 
     def _release(self, job: Job) -> None:
         """A job has ended: see to it that its slot and its cells are taken back."""
@@ -375,3 +394,16 @@ class Vllm(SchedulerBase):
     def _livelock(self, now: float, reason: str = "") -> Livelock:
         self._end_lockstep()
         return Livelock(now, [*self.running, *self.waiting], self._policy, reason)
+
+
+def _progress(job: Job) -> tuple[int, int, int]:
+    """Sort key: the larger, the fewer output tokens, then the longer the prompt, then the later it started.
+
+    SGLang's order of retraction (``ScheduleBatch.retract_decode``).
+    """
+    return -job.generated, job.request.prompt_tokens, job.admission
+
+
+def _urgency_and_progress(job: Job) -> tuple[int, int, int, int]:
+    """Sort key: the larger, the less urgent, and among equals as ``_progress``."""
+    return (job.request.priority, *_progress(job))

@@ -279,9 +279,10 @@ class AsyncVllm(Vllm):
             super()._preempt(job)
             return
         self._leave(job)
+        self._policy.note_preemption()
         self._recorder.preemptions += 1
         job.preemptions += 1
-        self.waiting.put_back(job)
+        self._requeue(job)
 
     def _release(self, job: Job) -> None:
         """Let the job go on holding its slot and its cells until the step's outcome is seen."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from policies.content import Key
 
 
-class _Uncached:
+class Uncached:
     """The notifications about cached blocks, none of which ever comes."""
 
     tracks_use = False
@@ -27,7 +27,7 @@ class _Uncached:
         """No effect: no block is cached."""
 
 
-class FreeStack(_Uncached):
+class FreeStack(Uncached):
     """Last released, first handed out; equivalent to ``LruQueue`` where no block is ever cached."""
 
     def __init__(self, blocks: Iterable[int]):
@@ -53,7 +53,7 @@ class FreeStack(_Uncached):
         return self._free[::-1]
 
 
-class LowestFirst(_Uncached):
+class LowestFirst(Uncached):
     """Always hands out the lowest free block."""
 
     def __init__(self, blocks: Iterable[int]):

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from policies.presets.papers import searches, token_eviction
+from policies.presets.papers import (
+    admission,
+    radix_tree,
+    searches,
+    token_eviction,
+    two_level_pages,
+    virtual_memory,
+)
 from policies.presets.preset import Preset
 
-PAPERS: tuple[Preset, ...] = (*token_eviction.PRESETS, *searches.PRESETS)
+PAPERS: tuple[Preset, ...] = (
+    *admission.PRESETS,
+    *virtual_memory.PRESETS,
+    *two_level_pages.PRESETS,
+    *radix_tree.PRESETS,
+    *token_eviction.PRESETS,
+    *searches.PRESETS,
+)
 """In the order of docs/reproduced.md."""

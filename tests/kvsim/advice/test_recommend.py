@@ -144,7 +144,8 @@ def test_every_setting_is_among_the_best_or_has_a_reason(busy):
 def test_every_policy_is_searched_or_left_out_with_a_reason():
     everything = build_search_space(load_scenario({}), SUMMARY, "any", PROFILE, memory_shape("tiny"), None)
     searched = {family.keys["cache__policy"] for family in everything.families}
-    assert searched | set(everything.policies_left_out) | {"streams", "paged"} >= set(available())
+    covered = {"streams", "paged", "layer-groups", "uniform-pages"}
+    assert searched | set(everything.policies_left_out) | covered >= set(available())
     assert not searched & set(everything.policies_left_out)
     windows = build_search_space(load_scenario({}), SUMMARY, "llamacpp", PROFILE, memory_shape("gemma-3-27b"), None)
     assert {c.scenario.cache.window for c in windows.candidates if c.family == "sliding-window"} == {1024}

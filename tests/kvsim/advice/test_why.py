@@ -67,6 +67,30 @@ def test_seconds_add_up_and_fast_forwards_change_none(world, name):
     np.testing.assert_allclose(passes[list(TERMS)].sum(axis=1), passes["seconds"], rtol=1e-9)
 
 
+def test_a_prompt_that_the_server_has_cut_is_watched_no_longer_than_it_is():
+    """What follows it are tokens of the answer, of which none was computed before."""
+    lengths = {"kind": "lognormal", "min": 1}
+    world = load_scenario(
+        {
+            "seed": 133,
+            "workload": {
+                "kind": "sessions",
+                "sessions": 1,
+                "rate": 2.0,
+                "turns": {"kind": "fixed", "value": 3},
+                "system_tokens": {"kind": "fixed", "value": 20},
+                "user_tokens": {**lengths, "mu": 2.0, "sigma": 1.0, "max": 100},
+                "output_tokens": {**lengths, "mu": 4.5, "sigma": 0.8, "max": 200},
+            },
+            "server": {"scheduler": "llama-server-b4875", "n_batch": 4, "slot_context": 160, "n_keep": 4},
+            "cache": {"cells": 192},
+        },
+        server__keep_idle_slots=False,
+    )
+    fast, single = (breakdown(world, "contiguous", fast_forward=on)[0] for on in (True, False))
+    np.testing.assert_allclose(fast[SECONDS], single[SECONDS], rtol=1e-9, atol=1e-9)
+
+
 def test_attention_behind_a_window_is_charged_no_more_than_it_costs():
     """A chunk of several tokens can see more cells than its window still holds."""
     lengths = {"kind": "fixed", "value": 60}
@@ -199,7 +223,7 @@ def test_shares_of_a_difference_never_exceed_the_whole():
     contrast = given_seconds(context=(0.020, 0.0341), queueing=(0.0091, 0.005))
     assert contrast.difference_s == pytest.approx(0.010)
     assert contrast.given_back_s == pytest.approx(0.0041)
-    assert contrast.table["share"].tolist() == [0.0] * 4 + [pytest.approx(1.0)] + [0.0] * 6
+    assert contrast.table["share"].tolist() == [0.0] * 4 + [pytest.approx(1.0)] + [0.0] * 7
     expected = "14.1 ms more go to attention over useful cells; other causes give back 4.1 ms."
     assert _blame(contrast) == expected
     written = io.StringIO()

@@ -53,8 +53,10 @@ def test_the_written_file_names_every_key_even_those_not_set():
     assert set(sections) == {"name", "seed", "workload", "model", "server", "cache", "machine"}
     assert "max" not in sections["workload"]["prompt_tokens"]
     assert sections["server"]["slots"] == "auto"
-    left_to_the_engine = "server.n_batch, server.n_ubatch, server.slot_context, cache.unified, cache.kernel"
-    assert text.endswith(f"# not set: {left_to_the_engine}, machine.device, machine.weights, machine.host_gb_s\n")
+    server = "server.n_batch, server.n_ubatch, server.slot_context"
+    cache = "cache.unified, cache.search, cache.kernel"
+    machine = "machine.device, machine.weights, machine.host_gb_s"
+    assert text.endswith(f"# not set: workload.max_output_tokens, {server}, {cache}, {machine}\n")
 
 
 def test_a_file_may_say_nothing(write):

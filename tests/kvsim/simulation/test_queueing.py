@@ -10,7 +10,13 @@ from workloads import Fixed, Synthetic, poisson_gaps
 RATE, MEAN_SERVICE, REQUESTS, WARM_UP, REPLICATIONS = 0.7, 1.0, 2500, 500, 16
 MOST_TOKENS = 2**15
 """Above the longest request that is drawn; each further cell would be looked at in every pass, and change nothing."""
-WORLD = scenario(server__slots=1, server__n_batch=MOST_TOKENS, server__n_ubatch=MOST_TOKENS, cache__cells=MOST_TOKENS)
+WORLD = scenario(
+    server__slots=1,
+    server__n_batch=MOST_TOKENS,
+    server__n_ubatch=MOST_TOKENS,
+    server__cache_ram=0,
+    cache__cells=MOST_TOKENS,
+)
 
 
 class Geometric:

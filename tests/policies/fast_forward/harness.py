@@ -54,13 +54,17 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "long_prefill_threshold": draw(st.sampled_from([0, 0, 10])),
                 "reserve_full": draw(st.booleans()),
                 "async_scheduling": draw(st.booleans()),
-                "order": draw(st.sampled_from(["fcfs", "fcfs", "priority"])),
+                "order": draw(st.sampled_from(["fcfs", "fcfs", "priority", "longest-prefix", "depth-first"])),
+                "longest_prefix_limit": draw(st.sampled_from([128, 2])),
                 "preemption": "swap" if swap else "recompute",
+                "requeue": draw(st.sampled_from(["front", "front", "back"])),
+                "victim": draw(st.sampled_from(["newest", "newest", "fewest-generated"])),
             },
             "cache": {
                 "cells": draw(st.sampled_from([192, 320, 800, 4000])),
                 "block_size": draw(st.sampled_from([1, 4, 16])),
-                "chunk_size": draw(st.sampled_from([8, 64])),
+                "chunk_size": (chunk := draw(st.sampled_from([8, 64]))),
+                "page_tokens": chunk // 2,
                 "window": draw(st.sampled_from([2, 16, 21, 48])),
                 "threshold": draw(st.sampled_from([0.05, 0.4])),
                 "kernel": draw(st.sampled_from([None, None, None, "gather", "sliced", "masked", "tiled", "tiled"])),
@@ -71,6 +75,7 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "eviction": draw(st.sampled_from(["lru", "lru", "fifo", "lfu", "sieve"])),
                 "free_order": draw(st.sampled_from(["0.33.0", "0.33.0", "0.22.1"])),
                 "watermark": draw(st.sampled_from([0.0, 0.1])),
+                "conservativeness": draw(st.sampled_from([1.0, 0.2, 10.0])),
                 "host_cells": host,
                 "budget": draw(st.sampled_from([24, 6, 256])),
                 "budget_groups": draw(st.sampled_from([1, 1, 3])),
@@ -85,15 +90,18 @@ def workloads(draw):
     prompt = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5])), "sigma": 1.0, "min": 1, "max": 100}
     output = {"kind": "lognormal", "mu": draw(st.sampled_from([2.0, 3.5, 4.5])), "sigma": 0.8, "min": 1, "max": 200}
     kind = draw(st.sampled_from(["poisson", "gamma", "batch", "closed-loop", "sessions"]))
+    stated = draw(st.sampled_from([None, None, 20, 90]))
+    limit = {} if stated is None else {"max_output_tokens": stated}
     if kind == "sessions":
         return {
+            **limit,
             "kind": kind,
             "sessions": draw(st.integers(1, 6)),
             "rate": draw(st.sampled_from([2.0, 50.0])),
             "turns": {"kind": "fixed", "value": 3},
             "user_tokens": prompt,
             "output_tokens": output,
-            "system_tokens": {"kind": "fixed", "value": 20},
+            "system_tokens": {"kind": "fixed", "value": draw(st.sampled_from([20, 40]))},
         }
     arrivals = {
         "poisson": {"rate": draw(st.sampled_from([2.0, 30.0, 200.0]))},
@@ -102,7 +110,8 @@ def workloads(draw):
         "closed-loop": {"users": 4, "think_s": draw(st.sampled_from([0.0, 0.5]))},
     }
     requests = draw(st.integers(1, 25))
-    return {"kind": kind, "prompt_tokens": prompt, "output_tokens": output, "requests": requests, **arrivals[kind]}
+    lengths = {"prompt_tokens": prompt, "output_tokens": output, **limit}
+    return {"kind": kind, **lengths, "requests": requests, **arrivals[kind]}
 
 
 class KeepingRecorder(Recorder):
@@ -124,10 +133,10 @@ def outcome(scenario, name, *, fast_forward, detail="tables"):
         policy, recorder = build_policy(scenario, name, costs), KeepingRecorder(detail)
         backend = SimulatedBackend(costs, policy.kernel, policy.groups)
         drive(scenario, policy, backend, recorder, PROFILE, fast_forward=fast_forward)
-    except UserError as e:
-        return str(e), None
     except Livelock as e:
         return str(e).split(" s: ")[-1], None
+    except UserError as e:
+        return str(e), None
     counts = {count: getattr(recorder, count) for count in COUNTS}
     cells = [(policy.occupancy(g).position.tolist(), policy.occupancy(g).owners) for g in range(len(policy.groups))]
     if isinstance(policy, PagedPolicy):

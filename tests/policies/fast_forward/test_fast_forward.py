@@ -34,6 +34,7 @@ PLANNING = (
     "oracle",
     "vllm",
     "chunked",
+    "vattention",
     "idle-compaction",
     "llama.cpp-b4666",
     "llama.cpp-b6975",

@@ -40,6 +40,7 @@ IN_LOCKSTEP = [
     "paged",
     "vllm",
     "chunked",
+    "vattention",
     "paged-window",
     "hf-reserved",
     "growing",

@@ -29,7 +29,7 @@ def a_cell_has_two_owners_only_for_a_copied_token(policy, shadow):
             for cell, token in zip(cells, shadow.tokens_at(group, seq, positions), strict=True):
                 assert token_in.setdefault(cell, token) == token
         assert set(token_in) == {cell for cell, of in enumerate(owners) if of}
-        if shadow.streams == 1 and not shadow.paged:
+        if shadow.streams == 1 and not shadow.caches:
             assert len(set(token_in.values())) == len(token_in)
 
 
@@ -40,12 +40,19 @@ def first_owners_are_those_of_the_map(policy, shadow):
 
 def usage_counts_the_cells(policy, shadow):
     usage = policy.usage()
-    used = np.array([bool(of) for of in policy.occupancy().owners])
-    assert usage.capacity == policy.capacity <= policy.groups[0].cells
-    assert usage.stored == used.sum() <= usage.allocated
+    assert usage.capacity == policy.capacity
+    assert usage.stored <= usage.allocated
     assert usage.free + usage.allocated == usage.capacity
     assert 0 <= usage.external_fragmentation <= 1
     assert 0 <= usage.largest_free_extent <= usage.free
+    used = np.array([bool(of) for of in policy.occupancy().owners])
+    if policy.shared_memory:
+        by_group = [sum(map(bool, policy.occupancy(group).owners)) for group in range(len(policy.groups))]
+        shares = [group.share for group in policy.groups]
+        assert usage.stored == int(np.dot(shares, by_group) + 1e-9)
+        return
+    assert policy.capacity <= policy.groups[0].cells
+    assert usage.stored == used.sum()
     top = int(np.flatnonzero(used).max(initial=-1)) + 1
     assert usage.span == top
     if usage.stored == usage.allocated and policy.capacity == policy.groups[0].cells:
@@ -61,20 +68,51 @@ def sequences_are_those_that_hold_cells(policy, shadow):
 
 
 def blocks_are_counted(policy, shadow):
-    if not shadow.paged:
+    for _, cache in shadow.caches:
+        pool, tables = cache.pool, cache.tables.values()
+        held = Counter(block for s in tables for block in s.blocks[s.skipped :])
+        assert all(block == NULL for s in tables for block in s.blocks[: s.skipped])
+        assert pool.refs == [held[block] for block in range(pool.n)]
+        free = pool.free.order()
+        first = pool.free.per_page if policy.shared_memory else pool.first
+        assert sorted(free) == [block for block in range(first, pool.n) if not held[block]]
+        if not policy.shared_memory:
+            assert len(pool.free) == len(free)
+
+
+def a_large_page_is_used_by_one_kind(policy, shadow):
+    if not policy.shared_memory:
         return
-    pool, tables = policy.pool, policy.tables.values()
-    held = Counter(block for s in tables for block in s.blocks[s.skipped :])
-    assert all(block == NULL for s in tables for block in s.blocks[: s.skipped])
-    assert pool.refs == [held[block] for block in range(pool.n)]
-    free = pool.free.order()
-    assert sorted(free) == [block for block in range(pool.first, pool.n) if not held[block]]
-    assert len(pool.free) == len(free)
+    memory, taken = policy.pages, {}
+    in_use = Counter()
+    for kind, (_, cache) in enumerate(shadow.caches):
+        small = memory.kinds[kind]
+        blocks = [block for block, refs in enumerate(cache.pool.refs) if refs]
+        cached = [block for block, key in enumerate(cache.pool.keys) if key is not None]
+        for block in blocks + cached:
+            assert taken.setdefault(block // small.per_page, kind) == kind
+        in_use.update(block // small.per_page for block in blocks)
+        owned = memory.owner.count(kind)
+        idle = sum(memory.owner[page] == kind for page in memory.idle)
+        assert small.n_free_beside_idle == (owned - idle) * small.per_page - len(blocks)
+        assert len(small) == small.n_free_beside_idle + small.per_page * memory.n_available
+    assert memory.in_use == [in_use[page] for page in range(memory.n)]
+    assert {page: kind for page, kind in enumerate(memory.owner) if kind >= 0} == taken
+    assert set(memory.idle) == taken.keys() - in_use.keys()
+    assert memory.n_unowned == memory.n - 1 - len(taken)
+    assert 0 not in taken
 
 
 def cached_blocks_hold_what_their_key_says(policy, shadow):
-    if not shadow.paged:
-        return
+    for group, cache in shadow.caches:
+        cached_in(cache, group, shadow)
+    if policy.shared_memory:
+        sizes = [cache.pool.n_free_cached * policy.block_size for _, cache in shadow.caches]
+        layers = [kind.layers for kind in policy._kinds]
+        assert policy.usage().cached == np.dot(sizes, layers) // sum(layers)
+
+
+def cached_in(policy, group, shadow):
     pool, size = policy.pool, policy.block_size
     keyed = {block: key for block, key in enumerate(pool.keys) if key is not None}
     assert policy.prefix_cache or not keyed
@@ -87,7 +125,7 @@ def cached_blocks_hold_what_their_key_says(policy, shadow):
         return
     block_text = shadow.words.block_text
     for block, key in keyed.items():
-        assert shadow.ids[0][block * size : (block + 1) * size].tolist() == block_text[key]
+        assert shadow.ids[group][block * size : (block + 1) * size].tolist() == block_text[key]
     for key, tokens in block_text.items() if policy.host is not None else ():
         slot = policy.host.find(key)
         if slot is not None:
@@ -101,6 +139,7 @@ ALWAYS_TRUE = (
     usage_counts_the_cells,
     sequences_are_those_that_hold_cells,
     blocks_are_counted,
+    a_large_page_is_used_by_one_kind,
     cached_blocks_hold_what_their_key_says,
 )
 
@@ -118,7 +157,7 @@ def nothing_is_left(policy, shadow):
 def state_of(policy, shadow):
     """Everything that can be seen of a policy."""
     maps = [policy.occupancy(group) for group in range(len(policy.groups))]
-    pool = (policy.pool.free.order(), list(policy.pool.keys)) if shadow.paged else None
+    pool = [(cache.pool.free.order(), list(cache.pool.keys)) for _, cache in shadow.caches]
     return [(m.position.tolist(), m.owners) for m in maps], policy.usage(), policy.sequences(), pool
 
 
@@ -127,7 +166,7 @@ def only_compaction_changed(policy, shadow, step, before, *, untouched):
 
     ``untouched``: no micro-batch was kept.
     """
-    if shadow.paged:
+    if shadow.caches:
         only_the_window_moved(policy, shadow, step, before)
         return
     for chunk in step:
@@ -161,15 +200,20 @@ def only_the_window_moved(policy, shadow, step, before):
         only_evictions_were_made(policy, shadow, before)
         return
     after = state_of(policy, shadow)
-    if not shadow.paged or policy.window is None:
+    windows = {group: cache.window for group, cache in shadow.caches if cache.window is not None}
+    if not windows:
         assert after == before
         return
-    size, window = policy.block_size, policy.window
-    first = {chunk.seq: max(chunk.start + 1 - window, 0) // size * size for chunk in step}
-    (position, owners), (now, owners_now) = before[0][0], after[0][0]
-    stay = [{seq for seq in of if at >= first.get(seq, 0)} for at, of in zip(position, owners, strict=True)]
-    assert [set(of) for of in owners_now] == stay
-    assert now == [at if of else -1 for at, of in zip(position, stay, strict=True)]
+    size = policy.block_size
+    for group in range(len(policy.groups)):
+        if group not in windows:
+            assert after[0][group] == before[0][group]
+            continue
+        first = {chunk.seq: max(chunk.start + 1 - windows[group], 0) // size * size for chunk in step}
+        (position, owners), (now, owners_now) = before[0][group], after[0][group]
+        stay = [{seq for seq in of if at >= first.get(seq, 0)} for at, of in zip(position, owners, strict=True)]
+        assert [set(of) for of in owners_now] == stay
+        assert now == [at if of else -1 for at, of in zip(position, stay, strict=True)]
     assert after[2] == before[2]
 
 

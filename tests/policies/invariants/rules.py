@@ -201,7 +201,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert done == {chunk.seq: chunk.n for chunk in step}
         self.shadow.run(batches, done)
         if full:
-            self.shadow.moves_unreported = self.shadow.rotations_unreported = not self.shadow.paged
+            self.shadow.moves_unreported = self.shadow.rotations_unreported = not self.shadow.caches
         self.shadow.say_late()
 
     # Sequences end, and give up tokens

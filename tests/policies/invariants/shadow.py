@@ -8,6 +8,7 @@ or in the wrong order, shows as a cell that does not hold what the policy says i
 import numpy as np
 
 from policies.layouts.paged import PagedPolicy
+from policies.layouts.two_level import TwoLevelPolicy
 from tests.policies.invariants.words import Words, places_in
 
 
@@ -35,8 +36,9 @@ class Shadow:
         """Tokens of a sequence that a ring keeps."""
         self.evicts = policy.forgets and not policy.unbounded
         """Whether single tokens of a sequence may go; those of a pass stay until another step needs room."""
-        self.streams = policy.capacity // policy.max_sequence_tokens
+        self.streams = policy.groups[0].streams
         self.paged = isinstance(policy, PagedPolicy)
+        self.caches = block_caches(policy)
         self.moves_unreported = self.rotations_unreported = self.transfers_unreported = False
         """Whether the shadow waits for moves, rotations or transfers that the policy will report later."""
         self.ids = [np.full(group.cells, -1) for group in policy.groups]
@@ -198,7 +200,7 @@ class Shadow:
             ids, rotary = self.ids[group], self.rotary[group]
             assert group == 0 or not place.transfers
             self._transfer(place.transfers)
-            if self.paged and place.moves.n_runs:
+            if self.caches and place.moves.n_runs:
                 self.note("copied on write")
             if self.evicts and place.moves.n_runs:
                 self.note("compacted")
@@ -272,6 +274,13 @@ class Shadow:
         assert positions[sinks:] == list(range(first, first + newest))
         assert sinks <= first <= max(self.config.max_tokens, self.ring) - newest
         return text[:sinks] + text[len(text) - newest :]
+
+
+def block_caches(policy):
+    """The paged caches that a policy is made of, if it is, each with the first group whose cells are its blocks'."""
+    if isinstance(policy, TwoLevelPolicy):
+        return [(policy.part_of.index(part), part) for part in policy.parts]
+    return [(0, policy)] if isinstance(policy, PagedPolicy) else []
 
 
 def cells_by_owner(policy, group):

@@ -68,7 +68,11 @@ POLICIES = available() | {
 }
 _MANY = {"no room", "preempted before written"}
 MUST_BE_SEEN = {name: _MANY | {"hit", "copied on write"} for name in ("paged", "vllm", "paged-window", "tails only")}
+MUST_BE_SEEN["radix-tree"] = _MANY | {"hit"}
+MUST_BE_SEEN |= {name: _MANY | {"hit"} for name in ("two-level-pages", "layer-groups", "uniform-pages")}
+MUST_BE_SEEN["expected-length"] = MUST_BE_SEEN["no-evict"] = {"hit"}
 MUST_BE_SEEN["chunked"] = _MANY | {"copied on write"}
+MUST_BE_SEEN["vattention"] = _MANY
 MUST_BE_SEEN |= {preset.name: {"no room", "evicted"} for preset in TOKEN_EVICTION}
 MUST_BE_SEEN |= {
     name: {"no room", "evicted", "compacted"} for name in ("h2o-compacted", "h2o-packed", "snapkv-compacted")
@@ -102,10 +106,13 @@ CONFIGS = st.builds(
     max_tokens=st.integers(16, 64),
     block_size=st.just(4),
     chunk_size=st.just(8),
+    page_tokens=st.sampled_from([4, 8]),
     pad=st.sampled_from([1, 8, 32]),
     kernel=st.sampled_from([None, "masked", "tiled", "gather", "sliced"]),
     threshold=st.sampled_from([0.0, 0.1, 0.5]),
     window=st.integers(8, 24),
+    full_layers=st.sampled_from([1, 2]),
+    window_layers=st.sampled_from([5, 1, 3]),
     sinks=st.integers(0, 3),
     budget=st.sampled_from([6, 12, 20]),
     budget_groups=st.sampled_from([1, 1, 3]),
