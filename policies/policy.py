@@ -30,6 +30,7 @@ from policies.vocabulary import (
 
 if TYPE_CHECKING:
     from policies.cells.region_search import SearchName
+    from policies.cells.token_ranks import AttentionReceived
     from policies.fast_forward.forecast import FastForward
     from policies.fast_forward.lockstep import LockstepBatch
     from policies.paging.eviction import Eviction, FreeOrder
@@ -78,7 +79,14 @@ class CacheConfig:
     window_layers: int = 5
     """Two-level pages: layers with a sliding window, for so many ``full_layers``."""
     sinks: int = 4
-    """First tokens of each sequence that a ring never overwrites (Xiao et al., arXiv 2309.17453)."""
+    """First tokens of each sequence that a ring never overwrites, and StreamingLLM never evicts (Xiao et al., arXiv
+    2309.17453)."""
+    budget: int = 256
+    """Token eviction: tokens that each sequence keeps in each group of layers."""
+    budget_groups: int = 1
+    """Token eviction: equal groups of layers, each of which evicts by itself."""
+    attention: AttentionReceived | None = None
+    """Token eviction: what an engine measures of attention; None: it is drawn."""
     unified: bool = True
     """One cache for all sequences (llama-server's ``--kv-unified``), instead of an equal share for each."""
     n_layers: int = 4
@@ -103,6 +111,8 @@ class CacheConfig:
     """Paged: cells of a tier in host memory for what is evicted or swapped out."""
     future: Callable[[], Iterable[tuple[Content, int]]] | None = None
     """For clairvoyant eviction: the content and the prompt length of every request, in order."""
+    seed: int = 0
+    """What is drawn inside of a policy depends on it: for token eviction, the attention on each token."""
     costs: RelativeCosts = field(default_factory=lambda: RelativeCosts(score=1.0, run=50.0, cell=8.0))
     """What an adaptive trigger weighs compactions by."""
 
@@ -134,6 +144,8 @@ class Policy(ABC):
     in cells of all layers; and each group numbers its cells as if it had the memory to itself."""
     unbounded: bool = False
     """Whether a sequence may go on for ever in a bounded number of cells, forgetting its oldest tokens."""
+    forgets: bool = False
+    """Whether tokens are dropped that full attention would see: it serves cheaper answers, not the same ones."""
 
     moves_cells: bool = False
     """Whether it may ever ask for cells to be copied, so that what that costs must be known."""

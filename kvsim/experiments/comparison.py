@@ -261,7 +261,7 @@ def compare(
         elif policy in runs:
             runs[policy].append(outcome)
     results = tuple(result for _, result in served)
-    forgetful = tuple(result.policy for policy, result in served if build_policy(scenario, policy).unbounded)
+    forgetful = tuple(result.policy for policy, result in served if build_policy(scenario, policy).forgets)
     left = left_out + stuck
     return Comparison(scenario, results, profile.describe(), left, runs, forgetful, ranked_up_to)
 

@@ -231,6 +231,7 @@ class Scenario(Section):
             future=self._future,
             unified=self.unified,
             cells=self.context_cells,
+            seed=self.seed,
             **self.cache.model_dump(exclude={"policy", "unified", "type_k", "type_v", "cells"}),
         )
         return config if costs is None else replace(config, costs=costs)

@@ -134,7 +134,11 @@ class CacheSection(Section):
     window_layers: Annotated[int, Field(ge=1, le=1000)] = 5
     """Two-level pages: layers with a sliding window, for so many ``full_layers``."""
     sinks: NonNegativeInt = 4
-    """First tokens of each sequence that a ring never overwrites."""
+    """First tokens of each sequence that a ring never overwrites, and StreamingLLM never evicts."""
+    budget: Annotated[int, Field(ge=2)] = 256
+    """Token eviction: tokens that each sequence keeps in each group of layers."""
+    budget_groups: Annotated[int, Field(ge=1, le=128)] = 1
+    """Token eviction: equal groups of layers, each of which evicts by itself and has blocks of its own."""
     unified: bool | None = None
     """One cache for all slots (``--kv-unified``), or an equal share for each, under policies that support both; by
     default as in the engine that the policy stands for, but one where ``server.slot_context`` is more than a share."""

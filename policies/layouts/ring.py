@@ -108,6 +108,7 @@ class RingPolicy(SequenceRegionPolicy):
     """
 
     unbounded = True
+    forgets = True
     can_fast_forward = True
 
     def __init__(self, name: str, config: CacheConfig):

@@ -85,9 +85,9 @@ def test_text_equals_cacheless_recomputation(name, kernel):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", available())
 def test_every_policy_generates_the_cacheless_text_with_random_compaction(name):
-    # The ring must be too large to overwrite anything, the sliding window narrower than the texts.
-    window = 64 if name == "ring" else 20
-    world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update={"window": window, "cells": 256})})
+    # The ring and the budgets must be too large to forget anything, the sliding window narrower than the texts.
+    sizes = {"window": 64 if name == "ring" else 20, "budget": 64, "cells": 256}
+    world = WORLD.model_copy(update={"cache": WORLD.cache.model_copy(update=sizes)})
     policy = build_policy(world, name)
     moved = compacted_at_random(policy, np.random.default_rng(3))
     engine = Engine(MODEL, policy.groups, policy.kernel, WORLD.seed)

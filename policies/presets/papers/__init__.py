@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from policies.presets.papers import admission, radix_tree, searches, two_level_pages, virtual_memory
+from policies.presets.papers import (
+    admission,
+    radix_tree,
+    searches,
+    token_eviction,
+    two_level_pages,
+    virtual_memory,
+)
 from policies.presets.preset import Preset
 
 PAPERS: tuple[Preset, ...] = (
@@ -10,6 +17,7 @@ PAPERS: tuple[Preset, ...] = (
     *virtual_memory.PRESETS,
     *two_level_pages.PRESETS,
     *radix_tree.PRESETS,
+    *token_eviction.PRESETS,
     *searches.PRESETS,
 )
 """In the order of docs/reproduced.md."""

@@ -77,6 +77,8 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "watermark": draw(st.sampled_from([0.0, 0.1])),
                 "conservativeness": draw(st.sampled_from([1.0, 0.2, 10.0])),
                 "host_cells": host,
+                "budget": draw(st.sampled_from([24, 6, 256])),
+                "budget_groups": draw(st.sampled_from([1, 1, 3])),
             },
         }
     )

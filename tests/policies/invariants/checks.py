@@ -171,7 +171,9 @@ def only_compaction_changed(policy, shadow, step, before, *, untouched):
         return
     for chunk in step:
         shadow.window_moves_on(chunk.seq, chunk.start + chunk.n)
-    if untouched:
+    if shadow.evicts:
+        only_evictions_were_made(policy, shadow, before)
+    elif untouched:
         (maps, usage, sequences, _), (old_maps, old_usage, old_sequences, _) = state_of(policy, shadow), before
         assert sequences == old_sequences
         assert (usage.stored, usage.allocated) == (old_usage.stored, old_usage.allocated)
@@ -182,8 +184,21 @@ def only_compaction_changed(policy, shadow, step, before, *, untouched):
                 assert tokens_of(maps[group]) == tokens_of(old_maps[group])
 
 
+def only_evictions_were_made(policy, shadow, before):
+    """No room for a step: all that is there was there, for the same sequences."""
+    (maps, usage, sequences, _), (old_maps, old_usage, old_sequences, _) = state_of(policy, shadow), before
+    assert sequences == old_sequences
+    assert usage.allocated <= old_usage.allocated
+    for now, then in zip(maps, old_maps, strict=True):
+        old, new = tokens_of(then), tokens_of(now)
+        assert {key: n for key, n in new.items() if key[1]} == {key: n for key, n in (new & old).items() if key[1]}
+
+
 def only_the_window_moved(policy, shadow, step, before):
     """No room for these chunks: nothing has changed, except that blocks are gone which their tokens cannot see."""
+    if shadow.evicts:
+        only_evictions_were_made(policy, shadow, before)
+        return
     after = state_of(policy, shadow)
     windows = {group: cache.window for group, cache in shadow.caches if cache.window is not None}
     if not windows:

@@ -168,6 +168,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def reserve(self, chunk, **conditions):
         before = self.state()
+        self.shadow.moves_unreported |= self.shadow.evicts
         if self.policy.reserve(chunk, **conditions):
             return True
         self.seen.add("reserve refused")

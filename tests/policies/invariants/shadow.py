@@ -34,6 +34,8 @@ class Shadow:
         """The tokens that must still be there, by group with a window and by open sequence."""
         self.ring = min(config.window, config.max_tokens, policy.max_sequence_tokens) if policy.unbounded else None
         """Tokens of a sequence that a ring keeps."""
+        self.evicts = policy.forgets and not policy.unbounded
+        """Whether single tokens of a sequence may go; those of a pass stay until another step needs room."""
         self.streams = policy.groups[0].streams
         self.paged = isinstance(policy, PagedPolicy)
         self.caches = block_caches(policy)
@@ -200,6 +202,8 @@ class Shadow:
             self._transfer(place.transfers)
             if self.caches and place.moves.n_runs:
                 self.note("copied on write")
+            if self.evicts and place.moves.n_runs:
+                self.note("compacted")
             for array in (ids, rotary):
                 place.moves.apply(array)
             assert len(set(place.shift.cells.tolist())) == len(place.shift.cells)
@@ -248,6 +252,13 @@ class Shadow:
         Fails unless these are all that its layout promises to keep, each once.
         """
         text = self.text[seq]
+        if self.evicts:
+            assert positions == sorted(set(positions))
+            assert positions[-1:] == [len(text) - 1] * bool(text)
+            assert len(positions) >= min(len(text), self.config.budget)
+            if len(positions) < len(text):
+                self.note("evicted")
+            return [text[position] for position in positions]
         if group in self.window:
             assert positions == sorted(set(positions))
             tokens = [text[position] for position in positions]

@@ -12,6 +12,7 @@ from policies.layouts.llamacpp import mid_2025, today
 from policies.layouts.multi_stream import CacheSpec
 from policies.layouts.paged import PagedPolicy
 from policies.paging.eviction import free_blocks
+from policies.presets.papers.token_eviction import PRESETS as TOKEN_EVICTION
 
 SETTINGS = settings(
     derandomize=True,
@@ -72,6 +73,10 @@ MUST_BE_SEEN |= {name: _MANY | {"hit"} for name in ("two-level-pages", "layer-gr
 MUST_BE_SEEN["expected-length"] = MUST_BE_SEEN["no-evict"] = {"hit"}
 MUST_BE_SEEN["chunked"] = _MANY | {"copied on write"}
 MUST_BE_SEEN["vattention"] = _MANY
+MUST_BE_SEEN |= {preset.name: {"no room", "evicted"} for preset in TOKEN_EVICTION}
+MUST_BE_SEEN |= {
+    name: {"no room", "evicted", "compacted"} for name in ("h2o-compacted", "h2o-packed", "snapkv-compacted")
+}
 MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "swapped in", "reserve refused"}
 """Situations that the machine must have met with a policy."""
 
@@ -109,6 +114,8 @@ CONFIGS = st.builds(
     full_layers=st.sampled_from([1, 2]),
     window_layers=st.sampled_from([5, 1, 3]),
     sinks=st.integers(0, 3),
+    budget=st.sampled_from([6, 12, 20]),
+    budget_groups=st.sampled_from([1, 1, 3]),
     unified=st.booleans(),
     search=st.sampled_from([None, None, *SEARCHES]),
     sort_batch=st.booleans(),
