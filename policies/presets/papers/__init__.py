@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.presets.papers import admission, radix_tree, searches, two_level_pages, virtual_memory
+from policies.presets.papers import admission, radix_tree, searches, two_level_pages, virtual_memory, workload_aware
 from policies.presets.preset import Preset
 
 PAPERS: tuple[Preset, ...] = (
@@ -10,6 +10,7 @@ PAPERS: tuple[Preset, ...] = (
     *virtual_memory.PRESETS,
     *two_level_pages.PRESETS,
     *radix_tree.PRESETS,
+    *workload_aware.PRESETS,
     *searches.PRESETS,
 )
 """In the order of docs/reproduced.md."""
