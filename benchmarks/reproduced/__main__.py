@@ -14,6 +14,7 @@ IDEAS: dict[str, str] = {
     "virtual-memory": "virtual_memory",
     "two-level-pages": "two_level_pages",
     "radix-tree": "radix_tree",
+    "workload-aware": "workload_aware",
     "searches": "searches",
 }
 """The ideas by name, and the module here whose function ``find`` gives their findings."""
