@@ -63,6 +63,7 @@ COMPILED = [
     "policies.paging.free_lists.ranked",
     "policies.paging.free_lists.sieve",
     "policies.paging.free_lists.uncached",
+    "policies.paging.free_lists.workload_aware",
     "policies.paging.growth",
     "policies.paging.host_offload",
     "policies.paging.host_tier",

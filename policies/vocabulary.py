@@ -50,6 +50,8 @@ class SequencePlan(NamedTuple):
     """The number of its request in the workload. Only clairvoyant policies may look at it."""
     generated: int = 0
     """Output tokens that it had when it was preempted, which are computed again behind its prompt."""
+    kind: int = 0
+    """What kind of request it is: those of one kind are alike in how soon their text is asked for again; 0: unknown."""
 
     @property
     def start_tokens(self) -> int:

@@ -10,6 +10,8 @@ SOURCES = 1 << 48
 """The first source number of an answer; the texts of prompts have smaller ones."""
 
 
+_TURN_KINDS = 15
+
 Prefixes = Literal["tokens", "blocks", "unknown"]
 """What a workload says about which prompts begin alike. ``tokens``: the texts of all prompts and answers. ``blocks``:
 the texts of prompts only, in named blocks of which the last may be partial. ``unknown``: nothing."""
@@ -55,11 +57,19 @@ class Request(NamedTuple):
     max_output_tokens: int | None = None
     """The most tokens that its client lets be generated (``max_tokens``), at least ``output_tokens``; None: as many as
     its sequence has room for."""
+    kind: int = 0
+    """What kind of request it is, as a server could be told: its turn in a conversation (``turn_kind``), and in a mix
+    its part too; 0: unknown."""
 
     @property
     def answer(self) -> Segment:
         """The text of its answer, as later prompts quote it."""
         return answer_of(self.id, self.output_tokens)
+
+
+def turn_kind(turn: int) -> int:
+    """The kind of a conversation's request: its turn, from 1; from the fifteenth on they are of one kind."""
+    return min(turn, _TURN_KINDS)
 
 
 def answer_of(request: int, tokens: int) -> Segment:

@@ -15,6 +15,7 @@ IDEAS: dict[str, str] = {
     "two-level-pages": "two_level_pages",
     "radix-tree": "radix_tree",
     "token-eviction": "token_eviction",
+    "workload-aware": "workload_aware",
     "searches": "searches",
 }
 """The ideas by name, and the module here whose function ``find`` gives their findings."""

@@ -192,20 +192,20 @@ def _count_hits(lookups: Sequence[Lookup], cache: tuple[Eviction, int]) -> tuple
     """
     eviction, blocks = cache
     began = time.process_time()
-    future = Future(keys[:asked] for _, keys, asked in lookups) if eviction == "belady" else None
+    future = Future(keys[:asked] for _, keys, asked, _ in lookups) if eviction == "belady" else None
     pool = BlockPool(blocks, partial(free_blocks, eviction, future=future), first=0)
     hits = 0
-    for number, (_, all_keys, asked) in enumerate(lookups):
+    for number, (_, all_keys, asked, kind) in enumerate(lookups):
         if future is not None:
             future.advance(number)
         keys = all_keys if len(all_keys) <= blocks else all_keys[:blocks]
         held = pool.leading(keys[:asked])
         n = len(held)
         hits += n
-        pool.touch(held)
+        pool.touch(held, kind)
         new = pool.take(len(keys) - n)
         for block, key in zip(new, keys[n:], strict=True):
-            pool.store(block, key)
+            pool.store(block, key, kind)
         held += new
         held.reverse()
         pool.release(held)

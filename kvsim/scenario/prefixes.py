@@ -27,6 +27,8 @@ class Lookup(NamedTuple):
     """The keys of all blocks that are cached in the end, in order."""
     asked: int
     """Number of keys, from the first, that are looked up."""
+    kind: int = 0
+    """What kind of request it is (``Request.kind``)."""
 
 
 def lookup_of(request: Request, block_size: int, prefixes: Prefixes) -> Lookup:
@@ -37,10 +39,10 @@ def lookup_of(request: Request, block_size: int, prefixes: Prefixes) -> Lookup:
     """
     if prefixes == "blocks":
         keys = Content(request.content).keys(block_size, -(-request.prompt_tokens // block_size))
-        return Lookup(len(keys) * block_size, keys, len(keys))
+        return Lookup(len(keys) * block_size, keys, len(keys), request.kind)
     content = content_of(request)
     asked = (request.prompt_tokens - 1) // block_size
-    return Lookup(request.prompt_tokens, content.lookup_keys(block_size, content.n), asked)
+    return Lookup(request.prompt_tokens, content.lookup_keys(block_size, content.n), asked, request.kind)
 
 
 def hit_rate(found: int, looked_up: int, prefixes: Prefixes) -> float | None:

@@ -44,8 +44,9 @@ class BlockManager:
         self.occupancy = BlockOccupancy(pool.n, block_size)
         self.occupancy.up_to_date = False  # Until it is asked for.
         self.copies = PendingCopies(block_size)
-        self.bring_in: Callable[[Sequence[int], Sequence[Key]], list[int]] | None = None
-        """Replaces found blocks that are in the host tier, ``~slot``, by blocks that they are copied to."""
+        self.bring_in: Callable[[Sequence[int], Sequence[Key], int], list[int]] | None = None
+        """Replaces found blocks that are in the host tier, ``~slot``, by blocks that they are copied to, for a kind of
+        request."""
         self.transfers: TransferLog | None = None
         """Copies that are due between the pool and a host tier, if there is one."""
         self.lag = 0
@@ -68,8 +69,8 @@ class BlockManager:
         keys = table.content.keys(self.block_size, len(found))
         if self.window is not None:
             table.skipped = next((at for at, block in enumerate(found) if block != NULL), 0)
-        self.pool.touch([block for block in found[table.skipped :] if block >= 0])
-        table.blocks += found if self.bring_in is None else self.bring_in(found, keys)
+        self.pool.touch([block for block in found[table.skipped :] if block >= 0], table.plan.kind)
+        table.blocks += found if self.bring_in is None else self.bring_in(found, keys, table.plan.kind)
         table.length = len(found) * self.block_size
         table.n_keyed = len(found)
         self.count_tokens(table, table.skipped)
@@ -139,9 +140,9 @@ class BlockManager:
             first, last = max(first, end - blocks_in_sight(self.window, size)), min(stop, end)
         if last - first == 1:
             if pool.keys[table.blocks[first]] is None:
-                pool.store(table.blocks[first], keys[first])
+                pool.store(table.blocks[first], keys[first], table.plan.kind)
         elif last > first:
-            pool.store_all(table.blocks[first:last], keys[first:last])
+            pool.store_all(table.blocks[first:last], keys[first:last], table.plan.kind)
         table.n_keyed = stop
 
     def skip_behind_window(self, table: BlockTable, position: int) -> None:

@@ -139,8 +139,8 @@ class BlockPool:
                 return [NULL] * at + run[::-1]
         return run[::-1]
 
-    def touch(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each of these cached blocks, which may be free."""
+    def touch(self, blocks: Iterable[int], kind: int = 0) -> None:
+        """Add a reference to each of these cached blocks, which may be free, for a request of this kind."""
         refs, keys, free = self.refs, self.keys, self.free
         for block in blocks:
             if refs[block] == 0:
@@ -153,7 +153,7 @@ class BlockPool:
             refs[block] += 1
             key = keys[block]
             if key is not None:
-                free.hit(block, key)
+                free.hit(block, key, kind)
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of these blocks, which must be in use."""
@@ -191,8 +191,8 @@ class BlockPool:
                 self._extra_refs -= 1
         return gone
 
-    def store(self, block: int, key: Key) -> None:
-        """Cache a block in use under a key."""
+    def store(self, block: int, key: Key, kind: int = 0) -> None:
+        """Cache a block in use under a key, for a request of this kind."""
         if not self._counting:
             _ = self.refs
         self.keys[block] = key
@@ -203,14 +203,14 @@ class BlockPool:
             self._by_key[key] = {found: None, block: None}
         else:
             found[block] = None
-        self.free.stored(block, key)
+        self.free.stored(block, key, kind)
 
-    def store_all(self, blocks: Sequence[int], keys: Sequence[Key]) -> None:
+    def store_all(self, blocks: Sequence[int], keys: Sequence[Key], kind: int = 0) -> None:
         """Cache blocks in use under their keys, in this order, except those that are cached already."""
         if self.free.tracks_use or not self._by_key.keys().isdisjoint(keys):
             for block, key in zip(blocks, keys, strict=True):
                 if self.keys[block] is None:
-                    self.store(block, key)
+                    self.store(block, key, kind)
             return
         own = self.keys
         for block, key in zip(blocks, keys, strict=True):

@@ -50,7 +50,7 @@ class HostOffload:
             return None
         for block, slot in zip(table.blocks, slots, strict=True):
             self.log.add(self._blocks.copies.origin(block), slot, to_host=True)
-        left = BlockTable(table.content)
+        left = BlockTable(table.content, table.plan)
         left.length, left.n_keyed = table.length, min(table.n_keyed, table.length // self._blocks.block_size)
         ticket = next(self._tickets)
         self._swapped[ticket] = left, slots
@@ -70,7 +70,7 @@ class HostOffload:
         if cached.count(None) + idle + more + keep_free > len(self._pool.free):
             return None
         del self._swapped[ticket]
-        self._pool.touch([block for block in cached if block is not None])
+        self._pool.touch([block for block in cached if block is not None], table.plan.kind)
         fresh = iter(self._pool.take(cached.count(None)))
         for block, slot in zip(cached, slots, strict=True):
             if block is None:
@@ -110,7 +110,7 @@ class HostOffload:
         """Hand over all copies between the tiers, which are then no longer due."""
         return self.log.settle()
 
-    def _bring_in(self, found: Sequence[int], keys: Sequence[Key]) -> list[int]:
+    def _bring_in(self, found: Sequence[int], keys: Sequence[Key], kind: int) -> list[int]:
         """Take a block for each ``~slot``, and note the copy into it."""
         blocks = list(found)
         away = [at for at, block in enumerate(found) if block < 0]
@@ -118,7 +118,7 @@ class HostOffload:
             slots = self.tier.pin([keys[at] for at in away])
             for at, slot, block in zip(away, slots, self._pool.take(len(away)), strict=True):
                 self.log.add(block, slot, to_host=False)
-                self._pool.store(block, keys[at])
+                self._pool.store(block, keys[at], kind)
                 blocks[at] = block
             self.tier.unpin([keys[at] for at in away], slots)
         return blocks

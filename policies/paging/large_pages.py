@@ -161,10 +161,10 @@ class SmallPages:
             if self._keys[block] is not None:
                 self.forget_block(block)
 
-    def stored(self, block: int, key: Key) -> None:
+    def stored(self, block: int, key: Key, kind: int = 0) -> None:
         """No effect."""
 
-    def hit(self, block: int, key: Key) -> None:
+    def hit(self, block: int, key: Key, kind: int = 0) -> None:
         """No effect: only a release changes the order."""
 
     def order(self) -> list[int]:

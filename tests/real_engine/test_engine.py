@@ -204,7 +204,7 @@ def serve_sessions(**keys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu", "sieve", "belady"])
+@pytest.mark.parametrize("eviction", ["lru", "fifo", "lfu", "sieve", "workload-aware", "belady"])
 def test_shared_blocks_hold_the_right_tokens(eviction):
     recorder, wrong = serve_sessions(server__scheduler="vllm", cache__eviction=eviction, cache__cells=120)
     assert wrong == 0

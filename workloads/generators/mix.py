@@ -22,8 +22,8 @@ class Mix:
     """The requests of several workloads in order of arrival; on a tie, the earlier part comes first.
 
     All turns of a session stay together, at the arrival of the session. Requests and sessions are renumbered. Texts
-    of different parts never coincide: source s of part k becomes ``s * len(parts) + k``. Answers are renumbered with
-    their requests.
+    of different parts never coincide: source s of part k becomes ``s * len(parts) + k``, and a kind of request the
+    number after that. Answers are renumbered with their requests.
 
     In memory are, for each part, one session (or request), the request after it, and what the part itself holds; and
     the number of each request, in 8 bytes. Raises ``ValueError`` for fewer than two parts or a closed loop; iteration
@@ -73,7 +73,8 @@ class Mix:
                     if segment not in texts:
                         texts[segment] = self._own(place, segment, numbers[place])
                 content = tuple([texts[segment] for segment in request.content])
-                yield request._replace(id=number, content=content, session=together)
+                kind = request.kind * len(self.parts) + place + 1
+                yield request._replace(id=number, content=content, session=together, kind=kind)
                 numbers[place].append(number)
                 number += 1
             session += together is not None

@@ -10,7 +10,7 @@ import numpy as np
 
 from workloads.generators.gaps import Gaps, moments
 from workloads.generators.lengths import FloatArray, IntArray, Lengths
-from workloads.request import Prefixes, Request, Segment, answer_of
+from workloads.request import Prefixes, Request, Segment, answer_of, turn_kind
 from workloads.rng import named_rng
 
 MAX_TURNS = 1000
@@ -102,11 +102,13 @@ class Sessions:
                 content = list(system_segments[system : system + 1])
                 prompt = sum(segment.n for segment in content)
                 turns = zip(users[first:end], outputs[first:end], thinks[first:end], strict=True)
-                for user, output, think_s in turns:
+                for turn, (user, output, think_s) in enumerate(turns, 1):
                     # Sources count the system prompts first, then one new message for each request.
                     content.append(Segment(self.system_prompts + number, 0, user))
                     prompt += user
-                    yield Request(number, start_s, prompt, output, think_s, tuple(content), session)
+                    yield Request(
+                        number, start_s, prompt, output, think_s, tuple(content), session, kind=turn_kind(turn)
+                    )
                     content.append(answer_of(number, output))
                     prompt += output
                     number += 1

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.generators.lengths import FloatArray
-from workloads.request import Prefixes, Request, Segment, WorkloadError
+from workloads.request import Prefixes, Request, Segment, WorkloadError, turn_kind
 from workloads.rng import named_rng
 from workloads.traces.bad_rows import BadRowLog, changed
 from workloads.traces.files import shown_path
@@ -111,6 +111,7 @@ class Trace(ABC):
         if tuple(map(_state_of, self._files())) != self._state:
             raise changed(self.path, "it, or a file that belongs to it, has another size or date")
         left, thinning = self.n_requests, _Thinning(self.keep, self.seed)
+        last, turn = None, 0
         for batch in self._batches(check_all=False):
             low, high = self._window(batch.seconds)
             chosen = thinning.choose(batch, low, high)
@@ -131,7 +132,9 @@ class Trace(ABC):
                     yield Request(i, arrival_s, prompt, output, 0.0, content)
             else:
                 for i, arrival_s, prompt, output, think_s, session, priority, content in rows:
-                    yield Request(i, arrival_s, prompt, output, think_s, content, session, priority)
+                    turn = turn + 1 if session == last else 1
+                    last, kind = session, 0 if session is None else turn_kind(turn)
+                    yield Request(i, arrival_s, prompt, output, think_s, content, session, priority, kind=kind)
             left -= min(left, high - low if chosen is None else int(chosen.sum()))
             if left == 0:
                 return

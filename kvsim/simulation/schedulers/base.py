@@ -126,7 +126,7 @@ class SchedulerBase(ABC):
             final = min(prompt + request.output_tokens - 1, context)
             limit = request.max_output_tokens
             most = context if limit is None else min(prompt + limit - 1, context)
-            plan = job.plan = SequencePlan(prompt, most, final, job.content, request.id)
+            plan = job.plan = SequencePlan(prompt, most, final, job.content, request.id, kind=request.kind)
         return plan
 
     def _start(self, seq: int, job: Job, held: int, now: float) -> None:

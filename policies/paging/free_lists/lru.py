@@ -79,10 +79,10 @@ class LruQueue:
     def forget(self, block: int) -> None:
         """The block keeps its place in the queue."""
 
-    def stored(self, block: int, key: Key) -> None:
+    def stored(self, block: int, key: Key, kind: int = 0) -> None:
         """No effect."""
 
-    def hit(self, block: int, key: Key) -> None:
+    def hit(self, block: int, key: Key, kind: int = 0) -> None:
         """No effect: only a release changes the order."""
 
     def order(self) -> list[int]:

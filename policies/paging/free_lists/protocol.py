@@ -39,12 +39,12 @@ class FreeBlocks(Protocol):
         """A free cached block has become plain."""
         ...
 
-    def stored(self, block: int, key: Key) -> None:
-        """A block in use has become a cached one."""
+    def stored(self, block: int, key: Key, kind: int = 0) -> None:
+        """A block in use has become a cached one, for a request of this kind (``SequencePlan.kind``)."""
         ...
 
-    def hit(self, block: int, key: Key) -> None:
-        """A cached block, free or in use, has been found by a sequence."""
+    def hit(self, block: int, key: Key, kind: int = 0) -> None:
+        """A cached block, free or in use, has been found by a sequence, for a request of this kind."""
         ...
 
     def order(self) -> list[int]:

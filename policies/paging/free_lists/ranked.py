@@ -123,11 +123,11 @@ class RankedFreeBlocks:
         self._plain[block] = None
         self._plain.move_to_end(block, last=False)
 
-    def stored(self, block: int, key: Key) -> None:
+    def stored(self, block: int, key: Key, kind: int = 0) -> None:
         """Tell the rank."""
         self._rank.stored(block, key)
 
-    def hit(self, block: int, key: Key) -> None:
+    def hit(self, block: int, key: Key, kind: int = 0) -> None:
         """Tell the rank."""
         self._rank.hit(block, key)
 

@@ -61,7 +61,7 @@ class SieveQueue:
         self._unlink(block)
         self.release((block,))
 
-    def stored(self, block: int, key: Key) -> None:
+    def stored(self, block: int, key: Key, kind: int = 0) -> None:
         """Queue the block as the newest, not hit yet."""
         if self._linked(block):
             self._unlink(block)
@@ -70,7 +70,7 @@ class SieveQueue:
         self._newer[block], self._older[self._end] = self._end, block
         self._hit[block] = 0
 
-    def hit(self, block: int, key: Key) -> None:
+    def hit(self, block: int, key: Key, kind: int = 0) -> None:
         """Mark the block, so that the hand spares it once."""
         self._hit[block] = 1
 

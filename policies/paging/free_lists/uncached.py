@@ -20,10 +20,10 @@ class Uncached:
     def forget(self, block: int) -> None:
         """No effect: no block is cached."""
 
-    def stored(self, block: int, key: Key) -> None:
+    def stored(self, block: int, key: Key, kind: int = 0) -> None:
         """No effect: no block is cached."""
 
-    def hit(self, block: int, key: Key) -> None:
+    def hit(self, block: int, key: Key, kind: int = 0) -> None:
         """No effect: no block is cached."""
 
 

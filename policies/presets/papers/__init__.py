@@ -9,6 +9,7 @@ from policies.presets.papers import (
     token_eviction,
     two_level_pages,
     virtual_memory,
+    workload_aware,
 )
 from policies.presets.preset import Preset
 
@@ -18,6 +19,7 @@ PAPERS: tuple[Preset, ...] = (
     *two_level_pages.PRESETS,
     *radix_tree.PRESETS,
     *token_eviction.PRESETS,
+    *workload_aware.PRESETS,
     *searches.PRESETS,
 )
 """In the order of docs/reproduced.md."""

@@ -41,7 +41,9 @@ def test_a_study_as_one_object(kvsim, tmp_path):
     told = json.loads(succeeded(kvsim("prefix-cache", "trace.jsonl", "--requests", "2", "--json")))
     assert told.pop("lookups_per_s") > 0
     runs = [(run["eviction"], run["blocks"], run["hits"]) for run in told.pop("runs")]
-    assert runs == [(name, n, 1) for name in ("lru", "fifo", "lfu", "sieve", "belady") for n in (3, 4)]
+    assert runs == [
+        (name, n, 1) for name in ("lru", "fifo", "lfu", "sieve", "workload-aware", "belady") for n in (3, 4)
+    ]
     assert told == {
         "scenario": "trace",
         "block_size": 512,

@@ -73,7 +73,7 @@ cache = st.fixed_dictionaries(
         "window": st.sampled_from([2, 6, 16]),
         "unified": st.sampled_from([True, True, True, False]),
         "prefix_cache": st.booleans(),
-        "eviction": st.sampled_from(["lru", "fifo", "lfu", "sieve", "belady"]),
+        "eviction": st.sampled_from(["lru", "fifo", "lfu", "sieve", "workload-aware", "belady"]),
         "free_order": st.sampled_from(["0.33.0", "0.22.1"]),
         "watermark": st.sampled_from([0.0, 0.1, 0.3]),
         "host_cells": st.sampled_from([128, 16, 0]),

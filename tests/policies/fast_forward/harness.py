@@ -72,7 +72,7 @@ def scenarios(draw, schedulers=("llama-server", "llama-server-b4875", "vllm", "s
                 "search": draw(st.sampled_from([None, None, *SEARCHES])),
                 "sort_batch": draw(st.booleans()),
                 "prefix_cache": draw(st.booleans()),
-                "eviction": draw(st.sampled_from(["lru", "lru", "fifo", "lfu", "sieve"])),
+                "eviction": draw(st.sampled_from(["lru", "lru", "fifo", "lfu", "sieve", "workload-aware"])),
                 "free_order": draw(st.sampled_from(["0.33.0", "0.33.0", "0.22.1"])),
                 "watermark": draw(st.sampled_from([0.0, 0.1])),
                 "conservativeness": draw(st.sampled_from([1.0, 0.2, 10.0])),

@@ -34,7 +34,7 @@ class Words:
         prompt, final = min(prompt, most), min(prompt + more, most)
         content = Content(text).head(prompt)
         content.extend((self.private_text(), 0, final - content.n))
-        return SequencePlan(prompt, most, final, content, next(self._requests))
+        return SequencePlan(prompt, most, final, content, next(self._requests), kind=len(text))
 
     def private_text(self):
         """A text that no sequence has said yet."""

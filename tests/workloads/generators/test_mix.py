@@ -26,9 +26,9 @@ def test_a_mix_spelled_out():
     own = Segment(0, 0, 10)
     first = Given(
         [
-            Request(0, 1.0, 12, 4, 0.0, (own, Segment(1, 0, 2)), 0),
-            Request(1, 1.0, 19, 5, 3.0, (own, Segment(1, 0, 2), answer_of(0, 4), Segment(2, 0, 3)), 0),
-            Request(2, 2.0, 10, 1, 0.0, (own,), 1),
+            Request(0, 1.0, 12, 4, 0.0, (own, Segment(1, 0, 2)), 0, kind=1),
+            Request(1, 1.0, 19, 5, 3.0, (own, Segment(1, 0, 2), answer_of(0, 4), Segment(2, 0, 3)), 0, kind=2),
+            Request(2, 2.0, 10, 1, 0.0, (own,), 1, kind=1),
         ]
     )
     second = Given(
@@ -36,12 +36,12 @@ def test_a_mix_spelled_out():
     )
     ours = Segment(0, 0, 10)
     assert list(Mix([first, second])) == [
-        Request(0, 0.5, 7, 1),
-        Request(1, 1.0, 12, 4, 0.0, (ours, Segment(2, 0, 2)), 0),
-        Request(2, 1.0, 19, 5, 3.0, (ours, Segment(2, 0, 2), answer_of(1, 4), Segment(4, 0, 3)), 0),
-        Request(3, 1.0, 8, 1, 0.0, (Segment(1, 0, 10),)),
-        Request(4, 2.0, 10, 1, 0.0, (ours,), 1),
-        Request(5, 9.0, 8, 1, 0.0, (Segment(11, 2, 8),)),
+        Request(0, 0.5, 7, 1, kind=2),
+        Request(1, 1.0, 12, 4, 0.0, (ours, Segment(2, 0, 2)), 0, kind=3),
+        Request(2, 1.0, 19, 5, 3.0, (ours, Segment(2, 0, 2), answer_of(1, 4), Segment(4, 0, 3)), 0, kind=5),
+        Request(3, 1.0, 8, 1, 0.0, (Segment(1, 0, 10),), kind=2),
+        Request(4, 2.0, 10, 1, 0.0, (ours,), 1, kind=3),
+        Request(5, 9.0, 8, 1, 0.0, (Segment(11, 2, 8),), kind=2),
     ]
     assert Mix([first, second]).n_requests == 6
 

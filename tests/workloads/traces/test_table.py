@@ -29,10 +29,10 @@ GOOD = (
     (2.5, 9, 2, "b", 0, "x"),
 )
 REQUESTS = [
-    Request(0, 0.0, 3, 4, 0.0, session=0),
-    Request(1, 0.0, 5, 6, 0.75, session=0, priority=-1),
+    Request(0, 0.0, 3, 4, 0.0, session=0, kind=1),
+    Request(1, 0.0, 5, 6, 0.75, session=0, priority=-1, kind=2),
     Request(2, 0.75, 7, 8),
-    Request(3, 2.0, 9, 2, session=1),
+    Request(3, 2.0, 9, 2, session=1, kind=1),
 ]
 
 
@@ -392,7 +392,7 @@ def test_a_scenario_names_columns_and_survives_its_own_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f"[workload]\n{KEYS}")
     scenario = load_scenario(path)
-    assert list(scenario.build_workload()) == [Request(0, 0.0, 1, 2, session=0), Request(1, 0.004, 3, 4)]
+    assert list(scenario.build_workload()) == [Request(0, 0.0, 1, 2, session=0, kind=1), Request(1, 0.004, 3, 4)]
     text = scenario.to_toml()
     assert "workload.columns.priority" in text.splitlines()[-1]
     path.write_text(text)
