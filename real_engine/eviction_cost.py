@@ -18,12 +18,11 @@ from threadpoolctl import threadpool_limits
 
 from kvsim.errors import UserError, no_such
 from policies import CacheConfig, Chunk, Policy, SequencePlan, available, current_name, why_left_out
-from policies.layouts.token_eviction import TokenEvictionPolicy
 from real_engine.accuracy import text_tokens
 from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model
-from real_engine.measured_attention import MeasuredAttention
+from real_engine.measured_attention import measured_for
 from real_engine.model import Transformer
 
 FULL = "paged"
@@ -168,10 +167,7 @@ def _read(
     """Read all passages; ``note`` is called for each token of them that is predicted."""
     passages, n = text.shape
     policy = _policy(setting, passages, n, prompt)
-    attention = None
-    if isinstance(policy, TokenEvictionPolicy):
-        policy.attention = attention = MeasuredAttention(policy.rule.queries)
-    engine = Engine(transformer, policy.groups, policy.kernel, 0, attention=attention)
+    engine = Engine(transformer, policy.groups, policy.kernel, 0, attention=measured_for(policy))
     losses = np.zeros(passages)
 
     def run(chunks: Sequence[Chunk]) -> FloatArray:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from policies import MicroBatch
+from policies import MicroBatch, Policy
+from policies.layouts.token_eviction import TokenEvictionPolicy
 from real_engine.arrays import FloatArray, IntArray
 
 
@@ -64,3 +65,14 @@ class MeasuredAttention:
             latest[:, positions] = queries[-self._observed :]
             rows = np.concatenate([rows, latest])[-self._observed :]
         self._rows[key] = rows
+
+
+def measured_for(policy: Policy) -> MeasuredAttention | None:
+    """What an engine must feed after each pass for a policy to evict by real attention; None if it asks for none.
+
+    The passes of a step must not be placed before those of the step before have run.
+    """
+    if not isinstance(policy, TokenEvictionPolicy):
+        return None
+    policy.attention = measured = MeasuredAttention(policy.rule.queries)
+    return measured

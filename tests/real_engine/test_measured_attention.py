@@ -10,7 +10,7 @@ from policies import CacheConfig, Chunk, Group, SequencePlan, View, available
 from policies.presets.papers.token_eviction import PRESETS
 from real_engine import Engine, Transformer, kernels
 from real_engine.engine import layer_groups
-from real_engine.measured_attention import MeasuredAttention
+from real_engine.measured_attention import MeasuredAttention, measured_for
 
 MODEL = Transformer.random(SHAPES["tiny"], seed=5)
 N_LAYERS = MODEL.shape.n_layers
@@ -27,7 +27,9 @@ class Reading:
             cells=600, n_ubatch=112, sequences=2, block_size=4, budget=BUDGET, budget_groups=groups, kernel=kernel
         )
         self.policy = available()[name](config)
-        self.attention = self.policy.attention = MeasuredAttention(observed or self.policy.rule.queries)
+        self.attention = measured_for(self.policy)
+        if observed is not None:
+            self.attention = MeasuredAttention(observed)
         self.engine = Engine(MODEL, self.policy.groups, self.policy.kernel, 0, attention=self.attention)
         self.visible = np.zeros((2, groups, TOKENS, TOKENS), dtype=bool)
         """By text and group: which positions each token attends to."""
@@ -146,6 +148,12 @@ def test_only_the_latest_queries_count_where_that_is_asked_for():
 def test_every_query_and_head_gives_a_weight_of_one():
     scores = read("streaming-llm").attention.scores(0, 0, np.arange(TOKENS))
     assert scores.sum() == pytest.approx(TOKENS * N_LAYERS * MODEL.shape.n_heads, rel=1e-5)
+
+
+def test_it_is_measured_for_policies_that_rank_by_it():
+    reading = read("snapkv")
+    assert reading.policy.attention is reading.attention
+    assert measured_for(available()["paged"](CacheConfig(cells=64))) is None
 
 
 def test_what_is_unknown_or_forgotten_has_received_nothing():
