@@ -36,7 +36,7 @@ class EvictionSetting(NamedTuple):
 
     policy: str
     budget: int
-    """Tokens that each sequence keeps in each group."""
+    """Tokens that each sequence keeps in each group; for a ring, its window."""
     groups: int = 1
     """Groups of layers, each of which keeps tokens of its own."""
     sinks: int = 4
@@ -115,6 +115,8 @@ def eviction_cost(
     prompt = n // 2 if prompt is None else prompt
     if not 1 <= prompt < n:
         raise UserError(f"a prompt of {prompt} tokens; from 1 to {n - 1} are accepted in passages of {n}")
+    for setting in settings:
+        _policy(setting, passages, n, prompt)  # A mistake in one of them should not show after minutes.
     done = 0
 
     def note() -> None:
@@ -171,10 +173,13 @@ def _read(
     losses = np.zeros(passages)
 
     def run(chunks: Sequence[Chunk]) -> FloatArray:
-        # One pass at a time, so that all attention so far is known when the policy evicts.
-        (batch,) = policy.allocate(chunks, views=True)
-        engine.prepare(batch)
-        return engine.run(np.concatenate([text[c.seq, c.start : c.start + c.n] for c in chunks]), batch)
+        """Logits after each chunk, where all attention so far is known when the policy evicts."""
+        last: dict[int, FloatArray] = {}
+        for batch in policy.allocate(chunks, views=True):
+            engine.prepare(batch)
+            tokens = np.concatenate([text[c.seq, c.start : c.start + c.n] for c in batch.chunks])
+            last.update(zip([c.seq for c in batch.chunks], engine.run(tokens, batch), strict=True))
+        return np.array([last[chunk.seq] for chunk in chunks])
 
     for seq in range(passages):
         policy.open(seq, SequencePlan(prompt, n, n))
@@ -195,15 +200,19 @@ def _policy(setting: EvictionSetting, passages: int, n: int, prompt: int) -> Pol
         sequences=passages,
         max_tokens=n,
         block_size=_BLOCK,
+        window=setting.budget,
         sinks=setting.sinks,
         prefix_cache=False,
         budget=setting.budget,
         budget_groups=setting.groups,
     )
     try:
-        return available()[current_name(setting.policy)](config)
+        policy = available()[current_name(setting.policy)](config)
     except ValueError as e:
         raise UserError(f"{setting.policy} with a budget of {setting.budget}: {e}") from None
+    if setting.policy != FULL and not policy.forgets:
+        raise UserError(f"{setting.policy}: it evicts no tokens, so that they cost nothing")
+    return policy
 
 
 def _loss(logits: FloatArray, following: IntArray) -> FloatArray:

@@ -29,12 +29,13 @@ def test_the_reference_is_a_pass_without_a_cache():
     assert (found.passages, found.prompt, found.tokens) == (2, 20, 30)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "h2o-compacted", "snapkv", "streaming-llm", "paged"])
+@pytest.mark.parametrize("policy", ["h2o", "h2o-compacted", "snapkv", "streaming-llm", "ring", "paged"])
 def test_where_nothing_is_evicted_nothing_changes(policy):
     found = eviction_cost([EvictionSetting(policy, 60, 1 + (policy == "h2o"))], "tiny", passages=2, tokens=40)
     (row,) = found.table.to_dict("records")
     assert row["perplexity_over_full"] == pytest.approx(1, rel=1e-4)
-    assert (row["held"], row["blocks"]) == (1, 1)
+    assert row["held"] == 1
+    assert row["blocks"] == 1 or policy == "ring", "its regions begin anywhere in a block"
 
 
 def test_holes_keep_blocks_until_they_are_compacted():
@@ -104,6 +105,7 @@ def test_the_command_prints_one_object_or_a_table(tmp_path):
         (("-p", "h2o"), "--policy: a --budget is missing"),
         (("-p", "h2o", "--budget", "8", "--cache-type-v", "f16"), "--policy: K and V are kept in f32"),
         (("-p", "h20", "--budget", "8"), "no policy called 'h20'"),
+        (("-p", "contiguous", "--budget", "8"), "contiguous: it evicts no tokens"),
         (("-p", "h2o", "--budget", "8", "--budget-groups", "5"), "5 groups of layers; from 1 to 4 are accepted"),
         (("-p", "h2o", "--budget", "8", "--tokens", "40", "--prompt", "40"), "a prompt of 40 tokens; from 1 to 39"),
         (("-p", "h2o", "--budget", "8", "--passages", "400"), "400 passages of a text of 512 tokens: each needs"),
