@@ -57,6 +57,9 @@ if TYPE_CHECKING:  # For type checkers; a test compares these imports with _PUBL
     from kvsim.simulation.run import run as run
     from real_engine.accuracy import Accuracy as Accuracy
     from real_engine.accuracy import accuracy as accuracy
+    from real_engine.eviction_cost import EvictionCost as EvictionCost
+    from real_engine.eviction_cost import EvictionSetting as EvictionSetting
+    from real_engine.eviction_cost import eviction_cost as eviction_cost
 
 __version__ = "0.1.0"
 
@@ -107,6 +110,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "kvsim.simulation.result": ("Result",),
     "kvsim.simulation.run": ("run",),
     "real_engine.accuracy": ("Accuracy", "accuracy"),
+    "real_engine.eviction_cost": ("EvictionCost", "EvictionSetting", "eviction_cost"),
 }
 """The public names, by the module that has them.
 

@@ -89,6 +89,7 @@ def accuracy(
     types_k: Sequence[Storage] | None = None,
     types_v: Sequence[Storage] | None = None,
     *,
+    text: str | None = None,
     weights: str = "f32",
     tokens: int | None = None,
     seed: int = 0,
@@ -97,30 +98,33 @@ def accuracy(
 ) -> Accuracy:
     """Read a text with K and V stored in several types, and compare each with f32.
 
-    The text is a page of English that comes with the package; for a model without a vocabulary it is random tokens
-    drawn from ``seed``. ``tokens`` limits its length. Every combination of ``types_k`` and ``types_v`` is tried; if
-    only one of the two is given, the other runs over all types, and if neither, ``PAIRS`` is used. ``threads`` are
-    those of the BLAS. ``progress`` is called with the share done. Raises ``UserError``.
+    ``text`` is by default a page of English that comes with the package; for a model without a vocabulary, which can
+    read none, it is random tokens drawn from ``seed``. ``tokens`` limits its length. Every combination of ``types_k``
+    and ``types_v`` is tried; if only one of the two is given, the other runs over all types, and if neither, ``PAIRS``
+    is used. ``threads`` are those of the BLAS. ``progress`` is called with the share done. Raises ``UserError``.
     """
     loaded = load_model(model, seed, weights) if isinstance(model, str) else model
-    text, described = _text(loaded, tokens, seed)
+    if tokens is not None and tokens < 2:
+        raise UserError(f"{tokens} tokens; at least 2 are needed, one to read and one to predict")
+    ids, described = text_tokens(loaded, text, seed)
+    ids = ids[:tokens][: loaded.context]
     pairs = list(dict.fromkeys((k, v) for k in types_k or STORAGES for v in types_v or STORAGES))
     if not types_k and not types_v:
         pairs = list(PAIRS)
     # f32 is read once: its logits are the reference and give its own row.
-    readers = {pair: _Reader(loaded.transformer, text, *pair) for pair in dict.fromkeys([("f32", "f32"), *pairs])}
+    readers = {pair: _Reader(loaded.transformer, ids, *pair) for pair in dict.fromkeys([("f32", "f32"), *pairs])}
     with threadpool_limits(threads):
         # Interleaved, so that the logits of only one pass of two readers are held at a time.
-        for start in range(0, len(text), _STEP):
-            stop = min(start + _STEP, len(text))
+        for start in range(0, len(ids), _STEP):
+            stop = min(start + _STEP, len(ids))
             reference = None
             for at, reader in enumerate(readers.values()):
                 logits = reader.read(start, stop)
                 reference = logits if reference is None else reference
-                reader.compare(logits, reference, text[start + 1 : stop + 1])
+                reader.compare(logits, reference, ids[start + 1 : stop + 1])
                 if progress is not None:
-                    progress((start + (stop - start) * (at + 1) / len(readers)) / len(text))
-    perplexity = {pair: math.exp(reader.negative_log_likelihood / (len(text) - 1)) for pair, reader in readers.items()}
+                    progress((start + (stop - start) * (at + 1) / len(readers)) / len(ids))
+    perplexity = {pair: math.exp(reader.negative_log_likelihood / (len(ids) - 1)) for pair, reader in readers.items()}
     first = perplexity["f32", "f32"]
     shape = loaded.transformer.shape
     rows = [
@@ -128,14 +132,14 @@ def accuracy(
             "k": k,
             "v": v,
             "cell_bytes": shape.cell_bytes(k, v),
-            "logits_rmse": math.sqrt(readers[k, v].squared_error / (len(text) * shape.vocabulary)),
-            "top1_agreement": readers[k, v].agreements / len(text),
+            "logits_rmse": math.sqrt(readers[k, v].squared_error / (len(ids) * shape.vocabulary)),
+            "top1_agreement": readers[k, v].agreements / len(ids),
             "perplexity": perplexity[k, v],
             "perplexity_over_f32": perplexity[k, v] / first,
         }
         for k, v in pairs
     ]
-    return Accuracy(loaded.name, weights, described, len(text), first, pd.DataFrame(rows))
+    return Accuracy(loaded.name, weights, described, len(ids), first, pd.DataFrame(rows))
 
 
 class _Reader:
@@ -173,19 +177,20 @@ class _Reader:
         self.negative_log_likelihood += float((np.log(np.exp(shifted).sum(axis=1, dtype=np.float64)) - log_odds).sum())
 
 
-def _text(loaded: LoadedModel, tokens: int | None, seed: int) -> tuple[IntArray, str]:
-    """The first tokens of the text, and its description."""
-    if tokens is not None and tokens < 2:
-        raise UserError(f"{tokens} tokens; at least 2 are needed, one to read and one to predict")
+def text_tokens(loaded: LoadedModel, text: str | None, seed: int) -> tuple[IntArray, str]:
+    """Tokens of a text, by default of the page that comes with the package, and its description.
+
+    For a model without a vocabulary they are random, drawn from ``seed``. Raises ``UserError``.
+    """
     if loaded.tokenizer is None:
+        if text is not None:
+            raise UserError(f"model {loaded.name} has no vocabulary to read a text with")
         vocabulary = loaded.transformer.shape.vocabulary
         ids = named_rng(seed, "accuracy").integers(0, vocabulary, _RANDOM_TOKENS)
-        described = f"random tokens, seed {seed}"
-    else:
-        page = files("real_engine").joinpath(_TEXT).read_text(encoding="utf-8")
-        ids = np.array(loaded.tokenizer.encode(page))
-        described = "a page of English"
-    return ids[:tokens][: loaded.context].astype(np.int64), described
+        return ids.astype(np.int64), f"random tokens, seed {seed}"
+    page = files("real_engine").joinpath(_TEXT).read_text(encoding="utf-8") if text is None else text
+    described = "a page of English" if text is None else "the given text"
+    return np.array(loaded.tokenizer.encode(page), dtype=np.int64), described
 
 
 def _policy(tokens: int, n_layers: int) -> Policy:

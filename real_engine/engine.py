@@ -13,6 +13,7 @@ from policies.cells.reads import TILE
 from real_engine import kernels
 from real_engine.arrays import FloatArray, IntArray
 from real_engine.copies import CopyKernel, carry_out
+from real_engine.measured_attention import MeasuredAttention
 from real_engine.model import Transformer, rotary_table, rotate
 from real_engine.sequence_tokens import SequenceTokens
 from real_engine.storage import store
@@ -37,13 +38,16 @@ class Engine(SequenceTokens):
         type_k: Storage = "f32",
         type_v: Storage = "f32",
         copies: CopyKernel = "slices",
+        attention: MeasuredAttention | None = None,
     ):
+        """``attention``: told after each pass what attention each token received; None: nothing is collected."""
         super().__init__(model.shape.vocabulary, seed)
         self.model = model
         self.kernel = kernel
         self.groups = tuple(groups)
         self._copies = copies
         self._types = (type_k, type_v)
+        self._attention = attention
         s = model.shape
         self.group_of = layer_groups(s.n_layers, groups)
         """Cache group of each layer."""
@@ -69,15 +73,19 @@ class Engine(SequenceTokens):
     def forward(self, batch: MicroBatch) -> float:
         """Run the pass and return its seconds; a chunk that reaches its sequence's end gets the next token appended."""
         began = time.perf_counter()
-        for group, place in enumerate(batch.places):
-            self._transfer(place.transfers, group)
-            self._apply(place.moves, group)
-            self._rotate(place.shift, group)
+        self.prepare(batch)
         tokens = np.array([token for chunk in batch.chunks for token in self.chunk_tokens(chunk)], dtype=np.int64)
         logits = self.run(tokens, batch)
         for chunk, best in zip(batch.chunks, logits.argmax(axis=1).tolist(), strict=True):
             self.append_token(chunk, best)
         return time.perf_counter() - began
+
+    def prepare(self, batch: MicroBatch) -> None:
+        """Do what the policy asks for before a pass: copies to and from the host tier, moves and rotations."""
+        for group, place in enumerate(batch.places):
+            self._transfer(place.transfers, group)
+            self._apply(place.moves, group)
+            self._rotate(place.shift, group)
 
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
         """Run the passes in order and return the seconds of each."""
@@ -120,15 +128,23 @@ class Engine(SequenceTokens):
             kernels.select(self.kernel, batch.chunks, place.views, int(place.reads.scanned.max()), group)
             for place, group in zip(batch.places, self.groups, strict=True)
         ]
+        received: list[FloatArray] | None = None
+        if self._attention is not None:
+            tiles = [-(-group.cells // TILE) * TILE for group in self.groups]
+            received = [np.zeros((len(tokens), cells), dtype=np.float32) for cells in tiles]
 
         def attend(layer: int, q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
             group = self.group_of[layer]
             keys, values, cells = self.keys[layer], self.values[layer], batch.places[group].cells
             keys.write(cells, k.transpose(1, 0, 2))
             values.write(cells, v.transpose(1, 0, 2))
-            return kernels.attend(q, keys.read, values.read, k.shape[1], selections[group])
+            collected = None if received is None else received[group]
+            return kernels.attend(q, keys.read, values.read, k.shape[1], selections[group], collected)
 
-        return self.model.forward(tokens, positions, outputs, attend)
+        logits = self.model.forward(tokens, positions, outputs, attend)
+        if self._attention is not None and received is not None:
+            self._attention.note(batch, received)
+        return logits
 
     def _extend_host(self, group: int, cells: int) -> None:
         """Give a group's host tier room for at least that many cells."""

@@ -28,6 +28,7 @@ from policies import (
 from real_engine.arrays import FloatArray, IntArray
 from real_engine.engine import Engine
 from real_engine.loading import LoadedModel, load_model
+from real_engine.measured_attention import measured_for
 from real_engine.model import Transformer
 from real_engine.tokenizer import PRE_TOKENIZERS, Message, Tokenizer
 from workloads import Request, named_rng
@@ -56,7 +57,8 @@ class PromptedEngine(Engine):
         type_k: Storage = "f32",
         type_v: Storage = "f32",
     ):
-        super().__init__(model, policy.groups, policy.kernel, seed, type_k=type_k, type_v=type_v)
+        attention = measured_for(policy)
+        super().__init__(model, policy.groups, policy.kernel, seed, type_k=type_k, type_v=type_v, attention=attention)
         self.given = tuple(prompt)
         """The prompt."""
         self._temperature = temperature

@@ -87,8 +87,18 @@ def select(
     return tuple(found)
 
 
-def attend(q: FloatArray, keys: Read, values: Read, n_kv: int, selections: Sequence[Selection]) -> FloatArray:
-    """Softmax attention of every row over its selection, with ``n_kv`` key heads; an array of q's shape."""
+def attend(
+    q: FloatArray,
+    keys: Read,
+    values: Read,
+    n_kv: int,
+    selections: Sequence[Selection],
+    received: FloatArray | None = None,
+) -> FloatArray:
+    """Softmax attention of every row over its selection, with ``n_kv`` key heads; an array of q's shape.
+
+    ``received``: shape (n_tokens, n_cells), to which each row's weights on each cell are added, summed over its heads.
+    """
     d = q.shape[2]
     out = np.empty_like(q)
     for selection in selections:
@@ -96,8 +106,12 @@ def attend(q: FloatArray, keys: Read, values: Read, n_kv: int, selections: Seque
         n, heads, _ = part.shape
         by_token = (part * np.float32(1 / np.sqrt(d))).reshape(n, n_kv, heads // n_kv, d)
         grouped = by_token.transpose(1, 0, 2, 3).reshape(n_kv, -1, d)
-        attended = _attend_at_once if n <= _KEEP_SCORES_UP_TO or len(selection.blocks) == 1 else _attend_blockwise
-        result = attended(grouped, keys, values, selection.blocks)
+        if received is not None:
+            result = _attend_at_once(grouped, keys, values, selection.blocks, received[selection.rows])
+        elif n <= _KEEP_SCORES_UP_TO or len(selection.blocks) == 1:
+            result = _attend_at_once(grouped, keys, values, selection.blocks)
+        else:
+            result = _attend_blockwise(grouped, keys, values, selection.blocks)
         out[selection.rows] = result.reshape(n_kv, n, -1, d).transpose(1, 0, 2, 3).reshape(n, heads, d)
     return out
 
@@ -138,8 +152,10 @@ def _score(grouped: FloatArray, keys: Read, cells: slice | IntArray, bias: Float
         by_row += bias[None, :, None, :]
 
 
-def _attend_at_once(grouped: FloatArray, keys: Read, values: Read, blocks: Blocks) -> FloatArray:
-    """Attention with all scores kept until one softmax over them."""
+def _attend_at_once(
+    grouped: FloatArray, keys: Read, values: Read, blocks: Blocks, received: FloatArray | None = None
+) -> FloatArray:
+    """Attention with all scores kept until one softmax over them, whose weights are added to ``received``."""
     stops = np.cumsum([_size(cells) for cells, _ in blocks]).tolist()
     scores = np.empty((*grouped.shape[:2], stops[-1]), dtype=np.float32)
     parts = [slice(start, stop) for start, stop in pairwise([0, *stops])]
@@ -150,7 +166,13 @@ def _attend_at_once(grouped: FloatArray, keys: Read, values: Read, blocks: Block
     result: FloatArray = scores[:, :, parts[0]] @ values(blocks[0][0])
     for part, (cells, _) in zip(parts[1:], blocks[1:], strict=True):
         result += scores[:, :, part] @ values(cells)
-    result /= scores.sum(axis=-1, keepdims=True)
+    total = scores.sum(axis=-1, keepdims=True)
+    result /= total
+    if received is not None:
+        scores /= total
+        by_row = scores.reshape(len(scores), len(received), -1, scores.shape[2], copy=False).sum(axis=(0, 2))
+        for part, (cells, _) in zip(parts, blocks, strict=True):
+            received[:, cells] += by_row[:, part]
     return result
 
 

@@ -14,6 +14,7 @@ IDEAS: dict[str, str] = {
     "virtual-memory": "virtual_memory",
     "two-level-pages": "two_level_pages",
     "radix-tree": "radix_tree",
+    "eviction-cost": "eviction_cost",
     "token-eviction": "token_eviction",
     "workload-aware": "workload_aware",
     "searches": "searches",

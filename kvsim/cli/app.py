@@ -37,7 +37,7 @@ COMMANDS = {
     "validate": "Compare predicted times with those of a real engine here, of recorded servers, or of running ones.",
     "conform": "Replay recorded runs of a real engine on our policies, comparing the state after every operation.",
     "memory": "Measure where an engine's memory goes: a naive set-up, then one remedy after another.",
-    "accuracy": "Measure how much accuracy narrower K and V cost.",
+    "accuracy": "Measure how much accuracy narrower K and V cost, or token eviction.",
     "generate": "Generate text with the NumPy engine, on a cache under any policy.",
 }
 """Each command and its line in the list of commands; the module in ``kvsim.cli.commands`` bears the same name."""

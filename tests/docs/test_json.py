@@ -124,7 +124,10 @@ COMMANDS = {
     ],
     "conform": ["conform llamacpp other.jsonl", "conform llama-server late.jsonl"],
     "memory": ["memory --model tiny --slots 1 --context 64 --tokens 16 -r once"],
-    "accuracy": ["accuracy --model tiny --tokens 40"],
+    "accuracy": [
+        "accuracy --model tiny --tokens 40",
+        "accuracy --model tiny --tokens 40 --passages 2 --policy h2o --budget 16",
+    ],
 }
 """Small runs whose output together has every key of a section."""
 

@@ -1,5 +1,7 @@
 """Generated text: equal under every policy, drawn from the softmax, mistakes refused in one line."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from kvsim.errors import UserError
 from policies import CacheConfig, Chunk, available
 from real_engine import generate_without_cache, load_model
 from real_engine.generate import PromptedEngine, answer, generate
+from real_engine.measured_attention import MeasuredAttention
 from tests.gguf_files import SMOLLM2_MISSING, Small
 from workloads import Request
 
@@ -35,6 +38,19 @@ def test_every_policy_generates_the_same_text(small, expected, policy):
     assert text == generated.text == small.tokenizer.decode(expected)
     assert len(generated.decode_s) == 19
     assert generated.prefill_s > 0
+
+
+def test_a_policy_that_evicts_does_so_by_the_attention_of_the_model(small, expected):
+    built = []
+
+    def h2o(config):
+        built.append(available()["h2o"](replace(config, budget=12)))
+        return built[-1]
+
+    text = generate(PROMPT, small, h2o, 20)
+    assert len(list(text)) <= len(text.tokens) == 20
+    assert text.tokens != expected, "nothing was evicted"
+    assert isinstance(built[0].attention, MeasuredAttention)
 
 
 def test_a_prompt_longer_than_a_step(small, monkeypatch):
