@@ -147,6 +147,9 @@ class Policy(ABC):
     forgets: bool = False
     """Whether tokens are dropped that full attention would see: it serves cheaper answers, not the same ones."""
 
+    clairvoyant: bool = False
+    """Whether it looks at what no server knows: how long answers will be, or which requests will come."""
+
     moves_cells: bool = False
     """Whether it may ever ask for cells to be copied, so that what that costs must be known."""
 
@@ -181,6 +184,11 @@ class Policy(ABC):
         super().__init_subclass__(**options)
         if "can_fast_forward" not in vars(cls):
             cls.can_fast_forward = False
+
+    @property
+    def drops_tokens(self) -> bool:
+        """Whether attention does not see all of a sequence: tokens are forgotten, or lie outside of a window."""
+        return self.forgets or any(group.window is not None for group in self.groups)
 
     @property
     def max_sequence_tokens(self) -> int:

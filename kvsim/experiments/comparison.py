@@ -67,6 +67,8 @@ class Comparison:
     """Policies that drop tokens."""
     max_failed: float = 0.0
     """Share of its requests that a policy may have failed and still be ranked."""
+    clairvoyant: tuple[str, ...] = ()
+    """Policies that know what no server knows, the oracle included."""
 
     @property
     def runs(self) -> dict[str, list[Measures]]:
@@ -87,7 +89,7 @@ class Comparison:
     def verdict(self) -> Verdict:
         """What the results support: a one-line conclusion, intervals, and paired differences."""
         times = {policy: [outcome.times for outcome in each] for policy, each in self.outcomes.items()}
-        return judge(self.runs, self.forgetful, max_failed=self.max_failed, times=times)
+        return judge(self.runs, self.forgetful, clairvoyant=self.clairvoyant, max_failed=self.max_failed, times=times)
 
     @property
     def inferred(self) -> tuple[str, ...]:
@@ -261,9 +263,11 @@ def compare(
         elif policy in runs:
             runs[policy].append(outcome)
     results = tuple(result for _, result in served)
-    forgetful = tuple(result.policy for policy, result in served if build_policy(scenario, policy).forgets)
+    built = {result.policy: build_policy(scenario, policy) for policy, result in served}
+    forgetful = tuple(name for name, policy in built.items() if policy.drops_tokens)
+    clairvoyant = tuple(name for name, policy in built.items() if policy.clairvoyant)
     left = left_out + stuck
-    return Comparison(scenario, results, profile.describe(), left, runs, forgetful, ranked_up_to)
+    return Comparison(scenario, results, profile.describe(), left, runs, forgetful, ranked_up_to, clairvoyant)
 
 
 def choose(

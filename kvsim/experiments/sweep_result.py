@@ -187,10 +187,10 @@ class SweepResult:
             if point.scenario is not None and point.policy not in drops:
                 policy = self.plan.factories.get(point.policy, point.policy)
                 try:
-                    drops[point.policy] = build_policy(point.scenario, policy).forgets
+                    drops[point.policy] = build_policy(point.scenario, policy).drops_tokens
                 except UserError:
                     continue  # It may be possible at another point.
-        return tuple(policy for policy, forgets in drops.items() if forgets)
+        return tuple(policy for policy, dropped in drops.items() if dropped)
 
     @property
     def failures(self) -> pd.DataFrame:

@@ -179,14 +179,16 @@ def judge(
     forgetful: Sequence[str] = (),
     level: float = LEVEL,
     *,
+    clairvoyant: Sequence[str] = (),
     max_failed: float = 0.0,
     times: Mapping[str, Sequence[str]] | None = None,
 ) -> Verdict:
     """Draw conclusions from the runs of several policies, the r-th of each on the same requests.
 
-    ``forgetful``: policies that drop tokens. ``max_failed``: share of its requests that a policy may have failed and
-    still be ranked. ``times``: digests of the times of all requests, one for each run; policies are called identical
-    where all of them are equal.
+    ``forgetful``: policies that drop tokens; where one is best, the conclusion says as well which of the others is.
+    ``clairvoyant``: policies that know what no server knows, and are not ranked. ``max_failed``: share of its requests
+    that a policy may have failed and still be ranked. ``times``: digests of the times of all requests, one for each
+    run; policies are called identical where all of them are equal.
     """
     replications = min((len(each) for each in runs.values()), default=0)
     intervals = {
@@ -199,6 +201,7 @@ def judge(
     }
     means = {p: values for p, each in runs.items() if (values := replication_values(each, "e2e_mean")) is not None}
     reasons = {policy: reason_not_to_rank(each, max_failed) for policy, each in runs.items() if policy != BOUND}
+    reasons |= {policy: NotRanked("with lengths known in advance") for policy in clairvoyant if policy in reasons}
     not_ranked = {policy: reason for policy, reason in reasons.items() if reason is not None}
     identical = identical_groups({p: each for p, each in (times or {}).items() if p in means and p not in not_ranked})
     repeated = {policy for group in identical for policy in group[1:]}
@@ -210,7 +213,7 @@ def judge(
     # An unstable policy is on the front: its memory is what it is.
     failing = tuple(policy for policy, each in runs.items() if failed_requests(each)[0])
     excluded = {policy for policy in failing if _fails_too_many(runs[policy], max_failed)}
-    front = pareto({p: point for p, point in points.items() if p not in excluded and p != BOUND})
+    front = pareto({p: point for p, point in points.items() if p not in {*excluded, *clairvoyant, BOUND}})
     from_best: dict[str, Interval] = {}
     if ranking is not None:
         from_best = dict(zip(ranking.names, ranking.comparison.differences, strict=True))
@@ -218,7 +221,9 @@ def judge(
         best = means[ranking.best]
         unranked = {p: v for p, v in means.items() if p not in from_best and len(v) == len(best)}
         from_best |= {p: paired_difference(v, best, level) for p, v in unranked.items()}
-    parts = _Conclusion(runs, ranking, from_bound, not_ranked, identical, tuple(forgetful), max_failed)
+    same_answers = {p: v for p, v in ranked.items() if p not in forgetful}
+    second = rank(same_answers, "e2e_mean", level) if same_answers and len(same_answers) < len(ranked) else None
+    parts = _Conclusion(runs, ranking, from_bound, not_ranked, identical, tuple(forgetful), max_failed, second)
     return Verdict(
         parts.line(),
         ranking,
@@ -292,6 +297,8 @@ class _Conclusion:
     identical: tuple[tuple[str, ...], ...]
     forgetful: tuple[str, ...]
     max_failed: float
+    same_answers: Ranking | None = None
+    """The ranking of those that drop no tokens, where others are ranked too."""
 
     def line(self) -> str:
         """The conclusion in one line."""
@@ -307,23 +314,31 @@ class _Conclusion:
             alone = f"{ranking.best} has no competitor: there is nothing to compare it with"
             return "; ".join([alone, *self._left_out()])
         oracle = f"; {self.from_bound[ranking.best].value:.2f} × {BOUND}" if ranking.best in self.from_bound else ""
-        if ranking.holds or ranking.replications == 1 or not ranking.varies:
-            margin = _percent_below(ranking.comparison.ratios[ranking.names.index(second)])
-            line = f"{self._lowest(alike)}: {margin} below {_and(self._alike(second))}{oracle}"
-        else:
-            behind = len(ranking.names) > 1 + len(ranking.ties)
-            others = "; all others are slower" if behind else ""
-            ties = [policy for tie in ranking.ties for policy in self._alike(tie)]
-            line = (
-                f"no single best: {self._lowest(alike)}, but {ranking.replications} replications cannot distinguish "
-                f"{'them' if len(alike) > 1 else 'it'} from {', '.join(ties)}{others}{oracle}"
-            )
+        line = self._best_of(ranking, self._among()) + oracle
+        if self.same_answers is not None and ranking.best in self.forgetful:
+            line += f"; of those that drop none, {self._best_of(self.same_answers)}"
         remarks = self._left_out()
         if ranking.replications == 1:
             remarks.append("this is one run: ask for --replications 5 to see whether the differences hold")
         elif not ranking.varies:
             remarks.append("all replications are identical: this workload does not depend on the seed")
         return "; ".join([line, *remarks])
+
+    def _best_of(self, ranking: Ranking, among: str = "") -> str:
+        """Which policies of a ranking have the lowest latency, and by how much; ``among``: of which they are it."""
+        second, best = ranking.runner_up, self._alike(ranking.best)
+        if second is None:
+            return self._lowest(best, among)
+        if ranking.holds or ranking.replications == 1 or not ranking.varies:
+            margin = _percent_below(ranking.comparison.ratios[ranking.names.index(second)])
+            return f"{self._lowest(best, among)}: {margin} below {_and(self._alike(second))}"
+        behind = len(ranking.names) > 1 + len(ranking.ties)
+        others = "; all others are slower" if behind else ""
+        ties = [policy for tie in ranking.ties for policy in self._alike(tie)]
+        return (
+            f"no single best: {self._lowest(best, among)}, but {ranking.replications} replications cannot distinguish "
+            f"{'them' if len(best) > 1 else 'it'} from {', '.join(ties)}{others}"
+        )
 
     def _none_ranked(self) -> str:
         unstable = any(reason.unstable for reason in self.not_ranked.values())
@@ -338,16 +353,19 @@ class _Conclusion:
         """The policy and those that are identical to it."""
         return next((group for group in self.identical if policy in group), (policy,))
 
-    def _lowest(self, best: Sequence[str]) -> str:
-        """Which policies have the lowest latency, and among which."""
-        among = "of all policies"
+    def _among(self) -> str:
+        """Among which policies the best is looked for."""
         if self.max_failed and any(failed_requests(each)[0] for each in self.runs.values()):
-            among = f"among policies that failed at most {100 * self.max_failed:g} % of the requests"
-        elif any(_fails_too_many(each, self.max_failed) for each in self.runs.values()):
-            among = "among policies without failed requests"
+            return f"among policies that failed at most {100 * self.max_failed:g} % of the requests"
+        if any(_fails_too_many(each, self.max_failed) for each in self.runs.values()):
+            return "among policies without failed requests"
+        return "of all policies"
+
+    def _lowest(self, best: Sequence[str], among: str) -> str:
+        """Which policies have the lowest latency, and among which."""
         names = [self._labelled(policy) for policy in best]
         verb = "are identical in every request and have" if len(best) > 1 else "has"
-        return f"{_and(names)} {verb} the lowest mean end-to-end latency {among}"
+        return f"{_and(names)} {verb} the lowest mean end-to-end latency {among}".rstrip()
 
     def _labelled(self, policy: str) -> str:
         """The name of a policy, with what must be known to choose it."""
@@ -360,7 +378,14 @@ class _Conclusion:
         """Which policies are left out, why, and what would include them."""
         if not self.not_ranked:
             return []
-        parts = ["left out: " + ", ".join(f"{policy} {reason.why}" for policy, reason in self.not_ranked.items())]
+        policies: dict[str, list[str]] = {}
+        for policy, reason in self.not_ranked.items():
+            policies.setdefault(reason.why, []).append(policy)
+        said = [
+            f"{_and(each)} {why.replace('is ', 'are ', 1) if len(each) > 1 and why.startswith('is ') else why}"
+            for why, each in policies.items()
+        ]
+        parts = ["left out: " + ", ".join(said)]
         limit, included = limit_that_includes(self.not_ranked)
         if included:
             all_of_them = len(included) == len(self.not_ranked)

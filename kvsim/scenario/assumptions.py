@@ -10,17 +10,23 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.scenario.server_defaults import EARLY_DEFAULTS, EARLY_SERVER, unused_keys
 from policies import Preset, available
 
+_BY_LIMIT = ("hf-reserved", "no-evict", "expected-length")
+"""Policies that set room aside for all that a sequence may ever hold."""
+
 
 def assumptions(scenario: Scenario) -> tuple[str, ...]:
     """A line for what the scheduler's engine would do, and one for the policy's; none for what the scenario states."""
     of_device = described(scenario)
-    of_engines = tuple(
-        f"assumed {what}, as in {engine}: {', '.join(items)}"
-        for what, engine, items in (
-            ("of the server", scenario.scheduler_engine, list(_batches(scenario, scenario.scheduler_engine))),
-            (f"under {scenario.cache.policy}", scenario.engine, list(_cache(scenario, scenario.engine))),
-        )
-        if items
+    of_engines = (
+        *_of_policy(scenario),
+        *tuple(
+            f"assumed {what}, as in {engine}: {', '.join(items)}"
+            for what, engine, items in (
+                ("of the server", scenario.scheduler_engine, list(_batches(scenario, scenario.scheduler_engine))),
+                (f"under {scenario.cache.policy}", scenario.engine, list(_cache(scenario, scenario.engine))),
+            )
+            if items
+        ),
     )
     server, usual = scenario.server, type(scenario.server)()
     # A file that was written by kvsim states every key.
@@ -30,6 +36,26 @@ def assumptions(scenario: Scenario) -> tuple[str, ...]:
         names = ", ".join(f"server.{key}" for key in unused)
         of_engines = (*of_engines, f"not looked at by the scheduler {server.scheduler}: {names}")
     return of_engines if of_device is None else (of_device, *of_engines)
+
+
+def _of_policy(scenario: Scenario) -> Iterator[str]:
+    """What the policy takes for granted of the model and of clients, a line for each that the scenario leaves open."""
+    cache, stated = scenario.cache, scenario.cache.model_fields_set
+    preset = available().get(cache.policy)
+    parameters = preset.parameters if isinstance(preset, Preset) else ()
+    if "budget" in parameters and "budget" not in stated:
+        yield f"assumed where tokens are evicted: a budget of {cache.budget:,} tokens for each sequence (cache.budget)"
+    if "window_layers" in parameters and not stated & {"full_layers", "window_layers"}:
+        layers = f"{cache.window_layers} of {cache.full_layers + cache.window_layers} layers"
+        yield f"assumed of the model: a window in {layers} (cache.window_layers, cache.full_layers)"
+    if "window" in parameters and "window" not in stated:
+        yield f"assumed where layers have a window: {cache.window:,} tokens (cache.window)"
+    counts = cache.policy in _BY_LIMIT or (cache.admission != "as-it-fits" and "admission" in parameters)
+    if counts and scenario.workload.max_output_tokens is None:
+        yield (
+            "assumed where the limits that clients state count: none is stated (workload.max_output_tokens), so that a "
+            f"sequence may hold {scenario.slot_context:,} tokens"
+        )
 
 
 def _batches(scenario: Scenario, engine: EngineVersion | None) -> Iterator[str]:

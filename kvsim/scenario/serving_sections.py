@@ -190,6 +190,7 @@ class MachineSection(Section):
     """Bandwidth to the host tier, 10**9 bytes/s; by default that of copies inside the cache, by the profile."""
     host_latency_s: NonNegativeFloat = 0.0
     """Seconds before each run of cells on the way to or from the host tier; only with ``host_gb_s``."""
-    map_page_us: NonNegativeFloat = 40.0
-    """Virtually contiguous: microseconds to map one page of K or V of one layer. The default is CUDA's for 2 MiB, 2 of
-    ``cuMemMap`` and 38 of ``cuMemSetAccess`` (vAttention, arXiv 2405.04437, Table 3)."""
+    map_page_us: NonNegativeFloat = 0.0
+    """Virtually contiguous: microseconds to map one page of K or V of one layer. CUDA takes 40 for a page of 2 MiB: 2
+    of ``cuMemMap`` and 38 of ``cuMemSetAccess`` (vAttention, arXiv 2405.04437, Table 3). Smaller pages need a driver
+    of their own."""

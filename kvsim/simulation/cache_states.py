@@ -62,7 +62,7 @@ class CacheStates:
             (
                 stored / sums.capacity,
                 sums.external_fragmentation / weight,
-                sums.internal_fragmentation / weight,
+                max(sums.internal_fragmentation / weight, 0.0),  # Less only by rounding.
                 stored,
                 sums.sum_allocated / weight,
                 sums.sum_span / weight,

@@ -156,7 +156,8 @@ def _inferred(scenario: Scenario, profile: Profile, policy: Policy, recorder: Re
     if recorder.host_saves and basis is not None:
         found["host_copies"] = basis
     if recorder.mapped_pages:
-        each = f"at {scenario.machine.map_page_us:g} µs for each page of a layer's K or V"
+        stated = scenario.machine.map_page_us
+        each = f"at {stated:g} µs for each page of a layer's K or V" if stated else "as if it took no time"
         found["mapping"] = f"{each} (machine.map_page_us)"
     return found
 

@@ -276,6 +276,7 @@ class OraclePolicy(SequenceRegionPolicy):
     """
 
     can_fast_forward = True
+    clairvoyant = True
     default_search = "best-fit"
 
     def size_at_start(self, plan: SequencePlan) -> int:

@@ -165,7 +165,7 @@ SERVER_MISTAKES = {
         'scheduler = "orca"',
         "server.scheduler: input should be 'llama-server', 'llama-server-fair', 'llama-server-b4875'",
     ),
-    "unknown order": ('order = "fair"', "server.order: input should be 'fcfs' or 'priority', got 'fair'"),
+    "unknown order": ('order = "fair"', "server.order: input should be 'fcfs', 'priority', "),
     "unknown preemption": ('preemption = "kill"', "server.preemption: input should be 'recompute' or 'swap'"),
     "unknown prefetch": ('prefetch = "all"', "server.prefetch: input should be 'none', 'on-resume' or 'predictive'"),
     "misspelt": ("long_prefil_threshold = 3", "did you mean 'long_prefill_threshold'?"),

@@ -11,7 +11,7 @@ from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.arrivals import Turn
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, drive
-from policies import available
+from policies import in_group
 from tests.worlds import GivenTimes
 from workloads import Request
 
@@ -66,8 +66,8 @@ def test_a_request_arrives_when_the_same_share_of_the_step_has_passed():
 def test_validation_reports_every_policy_and_measure():
     short = load_scenario("chat", workload__output_tokens={"kind": "fixed", "value": 8})
     validation = validate(short, load_profile("default"), requests=2)
-    assert set(validation.table["policy"]) == set(available())
-    assert len(validation.table) == len(available()) * (3 * 4 + 1)
+    assert set(validation.table["policy"]) == set(in_group("standard"))
+    assert len(validation.table) == len(in_group("standard")) * (3 * 4 + 1)
     assert (validation.table["measured"] > 0).all()
     error = validation.table["predicted"] / validation.table["measured"] - 1
     assert (validation.table["error"] == error).all()

@@ -138,6 +138,21 @@ def test_a_policy_that_drops_tokens_is_marked():
     assert line.startswith("ring (which drops tokens) has the lowest")
 
 
+def test_where_the_best_drops_tokens_the_best_of_the_others_is_named_too():
+    runs = {"ring": given(1.0), "paged": given(2.0), "vllm": given(3.0)}
+    line = judge(runs, ("ring",)).line
+    assert line.startswith("ring (which drops tokens) has the lowest")
+    assert "; of those that drop none, paged has the lowest mean end-to-end latency: " in line
+    assert "of those that drop none" not in judge(runs, ("vllm",)).line
+
+
+def test_policies_that_know_lengths_in_advance_are_not_ranked():
+    runs = {"first-fit": given(0.5), "buddy": given(0.7), "paged": given(2.0), "vllm": given(3.0)}
+    verdict = judge(runs, clairvoyant=("first-fit", "buddy"))
+    assert verdict.line.startswith("paged has the lowest")
+    assert "left out: first-fit and buddy with lengths known in advance" in verdict.line
+
+
 def test_identical_replications_support_no_difference():
     verdict = judge({"a": given(1.0, 1.0, 1.0), "b": given(2.0, 2.0, 2.0)})
     assert not verdict.ranking.holds
