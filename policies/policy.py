@@ -109,8 +109,8 @@ class CacheConfig:
     """Paged, ``admission`` "expected": the larger, the more room is expected to be needed."""
     host_cells: int = 0
     """Paged: cells of a tier in host memory for what is evicted or swapped out."""
-    future: Callable[[], Iterable[tuple[Content, int]]] | None = None
-    """For clairvoyant eviction: the content and the prompt length of every request, in order."""
+    future: Callable[[], Iterable[tuple[int, Content, int]]] | None = None
+    """For clairvoyant eviction: number, content and prompt length of every request, in the order expected."""
     seed: int = 0
     """What is drawn inside of a policy depends on it: for token eviction, the attention on each token."""
     costs: RelativeCosts = field(default_factory=lambda: RelativeCosts(score=1.0, run=50.0, cell=8.0))

@@ -192,7 +192,7 @@ def _count_hits(lookups: Sequence[Lookup], cache: tuple[Eviction, int]) -> tuple
     """
     eviction, blocks = cache
     began = time.process_time()
-    future = Future(keys[:asked] for _, keys, asked, _ in lookups) if eviction == "belady" else None
+    future = Future(enumerate(keys[:asked] for _, keys, asked, _ in lookups)) if eviction == "belady" else None
     pool = BlockPool(blocks, partial(free_blocks, eviction, future=future), first=0)
     hits = 0
     for number, (_, all_keys, asked, kind) in enumerate(lookups):

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
@@ -40,6 +41,7 @@ from kvsim.scenario.server_defaults import (
 from kvsim.scenario.serving_sections import CacheSection, MachineSection, ModelSection, ServerSection
 from kvsim.scenario.workload_sections import AnyWorkload, PoissonWorkload
 from policies import CacheConfig, Content, RelativeCosts, engine_of
+from workloads.request import timed
 
 _SCHEDULER_ENGINES: dict[str, EngineVersion] = {
     **dict.fromkeys(TODAYS_SERVERS, PRESENT["llama.cpp"]),
@@ -236,10 +238,10 @@ class Scenario(Section):
         )
         return config if costs is None else replace(config, costs=costs)
 
-    def _future(self) -> Iterator[tuple[Content, int]]:
-        """Content and prompt tokens of all requests, for clairvoyant policies."""
-        for request in self.build_workload():
-            yield content_of(request), request.prompt_tokens
+    def _future(self) -> Iterator[tuple[int, Content, int]]:
+        """Number, content and prompt tokens of all requests as they should arrive, for clairvoyant policies."""
+        for _, request in sorted(timed(self.build_workload()), key=itemgetter(0)):
+            yield request.id, content_of(request), request.prompt_tokens
 
     @property
     def cell_bytes(self) -> float:

@@ -112,7 +112,9 @@ def paged(name: str, config: CacheConfig, window: int | None = None) -> Policy:
     future = None
     if config.eviction == "belady" and config.future is not None:
         size = config.block_size
-        future = Future(content.keys(size, (prompt - 1) // size) for content, prompt in config.future())
+        future = Future(
+            (number, content.keys(size, (prompt - 1) // size)) for number, content, prompt in config.future()
+        )
     plain = not config.prefix_cache and config.eviction == "lru" and config.free_order == "0.33.0"
     return PagedPolicy(
         name,

@@ -5,7 +5,6 @@ Belady, "A study of replacement algorithms for a virtual-storage computer", IBM 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from policies.content import Key
@@ -18,24 +17,33 @@ NEVER = 1 << 62
 class Future:
     """When each block will be asked for, in numbers of requests."""
 
-    def __init__(self, requests: Iterable[Sequence[Key]]):
-        """``requests``: in order of arrival, the keys that each request will look up."""
-        self.now = -1
-        """The last request that has started; -1 before the first."""
+    def __init__(self, requests: Iterable[tuple[int, Sequence[Key]]]):
+        """``requests``: in the order expected, the number of each and the keys that it will look up."""
+        self._place: dict[int, int] = {}
+        """Which of all requests each one is expected to be, by its number."""
+        self._started: set[int] = set()
+        """Places of the requests that have started."""
         self._uses: dict[Key, list[int]] = {}
-        for number, keys in enumerate(requests):
+        """The places of the requests that will look a key up, the first one last."""
+        for place, (number, keys) in enumerate(requests):
+            self._place[number] = place
             for key in keys:
-                self._uses.setdefault(key, []).append(number)
+                self._uses.setdefault(key, []).append(place)
+        for uses in self._uses.values():
+            uses.reverse()
 
     def advance(self, request: int) -> None:
-        """Move on to this request; an earlier one changes nothing."""
-        self.now = max(self.now, request)
+        """Note that a request has started, if it is one of those; others that were expected before may still come."""
+        place = self._place.get(request)
+        if place is not None:
+            self._started.add(place)
 
     def next_use(self, key: Key) -> int:
-        """The next request that will ask for the block, or ``NEVER``."""
-        uses = self._uses.get(key, ())
-        at = bisect_right(uses, self.now)
-        return uses[at] if at < len(uses) else NEVER
+        """The place of the next request that will ask for the block, or ``NEVER``."""
+        uses = self._uses.get(key)
+        while uses and uses[-1] in self._started:
+            uses.pop()
+        return uses[-1] if uses else NEVER
 
 
 class BeladyRank:
@@ -55,7 +63,7 @@ class BeladyRank:
         """No effect: the past does not matter."""
 
     def rank(self, block: int, key: Key) -> int:
-        """Minus the number of the next request that will use the block."""
+        """Minus the place of the next request that will use the block."""
         duplicates = self._duplicates[key]
         while self._keys[duplicates[0]] != key:
             duplicates.pop(0)

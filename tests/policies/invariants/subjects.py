@@ -95,7 +95,8 @@ PROMPTS = st.sampled_from([*TEXTS, ()])
 
 def expected_requests():
     """The future that a clairvoyant cache is told, which does not come true in every detail."""
-    return [(Content(text), prompt) for prompt in (13, 34, 21) for text in TEXTS]
+    texts = [(Content(text), prompt) for prompt in (13, 34, 21) for text in TEXTS]
+    return [(number, *each) for number, each in enumerate(texts)]
 
 
 CONFIGS = st.builds(

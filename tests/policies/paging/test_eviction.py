@@ -369,7 +369,7 @@ def test_uses_are_counted_from_when_a_block_was_cached_last():
 
 
 def test_a_future_knows_the_next_use():
-    future = Future([[5, 6], [], [5], [6, 5]])
+    future = Future(enumerate([[5, 6], [], [5], [6, 5]]))
     assert [future.next_use(key) for key in (5, 6, 7)] == [0, 0, NEVER]
     future.advance(0)
     assert [future.next_use(key) for key in (5, 6)] == [2, 3]
@@ -380,9 +380,17 @@ def test_a_future_knows_the_next_use():
     assert [future.next_use(key) for key in (5, 6)] == [NEVER, NEVER]
 
 
+def test_a_request_that_is_later_than_expected_is_still_to_come():
+    """As a turn of a conversation whose answers took long; numbers are those of the workload, not of the arrivals."""
+    future = Future([(0, [5]), (7, [6]), (1, [5, 6])])
+    future.advance(0)
+    future.advance(1)
+    assert [future.next_use(key) for key in (5, 6)] == [NEVER, 1]
+
+
 def test_belady_forgets_the_block_whose_use_is_farthest_away():
     """Keys 101 to 104: 103 is needed next, then 101 and 104 together, 102 never."""
-    future = Future([[101, 102, 103, 104], [103], [101, 104]])
+    future = Future(enumerate([[101, 102, 103, 104], [103], [101, 104]]))
     future.advance(0)
     pool = story("belady", blocks=4, future=future)
     assert pool.free.order() == [2, 1, 4, 3]
@@ -419,7 +427,7 @@ NO_FULL_LAST_BLOCK = ANY_LENGTH.filter(lambda n: n % SIZE)
 
 def hits(eviction, blocks, requests, order="0.33.0"):
     """Number of blocks found by requests that are served in sequence."""
-    future = Future(content.keys(SIZE, (n - 1) // SIZE) for content, n in requests)
+    future = Future(enumerate(content.keys(SIZE, (n - 1) // SIZE) for content, n in requests))
     pool = BlockPool(blocks + 1, partial(free_blocks, eviction, order=order, future=future))
     total = 0
     for number, (content, n) in enumerate(requests):
