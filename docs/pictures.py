@@ -114,10 +114,13 @@ def _captions(results: list[Any]) -> list[str]:
     ]
 
 
-def layouts() -> Figure:
+LAYOUTS = ("contiguous", "full-compaction", "llama.cpp-b6975", "streams", "paged", "hf-reserved", "growing", "oracle")
+PAPERS = ("vattention", "radix-tree", "h2o", "h2o-compacted", "h2o-refilled", "streaming-llm", "buddy", "slab")
+
+
+def layouts(names: tuple[str, ...], **keys: Any) -> Figure:
     """One burst of requests under eight policies, each on its own time axis: what each layout looks like."""
-    names = "contiguous", "full-compaction", "llama.cpp-b6975", "streams", "paged", "hf-reserved", "growing", "oracle"
-    scenario = kvsim.load_scenario("batch", workload__requests=60)
+    scenario = kvsim.load_scenario("batch", workload__requests=60, **keys)
     with mpl.rc_context({"font.family": "DejaVu Sans"}):
         figure = Figure(figsize=(9.2, 4.6), dpi=200, facecolor="white", layout="constrained")
         for axis, policy in zip(figure.subplots(2, 4, sharey=True).flat, names, strict=True):
@@ -132,7 +135,8 @@ def layouts() -> Figure:
 def main() -> None:
     """Draw them all."""
     IMAGES.mkdir(exist_ok=True)
-    for name, figure in (("cells", at_a_glance()), ("layouts", layouts())):
+    figures = {"cells": at_a_glance(), "layouts": layouts(LAYOUTS), "papers": layouts(PAPERS, cache__budget=64)}
+    for name, figure in figures.items():
         figure.savefig(IMAGES / f"{name}.png", metadata={"Software": None})
 
 
