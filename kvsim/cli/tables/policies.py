@@ -9,14 +9,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvsim.model.engine_versions import ENGINE_VERSIONS, SCHEDULERS
-from policies import Preset
+from policies import GROUPS, Preset
 
 
 def show_policies(console: Console, presets: Collection[Preset]) -> None:
     """Print a line for each, and the schedulers; of plug-ins where they come from, and its version."""
-    described = {p.name: p.summary if p.origin is None else f"{p.summary} ({p.origin})" for p in presets}
-    described |= {p.name: f"{p.summary} ({p.engine})" for p in presets if p.engine and p.engine not in p.summary}
+    standard, papers = ([p for p in presets if p.group == group] for group in GROUPS)
+    described = {p.name: p.summary if p.origin is None else f"{p.summary} ({p.origin})" for p in standard}
+    described |= {p.name: f"{p.summary} ({p.engine})" for p in standard if p.engine and p.engine not in p.summary}
     console.print(_pairs(described))
+    console.print("\nideas from papers (kvsim compare --group papers):", highlight=False)
+    console.print(_pairs({p.name: p.summary for p in papers}))
     console.print("\nschedulers (server.scheduler):", highlight=False)
     console.print(_pairs(SCHEDULERS))
 
