@@ -317,3 +317,32 @@ def test_a_policy_is_explained_with_its_engines_defaults(name):
     engine = available()[name].engine
     assert (f"{engine}; where the scenario says nothing:" in printed) == bool(engine)
     assert json.loads(succeeded(command("policies", name, "--json")))["engine"] == engine
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "said"),
+    [
+        ("h2o", {}, "assumed where tokens are evicted: a budget of 256 tokens for each sequence (cache.budget)"),
+        ("h2o", {"cache__budget": 256}, None),
+        ("paged-window", {}, "assumed where layers have a window: 256 tokens (cache.window)"),
+        ("paged-window", {"cache__window": 256}, None),
+        (
+            "layer-groups",
+            {"cache__window": 64},
+            "assumed of the model: a window in 5 of 6 layers (cache.window_layers, cache.full_layers)",
+        ),
+        ("layer-groups", {"cache__window_layers": 3, "cache__window": 64}, None),
+        (
+            "no-evict",
+            {},
+            "assumed where the limits that clients state count: none is stated (workload.max_output_tokens), so that a "
+            "sequence may hold 512 tokens",
+        ),
+        ("no-evict", {"workload__max_output_tokens": 200}, None),
+        ("paged", {}, None),
+    ],
+)
+def test_what_a_policy_takes_for_granted_is_said_unless_it_is_stated(policy, keys, said):
+    lines = assumptions(load_scenario("chat", cache__policy=policy, **keys))
+    ours = [line for line in lines if " where " in line or "of the model" in line]
+    assert ours == ([said] if said else [])
