@@ -80,6 +80,11 @@ MUST_BE_SEEN |= {
 MUST_BE_SEEN["host tier"] = _MANY | {"hit", "hit in the host tier", "swapped in", "reserve refused"}
 """Situations that the machine must have met with a policy."""
 
+VARIANTS = {"no-evict", "expected-length", "layer-groups", "uniform-pages"} | {
+    preset.name for preset in TOKEN_EVICTION if preset.name not in ("h2o", "h2o-packed")
+}
+"""Those that differ from another one in a parameter or two; they are tried less often."""
+
 TEXTS = (
     ((0, 0, 64),),
     ((0, 0, 12), (1, 0, 52)),
