@@ -49,7 +49,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
         scenario, n_requests = comparison.scenario, len(results[0].requests)
         title = f"{scenario.name}: {n_requests} requests, {scenario.cache.cells} cells, seed {scenario.seed}"
         figure.suptitle(title + "\n", fontsize=14)
-        figure.text(0.5, 0.955, comparison.profile, ha="center", fontsize=8, color="0.4")
+        figure.text(0.5, 1 - 0.36 / figure.get_figheight(), comparison.profile, ha="center", fontsize=8, color="0.4")
     return figure
 
 
