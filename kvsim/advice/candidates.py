@@ -33,7 +33,7 @@ from kvsim.model.storage_types import VLLM_CACHE_TYPES, format_size
 from kvsim.scenario.scenario import Scenario, engine_version, load_scenario
 from kvsim.scenario.server_defaults import EARLY_SERVER, TODAYS_SERVERS
 from policies import available
-from policies.presets.papers import token_eviction
+from policies.presets.papers import searches, token_eviction
 from workloads import named_rng
 
 ENGINES = ("llamacpp", "vllm", "both", "any")
@@ -66,7 +66,12 @@ _MOST_CELLS = 2**24
 _REUSE_FACTOR = 4
 """Size of a cache that also keeps prefixes for reuse, as a multiple of what all slots need at once."""
 
-_NOT_AN_OPTION = ("ring", "paged-window", "oracle", *(preset.name for preset in token_eviction.PRESETS))
+_NOT_AN_OPTION = (
+    "ring",
+    "paged-window",
+    "oracle",
+    *(preset.name for preset in (*token_eviction.PRESETS, *searches.PRESETS)),
+)
 
 
 @dataclass(frozen=True)

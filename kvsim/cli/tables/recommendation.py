@@ -21,6 +21,7 @@ from kvsim.errors import counted
 from kvsim.experiments.estimates import Interval
 from kvsim.experiments.interval_text import plus_minus
 from kvsim.model.storage_types import format_size
+from policies import available
 
 
 def show_recommendation(console: Console, found: Recommendation, folder: Path) -> None:
@@ -111,10 +112,14 @@ def _show_ruled_out(console: Console, found: Recommendation) -> None:
         by = found.missed_by if reason == "slo" else None
         much = f", by a factor of {by[0]:.3g} to {by[1]:.3g}" if by else ""
         console.print(f"   {count:>5,}  {REASONS[reason]}{much}", highlight=False)
+    papers = {preset.name for preset in available().values() if preset.group == "papers"}
     for reason in ("engine", "forgets"):
         names = [name for name, (why, _) in found.space.policies_left_out.items() if why == reason]
-        if names:
-            console.print(f"   {REASONS[reason]}: {', '.join(names)}", highlight=False, soft_wrap=True)
+        ideas = [name for name in names if name in papers]
+        said = [name for name in names if name not in ideas]
+        said += [f"{counted(len(ideas), 'idea')} from papers (kvsim compare --group papers)"] if ideas else []
+        if said:
+            console.print(f"   {REASONS[reason]}: {', '.join(said)}", highlight=False, soft_wrap=True)
 
 
 def _best(found: Recommendation) -> Table:
