@@ -10,7 +10,7 @@ from workloads.request import Prefixes, Request, Workload
 
 @dataclass(frozen=True, slots=True)
 class LimitedOutputs:
-    """The same requests, each with a limit of output tokens that its client states; longer outputs are cut to it.
+    """Requests of another workload, each with a limit of output tokens; longer outputs are cut to it.
 
     Prompts stay as they are, also those that quote a longer answer of an earlier turn.
     """
@@ -20,22 +20,22 @@ class LimitedOutputs:
 
     @property
     def n_requests(self) -> int:
-        """As many as without the limit."""
+        """The number of requests, which the limit does not change."""
         return self.workload.n_requests
 
     @property
     def users(self) -> int | None:
-        """As many as without the limit."""
+        """The number of users of a closed loop, or None."""
         return self.workload.users
 
     @property
     def notes(self) -> Sequence[str]:
-        """As without the limit."""
+        """Notes of the workload that is limited."""
         return self.workload.notes
 
     @property
     def prefixes(self) -> Prefixes:
-        """As without the limit."""
+        """What that workload says about which prompts begin alike."""
         return self.workload.prefixes
 
     def __iter__(self) -> Iterator[Request]:

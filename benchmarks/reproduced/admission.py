@@ -24,7 +24,7 @@ POOLS = (402_000, 412_000, 422_000, 432_000, 442_000)
 """Cells around those of the issue, one for each seed: there all lengths are fixed, so that a seed changes nothing."""
 WATERMARKS = (0.0, 0.02, 0.05, 0.1)
 SGLANG = {"server__victim": "fewest-generated", "server__requeue": "back"}
-"""Who is preempted, and where it waits then."""
+"""The request that is preempted, and where it waits, as in SGLang."""
 HALF = 225
 """Requests of the runs that are taken step by step: half of the others'."""
 

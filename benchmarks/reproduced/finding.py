@@ -22,7 +22,7 @@ class Finding(NamedTuple):
     source: str
     """The paper, issue or pull request, and what it was measured on."""
     ours: Interval
-    """The same quantity here, with its interval over seeds."""
+    """What was published, as measured here, with its interval over seeds."""
     unit: str
     """What the interval counts: "times", "share" or a unit."""
     differs: str

@@ -71,9 +71,9 @@ class Blocks(NamedTuple):
 
     held: float
     needed: float
-    """As many as its tokens would fill."""
+    """Blocks that its tokens would fill."""
     whole: float
-    """As many as it would fill if none had been evicted."""
+    """Blocks that it would fill if no token had been evicted."""
 
 
 def blocks_of(

@@ -28,9 +28,9 @@ class HitRates(NamedTuple):
     """Hit rates of one seed's requests."""
 
     infinite: float
-    """Of a cache that never evicts."""
+    """Hit rate of a cache that never evicts."""
     by_cache: dict[tuple[Eviction, int], float]
-    """By order of eviction and blocks."""
+    """Hit rate of each order of eviction and number of blocks."""
 
 
 def hit_rates(seed: int, blocks: tuple[int, ...] = BLOCKS, **keys: Any) -> HitRates:

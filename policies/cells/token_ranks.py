@@ -57,7 +57,7 @@ class DrawnAttention:
 
     @staticmethod
     def by_all_queries(seed: int) -> DrawnAttention:
-        """As H2O sums attention up, over all tokens behind.
+        """Draw attention as H2O sums it up, over all tokens behind.
 
         Set by SmolLM2-135M reading passages of 1,024 tokens: of the attention that a token gets from each query, the
         correlation of neighbours is 0.15, and the standard deviation of the logarithm 0.50 beside a fall with age to
@@ -67,7 +67,7 @@ class DrawnAttention:
 
     @staticmethod
     def by_last_queries(seed: int) -> DrawnAttention:
-        """As SnapKV does, over the last tokens of the prompt.
+        """Draw attention as SnapKV sums it up, over the last tokens of the prompt.
 
         Set by the same passages: the standard deviation is 0.74, and runs are as long as it takes for survivors, by the
         highest of 7 neighbours, to come in runs of the length that they have there (docs/reproduced.md).

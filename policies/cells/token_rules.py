@@ -34,7 +34,7 @@ class TokenRule(ABC):
 
     @property
     def queries(self) -> int | None:
-        """Of how many latest query tokens an engine is to sum up the attention that is ranked by; None: of all."""
+        """Latest query tokens whose attention an engine is to sum up for the ranking; None: all."""
         return None
 
     def most_held(self, prompt: int, final: int, n_ubatch: int) -> int:
@@ -68,7 +68,7 @@ class HeavyHitters(TokenRule):
     """
 
     def evicted(self, positions: IntArray, prompt_tokens: int, scores: Scores) -> IntArray:
-        """As many as are beyond the budget: while decoding, one for each new one."""
+        """The lightest tokens beyond the budget: while decoding, one for each new one."""
         excess = len(positions) - self.budget
         if excess <= 0:
             return _NONE
@@ -105,7 +105,7 @@ class PromptHeavy(TokenRule):
 
 @dataclass(frozen=True, slots=True)
 class HeavyBlocks(TokenRule):
-    """As ``HeavyHitters``, but evicts whole blocks of neighbours, by their mean attention, so that no hole is left.
+    """Evicts whole blocks of neighbours, by their mean attention, so that no hole is left.
 
     OpenVINO GenAI's cache eviction, which lets a sequence keep up to a block less one token beyond its budget;
     PagedEviction (arXiv 2509.04377) does so while decoding, by norms of keys and values.

@@ -133,7 +133,7 @@ class TwoLevelPolicy(Policy):
         return part
 
     def _cells(self, pages: int) -> int:
-        """Whole cells, of all layers, that large pages make."""
+        """Number of cells, each with K and V of all layers, that so many large pages make."""
         return pages * self._page_room // self._layers
 
     @property

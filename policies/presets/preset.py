@@ -35,9 +35,9 @@ class Preset:
     group: PresetGroup = "standard"
     """Those that are compared together."""
     against: str = ""
-    """Of an idea from a paper: the preset that the paper compares it with, as nearly as there is one."""
+    """The preset that a paper compares its idea with, as nearly as there is one; empty for what is no such idea."""
     measured: str = ""
-    """Of an idea from a paper: where, and on what, its authors measured it; and what page has our own figures."""
+    """Model, device and engine on which a paper measured its idea, and the page with our own figures; else empty."""
     origin: Origin | None = None
     """Where a plug-in comes from; None if it is built in."""
 

@@ -381,7 +381,7 @@ def test_a_future_knows_the_next_use():
 
 
 def test_a_request_that_is_later_than_expected_is_still_to_come():
-    """As a turn of a conversation whose answers took long; numbers are those of the workload, not of the arrivals."""
+    """A turn of a conversation whose answers took long; numbers are those of the workload, not of the arrivals."""
     future = Future([(0, [5]), (7, [6]), (1, [5, 6])])
     future.advance(0)
     future.advance(1)
