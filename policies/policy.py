@@ -148,7 +148,7 @@ class Policy(ABC):
     """Whether tokens are dropped that full attention would see: it serves cheaper answers, not the same ones."""
 
     clairvoyant: bool = False
-    """Whether it looks at what no server knows: how long answers will be, or which requests will come."""
+    """Whether it knows how long answers will be, which no server does: verdicts do not rank it."""
 
     moves_cells: bool = False
     """Whether it may ever ask for cells to be copied, so that what that costs must be known."""
