@@ -157,7 +157,6 @@ bench: core  ## run the benchmarks
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 	$(BIN)/python -m benchmarks.thresholds
 	$(BIN)/python -m benchmarks.paged
-	$(BIN)/python -m benchmarks.fast_forward --requests 75
 	$(BIN)/python -m benchmarks.presets
 	$(BIN)/python -m benchmarks.presets --million --rounds 1
 	$(BIN)/python -m benchmarks.scale

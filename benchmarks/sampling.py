@@ -16,20 +16,14 @@ EVERY_S = 0.001
 """Processor seconds between two samples; where the system's own ticks are longer, it is these."""
 
 OTHER = "other"
-_STEPS = ("unified_steps", "multi_stream_steps", "stream_plans")
-_REGIONS = ("paged", "sequence_regions", "region_table", "ring")
+_REGIONS = ("paged", "sequence_regions", "ring")
 _ARRIVALS = ("arrivals", "job")
 _FIGURES = (
-    *("recorder", "latency_stats", "cache_states", "distribution", "rows", "result"),
-    *("run_tables", "snapshots", "time_breakdown"),
+    *("recorder", "request_log", "latency_stats", "cache_states", "kept_states", "distribution"),
+    *("rows", "result", "run_tables", "snapshots", "time_breakdown"),
 )
 PARTS: dict[str, tuple[str, ...]] = {
-    "lockstep": (
-        "policies/fast_forward/",
-        *(f"policies/paging/{name}.py" for name in ("lockstep", "window_lockstep", "watched_steps", "decode_steps")),
-        *(f"policies/layouts/{name}.py" for name in _STEPS),
-        *(f"kvsim/simulation/schedulers/{name}.py" for name in ("lockstep", "slot_lockstep")),
-    ),
+    "step loop": ("policies/placement/", "kvsim/simulation/step_loop.py"),
     "scheduler": ("kvsim/simulation/schedulers/",),
     "blocks and regions": (
         "policies/paging/",

@@ -7,7 +7,6 @@ import is in ``policies.api``.
 from policies import compiled  # noqa: F401  (first: it decides whether compiled modules are used)
 from policies.cells.region_search import SearchName
 from policies.content import NOTHING, Content
-from policies.fast_forward.forecast import FastForward, Usages
 from policies.paging.eviction import EVICTIONS, Eviction, FreeOrder
 from policies.plugins import (
     PluginError,
@@ -54,7 +53,6 @@ __all__ = [
     "Chunk",
     "Content",
     "Eviction",
-    "FastForward",
     "FreeOrder",
     "Group",
     "HostCopy",
@@ -77,7 +75,6 @@ __all__ = [
     "Transfer",
     "Unsupported",
     "Usage",
-    "Usages",
     "View",
     "available",
     "current_name",

@@ -6,6 +6,7 @@ with a default, leaves it as it is.
 
 from policies.cells.reads import reads_of
 from policies.content import NOTHING, Content
+from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.vocabulary import (
     NO_MOVES,
@@ -41,15 +42,19 @@ __all__ = [
     "Chunk",
     "Content",
     "Group",
+    "GroupReads",
     "HostCopy",
     "IntArray",
     "Kernel",
     "MicroBatch",
     "Moves",
     "NoSlot",
+    "PassReads",
     "Place",
+    "PlacementRule",
     "Policy",
     "Reads",
+    "Row",
     "SequencePlan",
     "Shift",
     "Transfer",

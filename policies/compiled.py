@@ -30,8 +30,11 @@ STAMP = os.path.join("policies", f"compiled{EXTENSION_SUFFIXES[0]}.sources")
 Kind = TypeVar("Kind", bound=type)
 
 if TYPE_CHECKING:
+    from mypy_extensions import i64 as i64
     from mypy_extensions import mypyc_attr as mypyc_attr
 else:
+    i64 = int
+    """A whole number that compiled code keeps in a machine word."""
 
     def mypyc_attr(**_: Any) -> Callable[[Kind], Kind]:
         """Return a decorator without effect: mypyc reads from it how to compile a class."""

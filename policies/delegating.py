@@ -10,15 +10,14 @@ from policies.policy import Policy
 from policies.vocabulary import CellMap, Chunk, MicroBatch
 
 if TYPE_CHECKING:
-    from policies.fast_forward.forecast import FastForward
-    from policies.fast_forward.lockstep import LockstepBatch
+    from policies.placement.rule import PlacementRule
 
 
 class DelegatingPolicy(Policy):
     """Has the attributes of the policy within, and leaves every method to it; a subclass adds what else is to happen.
 
-    It plans no decode steps and has no lockstep batch: what is taken that way would not pass through it. The methods
-    that are not written out here are added below.
+    It has no placement rule: what is placed by one would not pass through it. The methods that are not written out here
+    are added below.
     """
 
     def __init__(self, inner: Policy):
@@ -43,11 +42,7 @@ class DelegatingPolicy(Policy):
         """The cells of the inner policy."""
         return self.inner.occupancy(group)
 
-    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
-        """None, so that every step passes through ``allocate``."""
-        return None
-
-    def lockstep_batch(self) -> LockstepBatch[Any] | None:
+    def placement_rule(self) -> PlacementRule | None:
         """None, so that every step passes through ``allocate``."""
         return None
 

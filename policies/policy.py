@@ -31,9 +31,8 @@ from policies.vocabulary import (
 if TYPE_CHECKING:
     from policies.cells.region_search import SearchName
     from policies.cells.token_ranks import AttentionReceived
-    from policies.fast_forward.forecast import FastForward
-    from policies.fast_forward.lockstep import LockstepBatch
     from policies.paging.eviction import Eviction, FreeOrder
+    from policies.placement.rule import PlacementRule
 
 Kernel = Literal["masked", "tiled", "gather", "sliced"]
 """How attention reads the cache. ``masked``: every cell up to the highest used one, padded, and masks what is not
@@ -168,10 +167,10 @@ class Policy(ABC):
     contiguous: bool = False
     """Whether a micro-batch needs one free extent, so that the largest one limits it; otherwise any free cells do."""
 
-    can_fast_forward: bool = False
-    """Whether ``plan_decode_steps`` and ``lockstep_batch`` tell exactly what ``allocate`` would do; if not, every step
-    is taken through ``allocate``. Each class declares it for itself: a subclass that places tokens in another way would
-    otherwise inherit plans that are wrong."""
+    has_placement_rule: bool = False
+    """Whether ``placement_rule`` places tokens exactly as ``allocate`` would; if not, each step is taken through
+    ``allocate``. Every class declares it for itself: a subclass that places tokens in another way would otherwise
+    inherit a rule that is wrong."""
 
     can_free_while_decoding: bool = False
     """Whether decode steps may make room for waiting requests: by giving up cells, or by forgetting a shared prefix."""
@@ -180,10 +179,10 @@ class Policy(ABC):
     """Whether ``admits`` may say yes after decode steps in which no cell was given up, where it said no before."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make ``can_fast_forward`` False in a subclass that does not declare it."""
+        """Make ``has_placement_rule`` False in a subclass that does not declare it."""
         super().__init_subclass__(**options)
-        if "can_fast_forward" not in vars(cls):
-            cls.can_fast_forward = False
+        if "has_placement_rule" not in vars(cls):
+            cls.has_placement_rule = False
 
     @property
     def drops_tokens(self) -> bool:
@@ -203,6 +202,9 @@ class Policy(ABC):
     def admits(self, plan: SequencePlan) -> bool:
         """Whether such a sequence may start now, or should wait; by default it may, as in llama.cpp."""
         return True
+
+    def will_return(self, seq: int) -> None:  # noqa: B027  (most policies find no prefixes)
+        """Be told that a sequence is about to be freed, and will begin again with the same text."""
 
     def note_preemption(self) -> None:  # noqa: B027  (most policies do not learn from it)
         """Be told that a sequence has just been preempted, and is gone; by default no effect."""
@@ -246,7 +248,7 @@ class Policy(ABC):
     def compose_ahead(self, steps: int) -> None:  # noqa: B027  (most policies look at no tokens)
         """Be told that up to ``steps`` steps are in flight at once, so that what decode steps place is known later.
 
-        That holds for the steps of ``plan_decode_steps`` and ``lockstep_batch``; by default nothing changes.
+        That holds for the steps of ``placement_rule``; by default nothing changes.
         """
 
     def note_known(self, seq: int, tokens: int) -> None:  # noqa: B027  (most policies look at no tokens)
@@ -368,22 +370,13 @@ class Policy(ABC):
         """
         return self.occupancy(group).first_owner()
 
-    # Fast-forwarding
+    # The step loop
 
-    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
-        """What at most ``n`` decode steps in a row would read and take; None where that is unknown or not worth it.
+    def placement_rule(self) -> PlacementRule | None:
+        """What gives sequences that only decode their tokens, the same object at every call; None for no rule.
 
-        The first of them is this step, the others continue the same sequences by a token each. The plan ends where
-        something must be decided: a search, a compaction, a failure. Changes nothing. Asked only of a policy that
-        declares ``can_fast_forward``.
-        """
-        return None
-
-    def lockstep_batch(self) -> LockstepBatch[Any] | None:
-        """The sequences that decode in lockstep, the same object at every call; None where the layout has none.
-
-        While a sequence is a member, its tokens must not be placed in any other way. Asked only of a policy that
-        declares ``can_fast_forward``.
+        While a sequence is a row of the rule, its tokens must not be placed in any other way. Asked only of a policy
+        that declares ``has_placement_rule``.
         """
         return None
 

@@ -413,14 +413,14 @@ class RelativeCosts:
     """One cell moved."""
 
 
-def split_batch(step: Sequence[Chunk], n_ubatch: int, lockstep_tokens: int = 0) -> list[tuple[Chunk, ...]]:
+def split_batch(step: Sequence[Chunk], n_ubatch: int, tokens_before: int = 0) -> list[tuple[Chunk, ...]]:
     """Cut a step into micro-batches of at most ``n_ubatch`` tokens, in order, as llama.cpp does.
 
-    ``lockstep_tokens``: room that the first leaves for a lockstep batch's tokens, fewer than ``n_ubatch``.
+    ``tokens_before``: tokens that the first has already, fewer than ``n_ubatch``.
     """
     batches: list[tuple[Chunk, ...]] = []
     current: list[Chunk] = []
-    room = n_ubatch - lockstep_tokens
+    room = n_ubatch - tokens_before
     for seq, start, n, also in step:
         while n > 0:
             take = min(n, room)

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 
 from policies import Chunk
+from policies.placement.rule import PassReads
 from real_engine.arrays import IntArray
 from workloads import Request, named_rng
 
@@ -14,8 +15,8 @@ from workloads import Request, named_rng
 class SequenceTokens:
     """Base of the real backends: the tokens of every sequence and every request."""
 
-    predictor = None
-    """None: a real backend measures steps and cannot price them ahead of time."""
+    price = None
+    """None: a real backend measures passes, and prices none."""
 
     def __init__(self, vocabulary: int, seed: int):
         self.tokens: dict[int, list[int]] = {}
@@ -47,6 +48,10 @@ class SequenceTokens:
     def discard(self, seq: int, start: int, stop: int) -> None:
         """Remove the tokens at positions ``[start, stop)`` and move later ones down (context shift)."""
         del self.tokens[seq][start:stop]
+
+    def before_pass(self, work: PassReads) -> float:
+        """Nothing: what is done before a pass is measured with it."""
+        return 0.0
 
     def chunk_tokens(self, chunk: Chunk) -> list[int]:
         """Tokens of a chunk."""

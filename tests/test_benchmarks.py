@@ -213,7 +213,7 @@ def test_growth_floor_and_vidur_at_a_small_scale(tmp_path: Path) -> None:
 
 
 def test_every_file_that_a_run_goes_through_belongs_to_a_part() -> None:
-    folders = ("kvsim/simulation", "kvsim/costs", "policies/cells", "policies/fast_forward", "policies/layouts")
+    folders = ("kvsim/simulation", "kvsim/costs", "policies/cells", "policies/placement", "policies/layouts")
     files = [
         *(path for folder in folders for path in (ROOT / folder).rglob("*.py")),
         *(ROOT / "workloads").rglob("*.py"),
@@ -221,9 +221,10 @@ def test_every_file_that_a_run_goes_through_belongs_to_a_part() -> None:
     assert {sampling.part_of(str(path)) for path in files} <= sampling.PARTS.keys() - {sampling.OTHER}
     named = [ROOT / name for names in sampling.PARTS.values() for name in names if not name.startswith("simpy")]
     assert [path for path in named if not path.exists()] == []
-    assert sampling.part_of(str(ROOT / "policies/paging/lockstep.py")) == "lockstep"
+    assert sampling.part_of(str(ROOT / "policies/placement/blocks.py")) == "step loop"
+    assert sampling.part_of(str(ROOT / "kvsim/simulation/step_loop.py")) == "step loop"
     assert sampling.part_of(str(ROOT / "kvsim/simulation/schedulers/vllm.py")) == "scheduler"
-    assert sampling.part_of(str(ROOT / "kvsim/simulation/stepping.py")) == "server"
+    assert sampling.part_of(str(ROOT / "kvsim/simulation/server.py")) == "server"
     assert sampling.part_of(np.__file__) is None
 
 

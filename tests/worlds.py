@@ -145,7 +145,7 @@ def serve(
     scheduler = SCHEDULERS[world.server.scheduler](world, policy, backend, recorder)
     prefetcher = Prefetcher(env, world.server.prefetch, policy, backend, recorder)
     env.run(until=env.process(Server(env, inbox, scheduler, policy, backend, recorder, prefetcher).run()))
-    return recorder, {job.request.id: job for job in recorder.jobs}
+    return recorder, {job.request.id: job for job in recorder.requests.jobs}
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -71,7 +71,7 @@ def itl_p99(watermark: float, seed: int) -> float:
 class Watched(PagedPolicy):
     """SGLang's rule of admission; notes the step of every preemption."""
 
-    can_fast_forward = True
+    has_placement_rule = True
 
     def __init__(self, config: CacheConfig):
         self.preempted_at: list[int] = []

@@ -43,7 +43,7 @@ class Lost(NamedTuple):
 class Watched(OraclePolicy):
     """Notes the state of the cache when a request is first refused."""
 
-    can_fast_forward = True
+    has_placement_rule = True
 
     def __init__(self, config: CacheConfig):
         super().__init__("watched", config)
@@ -56,7 +56,7 @@ class Watched(OraclePolicy):
             return True
         if plan.request not in self.refused:
             asked = sum([self._plans[seq].final_tokens for seq in self._regions])
-            self.refused[plan.request] = asked, self._table.free.total, plan.final_tokens
+            self.refused[plan.request] = asked, self._search.free.total, plan.final_tokens
         return False
 
 

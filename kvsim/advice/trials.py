@@ -209,13 +209,14 @@ def _run(scenario: Scenario, only_if_met: Slo | None) -> tuple[Result, tuple[str
     """Like ``simulation.run``, but without reading the scenario, and with it the trace, again."""
     from kvsim.simulation.backend import SimulatedBackend
     from kvsim.simulation.recorder import Recorder
+    from kvsim.simulation.request_log import RequestLog
     from kvsim.simulation.run import build_policy, cost_model, drive
 
     costs = cost_model(scenario, _profile(scenario.machine.profile, scenario.folder))
     policy = build_policy(scenario, None, costs)
     workload = scenario.build_workload()
     watch = None if only_if_met is None else MissWatch(only_if_met, workload.n_requests)
-    recorder = Recorder(None, detail="requests", ended=watch)
+    recorder = Recorder(detail="requests", requests=RequestLog(ended=watch))
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
     result, _ = drive(scenario, policy, backend, recorder, costs.profile, workload=workload)
     return result, tuple(costs.warnings())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kvsim.engines.validation import Validation
     from kvsim.experiments.comparison import Comparison
-    from kvsim.simulation.recorder import Progress
+    from kvsim.simulation.request_log import Progress
     from kvsim.simulation.result import Result
 
 FEWEST_REQUESTS = 8

@@ -65,12 +65,6 @@ Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE.py", help="A file with policies of your own; can be given several times."),
 ]
-NoFastForward = Annotated[
-    bool, typer.Option("--no-fast-forward", help="Simulate every step as its own event; the result is the same.")
-]
-NoLeap = Annotated[
-    bool, typer.Option("--no-leap", hidden=True, help="The former name of --no-fast-forward, for one version.")
-]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows of a trace, and list them.")]
 DropFailed = Annotated[bool, typer.Option("--drop-failed", help="BurstGPT: leave out calls that failed (0 tokens).")]
 ContinueClock = Annotated[

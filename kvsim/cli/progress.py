@@ -1,4 +1,4 @@
-"""Progress of long runs: on a terminal a bar, after two seconds; elsewhere lines, where they are asked for."""
+"""Progress of long runs: on a terminal a bar, after two seconds; elsewhere a line on standard error now and then."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _AFTER_S = 2.0
 _EVERY_S = 0.1
+_FIRST_LINE_S = 5.0
 _LINE_EVERY_S = 10.0
 
 
@@ -33,19 +34,35 @@ def _bar(counts: str, clock: Literal["elapsed", "remaining"]) -> Progress | None
     return Progress(*columns, console=console, transient=True, auto_refresh=False)
 
 
-class RunProgress:
-    """Shows the requests done, the simulated time and the speed; prints nothing if standard error is no terminal.
+class _Lines:
+    """Says when the next line of progress is due where there is no terminal: after 5 s, then every 10 s."""
 
-    With ``lines``, a share of the work is then printed every ten seconds.
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self._due_s = self.began + _FIRST_LINE_S
+
+    def due(self, now: float) -> bool:
+        """Whether a line is due; if so, the next one is due later."""
+        if now < self._due_s:
+            return False
+        self._due_s = now + _LINE_EVERY_S
+        return True
+
+
+class RunProgress:
+    """Shows the requests done, the simulated time and the speed, or the share of the work that is done.
+
     Use as a context manager; pass the object itself as a run's ``progress``.
     """
 
-    def __init__(self, title: str, total: int, *, lines: bool = False):
+    def __init__(self, title: str, total: int | None = None):
+        """``total``: requests of all runs, where that is known."""
         self.title = title
         self._total = total
-        self._lines = lines
+        self._lines = _Lines()
         self._began = self._shown = time.perf_counter()
-        self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} {task.fields[detail]}", "elapsed")
+        of = "" if total is None else "/{task.total:,.0f}"
+        self._bar = _bar(f"{{task.completed:,.0f}}{of} {{task.fields[detail]}}", "elapsed")
         self._task = self._bar.add_task(title, total=total, detail="") if self._bar else None
         self._live = False
 
@@ -56,18 +73,25 @@ class RunProgress:
 
     def __call__(self, done: int, simulated_s: float) -> None:
         """Show that ``done`` requests have ended at this simulated time."""
-        if self._bar is None or not self._due(now := time.perf_counter()):
-            return  # Called at the end of every request, so text is only made when it is shown.
-        speed = done / max(now - self._began, 1e-9)
-        self._show(now, done, f"requests, {simulated_s:,.1f} s simulated, {speed:,.0f} requests/s")
+        now = time.perf_counter()
+        # Called at the end of every request, so text is only made when it is shown.
+        if self._bar is None:
+            if self._lines.due(now):
+                of = "" if self._total is None else f" of {self._total:,}"
+                self._print(now, f"{done:,}{of} requests, {simulated_s:,.1f} s simulated")
+        elif self._due(now):
+            speed = done / max(now - self._began, 1e-9)
+            self._show(now, done, f"requests, {simulated_s:,.1f} s simulated, {speed:,.0f} requests/s")
 
     def share(self, done: float) -> None:
         """Show that this share of the work, between 0 and 1, is done."""
         now = time.perf_counter()
-        if self._bar is None and self._lines and now - self._shown >= _LINE_EVERY_S:
-            self._shown = now
-            print(f"{self.title}: {done:.0%} after {now - self._began:.0f} s", file=sys.stderr, flush=True)
+        if self._bar is None and self._lines.due(now):
+            self._print(now, f"{done:.0%}")
         self._show(now, round(100 * done), "%")
+
+    def _print(self, now: float, said: str) -> None:
+        print(f"{self.title}: {said} after {now - self._lines.began:.0f} s", file=sys.stderr, flush=True)
 
     def _show(self, now: float, done: int, detail: str) -> None:
         if self._bar is None or self._task is None or not self._due(now):
@@ -95,13 +119,14 @@ class RunProgress:
 
 
 class SweepBar:
-    """Shows the runs finished and failed and the time left; prints nothing if standard error is no terminal.
+    """Shows the runs finished and failed, and on a terminal the time left.
 
     Use as a context manager; pass the object itself as a sweep's ``progress``.
     """
 
     def __init__(self, title: str):
         self._title = title
+        self._lines = _Lines()
         self.done = self.total = 0
         self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} runs{task.fields[detail]}, left:", "remaining")
         self._task: TaskID | None = None
@@ -110,7 +135,11 @@ class SweepBar:
     def __call__(self, done: int, total: int, failed: int) -> None:
         """Show how many of the ``total`` runs planned so far are done, and how many of those failed."""
         self.done, self.total = done, total
+        said = f", {failed:,} failed" if failed else ""
         if self._bar is None:
+            if self._lines.due(now := time.perf_counter()):
+                after = f"after {now - self._lines.began:.0f} s"
+                print(f"{self._title}: {done:,} of {total:,} runs{said} {after}", file=sys.stderr, flush=True)
             return
         if self._task is None:
             # Runs of an earlier call do not count for the time that the rest takes.

@@ -112,7 +112,7 @@ def _measured(files: CalibrationFiles, server: LiveServer, seconds: float) -> Se
         return f"; called again, it goes on from what is in {files.journal}" if files.journal.exists() else ""
 
     try:
-        with RunProgress(f"measuring {server.address}", 100, lines=True) as progress:
+        with RunProgress(f"measuring {server.address}", 100) as progress:
             return calibrate_server(
                 server, seconds=seconds, name=files.name, report=progress.share, journal=files.journal
             )

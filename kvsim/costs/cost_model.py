@@ -11,7 +11,8 @@ from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import Profile
 from kvsim.errors import NoTimes, UserError
 from kvsim.model.engine_shapes import Storage
-from policies import Group, HostCopy, Kernel, Moves, Place, RelativeCosts, Shift, Transfer
+from policies import Group, HostCopy, Kernel, Moves, RelativeCosts, Shift, Transfer
+from policies.placement.rule import GroupReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,13 @@ class CostModel:
             self._prices[key] = PassPrice(self.profile, kernel, groups)
         return self._prices[key]
 
-    def before_pass(self, place: Place, group: Group) -> BeforePass:
-        """Seconds of the moves, rotations and copies that a placement asks for before its pass."""
+    def before_pass(self, reads: GroupReads, group: Group) -> BeforePass:
+        """Seconds of the moves, rotations, copies and mappings that one cache group must see before its pass."""
         return BeforePass(
-            group.share * self.moves(place.moves) if place.moves.n_runs else 0.0,
-            group.share * self.shift(place.shift, group) if len(place.shift.cells) else 0.0,
-            group.share * self.transfers(place.transfers) if place.transfers else 0.0,
-            group.share * self.mapping(place.mapped),
+            group.share * self.moves(reads.moves) if reads.moves.n_runs else 0.0,
+            group.share * self.shift(reads.shift, group) if len(reads.shift.cells) else 0.0,
+            group.share * self.transfers(reads.transfers) if reads.transfers else 0.0,
+            group.share * self.mapping(reads.mapped),
         )
 
     @property

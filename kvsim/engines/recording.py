@@ -15,7 +15,8 @@ from kvsim.engines.conformance.llamacpp import runs_of_cells
 from kvsim.errors import Divergence, UserError
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
-from kvsim.simulation.recorder import Progress, Recorder
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.request_log import Progress
 from kvsim.simulation.run import drive
 from policies.layouts.multi_stream import MultiStreamPolicy
 from real_engine.llama_library import SHARED, StreamCells

@@ -34,7 +34,8 @@ from kvsim.experiments.comparison import choose
 from kvsim.scenario.scenario import Scenario, load_scenario, shortened
 from kvsim.simulation.arrivals import Turn
 from kvsim.simulation.backend import Backend, DelegatingBackend, SimulatedBackend
-from kvsim.simulation.recorder import Progress, Recorder
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.request_log import Progress
 from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, cost_model, drive, ledger_for
 from policies import Chunk, HostCopy, MicroBatch, Moves, Policy, PolicyFactory, Transfer, in_group

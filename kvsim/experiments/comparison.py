@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from kvsim.simulation.recorder import Detail, Progress
+    from kvsim.simulation.recorder import Detail
+    from kvsim.simulation.request_log import Progress
     from kvsim.simulation.result import Result
 
 _WORTH_PROCESSES = 1000
@@ -218,7 +219,6 @@ def compare(
     progress: Progress | None = None,
     snapshots: bool = True,
     detail: Detail = "tables",
-    fast_forward: bool = True,
     replications: int = 1,
     max_failed: float | str = 0.0,
     group: PresetGroup = "standard",
@@ -228,7 +228,7 @@ def compare(
     By default these are the policies of a ``group``: ``standard`` (what engines do, ideas of our own, and plug-ins) or
     ``papers`` (ideas from papers, and the policies that they are held against).
 
-    ``snapshots`` keeps pictures of the cells; ``detail`` and ``fast_forward`` are as for ``run``, and
+    ``snapshots`` keeps pictures of the cells; ``detail`` is as for ``run``, and
     ``detail`` is ``rows`` at least. With several
     ``replications``, every policy is run again with the seeds that follow the scenario's, which gives intervals for the
     measures and for the differences; results and tables are those of the first replication. Policies that failed
@@ -248,7 +248,7 @@ def compare(
     profile = profile_of(scenario)
     costs = cost_model(scenario, profile)
     chosen, left_out = choose(policies, in_group(group), lambda policy: build_policy(scenario, policy, costs))
-    how = _Asked(scenario, snapshots, detail, fast_forward)
+    how = _Asked(scenario, snapshots, detail)
     outcomes = list(_run_all(how, chosen, progress))
     stuck = tuple(f"left out {reason}" for reason in outcomes if isinstance(reason, str))
     served = [(p, result) for p, result in zip(chosen, outcomes, strict=True) if not isinstance(result, str)]
@@ -307,7 +307,6 @@ class _Asked(NamedTuple):
     scenario: Scenario
     snapshots: bool
     detail: Detail
-    fast_forward: bool
 
 
 def _run_all(
@@ -364,9 +363,9 @@ def _outcome(result: Result) -> RunOutcome:
 def _run_one(asked: _Asked, policy: str | PolicyFactory, progress: Progress | None = None) -> Result | str:
     from kvsim.simulation.run import run
 
-    scenario, snapshots, detail, fast_forward = asked
+    scenario, snapshots, detail = asked
     try:
-        return run(scenario, policy, detail=detail, snapshots=snapshots, fast_forward=fast_forward, progress=progress)
+        return run(scenario, policy, detail=detail, snapshots=snapshots, progress=progress)
     except Livelock as e:
         return str(e)
 

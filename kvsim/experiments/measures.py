@@ -178,7 +178,7 @@ def whole_run_measures(result: Result) -> Measures:
 def times_digest(result: Result) -> str:
     """Return a digest of when each request started, gave its first token, and ended, and whether it was completed.
 
-    Times are taken to the nanosecond: fast-forwarding may change the last of their digits.
+    Times are taken to the nanosecond.
     """
     requests = result.kept_tables.requests.columns
     completed = requests["status"] == "completed"

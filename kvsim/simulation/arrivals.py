@@ -35,6 +35,10 @@ class Arrivals(Protocol):
         """What has arrived for a server that is busy anyway; None if ``next`` must be asked."""
         ...
 
+    def horizon_s(self) -> float:
+        """The time before which certainly nothing arrives, as far as is known now, seconds."""
+        ...
+
     def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
         """Wait while there is nothing to do, and return the jobs for the next turn; None if no more will come.
 
@@ -100,6 +104,11 @@ class Inbox:
             return None
         return self.take() if self._jobs else ()
 
+    def horizon_s(self) -> float:
+        """The time of the next event, whosever it is: it may be that of a client."""
+        next_event: float = self._env.peek()
+        return next_event
+
     def take(self) -> Sequence[Job]:
         """All that has arrived by now."""
         if not self._jobs:
@@ -127,6 +136,10 @@ class Script:
     def ready(self) -> Sequence[Job] | None:
         """None: each turn is scripted."""
         return None
+
+    def horizon_s(self) -> float:
+        """Now: a turn may follow any step."""
+        return float(self._env.now)
 
     def next(self, busy: bool, began_s: float, idle: IdleWork) -> Wait:
         """The jobs that the scripted turn took in, after as many slices of idle work as it did."""

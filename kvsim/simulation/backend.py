@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvsim.costs.cost_model import CostModel
-from kvsim.costs.tables import FloatArray
-from policies import NO_MOVES, NO_SHIFT, Chunk, FastForward, Group, HostCopy, Kernel, MicroBatch, Moves, Transfer
+from kvsim.costs.pass_price import PassPrice
+from policies import Chunk, Group, HostCopy, Kernel, MicroBatch, Moves, Transfer
 from policies.compiled import mypyc_attr
-from policies.fast_forward.lockstep import Forecast, NextStepReads, PassSummary
-from policies.fast_forward.state_sums import StepWeights
+from policies.placement.rule import PassReads
 from workloads import Request
-
-
-class Predictor(Protocol):
-    """Prices decode steps before they are taken; what a backend must have for the server to fast-forward."""
-
-    def steps(self, planned: FastForward) -> list[FloatArray]:
-        """Seconds of each pass of a step, in each of the planned steps; float64 arrays of shape (steps,)."""
-        ...
-
-    def took(self, taken: FastForward) -> None:
-        """These steps of a plan were taken; they count for the warnings about the measured range."""
-        ...
-
-    def mixed_step(self, members: int, reads: NextStepReads, chunks: PassSummary) -> float:
-        """Seconds of a pass in which a lockstep batch of ``members`` gets its tokens beside some chunks."""
-        ...
-
-    def lockstep_steps(self, members: int, forecast: Forecast) -> Callable[[int], float]:
-        """The seconds of the first ``n`` steps of a lockstep batch together, as a function of ``n``."""
-        ...
-
-    def lockstep_weights(self, members: int, forecast: Forecast) -> StepWeights:
-        """The seconds of each of these steps by what it reads."""
-        ...
-
-    def took_lockstep_steps(self, members: int, cells: int) -> None:
-        """Steps of a lockstep batch were taken, in which one token was scored against at most ``cells`` cells."""
-        ...
 
 
 class Backend(Protocol):
     """What the server asks for durations. Never chooses a cell."""
 
     @property
-    def predictor(self) -> Predictor | None:
-        """Prices steps ahead of time; None for a backend that measures."""
+    def price(self) -> PassPrice | None:
+        """Prices passes of which only the reads are known; None for a backend that measures them."""
         ...
 
     @property
@@ -72,6 +42,10 @@ class Backend(Protocol):
         """
         ...
 
+    def before_pass(self, work: PassReads) -> float:
+        """Seconds of what is to be done before a pass that ``price`` prices."""
+        ...
+
     def move(self, moves: Moves) -> float:
         """Seconds that the moves take."""
         ...
@@ -90,9 +64,13 @@ class PassByPass(ABC):
     """A backend that runs a step as one micro-batch after another."""
 
     @property
-    def predictor(self) -> Predictor | None:
+    def price(self) -> PassPrice | None:
         """None: it measures; a backend that predicts overrides it."""
         return None
+
+    def before_pass(self, work: PassReads) -> float:
+        """Nothing: what is done before a pass is measured with it."""
+        return 0.0
 
     @abstractmethod
     def forward(self, batch: MicroBatch) -> float:
@@ -107,16 +85,20 @@ class PassByPass(ABC):
 class DelegatingBackend:
     """A backend that hands every call to another one; base class for backends that look on.
 
-    It has no predictor, so that every step passes through it.
+    It prices nothing itself, so that every step passes through it.
     """
 
     def __init__(self, inner: Backend):
         self._inner = inner
 
     @property
-    def predictor(self) -> Predictor | None:
+    def price(self) -> PassPrice | None:
         """None, so that nothing is priced without the inner backend."""
         return None
+
+    def before_pass(self, work: PassReads) -> float:
+        """Hand the call on."""
+        return self._inner.before_pass(work)
 
     @property
     def wants_views(self) -> bool:
@@ -150,7 +132,7 @@ class DelegatingBackend:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedBackend(PassByPass):
-    """Predicts from a cost model, single steps as well as steps ahead of time."""
+    """Predicts from a cost model."""
 
     wants_views = False
 
@@ -158,14 +140,11 @@ class SimulatedBackend(PassByPass):
         self._costs = costs
         self._groups = groups
         self._price = costs.pass_price(kernel, groups)
-        self.steps = self._price.of_steps
-        self.took = self._price.reached_by
-        self.took_lockstep_steps = self._price.reached
 
     @property
-    def predictor(self) -> Predictor:
-        """Itself."""
-        return self
+    def price(self) -> PassPrice:
+        """By the cost model."""
+        return self._price
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
         """Do nothing: a prediction needs no content."""
@@ -175,55 +154,16 @@ class SimulatedBackend(PassByPass):
 
     def forward(self, batch: MicroBatch) -> float:
         """Predicted seconds of the pass, and of what is to be done before it."""
-        seconds = self._price.of_batch(batch)
-        for place, group in zip(batch.places, self._groups, strict=True):
-            if place.moves.n_runs or len(place.shift.cells) or place.transfers or place.mapped:
-                before = self._costs.before_pass(place, group)
-                seconds += before.moves_s
-                seconds += before.shift_s
-                seconds += before.transfers_s
-                seconds += before.mapping_s
-        return seconds
+        work = PassReads.of(batch)
+        return self._price.seconds(work) + self.before_pass(work)
 
-    def mixed_step(self, members: int, reads: NextStepReads, chunks: PassSummary) -> float:
-        """Predicted seconds of the pass, and of what is to be done before it."""
-        seconds = self._price.of_mixed_step(members, reads, chunks)
-        for group, each in zip(self._groups, (chunks, *chunks.further), strict=True):
-            if each.moves is not NO_MOVES:
-                seconds += group.share * self._costs.moves(each.moves)
-            if each.shift is not NO_SHIFT:
-                seconds += group.share * self._costs.shift(each.shift, group)
-            if each.transfers:
-                seconds += group.share * self._costs.transfers(each.transfers)
-            if each.mapped:
-                seconds += group.share * self._costs.mapping(each.mapped)
-        return seconds
-
-    def lockstep_steps(self, members: int, forecast: Forecast) -> Callable[[int], float]:
-        """Predicted seconds, the copies of regions that grow between the steps included."""
-        passes = self._price.of_lockstep_steps(members, forecast)
-        copies = self._region_copies(forecast)
-        if not copies:
-            return passes
-
-        def seconds(steps: int) -> float:
-            return passes(steps) + sum([copy_s for after, copy_s in copies.items() if after < steps])
-
-        return seconds
-
-    def lockstep_weights(self, members: int, forecast: Forecast) -> StepWeights:
-        """Predicted seconds, by the same formula."""
-        each, per_score, per_run = self._price.of_lockstep_step(members)
-        by_step = partial(self._price.of_each_lockstep_step, members, forecast)
-        return StepWeights(each, per_score, per_run, self._region_copies(forecast), by_step)
-
-    def _region_copies(self, forecast: Forecast) -> dict[int, float]:
-        """Seconds of the copies of regions that grow between the steps, by the steps before each."""
-        if not forecast.region_copies:
-            return {}
-        share, seconds = self._groups[0].share, dict[int, float]()
-        for after, cells in forecast.region_copies:
-            seconds[after] = seconds.get(after, 0.0) + share * self._costs.move_runs(1, cells)
+    def before_pass(self, work: PassReads) -> float:
+        """Predicted seconds."""
+        seconds = 0.0
+        for reads, group in zip(work.groups, self._groups, strict=True):
+            if reads.prepares:
+                before = self._costs.before_pass(reads, group)
+                seconds += before.moves_s + before.shift_s + before.transfers_s + before.mapping_s
         return seconds
 
     def move(self, moves: Moves) -> float:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import Any, TypeVar
+import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvsim.simulation.distribution import TimeMean
-from kvsim.simulation.rows import Table
-from policies import Usage, Usages
-from policies.fast_forward.state_sums import StateSums
-from policies.vocabulary import external_fragmentation, internal_fragmentation
+from kvsim.simulation.kept_states import SHARES, STATES, KeptStates
+from policies import Usage
+from policies.placement.rule import PlacementRule
 
-FloatArray = NDArray[np.float64]
-Cells = TypeVar("Cells", int, NDArray[np.int64])
-
-_SHARES = ("utilization", "external_fragmentation", "internal_fragmentation")
 _MEANS = {
-    **{f"{name}_mean": name for name in _SHARES},
+    **{f"{name}_mean": name for name in SHARES},
     "stored_cells_mean": "stored",
     "allocated_cells_mean": "allocated",
     "span_cells_mean": "span",
@@ -27,88 +19,110 @@ _MEANS = {
     "largest_free_extent_mean": "largest_free_extent",
 }
 """Keys of the summary, and the state that each is the mean over time of."""
-_sampled = attrgetter("stored", "allocated", "placeable", "free_extents", "largest_free_extent", "span")
-"""Fields of ``Usage`` and ``Usages`` from which all that is averaged follows, as ``StateSums.last`` has them."""
-_COLUMNS = ("time_s", "stored", "allocated", "free", "span", "free_extents", "largest_free_extent", *_SHARES)
+_BLOCK = 1 << 16
+"""Numbers that are collected before they become an array."""
 
 
 class CacheStates:
-    """States of the first cache group as they change."""
+    """States of the first cache group as they change, and their means from the first arrival to the last change."""
 
-    def __init__(self, *, averages: bool, keeps: bool):
-        """``averages``: keep means over time; ``keeps``: keep all states that these are of."""
-        self._means = TimeMean(list(_MEANS.values()), keeps=keeps) if averages else None
-        self._capacity = 0
+    def __init__(self, *, keeps: bool):
+        """``keeps``: keep all states."""
+        self.capacity = 0
+        """Cells that can hold tokens."""
+        self._keeps = keeps
+        self._pending: list[float] = []
+        """Start and fields of each kept state that is in no block yet, flat."""
+        self._blocks: list[np.ndarray[tuple[int, int], np.dtype[np.float64]]] = []
+        self._begin = self._seconds = 0.0
+        self._since = math.inf
+        """When the state that holds began; before the first there is none."""
+        self._utilization = self._external = self._internal = 0.0
+        self._stored = self._allocated = self._span = self._extents = self._largest = 0.0
+        """The state that holds, whose fields are shares or cells."""
+        self._sum_utilization = self._sum_external = self._sum_internal = 0.0
+        self._sum_stored = self._sum_allocated = self._sum_span = self._sum_extents = self._sum_largest = 0.0
+        """Sums over the states before it, each times the seconds that it held."""
 
     def begin(self, now: float) -> None:
         """Means are taken from here on: the first request arrives."""
-        if self._means is not None:
-            self._means.begin(now)
+        self._begin = now
 
     def hold(self, now: float, usage: Usage) -> None:
         """From ``now`` on the cache is in this state."""
-        self._capacity = usage.capacity
-        if self._means is not None:
-            self._means.hold(now, _averages(usage.capacity, *_sampled(usage)))
+        self.capacity = usage.capacity
+        largest = usage.largest_free_extent
+        self._hold(now, usage.stored, usage.allocated, usage.placeable, usage.free_extents, largest, usage.span)
 
-    def hold_sums(self, now: float, sums: StateSums) -> None:
-        """From ``now`` on the cache goes through some states; what counts until the next one are their means."""
-        if self._means is None or sums.weight <= 0:
-            return
-        weight = sums.weight
-        stored = sums.sum_stored / weight
-        self._means.hold_mean(
+    def hold_state(self, now: float, rule: PlacementRule) -> None:
+        """From ``now`` on the cache is in the state that a placement rule has looked at."""
+        self._hold(
             now,
-            (
-                stored / sums.capacity,
-                sums.external_fragmentation / weight,
-                max(sums.internal_fragmentation / weight, 0.0),  # Less only by rounding.
-                stored,
-                sums.sum_allocated / weight,
-                sums.sum_span / weight,
-                sums.sum_free_extents / weight,
-                sums.sum_largest_free_extent / weight,
-            ),
-            _averages(sums.capacity, *sums.last),
+            float(rule.stored),
+            float(rule.allocated),
+            float(rule.placeable),
+            float(rule.free_extents),
+            float(rule.largest_free_extent),
+            float(rule.span),
         )
 
-    def extend(self, starts_s: FloatArray, usages: Usages) -> None:
-        """From each of some times on the cache is in the state after that step; arrays of shape (steps,)."""
-        if self._means is not None:
-            self._means.extend(starts_s, _averages(self._capacity, *_sampled(usages)))
+    def _hold(
+        self,
+        now: float,
+        stored: float,
+        allocated: float,
+        placeable: float,
+        extents: float,
+        largest: float,
+        span: float,
+    ) -> None:
+        since = self._since
+        if since < self._begin:
+            since = self._begin
+        lasted = now - since
+        if lasted > 0:
+            self._seconds += lasted
+            self._sum_utilization += lasted * self._utilization
+            self._sum_external += lasted * self._external
+            self._sum_internal += lasted * self._internal
+            self._sum_stored += lasted * self._stored
+            self._sum_allocated += lasted * self._allocated
+            self._sum_span += lasted * self._span
+            self._sum_extents += lasted * self._extents
+            self._sum_largest += lasted * self._largest
+        free = self.capacity - allocated
+        self._since = now
+        self._utilization = stored / self.capacity
+        self._external = 1.0 - placeable / free if free > 0 else 0.0
+        self._internal = 1.0 - stored / allocated if allocated > 0 else 0.0
+        self._stored, self._allocated, self._span = stored, allocated, span
+        self._extents, self._largest = extents, largest
+        if self._keeps:
+            self._pending += (
+                *(now, self._utilization, self._external, self._internal),
+                *(stored, allocated, span, extents, largest),
+            )
+            if len(self._pending) >= _BLOCK:
+                self._settle()
 
     def means(self) -> dict[str, float | None]:
         """Means over time, from the first arrival to the last change; None where none were kept or no time passed."""
-        means = self._means.means() if self._means is not None else None
-        return dict.fromkeys(_MEANS) if means is None else {key: means[state] for key, state in _MEANS.items()}
+        if self._seconds <= 0:
+            return dict.fromkeys(_MEANS)
+        sums = (
+            *(self._sum_utilization, self._sum_external, self._sum_internal, self._sum_stored),
+            *(self._sum_allocated, self._sum_span, self._sum_extents, self._sum_largest),
+        )
+        by_state = {state: total / self._seconds for state, total in zip(STATES, sums, strict=True)}
+        return {key: by_state[state] for key, state in _MEANS.items()}
 
-    def table(self) -> Table:
-        """One row for each change, valid until the next; all states must be kept, and none be a mean of several."""
-        assert self._means is not None, "states are kept"
-        starts, *averaged = self._means.rows().T
-        columns = {"time_s": starts, **dict(zip(_MEANS.values(), averaged, strict=True))}
-        columns["free"] = self._capacity - columns["allocated"]
-        lasted = np.append(starts[1:] != starts[:-1], True)
-        shares = ("time_s", *_SHARES)
-        return Table({k: columns[k] if k in shares else columns[k].astype(int) for k in _COLUMNS})[lasted]
-
-    def kept(self) -> TimeMean:
+    def kept(self) -> KeptStates:
         """All states, which must be kept."""
-        assert self._means is not None, "states are kept"
-        return self._means
+        assert self._keeps, "states are kept"
+        self._settle()
+        self._blocks = [np.concatenate(self._blocks)]
+        return KeptStates(self._blocks[0], self.capacity)
 
-
-def _averages(
-    capacity: int, stored: Cells, allocated: Cells, placeable: Cells, free_extents: Cells, largest: Cells, span: Cells
-) -> tuple[Any, ...]:
-    """What is averaged over time, in the order of ``_MEANS``, of one state or of many."""
-    return (
-        stored / capacity,
-        external_fragmentation(placeable, capacity - allocated),
-        internal_fragmentation(stored, allocated),
-        stored,
-        allocated,
-        span,
-        free_extents,
-        largest,
-    )
+    def _settle(self) -> None:
+        self._blocks.append(np.array(self._pending, dtype=np.float64).reshape(-1, 1 + len(STATES)))
+        self._pending.clear()

@@ -1,17 +1,15 @@
-"""Mean and quantiles of values too many to be kept, and means over time of states, in bounded memory."""
+"""Mean and quantiles of values too many to be kept, in bounded memory."""
 
 from __future__ import annotations
 
 import math
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
-_Sum = TypeVar("_Sum", float, FloatArray)
 
 EXACT = 1 << 20
 """Number of values that are kept exactly, 8 bytes each; beyond, they are binned."""
@@ -161,151 +159,7 @@ class Distribution:
         return self._counts
 
 
-class TimeMean:
-    """Means over time of the columns of a state that changes now and then, in bounded memory unless states are kept.
-
-    Raises ``ValueError`` for times that go back, at the latest when the means are asked for.
-    """
-
-    __slots__ = ("_begin", "_kept", "_lasts", "_n_settled", "_names", "_pending", "_settled", "_size")
-
-    def __init__(self, names: Sequence[str], *, keeps: bool = False):
-        """``names``: names of the columns, in order; ``keeps``: keep all states, for means from any time on."""
-        self._names = tuple(names)
-        self._kept: list[FloatArray] | None = [] if keeps else None
-        self._lasts: dict[int, tuple[float, ...]] = {}
-        """The last state of each that is a mean of several, by its number."""
-        self._n_settled = 0
-        """Number of states that have been processed."""
-        self._size = _BLOCK * (1 + len(names))
-        self._pending: list[float] = []
-        """Start and columns of each state that has not been processed yet, flat; a list grows fastest."""
-        self._settled: _Spent | None = None
-        self._begin = -math.inf
-
-    def hold(self, start_s: float, values: tuple[float, ...]) -> None:
-        """From ``start_s`` on the state is this, a number for each column, until the next one.
-
-        One that starts at the same time as the next has lasted for 0 s.
-        """
-        pending = self._pending
-        pending.append(start_s)
-        pending += values
-        if len(pending) == self._size:
-            self._settle()
-
-    def hold_mean(self, start_s: float, values: tuple[float, ...], last: tuple[float, ...]) -> None:
-        """From ``start_s`` until the next there are several states, whose mean this is; ``last``: the last of them."""
-        if self._kept is not None:
-            self._lasts[self._n_settled + len(self._pending) // (1 + len(self._names))] = last
-        self.hold(start_s, values)
-
-    def extend(self, starts_s: FloatArray, columns: Sequence[NDArray[np.generic]]) -> None:
-        """Many states, as if held one after another; all arrays of shape (steps,)."""
-        rows = np.column_stack((starts_s, *columns)).astype(np.float64).ravel()
-        done = 0
-        while done < len(rows):
-            part = rows[done : done + self._size - len(self._pending)]
-            self._pending += part.tolist()
-            done += len(part)
-            if len(self._pending) == self._size:
-                self._settle()
-
-    def begin(self, begin_s: float) -> None:
-        """Give no weight to anything before ``begin_s``; the state that holds then counts from there on.
-
-        Raises ``ValueError`` if states that began before and after ``begin_s`` have been held already: in bounded
-        memory the former cannot be told from the latter any more.
-        """
-        self._settle()
-        if self._settled is not None and self._settled.since_s < begin_s:
-            if self._settled.start_s > begin_s:
-                raise ValueError(f"cannot begin at {begin_s} s: a state from {self._settled.start_s} s on is known")
-            self._settled = self._settled._replace(total=np.zeros(len(self._names)), lost=np.zeros(len(self._names)))
-        self._begin = begin_s
-
-    def means(self) -> dict[str, float] | None:
-        """Each column's mean over time, from the beginning to the last change: the last state has no weight.
-
-        None where no time has passed until then.
-        """
-        spent = self._spent()
-        if spent is None:
-            return None
-        seconds = spent.start_s - max(spent.since_s, self._begin)
-        if seconds <= 0:
-            return None
-        return dict(zip(self._names, ((spent.total + spent.lost) / seconds).tolist(), strict=True))
-
-    def rows(self) -> FloatArray:
-        """All states that were kept, the start first in each; shape (states, 1 + columns)."""
-        assert self._kept is not None, "the states are kept"
-        return np.concatenate([*self._kept, self._rows()])
-
-    def means_between(self, start_s: float, end_s: float) -> dict[str, float] | None:
-        """Each column's mean over time from ``start_s`` to ``end_s``; None where no time passes.
-
-        Where a mean of several states is held at ``start_s``, it must be within the last of them. States must be kept.
-        """
-        rows = self.rows()
-        starts, states = rows[:, 0], rows[:, 1:]
-        lasted = np.diff(np.clip(np.append(starts, end_s), start_s, end_s))
-        seconds = float(lasted.sum())
-        if seconds <= 0:
-            return None
-        at_start = int(np.searchsorted(starts, start_s, side="right")) - 1
-        if at_start in self._lasts:
-            states[at_start] = self._lasts[at_start]
-        # BLAS would sum in an order that depends on its threads.
-        totals = [float((lasted * column).sum()) for column in states.T]
-        return {name: total / seconds for name, total in zip(self._names, totals, strict=True)}
-
-    def _settle(self) -> None:
-        rows = self._rows()
-        self._settled = self._spent()
-        self._n_settled += len(rows)
-        if self._kept is not None:
-            self._kept.append(rows)
-        self._pending.clear()
-
-    def _rows(self) -> FloatArray:
-        """The states that have not been processed yet."""
-        return np.array(self._pending, dtype=np.float64).reshape(-1, 1 + len(self._names))
-
-    def _spent(self) -> _Spent | None:
-        """The sums over all states so far; None without any."""
-        rows = self._rows()
-        before = self._settled
-        if before is not None:
-            rows = np.vstack(((before.start_s, *before.state), rows))
-        elif len(rows) == 0:
-            return None
-        else:
-            before = _Spent(float(rows[0, 0]), 0.0, rows[0, 1:], np.zeros(len(self._names)), np.zeros(len(self._names)))
-        starts, states = rows[:, 0], rows[:, 1:]
-        if not (starts[1:] >= starts[:-1]).all():
-            raise ValueError("a state starts earlier than the one before")
-        lasted = np.diff(np.maximum(starts, self._begin))
-        total, lost = _added(before.total, before.lost, (states[:-1] * lasted[:, None]).sum(axis=0))
-        return _Spent(before.since_s, float(starts[-1]), states[-1].copy(), total, lost)
-
-
-class _Spent(NamedTuple):
-    """Sums over the states so far."""
-
-    since_s: float
-    """Start of the first state, seconds."""
-    start_s: float
-    """Start of the last state, seconds."""
-    state: FloatArray
-    """The last state; shape (columns,), like the next two."""
-    total: FloatArray
-    """Sum over all states but the last of each column times the seconds that it held."""
-    lost: FloatArray
-    """Rounding error of that sum."""
-
-
-def _added(total: _Sum, lost: _Sum, more: _Sum) -> tuple[_Sum, _Sum]:
+def _added(total: float, lost: float, more: float) -> tuple[float, float]:
     """A sum and its rounding error after one addition (Knuth, TAOCP vol. 2, 4.2.2: exact two-sum)."""
     new = total + more
     there = new - total

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
-
-import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.simulation.cache_states import CacheStates
 from kvsim.simulation.job import Job
-from kvsim.simulation.latency_stats import LatencyStats, QueueMonitor
+from kvsim.simulation.latency_stats import QueueMonitor
+from kvsim.simulation.request_log import Progress, RequestLog
 from kvsim.simulation.run_tables import PassLog, Tables, requests_table
 from kvsim.simulation.snapshots import HostPrompts, SnapshotTaker
 from kvsim.simulation.time_breakdown import TimeBreakdown
-from policies import NO_MOVES, FastForward, HostCopy, MicroBatch, Moves, Policy, Transfer, Usage, Usages
+from policies import HostCopy, MicroBatch, Moves, Policy, Transfer, Usage
 from policies.compiled import mypyc_attr
-from policies.fast_forward.lockstep import NextStepReads, PassSummary
-
-FloatArray = NDArray[np.float64]
-
-Progress = Callable[[int, float], None]
-"""Called with the number of requests that have ended and the simulated time in seconds."""
+from policies.placement.rule import PassReads
 
 Detail = Literal["requests", "cache", "rows", "states", "tables"]
 """What is kept of a run. ``requests``: how its requests fared. ``cache``: also means over time of how full and how
@@ -35,7 +28,7 @@ DETAILS: tuple[Detail, ...] = get_args(Detail)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Recorder:
-    """Hears of every event of a run, counts it, and hands it to the tables that are kept; times in seconds."""
+    """Hears of every event of one server, counts it, and hands it to the tables that are kept; times in seconds."""
 
     def __init__(
         self,
@@ -45,24 +38,22 @@ class Recorder:
         digest: bool = False,
         snapshots: bool = False,
         time_breakdown: TimeBreakdown | None = None,
-        ended: Callable[[Job], None] | None = None,
+        requests: RequestLog | None = None,
     ):
         """``digest``: hash all decisions; ``time_breakdown``: what says what the requests' seconds were spent on, used
-        where passes are kept; ``ended`` is called with each request that has ended."""
+        where passes are kept; ``requests``: where those that end are logged, which other servers may share; a log of
+        its own unless there is one."""
         tables = detail == "tables"
         states = tables or detail == "states"
         self._keeps_jobs = states or detail == "rows"
         self.detail: Detail = detail
         self.watches = snapshots or digest or detail != "requests"
         """Whether the state of the cache is wanted after each step."""
-        self.can_sum_up = not (snapshots or digest or states)
-        """Whether sums over many steps tell all that is wanted of them."""
-        self.latencies = LatencyStats()
+        self._keeps_states = states
+        self.requests = requests or RequestLog(progress, keeps=self._keeps_jobs)
         self.queue = QueueMonitor()
-        self.cache_states = CacheStates(averages=detail != "requests", keeps=self._keeps_jobs)
+        self.cache_states = CacheStates(keeps=self._keeps_jobs)
         self.snapshots = SnapshotTaker() if snapshots else None
-        self.jobs: list[Job] = []
-        """In the order in which they ended, where tables are kept."""
         self.forward_passes = 0
         self.scores = 0
         """Scores computed by attention, in the first cache group."""
@@ -98,8 +89,6 @@ class Recorder:
         """Seconds that steps waited for prefetches under way."""
         self._time_breakdown = time_breakdown if tables else None
         self._passes = PassLog() if tables else None
-        self._progress = progress
-        self._ended = ended
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
 
     def arrived(self, job: Job) -> None:
@@ -108,7 +97,7 @@ class Recorder:
             self.cache_states.begin(job.arrival_s)
         if self._time_breakdown is not None:
             self._time_breakdown.arrived(job)
-        self.queue.arrive(self.latencies.ended)
+        self.queue.arrive(self.requests.latencies.ended)
 
     def begun(self, job: Job, held: int) -> None:
         """A job was given a slot; ``held`` of its tokens are in the cache already."""
@@ -130,86 +119,44 @@ class Recorder:
 
     def finish(self, job: Job) -> None:
         """A request has ended, well or not."""
-        self.latencies.add(job)
         if job.started_s != job.started_s:
             self.queue.admitted += 1
         if self._time_breakdown is not None:
             self._time_breakdown.finish(job)
-        if self._keeps_jobs:
-            self.jobs.append(job)
-        if self._progress is not None:
-            self._progress(self.latencies.ended, job.finished_s)
-        if self._ended is not None:
-            self._ended(job)
+        self.requests.finish(job)
 
-    def forward(self, start_s: float, seconds: float, batch: MicroBatch) -> None:
+    def passed(self, start_s: float, seconds: float, work: PassReads) -> None:
         """A forward pass has been run."""
-        reads = batch.reads
-        scores = int(reads.tokens @ reads.scanned)
-        self.scores += scores
-        self.useful_scores += int(reads.tokens @ reads.useful)
         self.forward_passes += 1
+        first = work.groups[0]
+        self.scores += first.scores
+        self.useful_scores += first.useful_scores
+        for group in work.groups:
+            if group.prepares:
+                self.moved(group.moves)
+                self.transferred(group.transfers)
+                self.mapped_pages += group.mapped
         if self._passes is not None:
-            self._passes.add(start_s, seconds, batch, scores)
+            self._passes.add(start_s, seconds, work)
             if self._time_breakdown is not None:
-                self._time_breakdown.forward(batch)
-        for place in batch.places:
-            self.moved(place.moves)
-            self.transferred(place.transfers)
-            self.mapped_pages += place.mapped
-            if self._digest is not None:
-                self._digest.update(place.cells.tobytes())
+                self._time_breakdown.forward(work)
+
+    def digested(self, batch: MicroBatch) -> None:
+        """A micro-batch has been placed chunk by chunk: hash its cells, where a digest was asked for."""
         if self._digest is not None:
+            for place in batch.places:
+                self._digest.update(place.cells.tobytes())
             self._digest.update(repr(batch.chunks).encode())
 
-    def mixed_step(self, chunks: PassSummary, reads: NextStepReads) -> None:
-        """A forward pass has been run in which a lockstep batch got its tokens beside some chunks."""
-        scores = reads.scanned
-        for tokens, scanned, _ in chunks.chunk_reads:
-            scores += tokens * scanned
-        if chunks.useful is None:
-            useful = scores
-        else:
-            useful = reads.scanned if reads.useful is None else reads.useful
-            for (tokens, _, _), seen in zip(chunks.chunk_reads, chunks.useful, strict=True):
-                useful += tokens * seen
-        self.lockstep_steps(1, scores, useful)
-        for each in (chunks, *chunks.further):
-            if each.moves is not NO_MOVES:
-                self.moved(each.moves)
-            if each.transfers:
-                self.transferred(each.transfers)
-            self.mapped_pages += each.mapped
-
-    def lockstep_steps(self, passes: int, scores: int, useful: int) -> None:
-        """A lockstep batch has taken steps alone, in so many passes; ``useful`` of its ``scores`` were."""
-        self.scores += scores
-        self.useful_scores += useful
-        self.forward_passes += passes
-
-    def fast_forward(
-        self, starts_s: FloatArray, seconds: Sequence[FloatArray], steps: FastForward, usages: Usages | None
-    ) -> None:
-        """Planned decode steps have been run; ``seconds``: of each pass of a step. Arrays of shape (steps,)."""
-        if self.snapshots is not None:
-            self.snapshots.pass_over(steps.steps)
-        self.forward_passes += steps.steps * len(steps.passes)
-        for each in steps.passes:
-            self.scores += int(each.groups[0].scanned.sum())
-            self.useful_scores += int(each.groups[0].useful.sum())
-        if usages is not None:
-            self.cache_states.extend(starts_s, usages)
-        if self._passes is not None:
-            self._passes.extend(starts_s, seconds, steps)
-        if self._time_breakdown is not None:
-            self._time_breakdown.fast_forward(steps)
+    @property
+    def hears_each_pass(self) -> bool:
+        """Whether sums over passes do not tell all that is kept of them."""
+        return self._passes is not None or self.snapshots is not None
 
     @property
-    def unobserved_steps(self) -> int:
-        """Number of steps from now on that need not be seen one by one; 0 if the next must be."""
-        if self._digest is not None:
-            return 0
-        return 1 << 62 if self.snapshots is None else self.snapshots.steps_until_next
+    def wants_chunks(self) -> bool:
+        """Whether every step must be placed chunk by chunk, since a digest is made of its cells."""
+        return self._digest is not None
 
     def moved(self, moves: Moves) -> None:
         """A compaction has been carried out."""
@@ -294,6 +241,6 @@ class Recorder:
         if passes is not None and self._time_breakdown is not None:
             passes = passes.with_columns(self._time_breakdown.terms().columns)
             causes = self._time_breakdown.table()
-        states = self.cache_states
-        cache = None if self.can_sum_up else states.table()
-        return Tables(requests_table(self.jobs), states.kept(), cache, passes, causes)
+        states = self.cache_states.kept()
+        cache = states.table() if self._keeps_states else None
+        return Tables(requests_table(self.requests.jobs), states, cache, passes, causes)

@@ -94,7 +94,7 @@ def summarize(recorder: Recorder, cell_bytes: float, prefixes: Prefixes) -> dict
     """
     held = recorder.host_prompts
     return {
-        **recorder.latencies.summary(),
+        **recorder.requests.latencies.summary(),
         "queue": recorder.queue.summary(),
         "cache": {
             **recorder.cache_states.means(),

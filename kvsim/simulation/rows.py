@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +71,6 @@ class Rows:
         self._length += 1
         if len(self._pending) == _PENDING:
             self._settle()
-
-    def extend(self, columns: Sequence[NDArray[np.generic]]) -> None:
-        """Add many rows: an array for each column, all of the same length."""
-        self._settle()
-        for blocks, block in zip(self._blocks, columns, strict=True):
-            blocks.append(block)
-        self._length += len(columns[0])
 
     def table(self) -> Table:
         """All rows, in the order in which they were added."""

@@ -22,9 +22,11 @@ from kvsim.simulation.arrivals import Arrivals, Clients, Inbox, Script, Turn, se
 from kvsim.simulation.backend import Backend, SimulatedBackend
 from kvsim.simulation.latency_stats import QueueMonitor
 from kvsim.simulation.prefetch import Prefetcher
-from kvsim.simulation.recorder import DETAILS, Detail, Progress, Recorder
+from kvsim.simulation.recorder import DETAILS, Detail, Recorder
+from kvsim.simulation.request_log import Progress
 from kvsim.simulation.result import Result, summarize
 from kvsim.simulation.schedulers import SCHEDULERS
+from kvsim.simulation.schedulers.base import ENDLESS
 from kvsim.simulation.server import Server
 from kvsim.simulation.time_breakdown import TimeBreakdown
 from policies import (
@@ -121,15 +123,15 @@ def run(
     progress: Progress | None = None,
     detail: Detail = "cache",
     snapshots: bool = False,
-    fast_forward: bool = True,
+    most_steps: int = ENDLESS,
 ) -> Result:
     """Run a scenario, given as such or by name or file, with predicted step times, under its own policy or another.
 
     ``detail`` says what is kept of it: how the requests fared, or also means of how full the cache was, or also a table
-    of requests, of states, or of everything (``recorder.Detail``). The less, the faster is a long run: sequences
-    decode in lockstep only where no table of states is kept. ``snapshots`` keeps pictures of the cells.
-    ``fast_forward`` takes decode steps that are alike in one event, to the same result as one by one. Raises
-    ``UserError`` and ``WorkloadError``.
+    of requests, of states, or of everything (``recorder.Detail``); the less, the faster is a long run. ``snapshots``
+    keeps pictures of the cells. ``most_steps``: steps that the step loop takes at a time, without which the result is
+    the same: 1 for one by one, 0 to have the policy place each of them chunk by chunk. Raises ``UserError`` and
+    ``WorkloadError``.
     """
     if detail not in DETAILS:
         raise UserError(no_such("detail", detail, DETAILS))
@@ -144,7 +146,7 @@ def run(
         SimulatedBackend(costs, chosen.kernel, chosen.groups),
         recorder,
         costs.profile,
-        fast_forward=fast_forward,
+        most_steps=most_steps,
     )
     return replace(result, warnings=(*costs.warnings(), *beyond_memory(scenario), *result.warnings))
 
@@ -197,6 +199,24 @@ def _naming_faults_of_plugins(policy: Policy) -> Iterator[None]:
         raise UserError(line) from e
 
 
+def server_of(
+    scenario: Scenario,
+    env: simpy.Environment,
+    arrivals: Arrivals,
+    policy: Policy,
+    backend: Backend,
+    recorder: Recorder,
+    *,
+    most_steps: int = ENDLESS,
+) -> Server:
+    """A server of the scenario, which an environment may have several of: each has its own policy and recorder."""
+    scheduler = SCHEDULERS[scenario.server.scheduler](scenario, policy, backend, recorder)
+    prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
+    if recorder.watches:
+        recorder.cache(env.now, policy.usage())
+    return Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, most_steps=most_steps)
+
+
 def drive(
     scenario: Scenario,
     policy: Policy,
@@ -205,7 +225,7 @@ def drive(
     profile: Profile | None,
     script: Sequence[Turn] | None = None,
     *,
-    fast_forward: bool = True,
+    most_steps: int = ENDLESS,
     workload: Workload | None = None,
     clients: Clients = send,
     env: simpy.Environment | None = None,
@@ -213,11 +233,11 @@ def drive(
     """Run the scenario on any backend to the end; return the result, and the script of what each turn took in.
 
     Instead of the scenario's workload, a ``script`` (see ``arrivals.Script``) or another ``workload`` may be given.
-    ``clients`` send it; ``env``: the clock, for a backend that looks at it.
+    ``clients`` send it; ``env``: the clock, for a backend that looks at it; ``most_steps`` as in ``run``.
     """
     began = time.perf_counter()
     env = env or simpy.Environment()
-    inbox = Inbox(env, keeps_script=backend.predictor is None)
+    inbox = Inbox(env, keeps_script=backend.price is None)
     arrivals: Arrivals = inbox
     notes: tuple[str, ...] = ()
     prefixes: Prefixes = "tokens"
@@ -230,12 +250,9 @@ def drive(
         arrivals = Script(env, script)
     served = scenario.under(policy.name)
     with _seldom_collecting(), _naming_faults_of_plugins(policy):
-        scheduler = SCHEDULERS[scenario.server.scheduler](served, policy, backend, recorder)
-        prefetcher = Prefetcher(env, scenario.server.prefetch, policy, backend, recorder)
-        if recorder.watches:
-            recorder.cache(0.0, policy.usage())
-        ahead = fast_forward and script is None
-        server = Server(env, arrivals, scheduler, policy, backend, recorder, prefetcher, fast_forward=ahead)
+        # The turns of a script say what came after each step.
+        most = most_steps if script is None else 0
+        server = server_of(served, env, arrivals, policy, backend, recorder, most_steps=most)
         env.run(until=env.process(server.run()))
     summary = {
         "scenario": scenario.name,

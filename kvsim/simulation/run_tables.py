@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvsim.simulation.distribution import TimeMean
 from kvsim.simulation.job import Job
+from kvsim.simulation.kept_states import KeptStates
 from kvsim.simulation.rows import Rows, Table
-from policies import FastForward, MicroBatch
-
-FloatArray = NDArray[np.float64]
+from policies.placement.rule import PassReads
 
 _PASSES = {"start_s": float, "seconds": float, "tokens": int, "chunks": int, "scores": int, "cells_read": int}
 _REQUESTS = {
@@ -39,7 +36,7 @@ class Tables(NamedTuple):
 
     requests: Table
     """One row for each request, in order of its number."""
-    states: TimeMean
+    states: KeptStates
     """How full and how broken up the cache was, for means from the arrival of a request to the end of another; columns
     are fields of ``Usage``."""
     cache: Table | None = None
@@ -56,18 +53,10 @@ class PassLog:
     def __init__(self) -> None:
         self._rows = Rows(_PASSES)
 
-    def add(self, start_s: float, seconds: float, batch: MicroBatch, scores: int) -> None:
-        """One pass; ``scores``: scores that attention computed in the first cache group."""
-        self._rows.add((start_s, seconds, batch.n_tokens, len(batch.chunks), scores, batch.reads.span))
-
-    def extend(self, starts_s: FloatArray, seconds: Sequence[FloatArray], steps: FastForward) -> None:
-        """The passes of decode steps; ``seconds``: of each pass of a step, in each step. Arrays of shape (steps,)."""
-        passes: list[tuple[NDArray[Any], ...]] = []
-        for took, each in zip(seconds, steps.passes, strict=True):
-            reads, tokens = each.groups[0], np.full(steps.steps, each.tokens)
-            start = passes[-1][0] + passes[-1][1] if passes else starts_s
-            passes.append((start, took, tokens, tokens, reads.scanned, reads.span))
-        self._rows.extend([np.stack(columns, axis=1).ravel() for columns in zip(*passes, strict=True)])
+    def add(self, start_s: float, seconds: float, work: PassReads) -> None:
+        """One pass."""
+        group = work.groups[0]
+        self._rows.add((start_s, seconds, int(work.tokens), int(work.chunks), group.scores, int(group.span)))
 
     def table(self) -> Table:
         """All passes, in the order in which they were run."""

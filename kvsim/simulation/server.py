@@ -10,7 +10,8 @@ from kvsim.simulation.job import Job
 from kvsim.simulation.prefetch import Prefetcher
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers import Scheduler
-from kvsim.simulation.stepping import Stepper
+from kvsim.simulation.schedulers.base import ENDLESS
+from kvsim.simulation.step_loop import StepLoop, delays_until
 from policies import Policy
 
 
@@ -27,9 +28,9 @@ class Server:
         recorder: Recorder,
         prefetcher: Prefetcher,
         *,
-        fast_forward: bool = True,
+        most_steps: int = ENDLESS,
     ):
-        """``fast_forward``: take decode-only steps at once, where the backend can price them ahead of time."""
+        """``most_steps``: steps that are taken before the server looks again; 0: each step is placed chunk by chunk."""
         self._env = env
         self._arrivals = arrivals
         self._scheduler = scheduler
@@ -37,7 +38,7 @@ class Server:
         self._backend = backend
         self._recorder = recorder
         self._prefetcher = prefetcher
-        self._stepper = Stepper(env, scheduler, policy, backend, recorder, prefetcher, fast_forward=fast_forward)
+        self._loop = StepLoop(arrivals, scheduler, policy, backend, recorder, prefetcher, most_steps=most_steps)
 
     def run(self) -> Process:
         """The process: take in, compose, place and price, let the time pass, commit."""
@@ -46,41 +47,42 @@ class Server:
         while True:
             jobs = self._arrivals.ready() if busy else None
             if jobs is None:
-                jobs = yield from self._arrivals.next(busy, began, self._tidy)
+                jobs = yield from self._arrivals.next(busy, began, self._compact_while_idle)
                 if jobs is None:
                     return
             now = env.now
             for job in jobs:
-                self._take_in(job, now)
+                self._accept(job, now)
 
             step = scheduler.compose(now)
             if scheduler.ended:  # Refused, or answered without a step: before their clients come again.
-                self._see_off()
-            busy, began = bool(step) or scheduler.lockstep_batch is not None or scheduler.has_copies, now
+                self._drop_ended()
+            busy, began = bool(step) or scheduler.rule is not None or scheduler.has_copies, now
             if busy:
-                steps, seconds, refusal = self._stepper.advance(step, now)
-                if seconds > 0:
-                    yield env.timeout(seconds)
+                steps, at_s, refusal = self._loop.advance(step, now)
+                if at_s > now:
+                    for delay in delays_until(now, at_s):
+                        yield env.timeout(delay)
                     now = env.now
                 if refusal is None:
                     scheduler.commit(step, steps, now)
                 else:
                     scheduler.no_slot(refusal, now)
                 if scheduler.ended:
-                    self._see_off()
-            # Behind a step in lockstep no time passes before the next look, unless sequences are copied.
-            looks_soon = busy and scheduler.lockstep_batch is not None and recorder.host_prompts is None
+                    self._drop_ended()
+            # Behind a step of rows no time passes before the next look, unless sequences are copied.
+            looks_soon = busy and scheduler.rule is not None and recorder.host_prompts is None
             if recorder.watches and not looks_soon:
                 recorder.cache(now, self._policy.usage())
 
-    def _take_in(self, job: Job, now: float) -> None:
+    def _accept(self, job: Job, now: float) -> None:
         """Hand a request that has arrived to everything that must know of it."""
         if not self._prefetcher.off:
             self._prefetcher.arrived(job)
         self._recorder.arrived(job)
         self._scheduler.submit(job, now)
 
-    def _see_off(self) -> None:
+    def _drop_ended(self) -> None:
         """Forget the requests that have ended, once the prefetcher knows of them."""
         ended = self._scheduler.ended
         if not self._prefetcher.off:
@@ -88,8 +90,8 @@ class Server:
                 self._prefetcher.ended(job)
         ended.clear()
 
-    def _tidy(self) -> float:
-        """Let the policy tidy a slice of the cache while there is nothing else to do; return its seconds."""
+    def _compact_while_idle(self) -> float:
+        """Let the policy compact a slice of the cache while there is nothing else to do; return its seconds."""
         moves = self._policy.idle()
         if moves.n_runs == 0:
             return 0.0

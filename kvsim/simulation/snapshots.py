@@ -60,15 +60,6 @@ class SnapshotTaker:
         self._every = 1
         self._steps = 0
 
-    @property
-    def steps_until_next(self) -> int:
-        """Steps before the one at which the next snapshot is due; 0 if it is due now."""
-        return -self._steps % self._every
-
-    def pass_over(self, steps: int) -> None:
-        """Steps were taken at none of which a snapshot was due."""
-        self._steps += steps
-
     def step(self, now: float, policy: Policy, held: HostPrompts | None = None) -> None:
         """A step has been placed: take a snapshot if one is due, and look at what is ``held`` in host memory."""
         if self._steps % self._every == 0:

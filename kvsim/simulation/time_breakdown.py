@@ -33,7 +33,8 @@ from kvsim.costs.pass_price import RegimePrice
 from kvsim.costs.tables import FloatArray
 from kvsim.simulation.job import Job
 from kvsim.simulation.rows import Rows, Table
-from policies import Chunk, FastForward, MicroBatch, Policy
+from policies import Chunk, Policy
+from policies.placement.rule import PassReads
 
 CAUSES = (
     "queueing",
@@ -111,61 +112,38 @@ class TimeBreakdown:
         self._terms = Rows({**dict.fromkeys(TERMS, float), "cut": int, "waited_s": float})
         self._rows: list[tuple[float, ...]] = []
 
-    def forward(self, batch: MicroBatch) -> None:
+    def forward(self, work: PassReads) -> None:
         """A forward pass has been run."""
-        n, chunks, now = batch.n_tokens, len(batch.chunks), self._pass
+        n, chunks, now = work.tokens, work.chunks, self._pass
         price, extra = self._price.regime(n, chunks), self._count_off(n)
-        useful, holes = self._price.attention_of_batch(batch, runs_are_holes=self._pieces_are_holes)
+        useful, holes = self._price.attention_of(work, runs_are_holes=self._pieces_are_holes)
         moves = transfers = mapping = 0.0
-        for place, group in zip(batch.places, self._groups, strict=True):
-            before = self._costs.before_pass(place, group)
-            moves += before.moves_s
-            moves += before.shift_s
-            transfers += before.transfers_s
-            mapping += before.mapping_s
+        for reads, group in zip(work.groups, self._groups, strict=True):
+            if reads.prepares:
+                before = self._costs.before_pass(reads, group)
+                moves += before.moves_s
+                moves += before.shift_s
+                transfers += before.transfers_s
+                mapping += before.mapping_s
         matrix, pieces, first_s = price.matrix_s(n), price.chunks_s(chunks), price.chunks_s(1)
         waited_s, self._waited_s = self._waited_s, 0.0
         self._terms.add((price.base_s + pieces, matrix, useful, holes, moves, transfers, mapping, extra, waited_s))
-        if self._slot_is_free(n) and not any(self._unfinished(chunk) for chunk in batch.chunks):
+        if self._slot_is_free(n) and not any(self._unfinished(chunk) for chunk in work.beside):
             self._short_s += price.base_s + pieces + matrix + useful + holes + moves + transfers + mapping
         base = 0.0 if extra else price.base_s
         all_but_attention = base + matrix + pieces
         now[:] = (0.0, all_but_attention, useful, holes, moves, price.base_s - base, 0.0, transfers, mapping)
-        ones = [chunk.seq for chunk in batch.chunks if chunk.n == 1]
+        placed = [*work.beside, *[Chunk(row.seq, row.length - row.n, row.n) for row in work.rows]]
+        ones = [chunk.seq for chunk in placed if chunk.n == 1]
         now[ones, _OWN] = one = base + price.matrix_s(1) + first_s
         now[ones, _BATCH] = max(all_but_attention - one, 0.0)
-        for seq, start, tokens, _ in batch.chunks:
+        for seq, start, tokens, _ in placed:
             if tokens > 1:
                 now[seq, _OWN] = own = base + price.matrix_s(tokens) + first_s
                 now[seq, _BATCH] = max(all_but_attention - own, 0.0)
             if seq in self._watched:
                 self._look(self._watched[seq], now[seq], start, tokens, price)
         self._spent += now
-
-    def fast_forward(self, fast_forward: FastForward) -> None:
-        """Record decode steps that were planned ahead and have been run, each with one token of every sequence."""
-        price, steps, columns = self._price.regime(1, 1), fast_forward.steps, []
-        # Of a batch that was cut, the last part may be the first of these steps.
-        extra = [self._count_off(each.tokens) for each in fast_forward.passes]
-        split = self._price.attention_of_steps(fast_forward, runs_are_holes=self._pieces_are_holes)
-        context = holes = batch = 0.0
-        own = price.base_s + price.matrix_s(1) + price.chunks_s(1)
-        for each, (useful, other), cut in zip(fast_forward.passes, split, extra, strict=True):
-            matrix, fixed = price.matrix_s(each.tokens), price.base_s + price.chunks_s(each.tokens)
-            nothing, flags, waits = np.zeros(steps), np.zeros(steps, dtype=np.int64), np.zeros(steps)
-            flags[0], waits[0], self._waited_s = cut, self._waited_s, 0.0
-            fixed_s, matrix_s = np.full(steps, fixed), np.full(steps, matrix)
-            columns.append((fixed_s, matrix_s, useful, other, nothing, nothing, nothing, flags, waits))
-            useful_s, other_s = float(useful.sum()), float(other.sum())
-            batch += fixed + matrix
-            context += useful_s
-            holes += other_s
-            if self._slot_is_free(each.tokens):
-                self._short_s += steps * (fixed + matrix) + useful_s + other_s
-        self._terms.extend([np.stack(column, axis=1).ravel() for column in zip(*columns, strict=True)])
-        failures, mine = price.base_s * sum(extra), price.base_s * all(extra)
-        others = max(steps * (batch - own) - (failures - mine), 0.0)
-        self._spent += (steps * own - mine, others, context, holes, 0.0, failures, 0.0, 0.0, 0.0)
 
     def waited(self, seconds: float) -> None:
         """A step waited for copies, or for copies that were on their way."""

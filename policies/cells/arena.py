@@ -13,7 +13,6 @@ from collections.abc import Callable
 import numpy as np
 
 from policies.cells.arena_cells import ArenaCells
-from policies.cells.free_cells import FreeCells
 from policies.cells.ordering import new_cells
 from policies.cells.sequence_cells import Row
 from policies.cells.sequence_sets import SetIndices
@@ -59,6 +58,7 @@ class Arena(ArenaCells):
 
     def _clear_row(self, row: Row, start: int, stop: int) -> None:
         """Shorten a row by positions at one of its ends, whose cells remain to be given back."""
+        self.rows.settle(row)
         written = min(row.written, stop)
         if written > start:
             gone = self.rows.cells(row)[start - row.begin : written - row.begin]
@@ -176,7 +176,7 @@ class Arena(ArenaCells):
         """Empty every cell and return the head to the start."""
         self._position[:] = -1
         self._owner[:] = 0
-        self.free = FreeCells(self.size)
+        self.free.rebuild(np.zeros(0, dtype=np.bool_))
         self.rows.drop_all()
         self._irregular.clear()
         self.sets.reset()

@@ -17,17 +17,12 @@ from policies.cells.sequence_cells import Row, SequenceCells
 from policies.cells.sequence_sets import SequenceSets, SetIndices
 from policies.vocabulary import NO_MOVES, NO_SHIFT, CellMap, Chunk, IntArray, Moves, Shift
 
-_FEW_ROWS = 6
-"""Up to so many rows get their cells one after the other, more all at once."""
-
 
 class ArenaCells:
     """``size`` cells, a search position ``head``, and what each cell holds."""
 
     def __init__(self, size: int):
         self.size = size
-        self.head = 0
-        """Where the next search for free cells begins."""
         self._position: IntArray = np.full(size, -1, dtype=np.int64)
         self._owner: SetIndices = np.zeros(size, dtype=np.int32)
         self.sets = SequenceSets(size)
@@ -38,6 +33,15 @@ class ArenaCells:
         self._irregular: set[int] = set()
         """Sequences that cannot have a row, since the last operation that could have changed that."""
         self._bounds = self.sets.bounds
+
+    @property
+    def head(self) -> int:
+        """Where the next search for free cells begins."""
+        return int(self.free.head)
+
+    @head.setter
+    def head(self, cell: int) -> None:
+        self.free.head = cell
 
     @property
     def position(self) -> IntArray:
@@ -159,11 +163,15 @@ class ArenaCells:
 
     def take(self, cells: Cells, chunks: Sequence[Chunk]) -> None:
         """Take free ``cells`` and write the tokens of ``chunks`` into them, in order."""
-        found = cells_array(cells)
         if isinstance(cells, range):
             self.free.take(cells.start, len(cells))
         else:
             self.free.take_cells(cells)
+        self.write(cells_array(cells), chunks)
+
+    def write(self, cells: IntArray, chunks: Sequence[Chunk]) -> None:
+        """Write the tokens of ``chunks``, in order, into ``cells``, which have been taken from ``free``."""
+        found = cells
         if self.pending.rotations is not None:
             self.pending.rotations[found] = 0
         at = 0
@@ -175,40 +183,11 @@ class ArenaCells:
             if row is None or row.end != start:
                 self.put(found[at : at + n], (seq, *also), start)
             elif n == 1:
-                self.rows.append_one(row, int(found[at]))
+                row.tail.append(int(found[at]))
+                row.end += 1
             else:
                 self.rows.append(row, found[at : at + n])
             at += n
-
-    def take_steps(self, cells: Cells, step: Sequence[Chunk], k: int) -> None:
-        """Take free cells for ``k`` decode steps: ``step``, and ``k - 1`` times the same sequences a token further.
-
-        ``cells``: ``k * len(step)`` of them, step after step.
-        """
-        n = len(step)
-        rows = [None if chunk.also else self.row_of(chunk.seq) for chunk in step]
-        if all(row is not None and row.end == chunk.start for row, chunk in zip(rows, step, strict=True)):
-            self.take_rows(cells, [row for row in rows if row is not None])
-            return
-        table = cells_array(cells).reshape(k, n)
-        for i, chunk in enumerate(step):
-            self.take(np.ascontiguousarray(table[:, i]), [chunk._replace(n=k)])
-
-    def take_rows(self, cells: Cells, rows: Sequence[Row]) -> None:
-        """Take free cells for decode steps of sequences that have rows, in turn, a token of each in every step."""
-        n = len(rows)
-        if isinstance(cells, range):
-            self.free.take(cells.start, len(cells))
-        else:
-            self.free.take_cells(cells)
-        found = cells_array(cells)
-        if self.pending.rotations is not None:
-            self.pending.rotations[found] = 0
-        if n <= _FEW_ROWS:
-            for i, row in enumerate(rows):
-                self.rows.append(row, found[i::n])
-        else:
-            self.rows.append_steps(rows, found.reshape(-1, n))
 
     def row_of(self, seq: int) -> Row | None:
         """The row of a sequence that may have one, which is made if it is missing; else None."""
@@ -235,6 +214,12 @@ class ArenaCells:
         for row in self.rows:
             if row.written < row.end:
                 self._write_row(row)
+
+    def unwrite_rows(self) -> None:
+        """Take what rows hold out of ``position`` and ``owner``, until these are asked for; all sequences have rows."""
+        if self.rows.forget_written():
+            self._position[:] = -1
+            self._owner[:] = 0
 
     def _write_row(self, row: Row) -> None:
         start = max(row.written, row.begin)

@@ -32,20 +32,6 @@ def padded_span(top: int, pad: int, size: int) -> int:
     return min(size, max(pad, -(-top // pad) * pad))
 
 
-def padded_spans(tops: IntArray, pad: int, size: int) -> IntArray:
-    """``padded_span`` of each of ``tops``, which must not fall; the same shape."""
-    if pad & (pad - 1):
-        spans = -(-tops // pad) * pad
-    else:
-        spans = tops + (pad - 1)
-        spans &= -pad
-    if len(spans) and spans[0] < pad:
-        np.maximum(spans, pad, out=spans)
-    if len(spans) and spans[-1] > size:
-        np.minimum(spans, size, out=spans)
-    return spans
-
-
 def reads_of(
     kernel: Kernel, chunks: Sequence[Chunk], cells_of: Callable[[int], IntArray], span: int, most: int | None = None
 ) -> Reads:

@@ -63,15 +63,6 @@ class RegionSearch:
         """Cells of the largest region that there is room for."""
         return self.free.largest
 
-    @property
-    def room(self) -> int:
-        """Cells of an extent in which every region finds room that has no more of them."""
-        return self.largest
-
-    def room_after(self, room: int, size: int) -> int:
-        """What is left at least of ``room`` when a region of ``size`` cells, no more than these, has been taken."""
-        return room - size
-
 
 class BestFit(RegionSearch):
     """The smallest free extent that is large enough, the lowest of several."""
@@ -228,15 +219,6 @@ class Slabs(RegionSearch):
         most = self._uncut.largest
         step = max((1 << most.bit_length() >> 1) // _STEPS, 1)
         return max([most // step * step, *(size for size, regions in self._free_regions.items() if regions)])
-
-    @property
-    def room(self) -> int:
-        """What is uncut: a class may have a free region when a smaller one has none."""
-        return self._uncut.largest
-
-    def room_after(self, room: int, size: int) -> int:
-        """Less a whole slab, where there was room for one."""
-        return room - size * (_SLAB_REGIONS if room >= size * _SLAB_REGIONS else 1)
 
 
 _CLASSES: dict[SearchName, type[RegionSearch]] = {

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator
 
 import numpy as np
 
+from policies.compiled import i64, mypyc_attr
 from policies.vocabulary import IntArray
 
 _FIRST_TOKENS = 1024
 """Positions for which the table has room at first."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Row:
     """A sequence that shares no cell and has no gap: it holds positions ``[begin, end)``."""
-
-    __slots__ = ("base", "begin", "end", "number", "seq", "written")
 
     def __init__(self, seq: int, number: int, begin: int):
         self.seq = seq
         self.number = number
         """Its row in the table."""
-        self.base = begin
+        self.base: i64 = begin
         """The position of the row's first column."""
-        self.begin = begin
-        self.end = begin
-        self.written = begin
+        self.begin: i64 = begin
+        self.end: i64 = begin
+        self.written: i64 = begin
         """The positions from here on are not in the arrays of the arena yet."""
+        self.tail: list[int] = []
+        """The cells of its last tokens, which are not in the table yet. It is given one more token, in a cell that has
+        been taken from the free ones, by ``tail.append(cell)`` and ``end += 1``: nothing is quicker."""
+        self.dropped = False
+        """Whether this has ended: who keeps it must look up whether the sequence has another row."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SequenceCells:
     """A table of cells: a row for each sequence, a column for each position from a row's ``base`` on."""
 
@@ -45,11 +52,22 @@ class SequenceCells:
 
     def cells(self, row: Row) -> IntArray:
         """The cells of a sequence in order of position; shape (end - begin,), valid until something changes."""
-        return self.table[row.number, row.begin - row.base : row.end - row.base]
+        self.settle(row)
+        found: IntArray = self.table[row.number, row.begin - row.base : row.end - row.base]
+        return found
 
     def last_cell(self, row: Row) -> int:
         """The cell of a sequence's last token."""
-        return int(self.table[row.number, row.end - row.base - 1])
+        return row.tail[-1] if row.tail else int(self.table[row.number, row.end - row.base - 1])
+
+    def settle(self, row: Row) -> None:
+        """Bring the table up to date."""
+        tail = row.tail
+        if tail:
+            stop = row.end - row.base
+            self.make_room(stop)
+            self.table[row.number, stop - len(tail) : stop] = array("q", tail)
+            row.tail = []
 
     def add(self, seq: int, begin: int, cells: IntArray | None = None) -> Row:
         """Begin a row for a sequence that has none, with the cells that it holds from position ``begin`` on."""
@@ -65,27 +83,11 @@ class SequenceCells:
 
     def append(self, row: Row, cells: IntArray) -> None:
         """Note the cells of a sequence's next tokens."""
+        self.settle(row)
         start, n = row.end - row.base, len(cells)
         self.make_room(start + n)
         self.table[row.number, start : start + n] = cells
         row.end += n
-
-    def append_one(self, row: Row, cell: int) -> None:
-        """Note the cell of a sequence's next token."""
-        at = row.end - row.base
-        self.make_room(at + 1)
-        self.table[row.number, at] = cell
-        row.end += 1
-
-    def append_steps(self, rows: Sequence[Row], cells: IntArray) -> None:
-        """Note the cells of decode steps; shape (steps, rows)."""
-        steps = len(cells)
-        self.make_room(max([row.end - row.base for row in rows]) + steps)
-        columns = self.table.shape[1]
-        at = np.array([row.number * columns + row.end - row.base for row in rows]) + np.arange(steps)[:, None]
-        self.table.reshape(-1)[at] = cells
-        for row in rows:
-            row.end += steps
 
     def move(self, goes: IntArray) -> None:
         """Note that tokens were moved; ``goes``: the cell that each used cell's token is in now."""
@@ -114,6 +116,7 @@ class SequenceCells:
         row = self.rows.pop(seq, None)
         if row is not None:
             self._spare.append(row.number)
+            row.dropped = True
         return row
 
     def drop_all(self) -> None:

@@ -48,7 +48,6 @@ class DrawnAttention:
         self._sigma = sigma
         self._age_exponent = age_exponent
         self._by_distance = np.ones(1)
-        """The factor of each distance from the end, from 0."""
         self._numbers: dict[int, int] = {}
         """Which sequence of all each open one is, from 0."""
         self._n_sequences = 0
@@ -79,14 +78,22 @@ class DrawnAttention:
         if not len(positions):
             return np.zeros(0)
         last = int(positions[-1])
+        scores = self.weights(group, seq, last)[positions]
+        scores *= self.by_distance(last)[last - positions]
+        return scores
+
+    def weights(self, group: int, seq: int, last: int) -> FloatArray:
+        """What is drawn for the tokens of a sequence, at least up to position ``last``."""
         drawn = self._drawn.get((group, seq))
         if drawn is None or last >= len(drawn):
             drawn = self._drawn[group, seq] = self._draw(group, seq, max(2 * last, _FIRST_TOKENS))
-        if last >= len(self._by_distance):
-            self._by_distance = np.arange(1.0, 2 * last + 2) ** self._age_exponent
-        scores = drawn[positions]
-        scores *= self._by_distance[last - positions]
-        return scores
+        return drawn
+
+    def by_distance(self, most: int) -> FloatArray:
+        """The factor of each distance from the end, which never falls, from 0 to at least ``most``."""
+        if most >= len(self._by_distance):
+            self._by_distance = np.arange(1.0, 2 * most + 2) ** self._age_exponent
+        return self._by_distance
 
     def forget(self, seq: int) -> None:
         """The next sequence of this number is another one."""

@@ -17,6 +17,8 @@ OBSERVED = 32
 """Last tokens of a prompt whose attention SnapKV ranks by, and which it keeps."""
 KERNEL = 7
 """Neighbours of a token, itself included, the highest of whose scores is its own for SnapKV."""
+ENDLESS = 1 << 60
+"""More tokens than are ever held."""
 
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -31,6 +33,13 @@ class TokenRule(ABC):
     @abstractmethod
     def evicted(self, positions: IntArray, prompt_tokens: int, scores: Scores) -> IntArray:
         """Indices into ``positions``, those of the tokens held, ascending: the tokens to evict, ascending."""
+
+    def next_due(self, end: int, prompt_tokens: int) -> int:
+        """Tokens held from which on the next is to be evicted, once ``evicted`` has been asked and tokens only follow.
+
+        ``end``: the position behind the last token. 0: it must be asked again.
+        """
+        return self.budget + 1
 
     @property
     def queries(self) -> int | None:
@@ -93,6 +102,10 @@ class PromptHeavy(TokenRule):
         around = np.pad(weights, KERNEL // 2, mode="edge")
         return _lightest(np.lib.stride_tricks.sliding_window_view(around, KERNEL).max(axis=1), excess)
 
+    def next_due(self, end: int, prompt_tokens: int) -> int:
+        """Never, once the prompt is complete."""
+        return ENDLESS if end >= prompt_tokens else 0
+
     @property
     def queries(self) -> int | None:
         """Those at the end of the prompt."""
@@ -122,6 +135,10 @@ class HeavyBlocks(TokenRule):
             return _NONE
         means = scores(positions)[: candidates * size].reshape(candidates, size).mean(axis=1)
         return (_lightest(means, min(excess, candidates))[:, None] * size + np.arange(size)).reshape(-1)
+
+    def next_due(self, end: int, prompt_tokens: int) -> int:
+        """A whole block beyond the budget."""
+        return self.budget + self.block_size
 
     def most_held(self, prompt: int, final: int, n_ubatch: int) -> int:
         """Up to a block less one token more than the budget, and a pass."""

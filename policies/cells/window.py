@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from policies.cells.arena import Arena
 from policies.cells.free_cells import Cells, FreeCells
-from policies.vocabulary import IntArray
+from policies.cells.search import cells_array
+from policies.cells.sequence_cells import Row
+from policies.cells.tile_counts import TileCounts
+from policies.compiled import i64, mypyc_attr
+from policies.vocabulary import Chunk, IntArray
 
 AHEAD = 256
 """A search for n cells looks at the next 2 n + ``AHEAD`` cells first: mostly enough of them are usable."""
@@ -38,8 +44,6 @@ def usable_extents(arena: Arena, window: int) -> FreeCells:
 
 def find_usable(arena: Arena, window: int, head: int, n: int) -> Cells | None:
     """The first ``n`` cells of ``usable_extents`` going once round from ``head``; None if there are fewer."""
-    if arena.free.is_free(head, n):
-        return range(head, head + n)
     passed = last_passed(arena, window)
     ahead = slice(head, head + 2 * n + AHEAD)
     cells: IntArray = (arena.position[ahead] <= passed[arena.owner[ahead]]).nonzero()[0]
@@ -65,3 +69,188 @@ def positions_lost(arena: Arena, cells: IntArray) -> dict[int, int]:
         (seq,) = arena.sets[index]
         lost[seq] = int(position[owner == index].max())
     return lost
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class WindowCells:
+    """Finds and takes cells of an arena whose sequences see a window.
+
+    Where a token that the window has passed is overwritten, its sequence loses all tokens up to that one.
+    """
+
+    def __init__(self, arena: Arena, tiles: TileCounts | None, window: int):
+        """``window``: tokens that attention looks back. ``tiles`` are told what is lost."""
+        self._arena = arena
+        self._window = window
+        self._tiles = tiles
+        self._size = arena.size
+        # By cell, the row whose token it holds, and the token's position; kept while all sequences have rows.
+        self._known = False
+        self._rows: list[Row | None] = []
+        self._positions: list[int] = []
+        self.lost_beside: list[tuple[int, IntArray]] = []
+        """Sequences that lost tokens in other cells than those taken last, and these cells."""
+
+    def forget(self) -> None:
+        """Note that the arena was changed in another way than by this object."""
+        self._known = False
+
+    # Finding
+
+    def find(self, head: int, n: int) -> Cells | None:
+        """The first ``n`` cells, empty or passed, going once round from ``head``; None if there are fewer."""
+        if self._arena.free.is_free(head, n):
+            return range(head, head + n)
+        if not self.look():
+            return find_usable(self._arena, self._window, head, n)
+        cells = self._walk(head, n)
+        if not cells:
+            return None
+        return range(cells[0], cells[0] + n) if cells[-1] - cells[0] == n - 1 else np.array(cells)
+
+    def find_next(self, head: int, n: int) -> list[int] | None:
+        """``find``, as a list; None also where a sequence has no row."""
+        return (self._walk(head, n) or None) if self.look() else None
+
+    def _walk(self, head: i64, n: i64) -> list[int]:
+        """The first ``n`` cells, empty or passed, going once round from ``head``; none if there are fewer."""
+        rows, positions, window = self._rows, self._positions, self._window
+        size: i64 = self._size
+        cell, found = head if head < size else 0, list[int]()
+        for _ in range(size):
+            row = rows[cell]
+            if row is None or positions[cell] <= row.end - window:
+                found.append(cell)
+                n -= 1
+                if n == 0:
+                    return found
+            cell += 1
+            if cell == size:
+                cell = 0
+        return []
+
+    def look(self) -> bool:
+        """Find out what is in each cell, if that is not known; False where a sequence has no row."""
+        if self._known:
+            return True
+        arena = self._arena
+        if self._window < 2:
+            return False
+        if not arena.has_rows_only():
+            for seq in arena.sequences():
+                arena.row_of(seq)
+            if not arena.has_rows_only():
+                return False
+        self._rows, self._positions, self._known = [None] * self._size, [0] * self._size, True
+        for row in arena.rows:
+            self.note(row, row.begin, arena.rows.cells(row).tolist())
+        return True
+
+    # Taking
+
+    def take(self, cells: Cells) -> None:
+        """Take cells that were found: from sequences that hold them, or empty ones."""
+        if self._known:
+            self.take_each(cells_array(cells).tolist())
+            return
+        self.lost_beside.clear()
+        free = self._arena.free
+        if isinstance(cells, range):
+            if not free.is_free(cells.start, len(cells)):
+                self._overwrite(np.arange(cells.start, cells.stop))
+            free.take(cells.start, len(cells))
+        else:
+            self._overwrite(cells)
+            free.take_cells(cells)
+
+    def _overwrite(self, cells: IntArray) -> None:
+        """Have sequences lose what they hold in ``cells``, and all before that."""
+        over = cells[self._arena.owner[cells] > 0]
+        if len(over):
+            for seq, last in positions_lost(self._arena, over).items():
+                self._lose(seq, last, cells)
+
+    def _lose(self, seq: int, last: int, cells: IntArray) -> None:
+        """Have a sequence lose its tokens up to position ``last``, so that ``cells`` can be taken."""
+        gone = self._arena.remove(seq, 0, last + 1)
+        self.lost_beside.append((seq, np.setdiff1d(gone, cells)))
+        self.clear(gone.tolist())
+        if self._tiles is not None:
+            self._tiles.lose(seq, gone)
+
+    def take_one(self, head: i64) -> i64:
+        """Find and take one cell, which there must be, where all sequences have rows."""
+        cell = head if head < self._size else 0
+        row = self._rows[cell]
+        if row is None or self._positions[cell] <= row.end - self._window:
+            self.take_each([cell])
+            return cell
+        cells = self._walk(head, 1)
+        self.take_each(cells)
+        return cells[0]
+
+    def take_each(self, cells: list[int]) -> None:
+        """``take``, for a list of cells, where all sequences have rows."""
+        arena, tiles, rows, positions = self._arena, self._tiles, self._rows, self._positions
+        n, at = len(cells), 0
+        if self.lost_beside:
+            self.lost_beside.clear()
+        while at < n:
+            cell = cells[at]
+            row = rows[cell]
+            if row is None:
+                stop = cell + 1
+                at += 1
+                while at < n and cells[at] == stop and rows[stop] is None:
+                    stop += 1
+                    at += 1
+                arena.free.take(cell, stop - cell)
+                continue
+            position: i64 = positions[cell]
+            if row.written > position:
+                arena.unwrite_rows()
+            if position > row.begin:
+                self._lose(row.seq, position, np.array(cells))
+                continue
+            # Mostly it is the sequence's first token. The cell goes from one sequence to the other.
+            row.begin += 1
+            row.written = row.begin
+            rows[cell] = None
+            if tiles is not None:
+                tiles.lose_one(row.seq, cell)
+            at += 1
+
+    # What the arena is told besides
+
+    def note(self, row: Row, position: i64, cells: list[int]) -> None:
+        """Note that the tokens of a row from a position on were put into cells."""
+        if self._known:
+            rows, positions = self._rows, self._positions
+            for cell in cells:
+                rows[cell] = row
+                positions[cell] = position
+                position += 1
+
+    def note_one(self, row: Row, position: i64, cell: i64) -> None:
+        """Note that a token of a row was put into a cell."""
+        if self._known:
+            self._rows[cell] = row
+            self._positions[cell] = position
+
+    def note_chunks(self, chunks: Sequence[Chunk], cells: Cells) -> None:
+        """Note that the tokens of chunks were put into cells, in order."""
+        at = 0
+        for chunk in chunks:
+            row = self._arena.rows.rows.get(chunk.seq)
+            if row is None or chunk.also:
+                self._known = False
+            else:
+                self.note(row, chunk.start, cells_array(cells[at : at + chunk.n]).tolist())
+            at += chunk.n
+
+    def clear(self, cells: list[int]) -> None:
+        """Note that cells are empty now."""
+        if self._known:
+            rows = self._rows
+            for cell in cells:
+                rows[cell] = None

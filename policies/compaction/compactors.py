@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,13 +20,6 @@ class Compactor(ABC):
     def __call__(self, arena: Arena) -> Moves:
         """The moves, in an order in which they can be carried out."""
 
-    def stays_tidy(self, arena: Arena, seqs: Sequence[int]) -> bool:
-        """Whether there is nothing to move now, nor after decode steps that go on at the top of the arena.
-
-        ``seqs``: the sequences that see the tokens of a step. Certain if True.
-        """
-        return False
-
 
 @dataclass(frozen=True, slots=True)
 class FillHoles(Compactor):
@@ -39,10 +31,6 @@ class FillHoles(Compactor):
     def __call__(self, arena: Arena) -> Moves:
         """Fill the holes in the order of ``fill_holes``."""
         return fill_holes(arena, self.most_runs)
-
-    def stays_tidy(self, arena: Arena, seqs: Sequence[int]) -> bool:
-        """Without a hole, steps at the top make none."""
-        return arena.used == arena.top
 
 
 class Pack(Compactor):
@@ -60,13 +48,6 @@ class Pack(Compactor):
         if is_packed(arena):
             return NO_MOVES
         return in_safe_order(Pieces(arena).fewest_moves(), arena.used, arena.size)
-
-    def stays_tidy(self, arena: Arena, seqs: Sequence[int]) -> bool:
-        """A packed arena stays packed while only the sequence with the highest cells goes on."""
-        if len(seqs) != 1 or arena.top == 0:
-            return False
-        last = int(arena.owner[arena.top - 1])
-        return last == arena.sets.singletons.get(seqs[0]) and is_packed(arena)
 
 
 pack = Pack()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from policies.compaction.compactors import FillHoles
-from policies.compaction.threshold import Threshold
+from policies.compaction.triggers import Threshold
 from policies.layouts.multi_stream import CacheSpec, MultiStreamPolicy
 from policies.layouts.unified import UnifiedPolicy
 from policies.policy import CacheConfig

@@ -16,14 +16,10 @@ from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
 from policies.compaction.compactors import Compactor
-from policies.compaction.triggers import Trigger, TriggerInput
-from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
-from policies.fast_forward.stream_lockstep import StreamLockstepBatch
-from policies.fast_forward.stream_states import StreamStates
-from policies.fast_forward.stream_tiles import StreamTiles
-from policies.layouts.multi_stream_steps import MultiStreamSteps
+from policies.compaction.triggers import Threshold, Trigger, TriggerInput
 from policies.layouts.stream_plans import Planned, Rejected, StepPlanner, check_step
-from policies.policy import CacheConfig, Kernel, Unsupported
+from policies.placement.streams import StreamRule
+from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -43,7 +39,7 @@ from policies.vocabulary import (
 __all__ = ["CacheSpec", "MultiStreamPolicy", "Rejected"]
 
 
-class MultiStreamPolicy(MultiStreamSteps):
+class MultiStreamPolicy(Policy):
     """Plans every micro-batch of a step before it places any: a step that does not fit changes nothing.
 
     (Nearly nothing: two flaws of the original are reproduced, see ``_undo`` and ``take`` in ``stream_plans.py``.)
@@ -51,7 +47,7 @@ class MultiStreamPolicy(MultiStreamSteps):
 
     can_shift = True
     can_copy_out = True
-    can_fast_forward = True
+    has_placement_rule = True
 
     def __init__(
         self,
@@ -67,8 +63,7 @@ class MultiStreamPolicy(MultiStreamSteps):
     ):
         self.name = name
         self.kernel = config.kernel or kernel
-        self._streams = StreamArenas(caches, n_streams)
-        self._tiles = StreamTiles(self._streams) if self.kernel == "tiled" else None
+        self._streams = StreamArenas(caches, n_streams, tiled=self.kernel == "tiled")
         self.caches = self._streams.specs
         self.n_streams = n_streams
         self.capacity = caches[0].size * n_streams
@@ -81,11 +76,9 @@ class MultiStreamPolicy(MultiStreamSteps):
         self.contiguous = contiguous
         self._saved = HostStates[list[IntArray]]()
         """Positions of sequences that were copied out, in the order of their cells, for each group."""
-        self._planner = StepPlanner(self._streams, self._tiles, config.n_ubatch, contiguous=contiguous)
-        self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
-        self._in_streams: StreamLockstepBatch | None = None
-        if n_streams > 1 and self._tiles is not None and compactor is None and not contiguous:
-            self._in_streams = StreamLockstepBatch(self, self._streams, self._tiles, config.n_ubatch)
+        self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
+        compacts = compactor is not None
+        self._rule = StreamRule(self, self._streams, config.n_ubatch, contiguous=contiguous, compacts=compacts)
 
     @property
     def arenas(self) -> tuple[tuple[Arena, ...], ...]:
@@ -94,7 +87,7 @@ class MultiStreamPolicy(MultiStreamSteps):
 
     @property
     def attended(self) -> set[int]:
-        """Spans (llama.cpp's ``n_kv``) of the last step's micro-batches in all groups."""
+        """Spans (llama.cpp's ``n_kv``) of the micro-batches, in all groups, of the last step given to ``allocate``."""
         return self._streams.attended
 
     @property
@@ -138,8 +131,8 @@ class MultiStreamPolicy(MultiStreamSteps):
             spec, arenas = self.caches[group], streams.arenas[group]
             for slot in slots:
                 self._planner.take(group, slot)
-                if self._tiles is not None:
-                    self._tiles.add(group, *slot)
+                if streams.tiles:
+                    streams.tiles[group][slot[0]].add_chunks(*slot[1:])
             moves, shift = streams.settle(group)
             found = [cells_array(cells) + stream * spec.size for stream, _, cells in slots]
             cells = found[0] if len(found) == 1 else np.concatenate(found)
@@ -154,8 +147,8 @@ class MultiStreamPolicy(MultiStreamSteps):
         """What a group's layers read; ``per_cell``: under ``masked``, for a span of one cell and without a window."""
         window = self.caches[group].window
         if per_cell is None:
-            if self._tiles is not None:
-                reads = self._tiles.reads(group, chunks)
+            if self._streams.tiles:
+                reads = self._streams.tile_reads(group, chunks)
             else:
                 reads = reads_of(self.kernel, chunks, lambda seq: self._streams.cells_of(group, seq)[0], span)
             scanned, whole = reads.scanned, reads.span
@@ -172,16 +165,8 @@ class MultiStreamPolicy(MultiStreamSteps):
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells (every sequence's, if negative) in all groups."""
-        self._forget_tiles(seq)
-        whole = start <= 0 and stop is None
-        for _, arena in self._streams.of(seq):
-            if whole:
-                first = arena.empty(seq)
-            else:
-                gone = arena.remove(seq, start, FOREVER if stop is None else stop)
-                first = int(gone[0]) if len(gone) else None
-            if first is not None:
-                arena.head = min(arena.head, first)
+        self._end_row(seq)
+        self._streams.remove(seq, max(start, 0), FOREVER if stop is None else stop)
 
     def can_truncate(self, seq: int, n: int) -> int:
         """Any beginning, unless a window has overwritten what the next token would see (llama-server's ``pos_min``)."""
@@ -193,8 +178,8 @@ class MultiStreamPolicy(MultiStreamSteps):
 
     def keep(self, seq: int) -> None:
         """Empty all other cells of the sequence's stream."""
-        self._write_lockstep()
-        self._forget_tiles()
+        self._end_row(-1)
+        self._streams.forget()
         for _, arena in self._streams.of(seq):
             gone = arena.keep(seq)
             if len(gone):
@@ -202,7 +187,8 @@ class MultiStreamPolicy(MultiStreamSteps):
 
     def clear(self) -> None:
         """Empty every cell."""
-        self._forget_tiles()
+        self._end_row(-1)
+        self._streams.forget()
         for _, arena in self._streams.of(-1):
             arena.clear()
 
@@ -254,8 +240,9 @@ class MultiStreamPolicy(MultiStreamSteps):
                 raise Unsupported(
                     f"{self.name}: between streams only whole sequences are copied, not [{start}, {stop})"
                 )
-        self._write_lockstep()
-        self._forget_tiles()
+        self._end_row(src)
+        self._end_row(dst)
+        self._streams.forget()
         for (group, source), (_, target) in pairs:
             if source is target:
                 source.share(src, dst, start, end)
@@ -267,7 +254,8 @@ class MultiStreamPolicy(MultiStreamSteps):
         end = FOREVER if stop is None else stop
         if delta == 0 or start == end:
             return
-        self._forget_tiles(seq)
+        self._end_row(seq)
+        self._streams.forget()
         for group, arena in self._streams.of(seq):
             self._streams.unreported.add(group)
             _, gone = arena.shift(seq, start, end, delta)
@@ -277,6 +265,8 @@ class MultiStreamPolicy(MultiStreamSteps):
         """Divide positions ``[start, stop)`` (llama.cpp's ``seq_div``)."""
         end = FOREVER if stop is None else stop
         if divisor != 1 and start != end:
+            self._end_row(seq)
+            self._streams.forget()
             for group, arena in self._streams.of(seq):
                 self._streams.unreported.add(group)
                 arena.divide(seq, start, end, divisor)
@@ -285,21 +275,25 @@ class MultiStreamPolicy(MultiStreamSteps):
 
     def update(self, tokens: int = 0) -> None:
         """Compact if that was asked for, or if the trigger says so before a step of that many tokens."""
+        if self.is_due(tokens):
+            self.wants_compaction = False
+            self.compact()
+
+    def is_due(self, tokens: int) -> bool:
+        """Whether compaction was asked for, or the trigger asks for it before a step of that many tokens."""
         compactor = self._compactor
         if compactor is not None and self.n_streams == 1:
             arena = self.arenas[0][0]
             state = TriggerInput.of(arena, self.caches[0].pad, tokens)
             if self.trigger.due_before_step(state, lambda: compactor(arena)):
-                self.wants_compaction = True
-        if self.wants_compaction:
-            self.wants_compaction = False
-            self.compact()
+                return True
+        return self.wants_compaction
 
     def compact(self) -> Moves:
         """One pass over every group, where there is one stream; returns the moves of the group that has most."""
         if self._compactor is None or self.n_streams > 1:
             return NO_MOVES
-        self._forget_tiles()
+        self._streams.forget()
         plans = [self._compactor(arenas[0]) for arenas in self.arenas]
         for group, plan in enumerate(plans):
             if plan.n_runs:
@@ -313,31 +307,38 @@ class MultiStreamPolicy(MultiStreamSteps):
 
     def sequences(self) -> list[int]:
         """The sequences with a cell in any group."""
-        self._write_lockstep()
         return sorted({seq for _, arena in self._streams.of(-1) for seq in arena.sequences()})
 
     def usage(self) -> Usage:
         """From the free extents of the first group."""
-        states = StreamStates(self._streams, {}) if self._in_streams is None else self._in_streams.states()
-        return states.usage(contiguous=self.contiguous)
+        rule = self._rule
+        rule.look()
+        extents = rule.free_extents, rule.largest_free_extent
+        return Usage(self.capacity, rule.stored, rule.allocated, rule.placeable, *extents, rule.span)
 
     def occupancy(self, group: int = 0) -> CellMap:
         """The cells of all streams, in order."""
-        self._write_lockstep()
         maps = [arena.cell_map() for arena in self.arenas[group]]
         return CellMap(np.concatenate([m.position for m in maps]), tuple(o for m in maps for o in m.owners))
 
     def first_owners(self, group: int = 0) -> IntArray:
         """From the sets that the arenas keep, in order of streams."""
-        self._write_lockstep()
         return np.concatenate([arena.first_owners() for arena in self.arenas[group]])
 
-    def _write_lockstep(self) -> None:
-        """Bring the arenas of sequences in lockstep up to date."""
-        if self._in_streams is not None:
-            self._in_streams.write_all()
+    # The step loop
 
-    def _forget_tiles(self, seq: int = -1) -> None:
-        """Note that a sequence, or any if negative, gives up cells or gets others."""
-        if self._tiles is not None:
-            self._tiles.forget(seq)
+    def placement_rule(self) -> StreamRule | None:
+        """Under the kernels ``masked`` and ``tiled``; with compaction only if asking for it twice changes nothing."""
+        has_rule = self.kernel in ("masked", "tiled")
+        if self._compactor is not None and self.trigger.checks_steps:
+            has_rule = has_rule and isinstance(self.trigger, Threshold)
+        if self.contiguous and (self.n_streams > 1 or any(spec.window is not None for spec in self.caches)):
+            has_rule = False
+        return self._rule if has_rule else None
+
+    def _end_row(self, seq: int) -> None:
+        """Let a sequence, or all if negative, be no row: its cells are about to change in another way."""
+        rule = self._rule
+        for each in [*rule.by_seq] if seq < 0 else [seq]:
+            if each in rule.by_seq:
+                rule.leave(each)

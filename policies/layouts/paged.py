@@ -9,28 +9,23 @@ each sequence (MLC-LLM, TGI).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 
 from policies.cells.reads import padded_span, reads_of, table_reads
 from policies.content import NOTHING, Content, Key
-from policies.fast_forward.forecast import FastForward, Usages
-from policies.fast_forward.lockstep import LockstepBatch, PassSummary
 from policies.paging.admission import Admission
 from policies.paging.admission_rules import admission_rule
 from policies.paging.block_manager import BlockManager
 from policies.paging.block_table import BlockTable
 from policies.paging.blocks import BlockPool
-from policies.paging.decode_steps import plan_decode_steps
 from policies.paging.free_lists.belady import Future
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 from policies.paging.growth import blocks_for, blocks_for_each, most_blocks_in_window
 from policies.paging.host_offload import HostOffload
 from policies.paging.host_tier import HostTier
-from policies.paging.lockstep import PagedLockstepBatch
-from policies.paging.window_lockstep import WindowLockstepBatch
+from policies.placement.blocks import BlockRule
+from policies.placement.rule import PlacementRule
 from policies.policy import CacheConfig, Kernel, Policy, Unsupported
 from policies.vocabulary import (
     NO_MOVES,
@@ -55,7 +50,7 @@ class PagedPolicy(Policy):
     moves_cells = True
     """A shared block is copied before it is written to."""
     can_reserve = True
-    can_fast_forward = True
+    has_placement_rule = True
 
     def __init__(
         self,
@@ -116,12 +111,11 @@ class PagedPolicy(Policy):
         self._future = future
         self._ahead: tuple[int, int] | None = None
         """Tokens in flight and known tokens of the chunk that is being reserved ahead."""
-        hooks = self.blocks, self._place_beside_lockstep, self._admission.reserve_beside, config.n_ubatch
-        self._lockstep_batch = (
-            PagedLockstepBatch(*hooks, one_run=self._one_run) if window is None else WindowLockstepBatch(*hooks)
+        self._placement_rule = BlockRule(
+            self.blocks, self._admission, self.allocate, self.settle_transfers, config.n_ubatch, one_run=self._one_run
         )
         self._steps = 0
-        """Steps taken, but those of the lockstep batch."""
+        """Steps taken, but those of the placement rule."""
         self._rule = admission_rule(config, self.blocks, self._admission, self.steps_taken, self._blocks_in_use)
         self.admits_while_decoding = self._rule.admits_while_decoding
 
@@ -130,9 +124,9 @@ class PagedPolicy(Policy):
         """Says which chunks find room, and gives them theirs."""
         return self._admission
 
-    def lockstep_batch(self) -> LockstepBatch[Any] | None:
+    def placement_rule(self) -> PlacementRule | None:
         """None where other kernels read."""
-        return self._lockstep_batch if self._reads_own_cells else None
+        return self._placement_rule if self._reads_own_cells else None
 
     @property
     def _reads_own_cells(self) -> bool:
@@ -148,6 +142,14 @@ class PagedPolicy(Policy):
     def admits(self, plan: SequencePlan) -> bool:
         """What the admission rule says; a sequence that has the cache to itself may always start."""
         return not self.tables or self._rule.admits(plan)
+
+    def will_return(self, seq: int) -> None:
+        """Let it find its own blocks again."""
+        table = self.tables.get(seq)
+        if table is not None and self.prefix_cache and table.content.private:
+            if table.rule is not None:
+                table.rule.leave(seq)
+            self.blocks.let_be_found(table)
 
     def note_preemption(self) -> None:
         """Let the admission rule learn from it."""
@@ -167,7 +169,7 @@ class PagedPolicy(Policy):
         if not self.prefix_cache:
             return 0
         if not content.private:
-            self._lockstep_batch.cache_all_full_blocks()
+            self._placement_rule.cache_all_full_blocks()
         return self._admission.match(seq, content, tokens)
 
     def cached_tokens(self, content: Content, tokens: int) -> int:
@@ -175,7 +177,7 @@ class PagedPolicy(Policy):
         if not self.prefix_cache:
             return 0
         if not content.private:
-            self._lockstep_batch.cache_all_full_blocks()
+            self._placement_rule.cache_all_full_blocks()
         return self._admission.cached_tokens(content, tokens)
 
     def found(self, seq: int) -> list[int]:
@@ -216,18 +218,13 @@ class PagedPolicy(Policy):
 
     def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Append blocks to the tables where the new tokens need them: all of them, or none."""
-        placed = self._allocate(step, views, 0)
-        self._steps += len(placed) > 0
-        return placed
-
-    def _allocate(self, step: Sequence[Chunk], views: bool, lockstep_tokens: int) -> tuple[MicroBatch, ...]:
-        """Place a step whose first pass has ``lockstep_tokens`` tokens of the lockstep batch too."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: a chunk for several sequences at once; copy the sequence instead")
         self._admission.reserve_step(step)
-        parts = split_batch(step, self._n_ubatch, lockstep_tokens)
+        parts = split_batch(step, self._n_ubatch)
         if not parts:
             return ()
+        self._steps += 1
         transfers = self.settle_transfers()
         copies = self.blocks.settle_copies()
         batches = []
@@ -236,28 +233,13 @@ class PagedPolicy(Policy):
             copies, transfers = NO_MOVES, ()
         return tuple(batches)
 
-    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
-        """Plan steps until the free blocks run out; blocks are taken and cached in the order of single steps."""
-        plain = self._reads_own_cells and self.window is None and self.host is None
-        if not plain or self.blocks.copies.runs or len(step) > self._n_ubatch:
-            return None
-        tables: list[BlockTable] = []
-        for chunk in step:
-            table = self.tables.get(chunk.seq)
-            if table is None or not table.blocks or table.length != chunk.start or chunk.also:
-                return None
-            tables.append(table)
-        n = min(n, *(self._max_tokens - table.length for table in tables))
-        planned = plan_decode_steps(self.blocks, tables, n, one_run=self._one_run)
-        return None if planned is None else planned._replace(take_steps=partial(self._take_planned, planned))
-
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Return the blocks past ``start``, last first. Only a sequence's tail can go, or all of it."""
         table = self.tables.get(seq)
         if table is None or (stop is not None and stop <= start):
             return
-        if table.lockstep_batch is not None:
-            table.lockstep_batch.leave(seq)
+        if table.rule is not None:
+            table.rule.leave(seq)
         if start == 0 and (stop is None or stop >= table.length):
             self.blocks.release(table, 0)
             del self.tables[seq]
@@ -288,7 +270,7 @@ class PagedPolicy(Policy):
         if stop <= source.skipped * self.block_size:
             raise Unsupported(f"{self.name}: the window has moved past position {stop}")
         if target is None:
-            target = self.tables[dst] = BlockTable(NOTHING)
+            target = self.tables[dst] = BlockTable(NOTHING, seq=dst)
         self.blocks.share(source, target, stop)
 
     def can_truncate(self, seq: int, n: int) -> int:
@@ -351,20 +333,15 @@ class PagedPolicy(Policy):
 
     def steps_taken(self) -> int:
         """Steps since the cache was made."""
-        return self._steps + self._lockstep_batch.steps
+        return self._steps + self._placement_rule.steps
 
     def _blocks_in_use(self, plan: SequencePlan) -> int:
         """Blocks at the beginning of a text that other sequences hold, so that it takes no room to share them."""
         if not self.prefix_cache or self.window is not None or plan.content.private:
             return 0
-        self._lockstep_batch.cache_all_full_blocks()
+        self._placement_rule.cache_all_full_blocks()
         found = self.pool.leading(plan.content.lookup_keys(self.block_size, plan.start_tokens))
         return sum(1 for block in found if self.pool.refs[block] > 0)
-
-    def _take_planned(self, planned: FastForward, k: int, look: bool) -> Usages | None:
-        """Take the first ``k`` steps of a plan, and count them."""
-        self._steps += k
-        return planned.take_steps(k, look)
 
     def _place(
         self, chunks: tuple[Chunk, ...], copies: Moves, transfers: tuple[Transfer, ...], views: bool
@@ -378,28 +355,6 @@ class PagedPolicy(Policy):
         seen = tuple(self.tables[chunk.seq].view(self.block_size) for chunk in chunks) if views else ()
         place = Place(np.concatenate(parts), self._reads(chunks), copies, views=seen, transfers=transfers)
         return MicroBatch(chunks, (place,))
-
-    def _place_beside_lockstep(self, step: Sequence[Chunk], lockstep_tokens: int) -> Sequence[PassSummary]:
-        """Place chunks whose blocks are reserved, where the cells do not matter, only how much is read."""
-        if self.blocks.copies.runs:
-            return [PassSummary.from_micro_batch(batch) for batch in self._allocate(step, False, lockstep_tokens)]
-        fits = sum([chunk.n for chunk in step]) <= self._n_ubatch - lockstep_tokens
-        parts = [step] if fits else split_batch(step, self._n_ubatch, lockstep_tokens)
-        passes = [self._write(part) for part in parts]
-        if transfers := self.settle_transfers():
-            passes[0] = passes[0]._replace(transfers=transfers)
-        return passes
-
-    def _write(self, chunks: Sequence[Chunk]) -> PassSummary:
-        """Write the chunks of one forward pass into blocks that they have; returns what it reads."""
-        tokens, rows = 0, []
-        for seq, start, n, _ in chunks:
-            table = self.tables[seq]
-            self.blocks.write(table, start, start + n)
-            held = start + n - table.skipped * self.block_size
-            tokens += n
-            rows.append((n, held, 1 if self._one_run else blocks_for(held, self.block_size)))
-        return PassSummary(tokens, rows)
 
     def _reads(self, chunks: Sequence[Chunk]) -> Reads:
         """What attention reads for chunks that have just been written."""

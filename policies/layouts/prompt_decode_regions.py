@@ -12,13 +12,11 @@ import numpy as np
 
 from policies.cells.arena import Arena
 from policies.cells.free_cells import Cells
-from policies.cells.reads import padded_span
 from policies.cells.search import cells_array, find_contiguous, find_scattered
-from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
-from policies.fast_forward.free_cell_path import FreeCellPath
 from policies.layouts.unified import UnifiedPolicy
+from policies.placement.rule import PlacementRule
 from policies.policy import CacheConfig
-from policies.vocabulary import Chunk, IntArray, MicroBatch, SequencePlan
+from policies.vocabulary import Chunk, MicroBatch, SequencePlan
 
 
 class PromptDecodeRegionsPolicy(UnifiedPolicy):
@@ -28,7 +26,7 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
     the highest free cells. ``CacheConfig.sort_batch`` places the longest sequences of a batch first.
     """
 
-    can_fast_forward = True
+    has_placement_rule = True
     contiguous = False
 
     def __init__(self, name: str, config: CacheConfig):
@@ -40,18 +38,25 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         """Remember where the prompt ends."""
         self._prompt_ends[seq] = plan.prompt_tokens
 
-    def allocate(
-        self, step: Sequence[Chunk], *, views: bool = False, lockstep_tokens: int = 0
-    ) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Place the step in its order, or longest sequences first."""
-        return super().allocate(self._ordered(step), views=views)
+        ordered = sorted(step, key=lambda chunk: -(chunk.start + chunk.n)) if self._sort else step
+        return super().allocate(ordered, views=views)
 
-    def _find_beside(self, lockstep_tokens: int, chunks: Sequence[Chunk]) -> Cells | None:
+    def placement_rule(self) -> PlacementRule | None:
+        """None where the order of the sequences changes as they grow."""
+        return None if self._sort else super().placement_rule()
+
+    def only_generates(self, seq: int, tokens: int) -> bool:
+        """Whether its prompt has ended."""
+        return self._prompt_ends.get(seq, 0) <= tokens
+
+    def _find_beside(self, row_tokens: int, chunks: Sequence[Chunk]) -> Cells | None:
         arena = self.arena
-        if lockstep_tokens + sum([chunk.n for chunk in chunks]) > arena.free.total:
+        if row_tokens + sum([chunk.n for chunk in chunks]) > arena.free.total:
             return None
         # Tokens of each part, and whether they are of a prompt; adjacent generated tokens are one part.
-        parts: list[tuple[int, bool]] = [(lockstep_tokens, False)] if lockstep_tokens else []
+        parts: list[tuple[int, bool]] = [(row_tokens, False)] if row_tokens else []
         for chunk in chunks:
             prompt = min(max(self._prompt_ends.get(chunk.seq, 0) - chunk.start, 0), chunk.n)
             if prompt:
@@ -96,39 +101,3 @@ class PromptDecodeRegionsPolicy(UnifiedPolicy):
         cells = find_scattered(arena.free, 0, n)
         assert cells is not None, "the total was checked"
         return cells
-
-    def _ordered(self, step: Sequence[Chunk]) -> Sequence[Chunk]:
-        """The step in its order, or longest sequences first."""
-        return sorted(step, key=lambda chunk: -(chunk.start + chunk.n)) if self._sort else step
-
-    def lockstep_batch(self) -> ArenaLockstepBatch | None:
-        """None where the order of the sequences changes as they grow."""
-        return None if self._sort else super().lockstep_batch()
-
-    def may_join_lockstep(self, seq: int, tokens: int) -> bool:
-        """Not before its prompt has ended."""
-        return self._prompt_ends.get(seq, 0) <= tokens
-
-    def _generates(self, step: Sequence[Chunk]) -> bool:
-        return all(self._prompt_ends.get(chunk.seq, 0) <= chunk.start for chunk in step)
-
-    def _free_cell_path(self, tokens: int, n: int) -> FreeCellPath | None:
-        """Down the free cells."""
-        return _DescendingPath(self.arena, tokens, n, self._pad, anywhere=True)
-
-
-class _DescendingPath(FreeCellPath):
-    """Decode steps that take the highest free cells."""
-
-    def _find(self, n: int) -> Cells:
-        steps = min(n, self.arena.free.total // self.tokens)
-        return self.arena.free.last_cells(steps * self.tokens)
-
-    def tops(self) -> IntArray:
-        """Top of the arena after each step, constant because the first cell is the highest; shape (steps,)."""
-        return np.full(self.steps, max(self.arena.top, int(self.cells[0]) + 1))
-
-    def spans(self) -> IntArray:
-        """Span of each step, constant like the top; shape (steps,)."""
-        top = max(self.arena.top, int(self.cells[0]) + 1)
-        return np.full(self.steps, padded_span(top, self._pad, self.arena.size))

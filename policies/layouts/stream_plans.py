@@ -10,8 +10,7 @@ from policies.cells.saved_cells import SavedCells
 from policies.cells.search import cells_array, find_contiguous, find_scattered, start_of_search
 from policies.cells.split_batch import split_by_stream
 from policies.cells.stream_arenas import StreamArenas
-from policies.cells.window import find_usable, positions_lost, usable_extents
-from policies.fast_forward.stream_tiles import StreamTiles
+from policies.cells.window import usable_extents
 from policies.layouts.unified import cut
 from policies.vocabulary import Chunk, NoSlot, split_batch
 
@@ -63,10 +62,9 @@ def check_step(streams: StreamArenas, step: Sequence[Chunk]) -> None:
 class StepPlanner:
     """Finds the cells that a step's micro-batches will take, and takes them."""
 
-    def __init__(self, streams: StreamArenas, tiles: StreamTiles | None, n_ubatch: int, *, contiguous: bool):
-        """``contiguous``: a micro-batch's cells in a stream must lie in a row. ``tiles`` are told what is lost."""
+    def __init__(self, streams: StreamArenas, n_ubatch: int, *, contiguous: bool):
+        """``contiguous``: a micro-batch's cells in a stream must lie in a row."""
         self._streams = streams
-        self._tiles = tiles
         self._n_ubatch = n_ubatch
         self._contiguous = contiguous
 
@@ -129,25 +127,14 @@ class StepPlanner:
         so that what is left has no gap. As in the original, a plan that fails does not bring that back.
         """
         stream, chunks, cells = slot
-        arena = self._streams.arenas[group][stream]
-        self.overwrite(group, stream, cells)
-        arena.take(cells, chunks)
+        arena, windows = self._streams.arenas[group][stream], self._streams.windows[group]
+        if windows is None:
+            arena.take(cells, chunks)
+        else:
+            windows[stream].take(cells)
+            arena.write(cells_array(cells), chunks)
+            windows[stream].note_chunks(chunks, cells)
         arena.head = int(cells[-1]) + 1
-
-    def overwrite(self, group: int, stream: int, cells: Cells) -> None:
-        """Have sequences lose what they hold in ``cells``, which are to be taken, and all before that."""
-        arena = self._streams.arenas[group][stream]
-        if self._streams.specs[group].window is None:
-            return
-        if isinstance(cells, range) and arena.free.is_free(cells.start, len(cells)):
-            return
-        over = cells_array(cells)
-        over = over[arena.owner[over] > 0]
-        if len(over):
-            for seq, last in positions_lost(arena, over).items():
-                gone = arena.remove(seq, 0, last + 1)
-                if self._tiles is not None:
-                    self._tiles.lose(group, stream, seq, gone)
 
     def _prepare(self, group: int, batches: Sequence[tuple[Chunk, ...]]) -> list[list[Slot]] | None:
         """Find and take slots for all micro-batches in order, then undo it all (``prepare``)."""
@@ -167,8 +154,8 @@ class StepPlanner:
                 self.take(group, slot)
         for slots, heads, saved in reversed(undo):
             _undo(arenas, slots, heads, saved)
-        if self._tiles is not None and self._streams.specs[group].window is not None:
-            self._tiles.forget_in(group)
+        if undo:
+            self._streams.forget(group)
         return found if len(found) == len(batches) else None
 
     def _find(self, group: int, batch: Sequence[Chunk]) -> list[Slot] | None:
@@ -190,15 +177,14 @@ class StepPlanner:
 
     def find_cells(self, group: int, stream: int, n: int) -> Cells | None:
         """Cells for ``n`` tokens of a micro-batch in a stream of a group; None if there are too few."""
-        arena, window = self._streams.arenas[group][stream], self._streams.specs[group].window
+        arena, windows = self._streams.arenas[group][stream], self._streams.windows[group]
         head = start_of_search(arena.head, arena.used, n)
         if self._contiguous:
+            window = self._streams.specs[group].window
             usable = arena.free if window is None else usable_extents(arena, window)
             first, _ = find_contiguous(usable, head, n)
             return None if first is None else range(first, first + n)
-        if window is None:
-            return find_scattered(arena.free, head, n)
-        return find_usable(arena, window, head, n)
+        return find_scattered(arena.free, head, n) if windows is None else windows[stream].find(head, n)
 
 
 def _undo(arenas: Sequence[Arena], slots: Sequence[Slot], heads: Sequence[int], saved: Sequence[SavedCells]) -> None:

@@ -9,7 +9,6 @@ heads, as KV-Compress has them (arXiv 2410.00161), cannot be expressed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -17,7 +16,9 @@ from policies.cells.reads import padded_span, reads_of, table_reads
 from policies.cells.token_ranks import AttentionReceived
 from policies.cells.token_rules import TokenRule
 from policies.paging.growth import blocks_for
-from policies.paging.token_blocks import TokenBlocks
+from policies.paging.token_blocks import HeldTokens, TokenBlocks
+from policies.placement.rule import PlacementRule, leave_rule
+from policies.placement.tokens import TokenEvictionRule, TokenRow
 from policies.policy import CacheConfig, Policy, Unsupported
 from policies.vocabulary import (
     NO_MOVES,
@@ -32,10 +33,9 @@ from policies.vocabulary import (
     Reads,
     SequencePlan,
     Usage,
+    View,
     split_batch,
 )
-
-_UNKNOWN = SequencePlan(0, 0, 0)
 
 
 class TokenEvictionPolicy(Policy):
@@ -46,6 +46,8 @@ class TokenEvictionPolicy(Policy):
 
     forgets = True
     can_reserve = True
+    can_free_while_decoding = True
+    has_placement_rule = True
 
     def __init__(
         self,
@@ -73,25 +75,36 @@ class TokenEvictionPolicy(Policy):
         self.kernel = config.kernel or "gather"
         self.moves_cells = compact_above is not None
         self.rule = rule
-        self.attention = attention
-        """An engine that measures attention may put its own here."""
         self._blocks = tuple(TokenBlocks(n_blocks, size, refill=refill) for _ in self.groups)
         self._compact_above = compact_above
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
-        self._plans: dict[int, SequencePlan] = {}
-        self._ends: dict[int, int] = {}
-        """The position behind the last token of each sequence that holds any."""
-        self._due: dict[int, None] = {}
-        """Sequences that have run since tokens were last evicted."""
-        self._moves: list[list[Moves]] = [[] for _ in self.groups]
-        """By group the copies that no micro-batch has reported yet."""
+        self._placement_rule = TokenEvictionRule(
+            self._blocks, rule, compact_above, self.capacity, self.allocate, config.n_ubatch
+        )
+        self._placement_rule.attention = attention
+        self._sequences = self._placement_rule.sequences
+
+    @property
+    def attention(self) -> AttentionReceived:
+        """What tokens are ranked by. An engine that measures attention may put its own here."""
+        return self._placement_rule.attention
+
+    @attention.setter
+    def attention(self, attention: AttentionReceived) -> None:
+        self._placement_rule.attention = attention
+
+    def placement_rule(self) -> PlacementRule | None:
+        """Rows evict tokens and take blocks as it comes, where attention reads through a block table."""
+        return self._placement_rule if self.kernel == "gather" else None
 
     # Admission
 
     def open(self, seq: int, plan: SequencePlan) -> None:
         """Note where the prompt ends."""
-        self._plans[seq] = plan
+        row = self._placement_rule.of(seq)
+        row.prompt = plan.prompt_tokens
+        row.due_at = [0] * len(self.groups)
 
     def refusal(self, plan: SequencePlan) -> str | None:
         """Why all blocks together are too few for what is held at once, or None."""
@@ -103,12 +116,18 @@ class TokenEvictionPolicy(Policy):
 
     def reserve(self, chunk: Chunk, *, whole: int = 0, waits: bool = False) -> bool:
         """Take the blocks that a chunk needs in each group."""
-        self._evict_due()
-        if not self._make_room({chunk.seq: chunk.n}, whole):
+        self._placement_rule.evict_due()
+        row = self._placement_rule.of(chunk.seq)
+        if not self._make_room({row: chunk.n}, whole):
             return False
-        for blocks in self._blocks:
-            blocks.reserve(chunk.seq, chunk.n)
+        self._reserve({row: chunk.n})
         return True
+
+    def _reserve(self, tokens: dict[TokenRow, int]) -> None:
+        """Take the blocks that are missing for so many tokens of each sequence."""
+        for row, n in tokens.items():
+            for blocks, own in zip(self._blocks, row.held, strict=True):
+                blocks.reserve(own, n)
 
     # Placement
 
@@ -116,24 +135,30 @@ class TokenEvictionPolicy(Policy):
         """Evict what the last step left beyond the budgets; then place all tokens, or none."""
         if any(chunk.also for chunk in step):
             raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
-        self._evict_due()
-        tokens: dict[int, int] = {}
+        rule = self._placement_rule
+        rule.evict_due()
+        tokens: dict[TokenRow, int] = {}
         for seq, start, n, _ in step:
-            if start != self._ends.get(seq, 0) + tokens.get(seq, 0):
+            row = rule.of(seq)
+            if start != row.length + tokens.get(row, 0):
                 raise ValueError(f"{self.name}: sequence {seq} does not end at position {start}")
-            tokens[seq] = tokens.get(seq, 0) + n
+            tokens[row] = tokens.get(row, 0) + n
         if not self._make_room(tokens):
-            need = max(sum(blocks.missing(seq, n) for seq, n in tokens.items()) for blocks in self._blocks)
+            need = max(self._missing(group, tokens) for group in range(len(self._blocks)))
             free = min(len(blocks.pool.free) for blocks in self._blocks)
             raise NoSlot(f"the step needs {need} block{'s' * (need > 1)} of {self.block_size} cells, {free} are free")
-        for seq, n in tokens.items():
-            for blocks in self._blocks:
-                blocks.reserve(seq, n)
+        self._reserve(tokens)
         batches = [self._place(chunks, views) for chunks in split_batch(step, self._n_ubatch)]
-        self._due.update(dict.fromkeys(tokens))
+        for row in tokens:
+            rule.note_run(row)
         return tuple(batches)
 
-    def _make_room(self, tokens: dict[int, int], whole: int = 0) -> bool:
+    def _missing(self, group: int, tokens: dict[TokenRow, int]) -> int:
+        """Blocks of a group that so many tokens of each sequence take."""
+        blocks = self._blocks[group]
+        return sum([blocks.missing(row.held[group], n) for row, n in tokens.items()])
+
+    def _make_room(self, tokens: dict[TokenRow, int], whole: int = 0) -> bool:
         """Whether there are blocks for so many tokens of each sequence in all groups, perhaps after compaction.
 
         ``whole``: the prompt of the only sequence must fit as well, as far as it is ever held at once.
@@ -141,60 +166,51 @@ class TokenEvictionPolicy(Policy):
         most = blocks_for(self.rule.most_held(whole, whole, self._n_ubatch), self.block_size) if whole else 0
         short = []
         for group, blocks in enumerate(self._blocks):
-            least = most - sum([len(blocks.of(seq).blocks) for seq in tokens]) if whole else 0
-            free = len(blocks.pool.free)
-            if max(sum([blocks.missing(seq, n) for seq, n in tokens.items()]), least) > free:
-                if self._compact_above is None or not self._compacting_suffices(blocks, tokens, least):
+            least = most - sum([len(row.held[group].blocks) for row in tokens]) if whole else 0
+            if max(self._missing(group, tokens), least) > len(blocks.pool.free):
+                if self._compact_above is None or not self._compacting_suffices(group, tokens, least):
                     return False
                 short.append(group)
         for group in short:
             self._compact_all(group, tokens)
         return True
 
-    def _compacting_suffices(self, blocks: TokenBlocks, tokens: dict[int, int], least: int) -> bool:
+    def _compacting_suffices(self, group: int, tokens: dict[TokenRow, int], least: int) -> bool:
         """Whether there would be enough blocks in a group if all sequences were compacted; ``least`` are needed."""
-        excess = {seq: blocks.excess_blocks(seq, tokens.get(seq, 0)) for seq in blocks.held}
+        blocks = self._blocks[group]
+        excess = {row: blocks.excess_blocks(row.held[group], tokens.get(row, 0)) for row in self._sequences.values()}
         # What is compacted has room for its tokens then.
-        missing = sum([blocks.missing(seq, n) for seq, n in tokens.items() if excess.get(seq, 0) <= 0])
+        missing = self._missing(group, {row: n for row, n in tokens.items() if excess[row] <= 0})
         freed = sum([more for more in excess.values() if more > 0])
         return max(missing, least) <= len(blocks.pool.free) + freed
 
     def _place(self, chunks: tuple[Chunk, ...], views: bool) -> MicroBatch:
         """Write the chunks of one forward pass into blocks that they have."""
-        places = []
-        for blocks, moves in zip(self._blocks, self._moves, strict=True):
-            cells = np.concatenate([blocks.write(seq, start, n) for seq, start, n, _ in chunks])
-            seen = tuple(blocks.view(chunk.seq) for chunk in chunks) if views else ()
-            places.append(Place(cells, self._reads(blocks, chunks), Moves.join(moves), views=seen))
-            moves.clear()
+        rule, places = self._placement_rule, []
+        for group, blocks in enumerate(self._blocks):
+            held = [self._sequences[chunk.seq].held[group] for chunk in chunks]
+            cells = []
+            for (_, start, n, _), own in zip(chunks, held, strict=True):
+                blocks.write(own, start, n)
+                cells += own.cells[-n:]
+            seen = tuple(_view(own) for own in held) if views else ()
+            reads = self._reads(blocks, chunks, held)
+            places.append(Place(np.array(cells, dtype=np.int64), reads, rule.settle_moves(group), views=seen))
         for seq, start, n, _ in chunks:
-            self._ends[seq] = start + n
+            self._sequences[seq].length = start + n
         return MicroBatch(chunks, tuple(places))
 
-    def _reads(self, blocks: TokenBlocks, chunks: Sequence[Chunk]) -> Reads:
+    def _reads(self, blocks: TokenBlocks, chunks: Sequence[Chunk], held: Sequence[HeldTokens]) -> Reads:
         """What attention reads of chunks that have just been written: through a block table, the holes as well."""
-        useful = np.array([len(blocks.held[chunk.seq].cells) for chunk in chunks], dtype=np.int64)
+        useful = np.array([len(own.cells) for own in held], dtype=np.int64)
         if self.kernel == "gather":
-            scanned = np.array([blocks.cells_read(chunk.seq) for chunk in chunks], dtype=np.int64)
-            runs = np.array([blocks.blocks_read(chunk.seq) for chunk in chunks], dtype=np.int64)
+            scanned = np.array([blocks.cells_read(own) for own in held], dtype=np.int64)
+            runs = np.array([blocks.blocks_read(own) for own in held], dtype=np.int64)
             return table_reads(chunks, scanned, runs)._replace(useful=useful)
         span = padded_span(blocks.top, self._pad, self.groups[0].cells)
-        return reads_of(self.kernel, chunks, lambda seq: blocks.held[seq].cells, span)._replace(useful=useful)
+        return reads_of(self.kernel, chunks, lambda seq: _view(blocks.held[seq]).cells, span)._replace(useful=useful)
 
-    # Eviction and compaction
-
-    def _evict_due(self) -> None:
-        """Evict tokens of the sequences that have run, and compact those that have too many holes then."""
-        due, self._due = self._due, {}
-        for seq in due:
-            prompt = self._plans.get(seq, _UNKNOWN).prompt_tokens
-            for group, blocks in enumerate(self._blocks):
-                positions = blocks.held[seq].positions
-                evicted = self.rule.evicted(positions, prompt, partial(self.attention.scores, group, seq))
-                if len(evicted):
-                    blocks.evict(seq, evicted)
-                    if self._compact_above is not None and blocks.fragmentation(seq) > self._compact_above:
-                        self._add_moves(group, blocks.compact(seq))
+    # Compaction
 
     def compact(self) -> Moves:
         """Pack each sequence's tokens into as few blocks as hold them; no moves where holes are left to be."""
@@ -203,51 +219,52 @@ class TokenEvictionPolicy(Policy):
         every = [self._compact_all(group, {}) for group in range(len(self.groups))]
         return every[0]
 
-    def _compact_all(self, group: int, tokens: dict[int, int]) -> Moves:
+    def _compact_all(self, group: int, tokens: dict[TokenRow, int]) -> Moves:
         """Compact a group's sequences, but leave them room for so many more tokens each."""
-        blocks = self._blocks[group]
-        moves = Moves.join([blocks.compact(seq, tokens.get(seq, 0)) for seq in sorted(blocks.held)])
-        self._add_moves(group, moves)
+        blocks, rows = self._blocks[group], self._sequences
+        moves = Moves.join([blocks.compact(rows[seq].held[group], tokens.get(rows[seq], 0)) for seq in sorted(rows)])
+        self._placement_rule.add_moves(group, moves)
         return moves
-
-    def _add_moves(self, group: int, moves: Moves) -> None:
-        if moves.n_runs:
-            self._moves[group].append(moves)
 
     # Giving up cells
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """All of a sequence; its tail only while none of its tokens has been evicted."""
-        end = self._ends.get(seq, 0)
+        row = self._sequences.get(seq)
+        end = 0 if row is None else row.length
         if (stop is not None and stop <= start) or (start > 0 and start >= end):
             return
         if stop is not None and stop < end:
             raise Unsupported(f"{self.name}: only a sequence's tail can go, not [{start}, {stop}) of {end}")
+        if start and not self.can_truncate(seq, start):
+            raise Unsupported(f"{self.name}: tokens have been evicted, so [{start}, end) cannot be given up")
+        if row is None:
+            return
+        leave_rule([row])
         if start == 0:
             for blocks in self._blocks:
                 blocks.release(seq)
-            for known in (self._plans, self._ends, self._due):
-                known.pop(seq, None)
+            row.is_due = False
+            del self._sequences[seq]
             self.attention.forget(seq)
             return
-        if not self.can_truncate(seq, start):
-            raise Unsupported(f"{self.name}: tokens have been evicted, so [{start}, end) cannot be given up")
-        for blocks in self._blocks:
-            blocks.truncate(seq, start)
-        self._ends[seq] = start
+        for blocks, own in zip(self._blocks, row.held, strict=True):
+            blocks.truncate(own, start)
+        row.rankings = [None] * len(self.groups)
+        row.length = start
 
     def can_truncate(self, seq: int, n: int) -> int:
         """``n`` tokens if that is all of the sequence, or as long as none of them has been evicted; otherwise 0."""
-        end = self._ends.get(seq, 0)
-        if n >= end:
-            return end
-        return n if all(len(blocks.held[seq].cells) == end for blocks in self._blocks) else 0
+        row = self._sequences.get(seq)
+        if row is None or n >= row.length:
+            return 0 if row is None else row.length
+        return n if all(len(own.cells) == row.length for own in row.held) else 0
 
     # Looking in
 
     def sequences(self) -> list[int]:
         """The sequences that hold a block, ascending."""
-        return sorted(seq for seq, held in self._blocks[0].held.items() if held.blocks)
+        return sorted(seq for seq, row in self._sequences.items() if row.held[0].blocks)
 
     def usage(self) -> Usage:
         """How full the first group's pool is."""
@@ -257,15 +274,20 @@ class TokenEvictionPolicy(Policy):
         """Laid out from what each sequence holds."""
         position = np.full(self.groups[group].cells, -1, dtype=np.int64)
         owners: list[frozenset[int]] = [frozenset()] * self.groups[group].cells
-        for seq, held in self._blocks[group].held.items():
-            position[held.cells] = held.positions
-            for cell in held.cells.tolist():
+        for seq, own in self._blocks[group].held.items():
+            position[own.cells] = own.positions
+            for cell in own.cells:
                 owners[cell] = frozenset({seq})
         return CellMap(position, tuple(owners))
 
     def first_owners(self, group: int = 0) -> IntArray:
         """Laid out from what each sequence holds."""
         owners = np.full(self.groups[group].cells, -1, dtype=np.int64)
-        for seq, held in self._blocks[group].held.items():
-            owners[held.cells] = seq
+        for seq, own in self._blocks[group].held.items():
+            owners[own.cells] = seq
         return owners
+
+
+def _view(own: HeldTokens) -> View:
+    """The cells that hold a token of a sequence, in order of position."""
+    return View(np.array(own.cells, dtype=np.int64), np.array(own.positions, dtype=np.int64))

@@ -20,6 +20,8 @@ from policies.layouts.paged import PagedPolicy
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 from policies.paging.growth import blocks_behind, blocks_for, blocks_for_each
 from policies.paging.large_pages import LargePages, SmallPages
+from policies.placement.parts import PartRule
+from policies.placement.rule import PlacementRule
 from policies.policy import CacheConfig, Policy, Unsupported
 from policies.vocabulary import (
     CellMap,
@@ -80,6 +82,7 @@ class TwoLevelPolicy(Policy):
     """A shared block is copied before it is written to."""
     can_reserve = True
     can_free_while_decoding = True
+    has_placement_rule = True
     shared_memory = True
 
     def __init__(self, name: str, config: CacheConfig, kinds: Sequence[PageKind]):
@@ -113,6 +116,23 @@ class TwoLevelPolicy(Policy):
         )
         self.kernel = self.parts[0].kernel
         self.capacity = self._cells(n_pages - 1)
+        self._rule = PartRule(
+            [part.blocks for part in self.parts],
+            self.pages,
+            [
+                (at, None if group.window == kind.window else group.window)
+                for at, kind in enumerate(kinds)
+                for group in kind.groups
+            ],
+            [(kind.layers, kind.page_layers) for kind in kinds],
+            self._reserve_step,
+            self.allocate,
+            config.n_ubatch,
+        )
+
+    def placement_rule(self) -> PlacementRule | None:
+        """Rows take blocks of every kind of page, where attention reads through block tables."""
+        return self._rule if self.kernel == "gather" else None
 
     def _part(self, config: CacheConfig, kind: PageKind, per_page: int) -> PagedPolicy:
         """The paged cache of a kind of which a large page holds ``per_page`` blocks."""
@@ -173,11 +193,18 @@ class TwoLevelPolicy(Policy):
 
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """Tokens of the longest prefix of which every kind of page has what the next token sees."""
+        self._cache_rows(content)
         return self._agreed(tokens, lambda part, n: part.match(seq, content, n))
 
     def cached_tokens(self, content: Content, tokens: int) -> int:
         """Tokens of the longest cached prefix, as ``match`` finds them."""
+        self._cache_rows(content)
         return self._agreed(tokens, lambda part, n: part.cached_tokens(content, n))
+
+    def _cache_rows(self, content: Content) -> None:
+        """Let what rows have filled be found, if others may have the text too."""
+        if not content.private:
+            self._rule.cache_all_full_blocks()
 
     def _agreed(self, tokens: int, found_in: Callable[[PagedPolicy, int], int]) -> int:
         """The most tokens of a text, below ``tokens``, that are found in all parts.
@@ -280,6 +307,8 @@ class TwoLevelPolicy(Policy):
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Give up blocks of all kinds. Only a sequence's tail can go, or all of it."""
+        if seq in self._rule.by_seq and (stop is None or stop > start):
+            self._rule.leave(seq)
         for part in reversed(self.parts):  # Those with a window may refuse, and come last.
             part.free(seq, start, stop)
 
@@ -291,33 +320,19 @@ class TwoLevelPolicy(Policy):
 
     def usage(self) -> Usage:
         """How full the memory is, in cells of all layers; free extents are of large pages without a block in use."""
-        memory, size, layers = self.pages, self.block_size, self._layers
-        stored = cached = 0
-        room = memory.extents.n_free * self._page_room
-        for part, kind, small in zip(self.parts, self._kinds, memory.kinds, strict=True):
-            stored += part.blocks.counted_occupancy().stored * kind.layers
-            cached += part.pool.n_free_cached * size * kind.layers
-            room += small.n_free_beside_idle * size * kind.page_layers
+        rule = self._rule
+        rule.look()
+        cached = [part.pool.n_free_cached * kind.layers for part, kind in zip(self.parts, self._kinds, strict=True)]
         return Usage(
             self.capacity,
-            stored // layers,
-            self.capacity - room // layers,
-            self._placeable(),
-            memory.extents.count,
-            self._cells(memory.extents.largest),
-            self._cells(memory.extents.used_below(memory.n)),
-            cached // layers,
+            rule.stored,
+            rule.allocated,
+            rule.placeable,
+            rule.free_extents,
+            rule.largest_free_extent,
+            rule.span,
+            sum(cached) * self.block_size // self._layers,
         )
-
-    def _placeable(self) -> int:
-        """The most tokens for which there are free blocks of all kinds."""
-        memory = self.pages
-        nothing: list[tuple[int, ...]] = [()] * len(memory.kinds)
-
-        def fit(blocks: int) -> bool:
-            return sum(memory.pages_for([blocks] * len(memory.kinds), nothing)[0]) <= memory.n_available
-
-        return self.block_size * self._most_blocks(fit)
 
     def sequences(self) -> list[int]:
         """The sequences that hold a block of any kind, ascending."""

@@ -10,15 +10,14 @@ import numpy as np
 from policies.cells.arena import FOREVER, Arena
 from policies.cells.free_cells import Cells
 from policies.cells.host_copies import HostStates, chunks_of, transfers_of
-from policies.cells.reads import padded_span, reads_of
+from policies.cells.reads import reads_of
 from policies.cells.search import cells_array, find_contiguous, start_of_search
+from policies.cells.tile_counts import HeldTiles, TileCounts
 from policies.compaction.compactors import Compactor
-from policies.compaction.planner import CompactionPlanner
-from policies.compaction.triggers import Trigger
-from policies.fast_forward.arena_lockstep import ArenaLockstepBatch
-from policies.fast_forward.tiles import TileMap
-from policies.layouts.unified_steps import UnifiedSteps
-from policies.policy import CacheConfig, Kernel
+from policies.compaction.triggers import CompactionPlanner, Trigger
+from policies.placement.cells import CellRule
+from policies.placement.rule import PlacementRule
+from policies.policy import CacheConfig, Kernel, Policy
 from policies.vocabulary import (
     NO_MOVES,
     CellMap,
@@ -30,25 +29,26 @@ from policies.vocabulary import (
     Moves,
     NoSlot,
     Place,
+    Shift,
     Usage,
     View,
     split_batch,
 )
 
 
-class UnifiedPolicy(UnifiedSteps):
+class UnifiedPolicy(Policy):
     """One arena, a search for contiguous cells, and a compactor with its trigger.
 
     The bookkeeping is that of llama.cpp b4666 to b4880. ``keeps_partial``: when a later micro-batch of a step finds
     no room, keep what earlier ones took, as llama.cpp did; otherwise take it all back. A subclass with another search
-    overrides ``_find_cells`` and declares ``contiguous``. Its steps are taken one by one, unless it overrides
-    ``_free_cell_path`` as well, and declares ``can_fast_forward``.
+    overrides ``_find_beside``, and declares ``contiguous``: where that is False, its placement rule gives rows the
+    highest free cells.
     """
 
     can_shift = True
     can_copy_out = True
     can_skip_positions = True
-    can_fast_forward = True
+    has_placement_rule = True
     contiguous = True
 
     def __init__(
@@ -68,45 +68,49 @@ class UnifiedPolicy(UnifiedSteps):
         self.arena = Arena(config.cells)
         self.trigger = trigger or Trigger()
         self.moves_cells = compactor is not None
-        self.wants_compaction = False
-        """llama.cpp's ``do_defrag``: compact before the next micro-batch."""
         self.attended = 0
         """llama.cpp's ``n_kv``: the span of the last micro-batch that was placed."""
         self._compaction = CompactionPlanner(self.arena, compactor, self.trigger, config.pad)
-        self._tiles = TileMap(self.arena) if self.kernel == "tiled" else None
-        self._keeps_partial = keeps_partial
-        self._lockstep = ArenaLockstepBatch(self, config.n_ubatch)
+        self._tiles = TileCounts(self.arena) if self.kernel == "tiled" else None
+        self.keeps_partial = keeps_partial
         self._saved = HostStates[IntArray]()
         """Positions of sequences that were copied out, in the order of their cells."""
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
+        self._rule = CellRule(self, self._compaction, config.n_ubatch, config.pad)
 
-    def allocate(
-        self, step: Sequence[Chunk], *, views: bool = False, lockstep_tokens: int = 0
-    ) -> tuple[MicroBatch, ...]:
+    @property
+    def wants_compaction(self) -> bool:
+        """llama.cpp's ``do_defrag``: compact before the next micro-batch."""
+        return self._compaction.wanted
+
+    @wants_compaction.setter
+    def wants_compaction(self, wanted: bool) -> None:
+        self._compaction.wanted = wanted
+
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Place the step micro-batch by micro-batch, compacting where the trigger says so."""
         arena, compaction = self.arena, self._compaction
         head = arena.head
         tokens = sum([chunk.n for chunk in step])
-        if compaction.checks_steps and compaction.due_before_step(tokens):
-            self.wants_compaction = True
+        compaction.ask_before_step(tokens)
         done: list[MicroBatch] = []
         for chunks in cut(step, tokens, self._n_ubatch):
-            cells = self._find_room(partial(self._find_cells, chunks))
+            cells = self._find_room(partial(self._find_beside, 0, chunks))
             if cells is None:
-                refusal = self._no_room(sum(chunk.n for chunk in chunks), done if self._keeps_partial else ())
-                if not self._keeps_partial and done:
-                    self._take_back(done)
-                    arena.head = head
+                refusal = self.no_room(sum(chunk.n for chunk in chunks), done if self.keeps_partial else ())
+                if not self.keeps_partial and done:
+                    settled = [(batch.places[0].moves, batch.places[0].shift) for batch in done]
+                    self.take_back([chunk for batch in done for chunk in batch.chunks], settled, head)
                 raise refusal
             self._take(chunks, cells)
             done.append(self._micro_batch(chunks, cells, views))
-        if compaction.checks_steps and compaction.due_after_step(tokens):
-            self.wants_compaction = True
+        compaction.ask_after_step(tokens)
         return tuple(done)
 
     def free(self, seq: int, start: int = 0, stop: int | None = None) -> None:
         """Empty the sequence's cells; the next search begins at the first of them if that is lower."""
+        self._leave_rule(seq)
         self._forget_tiles(seq)
         if start <= 0 and stop is None:
             self._lower_head(self.arena.empty(seq))
@@ -131,9 +135,9 @@ class UnifiedPolicy(UnifiedSteps):
         arena, positions = self.arena, self._saved.at(host)
         chunks = chunks_of(seq, positions)
         self._compaction.forget_plans()
-        found = self._find_cells(chunks)
+        found = self._find_beside(0, chunks)
         if found is None and self.trigger.on_failure and self.compact().n_runs:
-            found = self._find_cells(chunks)
+            found = self._find_beside(0, chunks)
         if found is None:
             raise NoSlot(f"no room for {len(host)} tokens from the host: {arena.free.total} cells are free")
         self._take(chunks, found)
@@ -152,6 +156,7 @@ class UnifiedPolicy(UnifiedSteps):
 
     def keep(self, seq: int) -> None:
         """Empty all other cells; the next search begins at the first empty one if that is lower."""
+        self._leave_rule(-1)
         self._forget_tiles()
         self.arena.keep(seq)
         self._lower_head(self.arena.free.first_cell(0) if self.arena.free.total else None)
@@ -161,6 +166,7 @@ class UnifiedPolicy(UnifiedSteps):
         stop = FOREVER if stop is None else stop
         if start == stop:
             return
+        self._leave_rule(seq)
         self._forget_tiles()
         _, gone = self.arena.shift(seq, start, stop, delta)
         self._compaction.forget_plans()
@@ -171,10 +177,12 @@ class UnifiedPolicy(UnifiedSteps):
         stop = FOREVER if stop is None else stop
         if start == stop or divisor == 1:
             return
+        self._leave_rule(seq)
         self.arena.divide(seq, start, stop, divisor)
 
     def clear(self) -> None:
         """Empty everything."""
+        self._leave_rule(-1)
         self._forget_tiles()
         self.arena.clear()
         self._compaction.forget_plans()
@@ -229,6 +237,66 @@ class UnifiedPolicy(UnifiedSteps):
         """The smallest sequence in each cell of the arena."""
         return self.arena.first_owners()
 
+    # The step loop
+
+    def placement_rule(self) -> PlacementRule | None:
+        """A rule where the kernel reads all cells, or tiles of them."""
+        return self._rule if self.kernel in ("masked", "tiled") else None
+
+    def only_generates(self, seq: int, tokens: int) -> bool:
+        """Whether a sequence that has so many tokens gets the others where generated tokens are placed."""
+        return True
+
+    def tiles_of(self, seq: int) -> HeldTiles:
+        """The tiles of a sequence, where the kernel has tiles."""
+        assert self._tiles is not None, "the kernel has tiles"
+        return self._tiles.of(seq)
+
+    def search(self, n: int) -> int:
+        """Where ``_find_beside`` would place ``n`` tokens now; -1 where there is no room."""
+        arena = self.arena
+        first, _ = find_contiguous(arena.free, start_of_search(arena.head, arena.used, n), n)
+        return -1 if first is None else first
+
+    def take_room(self, row_tokens: int, chunks: Sequence[Chunk]) -> Cells | None:
+        """Take cells for a micro-batch that begins with tokens of rows, and write the chunks behind them into theirs.
+
+        All of the cells; None where there is no room.
+        """
+        cells = self._find_room(partial(self._find_beside, row_tokens, chunks))
+        if cells is None:
+            return None
+        if row_tokens:
+            self._take((), cells[:row_tokens])
+        if chunks:
+            self._take(chunks, cells[row_tokens:])
+        return cells
+
+    def write(self, chunks: Sequence[Chunk], cells: Cells) -> None:
+        """Write the tokens of chunks into cells that have been taken."""
+        self.arena.write(cells_array(cells), chunks)
+        if self._tiles is not None:
+            self._tiles.add_chunks(chunks, cells)
+
+    def take_back(self, chunks: Sequence[Chunk], settled: Sequence[tuple[Moves, Shift]], head: int) -> None:
+        """Undo the micro-batches of a step that finds no room later on.
+
+        ``chunks``: what they placed; ``settled``: what was given out with each; ``head``: as it was before.
+        """
+        self._forget_tiles()
+        for chunk in chunks:
+            for seq in chunk.seqs:
+                self.arena.remove(seq, chunk.start, chunk.start + chunk.n)
+        self.arena.pending.put_back(settled)
+        self.arena.head = head
+
+    def no_room(self, tokens: int, done: Sequence[MicroBatch] = ()) -> NoSlot:
+        """What to raise where a micro-batch of so many tokens finds no room."""
+        free, size = self.arena.free.total, self.arena.size
+        return NoSlot(f"no room for {tokens} token{'s' * (tokens > 1)}: {free} of {size} cells are free", done)
+
+    # Parts
+
     def _find_room(self, find: Callable[[], Cells | None]) -> Cells | None:
         """What ``find`` finds, with a compaction before where one is due, and after where a failure asks for one."""
         self.update()
@@ -238,17 +306,12 @@ class UnifiedPolicy(UnifiedSteps):
             cells = find()
         return cells
 
-    def _no_room(self, tokens: int, done: Sequence[MicroBatch]) -> NoSlot:
-        free, size = self.arena.free.total, self.arena.size
-        return NoSlot(f"no room for {tokens} token{'s' * (tokens > 1)}: {free} of {size} cells are free", done)
+    def _find_beside(self, row_tokens: int, chunks: Sequence[Chunk]) -> Cells | None:
+        """Cells for the tokens of a micro-batch whose first ones are those of rows, shape (n_tokens,).
 
-    def _find_cells(self, chunks: Sequence[Chunk]) -> Cells | None:
-        """Cells for the tokens of a micro-batch, shape (n_tokens,); None, and the head where it stopped, if none."""
-        return self._find_beside(0, chunks)
-
-    def _find_beside(self, lockstep_tokens: int, chunks: Sequence[Chunk]) -> Cells | None:
-        """``_find_cells`` of a micro-batch whose first tokens are those of a lockstep batch."""
-        arena, n = self.arena, lockstep_tokens + sum([chunk.n for chunk in chunks])
+        None if there are none; the head is then where the search stopped.
+        """
+        arena, n = self.arena, row_tokens + sum([chunk.n for chunk in chunks])
         first, arena.head = find_contiguous(arena.free, start_of_search(arena.head, arena.used, n), n)
         return None if first is None else range(first, first + n)
 
@@ -256,27 +319,28 @@ class UnifiedPolicy(UnifiedSteps):
         arena = self.arena
         arena.take(cells, chunks)
         if self._tiles is not None:
-            self._tiles.add(chunks, cells)
+            self._tiles.add_chunks(chunks, cells)
         end = int(cells[-1]) + 1
         arena.head = end if end < arena.size else 0
 
-    def _forget_tiles(self, seq: int | None = None) -> None:
-        """Note that a sequence, or any if None, gives up cells or gets others."""
+    def _forget_tiles(self, seq: int = -1) -> None:
+        """Note that a sequence, or any if negative, gives up cells or gets others."""
         if self._tiles is not None:
             self._tiles.forget(seq)
+            if seq < 0:
+                self._rule.renew()
 
-    def _take_back(self, done: Sequence[MicroBatch]) -> None:
-        self._forget_tiles()
-        for batch in done:
-            for chunk in batch.chunks:
-                for seq in chunk.seqs:
-                    self.arena.remove(seq, chunk.start, chunk.start + chunk.n)
-        self.arena.pending.put_back([(batch.places[0].moves, batch.places[0].shift) for batch in done])
+    def _leave_rule(self, seq: int) -> None:
+        """Let a sequence, or all if negative, be no row any more."""
+        rows = self._rule.by_seq
+        for each in list(rows) if seq < 0 else [seq]:
+            if each in rows:
+                self._rule.leave(each)
 
     def _micro_batch(self, chunks: tuple[Chunk, ...], cells: Cells, views: bool) -> MicroBatch:
         arena = self.arena
         moves, shift = arena.settle()
-        self.attended = padded_span(arena.top, self._pad, arena.size)
+        self.attended = arena.free.span(self._pad)
         if self._tiles is not None:
             reads = self._tiles.reads(chunks)
         else:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.fast_forward.forecast import FastForward
-from policies.fast_forward.lockstep import PassSummary
 from policies.layouts.paged import PagedPolicy
 from policies.paging.free_lists.parked import ParkedPages
 from policies.policy import CacheConfig, Unsupported
@@ -25,7 +23,7 @@ class VirtuallyContiguousPolicy(PagedPolicy):
     """
 
     moves_cells = False
-    can_fast_forward = True
+    has_placement_rule = True
 
     def __init__(self, name: str, config: CacheConfig):
         """Build an empty cache of ``config.cells // config.page_tokens`` pages; raises ``ValueError`` for none."""
@@ -45,20 +43,11 @@ class VirtuallyContiguousPolicy(PagedPolicy):
         """Raise ``Unsupported``: a page is mapped for one sequence."""
         raise Unsupported(f"{self.name}: sequences cannot share cells in this layout")
 
-    def plan_decode_steps(self, step: Sequence[Chunk], n: int) -> FastForward | None:
-        """Plan steps as for any paged layout; None while a pass must wait for pages."""
-        return None if self._pages.due else super().plan_decode_steps(step, n)
-
-    def _allocate(self, step: Sequence[Chunk], views: bool, lockstep_tokens: int) -> tuple[MicroBatch, ...]:
+    def allocate(self, step: Sequence[Chunk], *, views: bool = False) -> tuple[MicroBatch, ...]:
         """Place a step; its first pass waits for the pages that were mapped for it."""
-        batches = super()._allocate(step, views, lockstep_tokens)
+        batches = super().allocate(step, views=views)
         if not batches or not self._pages.due:
             return batches
         first, *others = batches
         (place,) = first.places
         return (first._replace(places=(place._replace(mapped=self._pages.settle()),)), *others)
-
-    def _place_beside_lockstep(self, step: Sequence[Chunk], lockstep_tokens: int) -> Sequence[PassSummary]:
-        """Place chunks whose pages are reserved; the first pass waits for those that were mapped."""
-        first, *others = super()._place_beside_lockstep(step, lockstep_tokens)
-        return (first._replace(mapped=self._pages.settle()), *others) if self._pages.due else (first, *others)

@@ -121,7 +121,7 @@ class ExpectedRule(AdmissionRule):
         generated = limits = count = 0
         for table in self._blocks.tables.values():
             plan = table.plan
-            generated += max(table.length - plan.prompt_tokens, 0)
+            generated += max(int(table.length) - plan.prompt_tokens, 0)
             limits += max(plan.max_tokens - plan.prompt_tokens, 0)
             count += 1
         share = (generated + STEPS_AFTER_PREEMPTION * count) / (limits + 1) if count else self._first
@@ -134,7 +134,7 @@ class ExpectedRule(AdmissionRule):
     def _expected(self, table: BlockTable, ratio: float) -> float:
         """Tokens that an opened sequence is expected to need beyond its blocks; all of them before it decodes."""
         size, start = self._blocks.block_size, table.plan.start_tokens
-        held = max(len(table.blocks) * size, table.length)
+        held = max(len(table.blocks) * size, int(table.length))
         rest, limit = max(start - held, 0), max(table.plan.max_tokens - max(start, held), 0)
         share = ratio if table.length >= start else 1.0
         return min(rest + min(limit, MOST_EXPECTED) * share, self._blocks_left(table) * size)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from policies.content import Key
 from policies.paging.block_occupancy import BlockOccupancy
 from policies.paging.block_table import BlockTable
-from policies.paging.blocks import NULL, BlockPool
+from policies.paging.blocks import NULL, PRIVATE, BlockPool
 from policies.paging.copy_on_write import PendingCopies
 from policies.paging.free_lists.parked import ParkedPages
 from policies.paging.growth import blocks_behind, blocks_for, blocks_in_sight
@@ -133,17 +133,32 @@ class BlockManager:
         stop = min(tokens, table.content.n) // size
         if not self.prefix_cache or stop <= table.n_keyed:
             return
-        keys, pool = table.content.keys(size, stop), self.pool
+        pool = self.pool
         first, last = max(table.n_keyed, table.skipped), stop
         if self._tail_only and self.window is not None:
             end = (table.plan.prompt_tokens - 1) // size
             first, last = max(first, end - blocks_in_sight(self.window, size)), min(stop, end)
+        if last <= first:
+            table.n_keyed = stop
+            return
+        if table.content.private and pool.hides_private:
+            pool.store_private([block for block in table.blocks[first:last] if pool.keys[block] is None])
+            table.n_keyed = stop
+            return
+        keys = table.content.keys(size, stop)
         if last - first == 1:
             if pool.keys[table.blocks[first]] is None:
                 pool.store(table.blocks[first], keys[first], table.plan.kind)
-        elif last > first:
+        else:
             pool.store_all(table.blocks[first:last], keys[first:last], table.plan.kind)
         table.n_keyed = stop
+
+    def let_be_found(self, table: BlockTable) -> None:
+        """Let the cached blocks of a table be found that no other sequence would look for: it will come back itself."""
+        pool, keys = self.pool, table.content.keys(self.block_size, table.n_keyed)
+        for block, key in zip(table.blocks, keys, strict=False):
+            if pool.keys[block] == PRIVATE:
+                pool.store(block, key, table.plan.kind)
 
     def skip_behind_window(self, table: BlockTable, position: int) -> None:
         """Give up the blocks that no token from ``position`` on can see, the last of them first."""
@@ -216,17 +231,6 @@ class BlockManager:
             self.pool.n_free_cached * size,
         )
 
-    @property
-    def watched(self) -> bool:
-        """Whether it has been asked how full the pool is: then that is kept up to date."""
-        return self.pool.extents is not None
-
-    def stop_watching(self) -> None:
-        """From now on it is not kept up to date how full the pool is, until that is asked again."""
-        if self.watched:
-            self.pool.extents = self.occupancy.extents = None
-            self.occupancy.up_to_date = False
-
     def counted_occupancy(self) -> BlockOccupancy:
         """How full each block is, counted anew from the tables if that was not kept up to date."""
         self.occupancy.extents = self.pool.keep_extents()
@@ -234,21 +238,7 @@ class BlockManager:
             self.occupancy.reset()
             for table in self.tables.values():
                 self.count_tokens(table, table.skipped)
-                if table.lockstep_batch is not None:
-                    self.grow_tail(table)
         return self.occupancy
-
-    def grow_tail(self, table: BlockTable) -> None:
-        """A table in lockstep fills its last block, if that is not full, by a token in each step."""
-        at, tokens = divmod(table.length, self.block_size)
-        if tokens:
-            self.occupancy.grow(table.blocks[at], tokens)
-
-    def stop_tail(self, table: BlockTable) -> None:
-        """A table is no longer in lockstep: its last block stays as full as it is."""
-        at, tokens = divmod(table.length, self.block_size)
-        if tokens:
-            self.occupancy.stop_growing(table.blocks[at], tokens)
 
     def _recount(self, block: int) -> None:
         """Count anew how much of a block its holders see, after one of them has given up some or all of it."""

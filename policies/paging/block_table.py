@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 
+from policies.compiled import i64
 from policies.content import Content
-from policies.fast_forward.lockstep import LockstepSequence
 from policies.paging.growth import blocks_for
+from policies.placement.rule import Row
 from policies.vocabulary import IntArray, SequencePlan, View
 
 UNKNOWN = SequencePlan(0, 0, 0)
 """The plan of a sequence that was not announced."""
 
 
-class BlockTable(LockstepSequence):
+class BlockTable(Row):
     """The blocks of one sequence, and how far they are filled."""
 
-    __slots__ = ("begins_at", "blocks", "content", "n_keyed", "plan", "reserved", "seq", "skipped")
-
     def __init__(self, content: Content, plan: SequencePlan = UNKNOWN, seq: int = -1):
-        super().__init__()
-        self.seq = seq
-        """The number of the sequence."""
+        super().__init__(seq)
         self.content = content
         """The text of the sequence."""
         self.plan = plan
         """What was known of it when it started."""
         self.blocks: list[int] = []
         """The block of every ``block_size`` positions; ``NULL`` where it was given up behind a window."""
-        self.begins_at = 0
-        """In a lockstep batch, the remainder of the step count by ``block_size`` at which it begins a block."""
+        self.full_at: i64 = 0
+        """While it is a row, the tokens for which it has blocks."""
         self.reserved = 0
         """Tokens for which a ``reserve`` has set room aside whose chunk is still to be placed; 0 if there is none."""
         self.n_keyed = 0
@@ -49,4 +46,4 @@ class BlockTable(LockstepSequence):
     def view(self, size: int) -> View:
         """All cells that hold a token of the sequence, and their positions."""
         first = self.skipped * size
-        return View(self.cells(first, self.length, size), np.arange(first, self.length))
+        return View(self.cells(first, int(self.length), size), np.arange(first, self.length))

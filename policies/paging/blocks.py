@@ -13,6 +13,9 @@ from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 
 NULL = 0
 """Stands for no block in a block table."""
+PRIVATE: Key = -2
+"""Stands for the key of a block that is cached, but says what no other sequence says: none will look for it. Python's
+hashes are never -1, and keys that count on from one hardly ever -2."""
 
 
 class BlockPool:
@@ -40,6 +43,8 @@ class BlockPool:
         """The free extents, once they are kept."""
         self._by_key: dict[Key, int | dict[int, None]] = {}
         """For each key the block, or the blocks in the order in which they were cached."""
+        self._has_cached = False
+        """Whether any block was ever cached."""
 
     @property
     def refs(self) -> list[int]:
@@ -67,7 +72,7 @@ class BlockPool:
 
         Until then every block that is not free is held by one sequence.
         """
-        if not self._extra_refs and not self._by_key:
+        if not self._extra_refs and not self._has_cached:
             self._counting = False
 
     @property
@@ -77,18 +82,13 @@ class BlockPool:
 
     def take(self, n: int) -> list[int]:
         """Hand out ``n`` blocks with one reference each; they are no longer cached."""
-        blocks = self.take_ahead(n)
+        blocks = self.free.take(n)
         if self.extents is not None:
             self.extents.take(blocks)
-        return blocks
-
-    def take_ahead(self, n: int) -> list[int]:
-        """Hand out ``n`` blocks that count as free in the extents until these are told."""
-        blocks = self.free.take(n)
         if not self._counting:
             return blocks
         refs, keys, on_evict = self._refs, self.keys, self.on_evict
-        if not self._by_key:
+        if not self._has_cached:
             for block in blocks:
                 refs[block] = 1
             return blocks
@@ -96,7 +96,10 @@ class BlockPool:
         for block in blocks:
             refs[block] = 1
             key = keys[block]
-            if key is not None:
+            if key == PRIVATE:
+                keys[block] = None
+                evicted += 1
+            elif key is not None:
                 if on_evict is not None:
                     on_evict(block, key)
                 cached = found.pop(key)
@@ -179,7 +182,7 @@ class BlockPool:
             gone = list(blocks)
             for block in blocks:
                 refs[block] = 0
-            if self._by_key:
+            if self._has_cached:
                 self.n_free_cached += len(gone) - list(map(keys.__getitem__, gone)).count(None)
             return gone
         for block in blocks:
@@ -193,8 +196,7 @@ class BlockPool:
 
     def store(self, block: int, key: Key, kind: int = 0) -> None:
         """Cache a block in use under a key, for a request of this kind."""
-        if not self._counting:
-            _ = self.refs
+        self._begin_caching()
         self.keys[block] = key
         found = self._by_key.get(key)
         if found is None:
@@ -212,10 +214,28 @@ class BlockPool:
                 if self.keys[block] is None:
                     self.store(block, key, kind)
             return
+        self._begin_caching()
         own = self.keys
         for block, key in zip(blocks, keys, strict=True):
             own[block] = key
         self._by_key.update(zip(keys, blocks, strict=True))
+
+    @property
+    def hides_private(self) -> bool:
+        """Whether blocks that no other sequence looks for may be cached without a key: nobody tells them apart."""
+        return not self.free.tracks_use and self.on_evict is None
+
+    def store_private(self, blocks: Sequence[int]) -> None:
+        """Cache blocks in use that no other sequence will look for; ``hides_private`` must be true."""
+        self._begin_caching()
+        own = self.keys
+        for block in blocks:
+            own[block] = PRIVATE
+
+    def _begin_caching(self) -> None:
+        if not self._counting:
+            _ = self.refs
+        self._has_cached = True
 
     def forget(self, block: int, *, evicted: bool = True) -> None:
         """Remove a block from the prefix cache, free or not. Not ``evicted``: it never held what its key says."""
@@ -242,6 +262,8 @@ class BlockPool:
 
     def _drop(self, block: int, key: Key) -> None:
         self.keys[block] = None
+        if key == PRIVATE:
+            return
         found = self._by_key[key]
         if isinstance(found, int):
             del self._by_key[key]

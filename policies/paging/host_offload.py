@@ -79,7 +79,7 @@ class HostOffload:
             table.blocks.append(block)
         self._blocks.count_tokens(table, 0)
         self.tier.release(slots)
-        table.n_keyed = 0
+        table.seq, table.n_keyed = seq, 0
         self._blocks.tables[seq] = table
         self._blocks.cache_full_blocks(table, table.length)
         return table.length

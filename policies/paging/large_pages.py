@@ -7,7 +7,7 @@ are the blocks of a pool for each kind of layer. Page 0 is never handed out: its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from policies.content import Key
 from policies.paging.block_extents import BlockExtents
@@ -40,6 +40,16 @@ class LargePages:
         """The sequence that takes blocks next."""
         self.held_back = 0
         """Pages that are left to the kinds that take blocks after this one."""
+        self.changed = True
+        """Whether any block has been taken or given back since ``look``."""
+        self.free_blocks: list[int] = []
+        """For each kind the free blocks in pages that have a block in use; as ``look`` found it, like the next ones."""
+        self.placeable_blocks = 0
+        """The most blocks of every kind that could be taken."""
+        self.free_extents = 0
+        self.largest_free_extent = 0
+        self.used_pages = 0
+        """One past the last page with a block in use."""
         self._unowned = FreeStack(range(1, n))
 
     @property
@@ -52,17 +62,37 @@ class LargePages:
         """Pages that may be given to any kind."""
         return len(self._unowned) + len(self.idle)
 
-    def pages_for(self, needs: Sequence[int], found: Sequence[Iterable[int]]) -> tuple[list[int], int]:
+    def look(self) -> None:
+        """Count what is free now."""
+        if not self.changed:
+            return
+        self.changed = False
+        self.free_blocks = [kind.n_free_beside_idle for kind in self.kinds]
+        self.free_extents, self.largest_free_extent = self.extents.count, self.extents.largest
+        self.used_pages = self.extents.used_below(self.n)
+        least, most, available = 0, self.n * self.kinds[0].per_page, self.n_available
+        while least < most:
+            middle, pages = (least + most + 1) // 2, 0
+            for kind, free in zip(self.kinds, self.free_blocks, strict=True):
+                if middle > free:
+                    pages += (middle - free + kind.per_page - 1) // kind.per_page
+            if pages <= available:
+                least = middle
+            else:
+                most = middle - 1
+        self.placeable_blocks = least
+
+    def pages_for(self, needs: Sequence[int], found: Sequence[Sequence[int]]) -> tuple[list[int], int]:
         """For each kind the pages that it must be given to have ``needs`` blocks more; and idle pages that it keeps.
 
         ``found``: cached blocks that will be in use again; ``needs`` includes those of them that are free.
         """
         pages, kept = [], 0
         for kind, need, blocks in zip(self.kinds, needs, found, strict=True):
-            again = {block // kind.per_page for block in blocks} & self.idle.keys()
-            missing = need - kind.n_free_beside_idle - len(again) * kind.per_page
-            pages.append(blocks_for(max(missing, 0), kind.per_page))
-            kept += len(again)
+            again = len({block // kind.per_page for block in blocks} & self.idle.keys()) if blocks else 0
+            missing = need - kind.n_free_beside_idle - again * kind.per_page
+            pages.append(blocks_for(missing, kind.per_page) if missing > 0 else 0)
+            kept += again
         return pages, kept
 
     def take(self, kind: int) -> int:
@@ -120,34 +150,54 @@ class SmallPages:
 
     def take(self, n: int) -> list[int]:
         """Hand out ``n`` blocks."""
-        return [self._take_one() for _ in range(n)]
+        found: list[int] = []
+        while len(found) < n:
+            page = self._page_to_take_from()
+            blocks = self._plain.get(page)
+            if blocks:
+                taken = blocks[: -1 - (n - len(found)) : -1]
+                del blocks[-len(taken) :]
+                if not blocks:
+                    del self._plain[page]
+                self._use(page, len(taken))
+                found += taken
+            else:
+                block = self._oldest_cached()
+                self._use(block // self.per_page, 1)
+                found.append(block)
+        return found
 
     def release(self, blocks: Sequence[int]) -> None:
         """Take blocks back; a page without a block in use goes back as well, or becomes idle."""
-        memory, keys = self._memory, self._keys
+        memory, keys, per_page = self._memory, self._keys, self.per_page
         self._n_in_use -= len(blocks)
+        memory.changed = True
+        gone: list[int] = []
         for block in blocks:
-            page = block // self.per_page
+            page = block // per_page
             if keys[block] is None:
-                self._plain.setdefault(page, []).append(block)
+                if per_page > 1:
+                    self._plain.setdefault(page, []).append(block)
             else:
                 self._cached[block] = None
             memory.in_use[page] -= 1
             if not memory.in_use[page]:
-                memory.extents.give_back([page])
+                gone.append(page)
                 self._plain.pop(page, None)
                 memory.idle[page] = None
                 self._n_idle += 1
                 self._leave_if_plain(page)
+        memory.extents.give_back(gone)
 
     def remove(self, block: int) -> None:
         """A free cached block is in use again."""
         del self._cached[block]
         self._end_idle(block // self.per_page)
-        self._use(block)
+        self._use(block // self.per_page, 1)
 
     def forget(self, block: int) -> None:
         """A free cached block has become plain; a page in which none is cached any more goes back."""
+        self._memory.changed = True
         del self._cached[block]
         page = block // self.per_page
         if page in self._memory.idle:
@@ -177,23 +227,15 @@ class SmallPages:
         elsewhere.sort(key=lambda page: memory.owner[page])
         return found + [block for page in elsewhere for block in self._blocks_of(page)]
 
-    def _take_one(self) -> int:
+    def _page_to_take_from(self) -> int:
+        """A page with a plain free block, as the class says; 0 where none is left to this kind."""
         memory, plain = self._memory, self._plain
         page, spare = self._begun.get(memory.taker, 0), memory.n_available > memory.held_back
-        if page not in plain:
-            if plain and not (spare and memory.n_unowned):
-                page = next(iter(plain))
-            else:
-                page = self._begin_page() if spare else 0
-        blocks = plain.get(page)
-        if blocks:
-            block = blocks.pop()
-            if not blocks:
-                del plain[page]
-        else:
-            block = self._oldest_cached()
-        self._use(block)
-        return block
+        if page in plain:
+            return page
+        if plain and not (spare and memory.n_unowned):
+            return next(iter(plain))
+        return self._begin_page() if spare else 0
 
     def _begin_page(self) -> int:
         """Get a page for the sequence that takes blocks: one that no kind has, or the one that was idle longest."""
@@ -202,7 +244,8 @@ class SmallPages:
             memory.evict_oldest()
         page = memory.take(self._kind)
         self._n_pages += 1
-        self._plain[page] = list(reversed(self._blocks_of(page)))
+        first = page * self.per_page
+        self._plain[page] = [first + self.per_page - 1 - at for at in range(self.per_page)]
         self._begun[memory.taker] = page
         return page
 
@@ -213,13 +256,14 @@ class SmallPages:
         del self._cached[block]
         return block
 
-    def _use(self, block: int) -> None:
-        """Count a block as in use."""
-        memory, page = self._memory, block // self.per_page
+    def _use(self, page: int, n: int) -> None:
+        """Count ``n`` blocks of a page as in use."""
+        memory = self._memory
+        memory.changed = True
         if not memory.in_use[page]:
             memory.extents.take_one(page)
-        memory.in_use[page] += 1
-        self._n_in_use += 1
+        memory.in_use[page] += n
+        self._n_in_use += n
 
     def _end_idle(self, page: int) -> None:
         """A block of the page is about to be in use; nothing happens unless it was idle."""
@@ -232,11 +276,13 @@ class SmallPages:
 
     def _leave_if_plain(self, page: int) -> None:
         """Give an idle page back if nothing in it is cached."""
-        if all(self._keys[block] is None for block in self._blocks_of(page)):
-            del self._memory.idle[page]
-            self._n_idle -= 1
-            self._n_pages -= 1
-            self._memory.take_back(page)
+        for block in range(page * self.per_page, (page + 1) * self.per_page):
+            if self._keys[block] is not None:
+                return
+        del self._memory.idle[page]
+        self._n_idle -= 1
+        self._n_pages -= 1
+        self._memory.take_back(page)
 
     def _blocks_of(self, page: int) -> range:
         return range(page * self.per_page, (page + 1) * self.per_page)

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from policies.compaction.threshold import fragmentation
+from policies.compaction.triggers import fragmentation
+from policies.compiled import i64
 from policies.paging.blocks import BlockPool
 from policies.paging.free_lists.uncached import FreeStack
 from policies.paging.growth import blocks_for
-from policies.vocabulary import NO_MOVES, IntArray, Moves, Usage, View
-
-_NO_CELLS: IntArray = np.zeros(0, dtype=np.int64)
+from policies.vocabulary import NO_MOVES, IntArray, Moves, Usage
 
 
 class HeldTokens:
     """What one sequence holds in one group of layers."""
 
-    __slots__ = ("blocks", "cells", "empty", "positions", "reserved")
-
     def __init__(self) -> None:
         self.blocks: list[int] = []
-        """In the order in which they were taken."""
-        self.positions = _NO_CELLS
-        """Ascending; shape (tokens,)."""
-        self.cells = _NO_CELLS
-        """The cell of each of them; shape (tokens,)."""
-        self.empty = _NO_CELLS
-        """Cells of its blocks that its next tokens may go to, in order, unless holes are refilled."""
-        self.reserved = 0
+        """In the order in which they were taken, or packed."""
+        self.positions: list[int] = []
+        """Of the tokens, ascending."""
+        self.cells: list[int] = []
+        """The cell of each token."""
+        self.unwritten: i64 = 0
+        """Cells of its blocks that are behind all that their block has ever held: no kernel reads them."""
+        self.open: list[int] = []
+        """Blocks with such cells, in the order in which they are filled."""
+        self.holes: dict[int, list[tuple[int, int]]] = {}
+        """Where holes are refilled: for each block with any, the turn in which each came, and its cell."""
+        self.reserved: i64 = 0
         """Tokens that room was set aside for, and that are not written yet."""
 
 
@@ -36,18 +39,24 @@ class TokenBlocks:
 
     def __init__(self, n_blocks: int, size: int, *, refill: bool):
         """``refill``: new tokens go to the cells of evicted ones, in the fullest block first, before any new block."""
-        self.size = size
+        self.size: i64 = size
         self.pool = BlockPool(n_blocks, lambda blocks, _: FreeStack(blocks), first=1)
         self.held: dict[int, HeldTokens] = {}
-        self.stored = 0
+        self.stored: i64 = 0
         """Tokens of all sequences."""
         self._refill = refill
-        self._tokens = np.zeros(n_blocks, dtype=np.int64)
+        self._tokens = [0] * n_blocks
         """Tokens in each block."""
-        self._used = np.zeros(n_blocks * size, dtype=np.bool_)
+        self._written = [0] * n_blocks
+        """Cells of each block, from its first, that have held a token since it was taken or packed."""
+        self._turn = [0] * n_blocks
+        """The turn in which each block was taken or packed: of equally full ones, the earliest is filled first."""
+        self._turns = 0
+        """Turns so far: each block that is taken and each hole that comes has one of its own."""
+        self._used = [False] * (n_blocks * size)
         """Whether each cell holds a token."""
-        self._unwritten = np.zeros(n_blocks * size, dtype=np.bool_)
-        """Whether each cell of a sequence's blocks is behind all that its block has ever held: no kernel reads it."""
+        self._highest = 0
+        """No block above this one holds a token."""
 
     def of(self, seq: int) -> HeldTokens:
         """What a sequence holds; nothing, if it is new."""
@@ -56,175 +65,283 @@ class TokenBlocks:
             found = self.held[seq] = HeldTokens()
         return found
 
-    def missing(self, seq: int, tokens: int) -> int:
+    def missing(self, own: HeldTokens, tokens: i64) -> i64:
         """Blocks that a sequence must be given before ``tokens`` more tokens can be written."""
-        found = self.held.get(seq)
-        return blocks_for(max(tokens - (0 if found is None else len(found.empty)), 0), self.size)
+        beyond = tokens - self._room(own)
+        return (beyond + self.size - 1) // self.size if beyond > 0 else 0
 
-    def reserve(self, seq: int, tokens: int) -> None:
+    def _room(self, own: HeldTokens) -> i64:
+        """Cells of a sequence's blocks that its next tokens may go to."""
+        return len(own.blocks) * self.size - len(own.cells) if self._refill else own.unwritten
+
+    def reserve(self, own: HeldTokens, tokens: i64) -> None:
         """Give a sequence the blocks that are missing for its next tokens; enough must be free."""
-        own, more = self.of(seq), self.missing(seq, tokens)
+        more = self.missing(own, tokens)
         own.reserved = tokens
         if more:
-            blocks = self.pool.take(more)
+            blocks = self.pool.take(int(more))
             own.blocks += blocks
-            cells = self._cells_of(np.array(blocks))
-            own.empty = np.concatenate((own.empty, cells))
-            self._unwritten[cells] = True
+            own.open += blocks
+            own.unwritten += more * self.size
+            for block in blocks:
+                self._turns += 1
+                self._turn[block] = self._turns
 
-    def write(self, seq: int, start: int, n: int) -> IntArray:
-        """Place tokens of positions ``[start, start + n)``, for which there is room; returns their cells."""
-        own = self.held[seq]
-        cells = self._next_cells(own, n)
-        own.positions = np.concatenate((own.positions, np.arange(start, start + n)))
-        own.cells = np.concatenate((own.cells, cells))
-        own.reserved = max(own.reserved - n, 0)
-        self._used[cells], self._unwritten[cells] = True, False
-        self._count(cells, 1)
-        return cells
+    # Writing
 
-    def _next_cells(self, own: HeldTokens, n: int) -> IntArray:
-        empty = own.empty
-        if self._refill and n < len(empty):
-            order = (-self._tokens[empty // self.size]).argsort(kind="stable")
-            cells, own.empty = empty[order[:n]], empty[np.sort(order[n:])]
+    def write(self, own: HeldTokens, start: int, n: int) -> None:
+        """Place tokens of positions ``[start, start + n)`` for which there is room; their cells are the last ones."""
+        own.reserved = own.reserved - n if own.reserved > n else 0
+        if n == 1:
+            self._put(own, start, self._next_cell(own))
+        elif self._refill and own.cells:
+            empty = self._empty_cells(own)
+            if n < len(empty):
+                # The fullest blocks first, as they are now.
+                tokens, size = self._tokens, int(self.size)
+                empty.sort(key=lambda cell: -tokens[cell // size])
+            for at in range(n):
+                self._put(own, start + at, self._take_empty(own, empty[at]))
         else:
-            cells, own.empty = empty[:n], empty[n:]
-        return cells
+            while n > 0:
+                written = self._write_to(own, own.open[0], start, n)
+                start += written
+                n -= written
 
-    def evict(self, seq: int, which: IntArray) -> None:
-        """Empty the cells of the tokens with these indices, and free the blocks that hold none any more."""
-        own = self.held[seq]
-        keep = np.ones(len(own.cells), dtype=np.bool_)
-        keep[which] = False
-        gone = own.cells[which]
-        own.cells, own.positions = own.cells[keep], own.positions[keep]
-        self._used[gone] = False
-        self._count(gone, -1)
+    def _write_to(self, own: HeldTokens, block: int, start: int, n: int) -> int:
+        """Place tokens in the unwritten cells of a block, as many as these are; their number."""
+        first, size = self._written[block], int(self.size)
+        n = min(n, size - first)
+        cells = range(block * size + first, block * size + first + n)
+        own.cells += cells
+        own.positions += range(start, start + n)
+        own.unwritten -= n
+        self._used[cells.start : cells.stop] = [True] * n
+        self._tokens[block] += n
+        self._written[block] = first + n
+        self.stored += n
+        if first + n == size:
+            own.open.remove(block)
+        if block > self._highest:
+            self._highest = block
+        return n
+
+    def _put(self, own: HeldTokens, position: int, cell: int) -> None:
+        """Count a token in a cell."""
+        block = cell // int(self.size)
+        self._used[cell] = True
+        self._tokens[block] += 1
+        self.stored += 1
+        if block > self._highest:
+            self._highest = block
+        own.positions.append(position)
+        own.cells.append(cell)
+
+    def _next_cell(self, own: HeldTokens) -> int:
+        """Take the empty cell that a single token goes to."""
+        size = int(self.size)
+        block = self._fullest(own) if self._refill else own.open[0]
+        if self._written[block] < size:
+            return self._take_unwritten(own, block)
+        return self._take_hole(own, block)
+
+    def _take_unwritten(self, own: HeldTokens, block: int) -> int:
+        at, size = self._written[block], int(self.size)
+        self._written[block] = at + 1
+        own.unwritten -= 1
+        if at + 1 == size:
+            own.open.remove(block)
+        return block * size + at
+
+    def _take_hole(self, own: HeldTokens, block: int, at: int = 0) -> int:
+        holes = own.holes[block]
+        _, cell = holes.pop(at)
+        if not holes:
+            del own.holes[block]
+        return cell
+
+    def _fullest(self, own: HeldTokens) -> int:
+        """The fullest block with an empty cell; of equally full ones, that whose first empty cell came earliest."""
+        found, most, earliest, size = -1, -1, 0, int(self.size)
+        for block in own.blocks:
+            tokens = self._tokens[block]
+            if most <= tokens < size:
+                turn = self._turn[block] if self._written[block] < size else own.holes[block][0][0]
+                if tokens > most or turn < earliest:
+                    found, most, earliest = block, tokens, turn
+        return found
+
+    def _empty_cells(self, own: HeldTokens) -> list[int]:
+        """All cells of a sequence's blocks that hold no token, the one first that has been empty longest."""
+        size = int(self.size)
+        found = [hole for holes in own.holes.values() for hole in holes]
+        for block in own.open:
+            first = block * size
+            found += [(self._turn[block], cell) for cell in range(first + self._written[block], first + size)]
+        found.sort()
+        return [cell for _, cell in found]
+
+    def _take_empty(self, own: HeldTokens, cell: int) -> int:
+        """Take one of the cells that ``_empty_cells`` names; those of a block in their order."""
+        size = int(self.size)
+        block = cell // size
+        if self._written[block] < size:
+            return self._take_unwritten(own, block)
+        return self._take_hole(own, block)
+
+    # Giving up
+
+    def evict_one(self, own: HeldTokens, at: i64) -> None:
+        """Empty the cell of the token with this index, and free its block if that holds none any more."""
+        block = self._leave(own, own.cells.pop(at))
+        own.positions.pop(at)
+        if block:
+            self._free(own, [block])
+
+    def evict(self, own: HeldTokens, which: Sequence[int]) -> None:
+        """Empty the cells of the tokens with these indices, ascending, and free the blocks that hold none any more."""
+        left = [True] * len(own.cells)
+        empty: list[int] = []
+        for at in which:
+            left[at] = False
+            block = self._leave(own, own.cells[at])
+            if block:
+                empty.append(block)
+        own.cells = [cell for at, cell in enumerate(own.cells) if left[at]]
+        own.positions = [position for at, position in enumerate(own.positions) if left[at]]
+        if empty:
+            empty.sort()
+            self._free(own, empty)
+
+    def _leave(self, own: HeldTokens, cell: int) -> int:
+        """Empty a cell; its block if that holds no token any more, else 0."""
+        block = cell // int(self.size)
+        tokens = self._tokens[block] - 1
+        self._tokens[block] = tokens
+        self._used[cell] = False
+        self.stored -= 1
         if self._refill:
-            own.empty = np.concatenate((own.empty, gone))
-        touched = gone // self.size
-        touched = touched[self._tokens[touched] == 0]
-        if len(touched):
-            self._free(own, np.unique(touched))
+            self._turns += 1
+            own.holes.setdefault(block, []).append((self._turns, cell))
+        return 0 if tokens else block
 
-    def truncate(self, seq: int, n: int) -> None:
+    def _free(self, own: HeldTokens, blocks: list[int]) -> None:
+        """Take a sequence's empty blocks from it."""
+        for block in blocks:
+            own.blocks.remove(block)
+            if block in own.open:
+                own.open.remove(block)
+                own.unwritten -= self.size - self._written[block]
+            own.holes.pop(block, None)
+            self._written[block] = 0
+        self.pool.release(blocks)
+
+    def truncate(self, own: HeldTokens, n: int) -> None:
         """Keep the first ``n`` tokens of a sequence that has lost none, and what its last block has room for."""
-        own = self.held[seq]
-        gone = own.cells[n:]
+        size = int(self.size)
+        for cell in own.cells[n:]:
+            self._used[cell] = False
+        self.stored -= len(own.cells) - n
         own.cells, own.positions, own.reserved = own.cells[:n], own.positions[:n], 0
-        self._used[gone] = False
-        self._count(gone, -1)
-        keep = blocks_for(n, self.size)
-        blocks, own.blocks = own.blocks[keep:], own.blocks[:keep]
-        own.empty = self._cells_of(np.array(own.blocks, dtype=np.int64))[n:]
-        self._unwritten[own.empty] = True
-        self.pool.release(blocks[::-1])
+        keep = blocks_for(n, size)
+        self._pack(own, own.blocks[:keep], own.blocks[keep:])
 
     def release(self, seq: int) -> None:
         """Give up all that a sequence holds."""
         own = self.held.pop(seq, None)
         if own is not None:
-            self._used[own.cells] = False
-            self._count(own.cells, -1)
-            self.pool.release(own.blocks[::-1])
+            size = int(self.size)
+            for block in own.blocks:
+                self._used[block * size : (block + 1) * size] = [False] * size
+            self.stored -= len(own.cells)
+            own.cells = []
+            self._pack(own, [], own.blocks)
+
+    def _pack(self, own: HeldTokens, kept: list[int], gone: list[int]) -> None:
+        """Count a sequence's tokens in the first cells of the blocks that it keeps, and free the others."""
+        left, size = len(own.cells), int(self.size)
+        own.blocks, own.open, own.unwritten = kept, [], len(kept) * size - left
+        own.holes.clear()
+        for block in kept:
+            filled = min(left, size)
+            left -= filled
+            self._tokens[block] = self._written[block] = filled
+            self._turns += 1
+            self._turn[block] = self._turns
+            if filled < size:
+                own.open.append(block)
+        for block in gone:
+            self._tokens[block] = self._written[block] = 0
+        self.pool.release(gone[::-1])
 
     # Compaction
 
-    def fragmentation(self, seq: int) -> float:
+    def fragmentation(self, own: HeldTokens) -> float:
         """Share of the cells which attention reads of a sequence that hold no token."""
-        read = self.cells_read(seq)
-        return fragmentation(len(self.held[seq].cells), read) if read else 0.0
+        read = self.cells_read(own)
+        return fragmentation(len(own.cells), int(read)) if read else 0.0
 
-    def excess_blocks(self, seq: int, more: int = 0) -> int:
+    def excess_blocks(self, own: HeldTokens, more: int = 0) -> int:
         """Blocks that compacting a sequence would free, if it has to have room for ``more`` tokens."""
-        own = self.held[seq]
-        return len(own.blocks) - blocks_for(len(own.cells) + max(own.reserved, more), self.size)
+        return len(own.blocks) - blocks_for(len(own.cells) + max(int(own.reserved), more), int(self.size))
 
-    def compact(self, seq: int, more: int = 0) -> Moves:
+    def compact(self, own: HeldTokens, more: int = 0) -> Moves:
         """Copy the tokens of a sequence's emptiest blocks into the holes of its fullest, if that frees a block.
 
         Fewest cells move that way. No run overlaps another, so that any order is safe. ``more``: leave room for so
         many further tokens.
         """
-        own = self.held[seq]
-        excess = self.excess_blocks(seq, more)
+        excess, size = self.excess_blocks(own, more), int(self.size)
         if excess <= 0:
             return NO_MOVES
-        blocks = np.array(own.blocks)
-        by_tokens = (-self._tokens[blocks]).argsort(kind="stable")
-        kept, gone = blocks[by_tokens[:-excess]], blocks[by_tokens[-excess:]]
-        room = self._cells_of(kept)
-        filled = np.zeros(len(self._used), dtype=np.bool_)
-        filled[room[: len(own.cells)]] = True
-        moving = np.flatnonzero(~filled[own.cells])
-        moving = moving[own.cells[moving].argsort()]
-        src, dst = own.cells[moving], np.flatnonzero(filled & ~self._used)
-        own.cells = own.cells.copy()
-        own.cells[moving] = dst
-        self._used[src], self._used[dst] = False, True
-        self._count(src, -1)
-        self._count(dst, 1)
-        own.blocks, own.empty = kept.tolist(), room[len(own.cells) :]
-        self._unwritten[own.empty] = True
-        self.pool.release(gone.tolist()[::-1])
-        return _runs(src, dst)
+        tokens = self._tokens
+        by_tokens = sorted(own.blocks, key=lambda block: -tokens[block])
+        kept, left = by_tokens[:-excess], len(own.cells)
+        filled: dict[int, int] = {}
+        """Tokens that each block will hold."""
+        for block in kept:
+            filled[block] = min(left, size)
+            left -= filled[block]
+        moving = [at for at, cell in enumerate(own.cells) if cell % size >= filled.get(cell // size, 0)]
+        moving.sort(key=own.cells.__getitem__)
+        src = [own.cells[at] for at in moving]
+        dst = [cell for b in sorted(kept) for cell in range(b * size, b * size + filled[b]) if not self._used[cell]]
+        for at, cell, target in zip(moving, src, dst, strict=True):
+            own.cells[at] = target
+            self._used[cell] = False
+            self._used[target] = True
+            if target // size > self._highest:
+                self._highest = target // size
+        self._pack(own, kept, by_tokens[-excess:])
+        return _runs(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64))
 
     # Looking in
 
-    def cells_read(self, seq: int) -> int:
+    def cells_read(self, own: HeldTokens) -> i64:
         """Cells that a kernel reads which goes through a sequence's blocks: its tokens, and the holes among them."""
-        own = self.held[seq]
-        return len(own.blocks) * self.size - self._n_unwritten(own)
+        return len(own.blocks) * self.size - own.unwritten
 
-    def blocks_read(self, seq: int) -> int:
+    def blocks_read(self, own: HeldTokens) -> i64:
         """Blocks in which these cells lie."""
-        own = self.held[seq]
-        return len(own.blocks) - self._n_unwritten(own) // self.size
-
-    def view(self, seq: int) -> View:
-        """The cells that hold a token of a sequence, in order of position."""
-        own = self.held[seq]
-        return View(own.cells, own.positions)
+        return len(own.blocks) - own.unwritten // self.size
 
     @property
     def top(self) -> int:
         """One past the highest cell that holds a token; 0 if there is none."""
-        filled = self._tokens.nonzero()[0]
-        if not len(filled):
-            return 0
-        first = int(filled[-1]) * self.size
-        return first + int(self._used[first : first + self.size].nonzero()[0][-1]) + 1
+        block, size = self._highest, int(self.size)
+        while block > 0 and not self._tokens[block]:
+            block -= 1
+        self._highest = block
+        cell = block * size + size - 1
+        while cell >= block * size and not self._used[cell]:
+            cell -= 1
+        return cell + 1 if block else 0
 
     def usage(self, capacity: int) -> Usage:
         """How full the pool is; any free block serves any sequence."""
-        extents = self.pool.keep_extents()
-        free, largest = extents.n_free * self.size, extents.largest * self.size
+        extents, size = self.pool.keep_extents(), int(self.size)
+        free, largest = extents.n_free * size, extents.largest * size
         return Usage(capacity, self.stored, capacity - free, free, extents.count, largest, self.top)
-
-    # Helpers
-
-    def _n_unwritten(self, own: HeldTokens) -> int:
-        """Cells that are behind all that their blocks have held: of one block a part, of others all."""
-        return int(np.count_nonzero(self._unwritten[own.empty])) if len(own.empty) else 0
-
-    def _cells_of(self, blocks: IntArray) -> IntArray:
-        cells: IntArray = (blocks[:, None] * self.size + np.arange(self.size)).reshape(-1)
-        return cells
-
-    def _count(self, cells: IntArray, each: int) -> None:
-        """Count tokens that come or go, ``each`` in each of these cells."""
-        self.stored += each * len(cells)
-        if len(cells) == 1:
-            self._tokens[cells[0] // self.size] += each
-        elif len(cells):
-            self._tokens += each * np.bincount(cells // self.size, minlength=len(self._tokens))
-
-    def _free(self, own: HeldTokens, blocks: IntArray) -> None:
-        gone = set(blocks.tolist())
-        own.blocks = [block for block in own.blocks if block not in gone]
-        own.empty = own.empty[~np.isin(own.empty // self.size, blocks)]
-        self.pool.release(blocks.tolist())
 
 
 def _runs(src: IntArray, dst: IntArray) -> Moves:

@@ -41,8 +41,8 @@ def _packed(name: str, config: CacheConfig) -> Policy:
 
 
 def _adaptive(name: str, config: CacheConfig) -> Policy:
-    from policies.compaction.adaptive import Adaptive
     from policies.compaction.compactors import pack
+    from policies.compaction.triggers import Adaptive
     from policies.layouts.unified import UnifiedPolicy
 
     return UnifiedPolicy(name, config, compactor=pack, trigger=Adaptive(config.costs))
@@ -58,7 +58,7 @@ def _idle(name: str, config: CacheConfig) -> Policy:
 
 def _threshold(name: str, config: CacheConfig) -> Policy:
     from policies.compaction.compactors import pack
-    from policies.compaction.threshold import Threshold
+    from policies.compaction.triggers import Threshold
     from policies.layouts.unified import UnifiedPolicy
 
     return UnifiedPolicy(name, config, compactor=pack, trigger=Threshold(config.threshold, on_failure=True))

@@ -1,26 +1,43 @@
 """The policy on the page "Add a policy" works as it stands there."""
 
+from collections import Counter
 from functools import partial
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 import kvsim
 from kvsim.simulation.run import build_policy
-from policies import available, plugins
+from policies import CacheConfig, available, plugins
 from real_engine import Engine
 from tests.docs.pages import blocks
-from tests.policies.test_invariants import SETTINGS, CacheMachine, FakeEntryPoint, settings
+from tests.kvsim.simulation.random_runs import outcome
+from tests.policies.placement.stories import SEEDS, live, story
+from tests.policies.test_invariants import SETTINGS, CacheMachine, FakeEntryPoint
 from tests.real_engine.test_engine import MODEL, WORLD, serve_for_real, wrong_texts
 
 
 @pytest.fixture(scope="module")
-def policy():
-    """The class that the page defines."""
-    source, *_ = (block for block in blocks("add-a-policy.md", "python") if "(Policy)" in block)
+def page():
+    """All names that the page defines, its code being run from its beginning to its end."""
     names = {"__name__": "page"}
-    exec(compile(source, "add-a-policy.md", "exec"), names)
-    return names["LowestCell"]
+    for source in blocks("add-a-policy.md", "python"):
+        exec(compile(source, "add-a-policy.md", "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def policy(page):
+    """The class that the page defines."""
+    return page["LowestCell"]
+
+
+@pytest.fixture(scope="module")
+def ruled(page):
+    """The same with a placement rule."""
+    return page["RuledLowestCell"]
 
 
 @pytest.mark.slow
@@ -51,3 +68,42 @@ def test_a_real_model_writes_on_it_what_it_writes_without_a_cache(policy):
     built = build_policy(WORLD, policy)
     engine = Engine(MODEL, built.groups, built.kernel, WORLD.seed)
     assert wrong_texts(serve_for_real(built, engine), engine) == 0
+
+
+@given(seed=SEEDS, cells=st.sampled_from([30, 64, 300]), n_ubatch=st.sampled_from([2, 8, 64]))
+@settings(deadline=None)
+def test_its_rule_places_what_it_places_step_by_step(ruled, seed, cells, n_ubatch):
+    class Leaves(ruled):
+        """The rows of a story are freed as they are."""
+
+        has_placement_rule = True
+
+        def free(self, seq, start=0, stop=None):
+            if seq in self.rule.by_seq:
+                self.rule.leave(seq)
+            super().free(seq, start, stop)
+
+    live(lambda: Leaves(CacheConfig(cells=cells, n_ubatch=n_ubatch)), story(seed))
+
+
+@pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875", "vllm", "static"])
+def test_its_rule_changes_nothing_of_a_run(policy, ruled, scheduler):
+    scenario = kvsim.load_scenario("chat", workload__requests=20, server__scheduler=scheduler, cache__cells=1500)
+    without = outcome(scenario, policy)
+    for most_steps in (1 << 62, 1, 0):
+        assert outcome(scenario, ruled, most_steps=most_steps) == without
+
+
+def test_by_its_rule_hardly_any_step_is_asked_for(policy, ruled, monkeypatch):
+    asked = Counter()
+
+    def count(self, step, *, views=False):
+        asked[type(self)] += 1
+        return place(self, step, views=views)
+
+    place = policy.allocate
+    monkeypatch.setattr(policy, "allocate", count)
+    scenario = kvsim.load_scenario("chat", workload__requests=20)
+    for each in (policy, ruled):
+        kvsim.run(scenario, policy=each)
+    assert 0 < asked[ruled] < 0.2 * asked[policy]

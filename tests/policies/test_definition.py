@@ -111,7 +111,7 @@ def compare(name, keep, **keys):
     engine = Compared(policy, keep, world.seed)
     recorder = Recorder()
     drive(world, policy, engine, recorder, None)
-    assert [job.status for job in recorder.jobs] == ["completed"] * 6
+    assert [job.status for job in recorder.requests.jobs] == ["completed"] * 6
     assert engine.agree + engine.part > 200
     assert engine.forgotten > 50, "nothing was put to the test"
     return engine

@@ -8,7 +8,7 @@ from policies import CacheConfig, Chunk, Policy, available
 from policies.delegating import DelegatingPolicy
 from policies.layouts.unified import UnifiedPolicy
 
-NOT_DELEGATED = {"plan_decode_steps", "lockstep_batch"}
+NOT_DELEGATED = {"placement_rule"}
 """Methods that answer None instead."""
 METHODS = [name for name, _ in inspect.getmembers(Policy, inspect.isfunction) if not name.startswith("_")]
 

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvsim.scenario.scenario import load_scenario
+from tests.kvsim.simulation.random_runs import outcome, scenarios
 from tests.paths import ROOT
-from tests.policies.fast_forward.harness import assert_alike, outcome, scenarios
 from tests.policies.invariants.rules import CacheMachine
 from tests.policies.invariants.subjects import SETTINGS
 
@@ -150,21 +150,22 @@ def test_it_keeps_every_invariant(best_fit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["llama-server", "llama-server-b4875", "vllm", "static"])
-def test_fast_forwarding_changes_nothing(scheduler, best_fit):
+def test_its_steps_are_taken_one_by_one_however_many_are_asked_for(scheduler, best_fit):
+    """It has no placement rule."""
+    assert not best_fit.has_placement_rule
+
     @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(scenario=scenarios(schedulers=(scheduler,)))
     def compare(scenario):
         for detail in ("tables", "requests"):
-            together, a = outcome(scenario, best_fit, fast_forward=True, detail=detail)
-            stepped, b = outcome(scenario, best_fit, fast_forward=False, detail=detail)
-            assert together == stepped
-            if a is not None:
-                assert_alike(a, b)
+            together = outcome(scenario, best_fit, most_steps=1 << 62, detail=detail)
+            assert outcome(scenario, best_fit, most_steps=1, detail=detail) == together
+            assert outcome(scenario, best_fit, most_steps=0, detail=detail) == together
 
     compare()
 
 
 def test_its_usage_is_that_of_a_layout_that_needs_one_extent(best_fit):
     scenario = load_scenario("chat", workload__requests=20)
-    (_, _, usage, _, _), _ = outcome(scenario, best_fit, fast_forward=True)
+    usage = outcome(scenario, best_fit)[2]
     assert usage.placeable == usage.largest_free_extent

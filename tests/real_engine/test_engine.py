@@ -47,7 +47,7 @@ def compacted_at_random(policy, rng):
 def serve_for_real(policy, engine, world=WORLD):
     recorder = Recorder()
     drive(world, policy, engine, recorder, None)
-    completed = [job for job in recorder.jobs if job.status == "completed"]
+    completed = [job for job in recorder.requests.jobs if job.status == "completed"]
     assert len(completed) >= 10
     return completed
 
@@ -191,9 +191,9 @@ def serve_sessions(**keys):
     engine = FixedTimeEngine(MODEL, policy.groups, policy.kernel, world.seed)
     recorder = Recorder()
     drive(world, policy, engine, recorder, None)
-    assert len(recorder.jobs) == 48
+    assert len(recorder.requests.jobs) == 48
     wrong = 0
-    for job in recorder.jobs:
+    for job in recorder.requests.jobs:
         assert job.status == "completed", job.error
         text = engine.prompt(job.request) + engine.texts[job.request.id][job.request.prompt_tokens :]
         assert text[: len(engine.texts[job.request.id])] == engine.texts[job.request.id]

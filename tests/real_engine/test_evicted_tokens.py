@@ -85,7 +85,7 @@ def compare(name, engine_type=Compared, **keys):
     policy = build_policy(world, name)
     engine, recorder = engine_type(policy, world.seed), Recorder()
     drive(world, policy, engine, recorder, None)
-    assert [job.status for job in recorder.jobs] == ["completed"] * 6
+    assert [job.status for job in recorder.requests.jobs] == ["completed"] * 6
     assert engine.agree + engine.part > 120
     assert engine.holes > 500, "nothing was put to the test"
     assert (engine.moved > 0) == name.endswith(("-compacted", "-packed"))

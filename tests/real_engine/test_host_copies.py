@@ -49,12 +49,12 @@ def served(name, engine_type=FixedTimeEngine, type_k="f32", **changes):
     engine = engine_type(MODEL, policy.groups, policy.kernel, world.seed, type_k=type_k)
     drive(world, policy, engine, recorder, None)
     wrong = 0
-    for job in recorder.jobs:
+    for job in recorder.requests.jobs:
         assert job.status == "completed", job.error
         prompt = engine.prompt(job.request)
         text = prompt + engine.texts[job.request.id][len(prompt) :]
         wrong += engine.best[job.request.id] != best_without_cache(MODEL, text, len(prompt), policy.groups)
-    assert len(recorder.jobs) == 15
+    assert len(recorder.requests.jobs) == 15
     assert min(recorder.host_saves, recorder.host_loads) > 3, "nothing was tested"
     return recorder, wrong
 

@@ -92,7 +92,7 @@ def serve(model, page, name):
     engine.page = page
     recorder = Recorder()
     drive(world, policy, engine, recorder, None)
-    completed = [job for job in recorder.jobs if job.status == "completed"]
+    completed = [job for job in recorder.requests.jobs if job.status == "completed"]
     assert len(completed) == REQUESTS
     return engine, policy, completed, moved
 
@@ -155,7 +155,7 @@ def compared(model, monkeypatch, name, keep, **keys):
     engine = test_definition.Compared(policy, keep, world.seed)
     recorder = Recorder()
     drive(world, policy, engine, recorder, None)
-    assert [job.status for job in recorder.jobs] == ["completed"] * 2
+    assert [job.status for job in recorder.requests.jobs] == ["completed"] * 2
     assert engine.agree + engine.part > 32
     assert engine.forgotten > 15, "nothing was tested"
     return engine.part

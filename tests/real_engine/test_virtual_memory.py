@@ -45,7 +45,7 @@ def served(engine_class=VirtualEngine):
     policy, recorder = build_policy(WORLD, "vattention"), Recorder()
     engine = engine_class(MODEL, policy.groups, 5, page_tokens=32, slots=3, max_tokens=128)
     drive(WORLD, policy, engine, recorder, None)
-    jobs = [job for job in recorder.jobs if job.status == "completed"]
+    jobs = [job for job in recorder.requests.jobs if job.status == "completed"]
     assert len(jobs) == 6
     wrong = 0
     for job in jobs:

@@ -135,7 +135,7 @@ def _measured(files: CalibrationFiles, model: str, **options: Any) -> Calibratio
     from kvsim.calibration.run import calibrate as measure
 
     try:
-        with RunProgress(f"measuring {model}", 100, lines=True) as progress:
+        with RunProgress(f"measuring {model}", 100) as progress:
             return measure(model, name=files.name, report=progress.share, journal=files.journal, **options)
     except KeyboardInterrupt:
         kept = f"; called again, it goes on from what is in {files.journal}" if files.journal.exists() else ""

@@ -189,7 +189,7 @@ def _verify(found: Answer, server: ServerCommand, requests: int, as_json: bool) 
     try:
         if not isinstance(found, Recommendation):
             raise UserError("--verify: no setting is recommended here, so that there is nothing to start")
-        with RunProgress("verifying", 100, lines=True) as bar:
+        with RunProgress("verifying", 100) as bar:
             done = verify(found, server, requests=requests, progress=bar.share)
     except SendingStopped as e:
         if e.interrupted:

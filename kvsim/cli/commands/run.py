@@ -13,8 +13,6 @@ from kvsim.cli.options import (
     DeviceWeights,
     Json,
     ModelName,
-    NoFastForward,
-    NoLeap,
     Plugins,
     Policy,
     ProfileName,
@@ -54,8 +52,6 @@ def run(
         Detail,
         typer.Option(help="What to record: the cache too, or requests only, which is much faster for long runs."),
     ] = Detail.cache,
-    no_fast_forward: NoFastForward = False,
-    no_leap: NoLeap = False,
     skip_bad_rows: SkipBadRows = False,
     as_json: Json = False,
 ) -> None:
@@ -66,9 +62,8 @@ def run(
     loaded = load_with(
         scenario, seed, requests, profile, skip_bad_rows, model=model, device=device, tp=tp, weights=weights
     )
-    fast_forward = not (no_fast_forward or no_leap)
     with RunProgress(policy or loaded.cache.policy, loaded.build_workload().n_requests) as progress:
-        result = run_scenario(loaded, policy, progress=progress, detail=detail.value, fast_forward=fast_forward)
+        result = run_scenario(loaded, policy, progress=progress, detail=detail.value)
     warn(result.warnings)
     if as_json:
         print_json(result.summary)

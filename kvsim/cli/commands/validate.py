@@ -234,7 +234,7 @@ def _against_servers(name: str, seed: int | None, requests: int, servers: Server
     loaded = shortened(load_with(trace_scenario(name) if is_trace(name) else name, seed), requests)
     folder = run.out / f"validate-{loaded.name}"
     try:
-        with RunProgress(f"asking {servers.url[0]}", 100, lines=True) as progress:
+        with RunProgress(f"asking {servers.url[0]}", 100) as progress:
             profile = run.profile or profile_for(servers, run.calibration_seconds, progress)
             done = validate_servers(
                 loaded,
@@ -271,7 +271,7 @@ def _on_engine(run: _EngineRun, bound: float | None, as_json: bool) -> None:
     from kvsim.engines.validation import validate as check
 
     loaded = _fitted_to_engine(load_with(run.scenario, run.seed), run.engine, run.model, run.library)
-    with RunProgress("calibrating", 100, lines=True) as progress:
+    with RunProgress("calibrating", 100) as progress:
         if run.profile is not None:
             fitted = _given_profile(run.profile, run.threads)
         else:

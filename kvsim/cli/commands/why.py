@@ -10,6 +10,7 @@ import typer
 from kvsim.cli import completion
 from kvsim.cli.console import console, point_to_questions, print_json
 from kvsim.cli.options import DeviceName, Json, ModelName, Out, Plots, Plugins, Policy, load_plugins
+from kvsim.cli.progress import RunProgress
 from kvsim.results import writable
 
 app = typer.Typer(add_completion=False)
@@ -37,7 +38,8 @@ def why(
     from kvsim.advice.why import why as diagnose
 
     load_plugins(plugin)
-    found = diagnose(source, policy, model=model, device=device)
+    with RunProgress(source) as progress:
+        found = diagnose(source, policy, model=model, device=device, progress=progress)
     if as_json:
         print_json(found.to_dict())
         return

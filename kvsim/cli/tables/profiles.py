@@ -82,6 +82,7 @@ def _prices(profile: Profile) -> Any:
     """A table of what some passes cost, by the formula that every simulation uses."""
     from kvsim.costs.pass_price import PassPrice
     from policies import Group
+    from policies.placement.rule import PassReads
 
     kernel = next(iter(profile.kernels))
     price = PassPrice(profile, kernel, (Group(0),))
@@ -89,17 +90,13 @@ def _prices(profile: Profile) -> Any:
     for sequences in (1, 32, 128):
         for context in (512, 4096):
             if context <= profile.cells.high and sequences <= profile.tokens.high:
-                regime = price.regime(sequences, sequences)
-                attention = regime.singles_s(sequences, sequences * context, sequences)
-                table.add_row(
-                    f"{counted(sequences, 'decode')} at {context:,} cells",
-                    seconds(regime.total(sequences, sequences, ((1.0, attention, 0),))),
-                )
+                work = PassReads.counted(sequences, sequences, 0, [(1, context)] * sequences)
+                name = f"{counted(sequences, 'decode')} at {context:,} cells"
+                table.add_row(name, seconds(price.seconds(work)))
     for prompt in (512, 2048, 8192):
         if prompt <= profile.tokens.high:
-            regime = price.regime(prompt, 1)
-            attention = regime.longer_s(prompt, prompt)
-            table.add_row(f"a prompt of {prompt:,} tokens", seconds(regime.total(prompt, 1, ((1.0, attention, 0),))))
+            work = PassReads.counted(prompt, 1, 0, [(prompt, prompt)])
+            table.add_row(f"a prompt of {prompt:,} tokens", seconds(price.seconds(work)))
     return table
 
 

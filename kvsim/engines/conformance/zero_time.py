@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies import Chunk, HostCopy, MicroBatch, Moves, Transfer
+from policies.placement.rule import PassReads
 from workloads import Request
 
 
@@ -12,7 +13,7 @@ class ZeroTimeBackend:
     """A backend on which everything takes zero time."""
 
     wants_views = False
-    predictor = None
+    price = None
 
     def begin(self, seq: int, request: Request, *, again: bool = False) -> None:
         """Do nothing."""
@@ -23,6 +24,10 @@ class ZeroTimeBackend:
     def step(self, step: Sequence[Chunk], batches: Sequence[MicroBatch]) -> Sequence[float]:
         """Return zero seconds."""
         return [0.0] * len(batches)
+
+    def before_pass(self, work: PassReads) -> float:
+        """Return zero seconds."""
+        return 0.0
 
     def move(self, moves: Moves) -> float:
         """Return zero seconds."""

@@ -31,6 +31,7 @@ from kvsim.engines.live.served import Served, served
 from kvsim.engines.live.settings import ServerSettings, ask_settings
 from kvsim.errors import UserError, counted
 from kvsim.simulation.run import build_policy
+from policies.placement.rule import PassReads
 from workloads import named_rng
 
 _ENOUGH = 2 * LEAST_STEPS
@@ -320,7 +321,9 @@ def _front_end(profile: Profile, measurement: LoadMeasurement) -> Coefficient | 
     for found in measurement.found:
         if found.alone is not None:
             batches, waited_s, prompt_s = found.alone
-            more.append(waited_s - (sum(map(price.of_batch, batches)) if prompt_s is None else prompt_s))
+            if prompt_s is None:
+                prompt_s = sum(price.seconds(PassReads.of(batch)) for batch in batches)
+            more.append(waited_s - prompt_s)
     if not more:
         return None
     rng = named_rng(0, "front end")

@@ -117,7 +117,7 @@ def _common_meta(run: Run, assumed: Sequence[str]) -> Record:
     if run.others is not None:
         meta["tokens"] = run.others
     if len(journal.parts) > 1:
-        meta["resumed_s"] = [round(part_s, 3) for part_s in journal.parts[1:]]
+        meta["resumed_s"] = [round(part_s, 6) for part_s in journal.parts[1:]]
     if run.stopped is not None:
         meta["stopped"] = str(run.stopped)
     return meta

@@ -20,7 +20,7 @@ from kvsim.engines.recorded.validation import RecordedValidation, validate_recor
 from kvsim.errors import UserError, counted
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
-from kvsim.simulation.recorder import Progress
+from kvsim.simulation.request_log import Progress
 
 
 @dataclass(frozen=True)

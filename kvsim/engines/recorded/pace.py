@@ -19,6 +19,7 @@ from kvsim.costs.tables import FloatArray
 from kvsim.engines.recorded.steps import MeasuredStep, SteppedServer, that_tell
 from kvsim.simulation.backend import Backend, DelegatingBackend
 from policies import Chunk, HostCopy, MicroBatch, Moves, Transfer
+from policies.placement.rule import PassReads
 
 LEAST_WINDOW_S = 0.8
 """Standard deviation of the narrowest window: a pace is of many steps, not the accident of one."""
@@ -54,7 +55,7 @@ def step_times(recording: SteppedServer, costs: CostModel) -> StepTimes:
 
 
 def _priced(price: PassPrice, step: MeasuredStep) -> float:
-    return sum(price.of_counts(work.tokens, work.chunks, work.runs, work.scans) for work in step.works)
+    return sum(price.seconds(PassReads.counted(w.tokens, w.chunks, w.runs, w.scans)) for w in step.works)
 
 
 class RunPace:

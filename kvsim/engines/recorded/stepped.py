@@ -19,7 +19,8 @@ from kvsim.engines.recorded.steps import FrontEnd, SteppedServer
 from kvsim.errors import UserError
 from kvsim.model.engine_shapes import file_name
 from kvsim.simulation.backend import Backend, SimulatedBackend
-from kvsim.simulation.recorder import Progress, Recorder
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.request_log import Progress
 from kvsim.simulation.result import Result
 from kvsim.simulation.run import build_policy, drive
 

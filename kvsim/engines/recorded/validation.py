@@ -37,7 +37,8 @@ from kvsim.model.recorded_names import recorded_model
 from kvsim.results import writable
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import SimulatedBackend
-from kvsim.simulation.recorder import Progress, Recorder
+from kvsim.simulation.recorder import Recorder
+from kvsim.simulation.request_log import Progress
 from kvsim.simulation.run import build_policy, drive
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
@@ -12,7 +12,10 @@ from kvsim.simulation.job import FailureKind, Job, Status
 from kvsim.simulation.recorder import Recorder
 from policies import Chunk, HostCopy, NoSlot, Policy, SequencePlan
 from policies.compiled import mypyc_attr
-from policies.fast_forward.lockstep import LockstepBatch
+from policies.placement.rule import PlacementRule
+
+ENDLESS = 1 << 62
+"""More steps than any run takes."""
 
 
 class Scheduler(Protocol):
@@ -22,8 +25,10 @@ class Scheduler(Protocol):
     """Jobs that were given a slot since the server last cleared this list."""
     ended: list[Job]
     """Jobs that have ended since the server last cleared this list."""
-    lockstep_batch: LockstepBatch[Any] | None
-    """The sequences that get one token each besides the chunks composed last; None if the chunks are all."""
+    rule: PlacementRule | None
+    """The placement rule whose rows get their tokens besides the chunks composed last; None if the chunks are all."""
+    waits_for_room: bool
+    """Whether a request could be admitted as soon as a row gives room back."""
 
     @property
     def waiting(self) -> Iterable[Job]:
@@ -43,15 +48,15 @@ class Scheduler(Protocol):
         """The chunks to run next; empty when there is nothing to do. Raises ``Livelock``."""
         ...
 
-    def decode_only_steps(self, step: Sequence[Chunk]) -> int:
-        """Upper bound on consecutive decode-only steps with this batch, the composed one included; 0 if unknown.
+    def decode_only_steps(self) -> int:
+        """The most steps of rows alone that may follow each other before the scheduler must be asked; at least 1.
 
-        During these steps no request is admitted, whatever arrives, and none ends before the last.
+        Asked where the step composed last has no chunks. A row that ends stops them in any case.
         """
         ...
 
     def commit(self, step: Sequence[Chunk], steps: int, now: float) -> None:
-        """The composed step has run ``steps`` times, each time a token further; more than once only if decode-only."""
+        """The composed step has run, and with rows alone so many steps; no row had its last token before the last."""
         ...
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
@@ -62,16 +67,14 @@ class Scheduler(Protocol):
         """Seconds of copies to and from the host that composing took, before its step; asked for once."""
         ...
 
-    def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:
-        """Let sequences that only decode go in lockstep from now on, in the policy's ``batch`` where it has one."""
+    def use_rule(self, rule: PlacementRule | None) -> None:
+        """Let sequences that only decode be rows of the policy's placement rule from now on, where it has one."""
         ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SchedulerBase(ABC):
     """A request's way in and out, which all schedulers share."""
-
-    lockstep_batch: LockstepBatch[Any] | None = None
 
     def __init__(self, scenario: Scenario, policy: Policy, backend: Backend, recorder: Recorder):
         self._scenario = scenario
@@ -82,6 +85,8 @@ class SchedulerBase(ABC):
         """The most tokens in a sequence."""
         self.started: list[Job] = []
         self.ended: list[Job] = []
+        self.rule: PlacementRule | None = None
+        self.waits_for_room = False
         self._copies_s = 0.0
 
     @property
@@ -99,23 +104,25 @@ class SchedulerBase(ABC):
         self._copies_s += self._backend.copy(copies)
         self._recorder.copied(copies, [group.share for group in self._policy.groups])
 
-    def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:  # noqa: B027  (a scheduler may decline)
+    def use_rule(self, rule: PlacementRule | None) -> None:  # noqa: B027  (a scheduler may decline)
         """Decline: every sequence stays in the chunks."""
 
+    def decode_only_steps(self) -> int:
+        """As many as there may be."""
+        return ENDLESS
+
     def commit(self, step: Sequence[Chunk], steps: int, now: float) -> None:
-        """Count the tokens of all steps but the last, then complete the last, in which requests may end."""
+        """Count the tokens of the chunks, and end the requests that had their last token in the last step."""
         if steps > 1:
-            self._skip(step, steps - 1)
-            step = [chunk._replace(start=chunk.start + steps - 1) for chunk in step]
+            self._note_steps()
         self._complete(step, now)
+
+    def _note_steps(self) -> None:  # noqa: B027  (most schedulers need not know)
+        """Several steps of rows alone have run; ``_complete`` follows for the last."""
 
     @abstractmethod
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """These chunks have run: count tokens, emit output tokens, end requests."""
-
-    @abstractmethod
-    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
-        """Decode-only steps have run in which no request ended: count their tokens."""
 
     def _plan(self, job: Job) -> SequencePlan:
         """What is known of a job's sequence. The last token generated is never run, so it takes no cell."""

@@ -54,7 +54,7 @@ class EarlyLlamaServer(SlotServer):
             error = "Input prompt is too big compared to KV size. Please try increasing KV size."
             self._fail_all(reason, now, error, empties=not self._scenario.server.keep_idle_slots)
             return
-        self._end_lockstep()
+        self._leave_all_rows()
         self._halve(min(self._limit, sum([chunk.n for chunk in self._pending])))
         self._log("no_room", n_batch=self._limit)
 

@@ -52,7 +52,7 @@ class LlamaServer(SlotServer):
         if not done and self._limit > 1 and self._purge_one():
             self._log("no_room", n_batch=self._limit)
             return
-        self._end_lockstep()
+        self._leave_all_rows()
         tried = min(self._limit, sum([chunk.n for chunk in self._pending]))
         if done:
             self._complete(done, now)

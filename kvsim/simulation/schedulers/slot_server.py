@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,13 +14,13 @@ from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.base import SchedulerBase
+from kvsim.simulation.schedulers.base import ENDLESS, SchedulerBase
 from kvsim.simulation.schedulers.decision_log import DecisionLog, no_log
-from kvsim.simulation.schedulers.slot_lockstep import SlotLockstep
+from kvsim.simulation.schedulers.decoding_slots import DecodingSlots
 from kvsim.simulation.schedulers.slots import Slot, Slots, reused_runs
 from policies import NOTHING, Chunk, Content, NoSlot, Policy
 from policies.compiled import mypyc_attr
-from policies.fast_forward.lockstep import LockstepBatch
+from policies.placement.rule import PlacementRule
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -55,8 +55,8 @@ class SlotServer(SchedulerBase):
         self._n_batch = scenario.n_batch
         self._limit = self._n_batch
         """The most tokens of the next piece."""
-        self._lockstep: SlotLockstep | None = None
-        """The slots that only generate; None where there is no lockstep."""
+        self._decoding: DecodingSlots | None = None
+        """The slots that only generate; None where the policy has no rule for them."""
         self._admission_blocked = False
         """Whether the first request in the queue waits for a sequence to give up its room."""
         self._some_full = False
@@ -81,27 +81,25 @@ class SlotServer(SchedulerBase):
         """Queue a request. Even one that no slot can hold gets a slot first."""
         self.queue.append(job)
 
-    def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:
-        """Let slots that only generate go in lockstep, if a batch always has room for all of them."""
-        if len(self.slots) < self._n_batch:
-            self._lockstep = SlotLockstep(self.slots, batch, self._steps_to_end)
+    def use_rule(self, rule: PlacementRule | None) -> None:
+        """Let slots that only generate be rows, if a batch always has room for all of them."""
+        if rule is not None and len(self.slots) < self._n_batch:
+            self._decoding = DecodingSlots(self.slots, rule, self._steps_to_end)
 
     def _steps_to_end(self, job: Job) -> int:
         return self._steps_left(job, self._context - 1)
 
     def compose(self, now: float) -> Sequence[Chunk]:
         """Compose the next piece of the batch, or of a new batch."""
-        self.lockstep_batch, lockstep = None, self._lockstep
-        if not self._pending and not (lockstep is not None and lockstep.in_batch) and not self._compose_batch(now):
+        self.rule, decoding = None, self._decoding
+        if not self._pending and not (decoding is not None and decoding.in_batch) and not self._compose_batch(now):
             return ()
-        if lockstep is not None and lockstep.in_batch:
-            if lockstep.batch is None:
-                return lockstep.merged(self._pending)
+        if decoding is not None and decoding.in_batch:
             piece = list(self._pending)
-            if lockstep.batch.reserve_with(piece):
-                self.lockstep_batch = lockstep.batch
+            if decoding.rule.reserve_with(piece):
+                self.rule = decoding.rule
                 return piece
-            self._end_lockstep()
+            self._leave_all_rows()
         piece, room = [], self._limit
         for chunk in self._pending:
             if room == 0:
@@ -112,49 +110,38 @@ class SlotServer(SchedulerBase):
 
     def _compose_batch(self, now: float) -> bool:
         """Compose a new batch; False if there is nothing to run."""
-        lockstep = self._lockstep
+        decoding = self._decoding
         while True:
             self._limit = self._n_batch
             self._take_tasks(now)
             if self._some_full:
                 self._shift_contexts(now)
             self._pending.extend(self._new_batch(now))
-            if self._pending or (lockstep is not None and len(lockstep)):
+            if self._pending or (decoding is not None and len(decoding)):
                 if self._log is not no_log:
                     self._log("batch", chunks=tuple(self._pending))
                 return True
             if not self.queue:
-                if lockstep is not None:
-                    lockstep.in_batch = False
+                if decoding is not None:
+                    decoding.in_batch = False
                 return False
 
-    def decode_only_steps(self, step: Sequence[Chunk]) -> int:
-        """While every job in a slot decodes, and no request can be given a slot."""
-        lockstep = self._lockstep
-        if lockstep is not None and lockstep.in_batch:
-            if self._pending:
-                return 0
-            if not self.queue:
-                return lockstep.steps_to_next_end
-            policy = self._policy
-            told = lockstep.batch is not None or not policy.can_free_while_decoding
-            if self._admission_blocked and told and not policy.admits_while_decoding:
-                return lockstep.steps_until_room()
-            return 1
-        jobs = [slot.job for slot in self.slots.all if slot.job is not None]
-        if len(step) != len(jobs) or len(self._pending) != len(step) or self._limit != self._n_batch:
-            return 0
-        if self.queue or not all(job.prefilled for job in jobs):
-            return 0
-        return 1 + min([self._steps_to_end(job) for job in jobs])
+    def decode_only_steps(self) -> int:
+        """One where the policy may admit a request after any step that it does not admit now."""
+        policy = self._policy
+        self.waits_for_room = self._admission_blocked
+        if not self.queue or (self._admission_blocked and not policy.admits_while_decoding):
+            return ENDLESS
+        return 1
 
-    def _end_lockstep(self) -> None:
-        """Take all slots out of the lockstep; what is left of a batch then has a chunk for each of them."""
-        lockstep = self._lockstep
-        if lockstep is not None:
-            if lockstep.in_batch and len(lockstep):
-                self._pending = deque(lockstep.merged(self._pending))
-            lockstep.end()
+    def _leave_all_rows(self) -> None:
+        """Take all slots out of the rows; what is left of a batch then has a chunk for each of them."""
+        decoding = self._decoding
+        if decoding is not None:
+            if decoding.in_batch and len(decoding):
+                self._pending = deque(decoding.merged(self._pending))
+            decoding.end()
+            self.rule = None
 
     # Taking tasks
 
@@ -219,7 +206,7 @@ class SlotServer(SchedulerBase):
     # The batch
 
     def _shift_contexts(self, now: float) -> None:
-        """Make room in each generating slot that is full; one in lockstep leaves it before it is."""
+        """Make room in each generating slot that is full; a row is none any more before it is."""
         self._some_full = False
         for slot in self.slots.beside:
             job = slot.job
@@ -262,12 +249,12 @@ class SlotServer(SchedulerBase):
         """How many of the ``left`` tokens behind those a context shift discards where ``discard`` are asked for."""
 
     def _new_batch(self, now: float) -> list[Chunk]:
-        """One token for each generating slot that is not in lockstep, then prompts in order of slots."""
-        room, lockstep = self._n_batch, self._lockstep
+        """One token for each generating slot that is no row, then prompts in order of slots."""
+        room, decoding = self._n_batch, self._decoding
         beside = self.slots.beside
-        if lockstep is not None:
-            lockstep.join_ready(beside)
-            room -= len(lockstep)
+        if decoding is not None:
+            decoding.join_ready(beside)
+            room -= len(decoding)
             beside = self.slots.beside
         batch = [Chunk(slot.id, slot.job.computed, 1) for slot in beside if slot.job is not None and slot.job.prefilled]
         room -= len(batch)
@@ -360,9 +347,9 @@ class SlotServer(SchedulerBase):
 
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """Count the tokens, and one more where a prompt or the last answer's token is done; end requests by slot."""
-        lockstep, ready = self._lockstep, list[Slot]()
-        if lockstep is not None and lockstep.in_batch:
-            ready = lockstep.take_step()
+        decoding, ready = self._decoding, list[Slot]()
+        if decoding is not None and decoding.in_batch:
+            ready = decoding.leave_ended()
             step = list(self._pending)
         for chunk in step:
             self._advance(chunk.n)
@@ -377,18 +364,6 @@ class SlotServer(SchedulerBase):
         for slot in ready:
             if slot.job is not None:
                 self._end_if_done(slot, slot.job, now)
-
-    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
-        """Count the tokens."""
-        if self._lockstep is not None and self._lockstep.in_batch:
-            self._lockstep.skip(steps)
-            return
-        self._pending = deque([chunk._replace(start=chunk.start + steps) for chunk in step])
-        for chunk in step:
-            job = self.slots[chunk.seq].job
-            assert job is not None, "a chunk ran for an empty slot"
-            job.computed += steps
-            job.generated += steps
 
     def _advance(self, n: int) -> None:
         """Take ``n`` tokens off the first pending chunk."""

@@ -33,8 +33,6 @@ class Slot:
     """Tokens at the end of the content that were to be run when their request failed, and have no cells."""
     last_used: int = -1
     """Value of a counter when the slot was last released; -1 before."""
-    in_lockstep: bool = False
-    """Whether its job goes in lockstep."""
 
     def take(self, job: Job, prompt: Content) -> None:
         """Hold a job, whose prompt the server has not begun with."""
@@ -47,7 +45,7 @@ class Slot:
 
 
 class Slots:
-    """All slots of a server, by number: idle ones, those in lockstep, and the other busy ones."""
+    """All slots of a server, by number: idle ones, those that are rows of a placement rule, and the other busy ones."""
 
     def __init__(self, n: int, *, last_first: bool):
         """``last_first``: of the slots that were never used the last is the one to be used first."""
@@ -78,7 +76,7 @@ class Slots:
 
     @property
     def beside(self) -> list[Slot]:
-        """The busy slots that are not in lockstep, by number."""
+        """The busy slots that are no rows, by number."""
         beside = self._beside
         return list(beside.values()) if len(beside) < 2 else [slot for _, slot in sorted(beside.items())]
 
@@ -94,20 +92,18 @@ class Slots:
         slot.take(job, prompt)
 
     def vacate(self, slot: Slot) -> None:
-        """Let a job go from its slot, which is not in lockstep."""
+        """Let a job go from its slot, which is no row."""
         self._turn += 1
         slot.vacate(self._turn)
         del self._beside[slot.id]
         self._idle[slot.id] = slot
 
-    def join_lockstep(self, slot: Slot) -> None:
-        """Note that a busy slot goes in lockstep from now on."""
-        slot.in_lockstep = True
+    def become_row(self, slot: Slot) -> None:
+        """Note that a busy slot is a row of a placement rule from now on."""
         del self._beside[slot.id]
 
-    def leave_lockstep(self, slot: Slot) -> None:
-        """Note that a slot no longer goes in lockstep."""
-        slot.in_lockstep = False
+    def be_no_row(self, slot: Slot) -> None:
+        """Note that a slot is no row any more."""
         self._beside[slot.id] = slot
 
 

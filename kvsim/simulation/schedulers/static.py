@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
 
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario
@@ -13,10 +12,10 @@ from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.schedulers.base import SchedulerBase
-from kvsim.simulation.schedulers.lockstep import LockstepJobs
+from kvsim.simulation.schedulers.decoding import DecodingJobs
 from policies import Chunk, NoSlot, Policy
 from policies.compiled import mypyc_attr
-from policies.fast_forward.lockstep import LockstepBatch
+from policies.placement.rule import PlacementRule
 
 _slot = attrgetter("slot")
 
@@ -35,14 +34,14 @@ class Static(SchedulerBase):
         """In order of their slots; requests that have ended stay in it."""
         self.waiting: deque[Job] = deque()
         self._n_batch = scenario.n_batch
-        self._lockstep: LockstepJobs | None = None
-        """Requests that only decode, where the policy has a batch for them."""
+        self._decoding: DecodingJobs | None = None
+        """Requests that only decode, where the policy has a rule for them."""
 
-    def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:
-        """Let all that decode go in lockstep, if the policy has a batch for them and a pass has room for all."""
-        if batch is not None and self._scenario.server.slots < min(self._n_batch, batch.max_pass_tokens):
-            batch.places_whole_steps = True
-            self._lockstep = LockstepJobs(batch)
+    def use_rule(self, rule: PlacementRule | None) -> None:
+        """Let all that only decode be rows, if a step has room for all."""
+        if rule is not None and self._scenario.server.slots < self._n_batch:
+            rule.places_whole_steps = True
+            self._decoding = DecodingJobs(rule)
 
     def submit(self, job: Job, now: float) -> None:
         """Fail what could never be served; queue all other requests."""
@@ -62,33 +61,31 @@ class Static(SchedulerBase):
                 self._policy.free(job.slot)
             self.batch = []
             self._fill(now)
-        lockstep, self.lockstep_batch = self._lockstep, None
-        if lockstep is not None and self._join(lockstep):
-            prompts = self._chunks([job for job in self.batch if job not in lockstep], self._n_batch - len(lockstep))
-            if lockstep.batch is not None and lockstep.batch.reserve_with(prompts):
-                self.lockstep_batch = lockstep.batch
+        decoding, self.rule = self._decoding, None
+        if decoding is not None and self._join(decoding):
+            prompts = self._chunks([job for job in self.batch if job not in decoding], self._n_batch - len(decoding))
+            if decoding.rule.reserve_with(prompts):
+                self.rule = decoding.rule
                 return prompts
-            lockstep.leave_all()
+            decoding.leave_all()
         step = self._chunks(self.batch, self._n_batch)
         if not step and self.waiting:
             raise Livelock(now, list(self.waiting), self._policy)
         return step
 
-    def _join(self, lockstep: LockstepJobs) -> bool:
-        """Let all that decode go in lockstep, in the order of slots, or none; whether any does."""
-        batch = lockstep.batch
-        assert batch is not None
-        if len(lockstep):
-            for slot in batch.blocked():
-                lockstep.leave(slot)
+    def _join(self, decoding: DecodingJobs) -> bool:
+        """Let all that decode be rows, in the order of slots, or none; whether any is."""
+        if len(decoding):
+            for slot in decoding.rule.blocked():
+                decoding.leave(slot)
         for job in self.batch:
-            if job.status != "running" or job in lockstep or job.computed < job.tokens - 1:
+            if job.status != "running" or job in decoding or job.computed < job.tokens - 1:
                 continue
             # A prompt's last token comes in the order of slots among those of all that decode.
-            if not job.prefilled or not lockstep.join(job, self._steps_left(job, self._context), job.slot):
-                lockstep.leave_all()
+            if not job.prefilled or not decoding.join(job, self._steps_left(job, self._context), job.slot):
+                decoding.leave_all()
                 return False
-        return len(lockstep) > 0
+        return len(decoding) > 0
 
     def _chunks(self, jobs: Sequence[Job], room: int) -> list[Chunk]:
         """A token for each of these requests that decodes, then prompts, up to ``room`` tokens."""
@@ -104,8 +101,8 @@ class Static(SchedulerBase):
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """Count the tokens; emit one for each request that has computed all it had, and end those that are done."""
         done: list[Job] = []
-        if self._lockstep is not None and self.lockstep_batch is not None:
-            done = self._lockstep.take_steps(1)
+        if self._decoding is not None and self.rule is not None:
+            done = self._decoding.leave_ended()
         for chunk in step:
             job = self.batch[chunk.seq]
             job.computed += chunk.n
@@ -118,36 +115,18 @@ class Static(SchedulerBase):
             job.truncated = job.generated < job.request.output_tokens
             self._end(job, now)
 
-    def decode_only_steps(self, step: Sequence[Chunk]) -> int:
-        """While all requests of the batch that still run decode."""
-        if self._lockstep is not None and self.lockstep_batch is not None:
-            return 0 if step else self._lockstep.steps_to_next_end
-        jobs = [job for job in self.batch if job.status == "running"]
-        if len(step) != len(jobs) or any(chunk.n > 1 for chunk in step) or not all(job.prefilled for job in jobs):
-            return 0
-        return 1 + min(self._steps_left(job, self._context) for job in jobs)
-
-    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
-        """Count the tokens."""
-        if self._lockstep is not None and self.lockstep_batch is not None:
-            self._lockstep.steps += steps
-        for chunk in step:
-            job = self.batch[chunk.seq]
-            job.computed += steps
-            job.generated += steps
-            job.furthest = max(job.furthest, job.computed)
-
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """Put the last request that still runs back to wait; if it is alone, it can never be served."""
         self._recorder.failed_allocations += 1
-        if self._lockstep is not None:
-            self._lockstep.leave_all()
-            self.lockstep_batch = None
+        if self._decoding is not None:
+            self._decoding.leave_all()
+            self.rule = None
         if reason.done:
             self._complete([chunk for batch in reason.done for chunk in batch.chunks], now)
         if len(self.batch) < 2:
             raise Livelock(now, [*self.batch, *self.waiting], self._policy, str(reason))
         job = self.batch.pop()
+        self._policy.will_return(job.slot)
         self._policy.free(job.slot)
         if job.status == "running":
             self._recorder.preempted(job)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
 from kvsim.simulation.job import FailureKind, Job
 from kvsim.simulation.recorder import Recorder
-from kvsim.simulation.schedulers.base import SchedulerBase
+from kvsim.simulation.schedulers.base import ENDLESS, SchedulerBase
+from kvsim.simulation.schedulers.decoding import DecodingJobs
 from kvsim.simulation.schedulers.prefix_orders import queue_for
 from kvsim.simulation.schedulers.progress import ProgressWatch
 from kvsim.simulation.schedulers.queues import Queue, urgency
 from kvsim.simulation.schedulers.running import RunningJobs
 from policies import Chunk, NoSlot, Policy
 from policies.compiled import mypyc_attr
-from policies.fast_forward.lockstep import LockstepBatch
+from policies.placement.rule import PlacementRule
 
 _UNLIMITED = 1 << 62
 
@@ -53,21 +53,18 @@ class Vllm(SchedulerBase):
         self._progress = ProgressWatch()
         self._left = 0
         """Tokens of the budget that the step composed last has left."""
-        self._in_lockstep = False
-        """Whether the step composed last includes those in lockstep."""
-        self._listed = 0
-        """Chunks at the beginning of that step that belong to those in lockstep."""
         self._admission_blocked = False
-        """Whether no request can be admitted until one ends, or one in lockstep gives room back."""
+        """Whether no request can be admitted until one ends, or a row gives room back."""
 
     @property
     def running(self) -> list[Job]:
         """The jobs that have a slot, in order of admission."""
         return self._running.jobs
 
-    def allow_lockstep(self, batch: LockstepBatch[Any] | None) -> None:
-        """Keep the requests that only decode in lockstep from now on."""
-        self._running.allow_lockstep(batch)
+    def use_rule(self, rule: PlacementRule | None) -> None:
+        """Let requests that only decode be rows from now on."""
+        if rule is not None:
+            self._running.use_rule(rule)
 
     def submit(self, job: Job, now: float) -> None:
         """Fail what could never be served; queue all other requests."""
@@ -79,7 +76,7 @@ class Vllm(SchedulerBase):
 
     def cancel(self, job: Job, now: float) -> None:
         """End a request whose client has gone."""
-        self._end_lockstep()
+        self._leave_all_rows()
         if job.status == "running":
             self._leave(job)
         else:
@@ -95,17 +92,16 @@ class Vllm(SchedulerBase):
 
     def schedule(self, now: float) -> Sequence[Chunk]:
         """Compose chunks for running requests, then for waiting ones: vLLM's ``schedule``. Raises ``Livelock``."""
-        self._in_lockstep, self._admission_blocked, self.lockstep_batch = False, False, None
+        self.rule, self._admission_blocked = None, False
         running = self._running
         if not running.jobs and not self.waiting:
             return ()
-        lockstep = running.lockstep
-        if lockstep is not None:
-            step = self._compose_with_lockstep(now)
+        if running.decoding is not None:
+            step = self._compose_beside_rows(running.decoding, now)
             if step is not None:
-                self._in_lockstep, self.lockstep_batch = True, lockstep.batch
+                self.rule = running.decoding.rule
                 return step
-            self._end_lockstep()
+            self._leave_all_rows()
         chunks: dict[int, Chunk] = {}
         if self._serve_running(chunks) and not (self._cache_full and running.jobs):
             self._admit_waiting(chunks, now)
@@ -115,28 +111,24 @@ class Vllm(SchedulerBase):
         """No request could be given a token. Raises ``Livelock``."""
         raise self._livelock(now)
 
-    def decode_only_steps(self, step: Sequence[Chunk]) -> int:
-        """While all that run are in lockstep, and no waiting request can be admitted."""
-        lockstep = self._running.lockstep
-        if lockstep is None or not self._in_lockstep or len(step) > self._listed:
-            return 0
-        if self._running.others:
+    def decode_only_steps(self) -> int:
+        """One where a request may be admitted after it, or one that runs gets no token in it."""
+        running = self._running
+        self.waits_for_room = False
+        if running.others:
             return 1
-        if not (self.waiting and self._running.free_slots and self._left > 0 and not self._cache_full):
-            return lockstep.steps_to_next_end
-        if not self._admission_blocked:
-            return 1
-        if lockstep.batch is None:
-            return lockstep.steps_to_next_end
-        return min(lockstep.steps_to_next_end, lockstep.batch.steps_until_release())
+        if self.waiting and running.free_slots and self._left > 0 and not self._cache_full:
+            self.waits_for_room = self._admission_blocked
+            return ENDLESS if self._admission_blocked else 1
+        return ENDLESS
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """Preempt the last of the running; if it is alone and holds nothing, it can never be served."""
         self._recorder.failed_allocations += 1
-        self._end_lockstep()
+        self._leave_all_rows()
         if reason.done:
             self._complete([chunk for batch in reason.done for chunk in batch.chunks], now)
-        self._end_lockstep()
+            self._leave_all_rows()
         if len(self.running) == 1 and self.running[0].computed == 0:
             raise self._livelock(now, str(reason))
         self._preempt(self._victim())
@@ -144,33 +136,25 @@ class Vllm(SchedulerBase):
         if self._progress.count_step(progressed=False):
             self._check_progress(now)
 
-    def _compose_with_lockstep(self, now: float) -> list[Chunk] | None:
-        """Compose a step in which those in lockstep get their token; None if one is in the way or must be preempted.
+    def _compose_beside_rows(self, decoding: DecodingJobs, now: float) -> list[Chunk] | None:
+        """Compose a step in which rows get their tokens; None if one is in the way or must be preempted.
 
-        Those in lockstep come first in the order of admission, so that what they take is taken in that order.
+        Rows come first in the order of admission, so that what they take is taken in that order.
         """
-        lockstep, others = self._running.lockstep, self._running.others
-        assert lockstep is not None
-        batch = lockstep.batch
-        if batch is not None:
-            blocked = batch.blocked()
-            if blocked:
-                self._leave_lockstep(blocked)
-        members = len(lockstep)
-        left = self._budget - members
-        if left < 0 or (members >= batch.max_pass_tokens if batch is not None else not members):
+        rule, others = decoding.rule, self._running.others
+        blocked = rule.blocked()
+        if blocked:
+            self._leave_rows(blocked)
+        rows = len(decoding)
+        left = self._budget - rows
+        if left < 0:
             return None
-        if others and others[0].admission < lockstep.newest and (batch is None or batch.takes_from_pool):
+        if others and others[0].admission < decoding.newest and rule.takes_from_pool:
+            return None
+        may_admit = bool(self.waiting and self._running.free_slots and left > 0 and not self._cache_full)
+        if not rule.reserve():
             return None
         step: dict[int, Chunk] = {}
-        if batch is None:
-            step = {chunk.seq: chunk for chunk in lockstep.chunks()}
-            if self._policy.can_reserve and not all(map(self._reserve_member, step.values())):
-                return None
-        self._listed = len(step)
-        may_admit = bool(self.waiting and self._running.free_slots and left > 0 and not self._cache_full)
-        if batch is not None and not batch.reserve_step():
-            return None
         if others:
             unserved = self._serve_others(step, left)
             if unserved is None:
@@ -182,10 +166,10 @@ class Vllm(SchedulerBase):
             self._admit_waiting(step, now)
             may_change = self._policy.can_free_while_decoding or self._policy.admits_while_decoding
             self._admission_blocked = len(self.waiting) == waiting and not may_change
-        return list(step.values()) if step or members else None
+        return list(step.values()) if step or rows else None
 
     def _serve_others(self, step: dict[int, Chunk], left: int) -> int | None:
-        """Add chunks for the jobs beside the lockstep; the tokens left, or None if one finds no room."""
+        """Add chunks for the jobs beside the rows; the tokens left, or None if one finds no room."""
         threshold = self._most_of_one()
         for job in self._running.others:
             n = min(self._outstanding(job), threshold, left, self._limit - job.computed)
@@ -268,10 +252,6 @@ class Vllm(SchedulerBase):
         """Set room aside for a chunk of a running job."""
         return self._policy.reserve(chunk)
 
-    def _reserve_member(self, chunk: Chunk) -> bool:
-        """Set room aside for the chunk of a job in lockstep."""
-        return self._policy.reserve(chunk)
-
     def _next_waiting(self) -> Job | None:
         """The waiting request to be admitted next."""
         return self.waiting.first() if self.waiting else None
@@ -283,15 +263,12 @@ class Vllm(SchedulerBase):
         return self._threshold
 
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
-        """Count the tokens, emit output tokens, and let requests join the lockstep that now only decode."""
+        """Count the tokens, emit output tokens, and let requests become rows that now only decode."""
         running, progressed = self._running, False
-        if self._in_lockstep:
-            assert running.lockstep is not None
-            progressed = len(running.lockstep) > 0
-            for job in running.lockstep.take_steps(1):
+        if self.rule is not None and running.decoding is not None:
+            progressed = len(running.decoding) > 0
+            for job in running.decoding.leave_ended():
                 self._finish(job, now)
-            if self._listed:
-                step = step[self._listed :]
         for chunk in step:
             job = running.by_slot[chunk.seq]
             job.computed += chunk.n
@@ -305,16 +282,11 @@ class Vllm(SchedulerBase):
             self._join_ready()
 
     def _join_ready(self) -> None:
-        """Let requests join the lockstep that now only decode."""
+        """Let requests become rows that now only decode."""
         self._running.join_ready(self._steps_to_end)
 
     def _steps_to_end(self, job: Job) -> int:
         return self._steps_left(job, self._context - 1)
-
-    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
-        """Count the tokens of the jobs in lockstep."""
-        assert self._running.lockstep is not None
-        self._running.lockstep.steps += steps
 
     def _emit(self, job: Job, now: float) -> None:
         """Count an output token, and end the request if it was the last that it may have."""
@@ -330,13 +302,13 @@ class Vllm(SchedulerBase):
         self._end(job, now)
         self._cache_full = False
 
-    def _leave_lockstep(self, slots: list[int]) -> None:
-        """Take the jobs of some slots out of the lockstep."""
-        self._running.leave_lockstep(slots)
+    def _leave_rows(self, slots: list[int]) -> None:
+        """Take the jobs of some slots out of the rows."""
+        self._running.leave_rows(slots)
 
-    def _end_lockstep(self) -> None:
-        self._running.end_lockstep()
-        self._in_lockstep, self.lockstep_batch = False, None
+    def _leave_all_rows(self) -> None:
+        self._running.leave_all_rows()
+        self.rule = None
 
     def _victim(self) -> Job:
         """The running request to be preempted: the last one, the least urgent, or the one with the fewest outputs."""
@@ -348,6 +320,7 @@ class Vllm(SchedulerBase):
     def _preempt(self, job: Job) -> None:
         """Take the job's cells, and let it wait until there is room again."""
         job.ticket = self._policy.swap_out(job.slot) if self._swaps and job.computed else None
+        self._policy.will_return(job.slot)
         self._leave(job)
         self._policy.note_preemption()
         self._recorder.preempted(job)
@@ -392,7 +365,7 @@ class Vllm(SchedulerBase):
             raise self._livelock(now)
 
     def _livelock(self, now: float, reason: str = "") -> Livelock:
-        self._end_lockstep()
+        self._leave_all_rows()
         return Livelock(now, [*self.running, *self.waiting], self._policy, reason)
 
 

@@ -94,7 +94,7 @@ class AsyncVllm(Vllm):
                 unseen.remove(job)
                 self._fail(job, now, FailureKind.CANCELLED, "cancelled")
                 return
-        self._end_lockstep()
+        self._leave_all_rows()
         self._in_flight.pop(job, None)
         self._stale.pop(job, None)
         if job in self._ending:
@@ -107,14 +107,14 @@ class AsyncVllm(Vllm):
         """Compose the step as it would have been composed a step earlier, or with all that is known if that is none."""
         self._catch_up(BATCHES - 1)
         step = self.schedule(now)
-        if step or self.lockstep_batch is not None or not self._behind:
+        if step or self.rule is not None or not self._behind:
             return step
         self._catch_up(0)
         return self.schedule(now)
 
     def collect(self) -> None:
         """See the outcome of the oldest step in flight: let ended requests go, and let new blocks be found."""
-        in_flight, lockstep = self._in_flight, self._running.lockstep
+        in_flight, decoding = self._in_flight, self._running.decoding
         for job, tokens, samples, ends, preemptions in self.flights.popleft():
             if preemptions != job.preemptions:
                 self._land_stale(job, ends)
@@ -126,23 +126,23 @@ class AsyncVllm(Vllm):
             flown.outputs -= samples
             if not flown.tokens:
                 del in_flight[job]
-            if samples and (lockstep is None or job not in lockstep):
+            if samples and (decoding is None or job not in decoding):
                 self._policy.note_known(job.slot, job.computed - flown.outputs)
             if ends:
                 in_flight.pop(job, None)
                 del self._ending[job]
                 self._let_go(job)
 
-    def decode_only_steps(self, step: Sequence[Chunk]) -> int:
-        """At most one while there is something that the next step will see."""
-        steps = super().decode_only_steps(step)
-        return min(steps, 1) if self._behind else steps
+    def decode_only_steps(self) -> int:
+        """One while there is something that the next step will see."""
+        steps = super().decode_only_steps()
+        return 1 if self._behind else steps
 
     def no_slot(self, reason: NoSlot, now: float) -> None:
         """Wait for what ended requests hold; else preempt."""
         if self._ending and not reason.done:
             self._recorder.failed_allocations += 1
-            self._end_lockstep()
+            self._leave_all_rows()
             self._catch_up(0)
         else:
             super().no_slot(reason, now)
@@ -199,9 +199,6 @@ class AsyncVllm(Vllm):
             return self._policy.reserve(chunk)
         return self._policy.reserve_ahead(chunk, flown.tokens, self._known(job, flown))
 
-    def _reserve_member(self, chunk: Chunk) -> bool:
-        return self._policy.reserve_ahead(chunk, 1, chunk.start)
-
     def _next_waiting(self) -> Job | None:
         """The first waiting request of which nothing is in flight any more."""
         if not self._stale:
@@ -211,7 +208,7 @@ class AsyncVllm(Vllm):
     def _complete(self, step: Sequence[Chunk], now: float) -> None:
         """Count the tokens and emit output tokens, as is known of this step when it has ended."""
         parts = []
-        for chunk in step[self._listed :] if self._in_lockstep else step:
+        for chunk in step:
             job = self._running.by_slot[chunk.seq]
             samples, beyond = job.computed + chunk.n >= job.tokens, job.ended
             self._launch(job, chunk.n, samples, beyond)
@@ -222,10 +219,10 @@ class AsyncVllm(Vllm):
         ended = list(self._ending)[ended_before:]
         flight = [_Part(job, n, samples, job in ended and not b, job.preemptions) for job, n, samples, b in parts]
         own = {part.job for part in flight}
-        from_lockstep = [job for job in ended if job not in own]
-        for job in from_lockstep:
+        from_rows = [job for job in ended if job not in own]
+        for job in from_rows:
             self._launch(job, 1, True, False)
-        self.flights.append([_Part(job, 1, True, True, job.preemptions) for job in from_lockstep] + flight)
+        self.flights.append([_Part(job, 1, True, True, job.preemptions) for job in from_rows] + flight)
 
     def _launch(self, job: Job, tokens: int, samples: bool, beyond: bool) -> None:
         """Count a job's part of a step that is in flight from now on."""
@@ -234,9 +231,8 @@ class AsyncVllm(Vllm):
         flown.outputs += samples
         flown.beyond += beyond
 
-    def _skip(self, step: Sequence[Chunk], steps: int) -> None:
-        """Count the tokens of the jobs in lockstep; what was in flight before has been seen."""
-        super()._skip(step, steps)
+    def _note_steps(self) -> None:
+        """See what was in flight before the last of several steps."""
         while self.flights:
             self.collect()
 
@@ -244,23 +240,23 @@ class AsyncVllm(Vllm):
         self._running.join_ready(self._steps_to_end, self._may_join)
 
     def _may_join(self, job: Job) -> bool:
-        """Whether the job had just one token in the step that has ended, as those in lockstep have in every step."""
+        """Whether the job had just one token in the step that has ended, as rows have in every step."""
         return self._tokens_in_step.get(job) == 1
 
-    def _leave_lockstep(self, slots: list[int]) -> None:
-        """Take jobs out of the lockstep, each of which has a token in flight."""
-        super()._leave_lockstep(slots)
+    def _leave_rows(self, slots: list[int]) -> None:
+        """Take jobs out of the rows, each of which has a token in flight."""
+        super()._leave_rows(slots)
         self._launch_last_tokens([self._running.by_slot[slot] for slot in slots])
 
-    def _end_lockstep(self) -> None:
-        """Take all jobs out of the lockstep, each of which has a token in flight."""
-        lockstep = self._running.lockstep
-        members = [] if lockstep is None else lockstep.jobs()
-        super()._end_lockstep()
-        self._launch_last_tokens(members)
+    def _leave_all_rows(self) -> None:
+        """Take all jobs out of the rows, each of which has a token in flight."""
+        decoding = self._running.decoding
+        rows = [] if decoding is None else decoding.jobs()
+        super()._leave_all_rows()
+        self._launch_last_tokens(rows)
 
     def _launch_last_tokens(self, jobs: list[Job]) -> None:
-        """Count the tokens in flight that jobs had in lockstep in the last step, where there are any."""
+        """Count the tokens in flight that jobs had as rows in the last step, where there are any."""
         if not jobs or not self.flights:
             return
         flight = self.flights[-1]

@@ -12,6 +12,7 @@ from kvsim.costs.cost_model import CostModel
 from kvsim.costs.profile import load_profile
 from kvsim.simulation.backend import PassByPass
 from policies import Group, Kernel
+from policies.placement.rule import PassReads
 from tests.paths import DATA
 
 TRUTH = load_profile(str(DATA / "profile-without-pace.json"))
@@ -62,7 +63,7 @@ class PretendedEngine(PassByPass):
         pass
 
     def forward(self, batch):
-        return self._clock.work(self._price.of_batch(batch))
+        return self._clock.work(self._price.seconds(PassReads.of(batch)))
 
     def move(self, moves):
         return self._clock.work(self._costs.moves(moves))
@@ -102,7 +103,7 @@ class DriftingSubject:
         decode, prompt = whole_pass(2, 1536, prompt=False), whole_pass(32, 512, prompt=True)
         self.reference_passes = ReferencePasses(timed_pass(sliced, decode), timed_pass(sliced, prompt))
         price = costs.pass_price("sliced")
-        self.reference_s = price.of_batch(decode), price.of_batch(prompt)
+        self.reference_s = tuple(price.seconds(PassReads.of(batch)) for batch in (decode, prompt))
         """Seconds of the reference passes at the usual pace."""
 
     @property

@@ -7,6 +7,7 @@ from kvsim.calibration.server_fit import server_profile
 from kvsim.costs.cost_model import CostModel
 from kvsim.costs.fitting import digest
 from kvsim.costs.profile import Profile
+from policies.placement.rule import PassReads
 from tests.kvsim.costs.test_step_fit import CELL_S, samples
 from tests.kvsim.engines.recorded.stepped_servers import KNOWN, seconds
 
@@ -46,7 +47,8 @@ def test_it_prices_passes_as_the_server_took_them():
     price = CostModel(profile(samples(), skipping=("tiled",)).profile).pass_price("tiled")
     for step in samples(30, seed=2):
         works = (step, *step.further)
-        predicted = sum(price.of_counts(work.tokens, work.chunks, work.runs, work.scans) for work in works)
+        passes = [PassReads.counted(work.tokens, work.chunks, work.runs, work.scans) for work in works]
+        predicted = sum(price.seconds(each) for each in passes)
         assert predicted == pytest.approx(step.seconds, rel=2e-3)
 
 

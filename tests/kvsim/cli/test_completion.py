@@ -38,7 +38,7 @@ def test_every_command_is_offered(monkeypatch):
     [
         ("kvsim --v", ["--version"]),
         ("kvsim scenario ", ["show", "list"]),
-        ("kvsim compare --no-f", ["--no-fast-forward"]),
+        ("kvsim compare --max-f", ["--max-failed"]),
         ("kvsim run ", builtin_names()),
         ("kvsim scenario show ch", ["chat"]),
         ("kvsim run chat --policy ", [*available()]),

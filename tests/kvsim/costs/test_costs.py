@@ -16,6 +16,7 @@ from kvsim.simulation.run import build_policy, drive, ledger_for, run
 from kvsim.simulation.time_breakdown import SECONDS
 from policies import NO_MOVES, Chunk, Group, MicroBatch, Moves, Place, Reads, Shift
 from policies.cells.reads import reads_of
+from policies.placement.rule import PassReads
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def shipped():
     return load_profile("default")
 
 
-def lockstep_steps(slopes, knots, tokens):
+def looked_up(slopes, knots, tokens):
     """What a piecewise linear table adds up to."""
     pieces = zip(slopes, knots[:-1], [*knots[1:-1], math.inf], strict=True)
     return sum(slope.value * (min(tokens, high) - low) for slope, low, high in pieces if low < tokens)
@@ -36,13 +37,13 @@ def test_prediction_is_the_sum_of_its_parts(shipped):
     a = shipped.kernels["masked"]
     expected = (
         a.base_s.value
-        + lockstep_steps(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
-        + 512 * (a.per_cell_s.value + lockstep_steps(a.further_token_s, shipped.attention_knots, 31))
+        + looked_up(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
+        + 512 * (a.per_cell_s.value + looked_up(a.further_token_s, shipped.attention_knots, 31))
         + a.per_chunk_s.value * 2
         + a.per_run_s.value * 2
     )
     batch = MicroBatch(chunks, (Place(np.arange(31), reads),))
-    assert costs.pass_price("masked").of_batch(batch) == pytest.approx(expected, rel=1e-12)
+    assert costs.pass_price("masked").seconds(PassReads.of(batch)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_chunks_that_scan_apart_are_charged_apart(shipped):
@@ -51,14 +52,14 @@ def test_chunks_that_scan_apart_are_charged_apart(shipped):
     reads, a = reads_of("sliced", chunks, cells.__getitem__, 512), shipped.kernels["sliced"]
     expected = (
         a.base_s.value
-        + lockstep_steps(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
+        + looked_up(shipped.matmul_slopes_s, shipped.matmul_knots, 31)
         + 101 * a.per_cell_s.value
-        + 30 * (a.per_cell_s.value + lockstep_steps(a.further_token_s, shipped.attention_knots, 30))
+        + 30 * (a.per_cell_s.value + looked_up(a.further_token_s, shipped.attention_knots, 30))
         + a.per_chunk_s.value * 2
         + a.per_run_s.value * 2
     )
     batch = MicroBatch(chunks, (Place(np.arange(31), reads),))
-    assert CostModel(shipped).pass_price("sliced").of_batch(batch) == pytest.approx(expected, rel=1e-12)
+    assert CostModel(shipped).pass_price("sliced").seconds(PassReads.of(batch)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_more_tokens_never_cost_less_even_beyond_the_table(shipped):
@@ -67,7 +68,8 @@ def test_more_tokens_never_cost_less_even_beyond_the_table(shipped):
     def seconds(n):
         chunks = (Chunk(0, 0, n),)
         reads = reads_of("gather", chunks, lambda seq: np.arange(n), n)
-        return costs.pass_price("gather").of_batch(MicroBatch(chunks, (Place(np.arange(n), reads),)))
+        batch = MicroBatch(chunks, (Place(np.arange(n), reads),))
+        return costs.pass_price("gather").seconds(PassReads.of(batch))
 
     times = [seconds(n) for n in (1, 2, 3, 7, 64, 511, 512, 513, 1024, 1025, 3000)]
     assert times == sorted(times)
@@ -122,29 +124,29 @@ def test_a_file_is_the_same_model_wherever_it_lies(shipped):
 
 
 def test_where_masked_cells_are_skipped_only_useful_ones_cost(shipped):
-    """Priced as a pass whose tiles hold nothing else; and fast-forwards and single steps agree."""
+    """Priced as a pass whose tiles hold nothing else; and so it is however many steps are taken at a time."""
     nothing = Coefficient(value=0, low=0, high=0)
     attention = shipped.kernels["tiled"].model_copy(update={"skips": True, "per_run_s": nothing})
     profile = shipped.model_copy(update={"kernels": {**shipped.kernels, "tiled": attention}})
     chunks = (Chunk(0, 9, 1),)
     scattered = reads_of("tiled", chunks, lambda seq: np.arange(10) * 100, 1000)
     whole = Reads(scattered.tokens, scattered.useful, scattered.useful, scattered.runs, 10)
-    batches = [MicroBatch(chunks, (Place(np.arange(1), reads),)) for reads in (scattered, whole)]
+    passes = [PassReads.of(MicroBatch(chunks, (Place(np.arange(1), reads),))) for reads in (scattered, whole)]
     tiled = profile.model_copy(update={"kernels": {"tiled": attention.model_copy(update={"skips": False})}})
-    skipping, all_of_them = (CostModel(each).pass_price("tiled").of_batch(batches[0]) for each in (profile, tiled))
-    assert skipping == CostModel(tiled).pass_price("tiled").of_batch(batches[1]) < all_of_them
+    skipping, all_of_them = (CostModel(each).pass_price("tiled").seconds(passes[0]) for each in (profile, tiled))
+    assert skipping == CostModel(tiled).pass_price("tiled").seconds(passes[1]) < all_of_them
     world = load_scenario("chat", workload__requests=30, cache__kernel="tiled")
     costs = CostModel(profile)
-    one, many = (drive_with(world, costs, fast_forward=fast_forward).summary["e2e_s"] for fast_forward in (False, True))
-    assert one == pytest.approx(many, rel=1e-12)
+    one, many = (drive_with(world, costs, most_steps=most).summary["e2e_s"] for most in (0, 1 << 62))
+    assert one == many
     assert many["mean"] < run(world, "llama.cpp-b6975").summary["e2e_s"]["mean"]
 
 
-def drive_with(world, costs, fast_forward):
+def drive_with(world, costs, most_steps):
     policy = build_policy(world, "llama.cpp-b6975")
     recorder = Recorder(time_breakdown=ledger_for(world, policy, costs), detail="tables")
     backend = SimulatedBackend(costs, policy.kernel, policy.groups)
-    result, _ = drive(world, policy, backend, recorder, None, fast_forward=fast_forward)
+    result, _ = drive(world, policy, backend, recorder, None, most_steps=most_steps)
     spent = result.causes[list(SECONDS)].sum(axis=1)
     assert spent.to_numpy() == pytest.approx(result.causes["e2e_s"].to_numpy(), rel=1e-9)
     assert "holes_s" in result.passes

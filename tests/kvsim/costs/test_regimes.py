@@ -1,4 +1,4 @@
-"""Costs by regime: which coefficients a pass is priced with, and that single, mixed and lockstep prices are one."""
+"""Costs by regime: which coefficients a pass is priced with, whatever is known of it."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import Profile, load_profile
 from kvsim.costs.tables import CHUNK_KNOTS, LONG_CONTEXT
 from policies import Chunk, Group, MicroBatch, Place, Reads
-from policies.fast_forward.lockstep import NO_READS, NextStepReads, PassSummary
+from policies.placement.rule import PassReads
 
 ON_4090 = load_profile("rtx4090-llama-3.1-8b")
 
@@ -20,14 +20,14 @@ PASSES = st.lists(st.tuples(st.one_of(st.just(1), st.integers(2, 300)), st.integ
 """Chunks: tokens, and cells cached before them."""
 
 
-def batch_of(chunks):
+def pass_of(chunks):
     """A pass of chunks that scan just their own cells."""
     tokens = np.array([n for n, _ in chunks])
     seen = np.array([n + before for n, before in chunks])
     runs = -(-seen // 16)
     reads = Reads(tokens, seen, seen, runs, int(seen.sum()))
     parts = tuple(Chunk(i, before, n) for i, (n, before) in enumerate(chunks))
-    return MicroBatch(parts, (Place(np.arange(tokens.sum()), reads),))
+    return PassReads.of(MicroBatch(parts, (Place(np.arange(tokens.sum()), reads),)))
 
 
 def by_hand(chunks, profile):
@@ -65,38 +65,47 @@ def by_hand(chunks, profile):
 @given(PASSES)
 def test_a_pass_costs_what_the_formula_says(chunks):
     price = PassPrice(ON_4090, "gather", (Group(0),))
-    assert price.of_batch(batch_of(chunks)) == pytest.approx(by_hand(chunks, ON_4090), rel=1e-9)
+    assert price.seconds(pass_of(chunks)) == pytest.approx(by_hand(chunks, ON_4090), rel=1e-9)
 
 
-@given(PASSES, st.integers(0, 12))
-def test_a_lockstep_batch_costs_what_its_chunks_would(chunks, lockstep):
+@given(PASSES)
+def test_a_pass_of_which_only_counts_are_known_costs_the_same(chunks):
+    """All tokens that decode count as one, with the cells that they scan together."""
     price = PassPrice(ON_4090, "gather", (Group(0),))
-    ones = sorted(chunks)[: min(lockstep, sum(n == 1 for n, _ in chunks))]
-    others = sorted(chunks)[len(ones) :]
-    reads = NO_READS
-    if ones:
-        seen = [n + before for n, before in ones]
-        reads = NextStepReads(sum(seen), sum(-(-s // 16) for s in seen), max(seen))
-    rows = [(n, n + before, -(-(n + before) // 16)) for n, before in others]
-    together = price.of_mixed_step(len(ones), reads, PassSummary(sum(n for n, _ in others), rows))
-    assert together == pytest.approx(price.of_batch(batch_of(chunks)), rel=1e-12)
+    single = sum(1 + before for n, before in chunks if n == 1)
+    scans = [(n, n + before) for n, before in chunks if n > 1] + [(1, single)] * (single > 0)
+    runs = sum(-(-(n + before) // 16) for n, before in chunks)
+    counted = PassReads.counted(sum(n for n, _ in chunks), len(chunks), runs, scans)
+    assert price.seconds(counted) == price.seconds(pass_of(chunks))
+
+
+def test_most_is_kept_of_what_was_priced():
+    price = PassPrice(ON_4090, "gather", (Group(0),))
+    for chunks, tokens, cells in (
+        ([(1, 99), (1, 49)], 2, 100),
+        ([(7, 23), (1, 9)], 8, 100),
+        ([(3, 497)], 8, 500),
+        ([(1, 0)], 8, 500),
+    ):
+        price.seconds(pass_of(chunks))
+        assert (price.most_tokens, price.most_cells) == (tokens, cells)
 
 
 @given(PASSES)
 def test_attention_is_split_without_a_rest(chunks):
-    price, batch = PassPrice(ON_4090, "gather", (Group(0),)), batch_of(chunks)
-    n, k = batch.n_tokens, len(chunks)
+    price, work = PassPrice(ON_4090, "gather", (Group(0),)), pass_of(chunks)
+    n, k = work.tokens, len(chunks)
     regime = price.regime(n, k)
-    useful, holes = price.attention_of_batch(batch, runs_are_holes=False)
+    useful, holes = price.attention_of(work, runs_are_holes=False)
     whole = regime.base_s + regime.matrix_s(n) + regime.chunks_s(k) + useful + holes
-    assert whole == pytest.approx(price.of_batch(batch), rel=1e-9)
+    assert whole == pytest.approx(price.seconds(work), rel=1e-9)
     assert holes == pytest.approx(0, abs=1e-12)
 
 
 def test_a_window_never_makes_a_pass_negative():
     reads = Reads(np.array([2048]), np.array([64]), np.array([64]), np.array([4]), 64)
     batch = MicroBatch((Chunk(0, 0, 2048),), (Place(np.arange(2048), reads),))
-    assert PassPrice(ON_4090, "gather", (Group(0),)).of_batch(batch) > 0
+    assert PassPrice(ON_4090, "gather", (Group(0),)).seconds(PassReads.of(batch)) > 0
 
 
 def test_profiles_of_machines_have_one_regime():

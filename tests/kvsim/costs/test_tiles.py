@@ -8,6 +8,7 @@ from kvsim.costs.pass_price import PassPrice
 from kvsim.costs.profile import Attention, Coefficient
 from kvsim.costs.step_fit import fit_steps
 from policies import Group
+from policies.placement.rule import PassReads
 from tests.kvsim.engines.recorded.stepped_servers import KNOWN
 
 TILE, CELL_S, TILED_CELL_S, TILED_TOKEN_S = 64, 20e-6, 30e-6, 3e-6
@@ -51,11 +52,15 @@ def test_the_fit_finds_both_kernels(fitted):
 def test_a_chunk_is_priced_by_the_kernel_of_its_size(fitted):
     profile = KNOWN.model_copy(update={**dict(fitted.costs["decode"]), "mixed": fitted.costs["mixed"]})
     price = PassPrice(profile, "tiled", [Group(0)])
+
+    def priced(tokens, context):
+        return price.seconds(PassReads.counted(tokens, 1, 1, ((tokens, context),)))
+
     for tokens, context in ((2, 300), (63, 400), (64, 400), (300, 500)):
         expected = 5e-3 + 1e-3 * tokens + attended(tokens, context)
-        assert price.of_counts(tokens, 1, 1, ((tokens, context),)) == pytest.approx(expected, rel=0.03)
+        assert priced(tokens, context) == pytest.approx(expected, rel=0.03)
     # One token more may cost less: a tile is cheaper.
-    assert price.of_counts(64, 1, 1, ((64, 400),)) < price.of_counts(63, 1, 1, ((63, 400),))
+    assert priced(64, 400) < priced(63, 400)
 
 
 def test_no_tiles_by_default():

@@ -264,8 +264,12 @@ def test_any_number_of_axes_can_be_drawn(tmp_path, axes):
     sweep(few, out=tmp_path / "a.sqlite", workers=1).plot("ttft_p95").savefig(tmp_path / "a.png")
 
 
+LONGER = TOML.replace("requests = 60", "requests = 1200")
+"""Long enough that a sweep can be disturbed."""
+
+
 def start(folder, *more):
-    (folder / "small.toml").write_text(TOML)
+    (folder / "small.toml").write_text(LONGER)
     return subprocess.Popen(
         [
             sys.executable,
@@ -295,7 +299,7 @@ def wait_for(path):
 @pytest.mark.slow
 def test_a_killed_sweep_can_be_resumed(tmp_path):
     """The rows are those of an undisturbed sweep, and no stored run is executed again."""
-    (tmp_path / "small.toml").write_text(TOML)
+    (tmp_path / "small.toml").write_text(LONGER)
     undisturbed = sweep(tmp_path / "small.toml", out=tmp_path / "whole.sqlite", workers=1)
     moments = random.Random(5)
     kept = []

@@ -1,12 +1,15 @@
-"""Reservation against preemption, in whole runs: who starts, who is preempted, and that fast-forwarding agrees."""
+"""Reservation against preemption, in whole runs: who starts, who is preempted, and that steps taken together agree."""
 
+import io
+
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kvsim.simulation.schedulers import SCHEDULERS
 from policies.paging.admission_rules import ExpectedRule
+from tests.kvsim.simulation.random_runs import outcome, scenarios
 from tests.kvsim.simulation.stories import each, tell
-from tests.policies.fast_forward.harness import assert_alike, outcome, scenarios
 from tests.worlds import scenario
 from workloads import Request
 
@@ -48,8 +51,8 @@ def test_no_evict_starts_as_many_as_can_end():
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(world=scenarios(schedulers=("vllm",)))
 def test_no_evict_never_preempts(world):
-    counts, _ = outcome(world, "no-evict", fast_forward=True, detail="requests")
-    assert isinstance(counts, str) or counts[0]["preemptions"] == 0
+    found = outcome(world, "no-evict", detail="requests")
+    assert isinstance(found, str) or found[0]["preemptions"] == 0
 
 
 def test_the_newest_is_preempted_or_the_one_that_has_generated_least():
@@ -97,14 +100,18 @@ def fallen(scheduler):
     return paged(1100, **DECAY | {"server__scheduler": scheduler})
 
 
+def requests_in(found):
+    """The table of requests in the outcome of a run."""
+    *_, requests, _, _ = found
+    return pd.read_csv(io.StringIO(requests))
+
+
 @pytest.mark.parametrize("detail", ["requests", "tables"])
 @pytest.mark.parametrize("scheduler", ["vllm", "llama-server"])
 def test_a_request_starts_at_the_step_at_which_the_share_has_fallen_enough(scheduler, detail):
-    together, a = outcome(fallen(scheduler), "expected-length", fast_forward=True, detail=detail)
-    stepped, b = outcome(fallen(scheduler), "expected-length", fast_forward=False, detail=detail)
-    assert together == stepped
-    assert_alike(a, b)
-    starts, ends = a[0].started_s, a[0].finished_s
+    together = outcome(fallen(scheduler), "expected-length", detail=detail)
+    assert together == outcome(fallen(scheduler), "expected-length", most_steps=0, detail=detail)
+    starts, ends = (requests_in(together)[time] for time in ("started_s", "finished_s"))
     assert starts.nsmallest(7).iloc[-1] > starts.nsmallest(6).iloc[-1] + 0.2
     assert starts.nsmallest(7).iloc[-1] < ends.min()
 
@@ -113,9 +120,11 @@ def test_a_request_starts_at_the_step_at_which_the_share_has_fallen_enough(sched
 def test_a_rule_that_does_not_say_that_it_changes_is_skipped_past(scheduler, monkeypatch):
     """The control of the test above."""
     monkeypatch.setattr(ExpectedRule, "admits_while_decoding", False)
-    _, a = outcome(fallen(scheduler), "expected-length", fast_forward=True, detail="requests")
-    _, b = outcome(fallen(scheduler), "expected-length", fast_forward=False, detail="requests")
-    assert a[0].started_s.tolist() != pytest.approx(b[0].started_s.tolist())
+    together, alone = (
+        requests_in(outcome(fallen(scheduler), "expected-length", most_steps=most, detail="requests"))
+        for most in (1 << 62, 0)
+    )
+    assert together["started_s"].tolist() != alone["started_s"].tolist()
 
 
 def test_all_schedulers_serve_all_under_every_rule():

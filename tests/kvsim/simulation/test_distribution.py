@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.simulation.distribution import ACCURACY, EXACT, HIGHEST, LOWEST, Distribution, TimeMean
+from kvsim.simulation.distribution import ACCURACY, EXACT, HIGHEST, LOWEST, Distribution
 
 QS = [0.0, 0.001, 0.25, 0.5, 0.9, 0.95, 0.99, 0.9999, 1.0]
 SAMPLES = {
@@ -153,120 +153,13 @@ def test_memory_has_a_bound():
     values = np.random.default_rng(1).exponential(1.0, 1 << 18)
     tracemalloc.start()
     try:
-        distribution, times = Distribution(), TimeMean(["a"])
+        distribution = Distribution()
         held = []
-        for k in range(8):
+        for _ in range(8):
             distribution.extend(values)
-            times.extend(k * len(values) + np.arange(len(values)), [values])
             held.append(tracemalloc.get_traced_memory()[0])
         distribution.quantiles(QS)
     finally:
         tracemalloc.stop()
     assert max(held) < 8 * EXACT + 3e6
     assert held[-1] < 3e6
-
-
-def time_mean(starts, columns, begin):
-    """From the whole table: a state for each time, the last of those that begin at once; times from ``begin`` on."""
-    kept = [i for i in range(len(starts)) if i + 1 == len(starts) or starts[i + 1] != starts[i]]
-    times = np.maximum(np.asarray(starts, dtype=float)[kept], begin)
-    if len(times) < 2 or times[-1] <= times[0]:
-        return None
-    return [float(np.average(np.asarray(column)[kept][:-1], weights=np.diff(times))) for column in columns]
-
-
-def test_a_mean_over_time_spelled_out():
-    means = TimeMean(["a", "b"])
-    assert means.means() is None
-    means.hold(1.0, (10.0, 7))
-    assert means.means() is None
-    means.hold(2.0, (99.0, 99))
-    means.hold(2.0, (20.0, 0))
-    assert means.means() == {"a": 10.0, "b": 7.0}
-    means.extend(np.array([4.0, 5.0]), [np.array([0, 70]), np.array([1.0, 8.0])])
-    assert means.means() == {"a": (10 + 40 + 0) / 4, "b": (7 + 0 + 1) / 4}
-
-
-def test_before_the_beginning_nothing_counts():
-    means = TimeMean(["a"])
-    means.hold(0.0, (100.0,))
-    means.hold(1.0, (10.0,))
-    means.begin(3.0)
-    assert means.means() is None
-    means.hold(4.0, (30.0,))
-    assert means.means() == {"a": 10.0}
-    means.hold(7.0, (0.0,))
-    assert means.means() == {"a": (10.0 + 90.0) / 4}
-
-
-def test_a_beginning_before_everything_changes_nothing():
-    means = TimeMean(["a"])
-    means.hold(2.0, (1.0,))
-    means.hold(4.0, (2.0,))
-    means.begin(2.0)
-    assert means.means() == {"a": 1.0}
-
-
-def test_a_beginning_that_is_told_too_late_is_refused():
-    means = TimeMean(["a"])
-    means.hold(2.0, (1.0,))
-    means.hold(4.0, (2.0,))
-    with pytest.raises(ValueError, match=r"cannot begin at 3\.0 s: a state from 4\.0 s on is known"):
-        means.begin(3.0)
-
-
-@pytest.mark.parametrize("back", [1.9, math.nan])
-def test_times_that_go_back_are_refused(back):
-    means = TimeMean(["a"])
-    means.hold(2.0, (1.0,))
-    means.hold(back, (1.0,))
-    with pytest.raises(ValueError, match="earlier than the one before"):
-        means.means()
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    seed=st.integers(0, 99),
-    n=st.integers(0, 9000) | st.integers(0, 6),
-    cuts=st.lists(st.integers(0, 9000) | st.integers(0, 6), max_size=6),
-    gap=st.sampled_from([0.0, 1e-6, 1.0]),
-    begun=st.none() | st.floats(-1, 9000),
-)
-def test_means_over_time_are_those_of_the_whole_table(seed, n, cuts, gap, begun):
-    rng = np.random.default_rng(seed)
-    starts = np.cumsum(rng.integers(0, 3, n) * gap)
-    columns = [rng.random(n), rng.integers(0, 2000, n)]
-    means = TimeMean(["share", "cells"])
-    told = n if begun is None else int(np.searchsorted(starts, begun, side="right"))
-    for k, rows in enumerate(np.split(np.arange(n), sorted([*cuts, told]))):
-        if begun is not None and len(rows) and rows[0] == told:
-            means.begin(begun)
-        if k % 2:
-            means.extend(starts[rows], [column[rows] for column in columns])
-        else:
-            for i in rows.tolist():
-                means.hold(float(starts[i]), (float(columns[0][i]), int(columns[1][i])))
-    if begun is not None and told == n:
-        means.begin(begun)
-    expected = time_mean(starts, columns, -math.inf if begun is None else begun)
-    ours = means.means()
-    if expected is None:
-        assert ours is None
-    else:
-        assert ours == {
-            "share": pytest.approx(expected[0], rel=1e-12),
-            "cells": pytest.approx(expected[1], rel=1e-12),
-        }
-
-
-@settings(deadline=None, max_examples=50)
-@given(n=st.integers(2, 20_000), cuts=st.lists(st.integers(0, 20_000), max_size=6))
-def test_how_states_are_split_makes_no_difference(n, cuts):
-    rng = np.random.default_rng(n)
-    starts, column = np.cumsum(rng.exponential(1.0, n)), rng.random(n)
-    whole, split = TimeMean(["a"]), TimeMean(["a"])
-    whole.extend(starts, [column])
-    for rows in np.split(np.arange(n), sorted(cuts)):
-        split.extend(starts[rows], [column[rows]])
-        split.means()
-    assert split.means() == whole.means()

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 
 from kvsim.scenario.scenario import load_scenario
+from tests.kvsim.simulation.random_runs import outcome, scenarios
 from tests.kvsim.simulation.stories import each, says, tell
-from tests.policies.fast_forward.harness import assert_alike, outcome, scenarios
 from tests.worlds import scenario
 
 SYSTEM = (1, 0, 8)
@@ -144,9 +144,5 @@ def test_its_flags_are_those_of_todays_server():
 @pytest.mark.parametrize("name", ["llama.cpp-b6975", "streams", "contiguous", "paged"])
 @settings(max_examples=12, deadline=None)
 @given(scenario=scenarios(schedulers=("llama-server-fair",)))
-def test_fast_forwarding_changes_nothing(name, scenario):
-    together, a = outcome(scenario, name, fast_forward=True)
-    stepped, b = outcome(scenario, name, fast_forward=False)
-    assert together == stepped
-    if a is not None:
-        assert_alike(a, b)
+def test_steps_taken_together_are_those_placed_chunk_by_chunk(name, scenario):
+    assert outcome(scenario, name) == outcome(scenario, name, most_steps=0)

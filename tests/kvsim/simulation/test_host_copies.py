@@ -78,14 +78,6 @@ def test_seconds_of_copies_are_in_the_account_of_each_request(name):
     assert (result.passes["start_s"].diff().dropna() >= result.passes["seconds"].iloc[:-1].to_numpy() - 1e-9).all()
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_fast_forward_changes_no_copy(name):
-    worlds = [run(chats(), name, detail="tables", fast_forward=ahead) for ahead in (True, False)]
-    one, other = ({k: v for k, v in r.summary.items() if k != "wall_s"} for r in worlds)
-    assert one["host"] == pytest.approx(other["host"], rel=1e-12)
-    np.testing.assert_allclose(worlds[0].causes[SECONDS], worlds[1].causes[SECONDS], rtol=1e-9, atol=1e-12)
-
-
 def test_a_price_comes_from_calibration_else_from_copies_inside_the_cache_else_from_what_is_stated():
     """A machine's profile may have measured copies; a device's has a stated link."""
     profile, out = load_profile("default"), HostCopy((Transfer(True, 0, 0, 30), Transfer(True, 50, 30, 10)))

@@ -11,8 +11,8 @@ from kvsim.simulation.schedulers.prefix_orders import DepthFirstQueue, LongestPr
 from kvsim.simulation.schedulers.queues import FcfsQueue
 from policies import CacheConfig, Chunk, Content, SequencePlan, available
 from policies.content import NOTHING
+from tests.kvsim.simulation.random_runs import outcome
 from tests.kvsim.simulation.stories import each, says, tell
-from tests.policies.fast_forward.harness import assert_alike, outcome
 from tests.worlds import scenario
 
 
@@ -216,8 +216,8 @@ def test_steps_taken_together_are_those_taken_one_by_one(order, name, asynchrono
         cache__cells=400,
         cache__block_size=4,
     )
-    together, a = outcome(world, name, fast_forward=True, detail="cache")
-    alone, b = outcome(world, name, fast_forward=False, detail="cache")
-    assert together == alone
-    assert_alike(a, b)
-    assert together[0]["preemptions"] > 0
+    together = outcome(world, name, detail="cache")
+    assert outcome(world, name, most_steps=1, detail="cache") == together
+    assert outcome(world, name, most_steps=0, detail="cache") == together
+    counts = together[0]
+    assert counts["preemptions"] > 0

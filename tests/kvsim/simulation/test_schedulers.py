@@ -109,7 +109,7 @@ def attempt(world, requests):
         recorder, jobs = serve(world, requests, Slow(), policy)
     except Livelock as stuck:
         return str(stuck)
-    assert sorted(job.request.id for job in recorder.jobs) == list(range(requests.n_requests))
+    assert sorted(job.request.id for job in recorder.requests.jobs) == list(range(requests.n_requests))
     for job in jobs.values():
         assert job.ticket is None
         if job.status == "completed":

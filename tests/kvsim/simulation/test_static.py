@@ -26,7 +26,7 @@ def test_a_batch_that_is_not_full_does_not_wait_for_more():
 
 def test_cells_are_kept_until_the_last_of_the_batch_has_ended():
     story = tell(static(server__slots=2), [(0.0, 5, 1), (0.0, 3, 3), (3.5, 2, 1)])
-    stored = story.recorder.cache_states.table().frame.set_index("time_s")["stored"]
+    stored = story.recorder.cache_states.kept().table().frame.set_index("time_s")["stored"]
     assert [stored[time] for time in (0.0, 1.0, 2.0, 3.0, 4.5)] == [8, 9, 10, 0, 0]
 
 

@@ -1,6 +1,7 @@
 """vLLM's asynchronous scheduling step by step in small worlds: what a step sees of what happens around it."""
 
 import pytest
+import simpy
 
 from kvsim.engines.conformance.zero_time import ZeroTimeBackend
 from kvsim.scenario.scenario import load_scenario
@@ -9,9 +10,9 @@ from kvsim.simulation.job import Job
 from kvsim.simulation.recorder import Recorder
 from kvsim.simulation.run import build_policy, cost_model, drive
 from kvsim.simulation.schedulers import AsyncVllm
+from tests.kvsim.simulation.random_runs import PROFILE, outcome
 from tests.kvsim.simulation.stories import closed, each, livelock, says, tell
 from tests.kvsim.simulation.test_vllm import vllm
-from tests.policies.fast_forward.harness import PROFILE, assert_alike, outcome
 from workloads import Request
 
 
@@ -141,32 +142,34 @@ def test_steps_taken_together_are_those_taken_one_by_one(name, eviction):
         cache__window=64,
         cache__eviction=eviction,
     )
-    together, stepped = (outcome(world, name, fast_forward=forward, detail="requests") for forward in (True, False))
-    assert together[0] == stepped[0]
-    assert_alike(together[1], stepped[1])
-    assert (together[0][0]["preemptions"] > 0) == (name != "paged-window")
+    together = outcome(world, name, detail="requests")
+    assert outcome(world, name, most_steps=1, detail="requests") == together
+    assert outcome(world, name, most_steps=0, detail="requests") == together
+    counts = together[0]
+    assert (counts["preemptions"] > 0) == (name != "paged-window")
 
 
-class LockstepRecorder(Recorder):
-    """Keeps how many steps a lockstep batch took alone, each time that it took any."""
+class CountingClock(simpy.Environment):
+    """Counts the events of a run."""
 
-    def __init__(self):
-        super().__init__(detail="requests")
-        self.taken = []
+    events = 0
 
-    def lockstep_steps(self, steps, *scores):
-        super().lockstep_steps(steps, *scores)
-        self.taken.append(steps)
+    def step(self):
+        super().step()
+        self.events += 1
 
-    def mixed_step(self, chunks, reads):
-        super().mixed_step(chunks, reads)
-        self.taken.pop()
+
+def events(most_steps):
+    """Events in a run with few requests, and its forward passes."""
+    world = load_scenario("chat", workload__requests=20, server__scheduler="vllm", server__async_scheduling=True)
+    policy, recorder, costs = build_policy(world, "vllm"), Recorder(detail="requests"), cost_model(world, PROFILE)
+    clock, backend = CountingClock(), SimulatedBackend(costs, policy.kernel, policy.groups)
+    drive(world, policy, backend, recorder, PROFILE, env=clock, most_steps=most_steps)
+    return clock.events, recorder.forward_passes
 
 
 def test_most_steps_are_taken_together():
     """The control of the test above."""
-    world = load_scenario("chat", workload__requests=20, server__scheduler="vllm", server__async_scheduling=True)
-    policy, recorder, costs = build_policy(world, "vllm"), LockstepRecorder(), cost_model(world, PROFILE)
-    drive(world, policy, SimulatedBackend(costs, policy.kernel, policy.groups), recorder, PROFILE)
-    assert sum(recorder.taken) > 0.9 * recorder.forward_passes
-    assert len(recorder.taken) < recorder.forward_passes / 10
+    together, passes = events(1 << 62)
+    assert together < passes / 5
+    assert events(1)[0] >= passes

@@ -14,9 +14,8 @@ from tests.policies.cells.test_free_extents import SIZE, extents_by_hand
 
 @given(
     st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, SIZE - 1), max_size=40), st.booleans()), max_size=12),
-    st.integers(0, SIZE),
 )
-def test_taking_and_releasing_cells(operations, low):
+def test_taking_and_releasing_cells(operations):
     free, used = FreeCells(SIZE), np.zeros(SIZE, dtype=bool)
     for take, cells, in_a_row in operations:
         chosen = np.array([c for c in sorted(cells) if used[c] != take], dtype=np.int64)
@@ -33,12 +32,11 @@ def test_taking_and_releasing_cells(operations, low):
         assert len(free) == len(list(free))
         assert free.total == SIZE - used.sum()
         assert free.largest == max((e - s for s, e in free), default=0)
-        assert free.largest_between(low, SIZE, 2) == max([2, *(e - max(s, low) for s, e in free)])
         assert free.top == (np.flatnonzero(used)[-1] + 1 if used.any() else 0)
         assert cells_array(free.last_cells(7)).tolist() == np.flatnonzero(~used)[::-1][:7].tolist()
         cells = np.arange(SIZE + 1)
         assert free.below(cells).tolist() == [int((~used[:cell]).sum()) for cell in cells]
-        assert [free.count_below(cell) for cell in cells] == free.below(cells).tolist()
+        assert [free.count_below(cell) for cell in cells.tolist()] == free.below(cells).tolist()
 
 
 def test_a_copy_is_independent():
@@ -132,3 +130,55 @@ def test_moving_tokens_moves_the_free_cells(cells, times):
     assert len(free) == len(list(free))
     assert free.total == SIZE - len(used)
     assert free.largest == max(e - s for s, e in free)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["next", "last", "run", "run", "run", "go on", "release", "largest", "extents", "top", "list"]
+            ),
+            st.integers(0, SIZE),
+        ),
+        max_size=30,
+    ),
+    st.sets(st.integers(0, SIZE - 1), max_size=SIZE - 1),
+    st.integers(1, 9),
+)
+def test_cells_taken_for_steps(operations, at_first, n):
+    """They are those that a search finds, and everything that is kept up to date stays true."""
+    free, used = FreeCells(SIZE), np.zeros(SIZE, dtype=bool)
+    free.take_cells(np.array(sorted(at_first), dtype=np.int64))
+    used[list(at_first)] = True
+    behind = 0
+    for what, at in operations:
+        k = min(n, int(free.total))
+        at = behind if what == "go on" else at
+        following = [cell for cell in (*range(at, SIZE), *range(at)) if not used[cell]][:k]
+        if what == "next" and k:
+            assert free.take_next(at, k) == following
+            used[following] = True
+        elif what == "last" and k:
+            expected = np.flatnonzero(~used)[::-1][:k].tolist()
+            assert free.take_last(k) == expected
+            used[expected] = True
+        elif what in ("run", "go on") and k:
+            consecutive = following == list(range(following[0], following[0] + k))
+            assert free.take_run(at, k) == (following[0] if consecutive else -1)
+            if consecutive:
+                used[following] = True
+                behind = following[-1] + 1
+        elif what == "release":
+            gone = np.flatnonzero(used)[at::n]
+            free.release(gone)
+            used[gone] = False
+        elif what == "largest":
+            assert free.largest == max((e - s for s, e in free), default=0)
+        elif what == "extents":
+            assert len(free) == len(list(free))
+        elif what == "top":
+            assert free.top == np.flatnonzero(used).max(initial=-1) + 1
+        elif what == "list":
+            assert list(free) == extents_by_hand(used)
+        assert free.total == SIZE - used.sum()
+    assert list(free) == extents_by_hand(used)

@@ -1,7 +1,5 @@
 """Searches for regions, beside models that look at every cell."""
 
-from itertools import islice
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,26 +100,6 @@ def test_a_search_finds_what_a_look_at_every_cell_finds(name, cells, asked):
 def test_the_largest_region_is_the_largest_that_is_found(name, cells, asked):
     for search, _, _, _ in played(name, cells, asked):
         assert search.largest == max((n for n in range(1, cells + 1) if search.find(n) is not None), default=0)
-
-
-@pytest.mark.parametrize("name", SEARCHES)
-@settings(max_examples=60, deadline=None)
-@given(
-    cells=st.integers(8, 150),
-    asked=ASKED.filter(lambda asked: max(asked, default=0) > 0),
-    grown=st.lists(st.integers(1, 40), max_size=8),
-)
-def test_there_is_as_much_room_as_a_plan_counts_on(name, cells, asked, grown):
-    """Regions taken one after another find room while what is left of the plan's is as large as they are."""
-    # The state before the last region that is asked for.
-    search = [search for search, *_ in islice(played(name, cells, asked), sum(n > 0 for n in asked))][-1]
-    room = search.room
-    for n in grown:
-        size = search.size_of(n)
-        if size > room:
-            break
-        room = search.room_after(room, size)
-        search.take(search.find(n), size)
 
 
 @pytest.mark.parametrize("name", SEARCHES)

@@ -1,24 +1,10 @@
 """When to compact: llama.cpp's four formulas by hand, and a trigger that learns whether compaction pays."""
 
-from copy import copy
-
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policies import CacheConfig, Chunk, RelativeCosts
-from policies.compaction.adaptive import Adaptive
 from policies.compaction.compactors import pack
-from policies.compaction.threshold import Threshold
-from policies.compaction.triggers import (
-    Idle,
-    OnFailure,
-    Trigger,
-    TriggerForecast,
-    TriggerInput,
-    cells_saved,
-)
+from policies.compaction.triggers import Adaptive, Idle, OnFailure, Threshold, Trigger, TriggerInput
 from policies.layouts.unified import UnifiedPolicy
 from policies.vocabulary import NO_MOVES, Moves
 
@@ -167,66 +153,3 @@ def test_a_policy_compacts_before_the_step_for_which_it_pays():
         (batch,) = policy.allocate([Chunk(2, 20, 1)])
         assert batch.places[0].moves.length.tolist() == moved
         assert policy.usage().span == (41 if moved else 60)
-
-
-# Asked for many steps at once
-
-
-class PlugIn(Trigger):
-    """A plug-in that answers single steps only."""
-
-    checks_steps = True
-
-    def due_after_step(self, state):
-        return state.span - state.used > 400
-
-
-COSTS = RelativeCosts(score=1.0, run=50.0, cell=8.0)
-TRIGGERS = st.one_of(
-    st.builds(Threshold, st.sampled_from([0.0, 0.1, 0.3]), st.sampled_from(["b2278", "b2422", "b4875", "b6170"])),
-    st.builds(Adaptive, st.just(COSTS), st.sampled_from([2.0, 9.5, 64.0])),
-    st.sampled_from([Trigger(), OnFailure(), Idle(), PlugIn()]),
-)
-
-
-@settings(derandomize=True, deadline=None, max_examples=400)
-@given(TRIGGERS, st.integers(0, 3000), st.integers(0, 900), st.integers(0, 9), st.integers(1, 60), st.data())
-def test_a_trigger_answers_for_many_steps_as_for_each(trigger, used, holes, rise, steps, data):
-    if isinstance(trigger, Adaptive):
-        # As if it had compacted some steps ago, or had found a plan too expensive.
-        trigger._awaited_holes = data.draw(st.integers(0, 900))
-        trigger._observed_steps = data.draw(st.integers(0, 70))
-        trigger._steps_since_plan = data.draw(st.integers(0, 40))
-        trigger._refused_cost = data.draw(st.sampled_from([0.0, 900.0, 1e5]))
-    taken = np.arange(steps + 1) * 3
-    tops = used + holes + np.arange(steps + 1) * rise
-    spans = -(-tops // 32) * 32
-    forecast = TriggerForecast(
-        used + taken, np.maximum(tops, used + taken), np.maximum(spans, used + taken), 32, 3, lambda: taken
-    )
-
-    def plan():
-        raise LookupError
-
-    before, one_by_one = copy(trigger), copy(trigger)
-    states, expected = forecast.inputs(), 0
-    while expected < steps:
-        last = copy(one_by_one)
-        try:
-            if one_by_one.due_before_step(states[expected], plan) or one_by_one.due_after_step(states[expected + 1]):
-                break
-        except LookupError:
-            break
-        expected += 1
-    else:
-        last = one_by_one
-    assert trigger.steps_until_due(forecast, steps) == expected
-    bounds = TriggerInput(used, int(forecast.top.max()), int(forecast.span.max()), 32, 3, lambda: int(taken.min()))
-    if trigger.rules_out(bounds, int(cells_saved(forecast.used, forecast.span, 32).max()), steps):
-        assert expected == steps
-        skipped = copy(trigger)
-        skipped.skip(steps)
-        assert not isinstance(trigger, Adaptive) or skipped == last
-    assert not isinstance(trigger, Adaptive | Threshold) or trigger == before
-    trigger.advance(forecast, expected)
-    assert not isinstance(trigger, Adaptive) or trigger == last

@@ -169,7 +169,7 @@ def test_what_evicts_declares_that_it_forgets(name):
     policy = build_policy(scenario(), name)
     assert policy.forgets
     assert not policy.unbounded
-    assert not policy.can_fast_forward
+    assert policy.has_placement_rule
     assert policy.moves_cells == name.endswith(("-compacted", "-packed"))
 
 

@@ -70,21 +70,21 @@ def test_no_page_is_shared():
         policy.allocate([Chunk(1, 0, 40)])
 
 
-def test_nothing_is_planned_ahead_while_a_pass_must_wait_for_pages():
+def test_the_next_step_of_rows_waits_for_pages_that_nobody_came_to_use():
     policy = cache()
     policy.open(1, SequencePlan(8, 64, 20))
     policy.allocate([Chunk(0, 0, 4)])
-    assert policy.plan_decode_steps([Chunk(0, 4, 1)], 8) is not None
-    batch = policy.lockstep_batch()
-    batch.join(0)
-    assert batch.forecast(8) is not None
+    rule = policy.placement_rule()
+    assert rule.join(0, 60)
+    [first] = rule.passes[0].groups
+    assert rule.take_step()
+    assert (first.mapped, first.prepares) == (0, False)
     policy.reserve(Chunk(1, 0, 8))
     policy.free(1)  # Preempted before its chunk was placed.
-    assert policy.plan_decode_steps([Chunk(0, 4, 1)], 8) is None
-    assert batch.forecast(8) is None
-    assert batch.reserve_step()
-    assert [each.mapped for each in batch.place(())] == [2]
-    assert batch.forecast(8) is not None
+    assert rule.take_step()
+    assert (first.mapped, first.prepares) == (2, True)
+    assert rule.take_step()
+    assert (first.mapped, first.prepares) == (0, False)
 
 
 WORLD = load_scenario(

@@ -97,10 +97,11 @@ def test_the_share_falls_with_every_step_and_an_empty_cache_sets_it_back():
     start(policy, 0, 4, 1000)
     decode(policy, 0, 4, 59)
     assert rule.ratio == pytest.approx(FIRST_RATIO - (FIRST_RATIO - least) * 60 / STEPS_TO_LEAST)
-    planned = policy.plan_decode_steps([Chunk(0, 63, 1)], 540)
-    planned.take_steps(300, False)
+    rule_of_rows = policy.placement_rule()
+    assert rule_of_rows.join(0, 600)
+    assert all(rule_of_rows.take_step() for _ in range(300))
     assert rule.ratio == pytest.approx(FIRST_RATIO - (FIRST_RATIO - least) * 360 / STEPS_TO_LEAST)
-    policy.plan_decode_steps([Chunk(0, 363, 1)], 300).take_steps(300, False)
+    assert all(rule_of_rows.take_step() for _ in range(300))
     assert rule.ratio == least
     policy.free(0)
     assert rule.ratio == FIRST_RATIO

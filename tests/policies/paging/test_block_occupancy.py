@@ -50,19 +50,11 @@ def test_a_reset_empties_all_blocks(up_to_date):
     assert (occupancy.stored, occupancy.top, occupancy.up_to_date) == (0, 0, True)
 
 
-def test_a_block_that_grows_is_filled_by_steps():
-    occupancy = BlockOccupancy(9, SIZE)
-    occupancy.set_to(5, 1)
-    occupancy.grow(5, 1)
-    seen = []
-    for _ in range(4):
-        seen.append((occupancy.top, occupancy.next_top, occupancy.stored))
-        occupancy.take_steps(1, growing=1)
-    assert seen == [(21, (22, 24), 1), (22, (23, 24), 2), (23, (24, 24), 3), (24, (24, 24), 4)]
-    occupancy.grow(7)
-    occupancy.take_steps(2, growing=1)
-    occupancy.stop_growing(7, 2)
-    occupancy.take_steps(1, growing=0)
-    assert occupancy.top == 30
+def test_tokens_that_are_added_one_by_one_raise_the_top():
+    occupancy, seen = BlockOccupancy(9, SIZE), []
+    for block in (5, 5, 7, 2):
+        occupancy.add_token(block)
+        seen.append((occupancy.top, occupancy.stored))
+    assert seen == [(21, 1), (22, 2), (29, 3), (29, 4)]
     occupancy.empty([7])
-    assert occupancy.top == 24
+    assert occupancy.top == 22

@@ -60,44 +60,36 @@ def test_what_is_known_in_the_end_can_be_found():
     assert cached(policy, 1) == 2
 
 
+def rows_of(policy):
+    """The policy's rule, of which all three sequences are rows."""
+    rule = policy.placement_rule()
+    assert all(rule.join(seq, 100) for seq in range(3))
+    return rule
+
+
 @pytest.mark.parametrize("eviction", ["lru", "sieve", "lfu", "fifo"])
 @pytest.mark.parametrize("steps", range(1, 10))
-def test_lockstep_steps_cache_what_single_steps_do(eviction, steps):
+def test_rows_cache_what_single_steps_do(eviction, steps):
     single, together = started(eviction), started(eviction)
     decode(single, steps)
-    batch = together.lockstep_batch()
-    assert all(batch.join(seq) for seq in range(3))
+    rule = rows_of(together)
     for _ in range(steps):
-        assert batch.reserve_step()
-        batch.take_step()
-    if together.pool.free.tracks_use:
-        assert together.pool.keys == single.pool.keys  # Else they are cached before they are looked up.
+        assert rule.reserve()
+        assert rule.take_step()
+    assert together.pool.keys == single.pool.keys
     for seq in range(3):
-        batch.leave(seq)
+        rule.leave(seq)
     assert state(together) == state(single)
-
-
-@pytest.mark.parametrize("eviction", ["lru", "sieve"])
-@pytest.mark.parametrize("steps", range(2, 10))
-def test_planned_steps_cache_what_single_steps_do(eviction, steps):
-    single, planned = started(eviction), started(eviction)
-    decode(single, steps)
-    plan = planned.plan_decode_steps([Chunk(seq, prompt, 1) for seq, prompt in enumerate(PROMPTS)], steps)
-    assert plan.steps == steps
-    plan.take_steps(steps, False)
-    assert state(planned) == state(single)
 
 
 @pytest.mark.parametrize("eviction", ["lru", "sieve"])
 def test_the_control_a_step_composed_after_another_caches_at_once(eviction):
     ahead, after = started(eviction), started(eviction, ahead=False)
     for policy in (ahead, after):
-        batch = policy.lockstep_batch()
-        assert all(batch.join(seq) for seq in range(3))
-        assert batch.reserve_step()
-        batch.take_step()
+        rule = rows_of(policy)
+        assert rule.take_step()
         for seq in range(3):
-            batch.leave(seq)
+            rule.leave(seq)
     assert [cached(policy, 1) for policy in (ahead, after)] == [1, 2]
 
 
@@ -105,26 +97,24 @@ def test_the_control_a_step_composed_after_another_caches_at_once(eviction):
 def test_a_window_moves_on_a_step_later(steps):
     single, together, after = started(window=6), started(window=6), started(window=6, ahead=False)
     decode(single, steps)
-    batch, joined = together.lockstep_batch(), [0, 1, 2]
     decode(together, 1)  # A prompt's blocks behind the window are still held.
-    assert all(batch.join(seq) for seq in joined)
+    rule = rows_of(together)
     for n in range(steps - 1):
-        most = batch.max_scanned_per_token(1)
-        assert batch.reserve_step()
-        batch.take_step()
+        assert rule.take_step()
         lengths = [prompt + n + 2 for prompt in PROMPTS]
-        skipped = [together.tables[seq].skipped for seq in joined]
+        skipped = [together.tables[seq].skipped for seq in range(3)]
         # The step that still runs places the token before, and sees the five before that.
         assert skipped == [max(length - 2 - 6 + 1, 0) // 4 for length in lengths]
-        assert most == max(length - 4 * gone for length, gone in zip(lengths, skipped, strict=True))
-    for seq in joined:
-        batch.leave(seq)
+        most = max(length - 4 * gone for length, gone in zip(lengths, skipped, strict=True))
+        assert rule.passes[0].groups[0].single_most == most
+    for seq in range(3):
+        rule.leave(seq)
     assert state(together) == state(single)
     for n in range(steps):
         step = [Chunk(seq, prompt + n, 1) for seq, prompt in enumerate(PROMPTS)]
         assert all(after.reserve(chunk) for chunk in step)
         after.allocate(step)
-    assert all(after.tables[seq].skipped >= single.tables[seq].skipped for seq in joined)
+    assert all(after.tables[seq].skipped >= single.tables[seq].skipped for seq in range(3))
 
 
 def test_a_window_has_room_for_all_steps_in_flight():

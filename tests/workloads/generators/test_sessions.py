@@ -234,7 +234,7 @@ class Given:
 def story(*rows, **keys):
     """When each request arrived and ended, where each pass takes one second."""
     recorder, jobs = serve(scenario(**keys), Given(rows))
-    assert len(recorder.jobs) == len(rows)
+    assert len(recorder.requests.jobs) == len(rows)
     return [(jobs[i].arrival_s, jobs[i].finished_s) for i in range(len(rows))]
 
 

@@ -11,6 +11,7 @@ from kvsim.errors import UserError
 from kvsim.model.memory_shapes import memory_shape
 from policies import Group
 from tests.kvsim.calibration.published.layer_table_files import LAYERS, dense_us, write_tables
+from tests.kvsim.costs.passes import cell_s
 from tests.paths import SHARED
 
 LLAMA = "llama-3.1-8b"
@@ -62,9 +63,8 @@ def test_an_all_reduce_is_added_where_devices_share_the_model(folder):
 def test_the_fit_finds_what_a_cell_costs_in_each_regime(fitted):
     profile = fitted.profile
     price = PassPrice(profile, "gather", (Group(0),))
-    alone, beside = price.regime(32, 32), price.regime(32 + 256, 33)
-    assert alone.cell_s(32) == pytest.approx(32 * 0.004e-6, rel=0.02)
-    assert beside.cell_s(33) == pytest.approx(32 * 0.01e-6, rel=0.02)
+    assert cell_s(price, 32) == pytest.approx(32 * 0.004e-6, rel=0.02)
+    assert cell_s(price, 32, prompt=256) == pytest.approx(32 * 0.01e-6, rel=0.02)
     for errors in profile.held_out.values():
         assert errors.error_median < 0.02
         assert errors.error_p95 < 0.1
@@ -104,8 +104,8 @@ def test_another_model_with_the_same_attention_is_inferred(folder, fitted):
     said = " ".join(profile.source.notes)
     assert "The tables are of llama-3.1-8b" in said
     assert "scaled by 0.857, the head and the sampler by 1.185" in said
-    ours, theirs = (PassPrice(p, "gather", (Group(0),)).regime(32, 32) for p in (profile, fitted.profile))
-    assert ours.cell_s(32) == pytest.approx(36 / 32 * theirs.cell_s(32), rel=0.02)
+    ours, theirs = (cell_s(PassPrice(p, "gather", (Group(0),)), 32) for p in (profile, fitted.profile))
+    assert ours == pytest.approx(36 / 32 * theirs, rel=0.02)
 
 
 @pytest.mark.parametrize(

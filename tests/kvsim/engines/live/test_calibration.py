@@ -16,6 +16,7 @@ from kvsim.errors import UserError
 from kvsim.scenario.scenario import load_scenario
 from kvsim.simulation.run import build_policy, run
 from policies import Chunk
+from policies.placement.rule import PassReads
 from tests.kvsim.engines.live.fake_server import fake_server
 from tests.kvsim.engines.live.stepping_server import STEP_S, SteppingServer
 from tests.kvsim.engines.live.test_calibration_samples import SCENARIO, staircase
@@ -34,7 +35,7 @@ def prices(profile, scenario):
             if chunk.start:
                 policy.allocate([Chunk(chunk.seq, 0, chunk.start)])
         passes = CostModel(profile).pass_price(policy.kernel, policy.groups)
-        return sum(passes.of_batch(batch) for batch in policy.allocate(chunks))
+        return sum(passes.seconds(PassReads.of(batch)) for batch in policy.allocate(chunks))
 
     return price
 

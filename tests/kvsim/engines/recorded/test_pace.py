@@ -85,4 +85,4 @@ def test_all_that_a_server_does_is_slower_at_its_pace():
     now[0] = 18.0
     assert paced.step([], [Batch(1)]) == pytest.approx([1.0])
     assert [paced.move(None), paced.transfer(()), paced.copy(())] == pytest.approx([2.0] * 3)
-    assert paced.predictor is None  # Else steps would be taken ahead of their pace.
+    assert paced.price is None  # Else steps would be taken ahead of their pace.

@@ -1,0 +1,323 @@
+"""The placement rule of one cache for all sequences: each step takes free cells as a micro-batch of its tokens does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from policies.cells.free_cells import Cells, FreeCells
+from policies.cells.sequence_cells import Row as SequenceRow
+from policies.cells.tile_counts import HeldTiles
+from policies.compaction.triggers import CompactionPlanner
+from policies.compiled import i64, mypyc_attr
+from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
+from policies.vocabulary import NO_MOVES, Chunk, NoSlot, split_batch
+
+if TYPE_CHECKING:
+    from policies.layouts.unified import UnifiedPolicy
+
+_TILE: Final = 64
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CellRow(Row):
+    """A row, and where its tokens are noted."""
+
+    def __init__(self, seq: int, cells: SequenceRow):
+        super().__init__(seq, cells.end)
+        self.cells = cells
+        self.tiles: HeldTiles | None = None
+        """Its tiles, where the kernel has tiles."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CellRule(PlacementRule):
+    """Gives the tokens of a step consecutive cells, or the highest free ones.
+
+    A compaction that is due is carried out within the step. A step that finds no room, or before which an engine owes
+    something, is taken by the policy's ``allocate``.
+    """
+
+    def __init__(self, policy: UnifiedPolicy, planner: CompactionPlanner, max_pass_tokens: int, pad: int):
+        super().__init__(max_pass_tokens, 1)
+        self._policy = policy
+        self._arena = policy.arena
+        self._free: FreeCells = policy.arena.free
+        self._pending = policy.arena.pending
+        self._planner = planner
+        self._pad: i64 = pad
+        self._has_tiles = policy.kernel == "tiled"
+        self._contiguous = policy.contiguous
+        """Whether a step takes the next consecutive cells; otherwise it takes the highest free ones."""
+        self._is_stale = False
+        """Whether it must be looked up where the rows' tokens are noted."""
+
+    # Membership
+
+    def _row_for(self, seq: int) -> Row | None:
+        cells: SequenceRow | None = self._arena.row_of(seq)
+        if cells is None or cells.end == cells.begin or not self._policy.only_generates(seq, cells.end):
+            return None
+        row = CellRow(seq, cells)
+        if self._has_tiles:
+            row.tiles = self._policy.tiles_of(seq)
+        return row
+
+    def renew(self) -> None:
+        """Be told that tiles must be counted again."""
+        self._is_stale = True
+
+    def blocked(self) -> list[int]:
+        """Rows whose sequence shares cells now, or has a gap."""
+        self._tokens()
+        return [row.seq for row in self.rows if self._is_stale and self._cells_of(row) is None]
+
+    def _cells_of(self, row: Row) -> SequenceRow | None:
+        """Where a row's tokens are noted; None where its sequence cannot be a row any more."""
+        cells: SequenceRow | None = self._arena.row_of(row.seq)
+        return cells if cells is not None and cells.end == row.length else None
+
+    def _look_up(self) -> bool:
+        """Look up where the rows' tokens are noted; False where one of the sequences cannot be a row any more."""
+        for each in self.rows:
+            row = cast(CellRow, each)
+            cells = self._cells_of(row)
+            if cells is None:
+                return False
+            row.cells = cells
+            row.tiles = self._policy.tiles_of(row.seq) if self._has_tiles else None
+        self._is_stale = False
+        return True
+
+    # Steps
+
+    def take_step(self) -> bool:
+        """Give each row its tokens, after a compaction where one is due."""
+        free, planner = self._free, self._planner
+        tokens = self._tokens()
+        if not 0 < tokens <= free.total or not self._can_take(tokens):
+            return False
+        first: i64 = -1
+        if self._contiguous:
+            first = self._find(tokens)
+            if first < 0:
+                return False
+        work = self.passes[0]
+        group = work.groups[0]
+        if group.prepares:
+            group.moves, group.prepares = NO_MOVES, False
+        if planner.checks_steps:
+            planner.ask_before_step(tokens)
+        if planner.wanted:
+            # There was room before, so there is room behind what is packed.
+            self._policy.update()
+            first = self._find(tokens)
+            if first < 0 or (self._is_stale and not self._look_up()):
+                return False
+            group.moves, _ = self._arena.settle()
+            group.note_preparation()
+        planner.forget_plans()
+        cells = list[int]()
+        if first < 0:
+            cells = free.take_last(tokens)
+            self._go_on_behind(cells[-1])
+        else:
+            free.take(first, tokens)
+            if not free.has_claim:
+                free.claim(first + tokens)
+            self._go_on_behind(first + tokens - 1)
+        work.tokens, work.chunks, work.rows = tokens, len(self.rows), self.rows
+        self._policy.attended = span = free.span(self._pad)
+        self._give(group, first, cells, span)
+        if planner.checks_steps:
+            planner.ask_after_step(tokens)
+        return True
+
+    def place(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
+        """Take a step with chunks beside the rows. What ``NoSlot.done`` lists is placed, but counted for no row."""
+        own = self._tokens()
+        tokens = own
+        for chunk in chunks:
+            tokens += chunk.n
+        policy, free, planner = self._policy, self._free, self._planner
+        several = tokens > self.max_pass_tokens
+        # What is kept where a later micro-batch finds no room must be listed chunk by chunk.
+        may_keep = several and policy.keeps_partial and (planner.wanted or free.largest < 2 * tokens)
+        if own == self.max_pass_tokens or may_keep or not self._can_take(own):
+            return self._place_by_chunks(chunks)
+        planner.ask_before_step(tokens)
+        head = int(free.head)
+        found = list[PassReads]()
+        rest = own
+        for part in split_batch(chunks, self.max_pass_tokens, own) or [()]:
+            taken = self._take_room(rest, part)
+            if taken is None:
+                refusal: NoSlot = policy.no_room(rest + sum([chunk.n for chunk in part]))
+                if found:
+                    self._take_back(found, head)
+                raise refusal
+            moves, shift = self._arena.settle()
+            work = PassReads(1)
+            work.beside = part
+            group = work.groups[0]
+            group.moves, group.shift = moves, shift
+            group.note_preparation()
+            span: i64 = free.span(self._pad)
+            if rest:
+                if self._is_stale:
+                    self._look_up()
+                work.rows, work.tokens, work.chunks = self.rows, rest, len(self.rows)
+                if isinstance(taken, range):
+                    self._give(group, taken.start, [], span)
+                else:
+                    self._give(group, -1, taken[:rest].tolist(), span)
+            self._add_chunks(work, part, span)
+            policy.attended = span
+            found.append(work)
+            rest = 0
+        planner.ask_after_step(tokens)
+        return found
+
+    def _take_room(self, own: i64, chunks: Sequence[Chunk]) -> Cells | None:
+        """``UnifiedPolicy.take_room``, quicker where consecutive cells are free."""
+        planner = self._planner
+        if planner.wanted:
+            self._policy.update()
+        if self._contiguous:
+            tokens = own
+            for chunk in chunks:
+                tokens += chunk.n
+            first = self._find(tokens)
+            if first >= 0:
+                planner.forget_plans()
+                self._free.take(first, tokens)
+                self._go_on_behind(first + tokens - 1)
+                if chunks:
+                    self._policy.write(chunks, range(first + own, first + tokens))
+                return range(first, first + tokens)
+        return self._policy.take_room(own, chunks)
+
+    def look(self) -> None:
+        """Note how full the cache is; every number is kept up to date."""
+        free = self._free
+        self.stored = self.allocated = free.size - free.total
+        self.free_extents = free.count()
+        self.largest_free_extent = free.largest
+        self.placeable = self.largest_free_extent if self._contiguous else free.total
+        self.span = free.top
+
+    def _tokens(self) -> i64:
+        """Tokens that all rows get in a step."""
+        tokens: i64 = 0
+        for each in self.rows:
+            row = cast(CellRow, each)
+            tokens += row.n
+            if row.cells.dropped:
+                self._is_stale = True
+        return tokens
+
+    def _can_take(self, tokens: i64) -> bool:
+        """Whether so many tokens of rows can be placed in one micro-batch, without ``allocate``."""
+        if tokens > self.max_pass_tokens or (self._is_stale and not self._look_up()):
+            return False
+        pending = self._pending
+        return pending.rotations is None and not pending.moves
+
+    def _find(self, n: i64) -> i64:
+        """The first of the consecutive cells that a step of ``n`` tokens gets; -1 if there are none."""
+        free = self._free
+        head = free.head
+        # As ``start_of_search`` has it.
+        if head > free.size - free.total + 2 * n:
+            head = 0
+        found = free.first_run(n, head)
+        return self._policy.search(n) if found is None else found
+
+    def _go_on_behind(self, cell: i64) -> None:
+        """Let the next search begin behind a cell."""
+        free = self._free
+        free.head = cell + 1 if cell + 1 < free.size else 0
+
+    def _give(self, group: GroupReads, first: i64, cells: list[int], span: i64) -> None:
+        """Note the cells of the rows' tokens, which are taken: those from ``first`` on, or ``cells``; and the reads."""
+        if group.longer:
+            group.longer = []
+        scanned: i64 = 0
+        useful: i64 = 0
+        most: i64 = 0
+        most_useful: i64 = 0
+        runs: i64 = 0
+        longer: i64 = 0
+        at: i64 = 0
+        ended = False
+        for each in self.rows:
+            row = cast(CellRow, each)
+            n, noted, tiles = row.n, row.cells, row.tiles
+            for _ in range(n):
+                cell = first + at if first >= 0 else cells[at]
+                at += 1
+                noted.tail.append(cell)
+                if tiles is not None:
+                    tiles.add_one(cell)
+            noted.end += n
+            row.length += n
+            row.left -= n
+            if row.left <= 0:
+                ended = True
+            reads = span
+            sees = row.length
+            if tiles is None:
+                runs += 1
+            else:
+                reads, sees = _TILE * tiles.tiles, tiles.cells
+                runs += tiles.runs
+            if n > 1:
+                group.longer.append((n, reads, sees))
+                longer += reads
+                continue
+            scanned += reads
+            useful += sees
+            if reads > most:
+                most = reads
+            if sees > most_useful:
+                most_useful = sees
+        self.ended = ended
+        group.single_scanned, group.single_useful = scanned, useful
+        group.single_most, group.single_most_useful = most, most_useful
+        group.runs = runs
+        group.span = scanned + longer if self._has_tiles else span
+
+    def _add_chunks(self, work: PassReads, chunks: Sequence[Chunk], span: i64) -> None:
+        """Note what chunks read that have been placed."""
+        group = work.groups[0]
+        if not self._has_tiles:
+            group.span = span
+        for seq, start, n, _ in chunks:
+            work.tokens += n
+            work.chunks += 1
+            if self._has_tiles:
+                tiles: HeldTiles = self._policy.tiles_of(seq)
+                group.span += _TILE * tiles.tiles
+                group.add_chunk(n, _TILE * tiles.tiles, tiles.cells, tiles.runs)
+            else:
+                group.add_chunk(n, span, start + n, 1)
+
+    def _take_back(self, passes: Sequence[PassReads], head: int) -> None:
+        """Undo a step of which these passes were placed."""
+        chunks = list[Chunk]()
+        for row in self.rows:
+            row.length -= row.n
+            row.left += row.n
+            chunks.append(Chunk(row.seq, row.length, row.n))
+        self.ended = False
+        for work in passes:
+            chunks += work.beside
+        self._policy.take_back(chunks, [(work.groups[0].moves, work.groups[0].shift) for work in passes], head)
+
+    def _place_by_chunks(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
+        """``place`` through ``allocate``."""
+        step = [Chunk(row.seq, int(row.length), int(row.n)) for row in self.rows]
+        step += chunks
+        batches = self._policy.allocate(step)
+        self._give_tokens()
+        return [PassReads.of(batch) for batch in batches]
