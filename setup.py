@@ -81,6 +81,7 @@ TYPED = [
     "kvsim.simulation.schedulers.__init__",
     "policies.__init__",
     "policies.compiled",
+    "policies.paging.free_lists.protocol",
     "policies.vocabulary",
     "workloads.__init__",
     "workloads.request",

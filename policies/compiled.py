@@ -30,11 +30,16 @@ STAMP = os.path.join("policies", f"compiled{EXTENSION_SUFFIXES[0]}.sources")
 Kind = TypeVar("Kind", bound=type)
 
 if TYPE_CHECKING:
+    from librt.vecs import vec as vec
+    from mypy_extensions import i32 as i32
     from mypy_extensions import i64 as i64
     from mypy_extensions import mypyc_attr as mypyc_attr
+    from mypy_extensions import u8 as u8
 else:
-    i64 = int
-    """A whole number that compiled code keeps in a machine word."""
+    i64 = i32 = u8 = int
+    """Whole numbers that compiled code keeps in a machine word, or in four bytes or one."""
+    vec = list
+    """An array of numbers in compiled code: ``vec[i64](numbers)``. It does not grow."""
 
     def mypyc_attr(**_: Any) -> Callable[[Kind], Kind]:
         """Return a decorator without effect: mypyc reads from it how to compile a class."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from policies import Content
 from workloads import Request
 
-_PRIVATE = 1 << 50
+_PRIVATE: Final = 1 << 50
 """The first source number of prompts that share no text with others."""
 
 

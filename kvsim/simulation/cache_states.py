@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 
@@ -19,7 +20,7 @@ _MEANS = {
     "largest_free_extent_mean": "largest_free_extent",
 }
 """Keys of the summary, and the state that each is the mean over time of."""
-_BLOCK = 1 << 16
+_BLOCK: Final = 1 << 16
 """Numbers that are collected before they become an array."""
 
 

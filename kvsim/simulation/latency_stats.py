@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from kvsim.simulation.job import Job
 
 _QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
-_ROWS = 4096
+_ROWS: Final = 4096
 """Number of requests whose latencies are computed together."""
 
-_LEAST = 40
+_LEAST: Final = 40
 """Fewest requests from which it can be told whether arrivals outpace service."""
 
 

@@ -122,7 +122,7 @@ class BlockManager:
                 self.copies.add(block, new, filled)
                 self.occupancy.raise_to(new, filled)
             else:
-                self.pool.release((block,))
+                self.pool.release([block])
             self._recount(block)
         elif self.pool.keys[block] is not None:
             self.pool.forget(block)
@@ -142,7 +142,7 @@ class BlockManager:
             table.n_keyed = stop
             return
         if table.content.private and pool.hides_private:
-            pool.store_private([block for block in table.blocks[first:last] if pool.keys[block] is None])
+            pool.store_private(table.blocks[first:last])
             table.n_keyed = stop
             return
         keys = table.content.keys(size, stop)
@@ -195,7 +195,7 @@ class BlockManager:
         gone.reverse()
         self.give_up(gone)
 
-    def give_up(self, blocks: Sequence[int]) -> None:
+    def give_up(self, blocks: list[int]) -> None:
         """Drop a reference to each of these blocks, and count anew what the other holders see of them."""
         self._empty(self.pool.release(blocks))
         if self.occupancy.partially_visible:

@@ -6,14 +6,16 @@ Order and rules are those of vLLM 0.33.0 (``vllm/v1/core/block_pool.py``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
+from policies.compiled import i32, i64, vec
 from policies.content import Key
 from policies.paging.block_extents import BlockExtents
 from policies.paging.free_lists.protocol import BlockKeys, FreeBlocks
 
-NULL = 0
+NULL: Final = 0
 """Stands for no block in a block table."""
-PRIVATE: Key = -2
+PRIVATE: Final[Key] = -2
 """Stands for the key of a block that is cached, but says what no other sequence says: none will look for it. Python's
 hashes are never -1, and keys that count on from one hardly ever -2."""
 
@@ -29,7 +31,7 @@ class BlockPool:
         self.first = first
         self.keys: BlockKeys = [None] * n
         """Each block's key while it is cached, else None."""
-        self._refs = [0] * n
+        self._refs = vec[i32]([0] * n)
         self._counting = True
         """Whether the reference counts are up to date; if not, no block is shared and none is cached."""
         self.free = free(range(first, n), self.keys)
@@ -47,11 +49,12 @@ class BlockPool:
         """Whether any block was ever cached."""
 
     @property
-    def refs(self) -> list[int]:
+    def refs(self) -> vec[i32]:
         """For each block the number of sequences that hold it."""
         refs = self._refs
         if not self._counting:
-            refs[self.first :] = [1] * (self.n - self.first)
+            for block in range(self.first, self.n):
+                refs[block] = 1
             for block in self.free.order():
                 refs[block] = 0
             self._counting = True
@@ -59,7 +62,7 @@ class BlockPool:
 
     def holders(self, block: int) -> int:
         """Number of sequences that hold a block, which must be in use."""
-        return self._refs[block] if self._counting else 1
+        return int(self._refs[block]) if self._counting else 1
 
     def keep_extents(self) -> BlockExtents:
         """The free extents, which are kept from the first call on."""
@@ -88,27 +91,25 @@ class BlockPool:
         if not self._counting:
             return blocks
         refs, keys, on_evict = self._refs, self.keys, self.on_evict
-        if not self._has_cached:
-            for block in blocks:
-                refs[block] = 1
-            return blocks
         found, evicted = self._by_key, 0
         for block in blocks:
-            refs[block] = 1
-            key = keys[block]
+            at: i64 = block
+            refs[at] = 1
+            key = keys[at]
+            if key is None:
+                continue
+            evicted += 1
             if key == PRIVATE:
-                keys[block] = None
-                evicted += 1
-            elif key is not None:
-                if on_evict is not None:
-                    on_evict(block, key)
-                cached = found.pop(key)
-                if cached == block:
-                    keys[block] = None
-                else:
-                    found[key] = cached
-                    self._drop(block, key)
-                evicted += 1
+                keys[at] = None
+                continue
+            if on_evict is not None:
+                on_evict(block, key)
+            cached = found.pop(key)
+            if cached == block:
+                keys[at] = None
+            else:
+                found[key] = cached
+                self._drop(block, key)
         self.n_free_cached -= evicted
         return blocks
 
@@ -150,7 +151,7 @@ class BlockPool:
                 free.remove(block)
                 self.n_free_cached -= 1
                 if self.extents is not None:
-                    self.extents.take_one(block)
+                    self.extents.take([block])
             else:
                 self._extra_refs += 1
             refs[block] += 1
@@ -165,7 +166,7 @@ class BlockPool:
             refs[block] += 1
             self._extra_refs += 1
 
-    def release(self, blocks: Sequence[int]) -> list[int]:
+    def release(self, blocks: list[int]) -> list[int]:
         """Drop a reference to each of these blocks; returns those that are free now, in order."""
         gone = self._drop_references(blocks)
         self.free.release(gone)
@@ -173,26 +174,24 @@ class BlockPool:
             self.extents.give_back(gone)
         return gone
 
-    def _drop_references(self, blocks: Sequence[int]) -> list[int]:
+    def _drop_references(self, blocks: list[int]) -> list[int]:
         """Returns the blocks that no sequence holds any more, in order."""
         if not self._counting:
-            return list(blocks)
-        refs, keys, gone = self._refs, self.keys, list[int]()
-        if not self._extra_refs:
-            gone = list(blocks)
-            for block in blocks:
-                refs[block] = 0
-            if self._has_cached:
-                self.n_free_cached += len(gone) - list(map(keys.__getitem__, gone)).count(None)
-            return gone
+            return blocks
+        refs, keys, gone, cached = self._refs, self.keys, list[int](), 0
+        shared = self._extra_refs > 0
         for block in blocks:
-            refs[block] -= 1
-            if refs[block] == 0:
-                gone.append(block)
-                self.n_free_cached += keys[block] is not None
-            else:
+            at: i64 = block
+            refs[at] -= 1
+            if shared and refs[at] > 0:
                 self._extra_refs -= 1
-        return gone
+                continue
+            if shared:
+                gone.append(block)
+            if keys[at] is not None:
+                cached += 1
+        self.n_free_cached += cached
+        return gone if shared else blocks
 
     def store(self, block: int, key: Key, kind: int = 0) -> None:
         """Cache a block in use under a key, for a request of this kind."""
@@ -225,12 +224,17 @@ class BlockPool:
         """Whether blocks that no other sequence looks for may be cached without a key: nobody tells them apart."""
         return not self.free.tracks_use and self.on_evict is None
 
-    def store_private(self, blocks: Sequence[int]) -> None:
-        """Cache blocks in use that no other sequence will look for; ``hides_private`` must be true."""
+    def store_private(self, blocks: list[int]) -> None:
+        """Cache blocks in use that no other sequence will look for, except those that are cached already.
+
+        ``hides_private`` must be true.
+        """
         self._begin_caching()
         own = self.keys
         for block in blocks:
-            own[block] = PRIVATE
+            at: i64 = block
+            if own[at] is None:
+                own[at] = PRIVATE
 
     def _begin_caching(self) -> None:
         if not self._counting:

@@ -261,7 +261,7 @@ class SmallPages:
         memory = self._memory
         memory.changed = True
         if not memory.in_use[page]:
-            memory.extents.take_one(page)
+            memory.extents.take([page])
         memory.in_use[page] += n
         self._n_in_use += n
 

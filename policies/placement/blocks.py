@@ -269,9 +269,10 @@ class BlockRule(PlacementRule):
             table.left -= table.n
             if table.left <= 0:
                 ended = True
+            # Further blocks may be reserved ahead of their first tokens.
+            begun = (length + size - 1) // size
             held = length - table.skipped * size
-            # All blocks but the last one, which may be reserved ahead of its first token.
-            runs += (held + size - 1) // size
+            runs += begun - table.skipped
             tokens += table.n
             if table.n == 1:
                 scanned += held
@@ -282,7 +283,7 @@ class BlockRule(PlacementRule):
                 more += held
             if counts:
                 if table.n == 1:
-                    occupancy.add_token(table.blocks[(length - 1) // size])
+                    occupancy.add_token(table.blocks[begun - 1])
                 else:
                     self._blocks.count_tokens(table, int((length - table.n) // size))
         work.tokens, work.chunks, work.rows, work.beside = tokens, len(tables), tables, ()

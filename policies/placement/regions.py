@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from policies.compiled import i64, mypyc_attr
 from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
 from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, IntArray, Moves, NoSlot, Shift, View
 
-UNBOUNDED = 1 << 60
+UNBOUNDED: Final = 1 << 60
 """More tokens than there ever are."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from policies.compiled import i64, mypyc_attr
 from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch, Moves, Shift, Transfer, Usage
@@ -154,7 +154,7 @@ class PassReads:
         return found
 
 
-_JOIN_BITS = 40
+_JOIN_BITS: Final = 40
 """More joins than a run can have, counted in the lower bits of a row's ``order``; above them is its place."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvsim.scenario.scenario import Scenario
 from kvsim.simulation.backend import Backend
@@ -14,7 +14,7 @@ from policies import Chunk, HostCopy, NoSlot, Policy, SequencePlan
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
 
-ENDLESS = 1 << 62
+ENDLESS: Final = 1 << 62
 """More steps than any run takes."""
 
 

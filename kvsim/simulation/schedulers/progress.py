@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from kvsim.simulation.job import Job
 
-_LOOK_EVERY = 1000
+_LOOK_EVERY: Final = 1000
 """Steps without progress after which it is checked whether any can still come."""
 
 

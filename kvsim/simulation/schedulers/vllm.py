@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvsim.errors import Livelock
 from kvsim.scenario.scenario import Scenario
@@ -19,7 +20,7 @@ from policies import Chunk, NoSlot, Policy
 from policies.compiled import mypyc_attr
 from policies.placement.rule import PlacementRule
 
-_UNLIMITED = 1 << 62
+_UNLIMITED: Final = 1 << 62
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Final
 
+from policies.compiled import i64
 from policies.content import Key
 from policies.paging.free_lists.protocol import BlockKeys
 
-_FEWEST = 64
+_FEWEST: Final = 64
 """So many blocks must at least have left a list before those behind them are moved up."""
 
 
@@ -56,20 +58,21 @@ class LruQueue:
         self._next = first
         return taken
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: list[int]) -> None:
         """Queue blocks: the first plain one will be handed out next, the last cached one after all others."""
         self._n += len(blocks)
         if not self._plain_first:
             self._queue += blocks
             return
-        keys = self._keys
-        plain = [block for block in blocks if keys[block] is None]
-        if not plain:
-            self._queue += blocks
-            return
-        self._front += plain[::-1]
-        if len(plain) < len(blocks):
-            self._queue += [block for block in blocks if keys[block] is not None]
+        keys, plain, cached = self._keys, list[int](), self._queue
+        for block in blocks:
+            at: i64 = block
+            if keys[at] is None:
+                plain.append(block)
+            else:
+                cached.append(block)
+        plain.reverse()
+        self._front += plain
 
     def remove(self, block: int) -> None:
         """Take a block out of the middle of the queue."""

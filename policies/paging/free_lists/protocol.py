@@ -6,7 +6,6 @@ first, except in vLLM's order up to 0.22.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from policies.content import Key
@@ -27,7 +26,7 @@ class FreeBlocks(Protocol):
         """Hand out ``n`` blocks; at least that many must be free."""
         ...
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: list[int]) -> None:
         """Take blocks back, in this order."""
         ...
 

@@ -72,7 +72,7 @@ def blocks_are_counted(policy, shadow):
         pool, tables = cache.pool, cache.tables.values()
         held = Counter(block for s in tables for block in s.blocks[s.skipped :])
         assert all(block == NULL for s in tables for block in s.blocks[: s.skipped])
-        assert pool.refs == [held[block] for block in range(pool.n)]
+        assert list(pool.refs) == [held[block] for block in range(pool.n)]
         free = pool.free.order()
         first = pool.free.per_page if policy.shared_memory else pool.first
         assert sorted(free) == [block for block in range(first, pool.n) if not held[block]]

@@ -290,7 +290,7 @@ def story(eviction, blocks=3, future=None):
     pool = BlockPool(blocks + 1, partial(free_blocks, eviction, future=future))
     for block in pool.take(blocks):
         pool.store(block, 100 + block)
-    pool.release(range(1, blocks + 1))
+    pool.release(list(range(1, blocks + 1)))
     return pool
 
 
