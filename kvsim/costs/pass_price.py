@@ -111,7 +111,11 @@ class RegimePrice:
         if tokens != self._last_tokens or chunks != self._last_chunks:
             self._last_tokens, self._last_chunks = tokens, chunks
             self._fixed_s = self._matrix.at(tokens) + self.base_s + self.chunks_s(int(chunks))
-        seconds = self._fixed_s
+        seconds, only = self._fixed_s, groups[0]
+        if len(groups) == 1 and not (only.longer or together[0] or self._by_number):
+            # As most are; the same numbers as below.
+            cells = float(only.single_useful if self.skips else only.single_scanned)
+            return seconds + self._share * (self._cell_s * cells + self._run * float(only.runs))
         for i, group in enumerate(groups):
             attention = self.attention(tokens, chunks, group, together[i])
             seconds += self._shares[i] * (attention + self._run * float(group.runs))

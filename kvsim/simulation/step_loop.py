@@ -101,9 +101,11 @@ class StepLoop:
         stop = Stop.LIMIT
         rule.released = False
         while steps < limit:
-            if not rule.take_step():
-                stop = Stop.DECISION
-                break
+            if tells_each or not rule.repeat_step():
+                rule.settle()
+                if not rule.take_step():
+                    stop = Stop.DECISION
+                    break
             began = clock
             for work in rule.passes:
                 seconds = price.seconds(work)
@@ -133,6 +135,7 @@ class StepLoop:
             if stops_at_release and rule.released:
                 stop = Stop.RELEASED
                 break
+        rule.settle()
         recorder.forward_passes += passes
         recorder.scores += scores
         recorder.useful_scores += useful_scores

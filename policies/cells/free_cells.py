@@ -58,6 +58,11 @@ class FreeCells:
         """No cell from here on is used."""
         self._last: i64 = size
         """No cell from here on is free."""
+        # The free cells that steps take next, if neither of these has changed since: as long as there are any left.
+        self._ahead = list[int]()
+        self._next_ahead: i64 = 0
+        self._ahead_changes: i64 = -1
+        self._ahead_head: i64 = 0
         # The largest free extent, and the most cells that any other has: cells that are taken leave this true.
         self._low: i64 = 0
         self._high: i64 = size
@@ -244,38 +249,48 @@ class FreeCells:
 
     # Single cells for steps: found and taken at once, quicker than any array
 
-    def take_next(self, head: int, n: int) -> list[int]:
+    def take_next(self, head: i64, n: i64) -> list[int]:
         """Take the next ``n`` free cells, going once round from ``head``, and list them in that order.
 
         There must be so many. These are the cells that ``find_scattered`` finds.
         """
-        if self._claimed < self._claim_end:
-            self._unclaim()
-        data = self._bytes
-        cell = data.find(_FREE, head)
-        if cell < 0:
-            cell = data.find(_FREE)
-        stop = cell + n
-        if stop <= self.size and data.find(_USED, cell, stop) < 0:
-            self.take(cell, n)
-            return list(range(cell, stop))
-        cells = list[int]()
-        for _ in range(n):
-            cell = data.find(_FREE, cell)
-            if cell < 0:
-                cell = data.find(_FREE)
+        if not self._knows_next(head, n):
+            if self._claimed < self._claim_end:
+                self._unclaim()
+            cell = self.first_cell(head)
+            if cell == self.size:
+                cell = self.first_cell(0)
+            self._ahead = (self._mask[cell : cell + _LOOK_AHEAD].nonzero()[0] + cell).tolist()
+            self._next_ahead = 0
+        at = self._next_ahead
+        cells = self._ahead[at : at + n]
+        for cell in cells:
+            self.take(cell, 1)
+        while len(cells) < n:
+            cell = self.first_cell(cells[-1])
+            if cell == self.size:
+                cell = self.first_cell(0)
             self.take(cell, 1)
             cells.append(cell)
+        self._next_ahead, self._ahead_head, self._ahead_changes = at + n, cells[-1] + 1, self.changes
         return cells
+
+    def _knows_next(self, head: i64, n: i64) -> bool:
+        """Whether the next ``n`` free cells from ``head`` on have been looked up, and nothing has changed since."""
+        known = self._ahead_changes == self.changes and self._ahead_head == head
+        return known and self._next_ahead + n <= len(self._ahead)
 
     def take_run(self, head: i64, n: i64) -> i64:
         """Take the next ``n`` free cells, going once round from ``head``, if they are consecutive; the first, or -1.
 
-        There must be so many. Cells behind them are claimed for the next steps.
+        There must be so many. Cells behind them are claimed for the next steps. -1, too, where ``take_next`` has looked
+        the cells up already.
         """
         if head == self._claimed and head + n <= self._claim_end:
             self.take(head, n)
             return head
+        if self._knows_next(head, n):
+            return -1
         if self._claimed < self._claim_end:
             self._unclaim()
         data = self._bytes

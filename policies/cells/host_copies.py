@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,10 +29,13 @@ class HostStates(Generic[State]):
         missing = int(host.max()) + 1 - len(self._owner)
         if missing > 0:
             self._owner = np.concatenate((self._owner, np.zeros(missing + len(self._owner), dtype=np.int64)))
-        for gone in set(self._owner[host].tolist()):
-            self._states.pop(gone, None)
         self._kept += 1
-        self._owner[host] = self._kept
+        breaks = (host[1:] - host[:-1] != 1).nonzero()[0].tolist()  # Mostly few.
+        for first, last in zip([0, *(at + 1 for at in breaks)], [*breaks, len(host) - 1], strict=True):
+            owner = self._owner[host[first] : host[last] + 1]
+            for gone in {int(owner[0]), *owner[1:][owner[1:] != owner[:-1]].tolist()}:
+                self._states.pop(gone, None)
+            owner[:] = self._kept
         self._states[self._kept] = state
 
     def at(self, host: IntArray) -> State:
@@ -48,6 +51,18 @@ def transfers_of(cells: IntArray, host: IntArray, *, to_host: bool) -> HostRuns:
     bounds = np.concatenate(([0], (~follows).nonzero()[0] + 1, [len(cells)]))
     firsts = bounds[:-1]
     return HostRuns(to_host, cells[firsts], host[firsts], bounds[1:] - firsts)
+
+
+class SavedPlaces(NamedTuple):
+    """Where the tokens of a sequence lay in a group when it was copied out; both arrays of shape (n,)."""
+
+    cells: IntArray
+    positions: IntArray
+
+    def by_cell(self) -> IntArray:
+        """The positions in the order of their cells."""
+        found: IntArray = self.positions[np.argsort(self.cells, kind="stable")]
+        return found
 
 
 def chunks_of(seq: int, positions: IntArray) -> tuple[Chunk, ...]:

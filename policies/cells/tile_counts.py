@@ -191,7 +191,7 @@ class TileCounts:
 
 def _by_tile(cells: IntArray) -> tuple[int, list[int]]:
     """The first tile that has one of ``cells``, at least one, and how many are in it and in each one behind it."""
-    tiles = cells // TILE
+    tiles = cells >> _SHIFT
     first = int(tiles.min())
     counts: list[int] = np.bincount(tiles - first).tolist()
     return first, counts

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.cells.arena import FOREVER, Arena
-from policies.cells.host_copies import HostStates, chunks_of, transfers_of
+from policies.cells.host_copies import HostStates, SavedPlaces, chunks_of, transfers_of
 from policies.cells.reads import padded_span, reads_of
 from policies.cells.search import cells_array
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
@@ -74,8 +74,8 @@ class MultiStreamPolicy(Policy):
         self.moves_cells = compactor is not None
         self._n_ubatch = config.n_ubatch
         self.contiguous = contiguous
-        self._saved = HostStates[list[IntArray]]()
-        """Positions of sequences that were copied out, in the order of their cells, for each group."""
+        self._saved = HostStates[list[SavedPlaces]]()
+        """Sequences that were copied out, for each group."""
         self._planner = StepPlanner(self._streams, config.n_ubatch, contiguous=contiguous)
         compacts = compactor is not None
         self._rule = StreamRule(self, self._streams, config.n_ubatch, contiguous=contiguous, compacts=compacts)
@@ -202,7 +202,7 @@ class MultiStreamPolicy(Policy):
             if spec.window is not None:
                 seen = positions > positions.max(initial=-1) - spec.window
                 cells, positions = cells[seen], positions[seen]
-            saved.append(positions[np.argsort(cells, kind="stable")])  # Mostly they ascend already.
+            saved.append(SavedPlaces(cells, positions))
             cells = cells + self.stream_of(seq) * spec.size
             transfers = transfers_of(cells, host[positions], to_host=True)
             copies.append(HostCopy(transfers, *self._streams.settle(group)))
@@ -216,7 +216,8 @@ class MultiStreamPolicy(Policy):
         """
         self.free(seq)
         found = []
-        for group, (spec, positions) in enumerate(zip(self.caches, self._saved.at(host), strict=True)):
+        for group, (spec, saved) in enumerate(zip(self.caches, self._saved.at(host), strict=True)):
+            positions = saved.by_cell()
             slots = self._planner.find_one(group, chunks_of(seq, positions))
             if slots is None:
                 free = self.arenas[group][self.stream_of(seq)].free.total

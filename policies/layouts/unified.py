@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-
 from policies.cells.arena import FOREVER, Arena
 from policies.cells.free_cells import Cells
-from policies.cells.host_copies import HostStates, chunks_of, transfers_of
+from policies.cells.host_copies import HostStates, SavedPlaces, chunks_of, transfers_of
 from policies.cells.reads import reads_of
 from policies.cells.search import cells_array, find_contiguous, start_of_search
 from policies.cells.tile_counts import HeldTiles, TileCounts
@@ -73,8 +71,8 @@ class UnifiedPolicy(Policy):
         self._compaction = CompactionPlanner(self.arena, compactor, self.trigger, config.pad)
         self._tiles = TileCounts(self.arena) if self.kernel == "tiled" else None
         self.keeps_partial = keeps_partial
-        self._saved = HostStates[IntArray]()
-        """Positions of sequences that were copied out, in the order of their cells."""
+        self._saved = HostStates[SavedPlaces]()
+        """Sequences that were copied out."""
         self._n_ubatch = config.n_ubatch
         self._pad = config.pad
         self._rule = CellRule(self, self._compaction, config.n_ubatch, config.pad)
@@ -121,7 +119,7 @@ class UnifiedPolicy(Policy):
     def copy_out(self, seq: int, host: IntArray) -> tuple[HostCopy, ...]:
         """All of a sequence's cells."""
         cells, positions = self.arena.cells_of(seq)
-        self._saved.keep(host, positions[np.argsort(cells, kind="stable")])
+        self._saved.keep(host, SavedPlaces(cells, positions))
         settled = self.arena.settle()
         return (HostCopy(transfers_of(cells, host[positions], to_host=True), *settled),)
 
@@ -132,7 +130,7 @@ class UnifiedPolicy(Policy):
         the first of them (``read_kv_cache_meta`` of b4875).
         """
         self.free(seq)
-        arena, positions = self.arena, self._saved.at(host)
+        arena, positions = self.arena, self._saved.at(host).by_cell()
         chunks = chunks_of(seq, positions)
         self._compaction.forget_plans()
         found = self._find_beside(0, chunks)

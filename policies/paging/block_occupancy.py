@@ -38,12 +38,12 @@ class BlockOccupancy:
         for block in blocks:
             self.set_to(block, self._block_size)
 
-    def add_token(self, block: i64) -> None:
-        """Count one token more in the block."""
+    def add_tokens(self, block: i64, more: i64) -> None:
+        """Count further tokens in the block."""
         if block > self.highest:
             self.highest = block
-        self._tokens[block] += 1
-        self.stored += 1
+        self._tokens[block] += i32(more)
+        self.stored += more
 
     def set_to(self, block: i64, tokens: i64) -> None:
         """Count exactly ``tokens`` tokens in the block."""

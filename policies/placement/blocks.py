@@ -48,6 +48,14 @@ class BlockRule(PlacementRule):
         """Tokens that all rows are given in a step."""
         self._quiet: i64 = 0
         """Steps, the next one first, in which no row takes a block that it has not got, gives one up, or fills one."""
+        self._repeats: i64 = 0
+        """Steps that ``repeat_step`` has taken since ``settle``."""
+        self._until_end: i64 = 0
+        """Repeats after which some row has had its last token; 0 where the step taken last cannot be repeated."""
+        self._least_left: i64 = 0
+        """The fewest tokens that a row was still to be given after the step taken last."""
+        self._top_rises = False
+        """Whether a row writes into the highest block that holds a token."""
         self.steps = 0
         """Steps taken."""
 
@@ -90,7 +98,7 @@ class BlockRule(PlacementRule):
         for table in self._tables:
             tokens += table.n
         self._tokens = tokens
-        self._quiet = 0
+        self._quiet = self._until_end = 0
 
     def cache_all_full_blocks(self) -> None:
         """Let all blocks that rows have filled be found."""
@@ -104,6 +112,7 @@ class BlockRule(PlacementRule):
         """Take the blocks of the next step, in the order of rows, and let those be found that it fills."""
         if self._quiet > 0:
             return True
+        self._until_end = 0
         if self._window >= 0 and self.places_whole_steps:
             self._give_up_all()
         need = self._missing()
@@ -188,6 +197,8 @@ class BlockRule(PlacementRule):
             if len(self.passes) > 1:
                 del self.passes[1:]
             self._write(work, tables)
+            if self._tokens == len(tables):
+                self._until_end = self._least_left
         elif self._tokens == len(tables):
             self._write_in_passes(tables)
         else:
@@ -197,6 +208,36 @@ class BlockRule(PlacementRule):
         self.steps += 1
         self._quiet -= 1
         return True
+
+    def repeat_step(self) -> bool:
+        """While no row takes a block, gives one up or fills one, each reads one cell more than in the step before."""
+        if self._quiet <= 0 or self._repeats >= self._until_end:
+            return False
+        group, rows = self.passes[0].groups[0], self._tokens
+        group.single_scanned += rows
+        group.single_useful += rows
+        group.single_most += 1
+        group.single_most_useful += 1
+        group.span += rows
+        if self._prepares:
+            self._prepare(group)
+        self._repeats += 1
+        self.ended = self._repeats == self._until_end
+        self.steps += 1
+        self._quiet -= 1
+        return True
+
+    def settle(self) -> None:
+        """Have rows, and what is counted by block, count the tokens of repeated steps."""
+        repeats, occupancy = self._repeats, self._blocks.occupancy
+        if repeats == 0:
+            return
+        for table in self._tables:
+            table.length += repeats
+            table.left -= repeats
+            if occupancy.up_to_date:
+                occupancy.add_tokens(table.blocks[(table.length - 1) // self._size], repeats)
+        self._repeats = self._until_end = 0
 
     def place(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
         """Take a step with chunks, whose blocks may be reserved already, behind the rows' tokens."""
@@ -225,10 +266,13 @@ class BlockRule(PlacementRule):
         """From what the pool counts."""
         occupancy, extents, size = self._blocks.occupancy, self._pool.extents, self._size
         if extents is None or not occupancy.up_to_date:
+            self.settle()
             self._note_usage(self._blocks.usage())
             return
         free = extents.n_free * size
-        self.stored, self.span = occupancy.stored, occupancy.top
+        self.stored, self.span = occupancy.stored + self._repeats * self._tokens, occupancy.top
+        if self._top_rises:
+            self.span += self._repeats
         self.allocated, self.placeable = self._blocks.capacity - free, free
         self.free_extents, self.largest_free_extent = extents.count, extents.largest * size
 
@@ -253,9 +297,11 @@ class BlockRule(PlacementRule):
 
     def _write(self, work: PassReads, tables: list[BlockTable]) -> None:
         """Write the tokens of rows that are in one pass, and note what they read."""
-        group, size, ended = work.groups[0], self._size, False
+        group, size = work.groups[0], self._size
         occupancy = self._blocks.occupancy
         counts = occupancy.up_to_date
+        least_left: i64 = 1 << 60
+        highest: i64 = -1
         scanned: i64 = 0
         longest: i64 = 0
         runs: i64 = 0
@@ -267,8 +313,8 @@ class BlockRule(PlacementRule):
             length = table.length + table.n
             table.length = length
             table.left -= table.n
-            if table.left <= 0:
-                ended = True
+            if table.left < least_left:
+                least_left = table.left
             # Further blocks may be reserved ahead of their first tokens.
             begun = (length + size - 1) // size
             held = length - table.skipped * size
@@ -283,7 +329,10 @@ class BlockRule(PlacementRule):
                 more += held
             if counts:
                 if table.n == 1:
-                    occupancy.add_token(table.blocks[begun - 1])
+                    block: i64 = table.blocks[begun - 1]
+                    occupancy.add_tokens(block, 1)
+                    if block > highest:
+                        highest = block
                 else:
                     self._blocks.count_tokens(table, int((length - table.n) // size))
         work.tokens, work.chunks, work.rows, work.beside = tokens, len(tables), tables, ()
@@ -291,7 +340,9 @@ class BlockRule(PlacementRule):
         group.single_most = group.single_most_useful = longest
         group.runs = len(tables) if self._one_run else runs
         group.span = scanned + more
-        self.ended = ended
+        self.ended = least_left <= 0
+        self._least_left, self._until_end = least_left, 0
+        self._top_rises = counts and occupancy.top > 0 and highest == occupancy.highest
 
     def _write_in_passes(self, tables: list[BlockTable]) -> None:
         """Write the tokens of more rows than a pass has room for, one of each."""

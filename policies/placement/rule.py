@@ -266,6 +266,15 @@ class PlacementRule(ABC):
         Then something must be decided first: there is no room, a row is blocked, or cells are to be moved.
         """
 
+    def repeat_step(self) -> bool:
+        """Give each row another token, if that changes nothing but the number of cells read; False, without effect,
+        where it does. Until ``settle``, rows do not count these tokens, but ``passes``, ``ended`` and ``look`` do.
+        """
+        return False
+
+    def settle(self) -> None:  # noqa: B027  (most rules have nothing to settle)
+        """Have rows count the tokens of repeated steps."""
+
     @abstractmethod
     def place(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
         """Take a step with chunks beside the rows, as the policy's ``allocate`` would; its forward passes.

@@ -53,7 +53,7 @@ def test_a_reset_empties_all_blocks(up_to_date):
 def test_tokens_that_are_added_one_by_one_raise_the_top():
     occupancy, seen = BlockOccupancy(9, SIZE), []
     for block in (5, 5, 7, 2):
-        occupancy.add_token(block)
+        occupancy.add_tokens(block, 1)
         seen.append((occupancy.top, occupancy.stored))
     assert seen == [(21, 1), (22, 2), (29, 3), (29, 4)]
     occupancy.empty([7])
