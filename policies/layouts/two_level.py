@@ -191,6 +191,13 @@ class TwoLevelPolicy(Policy):
             for part, kind in zip(self.parts, self.pages.kinds, strict=True)
         )
 
+    def will_return(self, seq: int) -> None:
+        """Let it find its own blocks of all kinds again."""
+        if seq in self._rule.by_seq:
+            self._rule.leave(seq)
+        for part in self.parts:
+            part.will_return(seq)
+
     def match(self, seq: int, content: Content, tokens: int) -> int:
         """Tokens of the longest prefix of which every kind of page has what the next token sees."""
         self._cache_rows(content)

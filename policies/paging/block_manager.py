@@ -141,7 +141,8 @@ class BlockManager:
         if last <= first:
             table.n_keyed = stop
             return
-        if table.content.private and pool.hides_private:
+        # A window's blocks are given up while their sequence goes on, which may yet come back for them.
+        if self.window is None and table.content.private and pool.hides_private:
             pool.store_private(table.blocks[first:last])
             table.n_keyed = stop
             return

@@ -175,6 +175,24 @@ def test_groups_of_layers_are_as_vllm_makes_them(full_layers, window_layers, kin
     assert sum(group.share for group in policy.groups) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("name", ["two-level-pages", "layer-groups", "uniform-pages"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_sequence_that_is_to_return_finds_its_own_blocks(name, rows):
+    """Also those that it filled as a row, of a text that no other says."""
+    policy, content = two_level(40, name=name, prefix_cache=True), Content.of_two((7, 0, 18), (8, 0, 12))
+    begin(policy, 0, content, 18)
+    rule = policy.placement_rule()
+    assert rule.join(0, 20, 0)
+    for _ in range(5):
+        assert rule.take_step()
+    if not rows:
+        rule.leave(0)
+    policy.will_return(0)
+    policy.free(0)
+    assert policy.match(1, content, 24) == 20
+    assert begin(policy, 1, content, 24) == 20
+
+
 STEPS = st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), max_size=4), max_size=12)
 
 

@@ -96,6 +96,19 @@ def test_of_a_text_that_becomes_known_late_only_blocks_still_held_are_found():
     assert policy.match(1, SAME, 17) == 16
 
 
+def test_a_sequence_that_is_to_return_finds_also_what_its_window_has_left():
+    """The token at position 12 sees 7 to 12, that at 14 only 9 to 14: the second block has been given up by then."""
+    policy = cache(8, window=6)
+    content = Content.of_two((7, 0, 14), (8, 0, 6))
+    begin(policy, 0, content, 14)
+    run(policy, (0, 14, 1))
+    assert table(policy, 0) == [0, 0, 3, 4]
+    policy.will_return(0)
+    policy.free(0)
+    assert policy.match(1, content, 16) == 12
+    assert policy.found(1) == [0, 2, 3]
+
+
 def test_with_tail_only_just_the_last_window_of_a_prompt_is_found():
     """A prompt of 18 tokens and a window of 6: its last full blocks, 2 and 3 from 0, are cached; of the answer none."""
     policy = cache(8, window=6, tail_only=True)
