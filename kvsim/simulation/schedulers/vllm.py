@@ -153,7 +153,7 @@ class Vllm(SchedulerBase):
         if others and others[0].admission < decoding.newest and rule.takes_from_pool:
             return None
         may_admit = bool(self.waiting and self._running.free_slots and left > 0 and not self._cache_full)
-        if not rule.reserve():
+        if rows and not rule.reserve():  # It may evict what has run, which waits for a step that asks for room.
             return None
         step: dict[int, Chunk] = {}
         if others:

@@ -149,6 +149,17 @@ def test_steps_taken_together_are_those_taken_one_by_one(name, eviction):
     assert (counts["preemptions"] > 0) == (name != "paged-window")
 
 
+@pytest.mark.parametrize("name", ["h2o", "streaming-llm"])
+def test_what_has_ended_evicts_nothing_while_no_step_asks_for_room(name):
+    """Whether or not others could be rows then: its blocks are given back all at once, in their order."""
+    workload = {"kind": "closed-loop", "users": 1, "requests": 12, "think_s": 0.2}
+    lengths = {"prompt_tokens": {"kind": "fixed", "value": 70}, "output_tokens": {"kind": "fixed", "value": 1}}
+    server = {"scheduler": "vllm", "async_scheduling": True}
+    cache = {"cells": 400, "block_size": 4, "budget": 24}
+    world = load_scenario({"workload": workload | lengths, "server": server, "cache": cache})
+    assert outcome(world, name) == outcome(world, name, most_steps=0)
+
+
 class CountingClock(simpy.Environment):
     """Counts the events of a run."""
 
