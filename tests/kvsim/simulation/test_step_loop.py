@@ -45,6 +45,23 @@ def test_chats_are_the_same_run_however_their_steps_are_taken(name, scheduler):
     assert outcome(scenario, name, most_steps=NONE) == together
 
 
+def test_a_sequence_that_is_put_back_to_wait_leaves_both_caches_of_a_sliding_window():
+    world = load_scenario(
+        "chat",
+        workload__requests=40,
+        workload__rate=100.0,
+        server__scheduler="static",
+        server__slots=4,
+        server__slot_context=200,
+        cache__cells=320,
+        cache__window=16,
+        cache__unified=True,
+    )
+    together = outcome(world, "sliding-window")
+    assert outcome(world, "sliding-window", most_steps=NONE) == together
+    assert together[0]["preemptions"] > 5
+
+
 CROWDED = (
     *("contiguous", "fill-holes", "full-compaction", "adaptive", "threshold-compaction", "idle-compaction"),
     *("llama.cpp-b4666", "llama.cpp-b6975", "streams", "sliding-window", "prompt-decode-regions"),
