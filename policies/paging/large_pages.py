@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from policies.compiled import i32, i64, vec
 from policies.content import Key
 from policies.paging.block_extents import BlockExtents
 from policies.paging.free_lists.protocol import BlockKeys
@@ -28,9 +29,9 @@ class LargePages:
         self.n = n
         self.kinds: list[SmallPages] = []
         """The small pages of each kind."""
-        self.owner = [-1] * n
+        self.owner = vec[i32]([-1] * n)
         """The kind that has each page; -1 for none."""
-        self.in_use = [0] * n
+        self.in_use = vec[i32]([0] * n)
         """Blocks in use in each page."""
         self.extents = BlockExtents(n, range(1, n))
         """Pages without a block in use."""
@@ -98,18 +99,28 @@ class LargePages:
     def take(self, kind: int) -> int:
         """Give a page that no kind has to this one."""
         (page,) = self._unowned.take(1)
-        self.owner[page] = kind
+        self.owner[page] = i32(kind)
         return page
+
+    def take_single(self, kind: int, n: int) -> list[int]:
+        """Give a kind ``n`` pages of one block, which it uses, or as many as no kind has."""
+        pages = self._unowned.take(max(min(n, len(self._unowned)), 0))
+        for page in pages:
+            self.owner[page] = i32(kind)
+            self.in_use[page] = 1
+        self.extents.take(pages)
+        self.changed = True
+        return pages
 
     def take_back(self, page: int) -> None:
         """The page belongs to no kind any more."""
         self.owner[page] = -1
-        self._unowned.release((page,))
+        self._unowned.push(page)
 
     def evict_oldest(self) -> None:
         """Forget what is cached in the page that has been idle longest, which then belongs to no kind."""
         page = next(iter(self.idle))
-        self.kinds[self.owner[page]].forget_page(page)
+        self.kinds[int(self.owner[page])].forget_page(page)
 
 
 class SmallPages:
@@ -150,7 +161,12 @@ class SmallPages:
 
     def take(self, n: int) -> list[int]:
         """Hand out ``n`` blocks."""
-        found: list[int] = []
+        memory, found = self._memory, list[int]()
+        if self.per_page == 1:
+            # All at once where they come from the pages of no kind: then none is begun.
+            found = memory.take_single(self._kind, min(n, memory.n_available - memory.held_back))
+            self._n_pages += len(found)
+            self._n_in_use += len(found)
         while len(found) < n:
             page = self._page_to_take_from()
             blocks = self._plain.get(page)
@@ -167,26 +183,31 @@ class SmallPages:
                 found.append(block)
         return found
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: list[int]) -> None:
         """Take blocks back; a page without a block in use goes back as well, or becomes idle."""
         memory, keys, per_page = self._memory, self._keys, self.per_page
         self._n_in_use -= len(blocks)
         memory.changed = True
-        gone: list[int] = []
+        gone = list[int]()
         for block in blocks:
-            page = block // per_page
-            if keys[block] is None:
-                if per_page > 1:
-                    self._plain.setdefault(page, []).append(block)
-            else:
-                self._cached[block] = None
+            page: i64 = block // per_page
             memory.in_use[page] -= 1
-            if not memory.in_use[page]:
-                gone.append(page)
-                self._plain.pop(page, None)
-                memory.idle[page] = None
-                self._n_idle += 1
-                self._leave_if_plain(page)
+            plain = keys[block] is None
+            if not plain:
+                self._cached[block] = None
+            elif per_page > 1:
+                self._plain.setdefault(int(page), []).append(block)
+            if memory.in_use[page] > 0:
+                continue
+            gone.append(int(page))
+            if plain and per_page == 1:
+                self._n_pages -= 1
+                memory.take_back(block)
+                continue
+            self._plain.pop(int(page), None)
+            memory.idle[int(page)] = None
+            self._n_idle += 1
+            self._leave_if_plain(int(page))
         memory.extents.give_back(gone)
 
     def remove(self, block: int) -> None:
@@ -224,7 +245,7 @@ class SmallPages:
         found += [block for page in owned for block in self._blocks_of(page) if self._keys[block] is None]
         found += self._cached
         elsewhere = [page for page in range(1, memory.n) if memory.owner[page] != self._kind]
-        elsewhere.sort(key=lambda page: memory.owner[page])
+        elsewhere.sort(key=lambda page: int(memory.owner[page]))
         return found + [block for page in elsewhere for block in self._blocks_of(page)]
 
     def _page_to_take_from(self) -> int:
@@ -262,7 +283,7 @@ class SmallPages:
         memory.changed = True
         if not memory.in_use[page]:
             memory.extents.take([page])
-        memory.in_use[page] += n
+        memory.in_use[page] += i32(n)
         self._n_in_use += n
 
     def _end_idle(self, page: int) -> None:

@@ -48,6 +48,10 @@ class FreeStack(Uncached):
         """Push blocks, so that the first of them is handed out next."""
         self._free += reversed(blocks)
 
+    def push(self, block: int) -> None:
+        """Push a block, which is handed out next."""
+        self._free.append(block)
+
     def order(self) -> list[int]:
         """The stack from the top down."""
         return self._free[::-1]

@@ -38,7 +38,7 @@ def begin(policy, seq, content, tokens):
 
 def owners(policy):
     """The kind that has each large page but the first."""
-    return policy.pages.owner[1:]
+    return list(policy.pages.owner)[1:]
 
 
 def blocks(policy, kind, seq):
