@@ -92,11 +92,11 @@ def a_large_page_is_used_by_one_kind(policy, shadow):
         for block in blocks + cached:
             assert taken.setdefault(block // small.per_page, kind) == kind
         in_use.update(block // small.per_page for block in blocks)
-        owned = memory.owner.count(kind)
+        owned = list(memory.owner).count(kind)
         idle = sum(memory.owner[page] == kind for page in memory.idle)
         assert small.n_free_beside_idle == (owned - idle) * small.per_page - len(blocks)
         assert len(small) == small.n_free_beside_idle + small.per_page * memory.n_available
-    assert memory.in_use == [in_use[page] for page in range(memory.n)]
+    assert list(memory.in_use) == [in_use[page] for page in range(memory.n)]
     assert {page: kind for page, kind in enumerate(memory.owner) if kind >= 0} == taken
     assert set(memory.idle) == taken.keys() - in_use.keys()
     assert memory.n_unowned == memory.n - 1 - len(taken)

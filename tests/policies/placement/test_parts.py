@@ -40,7 +40,7 @@ def same_pages(twins):
     """The same blocks are cached, and each page has the same owner."""
     one, other = twins.both()
     assert [part.pool.keys for part in one.parts] == [part.pool.keys for part in other.parts]
-    assert (one.pages.owner, list(one.pages.idle)) == (other.pages.owner, list(other.pages.idle))
+    assert (list(one.pages.owner), list(one.pages.idle)) == (list(other.pages.owner), list(other.pages.idle))
     assert [kind.order() for kind in one.pages.kinds] == [kind.order() for kind in other.pages.kinds]
 
 
