@@ -70,6 +70,7 @@ COMPILED = [
     "policies.placement.cells",
     "policies.placement.parts",
     "policies.placement.regions",
+    "policies.placement.repeats",
     "policies.placement.rule",
     "policies.placement.streams",
     "policies.placement.tokens",

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import source_hash, spec_from_file_location
 from pathlib import Path
@@ -35,15 +37,40 @@ if TYPE_CHECKING:
     from mypy_extensions import i64 as i64
     from mypy_extensions import mypyc_attr as mypyc_attr
     from mypy_extensions import u8 as u8
+
+    from policies.vocabulary import IntArray
 else:
     i64 = i32 = u8 = int
     """Whole numbers that compiled code keeps in a machine word, or in four bytes or one."""
-    vec = list
-    """An array of numbers in compiled code: ``vec[i64](numbers)``. It does not grow."""
+
+    class vec:
+        """An array of numbers in compiled code: ``vec[i64](numbers)``. It does not grow."""
+
+        def __class_getitem__(cls, kind: type) -> Callable[..., array]:
+            """What makes an array of whole numbers, or of floats."""
+            return partial(array, "d" if kind is float else "q")
 
     def mypyc_attr(**_: Any) -> Callable[[Kind], Kind]:
         """Return a decorator without effect: mypyc reads from it how to compile a class."""
         return lambda kind: kind
+
+
+class _Memory:
+    """The memory of an array of numbers, as NumPy asks for it."""
+
+    def __init__(self, numbers: Any, kind: str):
+        import numpy as np
+
+        self._keeps = np.frombuffer(numbers, dtype=kind)
+        # A vec shows its memory as if it were not to be written to.
+        self.__array_interface__ = {**self._keeps.__array_interface__, "data": (self._keeps.ctypes.data, False)}
+
+
+def as_array(numbers: vec[i64]) -> IntArray:
+    """NumPy's view of an array of numbers, which shares its memory; int64 of shape (len(numbers),)."""
+    import numpy as np
+
+    return np.asarray(_Memory(numbers, "int64"))
 
 
 def stamp_of(sources: Iterable[str], home: Path = HOME) -> str:

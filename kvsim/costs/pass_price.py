@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvsim.costs.profile import PassCosts, Profile
-from kvsim.costs.tables import SecondsTable, shares
+from kvsim.costs.tables import seconds_of_each, shares
 from policies import Group, Kernel
-from policies.compiled import i64
+from policies.compiled import i64, vec
 from policies.placement.rule import GroupReads, PassReads
 
 
@@ -41,18 +41,25 @@ class AttentionTerms(NamedTuple):
     """Over all other cells, and over further runs where cells do not come in blocks."""
 
 
-class _Values:
-    """A table of seconds as a list, which compiled code reads fastest; entries are added when they are asked for."""
+class _Seconds:
+    """Seconds by number of tokens or chunks, linear between knots; as many are computed as were asked for so far."""
 
-    def __init__(self, table: SecondsTable):
-        self._table = table
-        self._values: list[float] = []
+    def __init__(
+        self,
+        first_s: float,
+        slopes_s: Sequence[float],
+        knots: Sequence[int],
+        behind: tuple[int, float, float] | None = None,
+    ):
+        """As in ``seconds_of_each``."""
+        self._line = (first_s, slopes_s, knots, behind)
+        self._values = vec[float]([])
 
     def at(self, n: i64) -> float:
         """The seconds for ``n`` tokens or chunks."""
         values = self._values
-        while len(values) <= n:
-            values.append(self._table[len(values)] if values else 0.0)
+        if n >= len(values):
+            self._values = values = vec[float](seconds_of_each(max(2 * int(n), 1024), *self._line).tolist())
         return values[n]
 
 
@@ -61,14 +68,14 @@ class RegimePrice:
 
     def __init__(self, profile: Profile, costs: PassCosts, kernel: Kernel, groups: Sequence[Group]):
         rates = profile.kernel_costs(costs, kernel)
-        self._matrix = _Values(SecondsTable(0.0, [slope.value for slope in costs.matmul_slopes_s], costs.matmul_knots))
-        self._head: _Values | None = None
+        self._matrix = _Seconds(0.0, [slope.value for slope in costs.matmul_slopes_s], costs.matmul_knots)
+        self._head: _Seconds | None = None
         if costs.sequence_knots:
             slopes = [slope.value for slope in costs.sequence_slopes_s]
-            self._head = _Values(SecondsTable(0.0, slopes, costs.sequence_knots))
+            self._head = _Seconds(0.0, slopes, costs.sequence_knots)
         further = [slope.value for slope in rates.further_token_s]
         tiled = (rates.tiles_from, rates.tiled_cell_s.value, rates.tiled_token_s.value) if rates.tiles_from else None
-        self._cell = _Values(SecondsTable(rates.per_cell_s.value, further, costs.attention_knots, tiled))
+        self._cell = _Seconds(rates.per_cell_s.value, further, costs.attention_knots, tiled)
         self._cell_s = self._cell.at(1)
         self._chunk_knots = costs.chunk_knots
         self._by_number = len(costs.chunk_knots) > 0

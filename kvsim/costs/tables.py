@@ -43,10 +43,6 @@ def knots_within(knots: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(knots[: max(reached, 2)])
 
 
-_COMPUTED_TOGETHER = 64
-"""Neighbouring entries that are computed in one call, which costs little more than one of them."""
-
-
 def segments(tokens: ArrayLike, knots: Sequence[int]) -> FloatArray:
     """Number of ``tokens`` in each segment between knots; float64 of shape (len(tokens), len(knots) - 1).
 
@@ -67,30 +63,24 @@ def shares(counts: ArrayLike, knots: Sequence[int]) -> FloatArray:
     return np.maximum(0.0, 1.0 - np.abs(np.asarray(position)[..., None] - np.arange(len(knots))))
 
 
-class SecondsTable(dict[int, float]):
-    """Seconds by number of tokens, linear between knots; entries are computed when they are first asked for."""
+def seconds_of_each(
+    stop: int,
+    first_s: float,
+    slopes_s: Sequence[float],
+    knots: Sequence[int],
+    behind: tuple[int, float, float] | None = None,
+) -> FloatArray:
+    """Seconds for 0, 1, ..., ``stop - 1`` tokens: none for 0, then linear between knots; shape (stop,).
 
-    def __init__(
-        self,
-        first_s: float,
-        slopes_s: Sequence[float],
-        knots: Sequence[int],
-        behind: tuple[int, float, float] | None = None,
-    ):
-        """``first_s``: seconds of one token; ``slopes_s``: seconds of each further token, by segment.
-
-        ``behind``: a number of tokens from which on another line holds: its seconds of one and of each further token.
-        """
-        super().__init__()
-        self._behind = behind
-        self._first = first_s
-        self._slopes = np.array(slopes_s)
-        self._knots = knots
-
-    def __missing__(self, tokens: int) -> float:
-        first = tokens - tokens % _COMPUTED_TOGETHER
-        for n, row in enumerate(segments(range(first, first + _COMPUTED_TOGETHER), self._knots), first):
-            self[n] = self._first + float(row @ self._slopes)
-            if self._behind is not None and n >= self._behind[0]:
-                self[n] = self._behind[1] + self._behind[2] * (n - 1)
-        return self[tokens]
+    ``first_s``: seconds of one token; ``slopes_s``: seconds of each further token, by segment. ``behind``: a number of
+    tokens from which on another line holds: its seconds of one and of each further token.
+    """
+    tokens = np.arange(stop)
+    seconds = np.full(stop, first_s)
+    for slope, (low, high) in zip(slopes_s, pairwise((*knots[:-1], max(stop, knots[-1]))), strict=True):
+        seconds += slope * (np.clip(tokens, low, high) - low)
+    if behind is not None:
+        start, first, slope = behind
+        seconds[start:] = first + slope * (tokens[start:] - 1)
+    seconds[0] = 0.0
+    return seconds

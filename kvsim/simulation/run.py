@@ -175,14 +175,16 @@ def _without_host_cache(scenario: Scenario, policy: Policy) -> tuple[str, ...]:
 
 @contextmanager
 def _seldom_collecting() -> Iterator[None]:
-    """Let Python look for unreachable cycles less often: a run makes many objects, but hardly any cycles."""
+    """Let Python look for unreachable cycles less often, and only among new objects: a run makes hardly any cycles."""
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(before[0], 50_000), *before[1:])
+        gc.freeze()
     try:
         yield
     finally:
         gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 @contextmanager

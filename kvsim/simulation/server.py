@@ -38,42 +38,61 @@ class Server:
         self._backend = backend
         self._recorder = recorder
         self._prefetcher = prefetcher
+        self._runs_ahead = backend.price is not None and prefetcher.off
+        """Whether nothing looks at SimPy's clock while a step runs."""
         self._loop = StepLoop(arrivals, scheduler, policy, backend, recorder, prefetcher, most_steps=most_steps)
 
     def run(self) -> Process:
-        """The process: take in, compose, place and price, let the time pass, commit."""
+        """The process: take in, compose, place and price, let the time pass, commit.
+
+        As long as nothing else can happen before a step has ended, SimPy's clock stays behind: ``now`` is the server's.
+        """
         env, scheduler, recorder = self._env, self._scheduler, self._recorder
-        busy, began = False, env.now
+        busy, began, now = False, env.now, env.now
         while True:
-            jobs = self._arrivals.ready() if busy else None
-            if jobs is None:
-                jobs = yield from self._arrivals.next(busy, began, self._compact_while_idle)
+            if not (busy and self._runs_ahead and now < self._arrivals.horizon_s()):
+                if now > env.now:
+                    yield from self._catch_up(now)
+                jobs = self._arrivals.ready() if busy else None
                 if jobs is None:
-                    return
-            now = env.now
-            for job in jobs:
-                self._accept(job, now)
+                    jobs = yield from self._arrivals.next(busy, began, self._compact_while_idle)
+                    if jobs is None:
+                        return
+                    now = env.now
+                for job in jobs:
+                    self._accept(job, now)
 
             step = scheduler.compose(now)
             if scheduler.ended:  # Refused, or answered without a step: before their clients come again.
+                if now > env.now and self._is_awaited():
+                    yield from self._catch_up(now)
                 self._drop_ended()
             busy, began = bool(step) or scheduler.rule is not None or scheduler.has_copies, now
             if busy:
-                steps, at_s, refusal = self._loop.advance(step, now)
-                if at_s > now:
-                    for delay in delays_until(now, at_s):
-                        yield env.timeout(delay)
-                    now = env.now
+                steps, now, refusal = self._loop.advance(step, now)
+                if now > env.now and not self._runs_ahead:
+                    yield from self._catch_up(now)
                 if refusal is None:
                     scheduler.commit(step, steps, now)
                 else:
                     scheduler.no_slot(refusal, now)
                 if scheduler.ended:
+                    if now > env.now and self._is_awaited():
+                        yield from self._catch_up(now)
                     self._drop_ended()
             # Behind a step of rows no time passes before the next look, unless sequences are copied.
             looks_soon = busy and scheduler.rule is not None and recorder.host_prompts is None
             if recorder.watches and not looks_soon:
                 recorder.cache(now, self._policy.usage())
+
+    def _catch_up(self, now: float) -> Process:
+        """Let SimPy's clock pass to the server's, and all happen that happens until then."""
+        for delay in delays_until(self._env.now, now):
+            yield self._env.timeout(delay)
+
+    def _is_awaited(self) -> bool:
+        """Whether a client waits for the end of one of the requests that have ended."""
+        return any(job.done is not None for job in self._scheduler.ended)
 
     def _accept(self, job: Job, now: float) -> None:
         """Hand a request that has arrived to everything that must know of it."""
@@ -83,11 +102,13 @@ class Server:
         self._scheduler.submit(job, now)
 
     def _drop_ended(self) -> None:
-        """Forget the requests that have ended, once the prefetcher knows of them."""
+        """Forget the requests that have ended, once their clients and the prefetcher know of them."""
         ended = self._scheduler.ended
-        if not self._prefetcher.off:
-            for job in ended:
+        for job in ended:
+            if not self._prefetcher.off:
                 self._prefetcher.ended(job)
+            if job.done is not None:
+                job.done.succeed()
         ended.clear()
 
     def _compact_while_idle(self) -> float:

@@ -58,7 +58,6 @@ class Arena(ArenaCells):
 
     def _clear_row(self, row: Row, start: int, stop: int) -> None:
         """Shorten a row by positions at one of its ends, whose cells remain to be given back."""
-        self.rows.settle(row)
         written = min(row.written, stop)
         if written > start:
             gone = self.rows.cells(row)[start - row.begin : written - row.begin]

@@ -183,8 +183,7 @@ class ArenaCells:
             if row is None or row.end != start:
                 self.put(found[at : at + n], (seq, *also), start)
             elif n == 1:
-                row.tail.append(int(found[at]))
-                row.end += 1
+                self.rows.append_run(row, int(found[at]), 1, 1)
             else:
                 self.rows.append(row, found[at : at + n])
             at += n
@@ -225,7 +224,7 @@ class ArenaCells:
         start = max(row.written, row.begin)
         index = self.sets.index_of((row.seq,))
         if row.end == start + 1:
-            cell = self.rows.last_cell(row)
+            cell = self.rows.at(row, start)
             self._position[cell] = start
             self._owner[cell] = index
             self._bounds.widen(index, cell, cell + 1)

@@ -309,6 +309,10 @@ class FreeCells:
         """Whether cells are claimed for the next steps."""
         return self._claimed < self._claim_end
 
+    def claimed_from(self, cell: i64) -> i64:
+        """How many cells are claimed from this one on, if it is the first of them; else 0."""
+        return self._claim_end - cell if cell == self._claimed < self._claim_end else 0
+
     def claim(self, start: i64) -> None:
         """Expect that steps take the free cells from ``start`` on, and nothing else, for a while."""
         if self._claimed < self._claim_end:

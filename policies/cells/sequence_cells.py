@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 
-import numpy as np
-
-from policies.compiled import i64, mypyc_attr
+from policies.compiled import as_array, i64, mypyc_attr, vec
 from policies.vocabulary import IntArray
 
 _FIRST_TOKENS = 1024
@@ -28,9 +25,6 @@ class Row:
         self.end: i64 = begin
         self.written: i64 = begin
         """The positions from here on are not in the arrays of the arena yet."""
-        self.tail: list[int] = []
-        """The cells of its last tokens, which are not in the table yet. It is given one more token, in a cell that has
-        been taken from the free ones, by ``tail.append(cell)`` and ``end += 1``: nothing is quicker."""
         self.dropped = False
         """Whether this has ended: who keeps it must look up whether the sequence has another row."""
 
@@ -42,8 +36,13 @@ class SequenceCells:
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
         """The rows by sequence."""
-        self.table: IntArray = np.zeros((1, _FIRST_TOKENS), dtype=np.int64)
-        """Shape (rows, columns): the cell of each token; undefined outside ``[begin, end)``."""
+        self.by_number: list[Row | None] = [None]
+        """The rows by their number in the table."""
+        self._columns: i64 = _FIRST_TOKENS
+        self._numbers = vec[i64]([0] * _FIRST_TOKENS)
+        """The table, row after row; undefined outside of ``[begin, end)``."""
+        self.table: IntArray = as_array(self._numbers).reshape(1, -1)
+        """The same numbers; shape (rows, columns)."""
         self._spare = [0]
         """Rows of the table that no sequence has."""
 
@@ -52,30 +51,22 @@ class SequenceCells:
 
     def cells(self, row: Row) -> IntArray:
         """The cells of a sequence in order of position; shape (end - begin,), valid until something changes."""
-        self.settle(row)
         found: IntArray = self.table[row.number, row.begin - row.base : row.end - row.base]
         return found
 
-    def last_cell(self, row: Row) -> int:
-        """The cell of a sequence's last token."""
-        return row.tail[-1] if row.tail else int(self.table[row.number, row.end - row.base - 1])
-
-    def settle(self, row: Row) -> None:
-        """Bring the table up to date."""
-        tail = row.tail
-        if tail:
-            stop = row.end - row.base
-            self.make_room(stop)
-            self.table[row.number, stop - len(tail) : stop] = array("q", tail)
-            row.tail = []
+    def at(self, row: Row, position: i64) -> i64:
+        """The cell of a position that a row holds."""
+        return self._numbers[row.number * self._columns + position - row.base]
 
     def add(self, seq: int, begin: int, cells: IntArray | None = None) -> Row:
         """Begin a row for a sequence that has none, with the cells that it holds from position ``begin`` on."""
         if not self._spare:
-            n = len(self.table)
-            self.table = np.concatenate((self.table, np.zeros_like(self.table)))
+            n = len(self.by_number)
+            self._make_table(2 * n, self._columns)
+            self.by_number += [None] * n
             self._spare = list(range(2 * n - 1, n - 1, -1))
-        row = self.rows[seq] = Row(seq, self._spare.pop(), begin)
+        row = self.rows[seq] = Row(int(seq), self._spare.pop(), int(begin))
+        self.by_number[row.number] = row
         if cells is not None:
             self.append(row, cells)
             row.written = row.end
@@ -83,11 +74,27 @@ class SequenceCells:
 
     def append(self, row: Row, cells: IntArray) -> None:
         """Note the cells of a sequence's next tokens."""
-        self.settle(row)
         start, n = row.end - row.base, len(cells)
-        self.make_room(start + n)
+        self._make_room(start + n)
         self.table[row.number, start : start + n] = cells
         row.end += n
+
+    def append_run(self, row: Row, cell: i64, step: i64, n: i64) -> None:
+        """Note the cells of a sequence's next ``n`` tokens: ``cell``, and each other so many behind the one before."""
+        start = row.end - row.base
+        if start + n > self._columns:
+            self._make_room(start + n)
+        start += row.number * self._columns
+        numbers = self._numbers
+        for at in range(start, start + n):
+            numbers[at] = cell
+            cell += step
+        row.end += n
+
+    def append_each(self, row: Row, cells: list[int]) -> None:
+        """Note the cells of a sequence's next tokens."""
+        for cell in cells:
+            self.append_run(row, cell, 0, 1)
 
     def move(self, goes: IntArray) -> None:
         """Note that tokens were moved; ``goes``: the cell that each used cell's token is in now."""
@@ -103,19 +110,12 @@ class SequenceCells:
             row.written = row.begin
         return had
 
-    def make_room(self, columns: int) -> None:
-        """Let the table have at least that many columns."""
-        have = self.table.shape[1]
-        if columns > have:
-            grown = np.zeros((len(self.table), max(2 * have, columns)), dtype=np.int64)
-            grown[:, :have] = self.table
-            self.table = grown
-
     def drop(self, seq: int) -> Row | None:
         """End the row of a sequence, if it has one."""
         row = self.rows.pop(seq, None)
         if row is not None:
             self._spare.append(row.number)
+            self.by_number[row.number] = None
             row.dropped = True
         return row
 
@@ -123,3 +123,16 @@ class SequenceCells:
         """End all rows."""
         for seq in list(self.rows):
             self.drop(seq)
+
+    def _make_room(self, columns: i64) -> None:
+        """Let the table have at least that many columns."""
+        if columns > self._columns:
+            self._make_table(len(self.by_number), max(2 * self._columns, columns))
+
+    def _make_table(self, rows: i64, columns: i64) -> None:
+        """Copy the table into a larger one."""
+        before = self.table
+        self._numbers = vec[i64]([0] * int(rows * columns))
+        self.table = as_array(self._numbers).reshape(int(rows), int(columns))
+        self.table[: before.shape[0], : before.shape[1]] = before
+        self._columns = columns

@@ -61,13 +61,13 @@ class HeldTiles:
             stop: i64 = cells.stop
             while start < stop:
                 end = min(stop, (start // _TILE + 1) * _TILE)
-                self._add_to(start // _TILE + 1, end - start)
+                self.add_to(start // _TILE + 1, end - start)
                 start = end
         elif len(cells):
             first, counts = _by_tile(cells)
             for i, n in enumerate(counts):
                 if n:
-                    self._add_to(first + i + 1, n)
+                    self.add_to(first + i + 1, n)
 
     def lose_one(self, cell: i64) -> None:
         """Remove a cell."""
@@ -81,8 +81,8 @@ class HeldTiles:
                 if n:
                     self._lose_from(first + i + 1, n)
 
-    def _add_to(self, at: i64, n: i64) -> None:
-        """Add ``n`` cells to the ``at``-th entry of ``held``."""
+    def add_to(self, at: i64, n: i64) -> None:
+        """Add ``n`` cells to the tile before the ``at``-th."""
         before: i64 = self.held[at]
         self.held[at] = before + n
         self.cells += n

@@ -11,7 +11,7 @@ from policies.cells.free_cells import Cells, FreeCells
 from policies.cells.search import cells_array
 from policies.cells.sequence_cells import Row
 from policies.cells.tile_counts import TileCounts
-from policies.compiled import i64, mypyc_attr
+from policies.compiled import i64, mypyc_attr, vec
 from policies.vocabulary import Chunk, IntArray
 
 AHEAD = 256
@@ -83,11 +83,14 @@ class WindowCells:
         self._arena = arena
         self._window = window
         self._tiles = tiles
-        self._size = arena.size
-        # By cell, the row whose token it holds, and the token's position; kept while all sequences have rows.
+        self._free: FreeCells = arena.free
+        self._size: i64 = arena.size
+        # By cell, the number of the row whose token it holds, or -1, and the token's position; kept while all sequences
+        # have rows.
         self._known = False
-        self._rows: list[Row | None] = []
-        self._positions: list[int] = []
+        self._rows: vec[i64] = vec[i64]([])
+        self._positions: vec[i64] = vec[i64]([])
+        self._by_number: list[Row | None] = arena.rows.by_number
         self.lost_beside: list[tuple[int, IntArray]] = []
         """Sequences that lost tokens in other cells than those taken last, and these cells."""
 
@@ -114,12 +117,12 @@ class WindowCells:
 
     def _walk(self, head: i64, n: i64) -> list[int]:
         """The first ``n`` cells, empty or passed, going once round from ``head``; none if there are fewer."""
-        rows, positions, window = self._rows, self._positions, self._window
-        size: i64 = self._size
+        rows, positions, size = self._rows, self._positions, self._size
+        passed = self._passed()
         cell, found = head if head < size else 0, list[int]()
         for _ in range(size):
             row = rows[cell]
-            if row is None or positions[cell] <= row.end - window:
+            if row < 0 or positions[cell] <= passed[row]:
                 found.append(cell)
                 n -= 1
                 if n == 0:
@@ -128,6 +131,16 @@ class WindowCells:
             if cell == size:
                 cell = 0
         return []
+
+    def _passed(self) -> vec[i64]:
+        """The highest position that the window has passed, by number of row."""
+        passed = vec[i64]([0] * len(self._by_number))
+        at: i64 = 0
+        for row in self._by_number:
+            if row is not None:
+                passed[at] = row.end - self._window
+            at += 1
+        return passed
 
     def look(self) -> bool:
         """Find out what is in each cell, if that is not known; False where a sequence has no row."""
@@ -141,7 +154,8 @@ class WindowCells:
                 arena.row_of(seq)
             if not arena.has_rows_only():
                 return False
-        self._rows, self._positions, self._known = [None] * self._size, [0] * self._size, True
+        self._rows, self._positions = vec[i64]([-1] * int(self._size)), vec[i64]([0] * int(self._size))
+        self._known = True
         for row in arena.rows:
             self.note(row, row.begin, arena.rows.cells(row).tolist())
         return True
@@ -181,7 +195,8 @@ class WindowCells:
     def take_one(self, head: i64) -> i64:
         """Find and take one cell, which there must be, where all sequences have rows."""
         cell = head if head < self._size else 0
-        row = self._rows[cell]
+        number = self._rows[cell]
+        row = None if number < 0 else self._by_number[number]
         if row is None or self._positions[cell] <= row.end - self._window:
             self.take_each([cell])
             return cell
@@ -192,21 +207,23 @@ class WindowCells:
     def take_each(self, cells: list[int]) -> None:
         """``take``, for a list of cells, where all sequences have rows."""
         arena, tiles, rows, positions = self._arena, self._tiles, self._rows, self._positions
-        n, at = len(cells), 0
+        n: i64 = len(cells)
+        at: i64 = 0
         if self.lost_beside:
             self.lost_beside.clear()
         while at < n:
-            cell = cells[at]
-            row = rows[cell]
+            cell: i64 = cells[at]
+            number = rows[cell]
+            row = None if number < 0 else self._by_number[number]
             if row is None:
                 stop = cell + 1
                 at += 1
-                while at < n and cells[at] == stop and rows[stop] is None:
+                while at < n and cells[at] == stop and rows[stop] < 0:
                     stop += 1
                     at += 1
-                arena.free.take(cell, stop - cell)
+                self._free.take(cell, stop - cell)
                 continue
-            position: i64 = positions[cell]
+            position = positions[cell]
             if row.written > position:
                 arena.unwrite_rows()
             if position > row.begin:
@@ -215,7 +232,7 @@ class WindowCells:
             # Mostly it is the sequence's first token. The cell goes from one sequence to the other.
             row.begin += 1
             row.written = row.begin
-            rows[cell] = None
+            rows[cell] = -1
             if tiles is not None:
                 tiles.lose_one(row.seq, cell)
             at += 1
@@ -226,15 +243,17 @@ class WindowCells:
         """Note that the tokens of a row from a position on were put into cells."""
         if self._known:
             rows, positions = self._rows, self._positions
-            for cell in cells:
-                rows[cell] = row
+            number: i64 = row.number
+            for each in cells:
+                cell: i64 = each
+                rows[cell] = number
                 positions[cell] = position
                 position += 1
 
     def note_one(self, row: Row, position: i64, cell: i64) -> None:
         """Note that a token of a row was put into a cell."""
         if self._known:
-            self._rows[cell] = row
+            self._rows[cell] = row.number
             self._positions[cell] = position
 
     def note_chunks(self, chunks: Sequence[Chunk], cells: Cells) -> None:
@@ -252,5 +271,6 @@ class WindowCells:
         """Note that cells are empty now."""
         if self._known:
             rows = self._rows
-            for cell in cells:
-                rows[cell] = None
+            for each in cells:
+                cell: i64 = each
+                rows[cell] = -1

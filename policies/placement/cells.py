@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 from policies.cells.free_cells import Cells, FreeCells
 from policies.cells.sequence_cells import Row as SequenceRow
+from policies.cells.sequence_cells import SequenceCells
 from policies.cells.tile_counts import HeldTiles
 from policies.compaction.triggers import CompactionPlanner
 from policies.compiled import i64, mypyc_attr
+from policies.placement.repeats import CellRepeats
 from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
 from policies.vocabulary import NO_MOVES, Chunk, NoSlot, split_batch
 
@@ -43,6 +45,7 @@ class CellRule(PlacementRule):
         self._policy = policy
         self._arena = policy.arena
         self._free: FreeCells = policy.arena.free
+        self._sequences: SequenceCells = policy.arena.rows
         self._pending = policy.arena.pending
         self._planner = planner
         self._pad: i64 = pad
@@ -51,6 +54,9 @@ class CellRule(PlacementRule):
         """Whether a step takes the next consecutive cells; otherwise it takes the highest free ones."""
         self._is_stale = False
         """Whether it must be looked up where the rows' tokens are noted."""
+        self._repeats = CellRepeats(self._free, self._sequences)
+        self._least_left: i64 = 0
+        """The fewest tokens that a row was still to be given after the step taken last."""
 
     # Membership
 
@@ -131,7 +137,31 @@ class CellRule(PlacementRule):
         self._give(group, first, cells, span)
         if planner.checks_steps:
             planner.ask_after_step(tokens)
+        elif first >= 0 and tokens == len(self.rows) and not group.prepares:
+            limit = (first // _TILE + 1) * _TILE if self._has_tiles else span
+            self._repeats.begin(first, tokens, limit, self._least_left)
         return True
+
+    def repeat_step(self) -> bool:
+        """Take the cells that lie behind those of a step that took consecutive ones."""
+        repeats = self._repeats
+        if not repeats.take(self.passes):
+            return False
+        self.ended = repeats.is_end()
+        return True
+
+    def settle(self) -> None:
+        """Let rows have the cells of repeated steps."""
+        repeats = self._repeats
+        if repeats.done == 0:
+            repeats.stop()
+            return
+        at: i64 = 0
+        for each in self.rows:
+            row = cast(CellRow, each)
+            repeats.give(at, row, row.cells, row.tiles)
+            at += 1
+        self._go_on_behind(repeats.settled() - 1)
 
     def place(self, chunks: Sequence[Chunk]) -> Sequence[PassReads]:
         """Take a step with chunks beside the rows. What ``NoSlot.done`` lists is placed, but counted for no row."""
@@ -249,21 +279,20 @@ class CellRule(PlacementRule):
         runs: i64 = 0
         longer: i64 = 0
         at: i64 = 0
-        ended = False
+        least_left: i64 = 1 << 60
         for each in self.rows:
             row = cast(CellRow, each)
             n, noted, tiles = row.n, row.cells, row.tiles
             for _ in range(n):
                 cell = first + at if first >= 0 else cells[at]
                 at += 1
-                noted.tail.append(cell)
+                self._sequences.append_run(noted, cell, 1, 1)
                 if tiles is not None:
                     tiles.add_one(cell)
-            noted.end += n
             row.length += n
             row.left -= n
-            if row.left <= 0:
-                ended = True
+            if row.left < least_left:
+                least_left = row.left
             reads = span
             sees = row.length
             if tiles is None:
@@ -281,7 +310,7 @@ class CellRule(PlacementRule):
                 most = reads
             if sees > most_useful:
                 most_useful = sees
-        self.ended = ended
+        self.ended, self._least_left = least_left <= 0, least_left
         group.single_scanned, group.single_useful = scanned, useful
         group.single_most, group.single_most_useful = most, most_useful
         group.runs = runs

@@ -9,11 +9,13 @@ from policies.cells.arena import Arena
 from policies.cells.free_cells import FreeCells
 from policies.cells.search import cells_array, find_contiguous, find_scattered
 from policies.cells.sequence_cells import Row as CellRow
+from policies.cells.sequence_cells import SequenceCells
 from policies.cells.split_batch import consecutive, split_by_stream
 from policies.cells.stream_arenas import CacheSpec, StreamArenas
 from policies.cells.tile_counts import HeldTiles, TileCounts
 from policies.cells.window import WindowCells
 from policies.compiled import i64, mypyc_attr
+from policies.placement.repeats import CellRepeats
 from policies.placement.rule import GroupReads, PassReads, PlacementRule, Row
 from policies.vocabulary import NO_MOVES, NO_SHIFT, Chunk, MicroBatch
 
@@ -41,6 +43,7 @@ class StreamCells:
         """``tiles``: None where they are not counted."""
         self.arena = arena
         self.free: FreeCells = arena.free
+        self.sequences: SequenceCells = arena.rows
         self.tiles = tiles
         self.window = window
         self.size: i64 = arena.size
@@ -118,8 +121,7 @@ class StreamCells:
         for chunk in chunks:
             part, cell_row = found[at : at + chunk.n], arena.rows.rows[chunk.seq]
             window.note(cell_row, cell_row.end, part)
-            cell_row.tail.extend(part)
-            cell_row.end += chunk.n
+            self.sequences.append_each(cell_row, part)
             if self.tiles is not None:
                 self.tiles.of(chunk.seq).add_each(part)
             at += chunk.n
@@ -135,10 +137,9 @@ class StreamCells:
             for _ in range(row.n):
                 cell = cells[at]
                 at += 1
-                own.tail.append(cell)
                 if window is not None:
                     window.note_one(own, own.end, cell)
-                own.end += 1
+                self.sequences.append_run(own, cell, 1, 1)
                 if tiles is not None:
                     tiles.add_one(cell)
 
@@ -211,6 +212,8 @@ class StreamRule(PlacementRule):
         """With several streams, the rows of each pass of a step; empty where that must be found anew."""
         self._tokens: i64 = 0
         """Tokens that all rows are given in a step."""
+        self._repeats = CellRepeats(self._by_group[0][0].free, self._by_group[0][0].sequences)
+        """Of plain steps."""
 
     # Membership
 
@@ -283,7 +286,8 @@ class StreamRule(PlacementRule):
         cells = list[int]()
         if cell < 0:
             cells = free.take_next(stream.start_of_search(tokens), tokens)
-        group, tiled, ended = work.groups[0], self._tiled, False
+        group, tiled, first = work.groups[0], self._tiled, cell
+        least_left: i64 = _ENDLESS
         scanned: i64 = 0
         useful: i64 = 0
         most: i64 = 0
@@ -297,12 +301,11 @@ class StreamRule(PlacementRule):
             if cells:
                 cell = cells[at]
                 at += 1
-            own.tail.append(cell)
-            own.end += 1
+            stream.sequences.append_run(own, cell, 1, 1)
             row.length += 1
             row.left -= 1
-            if row.left <= 0:
-                ended = True
+            if row.left < least_left:
+                least_left = row.left
             tiles = row.first.tiles
             cell += 1
             if tiles is None:
@@ -319,15 +322,40 @@ class StreamRule(PlacementRule):
                 most_useful = held
         stream.free.head = cells[-1] + 1 if cells else cell
         work.tokens, work.chunks, work.rows, work.beside = tokens, tokens, self._stream_rows, ()
-        self.ended = ended
+        self.ended = least_left <= 0
+        limit = (first // _TILE + 1) * _TILE
         if not tiled:
             group.runs = group.single_scanned = group.single_useful = 0
             group.single_most = group.single_most_useful = 0
-            self._count_masked_rows(group, free.span(stream.pad))
+            limit = free.span(stream.pad)
+            self._count_masked_rows(group, limit)
+        if not (cells or self._compacts):
+            self._repeats.begin(first, tokens, limit, least_left)
+        if not tiled:
             return True
         group.single_scanned, group.single_useful, group.runs = _TILE * scanned, useful, runs
         group.single_most, group.single_most_useful, group.span = _TILE * most, most_useful, _TILE * scanned
         return True
+
+    def repeat_step(self) -> bool:
+        """Take the cells that lie behind those of a plain step."""
+        repeats = self._repeats
+        if not repeats.take(self.passes):
+            return False
+        self.ended = repeats.is_end()
+        return True
+
+    def settle(self) -> None:
+        """Let rows have the cells of repeated steps."""
+        repeats = self._repeats
+        if repeats.done == 0:
+            repeats.stop()
+            return
+        at: i64 = 0
+        for row in self._stream_rows:
+            repeats.give(at, row, row.first.cells, row.first.tiles)
+            at += 1
+        self._by_group[0][0].free.head = repeats.settled()
 
     def _count_masked_rows(self, group: GroupReads, span: i64) -> None:
         """What a token of each row reads under ``masked``, when it has been placed."""
@@ -395,8 +423,7 @@ class StreamRule(PlacementRule):
             cell = stream.take_one()
             if stream.window is not None:
                 stream.window.note_one(own, own.end, cell)
-            own.tail.append(cell)
-            own.end += 1
+            stream.sequences.append_run(own, cell, 1, 1)
             if tiles is not None:
                 tiles.add_one(cell)
             if self._unreported:

@@ -171,5 +171,3 @@ class SchedulerBase(ABC):
         job.status, job.finished_s = status, now
         self.ended.append(job)
         self._recorder.finish(job)
-        if job.done is not None:
-            job.done.succeed()
