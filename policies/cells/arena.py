@@ -69,6 +69,7 @@ class Arena(ArenaCells):
         else:
             row.begin = stop
             row.written = max(row.written, stop)
+        row.lowest = -1
         if row.begin == row.end:
             index = self.sets.singletons.get(row.seq)
             if index is not None and self.sets.shares_nothing(row.seq):
@@ -87,9 +88,8 @@ class Arena(ArenaCells):
             return int(gone[0]) if len(gone) else None
         if row.begin == row.end:
             return None
-        cells = self.rows.cells(row)
-        first = int(cells.min())
-        self.free.release(cells)
+        first = int(self.rows.lowest(row))
+        self.free.release(self.rows.cells(row))
         self._clear_row(row, row.begin, row.end)
         return first
 

@@ -206,7 +206,7 @@ class ArenaCells:
     def _add_row(self, seq: int, begin: int, cells: IntArray | None = None) -> Row:
         """Begin a row, whose set of sequences has an index from now on."""
         self.sets.index_of((seq,))
-        return self.rows.add(seq, begin, cells)
+        return self.rows.add(int(seq), int(begin), cells)
 
     def write_rows(self) -> None:
         """Bring ``position`` and ``owner`` up to date."""

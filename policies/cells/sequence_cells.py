@@ -25,6 +25,8 @@ class Row:
         self.end: i64 = begin
         self.written: i64 = begin
         """The positions from here on are not in the arrays of the arena yet."""
+        self.lowest: i64 = 1 << 60
+        """Its lowest cell; negative where that must be looked up."""
         self.dropped = False
         """Whether this has ended: who keeps it must look up whether the sequence has another row."""
 
@@ -54,6 +56,12 @@ class SequenceCells:
         found: IntArray = self.table[row.number, row.begin - row.base : row.end - row.base]
         return found
 
+    def lowest(self, row: Row) -> i64:
+        """The lowest cell of a sequence, which must have one."""
+        if row.lowest < 0:
+            row.lowest = int(self.cells(row).min())
+        return row.lowest
+
     def at(self, row: Row, position: i64) -> i64:
         """The cell of a position that a row holds."""
         return self._numbers[row.number * self._columns + position - row.base]
@@ -78,9 +86,12 @@ class SequenceCells:
         self._make_room(start + n)
         self.table[row.number, start : start + n] = cells
         row.end += n
+        row.lowest = -1
 
     def append_run(self, row: Row, cell: i64, step: i64, n: i64) -> None:
         """Note the cells of a sequence's next ``n`` tokens: ``cell``, and each other so many behind the one before."""
+        if cell < row.lowest:
+            row.lowest = cell
         start = row.end - row.base
         if start + n > self._columns:
             self._make_room(start + n)
@@ -101,6 +112,7 @@ class SequenceCells:
         for row in self:
             cells = self.cells(row)
             cells[:] = goes[cells]
+            row.lowest = -1
 
     def forget_written(self) -> bool:
         """Note that the arrays of the arena have none of the positions any more; whether they had any."""

@@ -57,17 +57,20 @@ class HeldTiles:
     def add(self, cells: Cells) -> None:
         """Add cells."""
         if isinstance(cells, range):
-            start: i64 = cells.start
-            stop: i64 = cells.stop
-            while start < stop:
-                end = min(stop, (start // _TILE + 1) * _TILE)
-                self.add_to(start // _TILE + 1, end - start)
-                start = end
+            self.add_run(cells.start, len(cells))
         elif len(cells):
             first, counts = _by_tile(cells)
             for i, n in enumerate(counts):
                 if n:
                     self.add_to(first + i + 1, n)
+
+    def add_run(self, start: i64, n: i64) -> None:
+        """Add ``n`` cells from ``start`` on."""
+        stop = start + n
+        while start < stop:
+            end = min(stop, (start // _TILE + 1) * _TILE)
+            self.add_to(start // _TILE + 1, end - start)
+            start = end
 
     def lose_one(self, cell: i64) -> None:
         """Remove a cell."""

@@ -232,6 +232,7 @@ class WindowCells:
             # Mostly it is the sequence's first token. The cell goes from one sequence to the other.
             row.begin += 1
             row.written = row.begin
+            row.lowest = -1
             rows[cell] = -1
             if tiles is not None:
                 tiles.lose_one(row.seq, cell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, cast, final
+from typing import Final, Protocol, cast, final
 
 from policies.cells.arena import Arena
 from policies.cells.free_cells import FreeCells
@@ -94,22 +94,9 @@ class StreamCells:
             tokens += chunk.n
             if self.tiles is not None:
                 self.tiles.of(chunk.seq)
-        head, arena, window = self.start_of_search(own + tokens), self.arena, self.window
+        head, rows_of, window = self.start_of_search(own + tokens), self.sequences.rows, self.window
         if window is None:
-            cells = find_scattered(self.free, head, own + tokens)
-            assert cells is not None, "there is room"
-            if isinstance(cells, range):
-                self.free.take(cells.start, own + tokens)
-            else:
-                self.free.take_cells(cells)
-            if own:
-                mine = list(cells[:own]) if isinstance(cells, range) else cells[:own].tolist()
-                self.give(group, rows, mine)
-                self.clear_rotations(mine)
-            arena.write(cells_array(cells[own:]), chunks)
-            if self.tiles is not None:
-                self.tiles.add_chunks(chunks, cells[own:])
-            self.free.head = int(cells[-1]) + 1
+            self._put_anywhere(group, rows, chunks, own, own + tokens, head)
             return
         found = window.find_next(head, own + tokens)
         assert found, "there is room"
@@ -119,7 +106,7 @@ class StreamCells:
             self.give(group, rows, found)
         at = own
         for chunk in chunks:
-            part, cell_row = found[at : at + chunk.n], arena.rows.rows[chunk.seq]
+            part, cell_row = found[at : at + chunk.n], rows_of[chunk.seq]
             window.note(cell_row, cell_row.end, part)
             self.sequences.append_each(cell_row, part)
             if self.tiles is not None:
@@ -127,7 +114,40 @@ class StreamCells:
             at += chunk.n
         self.free.head = found[-1] + 1
 
-    def give(self, group: int, rows: list[StreamRow], cells: list[Any]) -> None:
+    def _put_anywhere(
+        self, group: int, rows: list[StreamRow], chunks: Sequence[Chunk], own: i64, n: i64, head: i64
+    ) -> None:
+        """``put`` of ``n`` tokens, ``own`` of them of rows, where any free cells from ``head`` on will do."""
+        cells = find_scattered(self.free, head, n)
+        assert cells is not None, "there is room"
+        at = own
+        if isinstance(cells, range):
+            first: i64 = cells.start
+            self.free.take(first, n)
+            self.free.head = first + n
+            if own:
+                self.give(group, rows, list(range(first, first + own)))
+            for chunk in chunks:
+                self.sequences.append_run(self.sequences.rows[chunk.seq], first + at, 1, chunk.n)
+                if self.tiles is not None:
+                    self.tiles.of(chunk.seq).add_run(first + at, chunk.n)
+                at += chunk.n
+        else:
+            self.free.take_cells(cells)
+            self.free.head = int(cells[-1]) + 1
+            if own:
+                self.give(group, rows, cells[:own].tolist())
+            for chunk in chunks:
+                part = cells[at : at + chunk.n]
+                self.sequences.append(self.sequences.rows[chunk.seq], part)
+                if self.tiles is not None:
+                    self.tiles.of(chunk.seq).add(part)
+                at += chunk.n
+        rotations = self.arena.pending.rotations
+        if rotations is not None:
+            rotations[cells_array(cells)] = 0
+
+    def give(self, group: int, rows: list[StreamRow], cells: list[int]) -> None:
         """Give rows their cells in this group's stream, which have been taken, in order."""
         at: i64 = 0
         window = self.window
