@@ -72,8 +72,17 @@ class Content:
 
     def head(self, n: int) -> Content:
         """Copy the first ``n`` tokens, or all of them if there are fewer."""
-        copy = Content(self._cut(0, n))
+        copy = Content()
         copy.private = self.private
+        copy.n = n = min(n, self.n)
+        for segment in self._segments:
+            source, start, length = segment
+            if n <= length:
+                if n > 0:
+                    copy._segments.append(segment if n == length else (source, start, n))
+                break
+            copy._segments.append(segment)
+            n -= length
         return copy
 
     def without(self, start: int, stop: int) -> Content:

@@ -243,7 +243,8 @@ class HostCopy(NamedTuple):
     @property
     def to_host(self) -> bool:
         """Whether they go to the host tier; False if there are none."""
-        return len(self.transfers) > 0 and self.transfers[0].to_host
+        runs = self.transfers
+        return len(runs) > 0 and (runs.to_host if isinstance(runs, HostRuns) else runs[0].to_host)
 
 
 @dataclass(frozen=True, slots=True)

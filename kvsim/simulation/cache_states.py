@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.simulation.kept_states import SHARES, STATES, KeptStates
 from policies import Usage
+from policies.compiled import i64, vec
 from policies.placement.rule import PlacementRule
 
 _MEANS = {
@@ -20,7 +21,9 @@ _MEANS = {
     "largest_free_extent_mean": "largest_free_extent",
 }
 """Keys of the summary, and the state that each is the mean over time of."""
-_BLOCK: Final = 1 << 16
+_FIELDS: Final[i64] = 9
+"""Numbers kept of a state: when it began, and ``STATES``."""
+_BLOCK: Final = 9 << 12
 """Numbers that are collected before they become an array."""
 
 
@@ -32,8 +35,10 @@ class CacheStates:
         self.capacity = 0
         """Cells that can hold tokens."""
         self._keeps = keeps
-        self._pending: list[float] = []
-        """Start and fields of each kept state that is in no block yet, flat."""
+        self._pending = vec[float]([])
+        """Start and fields of each kept state that is in no block yet, flat, and room for others."""
+        self._n_pending: i64 = 0
+        """Numbers in it."""
         self._blocks: list[np.ndarray[tuple[int, int], np.dtype[np.float64]]] = []
         self._begin = self._seconds = 0.0
         self._since = math.inf
@@ -99,12 +104,19 @@ class CacheStates:
         self._stored, self._allocated, self._span = stored, allocated, span
         self._extents, self._largest = extents, largest
         if self._keeps:
-            self._pending += (
-                *(now, self._utilization, self._external, self._internal),
-                *(stored, allocated, span, extents, largest),
-            )
-            if len(self._pending) >= _BLOCK:
-                self._settle()
+            self._keep()
+
+    def _keep(self) -> None:
+        """Keep the state that holds."""
+        at, pending = self._n_pending, self._pending
+        if at == len(pending):
+            self._settle()
+            self._pending = pending = vec[float]([0.0] * _BLOCK)
+            at = 0
+        pending[at], pending[at + 1], pending[at + 2] = self._since, self._utilization, self._external
+        pending[at + 3], pending[at + 4], pending[at + 5] = self._internal, self._stored, self._allocated
+        pending[at + 6], pending[at + 7], pending[at + 8] = self._span, self._extents, self._largest
+        self._n_pending = at + _FIELDS
 
     def means(self) -> dict[str, float | None]:
         """Means over time, from the first arrival to the last change; None where none were kept or no time passed."""
@@ -121,9 +133,11 @@ class CacheStates:
         """All states, which must be kept."""
         assert self._keeps, "states are kept"
         self._settle()
-        self._blocks = [np.concatenate(self._blocks)]
+        self._blocks = [np.concatenate(self._blocks or [np.zeros((0, int(_FIELDS)))])]
         return KeptStates(self._blocks[0], self.capacity)
 
     def _settle(self) -> None:
-        self._blocks.append(np.array(self._pending, dtype=np.float64).reshape(-1, 1 + len(STATES)))
-        self._pending.clear()
+        if self._n_pending:
+            kept = np.asarray(self._pending, dtype=np.float64)[: self._n_pending]
+            self._blocks.append(kept.reshape(-1, int(_FIELDS)))
+        self._pending, self._n_pending = vec[float]([]), 0

@@ -404,7 +404,10 @@ class FreeCells:
             self._edged[cells] = False
             self._extents += int(pairs + np.count_nonzero(self._edged[cells - 1])) - len(cells)
         self.total -= len(cells)
-        self._top, self._others = self.size, _UNKNOWN
+        self._top = self.size
+        # No extent has grown, so that the largest stays it where it was not touched.
+        if len(cells) and int(cells.max()) >= self._low and int(cells.min()) < self._high:
+            self._others = _UNKNOWN
 
     def release(self, cells: IntArray) -> None:
         """Give back ``cells``, distinct and none of them free, in any order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,18 +11,14 @@ import numpy as np
 from policies.vocabulary import IntArray
 
 _FEW = 16
-"""Up to this many extents are taken or released singly; more are merged as arrays, all together."""
+"""Up to this many extents are looked at one by one; more as arrays, all together."""
 
 
 def extents_of_cells(cells: IntArray) -> tuple[IntArray, IntArray]:
     """Starts and ends (exclusive) of the extents that ``cells`` form, which must ascend strictly."""
     if len(cells) == 0:
         return cells, cells
-    return _extents_between(cells, (cells[1:] - cells[:-1] != 1).nonzero()[0])
-
-
-def _extents_between(cells: IntArray, breaks: IntArray) -> tuple[IntArray, IntArray]:
-    """Extents of at least one cell, given the indices of their last cells but the very last; overwrites ``breaks``."""
+    breaks = (cells[1:] - cells[:-1] != 1).nonzero()[0]
     starts, ends = np.empty((2, len(breaks) + 1), dtype=np.int64)
     ends[-1] = cells[-1]
     ends[:-1] = cells[breaks]
@@ -111,25 +107,6 @@ class FreeExtents:
             self.ends.insert(i, start)
         self.total -= n
 
-    def release(self, cells: IntArray) -> None:
-        """Give back ``cells``, distinct and none of them free, in any order."""
-        if len(cells) == 0:
-            return
-        distances = cells[1:] - cells[:-1]
-        breaks = (distances != 1).nonzero()[0]
-        if len(breaks) < _FEW:
-            # Few extents, in any order: adjacent ones are joined as they come.
-            start = int(cells[0])
-            for at in breaks.tolist():
-                self._release_extent(start, int(cells[at]) + 1)
-                start = int(cells[at + 1])
-            self._release_extent(start, int(cells[-1]) + 1)
-        elif (distances[breaks] < 0).any():
-            self._toggle(*extents_of_cells(np.sort(cells)))
-        else:
-            self._toggle(*_extents_between(cells, breaks))
-        self.total += len(cells)
-
     def give_back(self, start: int, n: int) -> None:
         """Give back cells ``[start, start + n)``, none of them free."""
         self._release_extent(start, start + n)
@@ -150,23 +127,3 @@ class FreeExtents:
         else:
             starts.insert(i, start)
             ends.insert(i, end)
-
-    def _toggle(self, starts: IntArray, ends: IntArray) -> None:
-        """Make the cells of some extents used if they were free, and free if they were used.
-
-        Every border of an extent, old or new, stays one unless an old and a new one coincide.
-        """
-        # Extents that end before the first of these or start after the last stay as they are.
-        first = bisect_left(self.ends, int(starts.min()))
-        last = bisect_right(self.starts, int(ends.max()), first)
-        edges = np.concatenate((np.asarray(self.starts)[first:last], np.asarray(self.ends)[first:last], starts, ends))
-        # A stable sort merges a few ascending rows quickly.
-        edges.sort(kind="stable")
-        stays = np.ones(len(edges), dtype=np.bool_)
-        np.not_equal(edges[1:], edges[:-1], out=stays[1:])
-        stays[:-1] &= stays[1:]
-        self._set(edges[stays], first, last)
-
-    def _set(self, edges: IntArray, first: int = 0, last: int | None = None) -> None:
-        """Replace some extents, or all, by others given as start, end, start, end, ..., ascending."""
-        self.starts[first:last], self.ends[first:last] = (array("q", edges[i::2].tobytes()) for i in (0, 1))

@@ -30,7 +30,7 @@ class HostStates(Generic[State]):
         if missing > 0:
             self._owner = np.concatenate((self._owner, np.zeros(missing + len(self._owner), dtype=np.int64)))
         self._kept += 1
-        breaks = (host[1:] - host[:-1] != 1).nonzero()[0].tolist()  # Mostly few.
+        breaks = (host[1:] - host[:-1] != 1).nonzero()[0].tolist()  # Mostly none.
         for first, last in zip([0, *(at + 1 for at in breaks)], [*breaks, len(host) - 1], strict=True):
             owner = self._owner[host[first] : host[last] + 1]
             for gone in {int(owner[0]), *owner[1:][owner[1:] != owner[:-1]].tolist()}:
@@ -47,8 +47,11 @@ def transfers_of(cells: IntArray, host: IntArray, *, to_host: bool) -> HostRuns:
     """Copies between ``cells`` and ``host``, cell by cell, both of shape (n,), as the fewest runs that rise in both."""
     if len(cells) == 0:
         return HostRuns(to_host, cells, host, cells)
-    follows = (cells[1:] - cells[:-1] == 1) & (host[1:] - host[:-1] == 1)
-    bounds = np.concatenate(([0], (~follows).nonzero()[0] + 1, [len(cells)]))
+    breaks = ((cells[1:] - cells[:-1] != 1) | (host[1:] - host[:-1] != 1)).nonzero()[0]
+    bounds = np.empty(len(breaks) + 2, dtype=np.int64)
+    bounds[0], bounds[-1] = 0, len(cells)
+    bounds[1:-1] = breaks
+    bounds[1:-1] += 1
     firsts = bounds[:-1]
     return HostRuns(to_host, cells[firsts], host[firsts], bounds[1:] - firsts)
 

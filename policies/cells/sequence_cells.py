@@ -104,8 +104,18 @@ class SequenceCells:
 
     def append_each(self, row: Row, cells: list[int]) -> None:
         """Note the cells of a sequence's next tokens."""
-        for cell in cells:
-            self.append_run(row, cell, 0, 1)
+        start, n = row.end - row.base, len(cells)
+        self._make_room(start + n)
+        start += row.number * self._columns
+        numbers, lowest = self._numbers, row.lowest
+        for each in cells:
+            cell: i64 = each
+            numbers[start] = cell
+            start += 1
+            if cell < lowest:
+                lowest = cell
+        row.lowest = lowest
+        row.end += n
 
     def move(self, goes: IntArray) -> None:
         """Note that tokens were moved; ``goes``: the cell that each used cell's token is in now."""

@@ -81,7 +81,7 @@ class WindowCells:
     def __init__(self, arena: Arena, tiles: TileCounts | None, window: int):
         """``window``: tokens that attention looks back. ``tiles`` are told what is lost."""
         self._arena = arena
-        self._window = window
+        self._window: i64 = window
         self._tiles = tiles
         self._free: FreeCells = arena.free
         self._size: i64 = arena.size
@@ -118,11 +118,12 @@ class WindowCells:
     def _walk(self, head: i64, n: i64) -> list[int]:
         """The first ``n`` cells, empty or passed, going once round from ``head``; none if there are fewer."""
         rows, positions, size = self._rows, self._positions, self._size
-        passed = self._passed()
-        cell, found = head if head < size else 0, list[int]()
+        held, window, found = self._by_number, self._window, list[int]()
+        cell: i64 = head if head < size else 0
         for _ in range(size):
-            row = rows[cell]
-            if row < 0 or positions[cell] <= passed[row]:
+            number = rows[cell]
+            row = held[number] if number >= 0 else None
+            if row is None or positions[cell] <= row.end - window:
                 found.append(cell)
                 n -= 1
                 if n == 0:
@@ -131,16 +132,6 @@ class WindowCells:
             if cell == size:
                 cell = 0
         return []
-
-    def _passed(self) -> vec[i64]:
-        """The highest position that the window has passed, by number of row."""
-        passed = vec[i64]([0] * len(self._by_number))
-        at: i64 = 0
-        for row in self._by_number:
-            if row is not None:
-                passed[at] = row.end - self._window
-            at += 1
-        return passed
 
     def look(self) -> bool:
         """Find out what is in each cell, if that is not known; False where a sequence has no row."""
@@ -194,7 +185,7 @@ class WindowCells:
 
     def take_one(self, head: i64) -> i64:
         """Find and take one cell, which there must be, where all sequences have rows."""
-        cell = head if head < self._size else 0
+        cell: i64 = head if head < self._size else 0
         number = self._rows[cell]
         row = None if number < 0 else self._by_number[number]
         if row is None or self._positions[cell] <= row.end - self._window:

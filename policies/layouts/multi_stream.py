@@ -203,7 +203,8 @@ class MultiStreamPolicy(Policy):
                 seen = positions > positions.max(initial=-1) - spec.window
                 cells, positions = cells[seen], positions[seen]
             saved.append(SavedPlaces(cells, positions))
-            cells = cells + self.stream_of(seq) * spec.size
+            if self.stream_of(seq):
+                cells = cells + self.stream_of(seq) * spec.size
             transfers = transfers_of(cells, host[positions], to_host=True)
             copies.append(HostCopy(transfers, *self._streams.settle(group)))
         self._saved.keep(host, saved)

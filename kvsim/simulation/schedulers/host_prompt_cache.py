@@ -37,7 +37,7 @@ class Entry:
     content: Content
     bytes: int
     cells: IntArray
-    """Shape (tokens,): cells of the host tier, by position."""
+    """Shape (tokens,): cells of the host tier by position, which lie together."""
 
 
 class StateSize:
@@ -151,7 +151,7 @@ class HostPromptCache:
         if not self._by_first[first]:
             del self._by_first[first]
         self.bytes, self.tokens = self.bytes - entry.bytes, self.tokens - entry.content.n
-        self._free.release(entry.cells)
+        self._free.give_back(int(entry.cells[0]), len(entry.cells))
 
     def enforce_limits(self) -> None:
         """Drop the oldest entries while there are too many bytes or tokens."""
@@ -178,17 +178,12 @@ class HostPromptCache:
         self.remove(oldest)
 
     def _take(self, n: int) -> IntArray:
-        """Cells of the host tier for that many tokens, the lowest free ones; shape (n,)."""
-        parts, missing = [], n
-        for start, end in list(self._free):
-            taken = min(end - start, missing)
-            self._free.take(start, taken)
-            parts.append(np.arange(start, start + taken))
-            missing -= taken
-            if not missing:
-                break
-        assert not missing, "there are more cells than any limit lets be used"
-        return np.concatenate(parts)
+        """Cells of the host tier for that many tokens, the first that lie together; shape (n,)."""
+        at = self._free.first_of(n, 0)
+        assert at is not None, "there are more cells than any limit lets be used"
+        start = self._free.starts[at]
+        self._free.take(start, n)
+        return np.arange(start, start + n)
 
 
 def _first(content: Content) -> tuple[int, int]:

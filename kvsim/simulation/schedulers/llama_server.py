@@ -17,6 +17,8 @@ from kvsim.simulation.schedulers.slots import Slot
 from policies import NOTHING, Chunk, Content, NoSlot, Policy
 from policies.compiled import mypyc_attr
 
+_UNLIKE = np.float32(0)
+"""The similarity of texts that begin with different tokens."""
 _KEPT_AT_LEAST = np.float32(0.5)
 """Share of a slot's tokens that a request must keep; otherwise they are saved first, and a better state looked for."""
 
@@ -76,7 +78,7 @@ class LlamaServer(SlotServer):
 
     def _pick(self, prompt: Content, oldest: Slot) -> tuple[Slot, bool]:
         """The idle slot for a prompt, and whether much is lost of what it holds: by similarity, else by age."""
-        best, best_similarity = None, np.float32(0)
+        best, best_similarity = None, _UNLIKE
         # A prompt that no other repeats is like none, which need not be found out where no log wants to know.
         if self._threshold and not (prompt.private and self._log is no_log):
             for slot in self.slots.idle:
